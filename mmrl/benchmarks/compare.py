@@ -113,6 +113,7 @@ def changed_verdicts(before: Sequence[Verdict], after: Sequence[Verdict]) -> lis
 def _test_single_responses(
     correct_a: Mapping[str, Sequence[bool]], correct_b: Mapping[str, Sequence[bool]]
 ) -> McNemarResult | None:
+    # McNemar's pairs must be independent, and responses to one question are not.
     if any(len(values) > 1 for values in (*correct_a.values(), *correct_b.values())):
         return None
     return mcnemar_test(

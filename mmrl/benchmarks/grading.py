@@ -33,15 +33,12 @@ _EXPECTED_TYPES: Final[Mapping[ItemAnswerType, ExpectedType]] = MappingProxyType
 
 
 def extract_answer(item: Item, response: ItemResponse) -> Extraction:
-    """Find the answer to an item in a response.
-
-    Where the item's answer is a text that consists of one number, a number is looked for, unless the response gives a
-    formula.
-    """
+    """Find the answer to an item in a response."""
     query = ExtractionQuery(
         expected_type=_EXPECTED_TYPES[item.answer_type], question=item.question, options=item.options
     )
     extraction = extract(response.text, query)
+    # Where the correct text is one number, a number is looked for, unless the response gives a formula.
     if item.answer_type != "text" or not is_single_number(item.answer):
         return extraction
     if LATEX_MARKUP.search(extraction.value or ""):

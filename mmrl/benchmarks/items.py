@@ -154,19 +154,21 @@ def parse_id(value: object) -> str:
     Raises:
         ValueError: the id is empty, or neither text nor a whole number.
     """
+    # True is an int for Python.
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise ValueError(f"the id is {value!r:.40}, neither text nor a whole number")
     return str(value)
 
 
 def parse_precision(value: object) -> int | None:
-    """Return a number of decimals, which published tables hold as a float such as 2.0.
+    """Return a number of decimals.
 
     Raises:
         ValueError: the value is no whole number from 0 to 12.
     """
     if value is None or _is_nan(value):
         return None
+    # Published tables hold 2.0 for 2, which is in the range, too.
     if isinstance(value, bool) or not isinstance(value, int | float) or value not in range(_MAX_DECIMALS + 1):
         raise ValueError(f"precision is {value!r}, not a whole number of decimals from 0 to {_MAX_DECIMALS}")
     return int(value)
@@ -288,6 +290,7 @@ def _parse_response(row: Mapping[str, Any]) -> ItemResponse:
         id=parse_id(row["pid"]),
         text=text or "",
         response_index=response_index,
+        # Files that do not say it hold whole responses.
         finished=row.get("finish") != "length",
         num_tokens=num_tokens,
         coordinate_system=_parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),

@@ -58,6 +58,7 @@ def add_judge_verdicts(run: ScoredRun, service: JudgeService, *, max_concurrent:
     def ask(verdict: Verdict) -> _JudgeReply:
         return _ask_judge(service, run.items[verdict.id], texts[verdict.id, verdict.response_index])
 
+    # Requests wait for a server, so threads suffice.
     with ThreadPoolExecutor(max_concurrent) as pool:
         replies = list(pool.map(ask, unread))
     failures = [reply.failure for reply in replies if reply.correct is None]

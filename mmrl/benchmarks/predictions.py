@@ -55,7 +55,7 @@ class Prediction:
         }
 
     def to_item_response(self) -> ItemResponse:
-        """Return what scoring needs. Coordinates belong to the first image."""
+        """Return what scoring needs."""
         return ItemResponse(
             id=self.id,
             text=self.text,
@@ -63,6 +63,7 @@ class Prediction:
             finished=self.finish_reason is not FinishReason.LENGTH,
             num_tokens=self.num_tokens,
             coordinate_system=self.coordinate_system,
+            # Coordinates belong to the first image.
             resized_size=self.resize_maps[0].resized if self.resize_maps else None,
         )
 
@@ -97,6 +98,7 @@ def append_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
         # A model may write half of a surrogate pair, which UTF-8 cannot encode.
         file.write(lines.encode("utf-8", errors="backslashreplace"))
         file.flush()
+        # A batch that counts as saved must survive a crash of the machine.
         os.fsync(file.fileno())
 
 

@@ -21,7 +21,7 @@ from mmrl.types import UserError
 from mmrl.utils.files import json_line, replace_nonfinite, report_write_errors, write_atomically
 from mmrl.utils.stats import cluster_bootstrap, maj_at_k, pass_at_k, wilson_interval
 
-_BOOTSTRAP_SEED: Final = 0
+_BOOTSTRAP_SEED: Final = 0  # fixed, so that equal verdicts give equal bytes
 _DECIMALS: Final = 4  # of every share in a report
 
 _Column = Callable[[Verdict], float]
@@ -207,15 +207,13 @@ def _subset_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def _pass_and_majority(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
-    """Return pass@k and maj@k for k = 1, 2, 4, ... up to the responses that every answered item has.
-
-    Items without a response count as incorrect. Empty when some item has one response only.
-    """
+    """Return pass@k and maj@k for k = 1, 2, 4, ... up to the responses that every answered item has."""
     by_item: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in sorted(verdicts, key=lambda verdict: verdict.response_index):
         by_item[verdict.id].append(verdict)
     answered = [item_verdicts for item_verdicts in by_item.values() if item_verdicts[0].rule != MISSING_RULE]
     max_k = min(map(len, answered), default=1)
+    # With one response to some item there is nothing to draw from.
     if max_k == 1:
         return {}
     powers = [2**exponent for exponent in range(max_k.bit_length())]
@@ -227,6 +225,7 @@ def _pass_and_majority(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float
             votes = [_normalize_vote(verdict.value) for verdict in item_verdicts]
             passed.append(pass_at_k(sum(correct), len(correct), k))
             majority.append(maj_at_k(votes, correct, k))
+        # Items without a response count as incorrect: the divisor has them, too.
         rows[str(k)] = {"pass": _round(sum(passed) / len(by_item)), "maj": _round(sum(majority) / len(by_item))}
     return rows
 

@@ -50,6 +50,7 @@ def reward_score(
     sample_target = Target(
         answer_type=answer_type, value=target, coordinate_system=coordinate_systems[1] if has_coordinates else None
     )
+    # Rewards take a whole sample and response; what is not the answer is a placeholder.
     sample = Sample(id="", task="", parts=(), target=sample_target)
     response = Response(
         text="",
@@ -67,12 +68,10 @@ def reward_score(
 
 
 def formulas_equal(value: str, target: str, decimals: int = 6) -> bool:
-    """Return True when math-verify finds two formulas equal to so many decimals.
-
-    Formulas that are too long or too expensive to expand are equal only if written alike.
-    """
+    """Return True when math-verify finds two formulas equal to so many decimals."""
     if value.strip() == target.strip():
         return True
+    # Formulas that are too long or too expensive to expand are equal only if written alike.
     if max(len(value), len(target)) > _MAX_FORMULA_CHARS:
         return False
     if _EXPENSIVE_FORMULA.search(value) or _EXPENSIVE_FORMULA.search(target):

@@ -142,6 +142,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises:
         UserError: the file cannot be read, or a line is no JSON object.
     """
+    # `utf-8-sig` below skips the mark that some editors put before the first line.
     open_text = gzip.open if path.suffix == ".gz" else open
     try:
         with open_text(path, "rt", encoding="utf-8-sig") as file:

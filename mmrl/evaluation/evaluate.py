@@ -164,6 +164,7 @@ class _EvalCommand:
                 f"{request.out_dir}: {len(changed)} verdicts of an earlier version differ, that of {changed[0][1].id} "
                 "for one; --rescore replaces them"
             )
+        # Verdicts that differ were refused above, so an old report may be replaced.
         return EvalResult(report=write_report(run, request.out_dir, rescore=True), changed_verdicts=changed)
 
     def _start(self, identity: Mapping[str, Any]) -> dict[str, str]:
@@ -202,6 +203,7 @@ class _EvalCommand:
             warn=self.console.warn,
         )
         with closing(samplers), closing(tool_runner):
+            # Version 0 for good: the weights do not change here.
             samplers.sync_weights(0)
             pipeline = build_eval_pipeline(
                 self.eval_config,

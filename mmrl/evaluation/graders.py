@@ -124,6 +124,7 @@ class RewardGrader:
     def _make_verdict(self, prediction: Prediction, response: Response, score: Score) -> Verdict:
         correct = all(term.value >= 1.0 for term in score.terms.values())
         answer_text = response.answer.text or ""
+        # Rewards do not say where they read the answer, so the verdict quotes its last occurrence.
         start = max(0, prediction.text.rfind(answer_text)) if answer_text else 0
         item = self.items[prediction.id]
         if correct:

@@ -110,6 +110,7 @@ def find_model_source(model: str, checkpoint_name: str | None, warn: Callable[[s
         UserError: there is no such model or checkpoint.
     """
     path = Path(model)
+    # A checkpoint is found through its run, which has the config.
     if path.parent.name == "checkpoints" and (path.parent.parent / "config.yaml").is_file():
         path, checkpoint_name = path.parent.parent, path.name
     run = RunDir(path)

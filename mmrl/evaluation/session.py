@@ -303,10 +303,12 @@ def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: Ev
     """
     predictions = list(earlier)
     num_correct = sum(verdict.strict for verdict in session.grader.grade(earlier))
+    # Earlier predictions fill whole batches, so their number is one of these sums.
     num_done = list(accumulate(batches.rows_per_batch, initial=0)).index(len(earlier))
     session.console.start_stage(session.name, len(batches.batches), num_done)
     for number, batch in enumerate(batches.batches[num_done:], num_done + 1):
         new_predictions = _answer_batch(batch, session)
+        # Saved before the next batch begins, so that a kill costs one batch.
         session.ranks.on_rank0(partial(append_predictions, session.eval_dir.predictions_file, new_predictions))
         predictions += new_predictions
         num_correct += sum(verdict.strict for verdict in session.grader.grade(new_predictions))

@@ -35,6 +35,7 @@ _MIN_SHARED_WORDS: Final = 0.5  # share of the question's words that a sentence 
 
 def option_in_span(text: str, span: CharSpan, options: AnswerOptions, rule: str) -> ChosenOption | None:
     """Return the option that the content of a box or of answer tags names, by letter, by text or as a number."""
+    # Blanked out, not removed, so that places stay.
     inner = _LATEX_WRAPPER.sub(lambda match: " " * len(match[0]), text[slice(*span)])
     bare = inner.strip(" \t\r\n$\"'.")
     start = span.start + inner.find(bare)
@@ -63,6 +64,7 @@ def announced_option(text: str, options: AnswerOptions) -> ChosenOption | None:
 
 def is_ambiguous(text: str, options: AnswerOptions) -> bool:
     """Return True when a box, answer tags or the last announcement leaves open which of several options it is."""
+    # The last announcement alone: a response may weigh several options before.
     position = next(phrases.find_answer_phrases(text), None)
     announced = None if position is None else CharSpan(position, sentence_end(text, position))
     span = last_boxed_span(text) or last_answer_tag_span(text) or announced
@@ -72,10 +74,8 @@ def is_ambiguous(text: str, options: AnswerOptions) -> bool:
 
 
 def leading_option(text: str, options: AnswerOptions) -> ChosenOption | None:
-    """Return an answer that stands alone or first.
-
-    Where a letter and the text behind it name two options, the text counts: "A: no" is short for "Answer: no".
-    """
+    """Return an answer that stands alone or first."""
+    # A list of options begins with letters, too, and chooses none.
     is_listing = len(letters.listed_letters(text)) > 1
     if options.yes_no_indices and not is_listing:
         yes_no = _LEADING_YES_NO.match(text)
@@ -93,6 +93,7 @@ def leading_option(text: str, options: AnswerOptions) -> ChosenOption | None:
     end = label[1]
     rest = text[end : sentence_end(text, end)].strip(" \t\r\n:.)-,]")
     spelled = options.index_of_text(rest) if rest else None
+    # Where the letter and the text name two options, the text counts: "A: no" is short for "Answer: no".
     if spelled is not None and spelled != labelled:
         return ChosenOption(spelled, "first_text", start, end + len(rest))
     return ChosenOption(labelled, "first_letter", start, end)
@@ -115,6 +116,7 @@ def implied_option(text: str, options: AnswerOptions, question: str) -> ChosenOp
     found = found or _single_mention(list(options.find_mentions(text, 0, len(text))), "only_text")
     if found is not None:
         return found
+    # Backwards, since a conclusion stands near the end.
     for sentence in sentences[1:_MAX_SENTENCES]:
         found = _option_in_sentence(text, sentence, labels, options, question)
         if found is not None:
@@ -162,8 +164,10 @@ def _option_in_sentence(
     """Return the option that one sentence states: its letter, its text, or the words that only it has."""
     inside = [label for label in labels if sentence.start <= label.start < sentence.end]
     if inside:
+        # A sentence that names several letters chooses none, whatever texts it has besides.
         is_single = len({label.option_index for label in inside}) == 1
         return inside[-1]._replace(rule="concluding_letter") if is_single else None
+    # An opening clause such as "since the cat is red," gives a reason; the answer is behind it.
     condition = _CONDITIONAL_CLAUSE.match(text, sentence.start, sentence.end)
     if condition:
         sentence = CharSpan(condition.end(), sentence.end)
@@ -228,11 +232,7 @@ def _single_mention(mentions: list[OptionMention], rule: str) -> ChosenOption | 
 
 
 def _yes_no_option(text: str, options: AnswerOptions, question: str) -> ChosenOption | None:
-    """Return yes or no by the sentence most like the question.
-
-    The sentence says no when it turns the question round an odd number of times, by a negation, by "is false" or by
-    the opposite of a word.
-    """
+    """Return yes or no by the sentence most like the question."""
     if options.yes_no_indices is None:
         return None
     sentence = _sentence_answering(text, question)
@@ -240,6 +240,7 @@ def _yes_no_option(text: str, options: AnswerOptions, question: str) -> ChosenOp
         return None
     yes_index, no_index = options.yes_no_indices
     statement = text[slice(*sentence)]
+    # It says no when it turns the question round an odd number of times.
     is_opposite = bool(phrases.NEGATION.search(statement)) ^ bool(phrases.NEGATION.search(question))
     is_opposite ^= bool(phrases.DECLARED_FALSE.search(statement)) and not _TRUTH_WORD.search(question)
     for word, opposite in phrases.OPPOSITES:
@@ -256,6 +257,7 @@ def _sentence_answering(text: str, question: str) -> CharSpan | None:
     """Return the last concluding sentence that has half of the question's words, else the one with most of them."""
     question_words = content_words(question)
     sentences = list(iter_sentences_backwards(text))[::-1][:_MAX_YES_NO_SENTENCES]
+    # A question of the response's own answers nothing.
     sentences = [sentence for sentence in sentences if not text[slice(*sentence)].rstrip().endswith("?")]
     if not sentences or not question_words:
         return None

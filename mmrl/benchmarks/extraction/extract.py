@@ -74,8 +74,10 @@ def extract(response: str, query: ExtractionQuery) -> Extraction:
         return Extraction(None, "unclosed_thinking", 0, len(response), "truncated")
     if not response[answer.start : answer.end].strip():
         return Extraction(None, "empty", answer.start, answer.end, "no_answer")
+    # Only the end is searched for words: a conclusion stands there, and the patterns take time.
     start = max(answer.start, answer.end - TAIL_CHARS)
     text_with_emphasis = response[start : answer.end]
+    # One rule for numbers looks for bold type, which plain text has lost.
     text = to_plain_text(text_with_emphasis)
     span = _tagged_response_span(text, query.expected_type) or CharSpan(0, len(text))
     text, text_with_emphasis = text[slice(*span)], text_with_emphasis[slice(*span)]
@@ -106,6 +108,7 @@ def _extract_choice(text: str, query: ExtractionQuery) -> Extraction:
     chosen = chosen or choice.announced_option(text, options) or choice.leading_option(text, options)
     if chosen:
         return _from_option(chosen, options.letters)
+    # Who answers "A or B" answers neither, and no later rule may pick one.
     if choice.is_ambiguous(text, options):
         return _no_answer(text)
     if boxed and next(find_numbers(text[slice(*boxed)]), None):
@@ -128,6 +131,7 @@ def _extract_number(text: str, text_with_emphasis: str, query: ExtractionQuery) 
     found = found or open_answer.announced_number(text)
     if found:
         return _from_open_answer(found)
+    # Who answers "3 or 5" answers neither, and no later rule may pick one.
     if open_answer.is_ambiguous(text):
         return _no_answer(text)
     question_numbers = open_answer.numbers_in_question(query.question)
@@ -145,6 +149,7 @@ def _extract_number(text: str, text_with_emphasis: str, query: ExtractionQuery) 
 
 def _extract_text(text: str) -> Extraction:
     """Return the content of a box or of answer tags, else what is announced, else the whole text."""
+    # A box behind the tags is the more explicit answer.
     boxed = last_boxed_span(text)
     if boxed:
         return _extract_span(text, boxed, "boxed")
@@ -153,6 +158,7 @@ def _extract_text(text: str) -> Extraction:
     for offset in phrases.find_answer_phrases(text[slice(*searched)]):
         start = searched.start + offset
         announced = CharSpan(start, min(searched.end, sentence_end(text, start)))
+        # An announcement may end the text; then an earlier one counts.
         if text[slice(*announced)].strip(_STRIP_CHARS):
             return _extract_span(text, announced, "answer_tag" if tagged else "announced_text")
     return _extract_span(text, searched, "answer_tag" if tagged else "whole_text")
@@ -178,7 +184,7 @@ def _extract_boxes(text: str) -> Extraction:
 
 
 def _extract_coordinates(text: str, expected_type: Literal["box", "point"]) -> Extraction:
-    """Return the last box or point in answer tags, else in a box, else anywhere; as a point, a box is its centre."""
+    """Return the last box or point in answer tags, else in a box, else anywhere."""
     searched = (
         (last_answer_tag_span(text), "answer_tag"),
         (last_boxed_span(text), "boxed"),
@@ -193,6 +199,7 @@ def _extract_coordinates(text: str, expected_type: Literal["box", "point"]) -> E
             found = list(find_coordinates(POINT_PATTERN, inner))
         if found:
             values, place = found[-1]
+            # As a point, a box is its centre.
             if expected_type == "point" and len(values) == 4:
                 values = ((values[0] + values[2]) / 2, (values[1] + values[3]) / 2)
             start, end = span.start + place.start, span.start + place.end
@@ -201,10 +208,7 @@ def _extract_coordinates(text: str, expected_type: Literal["box", "point"]) -> E
 
 
 def _tagged_response_span(text: str, expected_type: ExpectedType) -> CharSpan | None:
-    """Return the content of answer tags that hold a whole explanation, which is then read like a response.
-
-    None where the tags hold a bare answer, or a box comes behind them.
-    """
+    """Return the content of answer tags that hold a whole explanation; None where they hold a bare answer."""
     tagged = last_answer_tag_span(text) if expected_type in ("choice", "number") else None
     if tagged is None:
         return None
@@ -217,14 +221,11 @@ def _tagged_response_span(text: str, expected_type: ExpectedType) -> CharSpan | 
 
 
 def _resumption_start(text: str) -> int | None:
-    """Return from where a text without an announced answer may still give one.
-
-    That is its start, or, when it declines to answer, the place where it goes on to answer all the same; None when it
-    does not.
-    """
+    """Return from where a text without an announced answer may still give one; None where it declines to."""
     refusal = phrases.find_refusal(text)
     if refusal is None:
         return 0
+    # After a refusal a response may go on to answer all the same.
     resumption = phrases.RESUMPTION.search(text, refusal[1])
     return resumption and resumption.start()
 

@@ -79,6 +79,7 @@ def label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption |
     match = _OPTION_LABEL.match(text, position)
     letter = match and match[match.lastindex or 0]
     if match is None or letter is None:
+        # No sign follows the letter; the text of its option may.
         return _bare_label_at(text, position, options)
     option_index = options.index_of_letter(letter)
     if option_index is None or second_letter(text, letter, match.end()):
@@ -117,6 +118,7 @@ def last_letter(text: str, sentence: CharSpan, options: AnswerOptions) -> Chosen
     if sentence.end - sentence.start < _MAX_LETTER_SENTENCE_CHARS:
         match = _LAST_SENTENCE_LETTER.match(text, sentence.start, sentence.end)
     if match is None:
+        # No match at its start: the letter may still follow a comma at the end.
         window_start = max(sentence.start, sentence.end - _CONCLUDING_WINDOW)
         match = _CONCLUDING_LETTER.search(text, window_start, sentence.end)
     option_index = options.index_of_letter(match[1]) if match else None
@@ -134,6 +136,7 @@ def find_labels(text: str, options: AnswerOptions) -> Iterator[ChosenOption]:
         window_start = max(0, match.start() - _ELIMINATION_WINDOW)
         if phrases.ELIMINATED_BEFORE.search(text, window_start, match.start()):
             continue
+        # With "A and B" both are yielded; callers then find that the letters disagree.
         for named in (letter, second_letter(text, letter, match.end())):
             option_index = options.index_of_letter(named) if named else None
             if option_index is not None:
@@ -153,6 +156,7 @@ def listed_letters(text: str) -> set[str]:
 def blank_out_listing(text: str, options: AnswerOptions) -> str:
     """Return a text of the same length without its list of options, on lines or in a row."""
     if len(listed_letters(text)) >= 2:
+        # Blanks of the same length, so that places stay.
         lines = text.splitlines(keepends=True)
         return "".join(" " * len(line) if _LEADING_LABEL.match(line) else line for line in lines)
     # A row is "A) text", "B) text", ...; it counts only if it has every option.
@@ -164,14 +168,12 @@ def blank_out_listing(text: str, options: AnswerOptions) -> str:
 
 
 def _bare_label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
-    """Return the option of a letter that is followed by its text, such as "B 5".
-
-    An A followed by other words in lower case is an article.
-    """
+    """Return the option of a letter that is followed by its text, such as "B 5"."""
     match = _BARE_LABEL.match(text, position)
     option_index = options.index_of_letter(match[1]) if match else None
     if match is None or option_index is None:
         return None
     rest = match[2].strip(" .\"'")
+    # An A followed by other words in lower case is an article.
     is_label = options.index_of_text(rest) == option_index or (match[1] != "A" and not rest[:1].islower())
     return ChosenOption(option_index, "announced_letter", *match.span(1)) if is_label else None

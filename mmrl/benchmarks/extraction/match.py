@@ -58,6 +58,7 @@ def box_iou(item: Item, response: ItemResponse, extraction: Extraction) -> float
     """Return the IoU of the box found with the item's box, both in original pixels; 0 for a box with negative sides."""
     coordinates = extraction.regions[0].coordinates
     x1, y1, x2, y2 = coordinates
+    # Corners in the wrong order enclose nothing.
     if not (x1 < x2 and y1 < y2):
         return 0.0
     return reward_score(
@@ -92,9 +93,10 @@ def detection_f1(item: Item, response: ItemResponse, extraction: Extraction) -> 
 
 
 def is_single_number(answer: object) -> bool:
-    """Return True for a text that is one number, with or without a unit. Digits that begin with 0 are a code."""
+    """Return True for a text that is one number, with or without a unit."""
     if not isinstance(answer, str) or parse_single_number(answer) is None:
         return False
+    # Digits that begin with 0 are a code.
     return _SINGLE_NUMBER.fullmatch(answer) is not None
 
 
@@ -126,6 +128,7 @@ def _unit_factor(item: Item, after_reference: str, after_extraction: str) -> flo
     """Return the response's unit in units of the item's; 1 unless both are known and measure the same quantity."""
     reference_unit = _parse_unit(after_reference) or UNITS.get(item.unit or "")
     unit = _parse_unit(after_extraction)
+    # Without two units of one quantity the numbers alone are compared.
     if unit is None or reference_unit is None or unit.dimension != reference_unit.dimension:
         return 1.0
     return unit.factor / reference_unit.factor

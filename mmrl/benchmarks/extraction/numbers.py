@@ -104,20 +104,19 @@ def find_numbers(text: str, start: int = 0, end: int | None = None) -> Iterator[
         number = _parse_value(match)
         if number is None or _NON_NUMBER_SUFFIX.match(text, match.end()) or _is_label(text, match):
             continue
+        # Eight fractions suffice, and a bound keeps the time linear in the text.
         if not any(fraction.start <= match.start() < fraction.end for fraction in fractions[:8]):
             numbers.append(Number(number, match.start(), match.end()))
     yield from sorted(numbers, key=lambda number: number.start) if fractions else numbers
 
 
 def find_number_words(text: str, start: int = 0, end: int | None = None) -> Iterator[Number]:
-    """Yield the numbers in words up to 99, and these times a hundred, thousand, million or billion.
-
-    The pronoun in "the one" or "one of" is no number.
-    """
+    """Yield the numbers in words up to 99, and these times a hundred, thousand, million or billion."""
     stop = len(text) if end is None else end
     for match in _NUMBER_WORD.finditer(text, start, stop):
         word = match[0].lower()
         window = max(0, match.start() - _PRONOUN_WINDOW), match.start()
+        # The pronoun in "the one" or "one of" is no number.
         if word == "one" and (_NOT_COUNT_AFTER.match(text, match.end()) or _PRONOUN_BEFORE.search(text, *window)):
             continue
         value = sum(_WORD_VALUES[part] for part in re.split("[- ]", word))
@@ -147,6 +146,7 @@ def _parse_value(match: re.Match[str]) -> float | None:
     value = float(_THOUSANDS_SEPARATOR.sub("", match["digits"]))
     exponent = match["power"] or match["exponent"]
     if exponent:
+        # 10.0 ** 400 would raise OverflowError.
         value *= 10.0 ** int(exponent) if abs(int(exponent)) < _MAX_EXPONENT else math.inf
     elif match["under"]:
         denominator = float(match["under"])
@@ -163,6 +163,7 @@ def _is_label(text: str, match: re.Match[str]) -> bool:
     # The check of one character first: the pattern is slow, and most numbers follow a space or a sign.
     if (last.isalpha() or last == ".") and _LABEL_BEFORE.search(before):
         return True
+    # "3. Add the cats" is an item of a list; "3. This is the sum" is an answer.
     return bool(
         _LIST_MARKER_END.match(text, match.end())
         and _LIST_ITEM_START.search(before)

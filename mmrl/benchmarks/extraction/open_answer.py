@@ -67,6 +67,7 @@ class OpenAnswer(NamedTuple):
 def number_in_span(text: str, span: CharSpan, rule: str) -> OpenAnswer | None:
     """Return the number that the content of a box or of answer tags states."""
     inner = text[slice(*span)]
+    # "Cannot be found from 3 and 4" states neither.
     if phrases.REFUSAL.search(inner):
         return None
     number = _stated_number(inner, CharSpan(0, len(inner)), frozenset())
@@ -99,21 +100,20 @@ def lone_number(text: str, question_numbers: frozenset[float]) -> OpenAnswer | N
     if len(text) > _MAX_LONE_CHARS or phrases.REFUSAL.search(text):
         return None
     numbers = [number for number in (*find_numbers(text), *find_number_words(text)) if not _is_negated(text, number)]
+    # A number that the question gives counts only if there is no other.
     numbers = [number for number in numbers if number.value not in question_numbers] or numbers
     return _to_open_answer(text, numbers[0], "lone_number") if len(numbers) == 1 else None
 
 
 def leading_number(text: str) -> OpenAnswer | None:
-    """Return the number that a text begins with, alone in its line or explained after it.
-
-    None where a later sentence concludes something else.
-    """
+    """Return the number that a text begins with, alone in its line or explained after it."""
     first_char = text.lstrip(" \t\n$")[:1]
     if not (first_char.isdigit() or first_char in _NUMBER_START_CHARS):
         return None
     number = next(find_numbers(text), None)
     if number is None or text[: number.start].strip(" \t\n$") or not _AFTER_LEADING_NUMBER.match(text, number.end):
         return None
+    # A later sentence may conclude something else.
     for sentence in iter_sentences_backwards(text):
         if sentence.start >= number.end and phrases.CONCLUSION_START.match(text, *sentence):
             return None
@@ -149,6 +149,7 @@ def bold_number(text: str, text_with_emphasis: str, question_numbers: frozenset[
 
 def concluding_number(text: str, question: str, question_numbers: frozenset[float]) -> OpenAnswer | None:
     """Return the number of the last sentence that concludes, else of the one most like the question, else the last."""
+    # "I hope this helps" concludes nothing.
     sentences = [
         sentence for sentence in iter_sentences_backwards(text) if not _CLOSING_REMARK.match(text, sentence.start)
     ]
@@ -164,9 +165,11 @@ def concluding_number(text: str, question: str, question_numbers: frozenset[floa
     result = next(find_numbers(text, equals, equals + _EQUATION_WINDOW), None) if equals >= 0 else None
 
     def rank(sentence: CharSpan, number: Number) -> float:
+        # A conclusion, or the result of the last equation, beats any likeness to the question, which is at most 1.
         is_last_equation = sentence == stated[0][0] and result is not None and number.value == result.value
         if phrases.is_conclusion(text, *sentence) or is_last_equation:
             return 2.0
+        # "First, we need .." says what will be done, not what came of it.
         is_plan = phrases.PLAN_START.match(text, sentence.start) is not None
         if number.value in question_numbers or is_plan or not question_words:
             return 0.0
@@ -191,6 +194,7 @@ def _stated_number(
         return candidates[0] if candidates else None
     if _leaves_open(text, span, candidates, single_expected=not prefer_last):
         return None
+    # Numbers behind "because" or "compared" are reasons.
     subclause = _SUBCLAUSE.search(text, candidates[0].end, span.end)
     if subclause is not None:
         candidates = [number for number in candidates if number.start < subclause.start()]
@@ -201,6 +205,7 @@ def _stated_number(
             range_ends.append(second)
     if range_ends:
         return range_ends[-1]
+    # The result stands behind the last equals sign or verb.
     anchor_pattern = _VALUE_ANCHOR if prefer_last else _EQUALS_SIGN
     anchors = list(anchor_pattern.finditer(text, span.start, candidates[-1].start))
     if anchors:

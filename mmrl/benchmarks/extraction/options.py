@@ -86,6 +86,7 @@ class AnswerOptions:
             return None
         if normalized in self._normalized_texts:
             return self._normalized_texts.index(normalized)
+        # "145" is "145°" where only one option is.
         without_degrees = normalized.rstrip("°")
         if not without_degrees:
             return None
@@ -98,18 +99,17 @@ class AnswerOptions:
         for index, number in enumerate(self._numbers):
             if number is not None and abs(number - value) <= _RELATIVE_TOLERANCE * abs(value):
                 indices.append(index)
+        # Options of one text count as one.
         is_single = len({self._normalized_texts[index] for index in indices}) == 1
         return indices[0] if is_single else None
 
     def index_by_distinctive_words(self, sentence: str) -> int | None:
-        """Return the one option whose distinctive words a sentence has all.
-
-        Of several, it is the one whose words include those of all others.
-        """
+        """Return the one option whose distinctive words a sentence has all."""
         said = word_stems(sentence)
         hits = [index for index, stems in enumerate(self._distinctive_stems) if stems and stems <= said]
         if not hits:
             return None
+        # Of several, the one whose words include those of all others.
         best = hits[0]
         for index in hits[1:]:
             if len(self._distinctive_stems[index]) > len(self._distinctive_stems[best]):
@@ -152,6 +152,7 @@ class AnswerOptions:
     @cached_property
     def _pattern(self) -> re.Pattern[str] | None:
         """Pattern of any option's text as whole words, the longest first."""
+        # The longest first, since the first alternative that fits is taken.
         texts = sorted({text.strip() for text in self.texts if text.strip()}, key=len, reverse=True)
         return re.compile("|".join(map(_whole_word_pattern, texts)), re.IGNORECASE) if texts else None
 
@@ -197,6 +198,7 @@ def _whole_word_pattern(text: str) -> str:
         article = r"|[ ]+(?!(?:is|and|or|because|since|as)\b)[a-z]" if text in "AaI" else ""
         return rf"(?<![A-Za-z0-9_'])(?-i:{text})(?![A-Za-z0-9_']{article})"
     plural = "(?:e?s)?" if text[-1].isalpha() and len(text) > 3 else ""
+    # The option may be the plural of what the response says, or the reverse.
     words = text.removesuffix("s").split() if plural else text.split()
     body = r"\s+".join(map(re.escape, words)) + plural
     before = r"(?<![A-Za-z0-9_.√/^-])" if text[0].isalnum() else ""

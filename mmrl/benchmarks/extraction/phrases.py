@@ -18,6 +18,7 @@ _BE_VERB: Final = _any_of(
     *("is", "are", "was", "were", "equals", "becomes", "has to be"),
     "(?:would|will|should|must|could|can|might|may) be",
 )
+# "The other answer is" announces nothing.
 _ANSWER_NOUN: Final = r"(?<!other )(?<!one )(?<!each )(?<!every )" + _any_of(
     "answers?", "option", "choice", "solution", "conclusion", "final (?:value|result|list)", "guess"
 )
@@ -125,6 +126,7 @@ _INFORMATION_NOUN: Final = _any_of(
     "information", "context", "details?", "data", "image", "picture", "figure", "graph", "table"
 )
 REFUSAL: Final = re.compile(
+    # First characters of the alternatives, as above.
     r"(?=[acdhinprsuw无不没抱需选])(?:\b"
     + _any_of(
         rf"{_CANNOT}\s+(?:\w+\s+){{0,3}}?{_ANSWER_VERB}\b",
@@ -182,11 +184,7 @@ OPPOSITES: Final = tuple(
 
 
 def find_answer_phrases(text: str) -> Iterator[int]:
-    """Yield the places behind phrases that announce an answer, the last first.
-
-    Announcements that are denied, or that hold in one of several cases only, are left out. An answer in an imagined
-    case, as in "if it were empty, the answer would be", comes after all others.
-    """
+    """Yield the places behind phrases that announce an answer, the last first."""
     if not _may_have_answer_phrase(text):
         return
     imagined = []
@@ -199,6 +197,8 @@ def find_answer_phrases(text: str) -> Iterator[int]:
             has_several_cases = bool(REFUSAL.search(text) or _ALTERNATIVE.search(text))
         if NEGATED_BEFORE.search(opening[-_NEGATION_WINDOW:]) or _ALTERNATIVE.search(opening):
             continue
+        # What holds in one of several cases is no answer. What would hold in an imagined case, as in "if it were
+        # empty, the answer would be", comes after all others.
         if is_conditional and has_several_cases:
             continue
         if is_conditional and _MODAL_BE.search(match[0]):
@@ -221,9 +221,7 @@ def is_conclusion(text: str, start: int, end: int) -> bool:
 
 @lru_cache(maxsize=8)
 def _may_have_answer_phrase(text: str) -> bool:
-    """Return True when a word of an announcement is in the text.
-
-    Looking for these first halves the time of all rules together; several rules ask about the same text.
-    """
+    """Return True when a word of an announcement is in the text; several rules ask about the same text."""
+    # Looking for these words first halves the time of all rules together.
     lower = text.lower()
     return any(stem in lower for stem in _ANSWER_PHRASE_STEMS)

@@ -73,10 +73,8 @@ class CharSpan(NamedTuple):
 
 
 def answer_span(response: str) -> CharSpan | None:
-    """Return the part of a response that answers: behind its thinking, before stop tokens and turns that it invents.
-
-    A response that first repeats its prompt answers behind that. None where thinking was opened and never closed.
-    """
+    """Return the part of a response that answers; None where thinking was opened and never closed."""
+    # Text behind a stop token is no part of the answer.
     stops = []
     for token in _STOP_TOKENS:
         if token in response:
@@ -92,6 +90,7 @@ def answer_span(response: str) -> CharSpan | None:
             start = max(start, closing + len(closing_tag))
     if was_opened and not was_closed:
         return None
+    # Some models repeat the prompt first, or invent the next turn.
     return _first_turn(response, start, end)
 
 
@@ -114,6 +113,7 @@ def last_boxed_span(text: str) -> CharSpan | None:
         start = text.index("{", position) + 1
         depth = 1
         for brace in _BRACES.finditer(text, start, start + _MAX_BOXED_CHARS):
+            # An escaped brace matches, too, and counts for nothing.
             depth += {"{": 1, "}": -1}.get(brace[0], 0)
             if depth == 0:
                 return CharSpan(start, brace.start())
@@ -135,6 +135,7 @@ def last_answer_tag_span(text: str) -> CharSpan | None:
     opening = openings[-1]
     closing_tag = f"</{opening[1]}>" if opening[1] else "<|end_of_box|>"
     end = text.find(closing_tag, opening.end())
+    # A response that was cut off never closes them.
     return CharSpan(opening.end(), end if end >= 0 else len(text))
 
 
@@ -157,6 +158,7 @@ def sentence_start(text: str, position: int) -> int:
     boundaries = []
     for mark in ("\n", ". ", "。"):
         boundaries.append(text.rfind(mark, 0, position))
+    # Bounded, so that a text without full stops takes linear time.
     return max(*boundaries, position - _MAX_SENTENCE_CHARS, -1) + 1
 
 

@@ -243,6 +243,7 @@ def _split_formulas(value: object) -> tuple[str, str]:
 
 def _bleu_score(prediction: object, reference: object) -> float:
     """Return the corpus BLEU, in [0, 1], of two texts or two lists of texts of one length; 0 for anything else."""
+    # Imported here, since one metric of many needs it.
     from sacrebleu.metrics.bleu import BLEU
 
     if isinstance(prediction, str) != isinstance(reference, str):

@@ -55,10 +55,7 @@ def score_megabench(item: Item, response: ItemResponse, extraction: Extraction) 
 
 
 def is_correct_megabench(item: Item, response: ItemResponse, extraction: Extraction) -> bool:
-    """Return True for the item's answer in the same words, or in others that its metric gives full marks.
-
-    Only metrics count here whose full marks a careful reader would give, too.
-    """
+    """Return True for the item's answer in the same words, or in others that its metric gives full marks."""
     if match.is_correct(item, response, extraction):
         return True
     if extraction.value is None or extraction.number is not None or item.answer_type != "text":
@@ -83,6 +80,7 @@ def macro_mean(results: Sequence[tuple[Item, ItemResponse, Extraction]]) -> floa
 
 def _has_full_marks(item: Item, response: ItemResponse, extraction: Extraction, field: str) -> bool:
     name = _field_metrics(item).get(field, "")
+    # Only metrics count whose full marks a careful reader would give, too.
     if name not in STRICT_METRICS:
         return False
     predicted = _predicted_fields(item, response, extraction)[field]
@@ -96,20 +94,18 @@ def _predicted_fields(item: Item, response: ItemResponse, extraction: Extraction
 
 
 def _answer_text(item: Item, response: ItemResponse, extraction: Extraction, metrics: Set[str]) -> str:
-    """Return the text that metrics read.
-
-    For several fields it is everything behind the thinking. For one field it is what the rules found, with the lines
-    that follow where the metric reads several, and with the dollar signs around it where these mark formulas.
-    """
+    """Return the text that metrics read: for several fields the whole answer, for one field what the rules found."""
     answer = answer_span(response.text)
     if answer is None or not extraction.value:
         return ""
     if len(_field_metrics(item)) > 1:
         return response.text[answer.start : answer.end]
     start, end = extraction.start, extraction.end
+    # The rules announce one line; some metrics read those that follow, too.
     if extraction.rule == "announced_text" and (metrics & MULTILINE_METRICS or "\n" in str(item.answer)):
         return response.text[start : answer.end].strip()
     if metrics & FORMULA_TEXT_METRICS:
+        # The dollar signs around it mark it as a formula.
         start -= response.text[:start][-1:] == "$"
         end += response.text[end : end + 1] == "$"
         return response.text[start:end]

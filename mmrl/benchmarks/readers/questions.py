@@ -94,6 +94,7 @@ class BenchmarkQuestions:
             parts = question.sample.parts if question.sample else ()
             contents = []
             for part in parts:
+                # Contents, not paths: the same question may lie elsewhere on another machine.
                 contents.append(part if isinstance(part, str) else part.sha256)
             digest.update(repr((question.item, contents)).encode())
         return digest.hexdigest()
@@ -254,6 +255,7 @@ def _make_question(row: QuestionRow, media_resolver: MediaResolver, benchmark: s
         text = item.question + (format_choices(item.options) if row.append_options else "")
         parts = _interleave_media(text, images, videos, row.image_numbering)
     except BadRowError as problem:
+        # The item stays, so that the question counts as missing and not as never asked.
         return Question(item=item, problem=str(problem))
     parts = tuple(part for part in parts if part != "")
     if not any(isinstance(part, str) for part in parts):
@@ -277,6 +279,7 @@ def _interleave_media(
         # The numbers name figures on the only image, so they stay in the text behind it.
         return (*images, text)
     if image_numbering == "some" and numbers and all(number and number <= len(images) for number in numbers):
+        # Images that no placeholder names belong to an explanation, and are not shown.
         return [images[(piece.number or 1) - 1] if isinstance(piece, MediaPlaceholder) else piece for piece in pieces]
     return insert_media(pieces, images, videos)
 

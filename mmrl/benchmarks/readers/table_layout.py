@@ -88,6 +88,7 @@ class TableLayout:
         questions = []
         for number, entry in enumerate(entries, 1):
             question = self._parse_question({**cells, self.explode_column: entry}, file)
+            # Questions that one row makes must not share its id.
             question.columns["id"] = f"{question.columns['id']}-{number}"
             questions.append(question)
         return questions
@@ -110,6 +111,7 @@ class TableLayout:
             values[role] = optional_value(cells, column) if is_optional else column.read(cells)
         lists_options = self.question_lists_options or values.get("prompt") is not None
         videos = values.get("videos")
+        # Only the name of the rows' file says in which folder their videos are.
         if file in self.video_folders:
             videos = f"{self.video_folders[file]}/{videos}"
         return QuestionRow(

@@ -98,6 +98,7 @@ class VlmEvalKitLayout:
             columns["frame"] = str(self.coordinate_system)
         index = cells.get("index")
         if index is not None:
+            # Later rows may refer to these images by this index.
             self.images_by_index[str(index)] = images
             columns["id"] = str(index)
         row = QuestionRow(
@@ -131,6 +132,7 @@ def _parse_options(cells: Cells, question: str) -> tuple[tuple[str, ...], bool]:
     choices = parse_choices(cells.get("choices") or None)
     if choices:
         letters = ascii_uppercase[: len(choices)]
+        # A question lists its options if every letter stands in it with a mark behind.
         return choices, not all(re.search(rf"\b{letter}[).:]", question) for letter in letters)
     if cells.get("question_type") in _CHOICE_QUESTION_TYPES:
         return parse_option_texts(None, question, question_lists_options=True), False
