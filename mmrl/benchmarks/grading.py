@@ -5,38 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from mmrl.benchmarks.benchmark import Benchmark, GradedResponse
 from mmrl.benchmarks.extraction.extract import ExpectedType, Extraction, ExtractionQuery, extract
 from mmrl.benchmarks.extraction.match import LATEX_MARKUP, is_single_number
-from mmrl.benchmarks.items import Item, ItemAnswerType, ItemResponse, missing_ids, read_items, read_responses
+from mmrl.benchmarks.items import Item, ItemResponse, missing_ids, read_items, read_responses
 from mmrl.benchmarks.report import ScoredRun
 from mmrl.benchmarks.verdict import MISSING_RULE, ResponseOutcome, Verdict
 from mmrl.types import UserError
 from mmrl.utils.files import compute_sha256
 
-_EXPECTED_TYPES: Final[Mapping[ItemAnswerType, ExpectedType]] = MappingProxyType(
-    {
-        "choice": "choice",
-        "integer": "number",
-        "float": "number",
-        "count": "number",
-        "list": "list",
-        "text": "text",
-        "box": "box",
-        "boxes": "boxes",
-        "point": "point",
-    }
-)
-
 
 def extract_answer(item: Item, response: ItemResponse) -> Extraction:
     """Find the answer to an item in a response."""
-    query = ExtractionQuery(
-        expected_type=_EXPECTED_TYPES[item.answer_type], question=item.question, options=item.options
-    )
+    expected_type: ExpectedType
+    match item.answer_type:
+        case "integer" | "float" | "count":
+            expected_type = "number"
+        case other_type:
+            expected_type = other_type
+    query = ExtractionQuery(expected_type=expected_type, question=item.question, options=item.options)
     extraction = extract(response.text, query)
     # Where the correct text is one number, a number is looked for, unless the response gives a formula.
     if item.answer_type != "text" or not is_single_number(item.answer):
@@ -46,13 +35,12 @@ def extract_answer(item: Item, response: ItemResponse) -> Extraction:
     return extract(response.text, replace(query, expected_type="number"))
 
 
-def grade_response(benchmark: Benchmark, item: Item, response: ItemResponse) -> Verdict:
-    """Find the answer in a response and return the verdict on it."""
-    return _make_verdict(benchmark, item, response, extract_answer(item, response))
-
-
-def _make_verdict(benchmark: Benchmark, item: Item, response: ItemResponse, extraction: Extraction) -> Verdict:
-    """Return the verdict on an answer that was found already."""
+def grade_response(
+    benchmark: Benchmark, item: Item, response: ItemResponse, extraction: Extraction | None = None
+) -> Verdict:
+    """Return the verdict on a response; `extraction` is the answer in it, where it was found already."""
+    if extraction is None:
+        extraction = extract_answer(item, response)
     strict = benchmark.is_correct(item, response, extraction)
     score = float(strict)
     if benchmark.official_score is not None:
@@ -82,13 +70,8 @@ def _make_verdict(benchmark: Benchmark, item: Item, response: ItemResponse, extr
 
 def missing_verdict(item: Item) -> Verdict:
     """Return the verdict on an item without a response: incorrect, strictly and officially."""
-    return Verdict(
-        id=item.id,
-        cluster=item.cluster,
-        outcome=ResponseOutcome.NO_ANSWER,
-        rule=MISSING_RULE,
-        subsets=item.subsets,
-    )
+    outcome = ResponseOutcome.NO_ANSWER
+    return Verdict(id=item.id, cluster=item.cluster, outcome=outcome, rule=MISSING_RULE, subsets=item.subsets)
 
 
 def score_files(benchmark: Benchmark, items_file: Path, responses_file: Path) -> ScoredRun:
@@ -123,7 +106,7 @@ def score_responses(
         item = items[response.id]
         extraction = extract_answer(item, response)
         graded.append((item, response, extraction))
-        verdicts.append(_make_verdict(benchmark, item, response, extraction))
+        verdicts.append(grade_response(benchmark, item, response, extraction))
     for id in absent:
         # An overall metric must see missing items, too: COCO's recall counts their boxes.
         silence = ItemResponse(id=id, text="")

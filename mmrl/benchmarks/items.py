@@ -126,8 +126,11 @@ def parse_answer(answer_type: ItemAnswerType, answer: object, options: tuple[str
             return validate_value(AnswerType.BOXES, answer)
         case "integer" | "float" | "count" if next(find_numbers(str(answer)), None) is None:
             raise ValueError(f"the answer {answer!r:.60} has no number")
-        case "list" if not _is_list_of_numbers(answer):
-            raise ValueError(f"the answer {answer!r:.60} is no list of numbers")
+        case "list":
+            entries = answer if isinstance(answer, list) else [answer]
+            if not entries or not all(any(find_numbers(str(entry))) for entry in entries):
+                raise ValueError(f"the answer {answer!r:.60} is no list of numbers")
+            return answer
         case "text" if answer is None or answer in ("", [], {}):
             raise ValueError(f"the answer is {answer!r}: nothing could be right")
         case _:
@@ -282,9 +285,9 @@ def _parse_response(row: Mapping[str, Any]) -> ItemResponse:
     text, response_index, num_tokens = row["response"], row.get("sample", 0), row.get("tokens")
     if text is not None and not isinstance(text, str):
         raise ValueError(f"the response is {text!r:.40}, not text")
-    if not _is_count(response_index):
+    if isinstance(response_index, bool) or not isinstance(response_index, int) or response_index < 0:
         raise ValueError(f"sample is {response_index!r:.40}, not a whole number from 0 on")
-    if num_tokens is not None and not _is_count(num_tokens):
+    if num_tokens is not None and (isinstance(num_tokens, bool) or not isinstance(num_tokens, int) or num_tokens < 0):
         raise ValueError(f"tokens is {num_tokens!r:.40}, not how many there are")
     return ItemResponse(
         id=parse_id(row["pid"]),
@@ -298,15 +301,6 @@ def _parse_response(row: Mapping[str, Any]) -> ItemResponse:
     )
 
 
-def _is_list_of_numbers(answer: object) -> bool:
-    entries = answer if isinstance(answer, list) else [answer]
-    return bool(entries) and all(any(find_numbers(str(entry))) for entry in entries)
-
-
 def _is_nan(value: object) -> bool:
     """Return True for NaN, which tables hold where they have no value."""
     return isinstance(value, float) and isnan(value)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

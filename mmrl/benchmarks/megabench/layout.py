@@ -46,7 +46,10 @@ class MegaBenchLayout:
         if CONTEXT_METRICS & {*metrics.values()}:
             context = _parse_mapping(cells["eval_context"], "eval_context")
         if "symbolic_planning_test" in metrics.values():
-            _check_planning(str(cells["task_name"]), context)
+            try:
+                parse_problem(context)
+            except ValueError as error:
+                raise UnscorableRowError(f"{cells['task_name']}: no plan can be carried out: {error}") from error
         texts = (cells["task_description"], cells.get("example_text"), cells["query_text"])
         columns = {
             "id": cells["id"],
@@ -79,13 +82,6 @@ def _parse_metrics(metric_info: Mapping[str, Any], answer: Mapping[str, Any], ta
     if no_fields:
         raise UnscorableRowError(f"{task}: no rule scores the field {', '.join(map(str, no_fields))}")
     return metrics
-
-
-def _check_planning(task: str, context: Mapping[str, Any]) -> None:
-    try:
-        parse_problem(context)
-    except ValueError as error:
-        raise UnscorableRowError(f"{task}: no plan can be carried out: {error}") from error
 
 
 def _parse_mapping(written: object, role: str) -> Mapping[str, Any]:
