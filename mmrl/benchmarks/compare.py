@@ -21,20 +21,14 @@ _MAX_LISTED: Final = 5  # questions that an error names
 class RunComparison:
     """Accuracies of two runs A and B, and their difference."""
 
-    num_questions: int
-    """Questions that both answered."""
-    accuracy_a: float
-    """Mean over questions of A, in [0, 1]."""
-    accuracy_b: float
-    """Mean over questions of B, in [0, 1]."""
-    difference: Interval
-    """A minus B with its 95 % interval."""
+    num_questions: int  # questions that both answered
+    accuracy_a: float  # mean over questions of A, in [0, 1]
+    accuracy_b: float  # mean over questions of B, in [0, 1]
+    difference: Interval  # A minus B with its 95 % interval
     mcnemar: McNemarResult | None
     """Exact test on the answers that differ; None unless both have one response to each question."""
-    a_only_ids: tuple[str, ...]
-    """Questions on which A is better."""
-    b_only_ids: tuple[str, ...]
-    """Questions on which B is better."""
+    a_only_ids: tuple[str, ...]  # questions on which A is better
+    b_only_ids: tuple[str, ...]  # questions on which B is better
 
 
 def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], column: VerdictColumn) -> RunComparison:

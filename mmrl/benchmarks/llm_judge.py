@@ -33,10 +33,8 @@ _JUDGE_RUBRIC: Final = (
 class _JudgeReply:
     """The judge's verdict, or the reason why there is none."""
 
-    correct: bool | None
-    """None when the judge gave no verdict."""
-    failure: str = ""
-    """The reason for None."""
+    correct: bool | None  # None when the judge gave no verdict
+    failure: str = ""  # the reason for None
 
 
 def add_judge_verdicts(run: ScoredRun, service: JudgeService, *, max_concurrent: int) -> ScoredRun:

@@ -35,36 +35,27 @@ _CORRECT_WITH_JUDGE: Final[_Column] = attrgetter("correct_with_judge")
 class JudgeSummary:
     """Work of a language model that judged responses."""
 
-    model: str
-    """Name of the model."""
-    num_asked: int
-    """Responses it was asked about."""
-    failures: Sequence[str] = ()
-    """Reasons why it gave no verdict, one for each response without."""
+    model: str  # name of the model
+    num_asked: int  # responses it was asked about
+    failures: Sequence[str] = ()  # reasons why it gave no verdict, one for each response without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRun:
     """Everything that a report is made of."""
 
-    benchmark: str
-    """Name of the benchmark."""
-    items: Mapping[str, Item]
-    """Items by id."""
-    responses: Sequence[ItemResponse]
-    """All responses."""
-    verdicts: Sequence[Verdict]
-    """One for each response, and for each item without any."""
-    missing_ids: Sequence[str] = ()
-    """Ids of items without a response."""
+    benchmark: str  # name of the benchmark
+    items: Mapping[str, Item]  # items by id
+    responses: Sequence[ItemResponse]  # all responses
+    verdicts: Sequence[Verdict]  # one for each response, and for each item without any
+    missing_ids: Sequence[str] = ()  # ids of items without a response
     overall_scores: Mapping[str, float] = field(default_factory=dict)
     """Values of the benchmark's overall metric, by its name."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """Facts about the input, such as digests of files; the report repeats them."""
     generation_settings: Mapping[str, Any] = field(default_factory=dict)
     """Model, prompt and sampling parameters that made the responses; empty when they were made elsewhere."""
-    judge_summary: JudgeSummary | None = None
-    """None when no judge was asked."""
+    judge_summary: JudgeSummary | None = None  # None when no judge was asked
 
 
 def build_report(run: ScoredRun) -> dict[str, Any]:

@@ -53,40 +53,26 @@ from mmrl_rewards.services.judge import JudgeService
 class EvalRequest:
     """The arguments of `mmrl eval run`."""
 
-    model: str
-    """Folder of a model, a run or a checkpoint."""
-    benchmark: str
-    """Name of a benchmark, a function that returns one, or `run:` with a split of the run's own data."""
-    data_files: Sequence[str]
-    """Files or folders of questions."""
-    out_dir: Path
-    """Folder of all results."""
-    overrides: Sequence[str] = ()
-    """Settings as `key=value`."""
-    engine: str | None = None
-    """Rollout engine; None keeps that of the settings."""
-    checkpoint: str | None = None
-    """Checkpoint of a run; None takes the newest."""
-    split: str | None = None
-    """Split of a folder; None takes the benchmark's usual one."""
-    media_root: str | None = None
-    """Folder that relative media paths start from; None takes that of the questions."""
-    coordinate_system: CoordinateSystem | None = None
-    """Coordinate system of boxes, for files that do not say it."""
-    allow_missing: bool = False
-    """Count questions that cannot be asked as incorrect."""
-    rescore: bool = False
-    """Grade the predictions again and replace the verdicts."""
+    model: str  # folder of a model, a run or a checkpoint
+    benchmark: str  # name of a benchmark, a function that returns one, or `run:` with a split of the run's own data
+    data_files: Sequence[str]  # files or folders of questions
+    out_dir: Path  # folder of all results
+    overrides: Sequence[str] = ()  # settings as `key=value`
+    engine: str | None = None  # rollout engine; None keeps that of the settings
+    checkpoint: str | None = None  # checkpoint of a run; None takes the newest
+    split: str | None = None  # split of a folder; None takes the benchmark's usual one
+    media_root: str | None = None  # folder that relative media paths start from; None takes that of the questions
+    coordinate_system: CoordinateSystem | None = None  # coordinate system of boxes, for files that do not say it
+    allow_missing: bool = False  # count questions that cannot be asked as incorrect
+    rescore: bool = False  # grade the predictions again and replace the verdicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
     """The outcome of an evaluation."""
 
-    report: Mapping[str, Any]
-    """Contents of report.json."""
-    changed_verdicts: Sequence[tuple[Verdict, Verdict]] = ()
-    """Old and new verdict, where grading again changed one."""
+    report: Mapping[str, Any]  # contents of report.json
+    changed_verdicts: Sequence[tuple[Verdict, Verdict]] = ()  # old and new verdict, where grading again changed one
 
 
 def evaluate(request: EvalRequest, console: Console) -> EvalResult:

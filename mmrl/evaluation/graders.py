@@ -35,10 +35,8 @@ class Grader(Protocol):
 class RuleGrader:
     """Grades by the strict and official rules of a benchmark."""
 
-    benchmark: Benchmark
-    """Its rules."""
-    items: Mapping[str, Item]
-    """All items by id."""
+    benchmark: Benchmark  # its rules
+    items: Mapping[str, Item]  # all items by id
 
     def grade(self, predictions: Sequence[Prediction]) -> list[Verdict]:
         """Return a verdict on each prediction, in order."""
@@ -65,16 +63,11 @@ class RewardGrader:
     A response is correct when every term gives it 1; its score is the total reward.
     """
 
-    name: str
-    """Name of the questions in reports, such as `run:test`."""
-    scorer: RewardFunctionScorer
-    """Rewards of the run."""
-    response_format: ResponseFormat
-    """Finds the answer in a response, as in training."""
-    samples: Mapping[str, Sample]
-    """Samples by id."""
-    items: Mapping[str, Item]
-    """Items by id, which is that of the sample."""
+    name: str  # name of the questions in reports, such as `run:test`
+    scorer: RewardFunctionScorer  # rewards of the run
+    response_format: ResponseFormat  # finds the answer in a response, as in training
+    samples: Mapping[str, Sample]  # samples by id
+    items: Mapping[str, Item]  # items by id, which is that of the sample
 
     def grade(self, predictions: Sequence[Prediction]) -> list[Verdict]:
         """Return a verdict on each prediction, in order."""
@@ -155,10 +148,8 @@ class RewardGrader:
 class RuleScorer:
     """A benchmark's strict verdict as the reward term `correct`, for rollout steps that ask which responses are."""
 
-    grader: RuleGrader
-    """Gives the verdicts."""
-    item_ids: Mapping[str, str]
-    """Item id by sample id."""
+    grader: RuleGrader  # gives the verdicts
+    item_ids: Mapping[str, str]  # item id by sample id
 
     def score_eval(self, rollouts: Sequence[Rollout]) -> tuple[Score, ...]:
         """Return one score per rollout, in order."""

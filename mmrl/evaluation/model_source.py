@@ -37,16 +37,11 @@ _INHERITED_SECTIONS: Final = ("model", "response_format", "rollout", "evaluation
 class ModelSource:
     """A model on disk that is not loaded yet."""
 
-    name: str
-    """Path as the user gave it."""
-    path: Path
-    """Folder of the model or run."""
-    config: Config | None = None
-    """Config of the run that the model is from; None for other models."""
-    run_dir: RunDir | None = None
-    """The run, when the model is one of its checkpoints."""
-    checkpoint_dir: Path | None = None
-    """The checkpoint, when the model is one."""
+    name: str  # path as the user gave it
+    path: Path  # folder of the model or run
+    config: Config | None = None  # config of the run that the model is from; None for other models
+    run_dir: RunDir | None = None  # the run, when the model is one of its checkpoints
+    checkpoint_dir: Path | None = None  # the checkpoint, when the model is one
 
     def revision(self) -> str:
         """Return a hash of the model's files; for a checkpoint, those of the model it builds on are included."""
@@ -73,14 +68,10 @@ class ModelSource:
 class LoadedModel:
     """A model that can generate."""
 
-    processor: QwenProcessor
-    """Builds prompts for it."""
-    policy: Policy
-    """Its weights."""
-    adapter: LoraAdapter | None
-    """LoRA adapter on them, if any."""
-    banned_token_ids: tuple[int, ...]
-    """Tokens that must not be generated, such as image placeholders."""
+    processor: QwenProcessor  # builds prompts for it
+    policy: Policy  # its weights
+    adapter: LoraAdapter | None  # LoRA adapter on them, if any
+    banned_token_ids: tuple[int, ...]  # tokens that must not be generated, such as image placeholders
 
 
 def inherit_settings(config: Config, *, by_rule: bool) -> dict[str, Any]:

@@ -29,20 +29,13 @@ _RUN_DATA_SPLITS: Final = ("validation", "test", "train")
 class QuestionSet:
     """Questions, and everything that turns responses to them into verdicts."""
 
-    name: str
-    """Name in reports and metrics."""
-    questions: BenchmarkQuestions
-    """Questions with their items."""
-    grader: Grader
-    """Grades responses."""
-    scorer: RewardScorer
-    """Answers rollout steps that ask which responses are correct."""
-    term_names: Sequence[str]
-    """Reward terms that such steps may name."""
-    media_policy: MediaPolicy
-    """Folders and schemes that media may come from."""
-    reward_scorer: RewardFunctionScorer | None = None
-    """Owner of worker processes, for a run's own data."""
+    name: str  # name in reports and metrics
+    questions: BenchmarkQuestions  # questions with their items
+    grader: Grader  # grades responses
+    scorer: RewardScorer  # answers rollout steps that ask which responses are correct
+    term_names: Sequence[str]  # reward terms that such steps may name
+    media_policy: MediaPolicy  # folders and schemes that media may come from
+    reward_scorer: RewardFunctionScorer | None = None  # owner of worker processes, for a run's own data
 
     def close(self) -> None:
         """End the worker processes of rewards, if there are any."""

@@ -113,12 +113,9 @@ class EvalDir:
 class EvalBatches:
     """Questions in batches; predictions are saved batch by batch."""
 
-    questions: Sequence[tuple[str, Sample]]
-    """Item id and sample of each question."""
-    batch_size: int
-    """Questions in a batch."""
-    responses_per_question: int
-    """Responses to each question."""
+    questions: Sequence[tuple[str, Sample]]  # item id and sample of each question
+    batch_size: int  # questions in a batch
+    responses_per_question: int  # responses to each question
 
     @property
     def batches(self) -> list[Sequence[tuple[str, Sample]]]:
@@ -144,20 +141,13 @@ class EvalBatches:
 class EvalSession:
     """Everything that `run_session` generates, grades and saves with."""
 
-    name: str
-    """Name of the evaluation on the console."""
-    eval_dir: EvalDir
-    """Folder that predictions go to."""
-    processor: QwenProcessor
-    """Builds prompts."""
-    pipeline: RolloutPipeline
-    """Generates responses."""
-    grader: Grader
-    """Grades them for the running accuracy on the console."""
-    console: Console
-    """Shows progress."""
-    ranks: Ranks
-    """Processes that share the questions."""
+    name: str  # name of the evaluation on the console
+    eval_dir: EvalDir  # folder that predictions go to
+    processor: QwenProcessor  # builds prompts
+    pipeline: RolloutPipeline  # generates responses
+    grader: Grader  # grades them for the running accuracy on the console
+    console: Console  # shows progress
+    ranks: Ranks  # processes that share the questions
 
 
 def evaluation_identity(

@@ -39,12 +39,9 @@ _MAX_NUMBER_WORDS: Final = 5  # spaces in a number with its unit and a word such
 class ExtractionQuery:
     """A question as the rules see it."""
 
-    expected_type: ExpectedType
-    """Type of the answer."""
-    question: str = ""
-    """Text of the question; its numbers and words tell a repetition from an answer."""
-    options: tuple[str, ...] = ()
-    """Texts of the options, where the answer is one of them."""
+    expected_type: ExpectedType  # type of the answer
+    question: str = ""  # text of the question; its numbers and words tell a repetition from an answer
+    options: tuple[str, ...] = ()  # texts of the options, where the answer is one of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,14 +64,10 @@ _CONCLUDING_LETTER: Final = re.compile(
 class ChosenOption(NamedTuple):
     """An option that a response names."""
 
-    option_index: int
-    """0 is A."""
-    rule: str
-    """Name of the rule that found it."""
-    start: int
-    """First character of the words that name it."""
-    end: int
-    """Character behind them."""
+    option_index: int  # 0 is A
+    rule: str  # name of the rule that found it
+    start: int  # first character of the words that name it
+    end: int  # character behind them
 
 
 def label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:

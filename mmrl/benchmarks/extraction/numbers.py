@@ -83,10 +83,8 @@ class Number(NamedTuple):
     """A number in a text."""
 
     value: float
-    start: int
-    """First character, that of a sign or a currency included."""
-    end: int
-    """Character behind it."""
+    start: int  # first character, that of a sign or a currency included
+    end: int  # character behind it
 
 
 def find_numbers(text: str, start: int = 0, end: int | None = None) -> Iterator[Number]:

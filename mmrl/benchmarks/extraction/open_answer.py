@@ -52,16 +52,11 @@ _EQUATION_WINDOW: Final = 40  # characters behind the last = in which its result
 class OpenAnswer(NamedTuple):
     """An answer as the response writes it."""
 
-    value: str
-    """The text of the answer."""
-    rule: str
-    """Name of the rule that found it."""
-    start: int
-    """First character of the answer."""
-    end: int
-    """Character behind it."""
-    number: float | None = None
-    """Value of a number."""
+    value: str  # the text of the answer
+    rule: str  # name of the rule that found it
+    start: int  # first character of the answer
+    end: int  # character behind it
+    number: float | None = None  # value of a number
 
 
 def number_in_span(text: str, span: CharSpan, rule: str) -> OpenAnswer | None:

@@ -55,8 +55,7 @@ _NO_WORDS: Final = frozenset({"no", "false", "incorrect", "wrong", "not", "否",
 class OptionMention(NamedTuple):
     """The text of an option in a response."""
 
-    option_index: int
-    """0 is A."""
+    option_index: int  # 0 is A
     start: int
     end: int
 

@@ -66,10 +66,8 @@ _STOP_WORDS: Final = frozenset(
 class CharSpan(NamedTuple):
     """A part of a text."""
 
-    start: int
-    """First character."""
-    end: int
-    """Character behind the last."""
+    start: int  # first character
+    end: int  # character behind the last
 
 
 def answer_span(response: str) -> CharSpan | None:

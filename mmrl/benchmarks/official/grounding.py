@@ -32,12 +32,9 @@ _MAX_BOXES: Final = 100  # boxes of one label in one image that count, the most 
 class RankedBoxes(NamedTuple):
     """Predicted boxes of one label over all images. N boxes, T IoU thresholds."""
 
-    confidences: NDArray[np.float64]
-    """[N], as the model states them; 1 where it states none."""
-    is_match: NDArray[np.bool_]
-    """[N, T], True where the box found a target at the threshold."""
-    num_targets: int
-    """Boxes to find."""
+    confidences: NDArray[np.float64]  # [N], as the model states them; 1 where it states none
+    is_match: NDArray[np.bool_]  # [N, T], True where the box found a target at the threshold
+    num_targets: int  # boxes to find
 
 
 def score_refcoco(item: Item, response: ItemResponse, extraction: Extraction) -> float:

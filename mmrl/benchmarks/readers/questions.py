@@ -55,22 +55,17 @@ _MAX_LISTED: Final = 5  # bad rows that an error names
 class Question:
     """An item with the sample that asks it, or with the reason why it cannot be asked."""
 
-    item: Item
-    """The answer, and what scoring needs besides."""
-    sample: Sample | None = None
-    """The prompt; None when its media cannot be had."""
-    problem: str = ""
-    """Reason for a missing sample."""
+    item: Item  # the answer, and what scoring needs besides
+    sample: Sample | None = None  # the prompt; None when its media cannot be had
+    problem: str = ""  # reason for a missing sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkQuestions:
     """The questions of a benchmark."""
 
-    entries: tuple[Question, ...]
-    """Questions in the order of the files."""
-    num_unscorable: int = 0
-    """Rows left out because no rule can score their answer."""
+    entries: tuple[Question, ...]  # questions in the order of the files
+    num_unscorable: int = 0  # rows left out because no rule can score their answer
 
     @property
     def items(self) -> dict[str, Item]:
