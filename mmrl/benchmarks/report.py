@@ -75,7 +75,7 @@ def build_report(run: ScoredRun) -> dict[str, Any]:
     report["official"] = _clustered_mean(verdicts, _OFFICIAL)
     if run.judge_summary:
         report["judge"] = _judge_section(run.judge_summary, verdicts)
-    report["score"] = _round(_mean_over_items(verdicts, _SCORE))
+    report["score"] = _round(fmean(_mean_by_item(verdicts, _SCORE).values()))
     report["overall"] = {name: _round(value) for name, value in run.overall_scores.items()}
     report["outcomes"] = {str(outcome): outcomes[outcome] for outcome in ResponseOutcome}
     report["truncated_rate"] = _round(num_truncated / max(1, len(run.responses)))
@@ -153,10 +153,6 @@ def _mean_by_item(verdicts: Sequence[Verdict], column: _Column) -> dict[str, flo
     return {id: fmean(item_values) for id, item_values in by_item.items()}
 
 
-def _mean_over_items(verdicts: Sequence[Verdict], column: _Column) -> float:
-    return fmean(_mean_by_item(verdicts, column).values())
-
-
 def _clustered_mean(verdicts: Sequence[Verdict], column: _Column) -> dict[str, float]:
     """Return the mean over items with an interval that resamples clusters."""
     cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts}
@@ -184,16 +180,17 @@ def _subset_section(run: ScoredRun) -> dict[str, dict[str, Any]]:
 
 
 def _subset_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    num_items = len({verdict.id for verdict in verdicts})
     # Wilson's interval counts items: several responses to one question are not several questions.
-    strict = wilson_interval(num_items * _mean_over_items(verdicts, _STRICT), num_items)
+    strict_by_item = _mean_by_item(verdicts, _STRICT)
+    num_items = len(strict_by_item)
+    strict = wilson_interval(num_items * fmean(strict_by_item.values()), num_items)
     return {
         "n": num_items,
         "strict": _round(strict.value),
         "low": _round(strict.low),
         "high": _round(strict.high),
-        "official": _round(_mean_over_items(verdicts, _OFFICIAL)),
-        "score": _round(_mean_over_items(verdicts, _SCORE)),
+        "official": _round(fmean(_mean_by_item(verdicts, _OFFICIAL).values())),
+        "score": _round(fmean(_mean_by_item(verdicts, _SCORE).values())),
     }
 
 

@@ -51,7 +51,7 @@ class RuleGrader:
         items = dict(self.items)
         for prediction in predictions:
             items[prediction.id] = _with_image_size(self.items[prediction.id], prediction)
-        responses = [prediction.to_item_response() for prediction in predictions]
+        responses = list(map(Prediction.to_item_response, predictions))
         run = score_responses(self.benchmark, items, responses, {})
         return replace(run, generation_settings=generation_settings)
 
@@ -82,7 +82,7 @@ class RewardGrader:
     def grade_run(self, predictions: Sequence[Prediction], generation_settings: Mapping[str, Any]) -> ScoredRun:
         """Return verdicts on all predictions, and the mean reward of each task as training reports it."""
         verdicts = self.grade(predictions)
-        responses = [prediction.to_item_response() for prediction in predictions]
+        responses = list(map(Prediction.to_item_response, predictions))
         absent = missing_ids(self.items, responses)
         rewards: dict[str, list[float]] = {}
         for verdict in verdicts:

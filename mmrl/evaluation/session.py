@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -328,4 +328,4 @@ def _answer_batch(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> 
                 predictions.append(make_prediction(item_id, rollout, first_response))
     # A rank without a share takes part all the same, or the others would wait for it.
     shares = session.ranks.all_gather(predictions)
-    return [prediction for share in shares for prediction in share]
+    return list(chain.from_iterable(shares))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from mmrl.benchmarks.extraction import letters, open_answer, phrases
@@ -47,7 +48,7 @@ def option_in_span(text: str, span: CharSpan, options: AnswerOptions, rule: str)
     found = (
         letters.label_at(bare, 0, options)
         or _exact_option(bare, options)
-        or _single_mention(list(options.find_mentions(bare, 0, len(bare))), rule)
+        or _only_option(list(options.find_mentions(bare, 0, len(bare))), rule)
         or _option_by_number(bare, options)
     )
     return found and ChosenOption(found.option_index, rule, start, start + len(bare))
@@ -108,12 +109,10 @@ def implied_option(text: str, options: AnswerOptions, question: str) -> ChosenOp
     sentences = list(iter_sentences_backwards(text))
     labels = list(letters.find_labels(text, options))
     found = letters.last_letter(text, sentences[0], options) if sentences else None
-    if found is None and len({label.option_index for label in labels}) == 1:
-        found = labels[-1]._replace(rule="only_letter")
-    found = found or _yes_no_option(text, options, question)
+    found = found or _only_option(labels, "only_letter") or _yes_no_option(text, options, question)
     if found is None and sentences:
         found = _option_in_sentence(text, sentences[0], labels, options, question)
-    found = found or _single_mention(list(options.find_mentions(text, 0, len(text))), "only_text")
+    found = found or _only_option(list(options.find_mentions(text, 0, len(text))), "only_text")
     if found is not None:
         return found
     # Backwards, since a conclusion stands near the end.
@@ -165,8 +164,7 @@ def _option_in_sentence(
     inside = [label for label in labels if sentence.start <= label.start < sentence.end]
     if inside:
         # A sentence that names several letters chooses none, whatever texts it has besides.
-        is_single = len({label.option_index for label in inside}) == 1
-        return inside[-1]._replace(rule="concluding_letter") if is_single else None
+        return _only_option(inside, "concluding_letter")
     # An opening clause such as "since the cat is red," gives a reason; the answer is behind it.
     condition = _CONDITIONAL_CLAUSE.match(text, sentence.start, sentence.end)
     if condition:
@@ -177,7 +175,7 @@ def _option_in_sentence(
     for mention in mentions:
         if text[mention.start : mention.end].lower() not in question.lower():
             new_mentions.append(mention)
-    found = _single_mention(mentions, "concluding_text") or _single_mention(new_mentions, "concluding_text")
+    found = _only_option(mentions, "concluding_text") or _only_option(new_mentions, "concluding_text")
     if found is not None:
         return found
     option_index = options.index_by_distinctive_words(text[sentence.start : sentence.end])
@@ -198,7 +196,7 @@ def _option_at(text: str, position: int, options: AnswerOptions) -> ChosenOption
     whole = _exact_option(text[position:end].strip(" \t\r\n\"'.:"), options)
     if whole is not None:
         return ChosenOption(whole.option_index, "announced_text", position, end)
-    mentioned = _single_mention(list(options.find_mentions(text, position, end)), "announced_text")
+    mentioned = _only_option(list(options.find_mentions(text, position, end)), "announced_text")
     if mentioned is not None:
         return mentioned
     number = _option_by_number(text[position:end], options)
@@ -224,11 +222,11 @@ def _option_by_number(text: str, options: AnswerOptions) -> ChosenOption | None:
     return hits[0] if len({hit.option_index for hit in hits}) == 1 else None
 
 
-def _single_mention(mentions: list[OptionMention], rule: str) -> ChosenOption | None:
-    """Return the option mentioned, if only one is."""
-    if len({mention.option_index for mention in mentions}) != 1:
+def _only_option(found: Sequence[ChosenOption | OptionMention], rule: str) -> ChosenOption | None:
+    """Return the last of the places found, if all name one option."""
+    if len({place.option_index for place in found}) != 1:
         return None
-    return ChosenOption(mentions[-1].option_index, rule, mentions[-1].start, mentions[-1].end)
+    return ChosenOption(found[-1].option_index, rule, found[-1].start, found[-1].end)
 
 
 def _yes_no_option(text: str, options: AnswerOptions, question: str) -> ChosenOption | None:

@@ -134,7 +134,8 @@ def parse_single_number(text: str) -> float | None:
 def find_coordinates(pattern: re.Pattern[str], text: str) -> Iterator[tuple[tuple[float, ...], CharSpan]]:
     """Yield the coordinates and the place of everything that `BOX_PATTERN` or `POINT_PATTERN` finds."""
     for match in pattern.finditer(text):
-        yield tuple(float(number) for number in match.groups() if number is not None), CharSpan(*match.span())
+        # Only the groups of the alternative that fits hold text.
+        yield tuple(map(float, filter(None, match.groups()))), CharSpan(*match.span())
 
 
 def _parse_value(match: re.Match[str]) -> float | None:

@@ -152,7 +152,7 @@ class AnswerOptions:
     def _pattern(self) -> re.Pattern[str] | None:
         """Pattern of any option's text as whole words, the longest first."""
         # The longest first, since the first alternative that fits is taken.
-        texts = sorted({text.strip() for text in self.texts if text.strip()}, key=len, reverse=True)
+        texts = sorted({*map(str.strip, self.texts)} - {""}, key=len, reverse=True)
         return re.compile("|".join(map(_whole_word_pattern, texts)), re.IGNORECASE) if texts else None
 
 

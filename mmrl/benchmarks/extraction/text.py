@@ -139,7 +139,7 @@ def last_answer_tag_span(text: str) -> CharSpan | None:
 
 def iter_sentences_backwards(text: str) -> Iterator[CharSpan]:
     """Yield sentences and lines that are not blank, the last first."""
-    cuts = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
+    cuts = [0, *map(re.Match.end, _SENTENCE_END.finditer(text)), len(text)]
     for start, end in zip(cuts[-2::-1], cuts[:0:-1], strict=True):
         if text[start:end].strip():
             yield CharSpan(start, end)
@@ -164,11 +164,11 @@ def sentence_end(text: str, position: int) -> int:
     """Return the end of the sentence that begins at a position, or behind blank lines there; a bounded way on."""
     while position < len(text) and text[position] in " \t\r\n:":
         position += 1
-    limit = position + _MAX_SENTENCE_CHARS
-    boundaries = []
+    end = min(len(text), position + _MAX_SENTENCE_CHARS)
     for mark in ("\n", ". ", "。"):
-        boundaries.append(text.find(mark, position, limit))
-    return min([*(boundary for boundary in boundaries if boundary >= 0), len(text), limit])
+        boundary = text.find(mark, position, end)
+        end = boundary if boundary >= 0 else end
+    return end
 
 
 def _first_turn(response: str, start: int, end: int) -> CharSpan:

@@ -53,14 +53,12 @@ class MegaBenchLayout:
         texts = (cells["task_description"], cells.get("example_text"), cells["query_text"])
         columns = {
             "id": cells["id"],
-            "question": "\n".join(text for text in texts if text),
+            "question": "\n".join(filter(None, texts)),
             "answer": {name: answer[name] for name in metrics},
             "answer_type": "text",
             "meta": {
                 "task": cells["task_name"],
-                "application": cells.get("application"),
-                "input_format": cells.get("input_format"),
-                "output_format": cells.get("output_format"),
+                **{name: cells.get(name) for name in ("application", "input_format", "output_format")},
                 "metric": dict(metrics),
                 "aggregation": metric_info.get("aggregation") or {},
                 "context": context,

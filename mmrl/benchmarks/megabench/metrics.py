@@ -236,7 +236,7 @@ def _text_with_formulas_match(prediction: object, reference: object) -> float:
 def _split_formulas(value: object) -> tuple[str, str]:
     """Return the text outside of dollar signs and the text within, each in one piece."""
     pieces = _DOLLAR_FORMULA.split(_to_text(value)[:MAX_FIELD_CHARS].replace(",", ""))
-    outside = "".join(piece.strip() for piece in pieces[::2])
+    outside = "".join(map(str.strip, pieces[::2]))
     inside = " ".join(piece[1:-1].strip() for piece in pieces[1::2])
     return outside, inside
 
@@ -409,7 +409,7 @@ def _parse_text_entries(text: str) -> object:
             return []
         text = text[1:-1]
     if isinstance(literal, str):
-        return [entry.strip() for entry in text.split(",")]
+        return list(map(str.strip, text.split(",")))
     return literal
 
 

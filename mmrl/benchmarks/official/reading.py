@@ -48,7 +48,7 @@ def score_ocrbench(item: Item, response: ItemResponse, extraction: Extraction) -
 def score_textvqa(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score by VQA accuracy: the mean over all choices of all but one person of min(1, agreeing people / 3)."""
     prediction = normalize_vqa_answer(response.text[:_MAX_CHARS])
-    people = [normalize_vqa_answer(str(answer)) for answer in item.accepted_answers]
+    people = list(map(normalize_vqa_answer, map(str, item.accepted_answers)))
     if len(people) == 1:
         return float(prediction == people[0])
     agrees = [answer == prediction for answer in people]

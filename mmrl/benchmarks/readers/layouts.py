@@ -123,7 +123,7 @@ def parse_option_texts(written_options: object, question: str, *, question_lists
     """
     if written_options is not None or not question_lists_options:
         options = parse_choices(written_options)
-        lettered = [match for match in map(_LETTERED_OPTION.fullmatch, options) if match]
+        lettered = list(filter(None, map(_LETTERED_OPTION.fullmatch, options)))
         if len(lettered) != len(options):
             return options
     else:

@@ -252,7 +252,7 @@ def _make_question(row: QuestionRow, media_resolver: MediaResolver, benchmark: s
     except BadRowError as problem:
         # The item stays, so that the question counts as missing and not as never asked.
         return Question(item=item, problem=str(problem))
-    parts = tuple(part for part in parts if part != "")
+    parts = tuple(filter(None, parts))
     if not any(isinstance(part, str) for part in parts):
         raise ValueError("has neither a question nor a prompt")
     if not row.columns.get("cluster"):
