@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mmrl.cli.common import Subparsers, add_command, positive_int
 
 if TYPE_CHECKING:
-    from mmrl.benchmarks.report.compare import RunComparison
+    from mmrl.benchmarks.compare import RunComparison
 
 DETAILS = """\
 A and B are folders that `mmrl eval` wrote, or their verdicts.jsonl, on the same questions. McNemar's test asks whether
@@ -30,7 +30,7 @@ def add_parser(commands: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare the results and print the differences."""
-    from mmrl.benchmarks.report.compare import VerdictColumn, compare_runs, compare_subsets
+    from mmrl.benchmarks.compare import VerdictColumn, compare_runs, compare_subsets
     from mmrl.benchmarks.verdict import read_verdicts
 
     a, b = read_verdicts(arguments.a), read_verdicts(arguments.b)

@@ -60,7 +60,7 @@ def add_parser(commands: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Generate responses, score them, and print the report."""
     from mmrl.benchmarks.registry import get_benchmark
-    from mmrl.benchmarks.report.markdown import report_markdown
+    from mmrl.benchmarks.report import report_markdown
     from mmrl.log.console import Console
     from mmrl.types import CoordinateSystem
 

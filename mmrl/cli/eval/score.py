@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mmrl.cli.common import Subparsers, add_command
 
 if TYPE_CHECKING:
-    from mmrl.benchmarks.report.report import ScoredRun
+    from mmrl.benchmarks.report import ScoredRun
 
 DETAILS = """\
 Items are JSONL in the columns of MathVista's testmini for --benchmark mathvista, else canonical JSONL
@@ -46,9 +46,10 @@ def add_parser(commands: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Score the responses, write the report and print it."""
+    from mmrl.benchmarks.compare import changed_verdicts
+    from mmrl.benchmarks.grading import score_files
     from mmrl.benchmarks.registry import get_benchmark
-    from mmrl.benchmarks.report.markdown import report_markdown
-    from mmrl.benchmarks.score_responses import changed_verdicts, score_files, write_report
+    from mmrl.benchmarks.report import report_markdown, write_report
     from mmrl.benchmarks.verdict import read_verdicts
 
     benchmark = get_benchmark(arguments.benchmark)
