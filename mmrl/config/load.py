@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,8 +12,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from mmrl.config.errors import to_problem
-from mmrl.config.presets import apply_presets
 from mmrl.config.schema import Config, EvalConfig, RlStage, SampleStage, SelectStage, SftStage
+from mmrl.config.schema.presets import (
+    ALGORITHM_PRESETS,
+    REPLAY_PRESETS,
+    RETHINK_PRESETS,
+    PresetSettings,
+    PresetValue,
+)
 from mmrl.config.yaml_tree import (
     MAX_DEPTH,
     ConfigNode,
@@ -57,7 +63,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     root = sources.read(Path(path), error_prefix="")
     for override in overrides:
         root = sources.apply_override(root, override)
-    root = apply_presets(root)
+    root = _apply_presets(root)
     config, invalid = _validate(root, Config)
     # A value that could not be read stands as null, which validation would report a second time.
     unread = {problem.path for problem in sources.problems}
@@ -82,7 +88,7 @@ def load_eval_config(base_settings: Mapping[str, Any], origin: str, overrides: S
     root, _ = parse_yaml(json.dumps(base_settings), lambda line: origin)
     for override in overrides:
         root = sources.apply_override(root or ConfigNode({}, origin), override)
-    root = apply_presets(root or ConfigNode({}, origin))
+    root = _apply_presets(root or ConfigNode({}, origin))
     eval_config, invalid = _validate(root, EvalConfig)
     problems = sources.problems + invalid
     if eval_config is None or problems:
@@ -251,6 +257,60 @@ def _set_value(node: ConfigNode, path: KeyPath, value: ConfigNode) -> ConfigNode
     mapping = dict(node.value) if isinstance(node.value, dict) else {}
     mapping[str(key)] = _set_value(mapping.get(str(key), ConfigNode(None, COMMAND_LINE_ORIGIN)), rest, value)
     return ConfigNode(mapping, node.origin)
+
+
+def _apply_presets(root: ConfigNode) -> ConfigNode:
+    """Return the tree with every preset filled in. An unknown name stays, for validation to refuse it."""
+    if not isinstance(root.value, dict):
+        return root
+    filled = dict(root.value)
+    if "stages" in filled:
+        filled["stages"] = _map_list_items(filled["stages"], _apply_stage_presets)
+    if "evaluation" in filled:
+        filled["evaluation"] = _apply_step_presets(filled["evaluation"])
+    return ConfigNode(filled, root.origin)
+
+
+def _apply_stage_presets(stage: ConfigNode) -> ConfigNode:
+    if isinstance(stage.value, dict) and "replay" in stage.value:
+        replay = _merge_over_preset(stage.value["replay"], "preset", REPLAY_PRESETS)
+        stage = ConfigNode({**stage.value, "replay": replay}, stage.origin)
+    return _apply_step_presets(_merge_over_preset(stage, "algorithm", ALGORITHM_PRESETS))
+
+
+def _apply_step_presets(owner: ConfigNode) -> ConfigNode:
+    """Return a stage, or the evaluation, with the presets of its rollout steps filled in."""
+    if not isinstance(owner.value, dict) or "rollout_steps" not in owner.value:
+        return owner
+    steps = _map_list_items(owner.value["rollout_steps"], _apply_rethink_preset)
+    return ConfigNode({**owner.value, "rollout_steps": steps}, owner.origin)
+
+
+def _apply_rethink_preset(step: ConfigNode) -> ConfigNode:
+    return _merge_over_preset(step, "preset", RETHINK_PRESETS)
+
+
+def _map_list_items(node: ConfigNode, fill: Callable[[ConfigNode], ConfigNode]) -> ConfigNode:
+    return ConfigNode(list(map(fill, node.value)), node.origin) if isinstance(node.value, list) else node
+
+
+def _merge_over_preset(node: ConfigNode, key: str, presets: Mapping[Any, PresetSettings]) -> ConfigNode:
+    """Return a mapping merged over the preset that its `key` names."""
+    if not isinstance(node.value, dict) or key not in node.value:
+        return node
+    # Compared one by one: an invalid value, a list for example, cannot be looked up in a mapping.
+    for name, settings in presets.items():
+        if node.value[key].value == name:
+            return merge_nodes(_to_node(settings, f"{key} {name}"), node)
+    return node
+
+
+def _to_node(value: PresetValue, origin: str) -> ConfigNode:
+    if isinstance(value, Mapping):
+        return ConfigNode({key: _to_node(inner, origin) for key, inner in value.items()}, origin)
+    if value is None or isinstance(value, str | int | float):
+        return ConfigNode(value, origin)
+    return ConfigNode([_to_node(inner, origin) for inner in value], origin)
 
 
 def _validate(root: ConfigNode, schema: type[SchemaT]) -> tuple[SchemaT | None, list[ConfigProblem]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from mmrl.answer import ResponseFormat
 from mmrl.config import Config
-from mmrl.config.schema import RlStage, SftStage
+from mmrl.config.schema import RlStage, SftStage, matches_conditions
 from mmrl.data.demonstrations import demonstration_text
 from mmrl.types import Sample, Target, UserError
 
@@ -62,7 +62,7 @@ def check_demonstrations(config: Config, samples: Iterable[Sample], response_for
     """
     stages = [stage for stage in config.stages if isinstance(stage, SftStage) and stage.from_stage is None]
     for sample in samples:
-        target_fields = {stage.target_field for stage in stages if stage.accepts(sample)}
+        target_fields = {stage.target_field for stage in stages if matches_conditions(stage.when, sample)}
         for target_field in sorted(target_fields):
             demonstration = demonstration_text(sample, target_field)
             if not isinstance(demonstration, Target):

@@ -89,7 +89,7 @@ class StageData:
         samples = self._samples.train
         if stage.from_stage is not None:
             samples = read_selected_samples(self._outputs / f"{stage.from_stage}.jsonl", samples)
-        return tuple(sample for sample in samples if stage.accepts(sample))
+        return tuple(sample for sample in samples if schema.matches_conditions(stage.when, sample))
 
     def build_order(self, stage: SftStage | RlStage, state: TrainingState) -> DataOrder:
         """Return the order of a stage's samples that `data_order` asks for.
@@ -193,7 +193,7 @@ def _select_phase_samples(
     """Return the samples of a curriculum's phase; raise a UserError if a step needs more."""
     selected = []
     for sample in samples:
-        if phase.matches(sample):
+        if schema.matches_conditions(phase.when, sample):
             selected.append(sample)
     if len(selected) < stage.max_prompts_in_flight:
         raise UserError(

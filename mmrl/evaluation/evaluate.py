@@ -17,7 +17,7 @@ from mmrl.benchmarks.score_responses import changed_verdicts, write_report
 from mmrl.benchmarks.verdict import Verdict, read_verdicts
 from mmrl.checkpoint.hf_export import RUN_CONFIG_FILE
 from mmrl.config import EvalConfig, load_eval_config
-from mmrl.config.schema.eval_command import LlmJudgeConfig
+from mmrl.config.schema.evaluation import LlmJudgeConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_source, load_model

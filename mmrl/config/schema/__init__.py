@@ -1,11 +1,10 @@
 """The schema of a config file: every setting with its type, default, range and meaning. Imports without torch."""
 
-from mmrl.config.schema.base import COMPONENTS, Component, SampleConditions, StrictModel
-from mmrl.config.schema.data import DataConfig, DataSourceConfig, MediaLimitsConfig, RowFilterConfig
+from mmrl.config.schema.base import COMPONENTS, Component, matches_conditions
+from mmrl.config.schema.data import DataConfig, DataSourceConfig, MediaLimitsConfig
 from mmrl.config.schema.data_order import (
     CurriculumOrderConfig,
     CurriculumPhaseConfig,
-    DataOrderConfig,
     MixtureOrderConfig,
     PlateauConfig,
     PriorityOrderConfig,
@@ -13,11 +12,7 @@ from mmrl.config.schema.data_order import (
     SortedOrderConfig,
 )
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
-from mmrl.config.schema.distributed import DeepspeedConfig, DistributedConfig
-from mmrl.config.schema.eval_command import EvalConfig
-from mmrl.config.schema.evaluation import BenchmarkConfig, EvalGenerationConfig, TrainingEvalConfig
-from mmrl.config.schema.group_filter import DynamicSamplingConfig, GroupRewardRangeConfig
-from mmrl.config.schema.health import HealthConfig
+from mmrl.config.schema.evaluation import BenchmarkConfig, EvalConfig, EvalGenerationConfig
 from mmrl.config.schema.model import (
     FromScratchConfig,
     LanguageFromScratchConfig,
@@ -38,13 +33,10 @@ from mmrl.config.schema.objective import (
     RolloutCorrectionConfig,
     SftLossConfig,
 )
-from mmrl.config.schema.presets import AlgorithmName
-from mmrl.config.schema.replay import ReplayConfig
 from mmrl.config.schema.response import (
     BaseRewardConfig,
     GroupRewardConfig,
     ResponseFormatConfig,
-    ResponseSectionConfig,
     RewardFailurePolicy,
     RewardsConfig,
     RewardTermConfig,
@@ -52,9 +44,16 @@ from mmrl.config.schema.response import (
     ScoringConfig,
     WeightScheduleConfig,
 )
-from mmrl.config.schema.rollout_engine import LogprobCheckConfig, RolloutConfig, VllmConfig, VllmServerConfig
+from mmrl.config.schema.rollout_engine import (
+    CustomEngineConfig,
+    LogprobCheckConfig,
+    RolloutConfig,
+    VllmConfig,
+    VllmServerConfig,
+)
 from mmrl.config.schema.rollout_steps import (
     BlindProbeConfig,
+    CustomStepConfig,
     GenerateConfig,
     RethinkConfig,
     RethinkTriggerConfig,
@@ -68,10 +67,11 @@ from mmrl.config.schema.root import (
     CallbackConfig,
     CheckpointsConfig,
     Config,
-    LoggingConfig,
+    DeepspeedConfig,
+    DistributedConfig,
     RunConfig,
-    StageConfig,
 )
+from mmrl.config.schema.selection import DynamicSamplingConfig, GroupRewardRangeConfig, HealthConfig, ReplayConfig
 from mmrl.config.schema.stages import (
     ComponentLrConfig,
     OptimizerConfig,
@@ -85,7 +85,6 @@ from mmrl.config.schema.stages import (
 __all__ = [
     "COMPONENTS",
     "AdvantageConfig",
-    "AlgorithmName",
     "BaseRewardConfig",
     "BenchmarkConfig",
     "BestCheckpointConfig",
@@ -97,9 +96,10 @@ __all__ = [
     "Config",
     "CurriculumOrderConfig",
     "CurriculumPhaseConfig",
+    "CustomEngineConfig",
     "CustomPolicyLossConfig",
+    "CustomStepConfig",
     "DataConfig",
-    "DataOrderConfig",
     "DataSourceConfig",
     "DeepspeedConfig",
     "DifficultyWeightConfig",
@@ -114,7 +114,6 @@ __all__ = [
     "HealthConfig",
     "KlConfig",
     "LanguageFromScratchConfig",
-    "LoggingConfig",
     "LogprobCheckConfig",
     "LoraConfig",
     "LoraTarget",
@@ -129,7 +128,6 @@ __all__ = [
     "ReferenceConfig",
     "ReplayConfig",
     "ResponseFormatConfig",
-    "ResponseSectionConfig",
     "RethinkConfig",
     "RethinkTriggerConfig",
     "RewardFailurePolicy",
@@ -141,9 +139,7 @@ __all__ = [
     "RolloutCorrectionConfig",
     "RolloutStepConfig",
     "RolloutStepConfigs",
-    "RowFilterConfig",
     "RunConfig",
-    "SampleConditions",
     "SampleStage",
     "SamplingConfig",
     "ScoringConfig",
@@ -152,11 +148,8 @@ __all__ = [
     "SftStage",
     "ShuffledOrderConfig",
     "SortedOrderConfig",
-    "StageConfig",
-    "StrictModel",
     "ToolConfig",
     "ToolsConfig",
-    "TrainingEvalConfig",
     "TrainingStage",
     "ValidationConfig",
     "VideoConfig",
@@ -164,4 +157,5 @@ __all__ = [
     "VllmConfig",
     "VllmServerConfig",
     "WeightScheduleConfig",
+    "matches_conditions",
 ]

@@ -15,9 +15,7 @@ from mmrl.config.schema.base import (
     StrictModel,
     check_rising_steps,
     describe_conditions,
-    matches_conditions,
 )
-from mmrl.types import Sample
 
 
 class ShuffledOrderConfig(StrictModel):
@@ -96,10 +94,6 @@ class CurriculumPhaseConfig(StrictModel):
     """The phase ends after so many samples were drawn in it."""
     plateau: PlateauConfig | None = None
     """The phase ends when the reward stops rising."""
-
-    def matches(self, sample: Sample) -> bool:
-        """Return True if the sample meets every condition of `when`."""
-        return matches_conditions(self.when, sample)
 
     def describe(self) -> str:
         """Return the samples and the end of the phase as a phrase."""

@@ -6,14 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from mmrl import types
 from mmrl.config.schema.base import (
     Identifier,
     NonNegativeFloat,
     PositiveInt,
     SampleConditions,
     StrictModel,
-    matches_conditions,
 )
 from mmrl.config.schema.rollout_steps import (
     GENERATE_ONLY,
@@ -62,22 +60,14 @@ class SampleStage(StrictModel):
         return steps
 
     @model_validator(mode="after")
-    def _check_free_tokens(self) -> SampleStage:
+    def _check_sampling(self) -> SampleStage:
         check_free_tokens(self.rollout_steps, self.sampling.max_new_tokens)
-        return self
-
-    @model_validator(mode="after")
-    def _check_sampling_not_greedy(self) -> SampleStage:
         if self.sampling.temperature == 0.0 and self.group_size > 1:
             raise ValueError(
                 f"temperature 0 makes all {self.group_size} rollouts of a prompt equal; use a value above 0, or "
                 "group_size 1"
             )
         return self
-
-    def accepts(self, sample: types.Sample) -> bool:
-        """Return True if the stage uses a sample of its source."""
-        return matches_conditions(self.when, sample)
 
     def describe(self) -> list[tuple[str, str]]:
         """Return labelled facts about the stage's data, beside those about its rollouts."""

@@ -17,9 +17,7 @@ from mmrl.config.schema.base import (
     check_rising_steps,
     find_duplicate,
     format_interval,
-    matches_conditions,
 )
-from mmrl.types import Sample
 
 
 class ResponseSectionConfig(StrictModel):
@@ -143,10 +141,6 @@ class BaseRewardConfig(StrictModel):
     """Options of the function."""
     when: SampleConditions = Field(default_factory=dict)
     """Samples that it applies to: allowed values of `task` or of a column of `meta`. All samples when empty."""
-
-    def applies_to(self, sample: Sample) -> bool:
-        """Return True if the sample meets every condition of `when`."""
-        return matches_conditions(self.when, sample)
 
     def weight_at(self, step: int | None) -> float:
         """Return the weight at a step of the stage; without a step, the weight without its schedule."""

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from mmrl.config.schema.base import NonNegativeInt, PositiveFloat, PositiveFraction, PositiveInt, StrictModel
-from mmrl.config.schema.custom_rollouts import CustomEngineConfig, find_engine_form
+
+
+class CustomEngineConfig(StrictModel):
+    """An engine of the user's own (docs/extending/rollout_engine.md)."""
+
+    fn: str
+    """`module:function` or `./file.py:function`; called with an `EngineContext`, it returns a `Sampler`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the function."""
+
+
+def _find_engine_form(value: object) -> str:
+    """Return the tag by which pydantic reads `rollout.engine`: the `name` of an engine, or a `function`."""
+    return "function" if isinstance(value, dict | CustomEngineConfig) else "name"
+
 
 EngineChoice = Annotated[
     Annotated[Literal["hf", "vllm", "vllm_server"], Tag("name")] | Annotated[CustomEngineConfig, Tag("function")],
-    Discriminator(find_engine_form),
+    Discriminator(_find_engine_form),
 ]
 
 

@@ -16,7 +16,6 @@ from mmrl.config.schema.base import (
     StrictModel,
     find_duplicate,
 )
-from mmrl.config.schema.custom_rollouts import CustomStepConfig, find_step_kind
 from mmrl.config.schema.presets import RETHINK_PRESETS, RethinkPreset, check_preset_applied
 
 RewardTermNames = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -345,13 +344,40 @@ class BlindProbeConfig(StrictModel):
                 return f"with {self.crop_fraction or 0.5:g} of the width and height of each image"
 
 
+class CustomStepConfig(StrictModel):
+    """A rollout step of the user's own (docs/extending/rollout_step.md)."""
+
+    kind: Literal["custom"] = "custom"
+    """Selects this kind of step; may be left out beside `fn`."""
+    fn: str
+    """`module:function` or `./file.py:function`; called with a `RolloutContext`, it returns a `RolloutStep`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the function."""
+    name: Identifier | None = None
+    """Name in messages; the function's own when left out."""
+    max_added_tokens: NonNegativeInt = 0
+    """Tokens that the step may add to a response; vLLM reserves room for them behind the longest prompt."""
+
+    def describe(self) -> list[str]:
+        """Return the step as a line."""
+        name = self.name or self.fn.rpartition(":")[2]
+        return [f"{name}: {self.fn} changes the rollouts; it may add {self.max_added_tokens} tokens to a response"]
+
+
+def _find_step_kind(value: object) -> object:
+    """Return the tag by which pydantic chooses the model of a rollout step: its `kind`, or `custom` beside `fn`."""
+    if isinstance(value, dict):
+        return value.get("kind", "custom" if "fn" in value else None)
+    return getattr(value, "kind", None)
+
+
 RolloutStepConfig = Annotated[
     Annotated[GenerateConfig, Tag("generate")]
     | Annotated[RethinkConfig, Tag("rethink")]
     | Annotated[ToolsConfig, Tag("tools")]
     | Annotated[BlindProbeConfig, Tag("probe")]
     | Annotated[CustomStepConfig, Tag("custom")],
-    Discriminator(find_step_kind),
+    Discriminator(_find_step_kind),
 ]
 RolloutStepConfigs = Annotated[tuple[RolloutStepConfig, ...], Field(min_length=1)]
 GENERATE_ONLY: RolloutStepConfigs = (GenerateConfig(kind="generate"),)

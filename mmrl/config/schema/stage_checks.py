@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mmrl.config.schema.data import DataConfig
@@ -10,6 +10,7 @@ from mmrl.config.schema.data_order import MixtureOrderConfig, ShuffledOrderConfi
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
 from mmrl.config.schema.response import ResponseFormatConfig
 from mmrl.config.schema.stages import RlStage, SftStage
+from mmrl.types import UserError
 
 AnyStage = SftStage | RlStage | SampleStage | SelectStage
 
@@ -146,3 +147,28 @@ def _check_base_reference(stage: RlStage, *, has_adapter: bool) -> None:
         )
     if not stage.loss.kl.coef:
         raise ValueError(f"stage {stage.name!r}: reference.init_from has no effect without `loss.kl.coef`")
+
+
+def check_reward_names(
+    stages: Sequence[AnyStage], reward_names: Collection[str], group_reward_names: Collection[str]
+) -> None:
+    """Check that every reward term and group reward that a stage names exists.
+
+    Raises:
+        UserError: one does not.
+    """
+    training_names = [*reward_names, *group_reward_names]
+    for stage in stages:
+        if isinstance(stage, RlStage):
+            for term in stage.track_rewards:
+                _check_reward_name(term, training_names, f"stage {stage.name!r}: track_rewards")
+            for entry in stage.dynamic_sampling.ranges if stage.dynamic_sampling else ():
+                _check_reward_name(entry.term, training_names, f"stage {stage.name!r}: dynamic_sampling.ranges")
+        if isinstance(stage, SelectStage):
+            for term in stage.correct:
+                _check_reward_name(term, reward_names, f"stage {stage.name!r}: correct")
+
+
+def _check_reward_name(term: str, known: Collection[str], place: str) -> None:
+    if term not in known:
+        raise UserError(f"{place}: there is no reward term {term!r}, but {', '.join(known)}")

@@ -20,7 +20,6 @@ from mmrl.config.schema.base import (
     SampleConditions,
     StrictModel,
     describe_conditions,
-    matches_conditions,
     pluralize,
 )
 from mmrl.config.schema.data_order import (
@@ -29,11 +28,8 @@ from mmrl.config.schema.data_order import (
     PriorityOrderConfig,
     ShuffledOrderConfig,
 )
-from mmrl.config.schema.group_filter import DynamicSamplingConfig
-from mmrl.config.schema.health import HealthConfig
 from mmrl.config.schema.objective import AdvantageConfig, LossConfig, ReferenceConfig
 from mmrl.config.schema.presets import ALGORITHM_PRESETS, AlgorithmName, check_preset_applied
-from mmrl.config.schema.replay import ReplayConfig
 from mmrl.config.schema.rollout_steps import (
     GENERATE_ONLY,
     GenerateConfig,
@@ -42,7 +38,7 @@ from mmrl.config.schema.rollout_steps import (
     check_free_tokens,
     check_rollout_steps,
 )
-from mmrl.types import Sample
+from mmrl.config.schema.selection import DynamicSamplingConfig, HealthConfig, ReplayConfig
 
 
 class SamplingConfig(StrictModel):
@@ -179,10 +175,6 @@ class TrainingStage(StrictModel):
     max_nonfinite_steps: PositiveInt = 5
     """Steps in a row without a finite gradient that end the run. Such a step changes no weight, and its samples are
     kept."""
-
-    def accepts(self, sample: Sample) -> bool:
-        """Return True if the stage trains on a sample of its source."""
-        return matches_conditions(self.when, sample)
 
     @property
     def order_depends_on_rewards(self) -> bool:
