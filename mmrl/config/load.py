@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -70,7 +70,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     problems = sources.problems + [problem for problem in invalid if problem.path not in unread]
     if config is None or problems:
         raise UserError("\n".join(map(str, problems)))
-    return LoadedConfig(config=config, origins=_find_origins(config, root), files=tuple(sources.files))
+    origins = {}
+    for setting, _ in iter_leaves(config.model_dump(mode="json")):
+        node, depth = root.find_nearest(setting)
+        origins[format_path(setting)] = node.origin if depth == len(setting) else DEFAULT_ORIGIN
+    return LoadedConfig(config=config, origins=MappingProxyType(origins), files=tuple(sources.files))
 
 
 def load_eval_config(base_settings: Mapping[str, Any], origin: str, overrides: Sequence[str]) -> EvalConfig:
@@ -264,8 +268,9 @@ def _apply_presets(root: ConfigNode) -> ConfigNode:
     if not isinstance(root.value, dict):
         return root
     filled = dict(root.value)
-    if "stages" in filled:
-        filled["stages"] = _map_list_items(filled["stages"], _apply_stage_presets)
+    stages = filled.get("stages")
+    if stages is not None and isinstance(stages.value, list):
+        filled["stages"] = ConfigNode(list(map(_apply_stage_presets, stages.value)), stages.origin)
     if "evaluation" in filled:
         filled["evaluation"] = _apply_step_presets(filled["evaluation"])
     return ConfigNode(filled, root.origin)
@@ -282,16 +287,11 @@ def _apply_step_presets(owner: ConfigNode) -> ConfigNode:
     """Return a stage, or the evaluation, with the presets of its rollout steps filled in."""
     if not isinstance(owner.value, dict) or "rollout_steps" not in owner.value:
         return owner
-    steps = _map_list_items(owner.value["rollout_steps"], _apply_rethink_preset)
-    return ConfigNode({**owner.value, "rollout_steps": steps}, owner.origin)
-
-
-def _apply_rethink_preset(step: ConfigNode) -> ConfigNode:
-    return _merge_over_preset(step, "preset", RETHINK_PRESETS)
-
-
-def _map_list_items(node: ConfigNode, fill: Callable[[ConfigNode], ConfigNode]) -> ConfigNode:
-    return ConfigNode(list(map(fill, node.value)), node.origin) if isinstance(node.value, list) else node
+    steps = owner.value["rollout_steps"]
+    if not isinstance(steps.value, list):
+        return owner
+    filled = [_merge_over_preset(step, "preset", RETHINK_PRESETS) for step in steps.value]
+    return ConfigNode({**owner.value, "rollout_steps": ConfigNode(filled, steps.origin)}, owner.origin)
 
 
 def _merge_over_preset(node: ConfigNode, key: str, presets: Mapping[Any, PresetSettings]) -> ConfigNode:
@@ -322,11 +322,3 @@ def _validate(root: ConfigNode, schema: type[SchemaT]) -> tuple[SchemaT | None, 
         for detail in error.errors():
             problems.append(to_problem(detail, root, schema))
         return None, [problem for problem in problems if problem is not None]
-
-
-def _find_origins(config: Config, root: ConfigNode) -> Mapping[str, str]:
-    origins = {}
-    for path, _ in iter_leaves(config.model_dump(mode="json")):
-        node, depth = root.find_nearest(path)
-        origins[format_path(path)] = node.origin if depth == len(path) else DEFAULT_ORIGIN
-    return MappingProxyType(origins)

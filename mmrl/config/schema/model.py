@@ -170,7 +170,7 @@ class ModelConfig(StrictModel):
     """A prompt of more tokens is refused, never cut."""
 
     @model_validator(mode="after")
-    def _check_one_source(self) -> ModelConfig:
+    def _check_options(self) -> ModelConfig:
         if (self.path is None) == (self.from_scratch is None):
             raise ValueError("set exactly one of `path` (a folder or hub id) and `from_scratch` (a tiny new model)")
         if self.family is not None and self.from_scratch is not None:
@@ -179,10 +179,6 @@ class ModelConfig(StrictModel):
             )
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels {self.min_pixels} exceeds max_pixels {self.max_pixels}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_trainable(self) -> ModelConfig:
         for target in self.lora.targets if self.lora else ():
             if _component_of(target) in self.freeze:
                 raise ValueError(f"`lora` targets {target}, which `freeze` forbids; take it out of one of them")

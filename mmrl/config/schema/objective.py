@@ -28,10 +28,6 @@ class DifficultyWeightConfig(StrictModel):
     max_weight: PositiveFloat = 1.0
     """The factor at p = 1/2."""
 
-    def describe(self) -> str:
-        """Return the factor as a formula."""
-        return f"4 · {self.max_weight:g} · p (1 - p), p the group's mean of {self.term}"
-
 
 class AdvantageConfig(StrictModel):
     """A_i = (R_i - baseline) / scale."""
@@ -90,7 +86,8 @@ class AdvantageConfig(StrictModel):
         if self.outlier_std is not None:
             lines.append(f"then A_i becomes 0 where it is more than {self.outlier_std:g} std(A) from mean(A)")
         if self.difficulty_weight is not None:
-            lines.append(f"then times {self.difficulty_weight.describe()}")
+            weight = self.difficulty_weight
+            lines.append(f"then times 4 · {weight.max_weight:g} · p (1 - p), p the group's mean of {weight.term}")
         return "\n".join(lines)
 
     def _describe_formula(self, over_group: str) -> str:
@@ -287,25 +284,21 @@ class LossConfig(StrictModel):
             )
         if self.dual_clip is not None and self.policy_loss == "cispo":
             raise ValueError("dual_clip bounds the clipped policy loss; cispo has `clip_high` for that")
-        if isinstance(self.policy_loss, CustomPolicyLossConfig):
-            self._check_custom_policy_loss()
-        if self.fixed_length is not None and self.aggregation != "fixed":
-            raise ValueError(f"fixed_length is for `aggregation: fixed`, not for {self.aggregation!r}")
-        return self
-
-    def _check_custom_policy_loss(self) -> None:
-        """Refuse options of the built-in losses that a function would never see."""
-        if self.importance_ratio_level != "token":
+        is_custom = isinstance(self.policy_loss, CustomPolicyLossConfig)
+        if is_custom and self.importance_ratio_level != "token":
             raise ValueError(
                 f"`policy_loss.fn` computes its own ratio, so `importance_ratio_level: {self.importance_ratio_level}` "
                 "would have no effect; take it out, or an `algorithm` that sets it"
             )
         for name in ("dual_clip", "log_ratio_clip"):
-            if getattr(self, name) is not None:
+            if is_custom and getattr(self, name) is not None:
                 raise ValueError(
                     f"`policy_loss.fn` computes its own ratio, so `{name}` would have no effect; make it an option of "
                     "the function, in `policy_loss.args`"
                 )
+        if self.fixed_length is not None and self.aggregation != "fixed":
+            raise ValueError(f"fixed_length is for `aggregation: fixed`, not for {self.aggregation!r}")
+        return self
 
     def describe_formula(self, max_new_tokens: int) -> str:
         """Return the loss as one line: L = ..."""
@@ -319,7 +312,14 @@ class LossConfig(StrictModel):
                 sums = f"(1/({length} S)) Σ_i Σ_t" if length > 1 else "(1/S) Σ_i Σ_t"
         weight = "" if self.rollout_correction.method == "none" else "w_t "
         sign = "" if isinstance(self.policy_loss, CustomPolicyLossConfig) else "-"
-        return f"L = {sign}{sums} {weight}{self._describe_policy_loss()}{self._describe_added_terms()}"
+        formula = f"L = {sign}{sums} {weight}{self._describe_policy_loss()}"
+        if self.kl.coef and self.kl.apply_to == "loss":
+            formula += f" + {self.kl.coef:g} · KL"
+        if self.entropy.coef:
+            formula += f" - {self.entropy.coef:g} · H"
+        if self.sft_loss.coef:
+            formula += f" + {self.sft_loss.coef:g} · NLL"
+        return formula
 
     def describe_ratio(self) -> str:
         """Return the importance ratio as a formula."""
@@ -378,16 +378,6 @@ class LossConfig(StrictModel):
             case CustomPolicyLossConfig(fn=fn, args=args):
                 options = "".join(f", {name}={value!r}" for name, value in args.items())
                 return f"l_t, l = {fn}(log π, log π_old, {advantage}{options})"
-
-    def _describe_added_terms(self) -> str:
-        text = ""
-        if self.kl.coef and self.kl.apply_to == "loss":
-            text += f" + {self.kl.coef:g} · KL"
-        if self.entropy.coef:
-            text += f" - {self.entropy.coef:g} · H"
-        if self.sft_loss.coef:
-            text += f" + {self.sft_loss.coef:g} · NLL"
-        return text
 
 
 class ReferenceConfig(StrictModel):

@@ -54,14 +54,10 @@ class ResponseFormatConfig(StrictModel):
     """Append a sentence to the question that states the format."""
 
     @model_validator(mode="after")
-    def _check_unique_tags(self) -> ResponseFormatConfig:
+    def _check_options(self) -> ResponseFormatConfig:
         duplicate = find_duplicate([self.answer_tag, self.think_tag, *(section.tag for section in self.sections)])
         if duplicate is not None:
             raise ValueError(f"two parts of a response are named {duplicate!r}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_stop_strings(self) -> ResponseFormatConfig:
         if self.stop_at_answer and self.style != "tags":
             raise ValueError(f"stop_at_answer needs `style: tags`: style {self.style!r} has no closing tag to stop at")
         if "" in self.stop_strings:
@@ -235,19 +231,6 @@ class RewardsConfig(ScoringConfig):
         if self.combine == "product" and any(term.weight < 0 for term in self.terms):
             raise ValueError("combine product takes weights as exponents: they must be 0 or more")
         return self
-
-    @property
-    def non_additive_part(self) -> str:
-        """A clause naming what makes the total more than a constant weighted sum of terms; empty if nothing does."""
-        if self.combine != "sum":
-            return f"rewards.combine {self.combine!r} does not"
-        for term in self.terms:
-            if term.requires is not None or term.transform != RewardTransformConfig():
-                return f"term {term.fn} has `requires` or a transform, which that would ignore"
-        for reward in (*self.terms, *self.group_rewards):
-            if reward.schedule is not None:
-                return f"term {reward.fn} has a schedule, which that would ignore"
-        return ""
 
     def describe(self) -> str:
         """Return the total as a formula, then its terms, a line each."""

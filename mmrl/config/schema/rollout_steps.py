@@ -132,10 +132,6 @@ class RethinkConfig(StrictModel):
                 raise ValueError(f"no trigger is for {verdict} first responses; add one, or set `only`")
         if self.keep == "improved" and self.only == "correct":
             raise ValueError("`keep: improved` drops every continuation where `only` is correct")
-        return self
-
-    @model_validator(mode="after")
-    def _check_preset(self) -> RethinkConfig:
         check_preset_applied(f"preset {self.preset!r}", RETHINK_PRESETS[self.preset], self.model_fields_set)
         return self
 
@@ -177,15 +173,13 @@ class RethinkConfig(StrictModel):
             text += f", of groups with {low:g} to {high:g} correct"
         if self.max_attempts_per_group is not None:
             text += f", at most {self.max_attempts_per_group} of a group"
-        text += f" are continued behind {self._describe_triggers()}"
+        behind = "a forced trigger" if len(self.triggers) == 1 else f"one of {len(self.triggers)} forced triggers"
+        text += f" are continued behind {behind}"
         used = temperature if self.temperature is None else self.temperature
         text += f" at temperature {used:g}, with at most {self.max_new_tokens} tokens"
         if self.cut_answer_fraction:
             text += f"; in {self.cut_answer_fraction:.0%} the last answer is cut off first"
         return text
-
-    def _describe_triggers(self) -> str:
-        return "a forced trigger" if len(self.triggers) == 1 else f"one of {len(self.triggers)} forced triggers"
 
     def _describe_kept(self) -> str:
         match self.keep:
@@ -322,26 +316,24 @@ class BlindProbeConfig(StrictModel):
 
     def describe(self) -> list[str]:
         """Return the step as a line."""
-        often = "every step" if self.every == 1 else f"every {self.every} steps"
-        return [
-            f"probe {step_name(self)}: {often}, {self.rollouts_per_prompt} more of each prompt "
-            f"{self._describe_corruption()}; they are scored and never train"
-        ]
-
-    def _describe_corruption(self) -> str:
         match self.corruption:
             case "left_out":
-                return "without its images and videos"
+                hidden = "without its images and videos"
             case "grey":
-                return "with its images and videos painted grey"
+                hidden = "with its images and videos painted grey"
             case "noise":
-                return "with noise in place of its images and videos"
+                hidden = "with noise in place of its images and videos"
             case "swapped":
-                return "with the images and videos of another sample"
+                hidden = "with the images and videos of another sample"
             case "shuffled":
-                return "with the frames of its videos in another order"
+                hidden = "with the frames of its videos in another order"
             case "cropped":
-                return f"with {self.crop_fraction or 0.5:g} of the width and height of each image"
+                hidden = f"with {self.crop_fraction or 0.5:g} of the width and height of each image"
+        often = "every step" if self.every == 1 else f"every {self.every} steps"
+        return [
+            f"probe {step_name(self)}: {often}, {self.rollouts_per_prompt} more of each prompt {hidden}; they are "
+            "scored and never train"
+        ]
 
 
 class CustomStepConfig(StrictModel):

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from mmrl.config.schema.base import COMPONENTS, FileName, NonNegativeInt, PositiveFloat, PositiveInt, StrictModel
+from mmrl.config.schema.base import FileName, NonNegativeInt, PositiveFloat, PositiveInt, StrictModel
 from mmrl.config.schema.data import DataConfig
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
 from mmrl.config.schema.evaluation import TrainingEvalConfig
 from mmrl.config.schema.model import ModelConfig
 from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
-from mmrl.config.schema.stage_checks import check_stage_dependencies
+from mmrl.config.schema.stage_checks import check_stages
 from mmrl.config.schema.stages import RlStage, SftStage
 
 StageConfig: TypeAlias = SftStage | RlStage | SampleStage | SelectStage
@@ -143,74 +143,19 @@ class Config(StrictModel):
     @property
     def training_stages(self) -> tuple[SftStage | RlStage, ...]:
         """The stages that train."""
-        return _training_stages(self.stages)
+        return tuple(stage for stage in self.stages if isinstance(stage, SftStage | RlStage))
 
     @property
     def uses_async_rollouts(self) -> bool:
         """True if a stage generates rollouts while it trains."""
-        return _find_async_stage(self.stages) is not None
-
-    # A field validator sees the sections above its field, as far as they are valid themselves.
+        return any(isinstance(stage, RlStage) and stage.async_rollouts for stage in self.stages)
 
     @field_validator("stages")
     @classmethod
     def _check_stages(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
-        names = [stage.name for stage in stages]
-        if len(set(names)) < len(names):
-            raise ValueError(f"stage names must be unique, got {', '.join(names)}")
-        training = _training_stages(stages)
-        if not training:
-            raise ValueError("no stage trains; a run needs one of kind sft or rl")
-        if "model" in info.data:
-            _check_shared_prefix(training, info.data["model"])
-        if "data" in info.data:
-            _check_validation(training, info.data["data"])
-        if "rewards" in info.data:
-            _check_per_term_advantages(stages, info.data["rewards"])
-        return stages
-
-    @field_validator("stages")
-    @classmethod
-    def _check_stage_dependencies(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
-        check_stage_dependencies(stages, info.data)
-        return stages
-
-    @field_validator("stages")
-    @classmethod
-    def _check_engine_sampling(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
-        engine = info.data["rollout"].engine if "rollout" in info.data else "hf"
-        for stage in stages:
-            if not isinstance(stage, RlStage) or engine not in ("vllm", "vllm_server"):
-                continue
-            if stage.sampling.top_k or stage.sampling.top_p < 1.0:
-                raise ValueError(
-                    f"stage {stage.name!r} has `sampling.top_p` or `top_k`, whose log-probabilities vLLM renormalises "
-                    "and the learner does not; leave them out, or use `rollout.engine: hf`"
-                )
-        return stages
-
-    @field_validator("stages")
-    @classmethod
-    def _check_async_engine(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
-        stage = _find_async_stage(stages)
-        if stage is not None and "rollout" in info.data and info.data["rollout"].engine == "vllm":
-            raise ValueError(
-                f"stage {stage.name!r} has `async_rollouts`, and rollout.engine vllm takes turns with the learner; use "
-                "vllm_server, or leave out `async_rollouts`"
-            )
-        return stages
-
-    @field_validator("stages")
-    @classmethod
-    def _check_component_lrs(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
-        trained = info.data["model"].trainable_components if "model" in info.data else COMPONENTS
-        for stage in _training_stages(stages):
-            components = stage.optimizer.lr_by_component.model_dump(exclude_none=True).keys()
-            idle = sorted(components - set(trained))
-            if idle:
-                raise ValueError(
-                    f"stage {stage.name!r} has `optimizer.lr_by_component.{idle[0]}`, but {idle[0]} is not trained"
-                )
+        # `info.data` holds the sections above this field, as far as they are valid themselves: a mistake in one of them
+        # is reported beside those found here.
+        check_stages(stages, info.data)
         return stages
 
     @field_validator("checkpoints")
@@ -239,43 +184,10 @@ class Config(StrictModel):
                 "zero_stage 0 makes a wrong first update of a bfloat16 model; use zero_stage: 1, or model.dtype=float32"
             )
         copies_model = "rollout" in info.data and info.data["rollout"].engine == "hf"
-        if copies_model and _find_async_stage(info.data.get("stages", ())) is not None:
+        stages: StageConfigs = info.data.get("stages", ())
+        if copies_model and any(isinstance(stage, RlStage) and stage.async_rollouts for stage in stages):
             raise ValueError(
                 "a stage has `async_rollouts`, for which the engine hf keeps a whole second model on every rank; use "
                 "rollout.engine vllm_server, or leave out `async_rollouts`"
             )
         return deepspeed
-
-
-def _training_stages(stages: StageConfigs) -> tuple[SftStage | RlStage, ...]:
-    return tuple(stage for stage in stages if isinstance(stage, SftStage | RlStage))
-
-
-def _find_async_stage(stages: StageConfigs) -> RlStage | None:
-    for stage in stages:
-        if isinstance(stage, RlStage) and stage.async_rollouts:
-            return stage
-    return None
-
-
-def _check_shared_prefix(stages: tuple[SftStage | RlStage, ...], model: ModelConfig) -> None:
-    for stage in stages:
-        if stage.shared_prefix == "on" and model.attn_implementation == "eager":
-            raise ValueError(
-                f"stage {stage.name!r} has `shared_prefix: on`, which eager `model.attn_implementation` cannot do"
-            )
-
-
-def _check_validation(stages: tuple[SftStage | RlStage, ...], data: DataConfig) -> None:
-    for stage in stages:
-        if stage.validation and not data.validation:
-            raise ValueError(f"stage {stage.name!r} has `validation`, which needs `data.validation`")
-
-
-def _check_per_term_advantages(stages: StageConfigs, rewards: RewardsConfig) -> None:
-    """Refuse `advantage.combine: per_term` where the total is not a constant weighted sum of the terms."""
-    for stage in stages:
-        if isinstance(stage, RlStage) and stage.advantage.combine == "per_term" and rewards.non_additive_part:
-            raise ValueError(
-                f"stage {stage.name!r}: advantage.combine per_term sums terms by weight; {rewards.non_additive_part}"
-            )

@@ -120,10 +120,6 @@ class ReplayConfig(StrictModel):
                 "`resample_fresh` draws with replacement, which `without_replacement` forbids; "
                 "set `without_replacement: false`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_preset(self) -> ReplayConfig:
         check_preset_applied(f"preset {self.preset!r}", REPLAY_PRESETS[self.preset], self.model_fields_set)
         return self
 

@@ -229,16 +229,12 @@ class SftStage(TrainingStage):
         return self.batch_size
 
     @model_validator(mode="after")
-    def _check_tools_target(self) -> SftStage:
+    def _check_options(self) -> SftStage:
         if self.rollout_steps and self.target_field != "response":
             raise ValueError(
                 f"only a whole response can call a tool, and target_field is {self.target_field!r}; set "
                 "`target_field: response`, or leave out `rollout_steps`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_data_order(self) -> SftStage:
         if self.order_depends_on_rewards:
             raise ValueError(f"data_order {self.data_order.kind!r} follows rewards here, and an sft stage has none")
         return self
@@ -330,15 +326,11 @@ class RlStage(TrainingStage):
         return next(step for step in self.rollout_steps if isinstance(step, GenerateConfig))
 
     @model_validator(mode="after")
-    def _check_data_order(self) -> RlStage:
+    def _check_options(self) -> RlStage:
         if self.order_depends_on_rewards and not self.track_rewards:
             raise ValueError(
                 f"data_order {self.data_order.kind!r} follows rewards: name the terms to follow in `track_rewards`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_group_size(self) -> RlStage:
         if self.group_size < 2 and self.advantage.compares_within_group:
             raise ValueError(
                 f"group_size {self.group_size} leaves a group nothing to compare: every advantage would be 0; "
@@ -357,7 +349,13 @@ class RlStage(TrainingStage):
                 f"num_mini_batches {self.num_mini_batches} leaves some without a group of prompts_per_step "
                 f"{self.prompts_per_step}"
             )
-        key = self._key_needing_start_logprobs
+        key = ""
+        if self.loss.old_logprobs == "recomputed":
+            key = "loss.old_logprobs: recomputed"
+        elif self.loss.kl.coef > 0.0 and self.loss.kl.apply_to == "reward":
+            key = "loss.kl.apply_to: reward"
+        elif self.replay is not None and self.replay.old_logprobs == "recomputed":
+            key = "replay.old_logprobs: recomputed"
         if self.num_mini_batches > 1 and key:
             raise ValueError(
                 f"num_mini_batches with `{key}`: that needs the learner's log-probabilities at the start of the step, "
@@ -365,32 +363,14 @@ class RlStage(TrainingStage):
             )
         return self
 
-    @property
-    def _key_needing_start_logprobs(self) -> str:
-        if self.loss.old_logprobs == "recomputed":
-            return "loss.old_logprobs: recomputed"
-        if self.loss.kl.coef > 0.0 and self.loss.kl.apply_to == "reward":
-            return "loss.kl.apply_to: reward"
-        if self.replay is not None and self.replay.old_logprobs == "recomputed":
-            return "replay.old_logprobs: recomputed"
-        return ""
-
     @model_validator(mode="after")
-    def _check_free_tokens(self) -> RlStage:
+    def _check_rollouts_and_preset(self) -> RlStage:
         check_free_tokens(self.rollout_steps, self.sampling.max_new_tokens)
-        return self
-
-    @model_validator(mode="after")
-    def _check_async_rollouts(self) -> RlStage:
         if self.async_rollouts and self.has_partial_rollouts:
             raise ValueError(
                 "`partial_rollout_tokens` lets groups wait for any number of steps, and `async_rollouts` promises "
                 "rollouts that are one step old at most; take out one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_algorithm(self) -> RlStage:
         for part, settings in ALGORITHM_PRESETS[self.algorithm].items():
             given = getattr(self, part).model_fields_set
             check_preset_applied(f"algorithm {self.algorithm!r}", settings, given, f"{part}.")
