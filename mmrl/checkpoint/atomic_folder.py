@@ -83,18 +83,45 @@ def report_save_errors(folder: Path) -> Iterator[None]:
         UserError: the disk is full or not writable.
     """
     try:
-        with _unwrap_os_errors():
-            yield
-    except OSError as error:
-        raise UserError(_format_save_error(folder, error)) from error
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        cause = _find_os_error(error)
+        if cause is None:
+            raise
+        free_bytes = shutil.disk_usage(folder.parent).free if folder.parent.exists() else 0
+        # EDQUOT is a full quota, EFBIG a limit on the size of a file: deleting something helps against all three.
+        is_full = cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "free some space" if is_full else "make the folder writable"
+        raise UserError(
+            f"cannot save {folder}: {cause.strerror or cause} ({free_bytes / 2**20:.0f} MiB free there). Nothing was "
+            f"half-written and earlier checkpoints are intact; {advice} and run the same command to go on"
+        ) from error
+
+
+def _find_os_error(error: Exception) -> OSError | None:
+    """Return the error of the operating system behind one of safetensors or torch.save, None if there is none."""
+    if isinstance(error, SafetensorError):
+        # safetensors is written in Rust, and gives the number of the OS error in its text alone.
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
+    if isinstance(error, RuntimeError):
+        # torch.save raises a RuntimeError of its own while it handles the OSError of the file it writes to.
+        return error.__context__ if isinstance(error.__context__, OSError) else None
+    return error if isinstance(error, OSError) else None
 
 
 def create_partial(folder: Path) -> Path:
-    """Create the empty partial folder of `folder`, which `commit_partial` or `discard_partial` ends."""
+    """Create the empty partial folder of `folder`, which `commit_partial` or `discard_partial` ends.
+
+    Raises:
+        UserError: the disk is full or not writable.
+    """
     partial_folder = partial_path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(partial_folder, ignore_errors=True)
-    partial_folder.mkdir()
+    with report_save_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # A killed run may have left one behind, with files of another number of ranks.
+        shutil.rmtree(partial_folder, ignore_errors=True)
+        partial_folder.mkdir()
     return partial_folder
 
 
@@ -184,31 +211,3 @@ def _read_hashes(folder: Path, required: Sequence[str]) -> dict[str, str] | str:
             return f"{name} is missing"
     # A required file without a hash cannot be checked: the empty one matches nothing, so it counts as damaged.
     return dict.fromkeys(required, "") | hashes
-
-
-@contextmanager
-def _unwrap_os_errors() -> Iterator[None]:
-    """Raise the OSError of a full disk in place of what safetensors and torch.save make of it."""
-    try:
-        yield
-    except SafetensorError as error:
-        # safetensors is written in Rust, and gives the number of the OS error in its text alone.
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-    except RuntimeError as error:
-        # torch.save raises a RuntimeError of its own while it handles the OSError of the file it writes to.
-        if not isinstance(error.__context__, OSError):
-            raise
-        raise error.__context__ from None
-
-
-def _format_save_error(folder: Path, error: OSError) -> str:
-    free_bytes = shutil.disk_usage(folder.parent).free if folder.parent.exists() else 0
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    advice = "free some space" if is_full else "make the folder writable"
-    return (
-        f"cannot save {folder}: {error.strerror or error} ({free_bytes / 2**20:.0f} MiB free there). Nothing was "
-        f"half-written and earlier checkpoints are intact; {advice} and run the same command to go on"
-    )

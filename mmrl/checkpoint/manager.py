@@ -106,7 +106,7 @@ class CheckpointManager:
         """
         self.wait()
         folder = self._folder / str(StepId(snapshot.state.stage_index, snapshot.state.step))
-        self._ranks.on_rank0(partial(_create_partial, folder))
+        self._ranks.on_rank0(partial(create_partial, folder))
         if self._options.async_save:
             self._settle_requested.clear()
             future = self._pool.submit(self._write_in_background, folder, copy_to_cpu(snapshot), before_write)
@@ -236,7 +236,10 @@ def find_checkpoint(
         newest = _find_newest_intact(checkpoints, warn, SingleProcess())
         if newest is not None:
             return newest
-    chosen = _find_best(saved, best) if name == "best" else _find_by_name(saved, name)
+    if name == "best":
+        chosen = _find_best(saved, best)
+    else:
+        chosen = next((step_id for step_id, folder in saved.items() if folder.name == name), None)
     if chosen is None:
         listed = ", ".join(folder.name for _, folder in sorted(saved.items())) or "none"
         hint = "; `best` needs checkpoints.best" if name == "best" and best is None else ""
@@ -259,11 +262,6 @@ def prune_checkpoints(checkpoints: Path, options: CheckpointsConfig) -> None:
     for step_id in saved.keys() - kept:
         shutil.rmtree(saved[step_id])
     remove_leftovers(checkpoints)
-
-
-def _create_partial(folder: Path) -> None:
-    with report_save_errors(folder):
-        create_partial(folder)
 
 
 def _find_newest_intact(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks) -> Path | None:
@@ -294,13 +292,6 @@ def _find_best(saved: Mapping[StepId, Path], best: BestCheckpointConfig | None) 
             signed_metrics[step_id] = sign * metric
     # max returns the first of equal values, which is the earliest.
     return max(signed_metrics, key=signed_metrics.__getitem__, default=None)
-
-
-def _find_by_name(saved: Mapping[StepId, Path], name: str | None) -> StepId | None:
-    for step_id, folder in saved.items():
-        if folder.name == name:
-            return step_id
-    return None
 
 
 def _list_checkpoints(checkpoints: Path) -> dict[StepId, Path]:
