@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import mmrl
-from mmrl.cli import config, data, eval, explain, export, reward, train
+from mmrl.cli import config, data, eval, export, reward, train
 from mmrl.distributed.ranks import RankLostError
 from mmrl.types import UserError
 
@@ -72,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     # DeepSpeed's launcher passes it to every process; the environment has the same number.
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for command in (train, eval, export, data, reward, explain, config):
+    for command in (train, eval, export, data, reward, config):
         command.add_parser(commands)
     return parser
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from mmrl.config.schema.data import DataConfig
-from mmrl.config.schema.data_order import MixtureOrderConfig, ShuffledOrderConfig
+from mmrl.config.schema.data import DataConfig, MixtureOrderConfig, ShuffledOrderConfig
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
 from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig, RewardTransformConfig
 from mmrl.config.schema.stages import RlStage, SftStage

@@ -22,7 +22,7 @@ from mmrl.config.schema.base import (
     describe_conditions,
     pluralize,
 )
-from mmrl.config.schema.data_order import (
+from mmrl.config.schema.data import (
     CurriculumOrderConfig,
     DataOrderConfig,
     PriorityOrderConfig,
