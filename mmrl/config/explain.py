@@ -12,11 +12,6 @@ from mmrl.config.schema.rollout_steps import describe_rollout_steps
 _LABEL_WIDTH = 11
 _MAX_VALUE_WIDTH = 40
 
-_ASYNC_TEXT = (
-    "from the second step on, rollouts are generated while the step before trains\n"
-    "so the policy that generated them is one version older than the one that trains on them"
-)
-
 
 def explain(loaded: LoadedConfig) -> str:
     """Return every resolved setting with its origin, then the objective of each stage."""
@@ -81,8 +76,9 @@ def _explain_stage(config: Config, index: int) -> str:
 
 def _explain_rl(config: Config, stage: RlStage) -> list[tuple[str, str]]:
     facts = [("each step", stage.describe_step()), *_explain_rollouts(stage)]
-    if stage.async_rollouts:
-        facts.append(("async", _ASYNC_TEXT))
+    off_policy = stage.describe_off_policy()
+    if off_policy:
+        facts.append(("off-policy", off_policy))
     facts.append(("reward", config.rewards.describe()))
     if stage.dynamic_sampling:
         facts.append(("filter", stage.dynamic_sampling.describe(stage.prompts_per_step)))

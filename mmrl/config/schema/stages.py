@@ -404,18 +404,44 @@ class RlStage(TrainingStage):
 
     def _describe_ratio(self) -> str:
         loss = self.loss
-        # Rollouts of the step before have another policy's log-probabilities even in a step of one update.
-        stale = self.async_rollouts and loss.rollout_correction.method == "none"
+        # A rollout that waited for a later step keeps its recorded log-probs, even in a step of one update. With a
+        # correction the learner's own take their place, but not in groups carried over (mmrl/algo/staleness.py).
+        waits = self.async_rollouts or self.has_partial_rollouts
+        keeps_recorded = self._carries_groups or (waits and loss.rollout_correction.method == "none")
         old = "as recorded while sampling"
         if loss.old_logprobs == "recomputed":
             old = "computed by the learner as the step begins"
-            if stale:
-                old += ", of rollouts that are a version old as recorded while sampling"
+            if keeps_recorded:
+                old += ", but as recorded while sampling for rollouts of an older policy"
         clipping = f"clipped per {loss.importance_ratio_level}".replace("_", " ")
-        if self.ppo_epochs == 1 and self.num_mini_batches == 1 and not stale:
+        if self.ppo_epochs == 1 and self.num_mini_batches == 1 and not keeps_recorded:
             reason = "as each rollout is used once" if self.replay is None else "but for replayed rollouts"
             clipping = f"1 up to rounding, {reason}"
         return f"{loss.describe_ratio()}, π_old {old}; {clipping}"
+
+    def describe_off_policy(self) -> str:
+        """Return every reason why rollouts meet a newer policy than generated them, a line each; empty without any."""
+        lines = []
+        if self.async_rollouts:
+            lines.append(
+                "from the second step on, rollouts are generated while the step before trains\n"
+                "so the policy that generated them is one version older than the one that trains on them"
+            )
+        if self.has_partial_rollouts:
+            lines.append("the tokens of an unfinished rollout are a version older with every step that it waits")
+        if self._carries_groups:
+            lines.append("groups carried over from the step before are a version older than those of the step")
+        if self.replay:
+            age = "of any age" if self.replay.max_staleness is None else f"up to {self.replay.max_staleness} old"
+            lines.append(f"replayed rollouts are of older versions of the policy, {age}")
+        updates = self.ppo_epochs * self.num_mini_batches
+        if updates > 1:
+            lines.append(f"from the second of the {updates} optimizer steps on, the policy is newer than its rollouts")
+        return "\n".join(lines)
+
+    @property
+    def _carries_groups(self) -> bool:
+        return self.dynamic_sampling is not None and self.dynamic_sampling.extra == "carry"
 
 
 def describe_source(from_stage: str | None, when: SampleConditions) -> str:
