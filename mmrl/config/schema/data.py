@@ -25,9 +25,9 @@ class RowFilterConfig(StrictModel):
     column: str
     """Column of the rows' `meta`; a row without a number there is refused."""
     low: float | None = None
-    """Least value that is kept; null for no bound."""
+    """The least value that is kept; null sets no lower bound."""
     high: float | None = None
-    """Largest value that is kept; null for no bound."""
+    """The largest value that is kept; null sets no upper bound."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> RowFilterConfig:
@@ -44,55 +44,56 @@ class DataSourceConfig(StrictModel):
     fn: str
     """`package.module:function` or `./file.py:function`, loaded when the run starts."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Options of that function."""
+    """Options that the function is called with."""
     name: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
     """Prefix of its samples' ids (`name/id`), for sources whose ids collide: no two samples may have the same id."""
     weight: Annotated[float, Field(gt=0.0)] | None = None
     """Share of the training samples drawn from this source, over the sum of all weights; without weights, every sample
     is drawn once per epoch. Give it to all sources or to none."""
     row_filter: RowFilterConfig | None = None
-    """Filter on a number that rows carry; without it all rows are taken."""
+    """Keep only rows in a range of a number that they carry; without it all rows are taken."""
 
 
 class MediaLimitsConfig(StrictModel):
     """Limits on an image or video, checked before it is decoded."""
 
     max_image_bytes: PositiveInt = 50_000_000
-    """Size of an image file, in bytes."""
+    """An image file of more bytes is refused."""
     max_pixels: PositiveInt = 100_000_000
-    """Width times height of an image or a frame."""
+    """An image or frame whose width times height is more pixels is refused."""
     max_aspect_ratio: Annotated[int, Field(ge=1, le=200)] = 200
-    """Longer side over shorter side; the model families' resize rules are undefined beyond 200."""
+    """An image whose longer side over its shorter side is more is refused: beyond 200 the models' resize rules fail."""
     max_decompression_ratio: PositiveInt = 2000
-    """Bytes of pixels per byte of an image file; a decompression bomb has more."""
+    """An image file with more bytes of pixels per byte of file is refused as a decompression bomb."""
     max_video_bytes: PositiveInt = 2_000_000_000
-    """Size of a video file, in bytes."""
+    """A video file of more bytes is refused."""
     max_video_frames: PositiveInt = 500_000
-    """Frames in a video file."""
+    """A video file of more frames is refused."""
     max_video_seconds: PositiveFloat = 7200.0
-    """Length of a video file, in seconds."""
+    """A video of more seconds is refused."""
     max_frame_drift_s: PositiveFloat = 0.5
-    """Seconds between a sampled frame and its place at a constant frame rate: variable rates mislead the model."""
+    """A video is refused if a sampled frame is more seconds from its place at a constant rate, which misleads the
+    model."""
     max_data_url_bytes: PositiveInt = 10_000_000
-    """Size of a medium written into a data URL, in bytes."""
+    """A medium of more bytes in a data URL is refused."""
 
 
 class StreamingConfig(StrictModel):
     """Training sources read while training goes on, again for each epoch, and never held in memory."""
 
     shuffle_buffer_size: PositiveInt = 1000
-    """Rows held for shuffling. The checks at the start of a run look at so many rows of each source."""
+    """Rows that are held for shuffling. The checks at the start of a run look at so many rows of each source."""
 
 
 class DataConfig(StrictModel):
     """Sources of samples."""
 
     train: Annotated[tuple[DataSourceConfig, ...], Field(min_length=1)]
-    """Sources of training samples, mixed in a seeded order."""
+    """Sources of training samples, which are mixed in a seeded order."""
     validation: tuple[DataSourceConfig, ...] = ()
-    """Sources for a stage's `validation`; never trained on."""
+    """Sources that a stage's `validation` is measured on; they are never trained on."""
     test: tuple[DataSourceConfig, ...] = ()
-    """Sources of the table of rewards before and after the run; used for nothing else."""
+    """Sources whose rewards are compared before and after the run; they are used for nothing else."""
     on_bad_sample: Literal["stop", "skip"] = "stop"
     """After an unreadable medium or unusable row: end the run, or leave the sample out, counted and listed."""
     on_too_long: Literal["stop", "skip"] = "stop"
@@ -109,7 +110,7 @@ class DataConfig(StrictModel):
     """Stream sources that do not fit in memory, or have no end; several sources need weights. A resumed run reads the
     rows again that it had consumed."""
     media_limits: MediaLimitsConfig = MediaLimitsConfig()
-    """Safety limits on media."""
+    """Limits beyond which a medium is refused before it is decoded."""
 
     @property
     def has_weights(self) -> bool:
@@ -132,7 +133,7 @@ class ShuffledOrderConfig(StrictModel):
     """Every sample once per epoch, shuffled anew for each; weighted sources in their shares."""
 
     kind: Literal["shuffled"]
-    """Selects this order."""
+    """`shuffled` draws every sample once per epoch, in a new order each time."""
 
     def describe(self) -> str:
         """Return the order as a phrase."""
@@ -143,9 +144,9 @@ class SortedOrderConfig(StrictModel):
     """One order for every epoch: that of the sources, or by a column (easy to hard, for example)."""
 
     kind: Literal["sorted"]
-    """Selects this order."""
+    """`sorted` draws samples in one order, the same every epoch."""
     column: str | None = None
-    """Column of `meta` that holds a number; without it, the sources' own order."""
+    """Column of `meta` whose numbers samples are sorted by; without it they keep the order of their sources."""
     descending: bool = False
     """Draw the largest numbers first."""
 
@@ -158,12 +159,12 @@ class MixtureOrderConfig(StrictModel):
     """Shares of the training sources that change over the steps of the stage."""
 
     kind: Literal["mixture"]
-    """Selects this order."""
+    """`mixture` draws from each source in shares that change over the steps."""
     points: Annotated[tuple[tuple[NonNegativeInt, tuple[NonNegativeFloat, ...]], ...], Field(min_length=1)]
     """Pairs of a step (from 0) and a weight for each training source; weight 0 leaves a source out. The weights are
     constant before the first step and after the last one. A step is one round of prompts."""
     interpolation: Literal["linear", "steps"] = "linear"
-    """Between two points: linear, or the weights of the earlier one."""
+    """`linear` changes weights evenly between two points; `steps` keeps those of the earlier point."""
 
     @model_validator(mode="after")
     def _check_points(self) -> MixtureOrderConfig:
@@ -190,18 +191,18 @@ class PlateauConfig(StrictModel):
     """
 
     window: PositiveInt = 20
-    """Steps that are averaged."""
+    """Steps that each of the two compared means covers."""
     min_improvement: NonNegativeFloat = 0.01
-    """Rise of the mean reward that counts as progress."""
+    """The mean reward must rise by this much from window to window to count as progress."""
 
 
 class CurriculumPhaseConfig(StrictModel):
     """A phase of a curriculum; the last one lasts until the stage ends."""
 
     when: SampleConditions = Field(default_factory=dict)
-    """Samples of the phase: allowed values of `task` or of a column of `meta`. All samples when empty."""
+    """Samples that the phase draws: allowed values of `task` or of a column of `meta`. All samples when empty."""
     max_samples: PositiveInt | None = None
-    """The phase ends after so many samples were drawn in it."""
+    """The phase ends after this many samples were drawn in it."""
     plateau: PlateauConfig | None = None
     """The phase ends when the reward stops rising."""
 
@@ -221,9 +222,9 @@ class CurriculumOrderConfig(StrictModel):
     """Phases one after another, each with its own samples, shuffled."""
 
     kind: Literal["curriculum"]
-    """Selects this order."""
+    """`curriculum` goes through phases, each with its own samples."""
     phases: Annotated[tuple[CurriculumPhaseConfig, ...], Field(min_length=2)]
-    """The phases in their order."""
+    """The phases, which follow each other in this order."""
 
     @model_validator(mode="after")
     def _check_phases(self) -> CurriculumOrderConfig:
@@ -244,12 +245,12 @@ class PriorityOrderConfig(StrictModel):
     """Samples drawn for every step with probabilities that follow from their tracked rewards, never twice in a step."""
 
     kind: Literal["priority"]
-    """Selects this order."""
+    """`priority` draws samples by their last rewards."""
     weight_by: Literal["uncertainty", "failure"] = "uncertainty"
-    """Weight of a sample whose mean reward was p when it was last drawn: 4 p (1 - p), or 1 - p (Kimi k1.5). A sample
-    not drawn yet has weight 1."""
+    """Probability of drawing a sample whose last mean reward was p: in proportion to 4 p (1 - p), or 1 - p (Kimi k1.5).
+    A sample not drawn yet has weight 1."""
     min_weight: PositiveFraction = 0.05
-    """Least weight, so that samples that were too hard or too easy are drawn again now and then."""
+    """No weight is less, so that samples that were too hard or too easy are drawn again now and then."""
 
     def describe(self) -> str:
         """Return the order as a phrase."""

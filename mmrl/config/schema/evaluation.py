@@ -33,11 +33,11 @@ class EvalGenerationConfig(StrictModel):
     """Generation of responses outside of training."""
 
     temperature: NonNegativeFloat = 0.0
-    """Temperature; 0 is greedy."""
+    """Temperature that responses are sampled at; 0 is greedy."""
     max_new_tokens: PositiveInt = 512
-    """Tokens of the longest response."""
+    """A response that reaches this many tokens is cut."""
     batch_size: PositiveInt = 64
-    """Prompts per generation batch."""
+    """Prompts that are generated at a time."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
     """Steps from a prompt to its response, as in training; no step may depend on whether a response is correct."""
 
@@ -59,21 +59,22 @@ class BenchmarkConfig(StrictModel):
     """
 
     name: FileName
-    """Name in metrics, `benchmark/<name>/accuracy` (strict) and others, and in RUN/benchmarks."""
+    """The benchmark's name in metrics, `benchmark/<name>/accuracy` (strict) and others, and in RUN/benchmarks."""
     benchmark: str | None = None
     """The benchmark, as `mmrl eval --benchmark` takes it, such as `mathvista` or `canonical`; `name` when left out."""
     fn: str | None = None
     """Function that returns your own benchmark, `./mine.py:make_benchmark`, in place of a shipped one."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of `fn`."""
+    """Options that the function is called with."""
     data: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Files or folders of its questions, relative to the config's folder."""
+    """Files or folders that hold its questions, relative to the config's folder."""
     responses_per_question: PositiveInt = 1
-    """Responses to each question; of several, `benchmark/<name>/pass@k` and `maj@k` are logged for k = 1, 2, 4, ..."""
+    """Responses generated for each question; of several, `benchmark/<name>/pass@k` and `maj@k` are logged for k = 1, 2,
+    4, ..."""
     temperature: NonNegativeFloat | None = None
-    """Temperature of responses; `evaluation.temperature` when left out."""
+    """Temperature that responses are sampled at; `evaluation.temperature` when left out."""
     every: PositiveInt | None = None
-    """Steps from one time to the next within a stage; without it, only before training and after each stage."""
+    """The benchmark is taken every so many steps of a stage; without it, only before training and after each stage."""
     split: str | None = None
     """Split of a folder of questions; the benchmark's usual one when left out."""
     media_root: str | None = None
@@ -81,7 +82,7 @@ class BenchmarkConfig(StrictModel):
     coordinates: Literal[CoordinateSystem.PX_ORIGINAL, CoordinateSystem.NORM_1, CoordinateSystem.NORM_1000] | None = (
         None
     )
-    """Coordinate system of the boxes of a table that does not state it."""
+    """Coordinate system that boxes are read in where a table does not state it."""
     allow_missing: bool = False
     """Count questions whose media are missing as incorrect; otherwise they end the run before it begins."""
     subsets: tuple[str, ...] = ()
@@ -117,7 +118,7 @@ class TrainingEvalConfig(EvalGenerationConfig):
     """Evaluation of a run: generation, and benchmarks."""
 
     benchmarks: tuple[BenchmarkConfig, ...] = ()
-    """Benchmarks to take, generated as this section says."""
+    """Benchmarks that the run takes, generated as this section says."""
 
     def benchmark_temperature(self, benchmark: BenchmarkConfig) -> float:
         """Return the temperature that a benchmark is taken at."""
@@ -150,7 +151,7 @@ class EvalRunConfig(StrictModel):
     seed: NonNegativeInt = 0
     """Seed that every random choice derives from."""
     cpu_threads: NonNegativeInt = 0
-    """CPU threads; 0 is one per core."""
+    """CPU threads that torch uses; 0 is one per core."""
 
 
 class LlmJudgeConfig(StrictModel):
@@ -159,17 +160,18 @@ class LlmJudgeConfig(StrictModel):
     url: Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")]
     """URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1/chat/completions."""
     model: str
-    """Name of the model on that server."""
+    """Name that the server knows the model by."""
     key_file: str | None = None
     """File that holds the bearer token."""
     timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
     """Seconds that one request may take."""
     retries: Annotated[int, Field(ge=0, le=20)] = 2
-    """Retries of a failed request, with growing pauses. A response that still has no verdict then is counted."""
+    """A failed request is repeated this often, after growing pauses. A response without a verdict even then is
+    counted."""
     max_tokens: PositiveInt = 512
-    """Tokens of the judge's longest reply."""
+    """The judge's reply is cut at this many tokens."""
     max_concurrency: PositiveInt = 8
-    """Requests in flight at a time."""
+    """Requests that are in flight at a time."""
 
 
 class EvalConfig(StrictModel):
@@ -178,7 +180,7 @@ class EvalConfig(StrictModel):
     run: EvalRunConfig = EvalRunConfig()
     """Seed and threads."""
     model: ModelConfig
-    """The model, and the size of the images it sees."""
+    """The model that answers, and the size of the images it sees."""
     response_format: ResponseFormatConfig = ResponseFormatConfig()
     """Format of responses. `response_format.thinking=required` lets the model think, `none` does not."""
     rollout: RolloutConfig = RolloutConfig()
@@ -187,17 +189,17 @@ class EvalConfig(StrictModel):
     """Generation: temperature, longest response, batches, and rollout steps such as forced rethinking, whose
     `correct: [correct]` names the benchmark's verdict."""
     media_limits: MediaLimitsConfig = MediaLimitsConfig()
-    """Safety limits on media."""
+    """Limits beyond which a medium is refused before it is decoded."""
     responses_per_question: PositiveInt = 1
-    """Responses to each question, for pass@k and maj@k."""
+    """Responses that are generated for each question, for pass@k and maj@k."""
     top_p: PositiveFraction = 1.0
-    """Nucleus sampling: the smallest set of tokens with this probability."""
+    """Nucleus sampling draws from the smallest set of tokens with this probability."""
     top_k: NonNegativeInt = 0
     """Sample among the k most likely tokens; 0 is all."""
     corruption: Literal["grey", "noise", "left_out"] | None = None
     """Hide the images and videos: a question that is still answered correctly was guessed."""
     judge: LlmJudgeConfig | None = None
-    """The judge of responses in which no rule finds an answer; none when left out."""
+    """A language model that reads responses in which no rule finds an answer; none when left out."""
 
     @property
     def stages(self) -> tuple[()]:

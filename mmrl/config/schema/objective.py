@@ -36,11 +36,12 @@ class AdvantageConfig(StrictModel):
     """`total`: R is the total reward. `per_term`: every reward term has its own A, summed by the terms' weights
     (GDPO)."""
     baseline: Literal["group_mean", "leave_one_out", "batch_mean", "none"] = "group_mean"
-    """Subtracted from R; `leave_one_out` is the mean of the group's other rollouts (RLOO)."""
+    """The value subtracted from R; `leave_one_out` is the mean of the group's other rollouts (RLOO)."""
     scale: Literal["group_std", "batch_std", "none"] = "group_std"
-    """Divides R - baseline: the standard deviation of R in the group (GRPO) or in the step, or nothing (Dr.GRPO)."""
+    """R - baseline is divided by this: the standard deviation of R in the group (GRPO) or in the step, or nothing
+    (Dr.GRPO)."""
     eps: PositiveFloat = 1e-4
-    """Added to a standard deviation."""
+    """A small number that is added to a standard deviation before dividing by it."""
     batch_normalize: bool = False
     """Then bring the advantages of the whole step to mean 0 and standard deviation 1 (REINFORCE++, GDPO)."""
     outlier_std: PositiveFloat | None = None
@@ -51,7 +52,7 @@ class AdvantageConfig(StrictModel):
     """A function in place of `combine`, `baseline` and `scale`: `package.module:function` or `./file.py:function`. It
     gets one group's total rewards and reward terms, and returns an advantage for each rollout."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Options of that function."""
+    """Options that the function is called with."""
 
     @model_validator(mode="after")
     def _check_fn(self) -> AdvantageConfig:
@@ -114,11 +115,11 @@ class LossCoefficientConfig(StrictModel):
     """The weight of a term of the loss over the steps of the stage."""
 
     coef: NonNegativeFloat = 0.0
-    """Weight at the first step; 0 leaves the term out."""
+    """Weight that the term has at the first step; 0 leaves the term out."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Fall of the weight to `final_frac` of it at the last step."""
+    """The weight stays, or falls to `final_frac` of it at the last step."""
     final_frac: Fraction = 0.0
-    """Share of the weight left at the last step."""
+    """Share of the weight that is left at the last step."""
 
     def describe_schedule(self) -> str:
         """Return the fall of the weight as a clause, empty for a constant weight."""
@@ -136,7 +137,7 @@ class KlConfig(LossCoefficientConfig):
     """`loss` adds it to the loss of each token; `reward` subtracts it from the token's reward, hence from the
     advantage of that token and all before it."""
     log_ratio_clip: PositiveFloat | None = None
-    """Bound on |d| in nats (10 and 11 are in use); no gradient flows where it binds."""
+    """|d| is bounded by this many nats (10 and 11 are in use); no gradient flows where the bound binds."""
 
     @model_validator(mode="after")
     def _check_k1_gradient(self) -> KlConfig:
@@ -191,11 +192,11 @@ class RolloutCorrectionConfig(StrictModel):
     method: Literal["none", "tis", "mask"] = "none"
     """`tis` bounds w by `high` (truncated importance sampling); `mask` sets it to 0 outside [low, high] (IcePop)."""
     level: Literal["token", "sequence"] = "token"
-    """w of each token, or the product over the whole response."""
+    """w is computed for each token, or as the product over the whole response."""
     low: NonNegativeFloat = 0.5
-    """Lower bound, for `mask` alone."""
+    """w below this is set to 0; `mask` alone uses it."""
     high: PositiveFloat = 2.0
-    """Upper bound."""
+    """w above this is set to it by `tis`, and to 0 by `mask`."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> RolloutCorrectionConfig:
@@ -252,9 +253,9 @@ class LossConfig(StrictModel):
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped at 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    """Upper bound on the ratio where A < 0 (3 is usual)."""
+    """The ratio counts as this at most where A < 0 (3 is usual)."""
     log_ratio_clip: PositiveFloat | None = None
-    """Bound on |log ratio| of a token before anything else, in nats; ln 1000 = 6.9 in StableReinforce."""
+    """|log ratio| of a token is bounded by this many nats before anything else; ln 1000 = 6.9 in StableReinforce."""
     aggregation: Literal["token", "sequence", "fixed"] = "token"
     """`token`: mean over the tokens of the whole step (DAPO). `sequence`: mean of the responses' means (GRPO as
     published). `fixed`: sum over tokens / `fixed_length`, mean over responses (Dr.GRPO)."""
@@ -269,11 +270,11 @@ class LossConfig(StrictModel):
     """Importance weights for a sampler whose probabilities differ from the learner's; needs
     `old_logprobs: recomputed`."""
     kl: KlConfig = KlConfig()
-    """The penalty for moving away from a reference; with coef 0 no reference is kept."""
+    """The penalty for moving away from a reference; with `coef: 0` no reference is kept."""
     entropy: LossCoefficientConfig = LossCoefficientConfig()
-    """A bonus on the entropy of the next token."""
+    """A bonus that rewards entropy of the next token."""
     sft_loss: SftLossConfig = SftLossConfig()
-    """A supervised loss on good responses, beside the policy loss."""
+    """A supervised loss on good responses, added to the policy loss."""
 
     @model_validator(mode="after")
     def _check_options(self) -> LossConfig:
@@ -389,7 +390,7 @@ class ReferenceConfig(StrictModel):
     update: Literal["never", "ema", "reset"] = "never"
     """`never` keeps it frozen; `ema` makes it a running average of the policy; `reset` copies the policy (ProRL)."""
     update_every: PositiveInt = 1
-    """Steps between updates."""
+    """The reference is updated every so many steps."""
     ema_decay: DecayRate = 0.99
     """Share of the old reference that stays in an `ema` update."""
     reset_optimizer: bool = False

@@ -24,11 +24,11 @@ class ResponseSectionConfig(StrictModel):
     """A part of a response before its answer, besides the thinking: an observation, for example."""
 
     tag: TagName
-    """Name of the tag, or of the JSON field."""
+    """Name that the section's tag, or its JSON field, has."""
     required: bool = True
     """False if a response may leave it out."""
     after_thinking: bool = False
-    """It stands between thinking and answer, rather than before both."""
+    """The section stands between thinking and answer, rather than before both."""
 
 
 class ResponseFormatConfig(StrictModel):
@@ -40,11 +40,11 @@ class ResponseFormatConfig(StrictModel):
     """Place of the answer: in <answer>...</answer>; in \\boxed{...}, after free text; or as the last field of one JSON
     object, whose other fields are the thinking and the sections."""
     answer_tag: TagName = "answer"
-    """Name of the answer's tag, or of its JSON field."""
+    """Name that the answer's tag, or its JSON field, has."""
     think_tag: TagName = "think"
-    """Name of the thinking's tag, or of its JSON field."""
+    """Name that the thinking's tag, or its JSON field, has."""
     sections: tuple[ResponseSectionConfig, ...] = ()
-    """Other parts before the answer, in their order."""
+    """Other parts that come before the answer, in their order."""
     stop_at_answer: bool = False
     """End a response at the closing tag of its answer. Otherwise it goes on until its end-of-sequence token, which
     demonstrations have, so that the model learns it."""
@@ -72,11 +72,11 @@ class RewardTransformConfig(StrictModel):
     """
 
     clip: tuple[float, float] | None = None
-    """Least and largest value; others are set to them."""
+    """Values outside these two are set to the nearer one."""
     threshold: float | None = None
-    """1 if the value reaches this, else 0."""
+    """The value becomes 1 if it reaches this, else 0."""
     power: PositiveFloat = 1.0
-    """Exponent; for values from 0 up."""
+    """The value is raised to this power; it must be 0 or more then."""
     rescale_to: tuple[float, float] | None = None
     """Interval that the reward's range is stretched to: [-1, 1] makes the worst value a penalty."""
 
@@ -98,9 +98,9 @@ class WeightScheduleConfig(StrictModel):
     """A factor on the weight over the steps of a stage. Evaluation has none, so that its results are comparable."""
 
     points: Annotated[tuple[tuple[NonNegativeInt, NonNegativeFloat], ...], Field(min_length=1)]
-    """Pairs of a step (from 0) and a factor, constant before the first and after the last."""
+    """Pairs of a step (from 0) and a factor, which is constant before the first and after the last."""
     interpolation: Literal["linear", "steps"] = "linear"
-    """Between two points: linear, or the factor of the earlier one."""
+    """`linear` changes the factor evenly between two points; `steps` keeps that of the earlier point."""
 
     @model_validator(mode="after")
     def _check_points(self) -> WeightScheduleConfig:
@@ -126,15 +126,15 @@ class BaseRewardConfig(StrictModel):
     """A function that scores responses, the samples it applies to, and its weight."""
 
     fn: str
-    """`module:function` or `./file.py:function`."""
+    """The function, `module:function` or `./file.py:function`."""
     name: str | None = None
-    """Name in metrics; the function's own name when left out."""
+    """Name that metrics use; the function's own name when left out."""
     weight: float = 1.0
-    """Factor in the total; the exponent where totals are products."""
+    """The value is multiplied by this in the total; where totals are products, it is the exponent."""
     schedule: WeightScheduleConfig | None = None
-    """Change of the weight over the steps of a stage."""
+    """Factors on the weight that change over the steps of a stage."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function."""
+    """Options that the function is called with."""
     when: SampleConditions = Field(default_factory=dict)
     """Samples that it applies to: allowed values of `task` or of a column of `meta`. All samples when empty."""
 
@@ -168,7 +168,7 @@ class RewardTermConfig(BaseRewardConfig):
     requires_above: float = 0.0
     """Value that the required term must exceed."""
     transform: RewardTransformConfig = RewardTransformConfig()
-    """Changes to the value before it enters the total."""
+    """Changes that the value goes through before it enters the total."""
     fallback: float | None = None
     """Value in place of a failed call, where the failure policy is `fallback` and in evaluation; the lower end of the
     reward's range when left out."""
@@ -218,9 +218,9 @@ class RewardsConfig(ScoringConfig):
     """Scores of a response."""
 
     terms: Annotated[tuple[RewardTermConfig, ...], Field(min_length=1)]
-    """The reward terms."""
+    """Functions that score each response."""
     group_rewards: tuple[GroupRewardConfig, ...] = ()
-    """Rewards added to the totals of a group before they become advantages."""
+    """Rewards that are added to the totals of a group before they become advantages."""
 
     @model_validator(mode="after")
     def _check_weights(self) -> RewardsConfig:

@@ -33,15 +33,16 @@ class VllmConfig(StrictModel):
     """Options of a vLLM engine; its dtype and longest sequence follow from `model` and the stages."""
 
     gpu_memory_utilization: PositiveFraction = 0.4
-    """Share of a GPU's memory for its weights and caches."""
+    """Share of a GPU's memory that vLLM takes for its weights and caches."""
     cpu_kv_cache_mib: PositiveInt = 512
-    """Memory for keys and values on a machine without a GPU, in MiB."""
+    """Memory that keys and values take on a machine without a GPU, in MiB."""
     max_num_seqs: PositiveInt = 256
-    """Sequences generated at a time."""
+    """Sequences that are generated at a time."""
     tensor_parallel_size: PositiveInt = 1
     """GPUs that one replica of a server spans."""
     max_restarts: NonNegativeInt = 1
-    """Restarts of an engine that fails in a run of one process; it is asked once more after each."""
+    """An engine that fails is restarted this often, in a run of one process; it is asked once more after each
+    restart."""
 
 
 class VllmServerConfig(StrictModel):
@@ -50,18 +51,18 @@ class VllmServerConfig(StrictModel):
     urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+$")], ...] = ()
     """Servers that run already, started as docs/vllm.md says; none are started then."""
     replicas: PositiveInt = 1
-    """Servers to start; prompts are divided among them."""
+    """Servers that the run starts; prompts are divided among them."""
     devices: tuple[str, ...] = ()
     """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; without it each sees the GPUs of the run."""
     weight_transfer: Literal["file", "nccl", "ipc"] = "file"
-    """Transport of new weights: `file` through shared memory (works everywhere, on one machine), `nccl` to another GPU
-    or machine, `ipc` on the learner's own GPU."""
+    """Transport that new weights take: `file` through shared memory (works everywhere, on one machine), `nccl` to
+    another GPU or machine, `ipc` on the learner's own GPU."""
     startup_timeout_s: PositiveFloat = 900.0
     """Seconds after which a replica that does not answer has failed."""
     timeout_s: PositiveFloat = 600.0
     """Seconds after which a request has failed."""
     max_restarts: NonNegativeInt = 1
-    """Restarts of a replica that failed; its open prompts are asked once more after each."""
+    """A replica that failed is restarted this often; its open prompts are asked once more after each restart."""
 
     @model_validator(mode="after")
     def _check_urls_or_replicas(self) -> VllmServerConfig:
@@ -76,11 +77,11 @@ class LogprobCheckConfig(StrictModel):
     """Comparison of the engine's log-probabilities with the learner's, at the start of a stage and between syncs."""
 
     every: NonNegativeInt = 0
-    """Weight syncs from one check to the next. 0 checks at the start of a stage alone, and never the engine `hf`."""
+    """A check follows every so many weight syncs. 0 checks at the start of a stage alone, and never the engine `hf`."""
     prompts_per_modality: PositiveInt = 4
-    """Prompts of each modality (text alone, with images, with video) in a check."""
+    """Prompts of each modality (text alone, with images, with video) that a check generates from."""
     max_new_tokens: PositiveInt = 32
-    """Tokens generated for each prompt at most."""
+    """At most this many tokens are generated for each prompt."""
     warn_above: PositiveFloat = 0.05
     """Mean |difference| of a token's log-probability in any modality, in nats, above which a warning is printed."""
     stop_above: PositiveFloat = 0.5
@@ -95,11 +96,11 @@ class RolloutConfig(StrictModel):
     the learner; `vllm_server`: engines in processes of their own, on this machine or others; `{fn: .., args: ..}`: one
     of the user's own, docs/extending/rollout_engine.md."""
     vllm: VllmConfig = VllmConfig()
-    """Options of a vLLM engine."""
+    """Options of the engine `vllm`, and of the servers that the run starts."""
     server: VllmServerConfig = VllmServerConfig()
-    """Servers of the engine `vllm_server`."""
+    """Options of the engine `vllm_server`."""
     logprob_check: LogprobCheckConfig = LogprobCheckConfig()
-    """Comparison of engine and learner."""
+    """Comparison of the engine's log-probabilities with the learner's."""
 
     @model_validator(mode="after")
     def _check_tensor_parallel(self) -> RolloutConfig:

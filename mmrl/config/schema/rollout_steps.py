@@ -31,13 +31,13 @@ class GenerateConfig(StrictModel):
     kind: Literal["generate"]
     """Selects this kind of step."""
     partial_rollout_tokens: PositiveInt | None = None
-    """Tokens generated for every unfinished response before counting complete groups; without it all responses are
-    completed in their step."""
+    """Tokens that are generated for every unfinished response before complete groups are counted; without it all
+    responses are completed in their step."""
     oversampling: Annotated[float, Field(ge=1.0, le=16.0)] = 1.0
-    """Prompts in flight, relative to `prompts_per_step`. The step goes on as soon as `prompts_per_step` groups are
-    complete; the others wait for the next step."""
+    """Prompts that are in flight, relative to `prompts_per_step`. The step goes on as soon as `prompts_per_step` groups
+    are complete; the others wait for the next step."""
     max_tokens_per_step: PositiveInt | None = None
-    """Tokens generated in a step, about. After so many the step goes on with the complete groups, at least one."""
+    """After about this many generated tokens the step goes on with the complete groups, at least one."""
 
     @model_validator(mode="after")
     def _check_partial_rollouts(self) -> GenerateConfig:
@@ -65,11 +65,12 @@ class RethinkTriggerConfig(StrictModel):
     """Text forced into a response; it is never trained on."""
 
     text: Annotated[str, Field(min_length=1)]
-    """The text, with the white space that separates it from the first response."""
+    """The text, including the white space that separates it from the first response."""
     weight: PositiveFloat = 1.0
-    """Probability relative to other triggers."""
+    """Triggers are drawn in proportion to this."""
     only: Literal["any", "correct", "incorrect"] = "any"
-    """First responses it is for. A trigger for correct or for incorrect ones alone tells the model its verdict."""
+    """First responses that may be continued behind it. A trigger for correct or for incorrect ones alone tells the
+    model its verdict."""
 
 
 class RethinkConfig(StrictModel):
@@ -82,32 +83,32 @@ class RethinkConfig(StrictModel):
     kind: Literal["rethink"]
     """Selects this kind of step."""
     name: Identifier = "rethink"
-    """Name in metrics."""
+    """Name that metrics use."""
     preset: RethinkPreset = "unbiased"
     """`paper` is what VL-Rethinker's code does: other defaults for all keys below. Its group means are biased: only
     correct continuations enter a group, and half of the triggers reveal whether the first response was correct."""
     correct: RewardTermNames
     """Reward terms that decide whether a response is correct: all that apply to its sample must reach `threshold`."""
     threshold: float = 1.0
-    """Least value of these terms."""
+    """Each of these terms must reach this value for a response to be correct."""
     only: Literal["any", "correct", "incorrect"] = "any"
     """First responses that may be continued."""
     accuracy_range: tuple[Fraction, Fraction] = (0.0, 1.0)
-    """Groups that take part: their share of correct first responses, both ends included."""
+    """Groups take part whose share of correct first responses lies between these two, ends included."""
     min_free_tokens: NonNegativeInt = 0
     """Tokens of `sampling.max_new_tokens` that a first response must have left over to be continued."""
     fraction: PositiveFraction = 1.0
     """Share of these responses that is drawn for continuation."""
     max_attempts_per_group: PositiveInt | None = None
-    """Continuations per group at most."""
+    """At most this many responses of a group are continued."""
     triggers: Annotated[tuple[RethinkTriggerConfig, ...], Field(min_length=1)] = (
         RethinkTriggerConfig(text="\n\nWait, let me check."),
     )
-    """Texts to continue behind, drawn by weight."""
+    """Texts that responses are continued behind, drawn by weight."""
     cut_answer_fraction: Fraction = 0.0
     """Share of continuations whose first response loses its last answer before the trigger."""
     temperature: PositiveFloat | None = None
-    """Temperature of the continuation; that of first responses when left out."""
+    """Temperature that continuations are sampled at; that of first responses when left out."""
     max_new_tokens: PositiveInt = 512
     """Tokens that may follow the trigger."""
     min_new_tokens: NonNegativeInt = 0
@@ -116,7 +117,7 @@ class RethinkConfig(StrictModel):
     """Continuations that count: all; those that end correct; or those that turn incorrect into correct. Dropping the
     others makes a group look better than the policy is."""
     max_kept_per_group: PositiveInt | None = None
-    """Continuations per group that count at most; the others are dropped."""
+    """At most this many continuations of a group count; the others are dropped."""
     mode: Literal["replace", "add"] = "replace"
     """A continuation replaces its first response, or joins the group beside it."""
 
@@ -205,7 +206,7 @@ class ToolConfig(StrictModel):
     name: Identifier | None = None
     """Name by which the model calls it; the function's own when left out."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function. The model writes its arguments."""
+    """Options that the function is called with, beside the arguments that the model writes."""
 
     @property
     def call_name(self) -> str:
@@ -229,9 +230,9 @@ class ToolsConfig(StrictModel):
     kind: Literal["tools"]
     """Selects this kind of step."""
     name: Identifier = "tools"
-    """Name in metrics."""
+    """Name that metrics use."""
     tools: Annotated[tuple[ToolConfig, ...], Field(min_length=1)]
-    """The tools."""
+    """Functions that a response may call."""
     max_turns: PositiveInt = 4
     """Calls per response that get a result; one more ends the response."""
     max_total_tokens: PositiveInt = 4096
@@ -247,9 +248,9 @@ class ToolsConfig(StrictModel):
     on_error: Literal["feedback", "stop"] = "feedback"
     """After a tool raises or exceeds its deadline: `feedback` tells the model, `stop` ends the run; always counted."""
     result_prefix: str = "\n<tool_response>\n"
-    """Text before a result; it may hold special tokens of the chat template."""
+    """Text that is put before a result; it may hold special tokens of the chat template."""
     result_suffix: str = "\n</tool_response>\n"
-    """Text after a result."""
+    """Text that is put after a result."""
 
     @model_validator(mode="after")
     def _check_max_media(self) -> ToolsConfig:
@@ -297,16 +298,16 @@ class BlindProbeConfig(StrictModel):
     kind: Literal["probe"]
     """Selects this kind of step."""
     corruption: Literal["left_out", "grey", "noise", "swapped", "shuffled", "cropped"]
-    """Change of the images and videos: left out with their placeholders; painted grey; replaced by noise; swapped with
-    another training sample's; video frames shuffled; images cropped to a random part."""
+    """Images and videos are changed in this way: left out with their placeholders; painted grey; replaced by noise;
+    swapped with another training sample's; video frames shuffled; images cropped to a random part."""
     crop_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Share of an image's width and height that `cropped` leaves; 0.5 when left out."""
     name: Identifier | None = None
-    """Name in metrics and for the group reward `blind_contrast`; that of `corruption` when left out."""
+    """Name that metrics and the group reward `blind_contrast` use; that of `corruption` when left out."""
     rollouts_per_prompt: PositiveInt = 1
-    """Extra rollouts of each prompt."""
+    """Extra rollouts that are generated for each prompt."""
     every: PositiveInt = 1
-    """Steps from one probe to the next."""
+    """The probe is made every so many steps."""
 
     @model_validator(mode="after")
     def _check_crop_fraction(self) -> BlindProbeConfig:
@@ -346,7 +347,7 @@ class CustomStepConfig(StrictModel):
     args: dict[str, Any] = Field(default_factory=dict)
     """Options of the function."""
     name: Identifier | None = None
-    """Name in messages; the function's own when left out."""
+    """Name that messages use; the function's own when left out."""
     max_added_tokens: NonNegativeInt = 0
     """Tokens that the step may add to a response; vLLM reserves room for them behind the longest prompt."""
 

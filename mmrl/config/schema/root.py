@@ -34,9 +34,9 @@ class CheckpointsConfig(StrictModel):
     """When runs are saved, and which checkpoints are kept."""
 
     every: PositiveInt = 100
-    """Steps between checkpoints; one more is saved at the end of each stage."""
+    """A checkpoint is saved every so many steps, and one more at the end of each stage."""
     keep_last: PositiveInt = 2
-    """Number of the latest checkpoints that are kept."""
+    """This many of the latest checkpoints are kept."""
     keep_every: PositiveInt | None = None
     """Checkpoints of steps that this divides are kept for good."""
     best: BestCheckpointConfig | None = None
@@ -49,20 +49,20 @@ class RunConfig(StrictModel):
     """The run itself."""
 
     name: FileName
-    """Name of the run."""
+    """Name that the run's directory and its exported model have."""
     dir: str = "runs/{name}"
     """Folder that everything of the run is written to; `{name}` is the run's name."""
     seed: NonNegativeInt = 0
     """Seed that every random choice derives from."""
     cpu_threads: NonNegativeInt = 0
-    """CPU threads; 0 is one per core."""
+    """CPU threads that torch uses; 0 is one per core."""
 
 
 class LoggingConfig(StrictModel):
     """Files of a run that people read."""
 
     save_rollouts_every: PositiveInt = 10
-    """Steps from one step whose rollouts are written to `rollouts/` to the next; those of the first step always are."""
+    """The rollouts of every so many steps are written to `rollouts/`; those of the first step always are."""
 
 
 class DistributedConfig(StrictModel):
@@ -78,13 +78,13 @@ class DeepspeedConfig(StrictModel):
     """DeepSpeed's ZeRO in place of plain torch; the gradient is the same."""
 
     zero_stage: Annotated[int, Field(ge=0, le=3)]
-    """Sharding among processes: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too."""
+    """ZeRO shards among processes: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory and update there; needs `zero_stage` 1 to 3."""
     offload_parameters: bool = False
     """Keep weights in host memory until a layer needs them; needs `zero_stage: 3`."""
     bucket_elements: Annotated[int, Field(ge=1000)] = 500_000_000
-    """Elements reduced or gathered at once; fewer take less memory and send more messages."""
+    """Elements that are reduced or gathered at once; fewer take less memory and send more messages."""
     param_persistence_elements: NonNegativeInt = 100_000
     """Under `zero_stage: 3`, weights of fewer elements stay whole on every process."""
 
@@ -111,15 +111,15 @@ class Config(StrictModel):
     """A whole experiment."""
 
     run: RunConfig
-    """Name, folder and seed."""
+    """Name, folder and seed of the run."""
     model: ModelConfig
-    """The policy."""
+    """The policy, which is trained."""
     data: DataConfig
-    """Training, validation and test samples."""
+    """Sources of training, validation and test samples."""
     response_format: ResponseFormatConfig = ResponseFormatConfig()
-    """Format of responses."""
+    """Format that responses are written in."""
     rewards: RewardsConfig
-    """Scores of responses."""
+    """Functions that score responses."""
     rollout: RolloutConfig = RolloutConfig()
     """The engine that generates rollouts."""
     stages: Annotated[
@@ -128,15 +128,15 @@ class Config(StrictModel):
     ]
     """Stages in order, each starting from the weights of the one before."""
     evaluation: TrainingEvalConfig = TrainingEvalConfig()
-    """Generation in validation and test, and benchmarks that the run takes."""
+    """Generation of responses in validation and test, and benchmarks that the run takes."""
     checkpoints: CheckpointsConfig = CheckpointsConfig()
-    """When the run is saved."""
+    """Steps after which the run is saved, and checkpoints that are kept."""
     distributed: DistributedConfig = DistributedConfig()
-    """Timeouts of several processes."""
+    """Seconds that the processes of a run wait for each other."""
     deepspeed: DeepspeedConfig | None = None
-    """DeepSpeed's ZeRO in place of plain torch."""
+    """Shard the run with DeepSpeed's ZeRO, in place of plain torch."""
     logging: LoggingConfig = LoggingConfig()
-    """Files of the run that people read."""
+    """Files that are written for people to read."""
     callbacks: tuple[CallbackConfig, ...] = ()
     """Functions of yours that run after each training step, in this order, before checkpoints are saved."""
 

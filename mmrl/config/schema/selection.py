@@ -25,9 +25,9 @@ class GroupRewardRangeConfig(StrictModel):
     term: str
     """Name of the reward term. The total cannot be named: shaping would move it."""
     low: float = 0.0
-    """Least mean of the term over the group."""
+    """The mean of the term over the group must reach this."""
     high: float = 1.0
-    """Largest mean of the term over the group."""
+    """The mean of the term over the group must not exceed this."""
     require_mixed: bool = True
     """The term must also differ within the group (DAPO)."""
 
@@ -51,13 +51,13 @@ class DynamicSamplingConfig(StrictModel):
     """
 
     ranges: tuple[GroupRewardRangeConfig, ...] = ()
-    """Conditions on reward terms; a group must meet all."""
+    """Conditions on reward terms, of which a group must meet all."""
     max_truncated_frac: Fraction = 1.0
-    """Largest share of a group's rollouts that may be cut at max_new_tokens."""
+    """A group is left out if a larger share of its rollouts is cut at max_new_tokens."""
     max_rounds: PositiveInt = 1
-    """Rounds of `prompts_per_step` prompts at most, until as many groups pass; a step may train on fewer."""
+    """`prompts_per_step` prompts are sampled up to this often, until as many groups pass; a step may train on fewer."""
     extra: Literal["drop", "carry"] = "drop"
-    """Groups that pass beyond `prompts_per_step`: forgotten, or trained on first in the next step."""
+    """Groups that pass beyond `prompts_per_step` are forgotten, or trained on first in the next step."""
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> DynamicSamplingConfig:
@@ -91,18 +91,18 @@ class ReplayConfig(StrictModel):
     drop_zero_advantage: bool = True
     """Leave out rollouts with advantage 0, from the loss and from its denominators."""
     capacity: PositiveInt | None = 1024
-    """Rollouts in the buffer, the oldest leaving first; null for `target_fraction` of a step."""
+    """Rollouts that the buffer holds, the oldest leaving first; null for `target_fraction` of a step."""
     priority_exponent: NonNegativeFloat = 1.0
-    """Exponent of |A| in the probability of being drawn; 0 draws uniformly."""
+    """A rollout is drawn in proportion to |A| to this power; 0 draws uniformly."""
     positive_advantage_weight: PositiveFloat = 1.0
-    """Factor on the probability of rollouts with A > 0."""
+    """The probability of rollouts with A > 0 is multiplied by this."""
     fill: Literal["size", "fraction"] = "size"
     """`size` replays what is missing from `target_fraction` of a full step; `fraction` makes replayed rollouts
     `target_fraction` of all that are trained on."""
     target_fraction: PositiveFraction = 1.0
     """See `fill`; a full step is prompts_per_step x group_size rollouts."""
     max_staleness: PositiveInt | None = 4
-    """Policy versions after which a rollout leaves the buffer; null for never."""
+    """A rollout leaves the buffer when it is more policy versions old; null keeps it."""
     without_replacement: bool = True
     """Train on no rollout twice in a step; otherwise all are drawn with replacement, fresh ones among them."""
     resample_fresh: bool = False
@@ -156,22 +156,22 @@ class HealthConfig(StrictModel):
     """
 
     window: PositiveInt = 20
-    """Steps that are averaged; no warning comes before so many."""
+    """Steps that are averaged; no warning comes before there are so many."""
     min_nonzero_advantage_frac: Fraction | None = 0.1
-    """Least share of groups with a nonzero advantage."""
+    """Warn below this share of groups with a nonzero advantage."""
     max_truncated_frac: Fraction | None = 0.5
-    """Largest share of rollouts cut at max_new_tokens."""
+    """Warn above this share of rollouts cut at max_new_tokens."""
     max_duplicate_frac: Fraction | None = 0.95
-    """Largest share of rollouts whose text repeats another of their group."""
+    """Warn above this share of rollouts whose text repeats another of their group."""
     min_entropy: PositiveFloat | None = 0.005
-    """Least entropy of the policy, in nats per token."""
+    """Warn below this entropy of the policy, in nats per token."""
     max_reference_kl: PositiveFloat | None = 1.0
-    """Largest KL divergence from the reference, in nats per token."""
+    """Warn above this KL divergence from the reference, in nats per token."""
     max_importance_ratio: PositiveFloat | None = 20.0
-    """Largest ratio of new to old probability of a token in a step."""
+    """Warn above this ratio of new to old probability of a token in a step."""
     max_failed_tool_call_frac: Fraction | None = 0.2
-    """Largest share of tool calls that raise or exceed their deadline."""
+    """Warn above this share of tool calls that raise or exceed their deadline."""
     max_reward_term_drop: PositiveFloat | None = 0.1
-    """Largest fall of a reward term's mean below its mean over the first window, while the total rises."""
+    """Warn when a reward term's mean falls this far below that of the first window, while the total rises."""
     min_blind_gap: float | None = 0.02
-    """Least mean of a reward term minus its mean where a probe hides the media, of the term with the largest gap."""
+    """Warn when hiding the media costs no reward term more than this, by the mean with media minus the mean without."""

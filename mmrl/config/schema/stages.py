@@ -45,9 +45,9 @@ class SamplingConfig(StrictModel):
     """Sampling parameters of rollouts."""
 
     temperature: NonNegativeFloat = 1.0
-    """Temperature; 0 is greedy, which evaluation alone allows."""
+    """Temperature that tokens are sampled at; 0 is greedy, which evaluation alone allows."""
     top_p: PositiveFraction = 1.0
-    """Nucleus sampling: the smallest set of tokens with this probability."""
+    """Nucleus sampling draws from the smallest set of tokens with this probability."""
     top_k: NonNegativeInt = 0
     """Sample among the k most likely tokens; 0 is all."""
     max_new_tokens: PositiveInt = 512
@@ -64,32 +64,32 @@ class ComponentLrConfig(StrictModel):
     """Peak learning rates of model components; the stage's `lr` where none is set."""
 
     vision: PositiveFloat | None = None
-    """That of the vision tower."""
+    """Peak rate that the vision tower learns at."""
     projector: PositiveFloat | None = None
-    """That of the projector."""
+    """Peak rate that the projector learns at."""
     language: PositiveFloat | None = None
-    """That of the language model."""
+    """Peak rate that the language model learns at."""
 
 
 class OptimizerConfig(StrictModel):
     """AdamW with warm-up and decay."""
 
     lr: PositiveFloat = 1e-6
-    """Peak learning rate."""
+    """Learning rate at its peak, after warm-up."""
     lr_by_component: ComponentLrConfig = ComponentLrConfig()
     """Peak learning rates of model components; warm-up and decay are the same for all."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
-    """Decay rates of the moment estimates."""
+    """Shares of the old first and second moment that each step keeps."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled weight decay."""
+    """Each step shrinks weights by this times the learning rate (decoupled)."""
     weight_decay_on: Literal["all", "matrices"] = "all"
     """Parameters that decay: all, or all but biases, norms and other vectors."""
     warmup_steps: NonNegativeInt = 0
-    """Steps of a linear rise from 0."""
+    """Steps over which the rate rises linearly from 0."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Fall from the peak to `final_lr_frac` over the steps after warm-up."""
+    """The rate stays at its peak after warm-up, or falls to `final_lr_frac` of it."""
     final_lr_frac: Fraction = 0.0
-    """Share of the peak rate left at the last step."""
+    """Share of the peak rate that is left at the last step."""
     max_grad_norm: PositiveFloat = 1.0
     """Global gradient norm above which gradients are scaled down."""
 
@@ -120,11 +120,11 @@ class ValidationConfig(StrictModel):
     """Evaluation on `data.validation` during a stage, and an early end of the stage by its reward."""
 
     every: PositiveInt = 50
-    """Steps between evaluations."""
+    """An evaluation follows every so many steps."""
     stop_at_mean_reward: float | None = None
     """Mean reward, averaged over tasks, that ends the stage."""
     stop_at_task_reward: float | None = None
-    """Reward that every task must also reach to end it."""
+    """To end it, every task's reward must also reach this."""
 
     @model_validator(mode="after")
     def _check_task_reward(self) -> ValidationConfig:
@@ -149,9 +149,9 @@ class TrainingStage(StrictModel):
     """Keys of every stage that trains."""
 
     name: Identifier
-    """Name in metrics, file names and on the console; unique in the run."""
+    """The stage's name in metrics, file names and on the console; it is unique in the run."""
     steps: PositiveInt
-    """Optimizer steps at most."""
+    """The stage ends after this many optimizer steps at most."""
     from_stage: Identifier | None = None
     """An earlier `select` stage whose samples are trained on; those of `data.train` when left out."""
     when: SampleConditions = Field(default_factory=dict)
@@ -160,12 +160,12 @@ class TrainingStage(StrictModel):
     """Repeat samples, each time under an id and with random numbers of its own, until there are so many (one-example
     RLVR)."""
     data_order: DataOrderConfig = ShuffledOrderConfig(kind="shuffled")
-    """Order of samples."""
+    """The order in which samples are drawn."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer; each stage starts with a fresh one."""
+    """Settings of AdamW; each stage starts with a fresh optimizer."""
     micro_batch_tokens: PositiveInt = 16384
-    """Tokens per forward pass at most: a larger group is split, and its prompt repeated. A longer sequence goes alone.
-    The gradient does not depend on it."""
+    """At most this many tokens share a forward pass: a larger group is split, and its prompt repeated. A longer
+    sequence goes alone. The gradient does not depend on it."""
     validation: ValidationConfig | None = None
     """Evaluation during the stage, and an early end by its reward; needs `data.validation`."""
     shared_prefix: Literal["auto", "on", "off"] = "auto"
@@ -203,9 +203,9 @@ class SftStage(TrainingStage):
     kind: Literal["sft"]
     """Selects this kind of stage."""
     batch_size: PositiveInt = 32
-    """Samples per optimizer step."""
+    """Samples that each optimizer step trains on."""
     micro_batch_sequences: PositiveInt = 8
-    """Demonstrations per forward pass at most. The gradient does not depend on it."""
+    """At most this many demonstrations share a forward pass. The gradient does not depend on it."""
     target_field: Literal["label", "target", "response"] = "label"
     """Text that is trained on: the annotator's label or the exact target, written as a response; or the sample's whole
     response as it is (from a `select` stage, for example)."""
@@ -269,13 +269,13 @@ class RlStage(TrainingStage):
     kind: Literal["rl"]
     """Selects this kind of stage."""
     prompts_per_step: PositiveInt = 16
-    """Groups per optimizer step."""
+    """Groups that a step trains on."""
     group_size: PositiveInt = 8
-    """Rollouts per prompt."""
+    """Rollouts that are generated for each prompt."""
     micro_batch_groups: PositiveInt = 8
-    """Groups per forward pass at most. The gradient does not depend on it."""
+    """At most this many groups share a forward pass. The gradient does not depend on it."""
     sampling: SamplingConfig = SamplingConfig()
-    """Sampling parameters."""
+    """Parameters that tokens are sampled with."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
     """Steps from a prompt to its rollouts: generate, then rethinking, tools or probes."""
     async_rollouts: bool = False
@@ -284,17 +284,17 @@ class RlStage(TrainingStage):
     algorithm: AlgorithmName = "grpo"
     """A published objective: other defaults for `advantage` and `loss`, each of which may still be set."""
     advantage: AdvantageConfig = AdvantageConfig()
-    """From rewards to advantages."""
+    """Computation of advantages from rewards."""
     loss: LossConfig = LossConfig()
-    """From advantages to gradients."""
+    """Computation of the loss from advantages."""
     reference: ReferenceConfig = ReferenceConfig()
     """The model that the KL penalty measures from."""
     dynamic_sampling: DynamicSamplingConfig | None = None
-    """Groups that are trained on; all of them without it."""
+    """Conditions on the groups that are trained on; without it all of them are."""
     replay: ReplayConfig | None = None
     """Rollouts of earlier steps that are trained on again; none without it."""
     ppo_epochs: PositiveInt = 1
-    """Passes over the same rollouts."""
+    """Times that a step goes over the same rollouts."""
     num_mini_batches: PositiveInt = 1
     """Optimizer steps of a pass: the step's groups are divided into so many batches, each with a gradient and
     denominators of its own (PPO; verl's rollout and mini-batch sizes)."""
@@ -302,7 +302,7 @@ class RlStage(TrainingStage):
     """Reward terms whose group mean is recorded for its sample each time it is drawn, for `data_order`, and for later
     `select` stages in RUN/outputs/NAME.jsonl."""
     health: HealthConfig = HealthConfig()
-    """Thresholds of warnings."""
+    """Thresholds beyond which a warning is printed."""
     max_steps_without_signal: PositiveInt = 20
     """Steps in a row without a nonzero advantage that end the run with an explanation."""
 
