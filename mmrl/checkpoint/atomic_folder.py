@@ -72,6 +72,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 def partial_path(folder: Path) -> Path:
     """Return the sibling that a folder is written to until it is complete."""
+    # A sibling is on the same disk, where a rename is atomic. The dot hides it from whoever lists checkpoints.
     return folder.parent / f".{folder.name}{PARTIAL_SUFFIX}"
 
 
@@ -135,8 +136,11 @@ def commit_partial(folder: Path) -> None:
     fsync_path(partial_folder)
     if folder.exists():
         shutil.rmtree(retired, ignore_errors=True)
+        # A folder cannot be renamed onto another. A kill between the two renames is undone by `restore_retired`.
         folder.rename(retired)
+    # The last line that writes a checkpoint: from here on it exists, complete.
     partial_folder.rename(folder)
+    # The name itself is on the disk only when the parent is.
     fsync_path(folder.parent)
     shutil.rmtree(retired, ignore_errors=True)
 
@@ -156,7 +160,8 @@ def restore_retired(parent: Path) -> None:
 
 
 def write_part_hashes(folder: Path, names: Sequence[str], part_file: str) -> None:
-    """Write the hashes of one rank's files to `part_file`, which tells the others that these files are on the disk."""
+    """Write the hashes of one rank's files to `part_file`."""
+    # The part file tells the other ranks that these files are on the disk, so they must be there first.
     for name in names:
         fsync_path(folder / name)
     hashes = {name: compute_sha256(folder / name) for name in names}
@@ -176,7 +181,7 @@ def merge_part_hashes(folder: Path, part_files: Sequence[str]) -> None:
 def find_damage(folder: Path, required: Sequence[str], ranks: Ranks | None = None) -> str | None:
     """Return what is wrong with a saved folder, None if it is intact.
 
-    Collective: with several ranks all must call it. Each hashes a share of the files, and all get the same answer.
+    Collective: with several ranks all must call it, and all get the same answer.
 
     Args:
         folder: a folder with hashes of its files.
@@ -187,6 +192,7 @@ def find_damage(folder: Path, required: Sequence[str], ranks: Ranks | None = Non
     hashes = ranks.on_rank0(partial(_read_hashes, folder, required))
     if isinstance(hashes, str):
         return hashes
+    # Each rank hashes a share: the files of a large model take long to read.
     own_names = list(hashes)[ranks.rank :: ranks.size]
     own_damaged = []
     for name in own_names:

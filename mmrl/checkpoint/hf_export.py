@@ -119,6 +119,7 @@ def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredMode
     policy = Policy(model_bundle.model, family=model_bundle.family, freeze=config.model.freeze)
     fingerprint = checkpoint.fingerprint_weights(policy.frozen.items())
     weights = checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=fingerprint)
+    # Refuses a base model that is not what it was, by the fingerprint of its frozen weights.
     checkpoint.load_weights(folder, weights)
     return RestoredModel(model_bundle, adapter, policy)
 
@@ -127,9 +128,11 @@ def collect_card_facts(run_dir: RunDir, config: Config, state: TrainingState, na
     """Collect what the card of a checkpoint says; `name` is the checkpoint's."""
     rewards = state.eval_rewards
     is_compared = rewards.keys() >= {"before", "after"}
+    # Up to the checkpoint's own position: the run may have gone on since.
     records = read_records(run_dir.metrics, state.metrics_bytes)
     step_records = []
     for record in records:
+        # Training steps alone have a learning rate; benchmarks and `sample` stages write records too.
         if "learner/lr" in record:
             step_records.append(record)
     return ModelCardFacts(

@@ -1,4 +1,7 @@
-"""The checkpoints of a run: saved at once or in the background, found again, and removed when they need not stay."""
+"""The checkpoints of a run: saved at once or in the background, found again, and removed when they need not stay.
+
+`mmrl/checkpoint/snapshot.py` says what a checkpoint consists of, and which line completes it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from mmrl.types import UserError
 from mmrl.utils.files import remove_leftovers, report_write_errors
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)")
-_POLL_S: Final = 0.05
+_POLL_S: Final = 0.05  # short beside the seconds of a write, long beside a look at the file system
 
 
 class StepId(NamedTuple):
@@ -67,6 +70,7 @@ class CheckpointManager:
             ranks: all ranks of the run; this process alone by default.
         """
         self._folder, self._options, self._warn, self._ranks = folder, options, warn, ranks or SingleProcess()
+        # One thread: checkpoints are written one after another.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: tuple[Path, Future[UserError | None]] | None = None
         # Set when the main thread waits for a write: it then turns the parts into a checkpoint itself.
@@ -104,6 +108,7 @@ class CheckpointManager:
         Raises:
             UserError: this checkpoint cannot be saved, or the one before could not.
         """
+        # At most one copy of the run is in memory at a time.
         self.wait()
         folder = self._folder / str(StepId(snapshot.state.stage_index, snapshot.state.step))
         self._ranks.on_rank0(partial(create_partial, folder))
@@ -143,7 +148,8 @@ class CheckpointManager:
         self._commit_on_all_ranks(folder, future.result())
 
     def _write_part(self, folder: Path, snapshot: Snapshot, before_write: Callable[[], None]) -> UserError | None:
-        """Write this rank's part, and return the error if it fails: the other ranks must hear of it too."""
+        """Write this rank's part, and return the error if it fails."""
+        # Returned rather than raised: the other ranks must hear of it before this one ends.
         try:
             with report_save_errors(folder):
                 before_write()
@@ -155,14 +161,12 @@ class CheckpointManager:
     def _write_in_background(
         self, folder: Path, snapshot: Snapshot, before_write: Callable[[], None]
     ) -> UserError | None:
-        """Write this rank's part; on rank 0 also turn all parts into a checkpoint once they are there.
-
-        Ranks meet through the file system here, since a collective call on this thread could cross one of the training
-        loop.
-        """
+        """Write this rank's part; on rank 0 also turn all parts into a checkpoint once they are there."""
         error = self._write_part(folder, snapshot, before_write)
         if error or self._ranks.rank:
             return error
+        # Ranks meet through the file system, since a collective call on this thread could cross one of the training
+        # loop's.
         parts = []
         for name in part_file_names(self._ranks.size):
             parts.append(partial_path(folder) / name)
@@ -199,6 +203,7 @@ class CheckpointManager:
         except BaseException:
             discard_partial(folder)
             raise
+        # Only now: until the new checkpoint is there, an old one may be needed.
         with report_write_errors(self._folder):
             prune_checkpoints(self._folder, self._options)
 
@@ -255,6 +260,7 @@ def prune_checkpoints(checkpoints: Path, options: CheckpointsConfig) -> None:
     saved = _list_checkpoints(checkpoints)
     kept = set(sorted(saved)[-options.keep_last :])
     if options.keep_every:
+        # Step 0, between two stages, is a multiple of everything, and none of the steps that were asked for.
         kept |= {step_id for step_id in saved if step_id.step and step_id.step % options.keep_every == 0}
     best = _find_best(saved, options.best)
     if best is not None:
@@ -295,8 +301,8 @@ def _find_best(saved: Mapping[StepId, Path], best: BestCheckpointConfig | None) 
 
 
 def _list_checkpoints(checkpoints: Path) -> dict[StepId, Path]:
-    """Return the folders that are named like checkpoints; anything else in there belongs to somebody else."""
     saved = {}
+    # Whatever is not named like a checkpoint belongs to somebody else, and must not be pruned.
     for path in checkpoints.glob("*"):
         name = _NAME.fullmatch(path.name)
         if name and path.is_dir():
