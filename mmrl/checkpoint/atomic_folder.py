@@ -37,12 +37,9 @@ class Pretrained(Protocol):
 
 
 def export_hf_folder(folder: Path, *parts: Pretrained, add_files: Callable[[Path], None] | None = None) -> None:
-    """Write a folder that `from_pretrained` loads; an earlier one is replaced as a whole.
+    """Write a folder of `parts` (a model and its processor) that `from_pretrained` loads, in place of an earlier one.
 
-    Args:
-        folder: the folder to write.
-        parts: what it consists of: a model and its processor, say.
-        add_files: writes further files into the folder that it is given.
+    `add_files` writes further files into the folder that it is called with.
 
     Raises:
         UserError: the disk is full or not writable.
@@ -179,14 +176,9 @@ def merge_part_hashes(folder: Path, part_files: Sequence[str]) -> None:
 
 
 def find_damage(folder: Path, required: Sequence[str], ranks: Ranks | None = None) -> str | None:
-    """Return what is wrong with a saved folder, None if it is intact.
+    """Return what is wrong with a saved folder, which must have the `required` files; None if it is intact.
 
     Collective: with several ranks all must call it, and all get the same answer.
-
-    Args:
-        folder: a folder with hashes of its files.
-        required: files that it must have.
-        ranks: those that share the work; this process alone by default.
     """
     ranks = ranks or SingleProcess()
     hashes = ranks.on_rank0(partial(_read_hashes, folder, required))

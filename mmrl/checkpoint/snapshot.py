@@ -138,12 +138,7 @@ def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> None:
 def load_checkpoint(
     folder: Path, *, weights: CheckpointWeights, mmap: bool = False
 ) -> tuple[TrainingState, dict[str, dict[Any, Any]]]:
-    """Restore weights and random generators in place, and return the state and the optimizer's tables.
-
-    Args:
-        folder: the checkpoint.
-        weights: the model's weights, all of them on every rank.
-        mmap: as for `load_weights`.
+    """Restore weights (all of them, on every rank) and random generators in place; return state and optimizer tables.
 
     Raises:
         UserError: the model is not the one that the run began with, or another version of mmrl saved the checkpoint.

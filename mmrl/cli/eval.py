@@ -193,11 +193,7 @@ def _score(arguments: argparse.Namespace) -> int:
 
 
 def _apply_llm_judge(scored: ScoredRun, arguments: argparse.Namespace) -> ScoredRun:
-    """Add the verdicts of a language model.
-
-    Raises:
-        UserError: its URL or its name is missing or malformed.
-    """
+    """Add the verdicts of a language model where no rule finds an answer."""
     from pydantic import ValidationError
 
     from mmrl.benchmarks.llm_judge import add_judge_verdicts

@@ -199,15 +199,9 @@ def _select_cases(names: Sequence[str]) -> list[tuple[str, Path, tuple[Case, ...
 def _reward_and_samples(
     name: str, args: Mapping[str, Any], table: Path | None
 ) -> tuple[BoundReward, tuple[Sample, ...]]:
-    """Return a reward with its options, and samples to try it on.
-
-    The samples are one plain sample per answer type, or, for a reward that needs options or richer samples, those of
-    its case table.
-
-    Raises:
-        UserError: no sample can be scored.
-    """
+    """Return a reward with its options, and samples to try it on; raise UserError if it can score none."""
     reward = load_reward(name, Path())
+    # One plain sample per answer type will do, unless the reward needs options or richer samples: those of its table.
     needs_options = any(option.required and key not in args for key, option in reward.options.items())
     if table is None and not needs_options:
         bound = bind(reward, args)

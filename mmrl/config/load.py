@@ -78,12 +78,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
 
 
 def load_eval_config(base_settings: Mapping[str, Any], origin: str, overrides: Sequence[str]) -> EvalConfig:
-    """Merge `key=value` overrides onto the settings of an evaluation, and validate them.
-
-    Args:
-        base_settings: settings to start from.
-        origin: name of their origin, for messages.
-        overrides: `dotted.path=value`.
+    """Merge `key=value` overrides onto the settings of an evaluation, which messages call `origin`, and validate them.
 
     Raises:
         UserError: a setting is invalid; all problems at once, a line each.

@@ -101,9 +101,8 @@ class StageData:
         # Rollouts derive from step and sample id, so within an RL step no sample may come twice.
         min_gap = max_prompts_per_step(stage) if isinstance(stage, RlStage) else 0
         if isinstance(order, schema.MixtureOrderConfig):
-            return scheduled_mixture(
-                self._build_source_orders(min_gap), order, per_step=stage.samples_per_step, seed=seed
-            )
+            per_step = stage.batch_size if isinstance(stage, SftStage) else stage.prompts_per_step
+            return scheduled_mixture(self._build_source_orders(min_gap), order, per_step=per_step, seed=seed)
         is_plain = stage.from_stage is None and stage.repeat_samples_to is None
         if isinstance(order, schema.ShuffledOrderConfig) and is_plain:
             return self._build_shuffled_order(stage, min_gap)

@@ -58,11 +58,7 @@ def find_duplicate(names: list[str]) -> str | None:
 
 
 def check_rising_steps(steps: list[int]) -> None:
-    """Check that the steps of a schedule rise from point to point.
-
-    Raises:
-        ValueError: two of them are equal, or one is smaller than the one before it.
-    """
+    """Raise ValueError unless the steps of a schedule rise from point to point."""
     if steps != sorted(set(steps)):
         raise ValueError(f"steps must rise from point to point, got {', '.join(map(str, steps))}")
 

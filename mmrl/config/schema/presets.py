@@ -106,19 +106,11 @@ REPLAY_PRESETS: Mapping[ReplayPreset, PresetSettings] = {
 
 
 def check_preset_applied(preset: str, settings: PresetSettings, given: Collection[str], section: str = "") -> None:
-    """Check that every setting of a preset was given or filled in.
+    """Raise ValueError unless every setting of a preset is among the keys that are given.
 
-    Loading a config file fills presets in; a model built in Python from the name alone would keep the defaults.
-
-    Args:
-        preset: "algorithm 'dapo'", for the message.
-        settings: the preset.
-        given: keys that are set.
-        section: prefix of the keys in the message, "loss." for example.
-
-    Raises:
-        ValueError: a setting is missing.
+    `preset` ("algorithm 'dapo'") and `section` ("loss.") name the preset and the place of its keys in the message.
     """
+    # Loading a config file fills presets in; a model built in Python from the name alone would keep the defaults.
     missing = settings.keys() - given
     if missing:
         raise ValueError(

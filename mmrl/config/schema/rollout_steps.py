@@ -398,11 +398,7 @@ def describe_rollout_steps(steps: RolloutStepConfigs, temperature: float) -> str
 
 
 def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
-    """Check that the first step generates, no other does, and names are unique.
-
-    Raises:
-        ValueError: a check fails.
-    """
+    """Return the steps; raise ValueError unless the first one generates, no other does, and names are unique."""
     kinds = [step.kind for step in steps]
     if kinds[0] != "generate" or kinds.count("generate") > 1:
         raise ValueError(f"rollout_steps begin with one step of kind generate; got {', '.join(kinds)}")
@@ -414,12 +410,9 @@ def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
 
 
 def check_plain_generation(steps: RolloutStepConfigs, owner: str, limit: str) -> None:
-    """Refuse partial rollouts, probes and added rollouts where `owner` ("evaluation") has no use for them.
+    """Raise ValueError for partial rollouts, probes and added rollouts, which `owner` ("evaluation") has no use for.
 
     `limit` ends the message about added rollouts: "writes `group_size` rollouts".
-
-    Raises:
-        ValueError: a step does one of these.
     """
     for step in steps:
         if isinstance(step, GenerateConfig) and step.partial_rollout_tokens is not None:
@@ -431,11 +424,7 @@ def check_plain_generation(steps: RolloutStepConfigs, owner: str, limit: str) ->
 
 
 def check_free_tokens(steps: RolloutStepConfigs, max_new_tokens: int) -> None:
-    """Check that a first response of `max_new_tokens` at most can leave `min_free_tokens` over.
-
-    Raises:
-        ValueError: a rethink step asks for more.
-    """
+    """Raise ValueError if no first response of `max_new_tokens` at most can leave a rethink step's tokens free."""
     for step in steps:
         if isinstance(step, RethinkConfig) and step.min_free_tokens >= max_new_tokens:
             raise ValueError(

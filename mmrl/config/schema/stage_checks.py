@@ -15,11 +15,7 @@ AnyStage = SftStage | RlStage | SampleStage | SelectStage
 
 
 def check_stages(stages: Sequence[AnyStage], sections: Mapping[str, Any]) -> None:
-    """Check the stages against each other and against the config's `sections`, as far as these are valid.
-
-    Raises:
-        ValueError: stages or sections do not fit together.
-    """
+    """Raise ValueError unless the stages fit together, and the config's `sections`, as far as those are valid."""
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
         raise ValueError(f"stage names must be unique, got {', '.join(names)}")
@@ -187,11 +183,7 @@ def _check_component_lrs(stages: Sequence[SftStage | RlStage], trained: Sequence
 def check_reward_names(
     stages: Sequence[AnyStage], reward_names: Collection[str], group_reward_names: Collection[str]
 ) -> None:
-    """Check that every reward term and group reward that a stage names exists.
-
-    Raises:
-        UserError: one does not.
-    """
+    """Raise UserError unless every reward term and group reward that a stage names exists."""
     training_names = [*reward_names, *group_reward_names]
     for stage in stages:
         if isinstance(stage, RlStage):

@@ -219,11 +219,6 @@ class SftStage(TrainingStage):
     response is trained on."""
 
     @property
-    def samples_per_step(self) -> int:
-        """Samples drawn for a step."""
-        return self.batch_size
-
-    @property
     def max_prompts_in_flight(self) -> int:
         """Samples worked on at a time."""
         return self.batch_size
@@ -305,11 +300,6 @@ class RlStage(TrainingStage):
     """Thresholds beyond which a warning is printed."""
     max_steps_without_signal: PositiveInt = 20
     """Steps in a row without a nonzero advantage that end the run with an explanation."""
-
-    @property
-    def samples_per_step(self) -> int:
-        """Samples drawn for a round of prompts."""
-        return self.prompts_per_step
 
     @property
     def max_prompts_in_flight(self) -> int:
