@@ -61,14 +61,7 @@ class CheckpointManager:
     def __init__(
         self, folder: Path, options: CheckpointsConfig, warn: Callable[[str], None], ranks: Ranks | None = None
     ) -> None:
-        """Create a manager.
-
-        Args:
-            folder: folder of the run's checkpoints.
-            options: how many checkpoints stay, and whether they are written in the background.
-            warn: prints a warning; called for a failed write when another error ends the run anyway.
-            ranks: all ranks of the run; this process alone by default.
-        """
+        """Manage the checkpoints in a folder; `warn` is called for a failed write when another error ends the run."""
         self._folder, self._options, self._warn, self._ranks = folder, options, warn, ranks or SingleProcess()
         # One thread: checkpoints are written one after another.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -225,13 +218,10 @@ def find_latest(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks | N
 def find_checkpoint(
     checkpoints: Path, name: str | None, best: BestCheckpointConfig | None, warn: Callable[[str], None]
 ) -> Path:
-    """Return a checkpoint by its name. It only reads, so the run may go on meanwhile.
+    """Return the checkpoint of this name, the one called `best`, or for None the newest intact one.
 
-    Args:
-        checkpoints: folder of the run's checkpoints.
-        name: name of a checkpoint, `best`, or None for the newest intact one.
-        best: metric that `best` goes by; None if the run keeps no best one.
-        warn: prints a warning; called for each damaged checkpoint that is skipped.
+    It only reads, so the run may go on. `best` is the metric that the best one goes by. `warn` is called for each
+    damaged one that is skipped.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged.

@@ -190,12 +190,9 @@ def save_weights(folder: Path, weights: CheckpointWeights) -> None:
 
 @torch.no_grad()
 def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False) -> None:
-    """Restore weights in place.
+    """Overwrite `weights.trained` with those of a checkpoint, or of what `save_weights` wrote.
 
-    Args:
-        folder: a checkpoint, or what `save_weights` wrote.
-        weights: the model's weights; `trained` is overwritten.
-        mmap: let the weights be maps of the files, whose memory the processes of a machine share, instead of copies.
+    With `mmap` they become maps of the files, whose memory the processes of a machine share, instead of copies.
 
     Raises:
         UserError: the model is not the one whose weights were saved.

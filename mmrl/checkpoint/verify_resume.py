@@ -23,17 +23,10 @@ _ERROR_TAIL_CHARS = 2000
 def verify_resume(
     config: Path, overrides: Sequence[str], *, steps: int, processes: int | None, say: Callable[[str], None]
 ) -> bool:
-    """Train a few steps of every stage, once undisturbed and once with a kill -9 in every stage, and compare.
+    """Return True if a run with a kill -9 in every stage writes the same files as an undisturbed one.
 
-    Args:
-        config: the config file.
-        overrides: settings from the command line, `key=value`.
-        steps: steps of each stage.
-        processes: ranks; all of them are killed at once, with their launcher. None trains in one process.
-        say: prints the progress and the verdict.
-
-    Returns:
-        True if all compared files are equal.
+    Each trains a few steps of every stage. With `processes`, that many ranks train, and all are killed at once, with
+    their launcher. `say` prints the progress and the verdict.
 
     Raises:
         UserError: a run fails, or ends before it can be killed.

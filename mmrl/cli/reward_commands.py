@@ -69,6 +69,7 @@ def print_rewards() -> int:
         table.add_column(heading, no_wrap=heading == "reward")
     for name, reward in builtin_rewards().items():
         answer_types = ", ".join(reward.answer_types) or "any"
+        # The first paragraph of its docstring, on one line.
         formula = " ".join(reward.doc.partition("\n\n")[0].split())
         value_range = f"{reward.low:g} to {reward.high:g}"
         table.add_row(name.removeprefix("mmrl_rewards."), answer_types, value_range, Text(formula))
@@ -114,6 +115,7 @@ def create_reward(name: str, folder: Path) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in ((code, _CODE_TEMPLATE.format(name=name)), (cases, table)):
+            # "x" refuses to write over a file that is there.
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
     except FileExistsError as error:

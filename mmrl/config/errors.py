@@ -61,6 +61,7 @@ class _ErrorPlace(NamedTuple):
 
 def _explain(kind: str, given: Any, error: ErrorDetails, place: _ErrorPlace) -> str:  # noqa: ANN401
     match kind:
+        # An entry of a list of fixed length: `betas: [0.9]`.
         case "missing" if isinstance(place.path[-1], int):
             text = f"needs {len(get_args(_strip_annotated(place.owner)))} values, got {len(given)}"
         case "missing":
@@ -89,7 +90,8 @@ def _explain(kind: str, given: Any, error: ErrorDetails, place: _ErrorPlace) -> 
 
 
 def _locate_error(loc: Sequence[int | str], schema: type[BaseModel]) -> _ErrorPlace:
-    """Follow a pydantic location through the schema, leaving out the tags of unions, which are not in the file."""
+    """Follow a pydantic location through the schema."""
+    # The tags of unions are part of pydantic's location, and not of the file: they are left out of the path.
     path: KeyPath = ()
     owner: Any = None
     here: Any = schema
@@ -160,7 +162,8 @@ def _describe_key(owner: object, key: int | str) -> str:
 
 
 def _suggest_key(owner: type[BaseModel], path: KeyPath) -> str:
-    """Name the key that was meant: one deeper in this section, a synonym, a close spelling, or one elsewhere."""
+    """Name the key that was meant."""
+    # From the surest guess to the least: the key deeper in this section, a synonym, a typing error, another place.
     key = str(path[-1])
     for key_path in _iter_key_paths(owner):
         if key_path[-1] == key:

@@ -35,8 +35,8 @@ from mmrl.types import UserError
 
 COMMAND_LINE_ORIGIN = "command line"
 DEFAULT_ORIGIN = "default"
-MAX_BYTES = 1_000_000
-MAX_FILES = 100
+MAX_BYTES = 1_000_000  # a larger file was named by mistake
+MAX_FILES = 100  # a diamond of `extends` counts a file each time, so that the work stays bounded
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
@@ -63,6 +63,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     root = sources.read(Path(path), error_prefix="")
     for override in overrides:
         root = sources.apply_override(root, override)
+    # After the overrides, which may name a preset and win over its settings.
     root = _apply_presets(root)
     config, invalid = _validate(root, Config)
     # A value that could not be read stands as null, which validation would report a second time.
@@ -163,6 +164,7 @@ class _ConfigFiles:
         tree = ConfigNode(own, f"{path}:1")
         if "extends" not in root.value:
             return tree
+        # Later bases win over earlier ones, and the file itself over all.
         merged = ConfigNode({}, tree.origin)
         for base, origin in self._find_bases(root.value["extends"]):
             base_tree = self.read(path.parent / base, error_prefix=f"{origin}: extends: ", chain=chain_here)
@@ -198,7 +200,7 @@ class _ConfigFiles:
 def _read_text(path: Path, error_prefix: str) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)  # one byte more tells whether there is more
     except FileNotFoundError as error:
         raise UserError(f"{error_prefix}{path}: no such file (looked in {Path.cwd()})") from error
     except IsADirectoryError as error:
@@ -211,7 +213,7 @@ def _read_text(path: Path, error_prefix: str) -> str:
     if len(data) > MAX_BYTES:
         raise UserError(f"{error_prefix}{path} is larger than {MAX_BYTES} bytes; this is no config")
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")  # editors on Windows begin a file with a byte-order mark
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(
@@ -238,6 +240,7 @@ def _find_list_index(items: Sequence[ConfigNode], key: str, path: KeyPath) -> in
     indices = {str(index): index for index in range(len(items))}
     for index, item in enumerate(items):
         if isinstance(item.value, dict) and "name" in item.value:
+            # An index wins over a name, and the first of two equal names over the second.
             indices.setdefault(str(item.value["name"].value), index)
     if key not in indices:
         text = f"no such entry; there is {', '.join(indices)}" if indices else "no such entry; the list is empty"

@@ -113,15 +113,9 @@ def iter_leaves(value: PlainValue, path: KeyPath = ()) -> Iterator[tuple[KeyPath
 def parse_yaml(
     document: str, format_origin: Callable[[int], str], base_path: KeyPath = ()
 ) -> tuple[ConfigNode | None, list[ConfigProblem]]:
-    """Read one YAML document.
+    """Return the root of a YAML document, None if it is empty, and the problems found.
 
-    Args:
-        document: the text.
-        format_origin: names a line of it, counted from 1.
-        base_path: path of the document's root in the config.
-
-    Returns:
-        The root, None for an empty document, and the problems found.
+    `format_origin` names a line, counted from 1; `base_path` is the path of the root in the config.
 
     Raises:
         UserError: the document is not YAML, nested too deeply, or too large once aliases are expanded.

@@ -61,7 +61,7 @@ class MediaLimitsConfig(StrictModel):
     """An image file of more bytes is refused."""
     max_pixels: PositiveInt = 100_000_000
     """An image or frame whose width times height is more pixels is refused."""
-    max_aspect_ratio: Annotated[int, Field(ge=1, le=200)] = 200
+    max_aspect_ratio: Annotated[int, Field(ge=1, le=200)] = 200  # MAX_RATIO of qwen-vl-utils
     """An image whose longer side over its shorter side is more is refused: beyond 200 the models' resize rules fail."""
     max_decompression_ratio: PositiveInt = 2000
     """An image file with more bytes of pixels per byte of file is refused as a decompression bomb."""
@@ -122,6 +122,7 @@ class DataConfig(StrictModel):
         all_weighted = all(source.weight is not None for source in self.train)
         if self.has_weights and not all_weighted:
             raise ValueError("give a `weight` to every training source or to none")
+        # They are measured whole and once: a share would make results depend on a draw.
         if any(source.weight is not None for source in (*self.validation, *self.test)):
             raise ValueError("`weight` mixes training sources; validation and test sources are used whole")
         if self.streaming and len(self.train) > 1 and not all_weighted:
@@ -231,6 +232,7 @@ class CurriculumOrderConfig(StrictModel):
         for index, phase in enumerate(self.phases[:-1]):
             if phase.max_samples is None and phase.plateau is None:
                 raise ValueError(f"phase {index} never ends, and others follow; give it `max_samples` or `plateau`")
+        # Were the last one to end, no sample would be left for the steps after it.
         last = self.phases[-1]
         if last.max_samples is not None or last.plateau is not None:
             raise ValueError("the last phase lasts until the stage ends; it takes neither `max_samples` nor `plateau`")

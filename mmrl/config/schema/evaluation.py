@@ -204,6 +204,7 @@ class EvalConfig(StrictModel):
     @property
     def stages(self) -> tuple[()]:
         """The stages of an evaluation: none, as nothing is trained."""
+        # Whatever builds an engine reads them from a run's config and from this one alike.
         return ()
 
     @model_validator(mode="after")

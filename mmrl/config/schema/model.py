@@ -53,6 +53,7 @@ class LanguageFromScratchConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_heads(self) -> LanguageFromScratchConfig:
+        # Rotary positions turn pairs of numbers, so a head needs an even size.
         if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 2:
             raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads ({self.num_heads})")
         if self.num_heads % self.num_kv_heads:
@@ -76,17 +77,18 @@ class FromScratchConfig(StrictModel):
 class VideoConfig(StrictModel):
     """Number and size of the frames that the model sees of a video: the rule of qwen-vl-utils."""
 
+    # The defaults are those of qwen-vl-utils.
     fps: PositiveFloat = 2.0
     """Frames per second, while that gives `min_frames` to `max_frames` frames; otherwise fewer or more, evenly."""
-    min_frames: Annotated[int, Field(ge=2)] = 4
+    min_frames: Annotated[int, Field(ge=2)] = 4  # frames go in pairs
     """A video is sampled to this many frames at least; a shorter one is refused."""
     max_frames: Annotated[int, Field(ge=2)] = 768
     """A video is sampled to this many frames at most; a longer one at a lower rate, which the model is told."""
-    min_pixels: PositiveInt = 100352
+    min_pixels: PositiveInt = 100352  # 128 x 28 x 28: a token of Qwen2-VL covers 28 x 28 pixels
     """Frames of a smaller area, in pixels, are enlarged to it."""
-    max_pixels: PositiveInt = 602112
+    max_pixels: PositiveInt = 602112  # 768 x 28 x 28
     """Frames of a larger area, in pixels, are shrunk to it."""
-    total_pixels: PositiveInt = 90316800
+    total_pixels: PositiveInt = 90316800  # 128,000 x 28 x 28 x 0.9
     """A long video is shrunk until all its frames have this area together, in pixels (half of it, as frames go in
     pairs)."""
 
@@ -161,9 +163,9 @@ class ModelConfig(StrictModel):
     """Components whose activations are recomputed in the backward pass: less memory, about a third more time."""
     logits_chunk_tokens: PositiveInt = 1024
     """Tokens whose logits exist at a time while training; a token's take 12 bytes per entry of the vocabulary."""
-    min_pixels: PositiveInt = 3136
+    min_pixels: PositiveInt = 3136  # 4 x 28 x 28: 4 tokens of Qwen2-VL
     """Images of a smaller area, in pixels, are enlarged to it."""
-    max_pixels: PositiveInt = 1003520
+    max_pixels: PositiveInt = 1003520  # 1280 x 28 x 28
     """Images of a larger area, in pixels, are shrunk to it."""
     video: VideoConfig = VideoConfig()
     """Frames of a video that the model sees, and their size."""

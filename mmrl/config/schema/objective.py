@@ -40,7 +40,7 @@ class AdvantageConfig(StrictModel):
     scale: Literal["group_std", "batch_std", "none"] = "group_std"
     """R - baseline is divided by this: the standard deviation of R in the group (GRPO) or in the step, or nothing
     (Dr.GRPO)."""
-    eps: PositiveFloat = 1e-4
+    eps: PositiveFloat = 1e-4  # as in TRL
     """A small number that is added to a standard deviation before dividing by it."""
     batch_normalize: bool = False
     """Then bring the advantages of the whole step to mean 0 and standard deviation 1 (REINFORCE++, GDPO)."""
@@ -58,6 +58,7 @@ class AdvantageConfig(StrictModel):
     def _check_fn(self) -> AdvantageConfig:
         if self.fn is None and self.args:
             raise ValueError("`args` are the options of `fn`; set `fn`, or take them out")
+        # Compared with the defaults: a preset may have set them, and not the user.
         replaced = {"combine": "total", "baseline": "group_mean", "scale": "group_std"}
         for name, default in replaced.items():
             if self.fn is not None and getattr(self, name) != default:
@@ -141,6 +142,7 @@ class KlConfig(LossCoefficientConfig):
 
     @model_validator(mode="after")
     def _check_k1_gradient(self) -> KlConfig:
+        # The gradient of -d is that of log policy, whose mean under the policy is 0.
         if self.coef and self.estimator == "k1" and self.apply_to == "loss":
             raise ValueError(
                 "the gradient of k1 in the loss is 0 on average; use estimator k2 or k3, or `apply_to: reward`"
@@ -233,6 +235,7 @@ def _find_policy_loss_form(value: object) -> str:
     return "function" if isinstance(value, dict | CustomPolicyLossConfig) else "name"
 
 
+# Tagged, so that an error is about the form that was written, not about every form in turn.
 PolicyLossChoice = Annotated[
     Annotated[Literal["clip", "cispo"], Tag("name")] | Annotated[CustomPolicyLossConfig, Tag("function")],
     Discriminator(_find_policy_loss_form),
@@ -285,6 +288,7 @@ class LossConfig(StrictModel):
             )
         if self.dual_clip is not None and self.policy_loss == "cispo":
             raise ValueError("dual_clip bounds the clipped policy loss; cispo has `clip_high` for that")
+        # A function gets no option of the built-in losses.
         is_custom = isinstance(self.policy_loss, CustomPolicyLossConfig)
         if is_custom and self.importance_ratio_level != "token":
             raise ValueError(
@@ -312,6 +316,7 @@ class LossConfig(StrictModel):
             case "fixed":
                 sums = f"(1/({length} S)) Σ_i Σ_t" if length > 1 else "(1/S) Σ_i Σ_t"
         weight = "" if self.rollout_correction.method == "none" else "w_t "
+        # A function returns a loss; the built-in formulas are objectives, to be maximised.
         sign = "" if isinstance(self.policy_loss, CustomPolicyLossConfig) else "-"
         formula = f"L = {sign}{sums} {weight}{self._describe_policy_loss()}"
         if self.kl.coef and self.kl.apply_to == "loss":

@@ -109,6 +109,7 @@ class WeightScheduleConfig(StrictModel):
 
     def factor_at(self, step: int) -> float:
         """Return the factor at a step."""
+        # From the right: at the step of a point, that point's factor holds already.
         after = bisect_right([point_step for point_step, _ in self.points], step)
         if after in (0, len(self.points)):
             return self.points[max(after - 1, 0)][1]
@@ -140,6 +141,7 @@ class BaseRewardConfig(StrictModel):
 
     def weight_at(self, step: int | None) -> float:
         """Return the weight at a step of the stage; without a step, the weight without its schedule."""
+        # Evaluation passes no step, so that its results can be compared from step to step.
         return self.weight if step is None or self.schedule is None else self.weight * self.schedule.factor_at(step)
 
     def describe(self) -> str:

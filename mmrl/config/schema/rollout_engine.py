@@ -23,6 +23,7 @@ def _find_engine_form(value: object) -> str:
     return "function" if isinstance(value, dict | CustomEngineConfig) else "name"
 
 
+# Tagged, as `policy_loss` is: an error is then about the form that was written.
 EngineChoice = Annotated[
     Annotated[Literal["hf", "vllm", "vllm_server"], Tag("name")] | Annotated[CustomEngineConfig, Tag("function")],
     Discriminator(_find_engine_form),
@@ -32,7 +33,7 @@ EngineChoice = Annotated[
 class VllmConfig(StrictModel):
     """Options of a vLLM engine; its dtype and longest sequence follow from `model` and the stages."""
 
-    gpu_memory_utilization: PositiveFraction = 0.4
+    gpu_memory_utilization: PositiveFraction = 0.4  # the learner may be on the same GPU
     """Share of a GPU's memory that vLLM takes for its weights and caches."""
     cpu_kv_cache_mib: PositiveInt = 512
     """Memory that keys and values take on a machine without a GPU, in MiB."""

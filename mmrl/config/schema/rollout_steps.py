@@ -128,6 +128,7 @@ class RethinkConfig(StrictModel):
             raise ValueError(f"accuracy_range [{low:g}, {high:g}] is empty; write the lower end first")
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}")
+        # Each first response that may be continued needs a trigger that is meant for it.
         for verdict in ("correct", "incorrect") if self.only == "any" else (self.only,):
             if not any(trigger.only in ("any", verdict) for trigger in self.triggers):
                 raise ValueError(f"no trigger is for {verdict} first responses; add one, or set `only`")
@@ -154,6 +155,7 @@ class RethinkConfig(StrictModel):
     def describe(self, temperature: float) -> list[str]:
         """Return the step in two lines, and a warning for each bias; `temperature` is that of first responses."""
         lines = [self._describe_attempts(temperature), self._describe_kept()]
+        # Warnings, not errors: VL-Rethinker's code does both.
         if self._has_verdict_triggers:
             lines.append(
                 "WARNING: some triggers are for correct or incorrect responses alone, and tell the model its verdict"
@@ -214,6 +216,7 @@ class ToolConfig(StrictModel):
         return self.name or self.fn.rpartition(":")[2]
 
 
+# By name: the schema imports without torch, and these tools do not.
 _MEDIA_TOOLS: Final = (
     "mmrl.rollout.tools.builtin:zoom",
     "mmrl.rollout.tools.builtin:frames",
@@ -247,7 +250,7 @@ class ToolsConfig(StrictModel):
     """Processes that run tools."""
     on_error: Literal["feedback", "stop"] = "feedback"
     """After a tool raises or exceeds its deadline: `feedback` tells the model, `stop` ends the run; always counted."""
-    result_prefix: str = "\n<tool_response>\n"
+    result_prefix: str = "\n<tool_response>\n"  # as in Qwen's chat template
     """Text that is put before a result; it may hold special tokens of the chat template."""
     result_suffix: str = "\n</tool_response>\n"
     """Text that is put after a result."""
@@ -399,6 +402,7 @@ def describe_rollout_steps(steps: RolloutStepConfigs, temperature: float) -> str
 
 def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
     """Return the steps; raise ValueError unless the first one generates, no other does, and names are unique."""
+    # All other steps work on responses, which the first one has to make.
     kinds = [step.kind for step in steps]
     if kinds[0] != "generate" or kinds.count("generate") > 1:
         raise ValueError(f"rollout_steps begin with one step of kind generate; got {', '.join(kinds)}")

@@ -50,7 +50,7 @@ class RunConfig(StrictModel):
 
     name: FileName
     """Name that the run's directory and its exported model have."""
-    dir: str = "runs/{name}"
+    dir: str = "runs/{name}"  # no f-string: the run fills the name in
     """Folder that everything of the run is written to; `{name}` is the run's name."""
     seed: NonNegativeInt = 0
     """Seed that every random choice derives from."""
@@ -167,6 +167,7 @@ class Config(StrictModel):
         names = []
         for benchmark in info.data["evaluation"].benchmarks:
             names.append(benchmark.name)
+        # Other names depend on the tasks of the data, which is not read yet.
         if group == "benchmark" and rest.partition("/")[0] not in names:
             raise ValueError(
                 f"best.metric 'benchmark/{rest}' is of no benchmark in evaluation.benchmarks "

@@ -126,7 +126,7 @@ class ReplayConfig(StrictModel):
     def describe(self, rollouts_per_step: int) -> str:
         """Return what is replayed, a line a fact."""
         target = round(self.target_fraction * rollouts_per_step)
-        capacity = self.capacity or target
+        capacity = self.capacity or target  # null is one step's worth
         fill = f"up to {target} a step" if self.fill == "size" else f"{self.target_fraction:.0%} of what is trained on"
         age = "of any age"
         if self.max_staleness is not None:

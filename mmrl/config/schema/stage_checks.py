@@ -16,6 +16,7 @@ AnyStage = SftStage | RlStage | SampleStage | SelectStage
 
 def check_stages(stages: Sequence[AnyStage], sections: Mapping[str, Any]) -> None:
     """Raise ValueError unless the stages fit together, and the config's `sections`, as far as those are valid."""
+    # One error is reported for `stages`, the first: what concerns a stage alone comes before what it is combined with.
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
         raise ValueError(f"stage names must be unique, got {', '.join(names)}")
@@ -65,6 +66,7 @@ def _check_stage(
     if "data" in sections:
         _check_data(stage, sections["data"])
     elif isinstance(stage, SftStage | RlStage):
+        # Without valid data, keys of the stage itself can still contradict each other.
         _check_mixture_source(stage)
     if isinstance(stage, SftStage) and stage.drop_thinking_prob and "response_format" in sections:
         response_format: ResponseFormatConfig = sections["response_format"]

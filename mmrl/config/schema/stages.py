@@ -313,6 +313,7 @@ class RlStage(TrainingStage):
 
     @property
     def _generate_step(self) -> GenerateConfig:
+        # There is one: `check_rollout_steps` has seen to that.
         return next(step for step in self.rollout_steps if isinstance(step, GenerateConfig))
 
     @model_validator(mode="after")
@@ -321,6 +322,7 @@ class RlStage(TrainingStage):
             raise ValueError(
                 f"data_order {self.data_order.kind!r} follows rewards: name the terms to follow in `track_rewards`"
             )
+        # With the batch's mean or no baseline a group of one is fine: REINFORCE.
         if self.group_size < 2 and self.advantage.compares_within_group:
             raise ValueError(
                 f"group_size {self.group_size} leaves a group nothing to compare: every advantage would be 0; "
@@ -339,6 +341,7 @@ class RlStage(TrainingStage):
                 f"num_mini_batches {self.num_mini_batches} leaves some without a group of prompts_per_step "
                 f"{self.prompts_per_step}"
             )
+        # These are computed for the whole step before its first update; a second mini-batch would come too late.
         key = ""
         if self.loss.old_logprobs == "recomputed":
             key = "loss.old_logprobs: recomputed"
