@@ -380,6 +380,26 @@ class RlStage(TrainingStage):
             f"then {updates} on them"
         )
 
+    def describe_off_policy(self) -> str:
+        """Return every reason why rollouts meet a newer policy than generated them, a line each; empty without any."""
+        lines = []
+        if self.async_rollouts:
+            lines.append(
+                "from the second step on, rollouts are generated while the step before trains\n"
+                "so the policy that generated them is one version older than the one that trains on them"
+            )
+        if self.has_partial_rollouts:
+            lines.append("the tokens of an unfinished rollout are a version older with every step that it waits")
+        if self._carries_groups:
+            lines.append("groups carried over from the step before are a version older than those of the step")
+        if self.replay:
+            age = "of any age" if self.replay.max_staleness is None else f"up to {self.replay.max_staleness} old"
+            lines.append(f"replayed rollouts are of older versions of the policy, {age}")
+        updates = self.ppo_epochs * self.num_mini_batches
+        if updates > 1:
+            lines.append(f"from the second of the {updates} optimizer steps on, the policy is newer than its rollouts")
+        return "\n".join(lines)
+
     def describe_objective(self) -> str:
         """Return the loss and its parts, a line each."""
         denominator = self.loss.describe_denominator(num_mini_batches=self.num_mini_batches)
@@ -411,26 +431,6 @@ class RlStage(TrainingStage):
             reason = "as each rollout is used once" if self.replay is None else "but for replayed rollouts"
             clipping = f"1 up to rounding, {reason}"
         return f"{loss.describe_ratio()}, π_old {old}; {clipping}"
-
-    def describe_off_policy(self) -> str:
-        """Return every reason why rollouts meet a newer policy than generated them, a line each; empty without any."""
-        lines = []
-        if self.async_rollouts:
-            lines.append(
-                "from the second step on, rollouts are generated while the step before trains\n"
-                "so the policy that generated them is one version older than the one that trains on them"
-            )
-        if self.has_partial_rollouts:
-            lines.append("the tokens of an unfinished rollout are a version older with every step that it waits")
-        if self._carries_groups:
-            lines.append("groups carried over from the step before are a version older than those of the step")
-        if self.replay:
-            age = "of any age" if self.replay.max_staleness is None else f"up to {self.replay.max_staleness} old"
-            lines.append(f"replayed rollouts are of older versions of the policy, {age}")
-        updates = self.ppo_epochs * self.num_mini_batches
-        if updates > 1:
-            lines.append(f"from the second of the {updates} optimizer steps on, the policy is newer than its rollouts")
-        return "\n".join(lines)
 
     @property
     def _carries_groups(self) -> bool:
