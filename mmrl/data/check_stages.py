@@ -19,7 +19,7 @@ def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None
     """
     for stage in config.training_stages:
         if stage.from_stage is None:
-            check_stage_has_samples(stage, sum(map(stage.accepts, samples)))
+            check_stage_has_samples(stage, sum(matches_conditions(stage.when, sample) for sample in samples))
 
 
 def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:

@@ -23,6 +23,7 @@ from mmrl.config.schema import (
     SampleStage,
     SamplingConfig,
     SftStage,
+    matches_conditions,
 )
 from mmrl.config.schema.stage_checks import check_reward_names
 from mmrl.data.check_stages import check_demonstrations
@@ -340,7 +341,7 @@ class RunContext:
             all_samples += split
         unused = list(self.scorer.unused_terms(all_samples))
         for term in self.group_rewards:
-            if not any(map(term.options.applies_to, self.samples.train)):
+            if not any(matches_conditions(term.options.when, sample) for sample in self.samples.train):
                 unused.append(term.name)
         for name in unused:
             self.console.warn(f"reward term {name!r} applies to none of the samples: see its `when`")

@@ -37,8 +37,8 @@ def check_stages(stages: Sequence[AnyStage], sections: Mapping[str, Any]) -> Non
             raise ValueError(
                 f"stage {stage.name!r}: advantage.combine per_term sums terms by weight; {non_additive_part}"
             )
-    for index, stage in enumerate(stages):
-        _check_stage(stage, stages[:index], stages[index:], sections)
+    for index in range(len(stages)):
+        _check_stage(stages[index], stages[:index], stages[index:], sections)
     if "rollout" in sections:
         _check_engine(training, sections["rollout"].engine)
     if "model" in sections:
