@@ -75,7 +75,7 @@ ONLY_IN = {
     "mmrl.utils.plugins": (  # where names become functions
         "mmrl/algo/advantages.py",
         "mmrl/benchmarks/registry.py",
-        "mmrl/cli/data/make.py",
+        "mmrl/cli/data.py",
         "mmrl/data/load.py",
         "mmrl/learner/objective.py",
         "mmrl/policy/families.py",

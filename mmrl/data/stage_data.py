@@ -89,7 +89,7 @@ class StageData:
         samples = self._samples.train
         if stage.from_stage is not None:
             samples = read_selected_samples(self._outputs / f"{stage.from_stage}.jsonl", samples)
-        return tuple(sample for sample in samples if stage.accepts(sample))
+        return tuple(sample for sample in samples if schema.matches_conditions(stage.when, sample))
 
     def build_order(self, stage: SftStage | RlStage, state: TrainingState) -> DataOrder:
         """Return the order of a stage's samples that `data_order` asks for.
@@ -101,9 +101,8 @@ class StageData:
         # Rollouts derive from step and sample id, so within an RL step no sample may come twice.
         min_gap = max_prompts_per_step(stage) if isinstance(stage, RlStage) else 0
         if isinstance(order, schema.MixtureOrderConfig):
-            return scheduled_mixture(
-                self._build_source_orders(min_gap), order, per_step=stage.samples_per_step, seed=seed
-            )
+            per_step = stage.batch_size if isinstance(stage, SftStage) else stage.prompts_per_step
+            return scheduled_mixture(self._build_source_orders(min_gap), order, per_step=per_step, seed=seed)
         is_plain = stage.from_stage is None and stage.repeat_samples_to is None
         if isinstance(order, schema.ShuffledOrderConfig) and is_plain:
             return self._build_shuffled_order(stage, min_gap)
@@ -186,7 +185,10 @@ def _select_phase_samples(
     stage: SftStage | RlStage, phase_index: int, phase: schema.CurriculumPhaseConfig, samples: Sequence[Sample]
 ) -> list[Sample]:
     """Return the samples of a curriculum's phase; raise a UserError if a step needs more."""
-    selected = [sample for sample in samples if phase.matches(sample)]
+    selected = []
+    for sample in samples:
+        if schema.matches_conditions(phase.when, sample):
+            selected.append(sample)
     if len(selected) < stage.max_prompts_in_flight:
         raise UserError(
             f"stage {stage.name!r} needs {stage.max_prompts_in_flight} samples a step and phase {phase_index} of its "
