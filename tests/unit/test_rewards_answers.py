@@ -235,7 +235,7 @@ def test_maths_says_what_math_verify_says_when_it_is_called_bare():
     rows = [
         row
         for row in load_case_table(CASES / "maths.json")
-        if row.sample.kind is AnswerType.LATEX and row.expected != "unscorable"
+        if row.sample.answer_type is AnswerType.LATEX and row.expected != "unscorable"
     ]
     compared = 0
     for row in rows:

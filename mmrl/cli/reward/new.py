@@ -56,7 +56,7 @@ def create_reward(name: str, folder: Path) -> int:
             {
                 "fn": f"./{name}.py:{name}",
                 "args": args,
-                "sample": {"kind": "number", "value": 3},
+                "sample": {"answer_type": "number", "value": 3},
                 "response": response,
                 "expected": expected,
                 "source": source,
