@@ -107,8 +107,8 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
         target_image, target = _parse_image_box(target_value(sample, AnswerType.JSON))
     except ValueError as error:
         raise Unscorable(f"the target {error}") from error
-    resize = geometry.resize_map(response, sample, target_image - 1)
-    expected = geometry.to_pixels(resize, target, geometry.target_coordinate_system(sample))
+    # The image that the target names, which need not be the one that the sample's target lies in.
+    expected = geometry.target_to_pixels(response, sample, target, target_image - 1)
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     try:
@@ -117,7 +117,7 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
         return RewardValue(0.0, f"the answer {error}")
     if image != target_image:
         return RewardValue(0.0, f"image {image!r:.20}, expected {target_image}")
-    answer = geometry.to_pixels(resize, corners, response.coordinate_system)
+    answer = geometry.answer_to_pixels(response, sample, corners, target_image - 1)
     value = geometry.iou(answer, expected)
     boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(expected)}"
     reason = f"image {image}, IoU {value:.2f}: {boxes} px_original"
@@ -125,24 +125,17 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
 
 
 def _measure_boxes(
-    response: Response,
-    sample: Sample,
-    name: str,
-    measure: Callable[[Sequence[float], Sequence[float]], float],
+    response: Response, sample: Sample, name: str, measure: Callable[[Sequence[float], Sequence[float]], float]
 ) -> tuple[float | None, str]:
     """Return `measure` of the answer's box and the target's in px_original, and a reason that shows both.
 
     The value is None if the answer holds no box. The reason then says why.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
     """
-    corners = target_value(sample, AnswerType.BOX)
-    resize = geometry.resize_map(response, sample)
-    target = geometry.to_pixels(resize, corners, geometry.target_coordinate_system(sample))
+    # The target comes first: a sample that is broken has to be unscorable for every response.
+    target = geometry.target_to_pixels(response, sample, target_value(sample, AnswerType.BOX))
     if response.answer.value is None:
         return None, response.answer.problems[0]
-    answer = geometry.to_pixels(resize, response.answer.value, response.coordinate_system)
+    answer = geometry.answer_to_pixels(response, sample, response.answer.value)
     value = measure(answer, target)
     boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(target)}"
     return value, f"{name} {value:.2f}: {boxes} px_original"
@@ -160,6 +153,7 @@ def _parse_image_box(value: object) -> tuple[int, tuple[float, ...]]:
         ValueError: the value is not such an object or the box is invalid.
     """
     match value:
+        # int() also matches True and False.
         case {"image": int(image), "bbox_2d": box} if not isinstance(image, bool):
             return image, geometry.parse_box(box)
         case _:

@@ -97,6 +97,7 @@ def _parse_options(sample: Sample) -> Mapping[str, str]:
     """
     question = "\n".join(part for part in sample.parts if isinstance(part, str))
     lines = _LISTED_OPTION.findall(question)
+    # Examples of other questions may come first, so the last list is the question's own.
     starts = [index for index, (letter, _) in enumerate(lines) if letter == "A"]
     last_list = lines[starts[-1] :] if starts else []
     options: dict[str, str] = {}
@@ -112,17 +113,13 @@ def _named_options(content: str, options: Mapping[str, str]) -> Sequence[str]:
 
     More than one letter is returned only if their options have equal texts.
     """
-    answer = _MARKUP.sub(_markup_content, content).strip()
+    answer = _MARKUP.sub(r"\1\2", content).strip()
     same_text = [letter for letter, text in options.items() if _normalize(text) == _normalize(answer)]
     if same_text:
         return same_text
     letters = set(_candidate_letters(answer, options))
+    # An answer that may mean two options names none.
     return tuple(letters) if len(letters) == 1 and letters <= set(options or ascii_uppercase) else ()
-
-
-def _markup_content(markup: re.Match[str]) -> str:
-    r"""Return the text inside \boxed{...} or **...**."""
-    return markup[1] or markup[2] or ""
 
 
 def _candidate_letters(answer: str, options: Mapping[str, str]) -> Sequence[str]:
@@ -132,6 +129,7 @@ def _candidate_letters(answer: str, options: Mapping[str, str]) -> Sequence[str]
         return [alone[1].upper()]
     letter_and_text = _LETTER_AND_TEXT.fullmatch(answer)
     if letter_and_text:
+        # "B. red" names B only if red is the text of B; without listed options there is no text to compare with.
         letter, text = letter_and_text.groups()
         if _normalize(options.get(letter, text)) == _normalize(text):
             return [letter]

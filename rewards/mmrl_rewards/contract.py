@@ -13,8 +13,8 @@ training find it. A reward does no I/O and uses no clock, no randomness and no g
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
@@ -53,9 +53,10 @@ class Reward(Generic[RewardOptions]):
         """Return the function's value for one response."""
         return self.fn(response, sample, *args, **kwargs)
 
-    def __reduce__(self) -> tuple[Callable[[str, str], object], tuple[str, str]]:
-        """Pickle by module and name, because the decorated function cannot be found under its own name."""
-        return _import_by_name, (self.fn.__module__, self.fn.__qualname__)
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        """Pickle by module and name."""
+        # pickle looks a function up by its name, and would find this object there.
+        return pkgutil.resolve_name, (f"{self.fn.__module__}:{self.fn.__qualname__}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class BoundReward:
 
     def __call__(self, response: Response, sample: Sample) -> float | RewardValue:
         """Return the reward of one response under these options."""
-        return self.reward(response, sample, **self.args)
+        return self.reward.fn(response, sample, **self.args)
 
 
 def reward(
@@ -154,5 +155,12 @@ def target_value(sample: Sample, answer_type: AnswerType) -> AnswerValue:
     return value
 
 
-def _import_by_name(module: str, qualname: str) -> object:
-    return getattr(importlib.import_module(module), qualname)
+def column_value(sample: Sample, column: str) -> object:
+    """Return what the sample's row holds in a column.
+
+    Raises:
+        Unscorable: the row has no such column.
+    """
+    if column not in sample.meta:
+        raise Unscorable(f"the sample has no column {column!r}; it has {', '.join(map(repr, sample.meta)) or 'none'}")
+    return sample.meta[column]

@@ -64,11 +64,7 @@ def graded(response: Response, sample: Sample) -> RewardValue:
 
 
 def _target_count(sample: Sample) -> int:
-    """Return the target's count.
-
-    Raises:
-        Unscorable: the target is not a whole number of 0 or more.
-    """
+    """Return the target's count, a whole number of 0 or more."""
     target = target_value(sample, AnswerType.NUMBER)
     if target < 0 or target != int(target):
         raise Unscorable(f"the target {target!r:.40} is not a number of things")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from mmrl.answer.sections import split_tags
+from mmrl.answer.response_format import split_tags
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import reward, target_value
 

@@ -5,7 +5,6 @@ Use them for answers that no rule can check, and beside rules rather than instea
 
 from __future__ import annotations
 
-import unicodedata
 from math import exp
 from statistics import median
 from typing import Annotated, TypeVar
@@ -13,10 +12,10 @@ from typing import Annotated, TypeVar
 from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards import strings
 from mmrl_rewards.contract import reward, target_value
 from mmrl_rewards.services.endpoint import RequestRejected
-from mmrl_rewards.services.judge import JudgeService
-from mmrl_rewards.services.scorer import RewardModelService
+from mmrl_rewards.services.judge import JudgeService, RewardModelService
 
 ServiceT = TypeVar("ServiceT")
 MaxGrade = Annotated[int, Field(ge=1, le=100)]  # highest grade; the lowest is 0
@@ -106,7 +105,10 @@ def scored(
     except RequestRejected as error:
         raise Unscorable(f"{service.url} refuses to score: {error}") from error
     reason = f"scores {answer_score:.3g}, the target {target_score:.3g}"
-    return RewardValue(_sigmoid(answer_score - target_score), reason)
+    gap = answer_score - target_score
+    # 1 / (1 + e^-gap), written so that neither sign overflows.
+    value = 1.0 / (1.0 + exp(-gap)) if gap >= 0.0 else exp(gap) / (1.0 + exp(gap))
+    return RewardValue(value, reason)
 
 
 def _require_service(service: ServiceT | None, name: str) -> ServiceT:
@@ -123,30 +125,18 @@ def _require_service(service: ServiceT | None, name: str) -> ServiceT:
 def _score_without_service(response: Response, target: str, max_chars: int, *, if_equal: float) -> RewardValue | None:
     """Return the value of an answer that needs no service, or None for one that does.
 
-    Args:
-        response: the response.
-        target: text of the target.
-        max_chars: a longer answer gets 0.
-        if_equal: value for an answer that equals the target.
+    An answer that equals the target gets `if_equal`; one of more than `max_chars` characters gets 0.
     """
     answer = response.answer.value
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
     if len(answer) > max_chars:
         return RewardValue(0.0, f"{len(answer)} characters, at most {max_chars} are read")
-    return RewardValue(if_equal, "the target itself") if _normalize(answer) == _normalize(target) else None
-
-
-def _normalize(text: str) -> str:
-    """Return the text after NFKC and collapsing white space."""
-    return " ".join(unicodedata.normalize("NFKC", text).split())
+    # A judge may err on what needs no judgement.
+    equal = strings.normalize(answer) == strings.normalize(target)
+    return RewardValue(if_equal, "the target itself") if equal else None
 
 
 def _question_text(sample: Sample) -> str:
     """Return the text parts of the prompt, one per line."""
     return "\n".join(part for part in sample.parts if isinstance(part, str))
-
-
-def _sigmoid(x: float) -> float:
-    """Return 1 / (1 + e^-x), written so that neither sign of x overflows."""
-    return 1.0 / (1.0 + exp(-x)) if x >= 0.0 else exp(x) / (1.0 + exp(x))

@@ -115,11 +115,7 @@ def recall(response: Response, sample: Sample, *, k: Depth | None = None) -> Rew
 
 
 def _ranking_target(sample: Sample) -> RankingTarget:
-    """Return the target's items.
-
-    Raises:
-        Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
-    """
+    """Return the target's items, at least one, or two of a permutation, each once."""
     if sample.target.answer_type is AnswerType.PERMUTATION:
         order = target_value(sample, AnswerType.PERMUTATION)
         if len(order) < 2:

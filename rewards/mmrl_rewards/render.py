@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Annotated, Literal
+from typing import Annotated, Final
 
 import numpy as np
 from pydantic import Field
@@ -25,6 +25,7 @@ SimilarityFn = Callable[[ImageArray, ImageArray], float]
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 _SSIM_WINDOW = 11  # side in pixels; SSIM needs images at least as large
 _MAX_REASON_CHARS = 80
+_draw_cached: Final = lru_cache(maxsize=64)(draw)  # the target of a group is drawn once
 
 
 @reward(name="render_svg", answer_types=(AnswerType.SVG,), uses_service=True)
@@ -126,10 +127,15 @@ def similarity_beyond_blank(image: ImageArray, target: ImageArray, similarity: S
         Unscorable: a blank page is as similar to the target as the target itself.
     """
     height, width, _ = np.maximum.reduce([image.shape, target.shape, (_SSIM_WINDOW, _SSIM_WINDOW, 3)])
-    image, target = _pad_with_white(image, height, width), _pad_with_white(target, height, width)
+    pages = []
+    for drawing in (image, target):
+        margins = ((0, height - drawing.shape[0]), (0, width - drawing.shape[1]), (0, 0))
+        pages.append(np.pad(drawing, margins, constant_values=255))
+    image, target = pages
     median_colour = np.median(target, axis=(0, 1)).astype(np.uint8)
     white_page = np.broadcast_to(np.full_like(median_colour, 255), target.shape)
     median_page = np.broadcast_to(median_colour, target.shape)
+    # A drawing on coloured ground is nearer to a page of that colour than to a white one.
     blank = max(similarity(white_page, target), similarity(median_page, target))
     if blank >= 1.0:
         raise Unscorable("the target draws next to nothing")
@@ -141,14 +147,13 @@ def _score_drawing(
 ) -> RewardValue:
     """Draw answer and target, and return the answer's similarity beyond a blank page.
 
-    Raises:
-        Unscorable: the target cannot be drawn or draws a blank page.
+    A target that cannot be drawn, or has one colour, is unscorable.
     """
     try:
         expected = draw_source(target)
     except DrawingError as error:
         raise Unscorable(f"the target {target!r:.80}: {error}") from error
-    if _is_blank(expected):
+    if (expected == expected[0, 0]).all():
         raise Unscorable(f"the target {target!r:.80} draws a plain page")
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
@@ -156,20 +161,10 @@ def _score_drawing(
         given = draw_source(response.answer.value)
     except DrawingError as error:
         return RewardValue(0.0, f"the drawing {error}"[:_MAX_REASON_CHARS])
-    if _is_blank(given):
+    if (given == given[0, 0]).all():
         return RewardValue(0.0, "a plain page")
     value = similarity_beyond_blank(given, expected, similarity)
     return RewardValue(value, f"{value:.2f} of the way from a plain page to the target's picture")
-
-
-@lru_cache(maxsize=64)  # the target of a group is drawn once
-def _draw_cached(language: Literal["svg", "latex"], source: str, *, side: int, limits: DrawingLimits) -> ImageArray:
-    """Return the drawing [height, width, 3], uint8.
-
-    Raises:
-        DrawingError: the source cannot be drawn.
-    """
-    return draw(language, source, side=side, limits=limits)
 
 
 def _choose_similarity(encoder: str | None) -> SimilarityFn:
@@ -180,15 +175,3 @@ def _choose_similarity(encoder: str | None) -> SimilarityFn:
 def _embedding_cosine(encoder: str, image: ImageArray, target: ImageArray) -> float:
     """Return the cosine of the embeddings of two images, in [-1, 1]."""
     return float(embed_image(encoder, image) @ embed_image(encoder, target))
-
-
-def _pad_with_white(image: ImageArray, height: int, width: int) -> ImageArray:
-    """Return the image in the top left of a white page [height, width, 3]."""
-    page = np.full((height, width, 3), 255, dtype=np.uint8)
-    page[: image.shape[0], : image.shape[1]] = image
-    return page
-
-
-def _is_blank(image: ImageArray) -> bool:
-    """Return True if all pixels have one colour."""
-    return bool((image == image[0, 0]).all())

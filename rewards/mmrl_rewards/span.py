@@ -83,7 +83,9 @@ def union_iou(response: Response, sample: Sample, *, threshold: geometry.Thresho
     answers = response.answer.value
     if answers is None:
         return RewardValue(0.0, response.answer.problems[0])
-    value = _covered_iou(answers, targets)
+    # |A & B| = |A| + |B| - |A | B|
+    union = _covered_seconds([*answers, *targets])
+    value = min(1.0, max(0.0, (_covered_seconds(answers) + _covered_seconds(targets) - union) / union))
     return RewardValue(
         geometry.apply_threshold(value, threshold), f"tIoU {value:.2f}: {len(answers)} spans vs {len(targets)}"
     )
@@ -114,21 +116,11 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
 
 
 def _target_spans(sample: Sample) -> Sequence[TimeSpan]:
-    """Return the target's spans.
-
-    Raises:
-        Unscorable: the target is not a list of at least one span.
-    """
+    """Return the target's spans, at least one."""
     spans: Sequence[TimeSpan] = target_value(sample, AnswerType.SPANS)
     if not spans:
         raise Unscorable("the target has no spans")
     return spans
-
-
-def _covered_iou(a: Sequence[TimeSpan], b: Sequence[TimeSpan]) -> float:
-    """Return the Jaccard index of the time that two lists of spans cover, by |A & B| = |A| + |B| - |A | B|."""
-    union = _covered_seconds([*a, *b])
-    return min(1.0, max(0.0, (_covered_seconds(a) + _covered_seconds(b) - union) / union))
 
 
 def _covered_seconds(spans: Sequence[TimeSpan]) -> float:
@@ -143,7 +135,8 @@ def _covered_seconds(spans: Sequence[TimeSpan]) -> float:
 def _temporal_iou(a: TimeSpan, b: TimeSpan) -> float:
     """Return the intersection over union of two spans, in [0, 1]."""
     shared = max(0.0, min(a[1], b[1]) - max(a[0], b[0]))
-    return shared / ((a[1] - a[0]) + (b[1] - b[0]) - shared)  # in this order it cannot round to more than 1
+    # In this order it cannot round to more than 1.
+    return shared / ((a[1] - a[0]) + (b[1] - b[0]) - shared)
 
 
 def _format_span(span: TimeSpan) -> str:

@@ -66,7 +66,9 @@ def rouge(
         return refusal
     given = strings.words(response.answer.value)
     value = max(_rouge_f1(variant, given, target) for target in wanted)
-    reason = f"ROUGE-{variant} {value:.2f}: {strings.excerpt(response.answer.value)}, {_expected_text(targets)}"
+    reason = (
+        f"ROUGE-{variant} {value:.2f}: {strings.excerpt(response.answer.value)}, expected {strings.excerpt(targets[0])}"
+    )
     return RewardValue(value, reason)
 
 
@@ -97,8 +99,9 @@ def bleu(
         return refusal
     text = strings.normalize(response.answer.value)
     metric = BLEU(max_ngram_order=order, tokenize=tokenize, effective_order=True)
-    value = _percent_to_fraction(metric.sentence_score(text, targets).score)
-    return RewardValue(value, f"BLEU {value:.2f}: {strings.excerpt(text)}, {_expected_text(targets)}")
+    # Per cent; rounding may carry a perfect score past 100.
+    value = min(1.0, metric.sentence_score(text, targets).score / 100.0)
+    return RewardValue(value, f"BLEU {value:.2f}: {strings.excerpt(text)}, expected {strings.excerpt(targets[0])}")
 
 
 @reward(name="chrf", answer_types=(AnswerType.TEXT,), attack_tolerance=0.25)  # letters that happen to agree
@@ -123,8 +126,9 @@ def chrf(
     if refusal:
         return refusal
     text = strings.normalize(response.answer.value)
-    value = _percent_to_fraction(CHRF(word_order=word_order).sentence_score(text, targets).score)
-    return RewardValue(value, f"chrF {value:.2f}: {strings.excerpt(text)}, {_expected_text(targets)}")
+    # Per cent; rounding may carry a perfect score past 100.
+    value = min(1.0, CHRF(word_order=word_order).sentence_score(text, targets).score / 100.0)
+    return RewardValue(value, f"chrF {value:.2f}: {strings.excerpt(text)}, expected {strings.excerpt(targets[0])}")
 
 
 @reward(name="repetition", low=-1.0, high=0.0, attack_tolerance=1.0)  # an empty response gets the maximum
@@ -147,8 +151,9 @@ def _reject(response: Response, targets: Sequence[str]) -> RewardValue | None:
     text = response.answer.value
     if text is None:
         return RewardValue(0.0, response.answer.problems[0])
-    if strings.is_overlong(text, max(targets, key=len)):
-        return RewardValue(0.0, f"{len(text)} characters, {_expected_text(targets)}")
+    # An answer so long could contain the target by chance alone.
+    if len(text) > 10 * max(map(len, targets)) + 1000:
+        return RewardValue(0.0, f"{len(text)} characters, expected {strings.excerpt(targets[0])}")
     return None
 
 
@@ -165,13 +170,3 @@ def _rouge_f1(variant: str, answer: Sequence[str], target: Sequence[str]) -> flo
 def _count_ngrams(words: Sequence[str], order: int) -> NgramCounts:
     """Return how often each run of `order` words occurs."""
     return Counter(zip(*(words[start:] for start in range(order)), strict=False))
-
-
-def _percent_to_fraction(percent: float) -> float:
-    """Return a percentage as a fraction of at most 1, because rounding may carry a perfect score past 100."""
-    return min(1.0, percent / 100.0)
-
-
-def _expected_text(targets: Sequence[str]) -> str:
-    """Return the first target as text, for the reason of a reward."""
-    return f"expected {strings.excerpt(targets[0])}"
