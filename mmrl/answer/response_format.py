@@ -45,62 +45,43 @@ _TEXT_MACRO = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 class ResponseSection(NamedTuple):
     """A part of a response besides thinking and answer, such as an observation."""
 
-    tag: str
-    """Name of the tag, or of the JSON field."""
-    required: bool = True
-    """False if a response may leave it out."""
-    after_thinking: bool = False
-    """It stands between thinking and answer, rather than before both."""
+    tag: str  # name of the tag, or of the JSON field
+    required: bool = True  # False if a response may leave it out
+    after_thinking: bool = False  # it stands between thinking and answer, rather than before both
 
 
 class TaggedSection(NamedTuple):
     """An outermost part of a response."""
 
-    name: str
-    """Name of its tag or field."""
-    content: str
-    """Text between the tags."""
-    start: int
-    """Index at which its opening tag begins; 0 in JSON."""
-    end: int
-    """Index at which its closing tag ends; 0 in JSON."""
+    name: str  # name of its tag or field
+    content: str  # text between the tags
+    start: int  # index at which its opening tag begins; 0 in JSON
+    end: int  # index at which its closing tag ends; 0 in JSON
 
 
 class SplitResponse(NamedTuple):
     """The parts of a response and the problems found in splitting it."""
 
-    content: str | None
-    """Text of the answer; None if there is not exactly one."""
-    content_problem: str
-    """Reason why there is no content; empty if there is."""
-    sections: Sequence[TaggedSection] = ()
-    """Parts before the answer."""
-    problems: Sequence[str] = ()
-    """Problems of tags and fields."""
-    outside_text_problem: str = ""
-    """Problem of text outside the parts."""
-    answer_start: int | None = None
-    """Index at which the last answer begins, its tag included."""
+    content: str | None  # text of the answer; None if there is not exactly one
+    content_problem: str  # reason why there is no content; empty if there is
+    sections: Sequence[TaggedSection] = ()  # parts before the answer
+    problems: Sequence[str] = ()  # problems of tags and fields
+    outside_text_problem: str = ""  # problem of text outside the parts
+    answer_start: int | None = None  # index at which the last answer begins, its tag included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFormat:
     """The format of a response; the fields are those of `ResponseFormatConfig`."""
 
-    thinking: Literal["none", "optional", "required"] = "none"
-    """Thinking before the answer."""
+    thinking: Literal["none", "optional", "required"] = "none"  # thinking before the answer
+    # Place of the answer: in <answer> tags; in \boxed{..}, after free text; or in the last field of a JSON object.
     style: Literal["tags", "boxed", "json"] = "tags"
-    """Place of the answer: in <answer> tags; in \\boxed{..}, after free text; or in the last field of a JSON object."""
-    answer_tag: str = "answer"
-    """Name of the answer's tag or field."""
-    think_tag: str = "think"
-    """Name of the thinking's tag or field."""
-    sections: tuple[ResponseSection, ...] = ()
-    """Other parts before the answer, in their order."""
-    stop_at_answer: bool = False
-    """A response ends at the closing tag of its answer."""
-    stop_strings: tuple[str, ...] = ()
-    """Other strings that end a response."""
+    answer_tag: str = "answer"  # name of the answer's tag or field
+    think_tag: str = "think"  # name of the thinking's tag or field
+    sections: tuple[ResponseSection, ...] = ()  # other parts before the answer, in their order
+    stop_at_answer: bool = False  # a response ends at the closing tag of its answer
+    stop_strings: tuple[str, ...] = ()  # other strings that end a response
 
     def __post_init__(self) -> None:
         """Check the names of tags.
@@ -235,7 +216,8 @@ class ResponseFormat:
         start = 0 if self.style == "boxed" else text.find("{")
         if self.style == "tags":
             # The words of the trigger end where the first tag begins.
-            first_tag = _tag_pattern((*self._leading_tags(), self.answer_tag)).search(text)
+            names = (self.think_tag, *(section.tag for section in self.sections), self.answer_tag)
+            first_tag = _tag_pattern(names).search(text)
             start = first_tag.start() if first_tag else 0
         return self.parse(text[max(start, 0) :], answer_type, self._split(first_response).sections)
 
@@ -244,7 +226,8 @@ class ResponseFormat:
         return self._split(text).answer_start
 
     def _split(self, text: str) -> SplitResponse:
-        leading_tags = self._leading_tags()
+        # The thinking even where it is not asked for: it is then a problem of its own, not loose words.
+        leading_tags = (self.think_tag, *(section.tag for section in self.sections))
         match self.style:
             case "tags":
                 return split_tags(text, (*leading_tags, self.answer_tag), self.answer_tag)
@@ -252,10 +235,6 @@ class ResponseFormat:
                 return split_boxed(text, leading_tags)
             case "json":
                 return split_json(text, (*leading_tags, self.answer_tag), self.answer_tag)
-
-    def _leading_tags(self) -> tuple[str, ...]:
-        # The thinking even where it is not asked for: it is then a problem of its own, not loose words.
-        return (self.think_tag, *(section.tag for section in self.sections))
 
     def _expected_sections(self) -> dict[str, bool]:
         """Return the parts that may come before the answer, in order: name to True if it is required."""

@@ -285,9 +285,8 @@ def _validate_svg(value: object) -> str:
 class _SvgChecker:
     """Checks elements, attributes and style sheets as the parser reports them."""
 
-    def __init__(self) -> None:
-        self._depth = 0
-        self._style: list[str] | None = None
+    _depth = 0
+    _style: list[str] | None = None  # text of the style sheet that is being read
 
     def start_element(self, name: str, attributes: dict[str, str]) -> None:
         # Renderers ignore case and namespace prefixes, so the check does, too.

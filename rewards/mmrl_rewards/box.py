@@ -24,15 +24,13 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
     Source: Jaccard index as in PASCAL VOC (IJCV 2010, eq. 3); the soft form as in VLM-R1 (arXiv:2504.07615, 3.2).
     Departures: coordinates are continuous, so a side is x2 - x1, not x2 - x1 + 1. The answer is converted from the
     model's coordinate system by the resize map of the target's image.
-
-    Raises:
-        Unscorable: the target is not four finite numbers with x1 < x2 and y1 < y2, or it has no coordinate system, or
-            its image or video does not exist.
+    Unscorable: the target is not four finite numbers with x1 < x2 and y1 < y2, or it has no coordinate system, or its
+    image or video does not exist.
     """
     overlap, reason = _measure_boxes(response, sample, "IoU", geometry.iou)
     if overlap is None:
         return RewardValue(0.0, reason)
-    return RewardValue(geometry.apply_threshold(overlap, threshold), reason)
+    return RewardValue(overlap if threshold is None else float(overlap >= threshold), reason)
 
 
 @reward(name="iou_ladder", answer_types=(AnswerType.BOX,))
@@ -43,9 +41,7 @@ def ladder(
 
     Source: the ten thresholds over which COCO averages (arXiv:1405.0312; cocodataset.org, detection evaluation).
     Departures: one box has no precision to average, so each threshold counts 1 or 0.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
+    Unscorable: the target is invalid, see `iou`.
     """
     overlap, reason = _measure_boxes(response, sample, "IoU", geometry.iou)
     if overlap is None:
@@ -62,9 +58,7 @@ def giou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> RewardVal
     is twice this value at floor -1.
     Departures: the range is [0, 1]. Disjoint boxes earn nothing by default, because with a floor below 0 a box around
     the whole image earns more than a near miss: half of the maximum at floor -1.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
+    Unscorable: the target is invalid, see `iou`.
     """
     overlap, reason = _measure_boxes(response, sample, "GIoU", geometry.giou)
     if overlap is None:
@@ -81,9 +75,7 @@ def diou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> RewardVal
     Source: distance IoU (arXiv:1911.08287, eq. 7).
     Departures: the range is [0, 1]. A floor below 0 rewards near misses, but also a box around the whole image, with up
     to half of the maximum at floor -1.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
+    Unscorable: the target is invalid, see `iou`.
     """
     overlap, reason = _measure_boxes(response, sample, "DIoU", geometry.diou)
     if overlap is None:
@@ -99,9 +91,7 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
     order. Boxes are converted by the resize map of the image they name.
 
     Source: IoU as in `iou`; the condition on the image is this library's own rule. Departures: none.
-
-    Raises:
-        Unscorable: the target is not such an object, names an image that the sample lacks, or has no coordinate system.
+    Unscorable: the target is not such an object, names an image that the sample lacks, or has no coordinate system.
     """
     try:
         target_image, target = _parse_image_box(target_value(sample, AnswerType.JSON))
@@ -121,7 +111,7 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
     value = geometry.iou(answer, expected)
     boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(expected)}"
     reason = f"image {image}, IoU {value:.2f}: {boxes} px_original"
-    return RewardValue(geometry.apply_threshold(value, threshold), reason)
+    return RewardValue(value if threshold is None else float(value >= threshold), reason)
 
 
 def _measure_boxes(

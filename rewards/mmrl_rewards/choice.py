@@ -28,9 +28,7 @@ def exact(response: Response, sample: Sample) -> RewardValue:
 
     Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2).
     Departures: none. The text of an option does not count as an answer, only its letter does.
-
-    Raises:
-        Unscorable: the target is not one letter from A to Z.
+    Unscorable: the target is not one letter from A to Z.
     """
     target = target_value(sample, AnswerType.CHOICE)
     value = response.answer.value
@@ -49,9 +47,7 @@ def option(response: Response, sample: Sample) -> RewardValue:
     Source: the answer matching of MathVista (arXiv:2310.02255).
     Departures: rules decide instead of a model, and no answer is mapped to the most similar option. If two options have
     equal texts, either letter is correct.
-
-    Raises:
-        Unscorable: the target is not one letter from A to Z, or the question lists options without it.
+    Unscorable: the target is not one letter from A to Z, or the question lists options without it.
     """
     target = target_value(sample, AnswerType.CHOICE)
     options = _parse_options(sample)
@@ -73,9 +69,7 @@ def yes_no(response: Response, sample: Sample) -> RewardValue:
     Source: the yes/no questions of POPE (arXiv:2305.10355).
     Departures: only whole words count, ignoring case. An answer with both words or neither is wrong, as is one of more
     than 1000 characters.
-
-    Raises:
-        Unscorable: the target is neither yes nor no.
+    Unscorable: the target is neither yes nor no.
     """
     target = target_value(sample, AnswerType.TEXT).strip().rstrip(".").casefold()
     if target not in ("yes", "no"):

@@ -30,9 +30,7 @@ def label(
 
     Source: CLS-RL (arXiv:2503.16188).
     Departures: names must be equal. Containment would accept an empty answer and a list of all classes.
-
-    Raises:
-        Unscorable: the target is not text.
+    Unscorable: the target is not text.
     """
     target = target_value(sample, AnswerType.TEXT)
     content = response.answer.value
@@ -61,9 +59,7 @@ def fuzzy(
 
     Source: rapidfuzz's `ratio`, the default reward of VLM-R1 (arXiv:2504.07615).
     Departures: there is a threshold, because the plain ratio rewards letters that agree by chance.
-
-    Raises:
-        Unscorable: the target is not text, or the column is not a list of texts that contains the target.
+    Unscorable: the target is not text, or the column is not a list of texts that contains the target.
     """
     target = _normalize(target_value(sample, AnswerType.TEXT))
     classes = [target]
@@ -94,9 +90,7 @@ def labels(response: Response, sample: Sample) -> RewardValue:
 
     Source: the classification reward of Curr-ReFT (arXiv:2503.07065), an IoU of sets.
     Departures: two empty sets earn 1. If only one set is empty, the value is 0.
-
-    Raises:
-        Unscorable: the target is not a list of texts.
+    Unscorable: the target is not a list of texts.
     """
     expected = {_normalize(name) for name in target_value(sample, AnswerType.LIST)}
     if response.answer.value is None:

@@ -7,6 +7,8 @@ The decorator states name, range and answer types. The options are the keyword-o
 
     bind(iou, {"threshold": 0.5})(response, sample)
 
+Its docstring, which `mmrl reward show` prints, has the formula, `Source:` with `Departures:`, and `Unscorable:`.
+
 A bad answer gets the low end of the range. A bad sample raises `Unscorable` for every response, so that checks before
 training find it. A reward does no I/O and uses no clock, no randomness and no global state.
 """
@@ -19,20 +21,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from types import MappingProxyType
-from typing import Any, Concatenate, Generic, ParamSpec
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias
 
 from mmrl.answer import COORDINATE_TYPES, AnswerValue, validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable, UserError
 from mmrl.utils.plugin_args import PluginOption, read_plugin_options, validate_args
 
 RewardOptions = ParamSpec("RewardOptions")
+RewardFn: TypeAlias = Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward(Generic[RewardOptions]):
     """Holds a reward function and its declaration. A call passes its arguments on to the function."""
 
-    fn: Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
+    fn: RewardFn[RewardOptions]
     name: str  # in metrics
     low: float  # lowest value, which bad answers get
     high: float  # highest value
@@ -80,7 +83,7 @@ def reward(
     attack_tolerance: Mapping[str, float] | float = 0.1,
     uses_service: bool = False,
     timeout_s: float | None = None,
-) -> Callable[[Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]], Reward[RewardOptions]]:
+) -> Callable[[RewardFn[RewardOptions]], Reward[RewardOptions]]:
     """Declare a reward function.
 
     Args:
@@ -106,9 +109,7 @@ def reward(
     if not all(0.0 <= share <= 1.0 for share in shares):
         raise UserError(f"reward {name!r}: attack_tolerance {attack_tolerance} is no share from 0 to 1")
 
-    def declare(
-        fn: Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue],
-    ) -> Reward[RewardOptions]:
+    def declare(fn: RewardFn[RewardOptions]) -> Reward[RewardOptions]:
         return Reward(
             fn=fn,
             name=name,

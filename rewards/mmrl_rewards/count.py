@@ -31,9 +31,7 @@ def exact(response: Response, sample: Sample, *, words: bool = False) -> RewardV
     Source: the counting reward of R1-V (github.com/Deep-Agent/R1-V).
     Departures: only the answer is read, never the thinking, and it must hold exactly one number. Number words go up to
     twenty.
-
-    Raises:
-        Unscorable: the target is not a whole number of 0 or more.
+    Unscorable: the target is not a whole number of 0 or more.
     """
     target = _target_count(sample)
     value = response.answer.value
@@ -52,9 +50,7 @@ def graded(response: Response, sample: Sample) -> RewardValue:
 
     Source: this library's own, one minus the relative counting error.
     Departures: a target of 0 is divided by as if it were 1.
-
-    Raises:
-        Unscorable: the target is not a whole number of 0 or more.
+    Unscorable: the target is not a whole number of 0 or more.
     """
     target = _target_count(sample)
     value = response.answer.value

@@ -40,10 +40,8 @@ def iou(
     above 0.5; optimal matching as in DETR (arXiv:2005.12872, 3.1).
     Departures: boxes are matched by overlap instead of greedily by confidence, and repeated boxes are superfluous
     boxes. The text of the answer is never compared, only its boxes.
-
-    Raises:
-        Unscorable: the target is not a list of boxes with x1 < x2 and y1 < y2, or it has no coordinate system, or its
-            image or video does not exist.
+    Unscorable: the target is not a list of boxes with x1 < x2 and y1 < y2, or it has no coordinate system, or its image
+    or video does not exist.
     """
     answer, target = _read_boxes(response, sample)
     if answer is None:
@@ -62,9 +60,7 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
 
     Source: F1 is 2 P R / (P + R) with precision and recall summed over soft matches; assignment by scipy.
     Departures: none.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
+    Unscorable: the target is invalid, see `iou`.
     """
     answer, target = _read_boxes(response, sample)
     if answer is None:
@@ -86,9 +82,7 @@ def average_precision(
     the best 100 boxes per label, precision interpolated at 101 recall levels.
     Departures: a box without a confidence has confidence 1. Boxes of equal confidence are ranked by overlap instead of
     their order in the list.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
+    Unscorable: the target is invalid, see `iou`.
     """
     answer, target = _read_boxes(response, sample)
     if answer is None:
@@ -122,9 +116,7 @@ def confidence(response: Response, sample: Sample, *, threshold: geometry.Thresh
     Source: the detection reward of Visual-RFT (arXiv:2503.01785, 3.2, R_IoU + R_conf).
     Departures: confidence multiplies R_IoU instead of being added, so a wrong box with confidence 0 earns nothing.
     Labels must agree. The departures of `iou` apply.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
+    Unscorable: the target is invalid, see `iou`.
     """
     answer, target = _read_boxes(response, sample)
     if answer is None:

@@ -136,11 +136,6 @@ def point_in_region(point: Sequence[float], polygons: Sequence[Sequence[Sequence
     return inside
 
 
-def apply_threshold(overlap: float, threshold: float | None) -> float:
-    """Return the overlap itself, or if there is a threshold, 1 for an overlap that reaches it and else 0."""
-    return overlap if threshold is None else float(overlap >= threshold)
-
-
 def format_coordinates(values: Sequence[float]) -> str:
     """Return coordinates in whole pixels, for the reason of a reward."""
     return f"[{', '.join(str(round(value)) for value in values)}]"

@@ -33,9 +33,7 @@ def action(response: Response, sample: Sample) -> RewardValue:
     Names are compared without case, and open_app, open-app and "open app" are equal.
 
     Source: the action type reward of UI-R1 (arXiv:2503.21620). Departures: none.
-
-    Raises:
-        Unscorable: the target is not an action or has no coordinate system.
+    Unscorable: the target is not an action or has no coordinate system.
     """
     target = target_value(sample, AnswerType.ACTION)
     answer = response.answer.value
@@ -57,10 +55,8 @@ def click(
     Source: the coordinate reward of UI-R1 (arXiv:2503.21620) for boxes; for points the 14 % of Android in the Wild
     (arXiv:2307.10088).
     Departures: an action without coordinates earns 1 only if its name is correct.
-
-    Raises:
-        Unscorable: the target is not an action or has no coordinate system, its image or video does not exist, or the
-            column holds no box.
+    Unscorable: the target is not an action or has no coordinate system, its image or video does not exist, or the
+    column holds no box.
     """
     target = target_value(sample, AnswerType.ACTION)
     target_box = _read_target_box(response, sample, column)
@@ -89,9 +85,7 @@ def argument(
 
     Source: GUI-R1 (arXiv:2504.10458) for the direction and the text.
     Departures: the F1 itself is returned, without the paper's threshold of 0.5.
-
-    Raises:
-        Unscorable: the target is not an action or has no coordinate system.
+    Unscorable: the target is not an action or has no coordinate system.
     """
     target = target_value(sample, AnswerType.ACTION)
     answer = response.answer.value
@@ -121,10 +115,8 @@ def step(
 
     Source: the step accuracy of AndroidControl (arXiv:2406.03679); the F1, at 0.5, is from GUI-R1 (arXiv:2504.10458).
     Departures: no action replaces another. AndroidControl accepts opening an app in place of a click on its icon.
-
-    Raises:
-        Unscorable: the target is not an action or has no coordinate system, its image or video does not exist, or the
-            column holds no box.
+    Unscorable: the target is not an action or has no coordinate system, its image or video does not exist, or the
+    column holds no box.
     """
     target = target_value(sample, AnswerType.ACTION)
     target_box = _read_target_box(response, sample, column)

@@ -28,9 +28,7 @@ def exact(response: Response, sample: Sample) -> RewardValue:
     """Return 1 if the order is correct everywhere, else 0. Chance level: 1 / n! for n things.
 
     Source: the exact reward of Jigsaw-R1 (arXiv:2505.23590). Departures: none.
-
-    Raises:
-        Unscorable: the target is not a permutation of two or more things.
+    Unscorable: the target is not a permutation of two or more things.
     """
     target, refusal = _read_target(response, sample)
     if refusal is not None:
@@ -47,9 +45,7 @@ def positions(response: Response, sample: Sample, *, above_chance: bool = False)
 
     Source: the partial reward of Jigsaw-R1 (arXiv:2505.23590).
     Departures: an answer that is not a permutation earns 0.
-
-    Raises:
-        Unscorable: the target is not a permutation of two or more things.
+    Unscorable: the target is not a permutation of two or more things.
     """
     target, refusal = _read_target(response, sample)
     if refusal is not None:
@@ -78,9 +74,7 @@ def neighbours(
     Source: the connections of Jigsaw-R1 (arXiv:2505.23590).
     Departures: neighbours are counted in the image as the answer arranges it, for both forms of an answer, so that the
     correct answer always earns 1.
-
-    Raises:
-        Unscorable: the target is not a permutation of two or more tiles, or the grid has another number of tiles.
+    Unscorable: the target is not a permutation of two or more tiles, or the grid has another number of tiles.
     """
     target, refusal = _read_target(response, sample)
     rows, columns = grid or (sample.meta.get("rows"), sample.meta.get("columns"))
@@ -119,9 +113,7 @@ def order(
     `above_chance`, the value is r.
 
     Source: Kendall 1938, A new measure of rank correlation. Departures: negative values become 0.
-
-    Raises:
-        Unscorable: the target is not a permutation of two or more things.
+    Unscorable: the target is not a permutation of two or more things.
     """
     target, refusal = _read_target(response, sample)
     if refusal is not None:

@@ -36,9 +36,7 @@ def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(
     Departures: the whole answer must be one formula, and no number is extracted from it. More than 300 characters, or
     three words in a row, are not a formula. An answer identical to the target is correct even if neither is
     mathematics. Plain numbers are compared as numbers.
-
-    Raises:
-        Unscorable: the target has another type, is empty, or is not one formula.
+    Unscorable: the target has another type, is empty, or is not one formula.
     """
     if sample.target.answer_type not in _ANSWER_TYPES:
         written = sample.target.answer_type

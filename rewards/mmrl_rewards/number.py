@@ -76,9 +76,7 @@ def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0) -> 
 
     Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2).
     Departures: there is an absolute tolerance, in the unit of the target.
-
-    Raises:
-        Unscorable: the target is not a finite number.
+    Unscorable: the target is not a finite number.
     """
     target = target_value(sample, AnswerType.NUMBER)
     value = response.answer.value
@@ -96,9 +94,7 @@ def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05) -
     Five per cent of a year is a century, so use `number:exact` for questions about years.
 
     Source: ChartQA (arXiv:2203.10244), after PlotQA. Departures: none for numbers.
-
-    Raises:
-        Unscorable: the target is not a finite number.
+    Unscorable: the target is not a finite number.
     """
     target = target_value(sample, AnswerType.NUMBER)
     value = response.answer.value
@@ -115,9 +111,7 @@ def rounded(response: Response, sample: Sample, *, decimals: Decimals = 2, colum
     With `column`, the number of places of each sample is in `sample.meta[column]`.
 
     Source: MathVista's `precision` (arXiv:2310.02255). Departures: the target is rounded too.
-
-    Raises:
-        Unscorable: the target is not a finite number, or the column holds no whole number from 0 to 12.
+    Unscorable: the target is not a finite number, or the column holds no whole number from 0 to 12.
     """
     target = target_value(sample, AnswerType.NUMBER)
     places = decimals
@@ -145,9 +139,7 @@ def quantity(
 
     Source: MathVista's `unit` (arXiv:2310.02255), which its evaluation does not check.
     Departures: the unit is checked, against a closed table.
-
-    Raises:
-        Unscorable: the target is not a number with a known unit or with none.
+    Unscorable: the target is not a number with a known unit or with none.
     """
     try:
         expected, unit = _parse_quantity(target_value(sample, AnswerType.TEXT))

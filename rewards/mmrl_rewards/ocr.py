@@ -27,9 +27,7 @@ def exact(response: Response, sample: Sample, *, column: str | None = None) -> R
 
     Source: word accuracy of scene text recognition, case-insensitive and alphanumeric (arXiv:1904.01906, 4.1).
     Departures: letters and digits of all scripts count, after NFKC.
-
-    Raises:
-        Unscorable: a target is not text, or has no letter and no digit.
+    Unscorable: a target is not text, or has no letter and no digit.
     """
     targets = strings.normalized_targets(sample, column)
     for target in targets:
@@ -50,9 +48,7 @@ def cer(response: Response, sample: Sample, *, ignore_case: bool = False, column
 
     Source: the character error rate of OCR evaluation, e.g. Rice, Jenkins and Nartker 1995.
     Departures: the value is clipped at 0. NFKC, stripping and collapsing white space come first.
-
-    Raises:
-        Unscorable: a target is not text, or is empty once normalised.
+    Unscorable: a target is not text, or is empty once normalised.
     """
     targets = strings.normalized_targets(sample, column)
     return _best_over_targets("1 - CER", response, targets, _one_minus_error_rate, ignore_case)
@@ -64,9 +60,7 @@ def wer(response: Response, sample: Sample, *, ignore_case: bool = False, column
 
     Source: the word error rate of speech recognition, as reward 1 - WER for OCR in Video-R1 (arXiv:2503.21776).
     Departures: the value is clipped at 0. NFKC comes first. Punctuation belongs to its word.
-
-    Raises:
-        Unscorable: a target is not text, or is empty once normalised.
+    Unscorable: a target is not text, or is empty once normalised.
     """
 
     def measure(text: str, target: str) -> float:
@@ -84,9 +78,7 @@ def anls(response: Response, sample: Sample, *, threshold: Threshold = 0.5, colu
 
     Source: average normalised Levenshtein similarity (ST-VQA, arXiv:1905.13648, eq. 1), for one question.
     Departures: NFKC, stripping and collapsing white space come first.
-
-    Raises:
-        Unscorable: a target is not text, or is empty once normalised.
+    Unscorable: a target is not text, or is empty once normalised.
     """
 
     def measure(text: str, target: str) -> float:
@@ -107,9 +99,7 @@ def fields(response: Response, sample: Sample) -> RewardValue:
 
     Source: entity F1 of key information extraction, SROIE task 3 (arXiv:2103.10213).
     Departures: forms may be nested, as in CORD.
-
-    Raises:
-        Unscorable: the target has no field.
+    Unscorable: the target has no field.
     """
     targets = Counter(_iter_leaves(target_value(sample, AnswerType.JSON)))
     if not targets:

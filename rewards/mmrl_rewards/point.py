@@ -25,10 +25,8 @@ def in_box(response: Response, sample: Sample, *, column: str = "box") -> Reward
 
     Source: ScreenSpot's click accuracy (arXiv:2401.10935).
     Departures: none. A box around the whole image counts as a click on the image's centre.
-
-    Raises:
-        Unscorable: there is no box of four finite numbers with x1 < x2 and y1 < y2, or the target has no coordinate
-            system, or its image or video does not exist.
+    Unscorable: there is no box of four finite numbers with x1 < x2 and y1 < y2, or the target has no coordinate system,
+    or its image or video does not exist.
     """
     if sample.target.answer_type is AnswerType.BOX:
         corners = target_value(sample, AnswerType.BOX)
@@ -59,10 +57,8 @@ def distance(
 
     Source: the Gaussian point reward of GUI-G2 (arXiv:2507.15846).
     Departures: the scale is fixed, because a target point has no size. The linear form is this library's own.
-
-    Raises:
-        Unscorable: the target is not two finite numbers, or it has no coordinate system, or its image or video does not
-            exist.
+    Unscorable: the target is not two finite numbers, or it has no coordinate system, or its image or video does not
+    exist.
     """
     target = geometry.target_to_pixels(response, sample, target_value(sample, AnswerType.POINT))
     if response.answer.value is None:
@@ -84,10 +80,8 @@ def f1(response: Response, sample: Sample, *, radius: Share = 0.025) -> RewardVa
 
     Source: the Hungarian-matched points of VisionReasoner (arXiv:2505.12081), 30 px on 840 x 840, which is 0.025.
     Departures: the number of matched pairs is maximised, and F1 makes superfluous and missing points cost.
-
-    Raises:
-        Unscorable: the target is not a list of points of two finite numbers, or it has no coordinate system, or its
-            image or video does not exist.
+    Unscorable: the target is not a list of points of two finite numbers, or it has no coordinate system, or its image
+    or video does not exist.
     """
     targets = target_value(sample, AnswerType.POINTS)
     target_points = geometry.target_to_pixels(response, sample, geometry.region_coordinates(targets))
@@ -114,10 +108,8 @@ def in_region(response: Response, sample: Sample, *, column: str = "region") -> 
     Source: the accuracy of RoboPoint (arXiv:2406.10721) on affordances.
     Departures: the region is polygons instead of a pixel mask. Equal points count once, because otherwise repeating a
     safe point would outweigh the others.
-
-    Raises:
-        Unscorable: the target has another type, there is no such region, the target has no coordinate system, or its
-            image or video does not exist.
+    Unscorable: the target has another type, there is no such region, the target has no coordinate system, or its image
+    or video does not exist.
     """
     target_value(sample, AnswerType.POINTS)  # only its type counts
     polygons = _parse_polygons(column_value(sample, column))

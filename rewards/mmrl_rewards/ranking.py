@@ -44,9 +44,7 @@ def ndcg(response: Response, sample: Sample, *, k: Depth = 10) -> RewardValue:
     Source: Järvelin and Kekäläinen 2002, 2.2, with the discount of Burges et al. 2005; as reward in VRAG-RL
     (arXiv:2505.22019).
     Departures: repeats and permutations are treated as the module states.
-
-    Raises:
-        Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
+    Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
     """
     target = _ranking_target(sample)
     if response.answer.value is None:
@@ -70,9 +68,7 @@ def mrr(response: Response, sample: Sample, *, k: Depth = 10) -> RewardValue:
 
     Source: the reciprocal rank of TREC-8 question answering (Voorhees 1999), MRR@10 of MS MARCO (arXiv:1611.09268).
     Departures: permutations are treated as the module states.
-
-    Raises:
-        Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
+    Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
     """
     target = _ranking_target(sample)
     if response.answer.value is None:
@@ -98,9 +94,7 @@ def recall(response: Response, sample: Sample, *, k: Depth | None = None) -> Rew
 
     Source: recall@k of information retrieval; without k, R-precision (Manning et al. 2008, 8.4).
     Departures: permutations are treated as the module states.
-
-    Raises:
-        Unscorable: the target has nothing relevant, names an item twice, or is a permutation of k or fewer.
+    Unscorable: the target has nothing relevant, names an item twice, or is a permutation of k or fewer.
     """
     target = _ranking_target(sample)
     depth = k or (len(target.relevant) if target.num_items is None else target.num_items // 2)
@@ -121,7 +115,7 @@ def _ranking_target(sample: Sample) -> RankingTarget:
         if len(order) < 2:
             raise Unscorable("the target is a permutation of one: there is nothing to rank")
         return RankingTarget(tuple(map(str, order)), len(order))
-    targets = tuple(map(_normalize_name, target_value(sample, AnswerType.LIST)))
+    targets = tuple(strings.normalize(name).casefold() for name in target_value(sample, AnswerType.LIST))
     if not targets:
         raise Unscorable("the target lists nothing that is relevant")
     if len(set(targets)) < len(targets):
@@ -132,13 +126,8 @@ def _ranking_target(sample: Sample) -> RankingTarget:
 def _blank_repeats(answer: Sequence[object]) -> list[str]:
     """Return the names in their order, with an empty name in place of each repetition."""
     seen: dict[str, int] = {}
-    names = [_normalize_name(entry) for entry in answer]
+    names = [strings.normalize(str(entry)).casefold() for entry in answer]
     return [name if seen.setdefault(name, rank) == rank else "" for rank, name in enumerate(names)]
-
-
-def _normalize_name(entry: object) -> str:
-    """Return an item's name, normalised and in folded case."""
-    return strings.normalize(str(entry)).casefold()
 
 
 def _dcg(gains: Sequence[float], k: int) -> float:

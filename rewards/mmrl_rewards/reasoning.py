@@ -47,9 +47,7 @@ def boxes(response: Response, sample: Sample, *, most: Count = 20, largest: Shar
     Source: the grounded-reasoning and counting rewards of GRIT (arXiv:2505.15879).
     Departures: syntax alone earns nothing where agreement can be checked. Agreement is with the given answer instead of
     the correct one.
-
-    Raises:
-        Unscorable: the target's value does not fit its type, or its image or video does not exist.
+    Unscorable: the target's value does not fit its type, or its image or video does not exist.
     """
     target_value(sample, sample.target.answer_type)
     image = geometry.resize_map(response, sample).original
@@ -85,9 +83,7 @@ def consistency(response: Response, sample: Sample) -> RewardValue:
 
     Source: the consistency reward of R1-Reward (arXiv:2505.02835), which asks a judge.
     Departures: a rule decides. The paper multiplies it with the reward for the correct answer, which a gate does here.
-
-    Raises:
-        Unscorable: the target has another type, or its value does not fit its type.
+    Unscorable: the target has another type, or its value does not fit its type.
     """
     kind = sample.target.answer_type
     if kind not in _CHECKABLE_TYPES:
@@ -119,9 +115,7 @@ def reflection(
     for one or two, else -0.2 each.
     Departures: there are more markers than "wait", empty or repeated reflections earn nothing, and more than five
     superfluous ones cost no more.
-
-    Raises:
-        Unscorable: the target's value does not fit its type.
+    Unscorable: the target's value does not fit its type.
     """
     target_value(sample, sample.target.answer_type)
     if response.answer.problems:

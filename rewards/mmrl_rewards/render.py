@@ -46,9 +46,7 @@ def svg(
     (arXiv:2509.05208), which uses DINO.
     Departures: the value is measured from the best blank page, as the module states. resvg draws with one font and fits
     each drawing into the square.
-
-    Raises:
-        Unscorable: the target is not SVG, cannot be drawn or draws a blank page, or `encoder` holds no backbone.
+    Unscorable: the target is not SVG, cannot be drawn or draws a blank page, or `encoder` holds no backbone.
     """
     target = target_value(sample, AnswerType.SVG)
     paint = partial(_draw_cached, "svg", side=side, limits=limits)
@@ -70,9 +68,7 @@ def latex(
     Source: the rendered comparison of Table2LaTeX-RL (arXiv:2509.17589), which uses CW-SSIM above 0.6.
     Departures: it is SSIM, measured from the best blank page, as the module states. ziamath draws a subset of LaTeX
     without packages or macros.
-
-    Raises:
-        Unscorable: the target is not a formula, cannot be drawn or draws nothing, or `encoder` holds no backbone.
+    Unscorable: the target is not a formula, cannot be drawn or draws nothing, or `encoder` holds no backbone.
     """
     target = target_value(sample, AnswerType.LATEX)
     paint = partial(_draw_cached, "latex", side=0, limits=limits)
@@ -90,9 +86,7 @@ def page(
 
     Source: visual similarity of rendered code as in Design2Code (arXiv:2403.03163), which uses CLIP.
     Departures: similarity is SSIM or the given backbone, measured from the best blank page, as the module states.
-
-    Raises:
-        Unscorable: there is no renderer or it fails, or the target is not text, cannot be drawn or draws a blank page.
+    Unscorable: there is no renderer or it fails, or the target is not text, cannot be drawn or draws a blank page.
     """
     if renderer is None:
         raise Unscorable("no renderer is configured: set args.renderer.command or args.renderer.endpoint.url")

@@ -42,9 +42,7 @@ def valid(
 
     Source: JSON Schema 2020-12 (json-schema.org), or the draft that `$schema` names, by the library jsonschema.
     Departures: `$ref` can only refer to the schema itself, and `format` is not checked.
-
-    Raises:
-        Unscorable: there is no schema, it is invalid, or the target does not satisfy it.
+    Unscorable: there is no schema, it is invalid, or the target does not satisfy it.
     """
     target = target_value(sample, AnswerType.JSON)
     given: object = schema

@@ -22,9 +22,7 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
 
     Source: tIoU as in ActivityNet and TALL (arXiv:1705.02101); the soft form as reward in Time-R1 (arXiv:2503.13377).
     Departures: none.
-
-    Raises:
-        Unscorable: the target is not two finite numbers with 0 <= start < end.
+    Unscorable: the target is not two finite numbers with 0 <= start < end.
     """
     target = target_value(sample, AnswerType.SPAN)
     answer = response.answer.value
@@ -32,7 +30,7 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
         return RewardValue(0.0, response.answer.problems[0])
     value = _temporal_iou(answer, target)
     return RewardValue(
-        geometry.apply_threshold(value, threshold),
+        value if threshold is None else float(value >= threshold),
         f"tIoU {value:.2f}: {_format_span(answer)} vs {_format_span(target)}",
     )
 
@@ -46,10 +44,8 @@ def aligned(response: Response, sample: Sample, *, column: str = "duration") -> 
     Source: the timestamp-aware IoU of Time-R1 (arXiv:2503.13377).
     Departures: no factor falls below 0. An answer far beyond the video would make two factors negative and their
     product positive.
-
-    Raises:
-        Unscorable: the target is not two finite numbers with 0 <= start < end, or the column holds no length that
-            covers it.
+    Unscorable: the target is not two finite numbers with 0 <= start < end, or the column holds no length that covers
+    it.
     """
     target, seconds = target_value(sample, AnswerType.SPAN), sample.meta.get(column)
     if not isinstance(seconds, int | float) or not target[1] <= seconds < inf:
@@ -75,9 +71,7 @@ def union_iou(response: Response, sample: Sample, *, threshold: geometry.Thresho
     0.
 
     Source: the Jaccard index of two sets of moments. Departures: none.
-
-    Raises:
-        Unscorable: the target is not a list of at least one span.
+    Unscorable: the target is not a list of at least one span.
     """
     targets = _target_spans(sample)
     answers = response.answer.value
@@ -87,7 +81,8 @@ def union_iou(response: Response, sample: Sample, *, threshold: geometry.Thresho
     union = _covered_seconds([*answers, *targets])
     value = min(1.0, max(0.0, (_covered_seconds(answers) + _covered_seconds(targets) - union) / union))
     return RewardValue(
-        geometry.apply_threshold(value, threshold), f"tIoU {value:.2f}: {len(answers)} spans vs {len(targets)}"
+        value if threshold is None else float(value >= threshold),
+        f"tIoU {value:.2f}: {len(answers)} spans vs {len(targets)}",
     )
 
 
@@ -99,9 +94,7 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
 
     Source: F1 is 2 P R / (P + R) with precision and recall summed over soft matches; assignment by scipy.
     Departures: none.
-
-    Raises:
-        Unscorable: the target is not a list of at least one span.
+    Unscorable: the target is not a list of at least one span.
     """
     targets = _target_spans(sample)
     answers = response.answer.value

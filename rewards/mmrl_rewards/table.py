@@ -60,9 +60,7 @@ def teds(response: Response, sample: Sample, *, structure_only: bool = False) ->
     Source: TEDS of PubTabNet (arXiv:1911.10683, eq. 1).
     Departures: thead, tbody and markup inside cells are not nodes, and th equals td, so that Markdown can be compared
     with HTML. An answer with more than twice the target's nodes earns 0.
-
-    Raises:
-        Unscorable: the target is not one table of 1 to 1000 nodes.
+    Unscorable: the target is not one table of 1 to 1000 nodes.
     """
     target = _target_table(sample)
     if response.answer.value is None:
@@ -113,13 +111,11 @@ def tree_edit_distance(a: ParsedTable, b: ParsedTable, structure_only: bool = Fa
 
 
 def _forest_distance(costs: CostMatrix, own_a: Sequence[int], own_b: Sequence[int]) -> float:
-    """Return the edit distance of two forests in postorder.
+    """Return the edit distance of two forests in postorder, given the `costs` of turning subtrees into each other.
 
-    Args:
-        costs: cost of turning each subtree of one forest into each subtree of the other.
-        own_a: for each node of the first forest, the number of nodes of its subtree before it.
-        own_b: the same for the second forest.
+    `own_a` and `own_b` are, for each node of a forest, the number of nodes of its subtree before it.
     """
+    # Row i, column j: the distance of the first i nodes of one forest and the first j of the other.
     table: list[Sequence[float]] = [range(len(own_b) + 1)]
     before_b = [j - own for j, own in enumerate(own_b)]
     for i, (replacing, own) in enumerate(zip(costs, own_a, strict=True)):
@@ -166,6 +162,7 @@ def _cell_replacement_costs(
         costs += cdist(texts_a, texts_b, scorer=Levenshtein.normalized_distance, dtype=np.float64)
     spans_a = np.array([cell[1:] for cell in a])
     spans_b = np.array([cell[1:] for cell in b])
+    # Colspan and rowspan together: cells of another size are other cells.
     costs[(spans_a[:, None] != spans_b[None]).any(axis=-1)] = 1.0
     return costs
 

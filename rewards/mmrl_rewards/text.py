@@ -28,9 +28,7 @@ def exact(response: Response, sample: Sample, *, column: str | None = None) -> R
 
     Source: exact match as in SQuAD (arXiv:1606.05250, 6.1).
     Departures: articles and punctuation are kept, and Unicode is normalised.
-
-    Raises:
-        Unscorable: a target is not text, or is empty once normalised.
+    Unscorable: a target is not text, or is empty once normalised.
     """
     targets = strings.normalized_targets(sample, column)
     if response.answer.value is None:
@@ -53,9 +51,7 @@ def rouge(
     Departures: the value is F1, because recall alone rewards rambling. The best of several targets counts. Words are
     not stemmed, and each ideograph is a word. An answer of more than 10 times the longest target's length + 1000
     characters earns 0.
-
-    Raises:
-        Unscorable: a target is not text, or has no word (for variant 2, no two).
+    Unscorable: a target is not text, or has no word (for variant 2, no two).
     """
     targets = strings.normalized_targets(sample, column)
     wanted = [strings.words(target) for target in targets]
@@ -87,9 +83,7 @@ def bleu(
     order, so that short sentences can reach 1.
     Departures: NFKC and collapsing white space come first. An answer of more than 10 times the longest target's length
     + 1000 characters earns 0.
-
-    Raises:
-        Unscorable: a target is not text, or is empty once normalised.
+    Unscorable: a target is not text, or is empty once normalised.
     """
     from sacrebleu.metrics.bleu import BLEU
 
@@ -115,9 +109,7 @@ def chrf(
     Source: Popović 2015 and 2017, as in sacrebleu (arXiv:1804.08771).
     Departures: NFKC and collapsing white space come first. The best of several targets counts. An answer of more than
     10 times the longest target's length + 1000 characters earns 0.
-
-    Raises:
-        Unscorable: a target is not text, or is empty once normalised.
+    Unscorable: a target is not text, or is empty once normalised.
     """
     from sacrebleu.metrics.chrf import CHRF
 

@@ -30,10 +30,8 @@ def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=
 
     Source: VidSTG (arXiv:2001.06891).
     Departures: instants replace frames, because a policy writes its boxes down. Boxes are compared in px_original.
-
-    Raises:
-        Unscorable: the target is not such a list, is empty or has two boxes at one instant, or it has no coordinate
-            system, or its image or video does not exist.
+    Unscorable: the target is not such a list, is empty or has two boxes at one instant, or it has no coordinate system,
+    or its image or video does not exist.
     """
     try:
         expected = _parse_tube(target_value(sample, AnswerType.JSON), step)
@@ -66,9 +64,7 @@ def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Fi
     or of texts that hold decimals.
 
     Source: F1 over a set. Departures: a frame that is named twice counts as two.
-
-    Raises:
-        Unscorable: the target is not a list of at least one number.
+    Unscorable: the target is not a list of at least one number.
     """
     try:
         expected = _parse_numbers(target_value(sample, AnswerType.LIST))

@@ -36,20 +36,16 @@ class Endpoint(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    # URL that requests are posted to.
     url: Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")]
-    """URL that requests are posted to."""
-    timeout_s: Seconds = 60.0
-    """Seconds for one exchange, from connecting to the last byte of the reply."""
+    timeout_s: Seconds = 60.0  # seconds for one exchange, from connecting to the last byte of the reply
+    # Number of further tries after no reply, an overloaded or failing server, or an unusable reply.
     retries: Annotated[int, Field(ge=0, le=20)] = 2
-    """Number of further tries after no reply, an overloaded or failing server, or an unusable reply."""
+    # Seconds before the first further try; each wait after it is twice as long as the one before.
     backoff_s: Annotated[float, Field(ge=0.0)] = 1.0
-    """Seconds before the first further try; each wait after it is twice as long as the one before."""
-    key_file: str | None = None
-    """Path of a file that holds the bearer token."""
-    cache: str | None = None
-    """Folder that keeps usable replies, by the hash of URL and request."""
-    max_reply_bytes: Annotated[int, Field(ge=1)] = 1_000_000
-    """Size from which a reply is unusable, in bytes."""
+    key_file: str | None = None  # path of a file that holds the bearer token
+    cache: str | None = None  # folder that keeps usable replies, by the hash of URL and request
+    max_reply_bytes: Annotated[int, Field(ge=1)] = 1_000_000  # size from which a reply is unusable, in bytes
 
     def post(self, request: object, parse_reply: Callable[[bytes], ReplyT]) -> ReplyT:
         """Post a request as JSON and return the parsed reply.

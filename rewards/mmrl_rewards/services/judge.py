@@ -28,16 +28,13 @@ and counts against it. Reply with one JSON object and nothing else."""
 class JudgeService(Endpoint):
     """A judge model and its sampling; `url` ends in /chat/completions."""
 
-    model: str
-    """Name of the model at the service."""
+    model: str  # name of the model at the service
+    # Number of verdicts, of which the median counts; odd, so that the median is one of them.
     votes: Annotated[int, Field(ge=1, le=99)] = 1
-    """Number of verdicts, of which the median counts; odd, so that the median is one of them."""
-    temperature: Annotated[float, Field(ge=0.0)] = 0.0
-    """Sampling temperature; each vote has a seed of its own."""
-    max_tokens: Annotated[int, Field(ge=1)] = 512
-    """Tokens that a verdict may have."""
+    temperature: Annotated[float, Field(ge=0.0)] = 0.0  # sampling temperature; each vote has a seed of its own
+    max_tokens: Annotated[int, Field(ge=1)] = 512  # tokens that a verdict may have
+    # Length above which an answer gets the lowest value without being sent, in characters.
     max_chars: Annotated[int, Field(ge=1)] = 8000
-    """Length above which an answer gets the lowest value without being sent, in characters."""
 
     @model_validator(mode="after")
     def _check_votes(self) -> JudgeService:

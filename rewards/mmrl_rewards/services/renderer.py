@@ -53,14 +53,10 @@ class DrawingLimits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    cpu_s: Annotated[int, Field(ge=1, le=600)] = 2
-    """Seconds of processor time."""
-    memory_mb: Annotated[int, Field(ge=256)] = 1024
-    """Megabytes of memory."""
-    max_bytes: Annotated[int, Field(ge=1)] = 8_000_000
-    """Size of the image as a PNG, in bytes."""
-    max_chars: Annotated[int, Field(ge=1)] = 100_000
-    """Length of the source, in characters."""
+    cpu_s: Annotated[int, Field(ge=1, le=600)] = 2  # seconds of processor time
+    memory_mb: Annotated[int, Field(ge=256)] = 1024  # megabytes of memory
+    max_bytes: Annotated[int, Field(ge=1)] = 8_000_000  # size of the image as a PNG, in bytes
+    max_chars: Annotated[int, Field(ge=1)] = 100_000  # length of the source, in characters
 
 
 def draw(language: Literal["svg", "latex"], source: str, *, side: int, limits: DrawingLimits) -> ImageArray:
@@ -105,22 +101,16 @@ class ExternalRenderer(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    language: Literal["html", "latex", "python", "svg", "markdown"]
-    """Language of the sources."""
-    endpoint: Endpoint | None = None
-    """Address of the renderer, in place of a command."""
-    command: tuple[str, ...] = ()
-    """Program and arguments, which contain {input} and {output}."""
+    language: Literal["html", "latex", "python", "svg", "markdown"]  # language of the sources
+    endpoint: Endpoint | None = None  # address of the renderer, in place of a command
+    command: tuple[str, ...] = ()  # program and arguments, which contain {input} and {output}
+    # Seconds that a command may run. Beyond them the source is at fault, since the target was drawn in less.
     timeout_s: Seconds = 20.0
-    """Seconds that a command may run. Beyond them the source is at fault, since the target was drawn in less."""
-    cpu_s: Annotated[int, Field(ge=1)] = 20
-    """Seconds of processor time a command may take."""
+    cpu_s: Annotated[int, Field(ge=1)] = 20  # seconds of processor time a command may take
+    # Size of the image and of every other file that the command writes, in bytes.
     max_bytes: Annotated[int, Field(ge=1)] = 8_000_000
-    """Size of the image and of every other file that the command writes, in bytes."""
-    max_chars: Annotated[int, Field(ge=1)] = 100_000
-    """Length of the source, in characters."""
-    cache: str | None = None
-    """Folder that keeps the images which a command drew."""
+    max_chars: Annotated[int, Field(ge=1)] = 100_000  # length of the source, in characters
+    cache: str | None = None  # folder that keeps the images which a command drew
 
     @model_validator(mode="after")
     def _check_one_renderer(self) -> ExternalRenderer:
