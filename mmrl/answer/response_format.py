@@ -13,13 +13,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from mmrl.answer.text import (
-    ANSWER_PLACEHOLDERS,
-    NON_JSON_TYPES,
-    format_target,
-    parse_answer_value,
-    parse_json,
-)
+from mmrl.answer.text import ANSWER_PLACEHOLDERS, NON_JSON_TYPES, format_target, parse_answer_value, parse_json
 from mmrl.answer.values import COORDINATE_TYPES
 from mmrl.types import Answer, AnswerType, CoordinateSystem, Target, UserError
 
@@ -313,9 +307,7 @@ def split_tags(text: str, names: tuple[str, ...], answer_tag: str) -> SplitRespo
     answers = [part for part in parts if part.name == answer_tag]
     ends = [0, *(part.end for part in parts)]
     gaps = [text[end : part.start].strip() for end, part in zip(ends, parts, strict=False)]
-    content, problem = _take_single_answer(answers, f"no {answer_tag} tag")
-    if content is not None and text[answers[0].end :].strip():
-        content, problem = None, "text after the answer"
+    content, problem = _take_single_answer(text, answers, f"no {answer_tag} tag")
     inner_tag = None if content is None else _tag_pattern(names).search(content)
     if inner_tag:
         content, problem = None, f"nested tags: {inner_tag[0]} inside <{answer_tag}>"
@@ -337,9 +329,7 @@ def split_boxed(text: str, names: tuple[str, ...]) -> SplitResponse:
     answers: list[TaggedSection] = []
     for gap_start, gap_end in zip(starts, ends, strict=True):
         answers += _iter_boxes(text, gap_start, gap_end, problems)
-    content, problem = _take_single_answer(answers, r"no \boxed answer")
-    if content is not None and text[answers[0].end :].strip(_ALLOWED_AFTER_BOX):
-        content, problem = None, "text after the answer"
+    content, problem = _take_single_answer(text, answers, r"no \boxed answer", _ALLOWED_AFTER_BOX)
     if content is not None and r"\boxed{" in content:
         content, problem = None, r"\boxed inside \boxed"
     # Models write letters and words as \text{B}, since a box holds a formula.
@@ -422,10 +412,17 @@ def _iter_boxes(text: str, start: int, end: int, problems: list[str]) -> Iterato
         problems.append(r"\boxed never closed")
 
 
-def _take_single_answer(answers: Sequence[TaggedSection], none: str) -> tuple[str | None, str]:
-    """Return the content of the only answer, or None and the problem; `none` is the problem of no answer."""
+def _take_single_answer(
+    text: str, answers: Sequence[TaggedSection], missing: str, allowed_after: str | None = None
+) -> tuple[str | None, str]:
+    """Return the content of the only answer, or None and the problem; `missing` is the problem of no answer.
+
+    Only `allowed_after` may follow the answer: these characters, or white space for None.
+    """
     if not answers:
-        return None, none
+        return None, missing
     if len(answers) > 1:
         return None, "two answers" if len(answers) == 2 else f"{len(answers)} answers"
+    if text[answers[0].end :].strip(allowed_after):
+        return None, "text after the answer"
     return answers[0].content, ""

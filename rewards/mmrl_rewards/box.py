@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import rescale_above, reward, target_value
 
 # Value of GIoU or DIoU, in [-1, 1), at and below which a box earns nothing.
 Floor = Annotated[float, Field(ge=-1.0, lt=1.0)]
@@ -63,7 +63,7 @@ def giou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> RewardVal
     overlap, reason = _measure_boxes(response, sample, "GIoU", geometry.giou)
     if overlap is None:
         return RewardValue(0.0, reason)
-    return RewardValue(_rescale_above(overlap, floor), reason)
+    return RewardValue(rescale_above(overlap, floor), reason)
 
 
 @reward(name="diou", answer_types=(AnswerType.BOX,))
@@ -80,7 +80,7 @@ def diou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> RewardVal
     overlap, reason = _measure_boxes(response, sample, "DIoU", geometry.diou)
     if overlap is None:
         return RewardValue(0.0, reason)
-    return RewardValue(_rescale_above(overlap, floor), reason)
+    return RewardValue(rescale_above(overlap, floor), reason)
 
 
 @reward(name="referring", answer_types=(AnswerType.JSON,))
@@ -129,11 +129,6 @@ def _measure_boxes(
     value = measure(answer, target)
     boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(target)}"
     return value, f"{name} {value:.2f}: {boxes} px_original"
-
-
-def _rescale_above(value: float, floor: float) -> float:
-    """Map [floor, 1] linearly to [0, 1], and clip values outside."""
-    return min(1.0, max(0.0, (value - floor) / (1.0 - floor)))
 
 
 def _parse_image_box(value: object) -> tuple[int, tuple[float, ...]]:

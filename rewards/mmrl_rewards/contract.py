@@ -165,3 +165,8 @@ def column_value(sample: Sample, column: str) -> object:
     if column not in sample.meta:
         raise Unscorable(f"the sample has no column {column!r}; it has {', '.join(map(repr, sample.meta)) or 'none'}")
     return sample.meta[column]
+
+
+def rescale_above(value: float, floor: float) -> float:
+    """Map [floor, 1] linearly to [0, 1], and clip values outside, such as those below the level of chance."""
+    return min(1.0, max(0.0, (value - floor) / (1.0 - floor)))

@@ -165,10 +165,7 @@ def _matching_gains(answer: _LabeledBoxes, target: _LabeledBoxes, threshold: flo
 
 
 def _label_precision(
-    overlaps: matching.Matrix,
-    boxes: NDArray[np.float64],
-    confidences: NDArray[np.float64],
-    thresholds: Sequence[float],
+    overlaps: matching.Matrix, boxes: NDArray[np.float64], confidences: NDArray[np.float64], thresholds: Sequence[float]
 ) -> float:
     """Return the AP of one label, averaged over `thresholds`, in [0, 1].
 

@@ -103,22 +103,14 @@ def iou(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def giou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return IoU - (1 - |A | B| / |C|), where C is the smallest box around A and B, in (-1, 1].
-
-    Source: generalised IoU (arXiv:1902.09630, algorithm 1). Departures: none.
-    """
+    """Return IoU - (1 - |A | B| / |C|), where C is the smallest box around A and B, in (-1, 1]."""
     shared = intersection(a, b)
     union, enclosed = area(a) + area(b) - shared, area(enclosing_box(a, b))
     return shared / union - (1.0 - union / enclosed)
 
 
 def diou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return IoU - d^2 / c^2 of two boxes, in (-1, 1].
-
-    d is the distance of the centres and c the diagonal of the smallest box around both.
-
-    Source: distance IoU (arXiv:1911.08287, eq. 7). Departures: none.
-    """
+    """Return IoU - d^2 / c^2, in (-1, 1]: d is the distance of the centres, c the diagonal of the box around both."""
     x1, y1, x2, y2 = enclosing_box(a, b)
     dx, dy = (a[0] + a[2] - b[0] - b[2]) / 2, (a[1] + a[3] - b[1] - b[3]) / 2
     return iou(a, b) - (dx**2 + dy**2) / ((x2 - x1) ** 2 + (y2 - y1) ** 2)

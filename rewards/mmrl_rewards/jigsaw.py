@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import rescale_above, reward, target_value
 
 GridSide = Annotated[int, Field(ge=1)]  # number of rows or columns
 PermutationForm = Literal["tiles", "places"]  # forms of an answer, see above
@@ -52,7 +52,7 @@ def positions(response: Response, sample: Sample, *, above_chance: bool = False)
         return refusal
     correct = sum(a == b for a, b in zip(response.answer.value, target, strict=True))
     chance = 1 / len(target) if above_chance else 0.0
-    return RewardValue(_rescale_above_chance(correct / len(target), chance), f"{correct} of {len(target)} in place")
+    return RewardValue(rescale_above(correct / len(target), chance), f"{correct} of {len(target)} in place")
 
 
 @reward(name="jigsaw_neighbours", answer_types=(AnswerType.PERMUTATION,))
@@ -100,7 +100,7 @@ def neighbours(
     pairs = horizontal + vertical
     chance = (horizontal**2 + vertical**2) / (pairs * num_tiles * (num_tiles - 1)) if above_chance else 0.0
     reason = f"{correct} of {pairs} neighbours in {rows} x {columns}"
-    return RewardValue(_rescale_above_chance(correct / pairs, chance), reason)
+    return RewardValue(rescale_above(correct / pairs, chance), reason)
 
 
 @reward(name="order", answer_types=(AnswerType.PERMUTATION,))
@@ -127,7 +127,7 @@ def order(
     pairs = len(target) * (len(target) - 1) // 2
     # Each pair is True in one of the two triangles of `target_after`, so it is counted once.
     correct = int((answer_after & target_after).sum())
-    value = _rescale_above_chance(correct / pairs, 0.5 if above_chance else 0.0)
+    value = rescale_above(correct / pairs, 0.5 if above_chance else 0.0)
     return RewardValue(value, f"{correct} of {pairs} pairs in the right order")
 
 
@@ -149,8 +149,3 @@ def _invert(permutation: Sequence[int]) -> list[int]:
     for place, tile in enumerate(permutation, start=1):
         inverse[tile - 1] = place
     return inverse
-
-
-def _rescale_above_chance(share: float, chance: float) -> float:
-    """Map [chance, 1] linearly to [0, 1]. A share below `chance` gives 0."""
-    return max(0.0, (share - chance) / (1.0 - chance))

@@ -99,9 +99,6 @@ def _parse_formula(formula: str) -> list[Any]:
     # It warns at every call that its own time limit is switched off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     found: list[Any] = parse(
-        f"${formula}$",
-        extraction_config=(LatexExtractionConfig(),),
-        fallback_mode="no_fallback",
-        parsing_timeout=None,
+        f"${formula}$", extraction_config=(LatexExtractionConfig(),), fallback_mode="no_fallback", parsing_timeout=None
     )
     return found

@@ -113,11 +113,7 @@ def fields(response: Response, sample: Sample) -> RewardValue:
 
 
 def _best_over_targets(
-    name: str,
-    response: Response,
-    targets: Sequence[str],
-    measure: Callable[[str, str], float],
-    ignore_case: bool,
+    name: str, response: Response, targets: Sequence[str], measure: Callable[[str, str], float], ignore_case: bool
 ) -> RewardValue:
     """Return the highest `measure` of the answer and a target. Among equal ones, the reason shows the first target."""
     if response.answer.value is None:

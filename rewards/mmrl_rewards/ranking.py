@@ -15,7 +15,7 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import rescale_above, reward, target_value
 
 Depth = Annotated[int, Field(ge=1)]
 _ANSWER_TYPES = (AnswerType.LIST, AnswerType.PERMUTATION)
@@ -31,7 +31,7 @@ class RankingTarget(NamedTuple):
         """Return `value`, for a permutation rescaled so that `chance` earns 0, with a reason."""
         if self.num_items is None:
             return RewardValue(value, f"{name} {value:.2f} for {len(self.relevant)} relevant")
-        above = max(0.0, (value - chance) / (1.0 - chance))
+        above = rescale_above(value, chance)
         return RewardValue(above, f"{name} {value:.2f} for {self.num_items} items, where chance earns {chance:.2f}")
 
 

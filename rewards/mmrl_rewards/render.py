@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import rescale_above, reward, target_value
 from mmrl_rewards.services.encoder import embed_image
 from mmrl_rewards.services.renderer import DrawingError, DrawingLimits, ExternalRenderer, ImageArray, draw
 
@@ -94,10 +94,7 @@ def page(
 
 
 def ssim(image: ImageArray, target: ImageArray) -> float:
-    """Return the structural similarity of the lightness of two images [height, width, 3] of one size, in [-1, 1].
-
-    Source: Wang et al. 2004, eq. 13. Departures: none.
-    """
+    """Return the SSIM (Wang et al. 2004, eq. 13) of the lightness of two images [height, width, 3], in [-1, 1]."""
     from skimage.metrics import structural_similarity
 
     return float(
@@ -133,7 +130,7 @@ def similarity_beyond_blank(image: ImageArray, target: ImageArray, similarity: S
     blank = max(similarity(white_page, target), similarity(median_page, target))
     if blank >= 1.0:
         raise Unscorable("the target draws next to nothing")
-    return min(1.0, max(0.0, (similarity(image, target) - blank) / (1.0 - blank)))
+    return rescale_above(similarity(image, target), blank)
 
 
 def _score_drawing(

@@ -29,10 +29,8 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
     value = _temporal_iou(answer, target)
-    return RewardValue(
-        value if threshold is None else float(value >= threshold),
-        f"tIoU {value:.2f}: {_format_span(answer)} vs {_format_span(target)}",
-    )
+    reason = f"tIoU {value:.2f}: {_format_span(answer)} vs {_format_span(target)}"
+    return RewardValue(value if threshold is None else float(value >= threshold), reason)
 
 
 @reward(name="span_aligned", answer_types=(AnswerType.SPAN,))
@@ -73,17 +71,17 @@ def union_iou(response: Response, sample: Sample, *, threshold: geometry.Thresho
     Source: the Jaccard index of two sets of moments. Departures: none.
     Unscorable: the target is not a list of at least one span.
     """
-    targets = _target_spans(sample)
+    targets = target_value(sample, AnswerType.SPANS)
+    if not targets:
+        raise Unscorable("the target has no spans")
     answers = response.answer.value
     if answers is None:
         return RewardValue(0.0, response.answer.problems[0])
     # |A & B| = |A| + |B| - |A | B|
     union = _covered_seconds([*answers, *targets])
     value = min(1.0, max(0.0, (_covered_seconds(answers) + _covered_seconds(targets) - union) / union))
-    return RewardValue(
-        value if threshold is None else float(value >= threshold),
-        f"tIoU {value:.2f}: {len(answers)} spans vs {len(targets)}",
-    )
+    reason = f"tIoU {value:.2f}: {len(answers)} spans vs {len(targets)}"
+    return RewardValue(value if threshold is None else float(value >= threshold), reason)
 
 
 @reward(name="spans_f1", answer_types=(AnswerType.SPANS,))
@@ -96,7 +94,9 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
     Departures: none.
     Unscorable: the target is not a list of at least one span.
     """
-    targets = _target_spans(sample)
+    targets = target_value(sample, AnswerType.SPANS)
+    if not targets:
+        raise Unscorable("the target has no spans")
     answers = response.answer.value
     if answers is None:
         return RewardValue(0.0, response.answer.problems[0])
@@ -106,14 +106,6 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
     overlaps = np.array(rows, dtype=np.float64).reshape(len(answers), len(targets))
     matched = matching.match_one_to_one(overlaps if threshold is None else (overlaps >= threshold).astype(np.float64))
     return RewardValue(matched.f1, f"F1 {matched.f1:.2f}: {matched.summary}")
-
-
-def _target_spans(sample: Sample) -> Sequence[TimeSpan]:
-    """Return the target's spans, at least one."""
-    spans: Sequence[TimeSpan] = target_value(sample, AnswerType.SPANS)
-    if not spans:
-        raise Unscorable("the target has no spans")
-    return spans
 
 
 def _covered_seconds(spans: Sequence[TimeSpan]) -> float:

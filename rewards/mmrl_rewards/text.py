@@ -1,6 +1,7 @@
 """Rewards for text: equality with the target, shared words, and few repetitions.
 
-If `column` names a column of `sample.meta`, it lists further correct texts.
+If `column` names a column of `sample.meta`, it lists further correct texts. ROUGE, BLEU and chrF give 0 to an answer
+of more than 10 times the longest target's length + 1000 characters.
 """
 
 from __future__ import annotations
@@ -49,8 +50,7 @@ def rouge(
 
     Source: Lin 2004, eq. 1 and, with beta = 1, 2 to 4.
     Departures: the value is F1, because recall alone rewards rambling. The best of several targets counts. Words are
-    not stemmed, and each ideograph is a word. An answer of more than 10 times the longest target's length + 1000
-    characters earns 0.
+    not stemmed, and each ideograph is a word. Long answers earn 0, as the module states.
     Unscorable: a target is not text, or has no word (for variant 2, no two).
     """
     targets = strings.normalized_targets(sample, column)
@@ -81,8 +81,7 @@ def bleu(
 
     Source: Papineni et al. 2002, 2.3, as in sacrebleu (arXiv:1804.08771) with exponential smoothing and the effective
     order, so that short sentences can reach 1.
-    Departures: NFKC and collapsing white space come first. An answer of more than 10 times the longest target's length
-    + 1000 characters earns 0.
+    Departures: NFKC and collapsing white space come first. Long answers earn 0, as the module states.
     Unscorable: a target is not text, or is empty once normalised.
     """
     from sacrebleu.metrics.bleu import BLEU
@@ -107,8 +106,8 @@ def chrf(
     With `word_order` 2 it is chrF++.
 
     Source: Popović 2015 and 2017, as in sacrebleu (arXiv:1804.08771).
-    Departures: NFKC and collapsing white space come first. The best of several targets counts. An answer of more than
-    10 times the longest target's length + 1000 characters earns 0.
+    Departures: NFKC and collapsing white space come first. The best of several targets counts. Long answers earn 0, as
+    the module states.
     Unscorable: a target is not text, or is empty once normalised.
     """
     from sacrebleu.metrics.chrf import CHRF
