@@ -147,14 +147,8 @@ class ResponseFormat:
 
     def find_answer_opening(self, response: str) -> int | None:
         """Return the index at which the tag, box or field of the answer begins, or None if there is none."""
-        match self.style:
-            case "tags":
-                opening = f"<{self.answer_tag}>"
-            case "boxed":
-                opening = r"\boxed{"
-            case "json":
-                opening = f'"{self.answer_tag}"'
-        start = response.rfind(opening)
+        openings = {"tags": f"<{self.answer_tag}>", "boxed": r"\boxed{", "json": f'"{self.answer_tag}"'}
+        start = response.rfind(openings[self.style])
         return start if start >= 0 else None
 
     def build_example(self, target: Target) -> str:
