@@ -97,10 +97,7 @@ class JudgeService(Endpoint):
             "seed": vote,
             "messages": [
                 {"role": "system", "content": _SYSTEM_PROMPT},
-                {
-                    "role": "user",
-                    "content": f"BEGIN {mark}\n{shown}\nEND {mark}\n\n{task}\nReply as {reply_form}",
-                },
+                {"role": "user", "content": f"BEGIN {mark}\n{shown}\nEND {mark}\n\n{task}\nReply as {reply_form}"},
             ],
         }
 
