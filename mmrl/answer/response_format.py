@@ -342,14 +342,15 @@ def split_json(text: str, names: tuple[str, ...], answer_tag: str) -> SplitRespo
         return SplitResponse(None, f"no JSON object: {error}")
     if not isinstance(fields, dict):
         return SplitResponse(None, "no JSON object")
-    sections = []
+    sections, not_text = [], []
     for key, value in fields.items():
-        if key in names and key != answer_tag and isinstance(value, str):
+        if key not in names or key == answer_tag:
+            continue
+        if isinstance(value, str):
             sections.append(TaggedSection(key, value, 0, 0))
-    problems = [f"unknown field {key[:40]!r}" for key in fields if key not in names]
-    for key in fields.keys() & set(names) - {answer_tag}:
-        if not isinstance(fields[key], str):
-            problems.append(f"{key!r} is no text")
+        else:
+            not_text.append(f"{key!r} is no text")
+    problems = [f"unknown field {key[:40]!r}" for key in fields if key not in names] + not_text
     if answer_tag not in fields:
         return SplitResponse(None, f"no field {answer_tag!r}", sections, problems)
     if next(reversed(fields)) != answer_tag:

@@ -65,8 +65,9 @@ def convert_coordinates(
             return tuple(region._replace(coordinates=convert(region.coordinates)) for region in value)
         case AnswerType.ACTION:
             arguments = dict(value.arguments)
-            for key in arguments.keys() & COORDINATE_KEYS:
-                arguments[key] = convert(arguments[key])
+            for key, argument in value.arguments.items():
+                if key in COORDINATE_KEYS:
+                    arguments[key] = convert(argument)
             return Action(value.name, arguments)
         case AnswerType.JSON:
             return _convert_json_coordinates(value, convert)
@@ -223,8 +224,10 @@ def _build_action(name: object, arguments: object) -> Action:
         raise ValueError("an action without a name")
     if not isinstance(arguments, Mapping):
         raise ValueError("arguments that are no mapping")
-    for key in arguments.keys() & COORDINATE_KEYS:
-        _validate_numbers(arguments[key], COORDINATE_KEYS[key], f"{COORDINATE_KEYS[key]} numbers in {key!r}")
+    for key, argument in arguments.items():
+        count = COORDINATE_KEYS.get(key)
+        if count:
+            _validate_numbers(argument, count, f"{count} numbers in {key!r}")
     return Action(name, _validate_json(arguments))
 
 
