@@ -84,9 +84,8 @@ def neighbours(
     if refusal is not None:
         return refusal
     # For each place, the correct place, from 0, of the tile that the answer puts there.
-    tile_at, place_of = response.answer.value, _invert(target)
-    if answer == "places":
-        tile_at, place_of = _invert(tile_at), target
+    tile_at = response.answer.value if answer == "tiles" else _invert(response.answer.value)
+    place_of = _invert(target) if answer == "tiles" else target
     origins = [place_of[tile - 1] - 1 for tile in tile_at]
     correct = 0
     for place, origin in enumerate(origins):
