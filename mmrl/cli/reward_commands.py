@@ -36,9 +36,10 @@ from mmrl_rewards.contract import reward, target_value
 
 @reward(name="{name}", answer_types=(AnswerType.NUMBER,))
 def {name}(response: Response, sample: Sample, *, tolerance: float = 0.0) -> RewardValue:
-    """1 if |answer - target| <= tolerance, else 0.
+    """Return 1 if |answer - target| <= tolerance, else 0.
 
     Source: where the formula comes from. Departures: what is different here.
+    Unscorable: the target is not a number.
     """
     target = target_value(sample, AnswerType.NUMBER)
     value = response.answer.value
@@ -104,7 +105,7 @@ def create_reward(name: str, folder: Path) -> int:
             {
                 "fn": f"./{name}.py:{name}",
                 "args": args,
-                "sample": {"kind": "number", "value": 3},
+                "sample": {"answer_type": "number", "value": 3},
                 "response": response,
                 "expected": expected,
                 "source": source,
