@@ -125,7 +125,8 @@ class Console:
         """Show the step that just ended, counted from 1, with those of its values that `SHOWN_METRICS` names."""
         stage = self._require_stage()
         stage.step = step
-        values = _format_metrics({**metrics, **times})
+        shown = {**metrics, **times}
+        values = "  ".join(f"{label} {shown[key]:{form}}" for label, key, form in SHOWN_METRICS if key in shown)
         if self._bar is not None:
             self._bar.metrics_line = values
             self._bar.update(self._bar.task_ids[0], completed=step)
@@ -167,10 +168,6 @@ class Console:
 def null_console() -> Console:
     """Return a console that prints nothing, for all ranks but 0."""
     return Console(Path(os.devnull).open("w", encoding="utf-8"))
-
-
-def _format_metrics(values: Mapping[str, float]) -> str:
-    return "  ".join(f"{label} {values[key]:{form}}" for label, key, form in SHOWN_METRICS if key in values)
 
 
 def _format_duration(seconds: float) -> str:
