@@ -35,6 +35,7 @@ from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl_rewards.contract import BoundReward
 
 _TIMEOUT_S = 10.0
+# A step scores some hundreds of responses, so slower rewards would be felt in every step.
 _MAX_CALL_S = 0.05
 _HUGE_CHARS = 10_000_000
 _CHARS_PER_TOKEN = 4
@@ -118,7 +119,18 @@ def make_samples(answer_types: Sequence[AnswerType]) -> tuple[Sample, ...]:
         ),
         AnswerType.TOOL_CALL: {"name": "zoom", "arguments": {"factor": 3}},
     }
-    return tuple(_make_sample(kind, values[kind]) for kind in answer_types)
+    samples = []
+    for answer_type in answer_types:
+        options = "\nA. red\nB. blue\nC. green\nD. white" if answer_type is AnswerType.CHOICE else ""
+        coordinates = CoordinateSystem.PX_ORIGINAL if answer_type in COORDINATE_TYPES else None
+        sample = Sample(
+            id=f"lint-{answer_type}",
+            task="lint",
+            parts=(ImageRef(path="lint.png", sha256=""), f"What do you see in the picture?{options}"),
+            target=Target(answer_type=answer_type, value=values[answer_type], coordinate_system=coordinates),
+        )
+        samples.append(sample)
+    return tuple(samples)
 
 
 def filter_scorable(reward: BoundReward, samples: Sequence[Sample]) -> tuple[Sample, ...]:
@@ -137,27 +149,17 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
     tries += [("right", sample, ATTACK_GRAMMAR.render(sample.target)) for sample in samples]
     got = _run_all_in_processes([partial(_score_text, reward, sample, text) for _, sample, text in tries])
     attempts = [(name, sample, term) for (name, sample, _), term in zip(tries, got, strict=True)]
+    correct_pairs = [(_make_response(sample, ATTACK_GRAMMAR.render(sample.target)), sample) for sample in samples]
     return LintReport(
         findings=(
             _check_range(reward, attempts),
             _check_pickling(reward),
             _check_repeatability(reward, samples),
-            _check_purity(reward, samples),
-            _check_speed(reward, samples),
+            _check_purity(reward, correct_pairs),
+            _check_speed(reward, correct_pairs),
             _check_huge_response(reward, samples),
         ),
         attacks=tuple(_attack_results(reward, attempts)),
-    )
-
-
-def _make_sample(answer_type: AnswerType, value: object) -> Sample:
-    options = "\nA. red\nB. blue\nC. green\nD. white" if answer_type is AnswerType.CHOICE else ""
-    frame = CoordinateSystem.PX_ORIGINAL if answer_type in COORDINATE_TYPES else None
-    return Sample(
-        id=f"lint-{answer_type}",
-        task="lint",
-        parts=(ImageRef(path="lint.png", sha256=""), f"What do you see in the picture?{options}"),
-        target=Target(answer_type=answer_type, value=value, coordinate_system=frame),
     )
 
 
@@ -182,7 +184,8 @@ def _call_reward_checked(reward: BoundReward, response: Response, sample: Sample
     except Unscorable as error:
         if not reward.reward.uses_service:
             raise
-        result = RewardValue(reward.reward.low, f"no verdict: {error}")  # the service need not run where lint does
+        # The service need not run where lint does.
+        result = RewardValue(reward.reward.low, f"no verdict: {error}")
     value, reason = result if isinstance(result, RewardValue) else (result, "")
     low, high = reward.reward.low, reward.reward.high
     if not isinstance(value, int | float) or not low <= value <= high:
@@ -227,12 +230,9 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
     )
 
 
-def _check_purity(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
+def _check_purity(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
     if reward.reward.uses_service:
         return LintFinding("pure", True, "asks a service")
-    pairs = []
-    for sample in samples:
-        pairs.append((_make_response(sample, ATTACK_GRAMMAR.render(sample.target)), sample))
     found = _run_in_process(partial(_record_impure_calls, partial(_call_reward_on_all, reward, pairs)))
     if isinstance(found, Exception):
         return LintFinding("pure", False, _error_text(found))
@@ -274,6 +274,7 @@ def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
     owner, name = function.__self__, function.__name__
     if owner is _GLOBAL_RANDOM:  # the shared generator; a seeded one of the reward's own is fine
         return True
+    # `datetime.now` is a method of a class written in C, whose module says nothing.
     if isinstance(owner, type):
         return name in _CURRENT_TIME_METHODS
     return (function.__module__ == "time" and name in _CLOCK_FUNCTIONS) or (
@@ -281,10 +282,7 @@ def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
     )
 
 
-def _check_speed(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
-    pairs = []
-    for sample in samples:
-        pairs.append((_make_response(sample, ATTACK_GRAMMAR.render(sample.target)), sample))
+def _check_speed(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
     seconds = _run_in_process(partial(_slowest_seconds, reward, pairs))
     if isinstance(seconds, Exception):
         return LintFinding("speed", False, _error_text(seconds))
@@ -293,24 +291,23 @@ def _check_speed(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
 
 
 def _slowest_seconds(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> float:
-    return max(_median_seconds(reward, *pair) for pair in pairs)
-
-
-def _median_seconds(reward: BoundReward, response: Response, sample: Sample) -> float:
-    """Return the median time of twenty calls after a first one, in which libraries load."""
-    _call_reward_checked(reward, response, sample)
-    call = partial(_call_reward_checked, reward, response, sample)
-    return median(timeit.repeat(call, number=1, repeat=20))
+    """Return the median time of a call for the response that takes longest."""
+    slowest = 0.0
+    for response, sample in pairs:
+        call = partial(_call_reward_checked, reward, response, sample)
+        call()  # libraries load in the first call, which a run makes before its first step
+        slowest = max(slowest, median(timeit.repeat(call, number=1, repeat=20)))
+    return slowest
 
 
 def _check_huge_response(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
+    # Words show a regular expression that backtracks, one number of ten million digits a parser of numbers that does.
     texts = ("<answer>" + "ab " * (_HUGE_CHARS // 3) + "</answer>", "9" * _HUGE_CHARS)
     tries = [(sample, text) for sample in samples for text in texts]
-    for (sample, _), got in zip(
-        tries, _run_all_in_processes([partial(_score_text, reward, *pair) for pair in tries]), strict=True
-    ):
-        if isinstance(got, Exception):
-            return LintFinding("10 MB response", False, f"{sample.target.answer_type}: {_error_text(got)}")
+    results = _run_all_in_processes([partial(_score_text, reward, sample, text) for sample, text in tries])
+    for (sample, _), result in zip(tries, results, strict=True):
+        if isinstance(result, Exception):
+            return LintFinding("10 MB response", False, f"{sample.target.answer_type}: {_error_text(result)}")
     return LintFinding("10 MB response", True, f"each within {_TIMEOUT_S:g} s")
 
 
@@ -331,15 +328,16 @@ def _attack_results(
             f"reward {reward.reward.name!r}: there is no attack {unknown[0]!r}; there are {', '.join(names)}"
         )
     for name in names:
-        got = [
-            (sample.target.answer_type, term)
-            for attack, sample, term in attempts
-            if attack == name
-            if isinstance(term, RewardValue)
-        ]
-        if got:
-            kind, term = max(got, key=lambda pair: pair[1].value)
-            yield AttackResult(name, kind, term.value, low + (high - low) * shares.get(name, 0.0), term.reason)
+        best: tuple[AnswerType, RewardValue] | None = None
+        for attack, sample, result in attempts:
+            if attack != name or not isinstance(result, RewardValue):
+                continue
+            if best is None or result.value > best[1].value:
+                best = sample.target.answer_type, result
+        if best is not None:
+            answer_type, value = best
+            max_allowed = low + (high - low) * shares.get(name, 0.0)
+            yield AttackResult(name, answer_type, value.value, max_allowed, value.reason)
 
 
 def _run_in_process(task: Callable[[], _ResultT]) -> _ResultT | Exception:
@@ -348,30 +346,27 @@ def _run_in_process(task: Callable[[], _ResultT]) -> _ResultT | Exception:
 
 def _run_all_in_processes(tasks: Sequence[Callable[[], _ResultT]]) -> list[_ResultT | Exception]:
     """Return what each task returns or raises in a fork; a new fork follows one that hangs or dies."""
+    # Only a process can be stopped in the middle of a regular expression, and only in a fork is loading already done.
+    context = multiprocessing.get_context("fork")
     results: list[_ResultT | Exception] = []
     while len(results) < len(tasks):
-        results += _run_until_failure(tasks[len(results) :])
-    return results
-
-
-def _run_until_failure(tasks: Sequence[Callable[[], _ResultT]]) -> list[_ResultT | Exception]:
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_send_results, args=(tasks, there), daemon=True)
-    process.start()
-    there.close()
-    results: list[_ResultT | Exception] = []
-    for _ in tasks:
-        if not here.poll(_TIMEOUT_S):
-            results.append(TimeoutError(f"hung for {_TIMEOUT_S:g} s"))
-            break
-        try:
-            results.append(here.recv())
-        except EOFError:
-            results.append(RuntimeError("its process died"))
-            break
-    process.kill()
-    process.join()
+        remaining = tasks[len(results) :]
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_send_results, args=(remaining, there), daemon=True)
+        process.start()
+        # Only the fork may hold this end, or its death would not end the pipe.
+        there.close()
+        for _ in remaining:
+            if not here.poll(_TIMEOUT_S):
+                results.append(TimeoutError(f"hung for {_TIMEOUT_S:g} s"))
+                break
+            try:
+                results.append(here.recv())
+            except EOFError:
+                results.append(RuntimeError("its process died"))
+                break
+        process.kill()
+        process.join()
     return results
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from mmrl.scoring.call import RewardError, RewardOutcome, call_reward
+from mmrl.scoring.terms import RewardError, RewardOutcome, call_reward
 from mmrl.types import Response, RewardErrorKind, RewardFailure, Sample
 from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
 from mmrl.utils.worker_server import ReportActivity
@@ -80,9 +79,14 @@ class RewardWorkers:
             raise RewardError(f"a process for rewards {error}") from error
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             # Calls are pickled by the batch: its error does not say which of them is at fault.
-            sample_ids = sorted({call.sample.id for call in calls if not _can_be_pickled(call)})
+            sample_ids = set()
+            for call in calls:
+                try:
+                    pickle.dumps(call)
+                except (pickle.PicklingError, TypeError, AttributeError):
+                    sample_ids.add(call.sample.id)
             raise RewardError(
-                f"cannot send samples {', '.join(sample_ids):.200} to a worker process: {error}"
+                f"cannot send samples {', '.join(sorted(sample_ids)):.200} to a worker process: {error}"
             ) from error
 
 
@@ -95,17 +99,11 @@ def _read_outcome(future: Future[RewardOutcome]) -> RewardOutcome:
         return RewardFailure(RewardErrorKind.CRASH, "its process died")
 
 
-def _can_be_pickled(call: RewardCall) -> bool:
-    with suppress(pickle.PicklingError, TypeError, AttributeError):
-        pickle.dumps(call)
-        return True
-    return False
-
-
 def _load_rewards(
     loaders: Mapping[str, Callable[[], BoundReward]], warm_up_calls: Sequence[RewardCall], report: ReportActivity
 ) -> Callable[[RewardCall], RewardOutcome]:
     """Load and warm up the rewards, and return the function that calls them."""
+    # Workers are forked from the process that runs this, so a reward and its libraries are loaded once for all of them.
     rewards: dict[str, BoundReward] = {}
     for term, load in loaders.items():
         report(f"loading reward {term!r}")

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig
-from mmrl.scoring.call import RewardError, RewardOutcome, call_reward
-from mmrl.scoring.combine import BoundTerm, check_terms, combine_terms
 from mmrl.scoring.reward_workers import RewardCall, RewardWorkers
+from mmrl.scoring.terms import BoundTerm, RewardError, RewardOutcome, call_reward, check_terms, combine_terms
 from mmrl.types import (
     Answer,
     AnswerType,
@@ -56,11 +55,16 @@ class RewardFunctionScorer:
     @property
     def term_weights(self) -> dict[str, float]:
         """The weight of each term by its name, without schedules."""
-        return {term.name: term.weight_at(None) for term in self._terms}
+        return {term.name: term.options.weight for term in self._terms}
 
-    def applicable_term_names(self, sample: Sample) -> tuple[str, ...]:
-        """Return the names of the terms that apply to a sample in training."""
-        return tuple(term.name for term in self._terms if term.applies_to(sample, evaluation=False))
+    def applicable_terms(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
+        """Return the terms that score responses to a sample; in evaluation, none that is `training_only`."""
+        terms = []
+        for term in self._terms:
+            is_left_out = evaluation and term.options.training_only
+            if not is_left_out and term.options.applies_to(sample):
+                terms.append(term)
+        return terms
 
     def score_groups(
         self,
@@ -129,11 +133,12 @@ class RewardFunctionScorer:
         empty_answers = {}
         for answer_type in AnswerType:
             empty_answers[answer_type] = grammar.parse("", answer_type)
+        # Scores of a whole dataset at once would fill memory; one sample at a time would leave workers idle.
         for start in range(0, len(samples), _CHECK_BATCH_SIZE):
-            chunk = samples[start : start + _CHECK_BATCH_SIZE]
             pairs: list[ScoringPair] = []
-            for sample in chunk:
-                pairs += [(response, sample) for response in _trial_responses(sample, grammar, empty_answers)]
+            for sample in samples[start : start + _CHECK_BATCH_SIZE]:
+                empty_answer = empty_answers[sample.target.answer_type]
+                pairs += [(response, sample) for response in _make_trial_responses(sample, grammar, empty_answer)]
             all_outcomes = self._call_rewards(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
                 self._combine_outcomes(sample, outcomes, None)
@@ -142,7 +147,7 @@ class RewardFunctionScorer:
         """Return the names of the terms that apply to none of the samples."""
         used = set[str]()
         for sample in samples:
-            used.update(self.applicable_term_names(sample))
+            used.update(term.name for term in self.applicable_terms(sample))
         return tuple(term.name for term in self._terms if term.name not in used)
 
     def close(self) -> None:
@@ -155,11 +160,21 @@ class RewardFunctionScorer:
         self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
     ) -> list[OutcomesByTerm]:
         """Return the outcome of each term that applies to each response. A trial tolerates no failure."""
-        terms_of_pairs = [self._applicable_terms(sample, evaluation) for _, sample in pairs]
+        terms_of_pairs = []
         worker_calls: list[RewardCall] = []
-        for terms, pair in zip(terms_of_pairs, pairs, strict=True):
-            worker_calls += [RewardCall(term.name, *pair) for term in terms if term.name in self._worker_terms]
-        worker_outcomes = iter(self._run_in_workers(worker_calls, warm_up=worker_calls if trial else []))
+        for response, sample in pairs:
+            terms = self.applicable_terms(sample, evaluation=evaluation)
+            if not terms:
+                where = ", in evaluation" if evaluation else ""
+                raise UserError(
+                    f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
+                )
+            terms_of_pairs.append(terms)
+            for term in terms:
+                if term.name in self._worker_terms:
+                    worker_calls.append(RewardCall(term.name, response, sample))
+        # The calls of all responses go to the workers together, so that none of them idles.
+        worker_outcomes = iter(self._run_in_workers(worker_calls, is_first_use=trial) if worker_calls else [])
         all_outcomes: list[OutcomesByTerm] = []
         for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
             outcomes: dict[str, RewardOutcome] = {}
@@ -168,54 +183,48 @@ class RewardFunctionScorer:
                     outcomes[term.name] = next(worker_outcomes)
                 else:
                     outcomes[term.name] = call_reward(term.reward, response, sample)
-            for name, failure in _failures_by_term(outcomes):
+            for name, failure in _failures_by_term(outcomes).items():
                 if trial or self._failure_action(failure) == "stop":
                     raise _make_error(name, failure, response, sample)
             all_outcomes.append(outcomes)
         return all_outcomes
 
-    def _applicable_terms(self, sample: Sample, evaluation: bool) -> list[BoundTerm]:
-        terms = []
-        for term in self._terms:
-            if term.applies_to(sample, evaluation=evaluation):
-                terms.append(term)
-        if not terms:
-            where = ", in evaluation" if evaluation else ""
-            raise UserError(
-                f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
-            )
-        return terms
-
-    def _run_in_workers(self, calls: Sequence[RewardCall], *, warm_up: Sequence[RewardCall]) -> list[RewardOutcome]:
-        """Return the outcomes of calls in workers, which make one `warm_up` call of each term when they are started."""
-        if not calls:
-            return []
+    def _run_in_workers(self, calls: Sequence[RewardCall], *, is_first_use: bool) -> list[RewardOutcome]:
+        """Return the outcomes of calls in workers. In its first use, each term is called once without its deadline."""
         try:
             if self._workers is None:
                 terms = [term for term in self._terms if term.name in self._worker_terms]
+                warm_up_calls = {call.term: call for call in calls} if is_first_use else {}
                 self._workers = RewardWorkers(
                     {term.name: term.load_reward for term in terms},
                     {term.name: term.timeout_s or self._options.timeout_s for term in terms},
                     max(1, self._options.workers),
-                    list({call.term: call for call in warm_up}.values()),
+                    list(warm_up_calls.values()),
                 )
             return self._workers.run(calls)
+        # KeyboardInterrupt too: the workers are in the middle of calls whose outcomes nobody will read.
         except BaseException:
-            self.close()  # the workers are in the middle of calls whose outcomes nobody will read
+            self.close()
             raise
 
     def _build_group(self, rollout_outcomes: Sequence[tuple[Rollout, OutcomesByTerm]], step: int) -> Group:
+        """Return the scored group of one prompt, without the rollouts that the config drops for a failed reward."""
         prompt = rollout_outcomes[0][0].prompt
         kept: list[tuple[Rollout, OutcomesByTerm]] = []
         failures_of_rollouts: list[Dropped] = []
+        skip_group = False
         for rollout, outcomes in rollout_outcomes:
-            failures = self._dropping_failures(outcomes)
+            failures = {}
+            for name, failure in _failures_by_term(outcomes).items():
+                action = self._failure_action(failure)
+                skip_group |= action == "skip_group"
+                if action != "fallback":
+                    failures[name] = failure
             failures_of_rollouts.append(Dropped(rollout, failures))
             if not failures:
                 kept.append((rollout, outcomes))
-        for dropped in failures_of_rollouts:
-            if any(self._failure_action(failure) == "skip_group" for failure in dropped.failures.values()):
-                return Group(prompt=prompt, rollouts=(), scores=(), dropped=tuple(failures_of_rollouts))
+        if skip_group:
+            return Group(prompt=prompt, rollouts=(), scores=(), dropped=tuple(failures_of_rollouts))
         return Group(
             prompt=prompt,
             rollouts=tuple(rollout for rollout, _ in kept),
@@ -223,29 +232,24 @@ class RewardFunctionScorer:
             dropped=tuple(dropped for dropped in failures_of_rollouts if dropped.failures),
         )
 
-    def _dropping_failures(self, outcomes: OutcomesByTerm) -> dict[str, RewardFailure]:
-        """Return the failures for which the config drops the rollout, by term."""
-        return {
-            name: failure
-            for name, failure in _failures_by_term(outcomes)
-            if self._failure_action(failure) != "fallback"
-        }
-
     def _failure_action(self, failure: RewardFailure) -> RewardFailurePolicy:
         return self._options.on_error if failure.error_kind is RewardErrorKind.ERROR else self._options.on_unscorable
 
     def _combine_outcomes(self, sample: Sample, outcomes: OutcomesByTerm, step: int | None) -> Score:
         """Return the score of a response, with the fallback in place of each failure."""
         terms = [term for term in self._terms if term.name in outcomes]
-        reward_values = {term.name: _value_or_fallback(term, outcomes[term.name]) for term in terms}
-        values = {}
-        for name, reward_value in reward_values.items():
-            values[name] = reward_value.value
+        reward_values: dict[str, RewardValue] = {}
+        for term in terms:
+            outcome = outcomes[term.name]
+            if isinstance(outcome, RewardFailure):
+                outcome = RewardValue(term.fallback, f"fallback: {outcome.reason}")
+            reward_values[term.name] = outcome
+        values = {name: reward_value.value for name, reward_value in reward_values.items()}
         try:
             total = combine_terms(terms, values, self._options.combine, step=step)
         except UserError as error:
             raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-        return Score(terms=reward_values, total=total, failures=dict(_failures_by_term(outcomes)))
+        return Score(terms=reward_values, total=total, failures=_failures_by_term(outcomes))
 
 
 def _scoring_pair(rollout: Rollout) -> ScoringPair:
@@ -263,43 +267,30 @@ def _scoring_pair(rollout: Rollout) -> ScoringPair:
     return response, prompt.sample
 
 
-def _trial_responses(
-    sample: Sample, grammar: ResponseFormat, empty_answers: Mapping[AnswerType, Answer]
-) -> tuple[Response, Response]:
-    """Return an empty response and the correct one. `empty_answers` holds the parsed empty response for each type."""
-    answer_type = sample.target.answer_type
+def _make_trial_responses(sample: Sample, grammar: ResponseFormat, empty_answer: Answer) -> list[Response]:
+    """Return an empty response and the correct one, which nobody sampled. `empty_answer` is the parsed empty one."""
     try:
         correct = grammar.build_example(sample.target)
     except UserError as error:
         raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-    return (
-        _make_trial_response("", empty_answers[answer_type], sample),
-        _make_trial_response(correct, grammar.parse(correct, answer_type), sample),
-    )
-
-
-def _make_trial_response(text: str, answer: Answer, sample: Sample) -> Response:
-    """Return a response that nobody sampled.
-
-    No image is opened for it: each counts as 1000 x 1000 pixels, and the coordinates as those of the target.
-    """
+    # No image is opened for this check: each counts as this large, and the coordinates as those of the target.
     nominal_size = Size(1000, 1000)
-    return Response(
-        text=text,
-        answer=answer,
-        finish_reason=FinishReason.EOS,
-        num_tokens=0,
-        resize_maps=tuple(ResizeMap(nominal_size, nominal_size) for _ in sample.media),
-        coordinate_system=sample.target.coordinate_system or CoordinateSystem.PX_ORIGINAL,
-    )
+    responses = []
+    for text, answer in (("", empty_answer), (correct, grammar.parse(correct, sample.target.answer_type))):
+        response = Response(
+            text=text,
+            answer=answer,
+            finish_reason=FinishReason.EOS,
+            num_tokens=0,
+            resize_maps=tuple(ResizeMap(nominal_size, nominal_size) for _ in sample.media),
+            coordinate_system=sample.target.coordinate_system or CoordinateSystem.PX_ORIGINAL,
+        )
+        responses.append(response)
+    return responses
 
 
-def _failures_by_term(outcomes: OutcomesByTerm) -> list[tuple[str, RewardFailure]]:
-    return [(name, outcome) for name, outcome in outcomes.items() if isinstance(outcome, RewardFailure)]
-
-
-def _value_or_fallback(term: BoundTerm, outcome: RewardOutcome) -> RewardValue:
-    return RewardValue(term.fallback, f"fallback: {outcome.reason}") if isinstance(outcome, RewardFailure) else outcome
+def _failures_by_term(outcomes: OutcomesByTerm) -> dict[str, RewardFailure]:
+    return {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, RewardFailure)}
 
 
 def _make_error(name: str, failure: RewardFailure, response: Response, sample: Sample) -> RewardError:
