@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import comb, sqrt
 from statistics import fmean, stdev
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 Z95: Final = 1.959963984540054
 """Two-sided 95 % point of the normal distribution."""
@@ -124,7 +123,10 @@ def cluster_bootstrap(
     """
     if not values or len(values) != len(clusters):
         raise ValueError(f"{len(values)} values in {len(clusters)} clusters cannot be resampled")
-    sums, sizes = _cluster_sums(values, clusters)
+    # Sum and number of the values of each cluster, in order of appearance.
+    index_of: dict[Hashable, int] = {}
+    cluster_indices = np.array([index_of.setdefault(cluster, len(index_of)) for cluster in clusters])
+    sums, sizes = np.bincount(cluster_indices, weights=values), np.bincount(cluster_indices)
     rng = np.random.default_rng(seed)
     means = []
     for _ in range(num_resamples):
@@ -217,7 +219,9 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
         raise ValueError(f"maj@{k} of {len(answers)} answers and {len(correct)} verdicts is not defined")
     verdicts = []
     for start in range(0, len(answers) - k + 1, k):
-        verdicts.append(_is_majority_correct(answers[start : start + k], correct[start : start + k]))
+        votes = list(answers[start : start + k])
+        majority = majority_answer(votes)
+        verdicts.append(majority is not None and correct[start + votes.index(majority)])
     return fmean(verdicts)
 
 
@@ -225,15 +229,3 @@ def majority_answer(answers: Sequence[Hashable | None]) -> Hashable | None:
     """Return the answer given most often, of several the one given first; None without any vote."""
     votes = Counter(answer for answer in answers if answer is not None)
     return max(votes, key=votes.__getitem__, default=None)
-
-
-def _is_majority_correct(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> bool:
-    majority = majority_answer(answers)
-    return majority is not None and correct[list(answers).index(majority)]
-
-
-def _cluster_sums(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return sum and number of the values of each cluster, in order of appearance."""
-    index_of: dict[Hashable, int] = {}
-    cluster_indices = np.array([index_of.setdefault(cluster, len(index_of)) for cluster in clusters])
-    return np.bincount(cluster_indices, weights=values), np.bincount(cluster_indices)

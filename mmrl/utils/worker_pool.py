@@ -1,7 +1,7 @@
-"""Worker processes with a deadline for each call.
+"""Worker processes. One that hangs past a call's deadline is killed, one that dies is replaced; each costs one call.
 
-One that hangs is killed, one that dies is replaced, and either costs the pool a single call.
-Rewards, media, tools and drawings all run here. `worker_server` is the other side of the line.
+Rewards, tools, drawings and media run here. Calls for media have no deadline today: a decoder that hangs is waited for.
+`worker_server` is the other side of the line.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         self._make_error = make_error
         self._threads: list[Thread] = []
         self._num_workers, self._fork_each_call = num_workers, fork_each_call
+        # Finalize must not hold the pool itself, or the pool would never be collected.
         # Runs at the latest when the interpreter exits; not in a fork of this process, whose pool this is not.
         self.close = Finalize(self, _close, (self._queue, self._workers, self._threads), exitpriority=0)
 
@@ -203,6 +204,7 @@ class _TaskQueue:
                 size = max(1, min(self._max_batch_size, len(self._waiting) // (2 * self._num_workers)))
                 while self._waiting and len(taken) < size:
                     task = self._waiting.popleft()
+                    # A task that was put back runs already; of the others, one whose future was cancelled is left out.
                     if task.future.running() or task.future.set_running_or_notify_cancel():
                         taken.append(task)
                 if not taken and not self._waiting:
@@ -232,11 +234,6 @@ class _Worker:
     pid: int
     line: MessageSocket
 
-    @property
-    def has_ended(self) -> bool:
-        """True when an idle worker has died: it says nothing unasked, so only its end can be waiting to be read."""
-        return bool(wait([self.line.connection], timeout=0.0))
-
 
 class _Server:
     """The process that forks workers. Its methods may be called from any thread."""
@@ -256,9 +253,10 @@ class _Server:
         self.close = Finalize(self, _end_server, (self._process, ours), exitpriority=0)
         try:
             self._control.send(setup)
-        except ConnectionError:  # it died; waiting for it says so
-            pass
-        except BaseException:  # the setup cannot be pickled, or somebody pressed Ctrl-C
+        except ConnectionError:
+            pass  # the server died; waiting for it says so
+        # The setup cannot be pickled, or somebody pressed Ctrl-C.
+        except BaseException:
             self.close()
             raise
 
@@ -306,14 +304,11 @@ class _WorkerStarter:
     def __init__(self, server: _Server, setup: WorkerSetup | None, startup_timeout_s: float) -> None:
         """Store the server; `setup` is sent to each worker, and is None where the server has loaded for all."""
         self.server, self.startup_timeout_s = server, startup_timeout_s
+        # A server that loaded for its workers is used by no other pool.
+        self.owns_server = setup is None
         self._setup = setup
         self._lock = Lock()
         self._living: set[int] = set()
-
-    @property
-    def owns_server(self) -> bool:
-        """True when no other pool uses the server."""
-        return self._setup is None
 
     def start(self) -> _Worker:
         """Return a worker that waits for its first payloads.
@@ -327,7 +322,8 @@ class _WorkerStarter:
             self._living.add(worker.pid)
         if self._setup is not None:
             try:
-                with suppress(ConnectionError):  # it died; waiting for it says so
+                # After a ConnectionError the worker is dead, which waiting for it says.
+                with suppress(ConnectionError):
                     worker.line.send(self._setup)
                 _wait_until_loaded(worker.line, self.startup_timeout_s)
             except WorkerStartError:
@@ -342,7 +338,8 @@ class _WorkerStarter:
             self._living.discard(worker.pid)
         worker.line.connection.close()
         exit_code = self.server.end_worker(worker)
-        if exit_code is None and self.server.close.still_active():  # a server that was killed left it behind
+        # A server that was killed left the worker behind.
+        if exit_code is None and self.server.close.still_active():
             _kill(worker.pid)
         return exit_code
 
@@ -356,7 +353,8 @@ class _WorkerStarter:
 @cache
 def _share_server(process_id: int, imports: tuple[str, ...]) -> _Server:
     """Return the server of all pools of this process that load after the fork."""
-    del process_id  # a fork of this process needs a server of its own
+    # A part of the cache's key alone: a fork of this process needs a server of its own.
+    del process_id
     return _Server(ServerSetup(imports, None))
 
 
@@ -384,7 +382,8 @@ def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool)
     """Keep one worker busy until the queue is closed. Each worker has a thread of its own that runs this."""
     worker: _Worker | None = None
     while tasks := queue.take():
-        if worker is not None and worker.has_ended:
+        # An idle worker says nothing unasked, so what can be read from its line is that it has died.
+        if worker is not None and wait([worker.line.connection], timeout=0.0):
             workers.end(worker)
             worker = None
         try:
@@ -420,7 +419,13 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
             result = worker.line.receive(task.timeout_s)
         if receiving.error is not None:
             exit_code = workers.end(worker)
-            task.fail(_explain_lost_result(receiving.error, task, exit_code))
+            error: Exception | SystemExit = receiving.error
+            # A TimeoutError is an OSError, too, so it is asked for first.
+            if isinstance(error, TimeoutError):
+                error = WorkerTimeoutError(f"took more than {task.timeout_s:g} s")
+            elif isinstance(error, EOFError | OSError):
+                error = WorkerDiedError(exit_code)
+            task.fail(error)
             queue.put_back(tasks[index + 1 :])
             return None
         if isinstance(result, UserError):
@@ -430,32 +435,21 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
     return worker
 
 
-def _explain_lost_result(
-    error: Exception | SystemExit, task: _Task[Any], exit_code: int | None
-) -> Exception | SystemExit:
-    """Return the error of a task whose result could not be read."""
-    match error:
-        case TimeoutError():
-            return WorkerTimeoutError(f"took more than {task.timeout_s:g} s")
-        case EOFError() | OSError():
-            return WorkerDiedError(exit_code)
-        case _:
-            return error
-
-
 def _close(queue: _TaskQueue, workers: _WorkerStarter, threads: Sequence[Thread]) -> None:
     queue.close()
     workers.kill_all()
     if workers.owns_server:
         workers.server.close()
     for thread in threads:
-        if thread is not current_thread():  # in which the pool may have been garbage-collected
+        # The pool may have been garbage-collected in one of its own threads, which cannot wait for itself.
+        if thread is not current_thread():
             thread.join(_SHUTDOWN_TIMEOUT_S)
 
 
 def _end_server(process: subprocess.Popen[bytes], control: socket.socket) -> None:
     """End a server, which takes its workers with it."""
-    with suppress(OSError):  # it is gone already
+    # An OSError means that it is gone already.
+    with suppress(OSError):
         control.shutdown(socket.SHUT_RDWR)
     try:
         process.wait(_SHUTDOWN_TIMEOUT_S)
