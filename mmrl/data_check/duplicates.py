@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mmrl.data_check.findings import FindingCode
-from mmrl.data_check.image_similarity import find_most_similar, find_near_duplicates
+from mmrl.data_check.fingerprints import find_most_similar, find_near_duplicates
+from mmrl.data_check.report import FindingCode
 from mmrl.types import MediaRef, Sample, VideoRef
 
 

@@ -57,7 +57,8 @@ def text_histogram(values: Sequence[int]) -> list[str]:
     lines = []
     for bin_ in bins:
         bar = "█" * ceil(_BAR_CHARS * bin_.num_values / most)
-        lines.append(f"{_format_range(bin_):>{label_width}}  {bar:<{_BAR_CHARS}} {bin_.num_values:,}")
+        label = f"{bin_.low}" if bin_.low == bin_.high else f"{bin_.low} - {bin_.high}"
+        lines.append(f"{label:>{label_width}}  {bar:<{_BAR_CHARS}} {bin_.num_values:,}")
     return lines
 
 
@@ -104,7 +105,3 @@ def _draw_histogram(title: str, values: Sequence[int], limit: int | None) -> Ima
         draw.line((limit_x, top - 8, limit_x, bottom), _LIMIT_COLOR, 2)
         draw.text((limit_x, bottom + 6), f"limit {limit}", _LIMIT_COLOR, small, anchor="ma")
     return panel
-
-
-def _format_range(bin_: HistogramBin) -> str:
-    return f"{bin_.low}" if bin_.low == bin_.high else f"{bin_.low} - {bin_.high}"

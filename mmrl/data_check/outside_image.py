@@ -41,15 +41,10 @@ def find_outside_image(sample: Sample, resize_maps: Sequence[ResizeMap]) -> Iter
         resize_map = resize_maps[target.media_index]
         for values in target_coordinates(target):
             pixels = resize_map.convert(values, target.coordinate_system, CoordinateSystem.PX_ORIGINAL)
-            if not _is_within(pixels, resize_map):
+            is_within = all(
+                isfinite(value) and -TOLERANCE_PX <= value <= resize_map.original[index % 2] + TOLERANCE_PX
+                for index, value in enumerate(pixels)  # x, y, x, y, ...
+            )
+            if not is_within:
                 size = "{}x{}".format(*resize_map.original)
                 yield f"its {role} {list(values)} ({target.coordinate_system}) leaves the image of {size} pixels"
-
-
-def _is_within(pixels: Sequence[float], resize_map: ResizeMap) -> bool:
-    """Return True if x, y, x, y, ... in original pixels lie within the image, up to `TOLERANCE_PX`."""
-    for index, value in enumerate(pixels):
-        side = resize_map.original[index % 2]
-        if not (isfinite(value) and -TOLERANCE_PX <= value <= side + TOLERANCE_PX):
-            return False
-    return True

@@ -104,7 +104,16 @@ class SampleBrowser:
         if seed is not None:
             return Random(seed).sample(range(len(self.samples)), count)
         if sample_id is not None:
-            index = self._find_index(sample_id)
+            ids = [sample.id for sample in self.samples]
+            if sample_id not in ids:
+                for rejected in self._rejected_rows:
+                    if rejected.id == sample_id:
+                        raise UserError(f"data.{self._split}: {sample_id}: {rejected.reason}")
+                raise UserError(
+                    f"data.{self._split}: there is no sample {sample_id!r} among {len(ids)}, of which the first is "
+                    f"{ids[0]!r}"
+                )
+            index = ids.index(sample_id)
         if not -len(self.samples) <= index < len(self.samples):
             raise UserError(f"data.{self._split}: there is no sample {index}; there are {len(self.samples)}")
         return list(range(len(self.samples))[index:][:count])
@@ -120,18 +129,6 @@ class SampleBrowser:
         media = _media_views(self._encoder, encoded)
         text = _collapse_placeholders(self._encoder, encoded.prompt.token_ids, media)
         return SampleView(sample=sample, prompt=encoded.prompt, media=media, prompt_text=text)
-
-    def _find_index(self, sample_id: str) -> int:
-        for index, sample in enumerate(self.samples):
-            if sample.id == sample_id:
-                return index
-        for rejected in self._rejected_rows:
-            if rejected.id == sample_id:
-                raise UserError(f"data.{self._split}: {sample_id}: {rejected.reason}")
-        raise UserError(
-            f"data.{self._split}: there is no sample {sample_id!r} among {len(self.samples)}, of which the first is "
-            f"{self.samples[0].id!r}"
-        )
 
 
 def describe_sample(view: SampleView) -> str:
@@ -209,17 +206,14 @@ def _collapse_placeholders(encoder: PromptEncoder, token_ids: Sequence[int], vie
     owners = iter([view for view in views for _ in range(view.num_tokens)])
     pieces: list[str] = []
 
-    def placeholder_id(token_id: int) -> int | None:
-        return token_id if token_id in media_types else None
-
-    for token_id, run in groupby(token_ids, key=placeholder_id):
+    for media_type, run in groupby(token_ids, key=media_types.get):
         run_ids = list(run)
-        if token_id is None:
+        if media_type is None:
             pieces.append(encoder.hf_processor.tokenizer.decode(run_ids, skip_special_tokens=False))
             continue
         run_owners = [next(owners) for _ in run_ids]
         view = run_owners[0]
-        pieces.append(f"<{media_types[token_id]} {_format_resize(view)}, {len(run_ids)} tokens>")
+        pieces.append(f"<{media_type} {_format_resize(view)}, {len(run_ids)} tokens>")
     return "".join(pieces)
 
 
