@@ -15,12 +15,12 @@ _CARD_WIDTH: Final = 720
 _PAD: Final = 24
 _GAP: Final = 12
 _CONTENT_WIDTH: Final = _CARD_WIDTH - 2 * _PAD
+# Smaller images are enlarged up to this side by a whole factor, so that pixels stay squares; larger ones shrink.
 _IMAGE_SIDE: Final = 420
-"""Smaller images are enlarged up to this side by a whole factor, so that pixels stay squares; larger ones shrink."""
+# Side of a video's frame; four of them fit in a row.
 _FRAME_SIDE: Final = 155
-"""Side of a video's frame; four of them fit in a row."""
+# Distance between lines of text, in font sizes.
 _LINE_HEIGHT: Final = 1.35
-"""Distance between lines of text, in font sizes."""
 _MAX_TEXT_CHARS: Final = 1500
 _BACKGROUND_COLOR, _BORDER_COLOR, _TEXT_COLOR, _MUTED_COLOR = "#ffffff", "#d5dae1", "#1f2933", "#69707d"
 _ROLE_COLORS: Final = {"answer": "#12b76a", "label": "#f79009"}

@@ -23,8 +23,8 @@ from mmrl.types import ImageRef, Size, VideoRef
 
 MIN_CORRELATION: Final = 0.99
 THUMBNAIL_SIDE: Final = 12
+# Thumbnails that are compared at once: a block of correlations takes 16 MiB.
 _BLOCK_ROWS: Final = 2048
-"""Thumbnails that are compared at once: a block of correlations takes 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 from PIL import Image, ImageDraw, ImageFont
 
 _NUM_BINS: Final = 12
+# Characters of the longest bar.
 _BAR_CHARS: Final = 40
-"""Characters of the longest bar."""
 _PANEL_SIZE: Final = (460, 260)
 _MARGIN_PX: Final = 48
 _TEXT_COLOR, _MUTED_COLOR, _BAR_COLOR, _LIMIT_COLOR = "#1f2933", "#7b8794", "#3b82c4", "#d64545"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -14,10 +14,10 @@ from mmrl.log.console import Console
 
 SCHEMA_VERSION: Final = 2
 """Version of the JSON; it changes when a key is renamed or removed."""
+# Findings of one kind and split that the console lists.
 _MAX_LISTED: Final = 5
-"""Findings of one kind and split that the console lists."""
+# Common answers of a task that the console lists.
 _MAX_ANSWERS: Final = 4
-"""Common answers of a task that the console lists."""
 
 
 class Severity(StrEnum):
@@ -205,8 +205,19 @@ def print_report(report: DataCheckReport, console: Console) -> None:
             f"{benchmark.leaked:,} of them too, and shows media of {benchmark.shared:,} others"
         )
     for severity in Severity:
-        for line in _format_findings([finding for finding in report.findings if finding.severity is severity]):
-            console.info(line)
+        # Findings of one kind and split stand under one title, of which only the first few are listed.
+        groups: dict[tuple[str, str], list[DataFinding]] = {}
+        for finding in report.findings:
+            if finding.severity is severity:
+                groups.setdefault((finding.code, finding.split), []).append(finding)
+        for (_, split_name), group in groups.items():
+            console.info(f"{severity}: {split_name}: {FINDING_TITLES[group[0].code]} ({len(group):,})")
+            for finding in group[:_MAX_LISTED]:
+                where = f"{finding.sample_id}: " if finding.sample_id else ""
+                console.info(f"  {where}{finding.message}")
+            if len(group) > _MAX_LISTED:
+                console.info(f"  and {len(group) - _MAX_LISTED:,} more")
+            console.info("")
     counts = [f"{count} {severity}{'s' * (count != 1)}" for severity, count in report.counts().items()]
     console.info(f"{report.run}: {', '.join(counts)}.")
 
@@ -226,28 +237,9 @@ def _print_split(name: str, split: SplitReport, limit: int, console: Console) ->
     if tasks:
         console.print_table("", ("task", "samples", "answer type", "most common answers"), tasks)
     if split.prompt_tokens:
-        _print_lengths(f"{name}, prompt tokens (the limit is {limit})", split.prompt_tokens, console)
-        _print_lengths(f"{name}, visual tokens", split.visual_tokens, console)
-
-
-def _print_lengths(title: str, values: Sequence[int], console: Console) -> None:
-    summary = summarize_lengths(values)
-    console.info(
-        f"{title}: {summary['min']} to {summary['max']}, median {summary['median']}, 95 % up to {summary['p95']}"
-    )
-    console.info("".join(f"  {line}\n" for line in text_histogram(values)))
-
-
-def _format_findings(findings: list[DataFinding]) -> Iterator[str]:
-    """Yield lines for findings of one severity: a title for each kind and split, and its first few findings."""
-    groups: dict[tuple[str, str], list[DataFinding]] = {}
-    for finding in findings:
-        groups.setdefault((finding.code, finding.split), []).append(finding)
-    for (_, split), group in groups.items():
-        first = group[0]
-        yield f"{first.severity}: {split}: {FINDING_TITLES[first.code]} ({len(group):,})"
-        for finding in group[:_MAX_LISTED]:
-            yield f"  {finding.sample_id}: {finding.message}" if finding.sample_id else f"  {finding.message}"
-        if len(group) > _MAX_LISTED:
-            yield f"  and {len(group) - _MAX_LISTED:,} more"
-        yield ""
+        prompt_title, visual_title = f"{name}, prompt tokens (the limit is {limit})", f"{name}, visual tokens"
+        for title, values in ((prompt_title, split.prompt_tokens), (visual_title, split.visual_tokens)):
+            summary = summarize_lengths(values)
+            shortest, longest, middle = summary["min"], summary["max"], summary["median"]
+            console.info(f"{title}: {shortest} to {longest}, median {middle}, 95 % up to {summary['p95']}")
+            console.info("".join(f"  {line}\n" for line in text_histogram(values)))

@@ -63,20 +63,15 @@ def print_summary(run_dir: RunDir, console: Console) -> None:
     summary = json.loads(run_dir.summary.read_text())
     if summary["tasks"]:
         title = f"Held-out reward before stage {summary['since']} and at the end (greedy, 95 % intervals)"
-        rows = list(map(_format_task, summary["tasks"]))
+        rows = []
+        for task in summary["tasks"]:
+            before, after = task["before"], task["after"]
+            before_text = f"{before:.3f} {_format_interval(task['before_ci'])}"
+            after_text = f"{after:.3f} {_format_interval(task['after_ci'])}"
+            rise = f"{after - before:+.3f} {_format_interval(task['ci'], sign='+')}"
+            rows.append((task["task"], str(task["n"]), before_text, after_text, rise))
         console.print_table(title, ("task", "n", "before", "after", "rise"), rows)
     console.info(f"Model: {run_dir.model}\nEverything: {run_dir.path}")
-
-
-def _format_task(task: Mapping[str, Any]) -> tuple[str, ...]:
-    before, after = task["before"], task["after"]
-    return (
-        task["task"],
-        str(task["n"]),
-        f"{before:.3f} {_format_interval(task['before_ci'])}",
-        f"{after:.3f} {_format_interval(task['after_ci'])}",
-        f"{after - before:+.3f} {_format_interval(task['ci'], sign='+')}",
-    )
 
 
 def _format_interval(ends: Sequence[float | None], sign: str = "") -> str:

@@ -123,7 +123,9 @@ class Console:
 
     def show_step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Show the step that just ended, counted from 1, with those of its values that `SHOWN_METRICS` names."""
-        stage = self._require_stage()
+        stage = self._stage
+        if stage is None:
+            raise RuntimeError("no stage has been started")
         stage.step = step
         shown = {**metrics, **times}
         values = "  ".join(f"{label} {shown[key]:{form}}" for label, key, form in SHOWN_METRICS if key in shown)
@@ -148,17 +150,11 @@ class Console:
 
     def end_stage(self) -> None:
         """End the display of the stage; the line of its last step stays visible."""
-        stage = self._require_stage()
         if self._bar is not None:
             self._bar.stop()
-        elif stage.pending_line:
-            self._print_pending_line(stage, time.monotonic())
+        elif self._stage is not None and self._stage.pending_line:
+            self._print_pending_line(self._stage, time.monotonic())
         self._bar = self._stage = None
-
-    def _require_stage(self) -> _StageProgress:
-        if self._stage is None:
-            raise RuntimeError("no stage has been started")
-        return self._stage
 
     def _print_pending_line(self, stage: _StageProgress, now: float) -> None:
         self.info(stage.pending_line)

@@ -16,7 +16,7 @@ from typing import Any
 
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.types import Group, ImageRef, MediaObservation, Rollout, TrainingState, UserError, VideoRef
+from mmrl.types import Group, ImageRef, Rollout, TrainingState, UserError, VideoRef
 from mmrl.utils.files import json_line, report_write_errors, write_atomically
 
 _MAX_LINE_BYTES = 1 << 20
@@ -234,14 +234,18 @@ def _rollout_line(run_dir: Path, rollout: Rollout, outcome: Mapping[str, Any]) -
     segments = []
     for segment in rollout.segments:
         record: dict[str, Any] = {"author": segment.author, "n": len(segment.token_ids)}
-        if segment.observation:
-            record |= _observation_record(segment.observation)
+        # The file that a tool showed, and the part of it: an image's crop, or a video's time span in seconds.
+        match segment.observation and segment.observation.ref:
+            case ImageRef(path=path, timestamp=at, crop=crop):
+                record |= {"shows": path, "at": at, "crop": crop}
+            case VideoRef(path=path, start=start, end=end):
+                record |= {"shows": path, "start": start, "end": end}
         segments.append(record)
     media = []
     for ref in sample.media:
-        path = Path(ref.path)
+        file = Path(ref.path)
         # Paths inside the run directory are relative, so that it can be moved.
-        media.append(str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path))
+        media.append(str(file.relative_to(run_dir) if file.is_relative_to(run_dir) else file))
     return json_line(
         {
             "sample": sample.id,
@@ -258,12 +262,3 @@ def _rollout_line(run_dir: Path, rollout: Rollout, outcome: Mapping[str, Any]) -
             "media": media,
         }
     )
-
-
-def _observation_record(observation: MediaObservation) -> dict[str, Any]:
-    """Return the file that a tool showed, and the part of it: an image's crop, or a video's time span in seconds."""
-    match observation.ref:
-        case ImageRef(path=path, timestamp=at, crop=crop):
-            return {"shows": path, "at": at, "crop": crop}
-        case VideoRef(path=path, start=start, end=end):
-            return {"shows": path, "start": start, "end": end}

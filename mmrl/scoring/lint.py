@@ -220,8 +220,8 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
     for sample in samples:
         for text in (ATTACK_GRAMMAR.render(sample.target), "<answer>1</answer>", ""):
             pairs.append((_make_response(sample, text), sample))
-    back_and_forth = _run_in_process(partial(_call_reward_on_all, reward, pairs + pairs[::-1]))
-    elsewhere = _run_in_process(partial(_call_reward_on_all, reward, pairs))
+    [back_and_forth] = _run_all_in_processes([partial(_call_reward_on_all, reward, pairs + pairs[::-1])])
+    [elsewhere] = _run_all_in_processes([partial(_call_reward_on_all, reward, pairs)])
     if isinstance(back_and_forth, Exception) or isinstance(elsewhere, Exception):
         return LintFinding("repeatable", False, _error_text(back_and_forth))
     same = back_and_forth == elsewhere + elsewhere[::-1]
@@ -233,7 +233,8 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
 def _check_purity(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
     if reward.reward.uses_service:
         return LintFinding("pure", True, "asks a service")
-    found = _run_in_process(partial(_record_impure_calls, partial(_call_reward_on_all, reward, pairs)))
+    call = partial(_call_reward_on_all, reward, pairs)
+    [found] = _run_all_in_processes([partial(_record_impure_calls, call)])
     if isinstance(found, Exception):
         return LintFinding("pure", False, _error_text(found))
     return LintFinding("pure", not found, f"uses {', '.join(found)}" if found else "no files, network, clock or dice")
@@ -283,7 +284,7 @@ def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
 
 
 def _check_speed(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
-    seconds = _run_in_process(partial(_slowest_seconds, reward, pairs))
+    [seconds] = _run_all_in_processes([partial(_slowest_seconds, reward, pairs)])
     if isinstance(seconds, Exception):
         return LintFinding("speed", False, _error_text(seconds))
     limit = "" if seconds <= _MAX_CALL_S or reward.reward.uses_service else f", at most {_MAX_CALL_S * 1000:g} ms"
@@ -338,10 +339,6 @@ def _attack_results(
             answer_type, value = best
             max_allowed = low + (high - low) * shares.get(name, 0.0)
             yield AttackResult(name, answer_type, value.value, max_allowed, value.reason)
-
-
-def _run_in_process(task: Callable[[], _ResultT]) -> _ResultT | Exception:
-    return _run_all_in_processes([task])[0]
 
 
 def _run_all_in_processes(tasks: Sequence[Callable[[], _ResultT]]) -> list[_ResultT | Exception]:

@@ -21,8 +21,8 @@ from mmrl.types import Response, RewardErrorKind, RewardFailure, RewardValue, Sa
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl_rewards.contract import BoundReward
 
+# In lexicographic totals, two values within the same hundredth of a term's range are equal.
 _LEXICOGRAPHIC_LEVELS = 100
-"""In lexicographic totals, two values within the same hundredth of a term's range are equal."""
 _MAX_REASON_CHARS = 2000
 
 CombineMethod = Literal["sum", "product", "min", "lexicographic"]

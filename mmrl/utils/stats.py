@@ -19,8 +19,8 @@ import numpy as np
 
 Z95: Final = 1.959963984540054
 """Two-sided 95 % point of the normal distribution."""
+# The same to six decimals, for the intervals of mean rewards; Z95 would change their last digits in summary.json.
 _ROUNDED_Z95: Final = 1.959964
-"""The same to six decimals, for the intervals of mean rewards; Z95 would change their last digits in summary.json."""
 _NUM_RESAMPLES: Final = 2000
 
 
