@@ -48,7 +48,6 @@ class RewardFunctionScorer:
         """
         check_terms(terms, options.combine)
         self._terms, self._options = tuple(terms), options
-        self._terms_by_name = {term.name: term for term in terms}
         self._worker_terms = {term.name for term in terms if options.workers or term.timeout_s is not None}
         self._workers: RewardWorkers | None = None
 

@@ -34,12 +34,9 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeanWithInterval:
+class MeanWithInterval(Interval):
     """A mean with its 95 % interval and the count behind it."""
 
-    value: float
-    low: float
-    high: float
     n: int
     """Number of values."""
 
@@ -69,11 +66,7 @@ def mean_with_interval(values: Sequence[float]) -> MeanWithInterval:
 
 
 def paired_improvement(before: Mapping[str, float], after: Mapping[str, float]) -> MeanWithInterval:
-    """Return the mean change over the same samples, paired by id.
-
-    Raises:
-        ValueError: the two were not measured on the same samples.
-    """
+    """Return the mean change over the same samples, paired by id. Raises ValueError if they are not the same."""
     if before.keys() != after.keys():
         raise ValueError(f"cannot pair {len(before)} samples with {len(after)} others")
     return mean_with_interval([after[sample] - before[sample] for sample in before])
@@ -108,8 +101,6 @@ def cluster_bootstrap(
 ) -> Interval:
     """Return the mean with a percentile interval over resampled clusters.
 
-    Questions on one image are right or wrong together, so images are resampled, not questions.
-
     Source: the cluster bootstrap, Davison and Hinkley 1997, section 3.8; the mean of a draw is over all its questions.
 
     Args:
@@ -123,7 +114,8 @@ def cluster_bootstrap(
     """
     if not values or len(values) != len(clusters):
         raise ValueError(f"{len(values)} values in {len(clusters)} clusters cannot be resampled")
-    # Sum and number of the values of each cluster, in order of appearance.
+    # Questions on one image are right or wrong together, so images (clusters) are resampled, not questions. First the
+    # sum and number of the values of each cluster, in order of appearance.
     index_of: dict[Hashable, int] = {}
     cluster_indices = np.array([index_of.setdefault(cluster, len(index_of)) for cluster in clusters])
     sums, sizes = np.bincount(cluster_indices, weights=values), np.bincount(cluster_indices)
@@ -136,25 +128,13 @@ def cluster_bootstrap(
     return Interval(value=float(np.mean(values)), low=float(low), high=float(high))
 
 
-def paired_cluster_bootstrap(
-    a: Sequence[float],
-    b: Sequence[float],
-    clusters: Sequence[Hashable],
-    *,
-    seed: int = 0,
-    num_resamples: int = _NUM_RESAMPLES,
-) -> Interval:
-    """Return the mean of a - b with the interval of `cluster_bootstrap`; a and b are resampled together.
-
-    Raises:
-        ValueError: a and b have different lengths.
-    """
+def paired_cluster_bootstrap(a: Sequence[float], b: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
+    """Return the mean of a - b with the interval of `cluster_bootstrap`. Raises ValueError for different lengths."""
     if len(a) != len(b):
         raise ValueError(f"{len(a)} values cannot be paired with {len(b)}")
-    differences = []
-    for value_a, value_b in zip(a, b, strict=True):
-        differences.append(value_a - value_b)
-    return cluster_bootstrap(differences, clusters, seed=seed, num_resamples=num_resamples)
+    # The difference of a pair is resampled, so a and b are drawn together.
+    differences = [value_a - value_b for value_a, value_b in zip(a, b, strict=True)]
+    return cluster_bootstrap(differences, clusters)
 
 
 def mcnemar_test(a: Mapping[str, bool], b: Mapping[str, bool]) -> McNemarResult:
@@ -181,9 +161,7 @@ def mcnemar_test(a: Mapping[str, bool], b: Mapping[str, bool]) -> McNemarResult:
 
 
 def pass_at_k(num_correct: int, num_samples: int, k: int) -> float:
-    """Return the chance that one of k responses or more, drawn without replacement, is correct.
-
-    The chance is 1 - C(n - c, k) / C(n, k).
+    """Return the chance that one of k responses or more, drawn without replacement, is correct: 1 - C(n-c,k) / C(n,k).
 
     Source: the unbiased estimator of Chen et al. (arXiv:2107.03374, eq. 1).
 

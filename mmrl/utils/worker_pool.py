@@ -172,11 +172,6 @@ class _TaskQueue:
         self._closed = False
 
     def add(self, tasks: Sequence[_Task[Any]]) -> None:
-        """Append tasks.
-
-        Raises:
-            RuntimeError: the pool is closed.
-        """
         with self._changed:
             if self._closed:
                 raise RuntimeError("the worker pool is closed")
@@ -193,14 +188,11 @@ class _TaskQueue:
                 self._cancel_all()
 
     def take(self) -> list[_Task[Any]]:
-        """Wait for tasks and return those for one worker; empty once the queue is closed.
-
-        These are a batch at most, and fewer towards the end, so that no worker is left with the rest while others
-        idle.
-        """
+        """Wait for tasks and return a batch for one worker; empty once the queue is closed."""
         taken: list[_Task[Any]] = []
         with self._changed:
             while not taken and not self._closed:
+                # Fewer towards the end, so that no worker is left with the rest while others idle.
                 size = max(1, min(self._max_batch_size, len(self._waiting) // (2 * self._num_workers)))
                 while self._waiting and len(taken) < size:
                     task = self._waiting.popleft()
@@ -212,7 +204,6 @@ class _TaskQueue:
         return taken
 
     def close(self) -> None:
-        """Cancel all tasks and let `take` return."""
         with self._changed:
             self._closed = True
             self._cancel_all()
@@ -261,22 +252,13 @@ class _Server:
             raise
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Return when the server has loaded.
-
-        Raises:
-            WorkerStartError: it hung or died, now or before.
-        """
+        """Return when the server has loaded; WorkerStartError if it hung or died, now or before."""
         with self._lock:
             if not self._ready:
                 _wait_until_loaded(self._control, timeout_s)
                 self._ready = True
 
     def fork_worker(self) -> _Worker:
-        """Return a new worker.
-
-        Raises:
-            WorkerStartError: the server died.
-        """
         ours, theirs = socket.socketpair()
         try:
             with self._lock, theirs:
@@ -311,11 +293,7 @@ class _WorkerStarter:
         self._living: set[int] = set()
 
     def start(self) -> _Worker:
-        """Return a worker that waits for its first payloads.
-
-        Raises:
-            WorkerStartError: it hung or died while it loaded, or the server did.
-        """
+        """Return a worker that has loaded; WorkerStartError if it or the server hung or died meanwhile."""
         self.server.wait_until_ready(self.startup_timeout_s)
         worker = self.server.fork_worker()
         with self._lock:
@@ -332,7 +310,6 @@ class _WorkerStarter:
         return worker
 
     def end(self, worker: _Worker) -> int | None:
-        """Kill a worker and return its exit code, None when the server is gone."""
         with self._lock:
             # Until the server has waited for it, the pid is nobody else's: from here on it may be.
             self._living.discard(worker.pid)
@@ -359,11 +336,7 @@ def _share_server(process_id: int, imports: tuple[str, ...]) -> _Server:
 
 
 def _wait_until_loaded(line: MessageSocket, timeout_s: float) -> None:
-    """Read what a loader reports until it is done.
-
-    Raises:
-        WorkerStartError: it died, or reported nothing for `timeout_s` seconds.
-    """
+    # For the error message: what the loader did last.
     activity = "starting"
     try:
         report = line.receive(timeout_s)
@@ -401,10 +374,7 @@ def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool)
 
 
 def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, workers: _WorkerStarter) -> _Worker | None:
-    """Run tasks in a worker and return it, or None when it hung or died.
-
-    In that case the running task fails, and the others go back to the queue.
-    """
+    """Run tasks in a worker and return it; None if it hung or died, which fails one task and puts the rest back."""
     # Pickling calls code of the payloads, which may raise anything.
     with ErrorCatcher() as sending:
         worker.line.send([task.payload for task in tasks])
