@@ -138,7 +138,8 @@ class Console:
         steps_here = step - stage.first_step
         if steps_here >= MIN_STEPS_FOR_ETA:
             seconds_left = (now - stage.started_at) / steps_here * (stage.total_steps - step)
-            stage.pending_line += f"  {_format_duration(seconds_left)} left"
+            minutes, seconds = divmod(round(seconds_left), 60)
+            stage.pending_line += f"  {minutes // 60}:{minutes % 60:02d}:{seconds:02d} left"
         print_every = max(1, round(stage.total_steps / 10))
         if (
             steps_here == 1
@@ -164,9 +165,3 @@ class Console:
 def null_console() -> Console:
     """Return a console that prints nothing, for all ranks but 0."""
     return Console(Path(os.devnull).open("w", encoding="utf-8"))
-
-
-def _format_duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"

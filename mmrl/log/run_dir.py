@@ -99,7 +99,13 @@ class RunDir:
             foreign_files = sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})
         has_checkpoint = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
         if self.config.exists() and has_checkpoint:
-            self._update_config(config, notify)
+            changed = diff_configs(read_flat_settings(self.config), config)
+            check_same_run(self.path, changed)
+            # A finished run keeps the config it was made with.
+            if changed and not self.model.exists():
+                for change in changed:
+                    notify(f"This run continues with {change} ({change.effect}).")
+                write_atomically(self.config, dump_yaml(config))
             return True
         if self.config.exists():
             # A run without a checkpoint has nothing to resume from and nothing to lose.
@@ -114,11 +120,23 @@ class RunDir:
 
     def write_manifest(self, config: Config, data: Mapping[str, str]) -> None:
         """Write manifest.json; `data` maps each data source to the digest of its samples."""
+        libraries: dict[str, str | None] = {}
+        for name in LIBRARIES:
+            try:
+                libraries[name] = version(name)
+            except PackageNotFoundError:
+                libraries[name] = None
+        package = Path(mmrl.__file__).parent
+        git = None
+        # An installed package may lie inside another repository (a .venv does), whose commit would say nothing.
+        if _run_git(package, "ls-files", "--error-unmatch", "__init__.py") is not None:
+            has_changes = bool(_run_git(package, "status", "--porcelain"))
+            git = {"commit": _run_git(package, "rev-parse", "HEAD"), "dirty": has_changes}
         manifest = {
             "mmrl": mmrl.__version__,
             "python": platform.python_version(),
-            "libraries": {name: _library_version(name) for name in LIBRARIES},
-            "git": _git_state(Path(mmrl.__file__).parent),
+            "libraries": libraries,
+            "git": git,
             "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
             "cpus": os.cpu_count(),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -151,16 +169,6 @@ class RunDir:
             remove_leftovers(self.path)
             return sorted(entry.name for entry in self.path.iterdir())
 
-    def _update_config(self, config: Config, notify: Callable[[str], None]) -> None:
-        changed = diff_configs(read_flat_settings(self.config), config)
-        check_same_run(self.path, changed)
-        # A finished run keeps the config it was made with.
-        if not changed or self.model.exists():
-            return
-        for change in changed:
-            notify(f"This run continues with {change} ({change.effect}).")
-        write_atomically(self.config, dump_yaml(config))
-
 
 def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
     """Check that a run can continue, in the directory or from the checkpoint `path`, with the changed settings.
@@ -182,21 +190,6 @@ def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
         lines.append(f"  and {len(refused) - _MAX_CHANGES_SHOWN} more")
     lines.append("set them back, choose another directory with run.dir=... or --run-dir, or delete this one")
     raise UserError("\n".join(lines))
-
-
-def _library_version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
-
-
-def _git_state(package: Path) -> dict[str, Any] | None:
-    """Return the commit and whether files differ from it; None if the package is not under version control."""
-    # An installed package may lie inside another repository (a .venv does), whose commit would say nothing.
-    if _run_git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return None
-    return {"commit": _run_git(package, "rev-parse", "HEAD"), "dirty": bool(_run_git(package, "status", "--porcelain"))}
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:

@@ -169,26 +169,26 @@ def _make_response(sample: Sample, text: str) -> Response:
 
 
 def _score_text(reward: BoundReward, sample: Sample, text: str) -> RewardValue:
-    return _call_reward_checked(reward, _make_response(sample, text), sample)
-
-
-def _call_reward_checked(reward: BoundReward, response: Response, sample: Sample) -> RewardValue:
-    try:
-        result = reward(response, sample)
-    except Unscorable as error:
-        if not reward.reward.uses_service:
-            raise
-        # The service need not run where lint does.
-        result = RewardValue(reward.reward.low, f"no verdict: {error}")
-    value, reason = result if isinstance(result, RewardValue) else (result, "")
-    low, high = reward.reward.low, reward.reward.high
-    if not isinstance(value, int | float) or not low <= value <= high:
-        raise ValueError(f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
-    return RewardValue(float(value), reason)
+    return _call_reward_on_all(reward, [(_make_response(sample, text), sample)])[0]
 
 
 def _call_reward_on_all(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> list[RewardValue]:
-    return [_call_reward_checked(reward, *pair) for pair in pairs]
+    """Return the values of a reward, each a number in its range. Raises what the reward raises, and ValueError."""
+    low, high = reward.reward.low, reward.reward.high
+    values = []
+    for response, sample in pairs:
+        try:
+            result = reward(response, sample)
+        except Unscorable as error:
+            if not reward.reward.uses_service:
+                raise
+            # The service need not run where lint does.
+            result = RewardValue(low, f"no verdict: {error}")
+        value, reason = result if isinstance(result, RewardValue) else (result, "")
+        if not isinstance(value, int | float) or not low <= value <= high:
+            raise ValueError(f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
+        values.append(RewardValue(float(value), reason))
+    return values
 
 
 def _check_range(reward: BoundReward, attempts: Sequence[tuple[str, Sample, RewardValue | Exception]]) -> LintFinding:
@@ -288,8 +288,8 @@ def _check_speed(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) 
 def _slowest_seconds(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> float:
     """Return the median time of a call for the response that takes longest."""
     slowest = 0.0
-    for response, sample in pairs:
-        call = partial(_call_reward_checked, reward, response, sample)
+    for pair in pairs:
+        call = partial(_call_reward_on_all, reward, [pair])
         call()  # libraries load in the first call, which a run makes before its first step
         slowest = max(slowest, median(timeit.repeat(call, number=1, repeat=20)))
     return slowest

@@ -99,11 +99,7 @@ class RewardFunctionScorer:
         """Return one score for each rollout, in order, without schedules and without `training_only` terms.
 
         No rollout is dropped, so that two evaluations cover the same samples: a term that fails counts its fallback
-        where training would drop the rollout.
-
-        Raises:
-            RewardError: a reward failed, and the config says to stop.
-            UserError: no term applies to a sample.
+        where training would drop the rollout. Raises the same errors as `score_groups`.
         """
         return self.score(list(map(_scoring_pair, rollouts)))
 

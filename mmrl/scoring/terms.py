@@ -39,16 +39,21 @@ def call_reward(reward: BoundReward, response: Response, sample: Sample) -> Rewa
         return _check_result(reward, reward(response, sample))
     error = caught.error
     if isinstance(error, Unscorable):
-        return RewardFailure(RewardErrorKind.UNSCORABLE, _truncate(str(error)))
-    frames = traceback.extract_tb(error.__traceback__ if error else None)
-    own_frames = []
-    for frame in frames:
-        if frame.filename == inspect.getfile(reward.reward.fn):
-            own_frames.append(frame)
-    # The error may lie deep in a library. The last line in the reward's own file is what its author can change.
-    last = (own_frames or frames)[-1]
-    place = f"{Path(last.filename).name}:{last.lineno}"
-    return RewardFailure(RewardErrorKind.ERROR, _truncate(f"raised {type(error).__name__}: {error} ({place})"))
+        kind, reason = RewardErrorKind.UNSCORABLE, str(error)
+    else:
+        frames = list(traceback.extract_tb(error.__traceback__ if error else None))
+        own_frames = []
+        for frame in frames:
+            if frame.filename == inspect.getfile(reward.reward.fn):
+                own_frames.append(frame)
+        # The error may lie deep in a library. The last line in the reward's own file is what its author can change.
+        last = (own_frames or frames)[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}"
+        kind, reason = RewardErrorKind.ERROR, f"raised {type(error).__name__}: {error} ({place})"
+    # An error may quote a whole response, and reasons are kept with each rollout.
+    if len(reason) > _MAX_REASON_CHARS:
+        reason = reason[:_MAX_REASON_CHARS] + "..."
+    return RewardFailure(kind, reason)
 
 
 def _check_result(reward: BoundReward, result: object) -> RewardOutcome:
@@ -60,11 +65,9 @@ def _check_result(reward: BoundReward, result: object) -> RewardOutcome:
         return RewardFailure(RewardErrorKind.ERROR, f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
     if not isinstance(reason, str):
         return RewardFailure(RewardErrorKind.ERROR, f"gave the reason {reason!r:.80}, which is not a string")
-    return RewardValue(number, _truncate(reason))
-
-
-def _truncate(reason: str) -> str:
-    return reason if len(reason) <= _MAX_REASON_CHARS else reason[:_MAX_REASON_CHARS] + "..."
+    if len(reason) > _MAX_REASON_CHARS:
+        reason = reason[:_MAX_REASON_CHARS] + "..."
+    return RewardValue(number, reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

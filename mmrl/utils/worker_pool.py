@@ -55,16 +55,14 @@ class WorkerDiedError(WorkerError):
 
     def __init__(self, exit_code: int | None) -> None:
         """`exit_code` is negative for a signal, 1 after an error whose traceback was printed, None when unknown."""
-        super().__init__(exit_code)
         self.exit_code = exit_code
-
-    def __str__(self) -> str:
-        """Say how the process ended, to follow its name in a sentence."""
-        if self.exit_code is None:
-            return "ended together with its pool"
-        if self.exit_code < 0:
-            return f"was killed by {signal.Signals(-self.exit_code).name}"
-        return f"ended with exit code {self.exit_code}"
+        # Messages put the name of the process before this.
+        if exit_code is None:
+            super().__init__("ended together with its pool")
+        elif exit_code < 0:
+            super().__init__(f"was killed by {signal.Signals(-exit_code).name}")
+        else:
+            super().__init__(f"ended with exit code {exit_code}")
 
 
 class WorkerStartError(WorkerError):
