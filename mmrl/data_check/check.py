@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -26,7 +27,6 @@ from mmrl.data_check.duplicates import (
     find_training_overlap,
 )
 from mmrl.data_check.fingerprints import OpenedImage, OpenedVideo, inspect_image, inspect_video
-from mmrl.data_check.outside_image import find_outside_image
 from mmrl.data_check.report import (
     BenchmarkReport,
     DataCheckReport,
@@ -38,6 +38,7 @@ from mmrl.data_check.report import (
     TaskCount,
     severity_of,
 )
+from mmrl.data_check.sample_view import find_outside_image
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
@@ -62,11 +63,7 @@ class DataCheck:
     def __init__(self, config: Config, base_dir: Path, work_dir: Path, console: Console) -> None:
         """Load the rewards.
 
-        Args:
-            config: the config of a run.
-            base_dir: folder that relative paths of the config start from.
-            work_dir: folder for files that datasets make.
-            console: shows progress.
+        Relative paths of the config start from `base_dir`; datasets make their files in `work_dir`.
 
         Raises:
             UserError: a reward cannot be loaded, so no sample can be scored.
@@ -122,13 +119,9 @@ class DataCheck:
         other_id: str = "",
         severity: Severity | None = None,
     ) -> None:
+        severity = severity or severity_of(code, self._config.data)
         finding = DataFinding(
-            code=code,
-            severity=severity or severity_of(code, self._config.data),
-            split=split,
-            sample_id=sample_id,
-            message=message,
-            other_id=other_id,
+            code=code, severity=severity, split=split, sample_id=sample_id, message=message, other_id=other_id
         )
         self._findings.append(finding)
 
@@ -179,7 +172,9 @@ class DataCheck:
             self._samples[split] = kept
 
     def _inspect_images(self) -> None:
-        opened = self._open_media(unique_images(self._all_samples()), partial(inspect_image, self._worker_cache))
+        opened = self._open_media(
+            unique_images(chain.from_iterable(self._samples.values())), partial(inspect_image, self._worker_cache)
+        )
         self._drop_samples_with_bad_media(opened)
         for ref, result in opened.items():
             if isinstance(result, OpenedImage):
@@ -188,7 +183,7 @@ class DataCheck:
 
     def _inspect_videos(self, sampling: FrameSampling) -> None:
         inspect = partial(inspect_video, self._worker_cache, sampling)
-        opened = self._open_media(unique_videos(self._all_samples()), inspect)
+        opened = self._open_media(unique_videos(chain.from_iterable(self._samples.values())), inspect)
         self._drop_samples_with_bad_media(opened)
         for ref, result in opened.items():
             if isinstance(result, OpenedVideo):
@@ -207,9 +202,6 @@ class DataCheck:
     def _drop_samples_with_bad_media(self, opened: Mapping[Any, object]) -> None:
         for split, samples in self._samples.items():
             self._drop_samples(FindingCode.MEDIA, split, _find_media_problems(samples, opened))
-
-    def _all_samples(self) -> list[Sample]:
-        return [sample for samples in self._samples.values() for sample in samples]
 
     def _check_rewards(self) -> None:
         """Drop samples that the rewards cannot score, or that an sft stage cannot imitate."""

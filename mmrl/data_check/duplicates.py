@@ -43,12 +43,9 @@ def find_repeated_questions(samples: Sequence[Sample]) -> Iterator[DuplicateFind
 def find_training_overlap(
     held_out: Sequence[Sample], train: Sequence[Sample], fingerprints: Mapping[str, bytes]
 ) -> Iterator[DuplicateFinding]:
-    """Yield held-out samples that share a question or media with training.
+    """Yield samples of a held-out split or a benchmark that share a question or media with training.
 
-    Args:
-        held_out: samples of a held-out split or a benchmark.
-        train: samples of training.
-        fingerprints: thumbnails by sha256 of the image or video, to find similar images.
+    `fingerprints` holds thumbnails by sha256 of the image or video, to find similar images.
     """
     # In reverse, so that the first of several training samples with one question is named.
     trained = {_question_key(sample): sample.id for sample in reversed(train)}

@@ -76,11 +76,7 @@ def inspect_video(cache: MediaCache, sampling: FrameSampling, ref: VideoRef) -> 
 
 
 def find_most_similar(queries: list[bytes], others: list[bytes]) -> dict[int, int]:
-    """Find the most similar of `others` for each query that has a similar one.
-
-    Returns:
-        Indices into `others` by index of the query.
-    """
+    """Return the index of the most similar of `others` by index of the query, for queries that have a similar one."""
     most_similar: dict[int, int] = {}
     for query_start in range(0, len(queries), _BLOCK_ROWS):
         block = _normalize_thumbnails(queries[query_start : query_start + _BLOCK_ROWS])
@@ -95,11 +91,7 @@ def find_most_similar(queries: list[bytes], others: list[bytes]) -> dict[int, in
 
 
 def find_near_duplicates(fingerprints: list[bytes]) -> dict[int, int]:
-    """Find the first similar fingerprint before each one.
-
-    Returns:
-        Indices of the earlier fingerprints by index of the later one.
-    """
+    """Return the index of the first similar fingerprint before each one that has one, by its index."""
     first_similar: dict[int, int] = {}
     for start in range(0, len(fingerprints), _BLOCK_ROWS):
         block = _normalize_thumbnails(fingerprints[start : start + _BLOCK_ROWS])

@@ -63,12 +63,7 @@ def text_histogram(values: Sequence[int]) -> list[str]:
 
 
 def draw_histograms(rows: Mapping[str, Mapping[str, Sequence[int]]], limits: Mapping[str, int]) -> Image.Image:
-    """Draw histograms in a grid.
-
-    Args:
-        rows: values by split (a row of the grid) and quantity (a column).
-        limits: the limit of a quantity, drawn as a red line if it lies within the values.
-    """
+    """Draw histograms in a grid: values by split (a row) and quantity (a column), and `limits` of quantities in red."""
     num_columns = max(map(len, rows.values()))
     sheet = Image.new("RGB", (num_columns * _PANEL_SIZE[0], len(rows) * _PANEL_SIZE[1]), "white")
     for row_number, (split, row) in enumerate(rows.items()):

@@ -15,7 +15,6 @@ _IMAGE_SIDE_PX = 1000
 _DUMP_SIZE = 200
 _MEGABYTE_CHARS = 1_000_000
 
-
 _WHOLE_BOX = [0, 0, _IMAGE_SIDE_PX, _IMAGE_SIDE_PX]
 _CENTRE = [_IMAGE_SIDE_PX / 2, _IMAGE_SIDE_PX / 2]
 # The box, point or span that covers the whole image or video; types that are not listed get the box.

@@ -114,12 +114,8 @@ class RewardFunctionScorer:
     def check_samples(self, samples: Sequence[Sample], grammar: ResponseFormat, *, evaluation: bool = False) -> None:
         """Call every reward for every sample, with an empty response and with the correct one.
 
-        A run does this at its start, so that an unusable target or a broken reward stops it before the first step.
-
-        Args:
-            samples: those of the stage.
-            grammar: the format that the correct response is written in.
-            evaluation: leave out `training_only` terms.
+        A run does this at its start, so that an unusable target or a broken reward stops it before the first step. The
+        correct response is written in the format of `grammar`. In evaluation, `training_only` terms are left out.
 
         Raises:
             RewardError: a reward failed, whatever `on_error` and `on_unscorable` say.

@@ -27,11 +27,7 @@ class PluginOption(NamedTuple):
 
 
 def check_positional_parameters(function: Callable[..., Any], parameters: Sequence[str], *, role: str) -> None:
-    """Check that a function can be called with these positional arguments, by their number.
-
-    Raises:
-        UserError: it takes fewer of them, or needs more.
-    """
+    """Check that a function takes as many positional arguments as `parameters` names. Raises UserError if not."""
     own = list(_read_signature(function).parameters.values())
     positional = [entry for entry in own if entry.kind in (entry.POSITIONAL_ONLY, entry.POSITIONAL_OR_KEYWORD)]
     required = [entry for entry in positional if entry.default is entry.empty]

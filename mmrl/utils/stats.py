@@ -75,11 +75,9 @@ def paired_improvement(before: Mapping[str, float], after: Mapping[str, float]) 
 def wilson_interval(successes: float, trials: int) -> Interval:
     """Return the share of successes with Wilson's score interval; (0, 0, 1) for no trials.
 
-    Source: Wilson 1927, (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), without continuity correction.
+    A success may be a fraction, as the mean of several responses to one question is.
 
-    Args:
-        successes: may be a fraction, as the mean of several responses to one question is.
-        trials: number of questions.
+    Source: Wilson 1927, (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), without continuity correction.
 
     Raises:
         ValueError: successes are negative or more than trials.
@@ -101,13 +99,9 @@ def cluster_bootstrap(
 ) -> Interval:
     """Return the mean with a percentile interval over resampled clusters.
 
-    Source: the cluster bootstrap, Davison and Hinkley 1997, section 3.8; the mean of a draw is over all its questions.
+    `values` and `clusters` have an entry for each question.
 
-    Args:
-        values: one for each question.
-        clusters: the cluster of each question.
-        seed: of the resampling.
-        num_resamples: number of draws.
+    Source: the cluster bootstrap, Davison and Hinkley 1997, section 3.8; the mean of a draw is over all its questions.
 
     Raises:
         ValueError: there are no values, or not one cluster for each.
@@ -138,11 +132,9 @@ def paired_cluster_bootstrap(a: Sequence[float], b: Sequence[float], clusters: S
 
 
 def mcnemar_test(a: Mapping[str, bool], b: Mapping[str, bool]) -> McNemarResult:
-    """Return McNemar's exact test: a two-sided binomial test, p = 1/2, over the questions on which two runs differ.
+    """Return McNemar's exact test of two runs' verdicts by question.
 
-    Args:
-        a: the first run's verdicts by question.
-        b: the second run's verdicts by question.
+    It is a two-sided binomial test, p = 1/2, over the questions on which the runs differ.
 
     Raises:
         ValueError: the runs did not answer the same questions.
@@ -163,12 +155,7 @@ def mcnemar_test(a: Mapping[str, bool], b: Mapping[str, bool]) -> McNemarResult:
 def pass_at_k(num_correct: int, num_samples: int, k: int) -> float:
     """Return the chance that one of k responses or more, drawn without replacement, is correct: 1 - C(n-c,k) / C(n,k).
 
-    Source: the unbiased estimator of Chen et al. (arXiv:2107.03374, eq. 1).
-
-    Args:
-        num_correct: c, the correct responses.
-        num_samples: n, all responses.
-        k: responses drawn.
+    Source: the unbiased estimator of Chen et al. (arXiv:2107.03374, eq. 1), with c = `num_correct`, n = `num_samples`.
 
     Raises:
         ValueError: k is not from 1 to n, or c not from 0 to n.
@@ -183,12 +170,9 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
 
     Where equal answers have different verdicts, the first one's counts. At k = 1 it is pass@1.
 
-    Source: self-consistency (arXiv:2203.11171), unweighted.
+    `answers` and `correct` have an entry for each response; an answer None is no vote.
 
-    Args:
-        answers: one for each response; None is no vote.
-        correct: the verdict on each response.
-        k: votes in a run.
+    Source: self-consistency (arXiv:2203.11171), unweighted.
 
     Raises:
         ValueError: k is not from 1 to the number of answers.

@@ -115,11 +115,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         self.close = Finalize(self, _close, (self._queue, self._workers, self._threads), exitpriority=0)
 
     def wait_until_ready(self) -> None:
-        """Wait until the server has loaded, which the first call does otherwise.
-
-        Raises:
-            WorkerStartError: it hung or died.
-        """
+        """Wait until the server has loaded, which the first call does otherwise. Raises WorkerStartError."""
         self._workers.server.wait_until_ready(self._workers.startup_timeout_s)
 
     def submit(self, payload: PayloadT, timeout_s: float | None = None) -> Future[ResultT]:

@@ -11,8 +11,8 @@ from mmrl.config.schema import DataConfig
 from mmrl.data_check.duplicates import find_repeated_questions, find_similar_images, find_training_overlap
 from mmrl.data_check.fingerprints import find_most_similar, find_near_duplicates, image_fingerprint
 from mmrl.data_check.lengths import draw_histograms, make_bins, summarize_lengths, text_histogram
-from mmrl.data_check.outside_image import find_outside_image
 from mmrl.data_check.report import FindingCode, Severity, severity_of
+from mmrl.data_check.sample_view import find_outside_image
 from mmrl.policy.unpatchify import unpatchify
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Region, ResizeMap, Sample, Size, Target
 
