@@ -38,15 +38,7 @@ def draw_contact_sheet(views: Sequence[SampleView]) -> Image.Image:
     rows = []
     for start in range(0, len(cards), columns):
         rows.append(cards[start : start + columns])
-    heights = list(map(_row_height, rows))
-    extent = (columns * (_CARD_WIDTH + _PAD) + _PAD, sum(heights) + _PAD * (len(rows) + 1))
-    sheet = Image.new("RGB", extent, "#eef1f5")
-    top = _PAD
-    for row, height in zip(rows, heights, strict=True):
-        for column, card in enumerate(row):
-            sheet.paste(card, (_PAD + column * (_CARD_WIDTH + _PAD), top))
-        top += height + _PAD
-    return sheet
+    return _stack_rows(rows, columns * (_CARD_WIDTH + _PAD) + _PAD, "#eef1f5", margin=_PAD, gap=_PAD)
 
 
 def _draw_card(view: SampleView) -> Image.Image:
@@ -60,14 +52,9 @@ def _draw_card(view: SampleView) -> Image.Image:
             coordinates = f" ({target.coordinate_system})" if target.coordinate_system else ""
             blocks.append(_draw_text(f"{role}: {target.value}{coordinates}", 17, _ROLE_COLORS[role]))
     # A block without content is one pixel high.
-    blocks = [block for block in blocks if block.height > 1]
-    height = sum(block.height + _GAP for block in blocks) + 2 * _PAD - _GAP
-    card = Image.new("RGB", (_CARD_WIDTH, height), _BACKGROUND_COLOR)
+    rows = [[block] for block in blocks if block.height > 1]
+    card = _stack_rows(rows, _CARD_WIDTH, _BACKGROUND_COLOR, margin=_PAD, gap=_GAP)
     ImageDraw.Draw(card).rectangle((0, 0, card.width - 1, card.height - 1), outline=_BORDER_COLOR)
-    top = _PAD
-    for block in blocks:
-        card.paste(block, (_PAD, top))
-        top += block.height + _GAP
     return card
 
 
@@ -143,20 +130,26 @@ def _arrange_tiles(tiles: Sequence[Image.Image]) -> Image.Image:
             rows[-1].append(tile)
         else:
             rows.append([tile])
-    heights = list(map(_row_height, rows))
-    block = Image.new("RGB", (_CONTENT_WIDTH, max(1, sum(heights) + _GAP * (len(rows) - 1))), _BACKGROUND_COLOR)
-    top = 0
+    return _stack_rows(rows, _CONTENT_WIDTH, _BACKGROUND_COLOR, margin=0, gap=_GAP)
+
+
+def _stack_rows(
+    rows: Sequence[Sequence[Image.Image]], width: int, colour: str, *, margin: int, gap: int
+) -> Image.Image:
+    """Return one image with the images of each row side by side, and the rows below each other."""
+    heights = []
+    for row in rows:
+        heights.append(max(image.height for image in row))
+    # Pillow makes no image without pixels.
+    sheet = Image.new("RGB", (width, max(1, sum(heights) + gap * (len(rows) - 1) + 2 * margin)), colour)
+    top = margin
     for row, height in zip(rows, heights, strict=True):
-        left = 0
-        for tile in row:
-            block.paste(tile, (left, top))
-            left += tile.width + _GAP
-        top += height + _GAP
-    return block
-
-
-def _row_height(row: Sequence[Image.Image]) -> int:
-    return max(image.height for image in row)
+        left = margin
+        for image in row:
+            sheet.paste(image, (left, top))
+            left += image.width + gap
+        top += height + gap
+    return sheet
 
 
 def _draw_text(text: str, font_px: int, colour: str = _TEXT_COLOR, width: int = _CONTENT_WIDTH) -> Image.Image:

@@ -44,7 +44,7 @@ class RunLogger:
             UserError: no line of the file ends at `position`.
         """
         self.metrics.truncate(position)
-        # Health rules and `checkpoints.best` ask for values of steps that this process has not seen.
+        # `checkpoints.best` may name a metric that was last recorded before the run was resumed.
         for record in read_records(self._metrics_path, position):
             for name, value in record.items():
                 if isinstance(value, int | float):
