@@ -165,7 +165,7 @@ class RewardFunctionScorer:
                 if term.name in self._worker_terms:
                     worker_calls.append(RewardCall(term.name, response, sample))
         # The calls of all responses go to the workers together, so that none of them idles.
-        worker_outcomes = iter(self._run_in_workers(worker_calls, is_first_use=trial) if worker_calls else [])
+        worker_outcomes = iter(self._run_in_workers(worker_calls, warm_up=trial) if worker_calls else [])
         all_outcomes: list[OutcomesByTerm] = []
         for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
             outcomes: dict[str, RewardOutcome] = {}
@@ -180,12 +180,12 @@ class RewardFunctionScorer:
             all_outcomes.append(outcomes)
         return all_outcomes
 
-    def _run_in_workers(self, calls: Sequence[RewardCall], *, is_first_use: bool) -> list[RewardOutcome]:
-        """Return the outcomes of calls in workers. In its first use, each term is called once without its deadline."""
+    def _run_in_workers(self, calls: Sequence[RewardCall], *, warm_up: bool) -> list[RewardOutcome]:
+        """Return the outcomes of calls in workers. With `warm_up`, each term is called once before, without its deadline."""
         try:
             if self._workers is None:
                 terms = [term for term in self._terms if term.name in self._worker_terms]
-                warm_up_calls = {call.term: call for call in calls} if is_first_use else {}
+                warm_up_calls = {call.term: call for call in calls} if warm_up else {}
                 self._workers = RewardWorkers(
                     {term.name: term.load_reward for term in terms},
                     {term.name: term.timeout_s or self._options.timeout_s for term in terms},
