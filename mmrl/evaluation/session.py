@@ -32,6 +32,7 @@ from mmrl.rollout.factory import SamplerFactory, build_sampling_params
 from mmrl.rollout.pipeline import build_pipeline, check_steps
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.files import report_write_errors, write_atomically
 from mmrl.utils.seeds import derive_seed
@@ -310,7 +311,7 @@ def _answer_share(share: Sequence[tuple[str, Sample]], session: EvalSession) -> 
         return []
     samples = [sample for _, sample in share]
     # Step 0 throughout: the seed of a response must not depend on how many batches came before.
-    batch = session.pipeline.run(list(map(session.processor.build, samples)), step=0)
+    batch = answer_samples(samples, session.processor, session.pipeline, step=0)
     predictions = []
     for (item_id, _), group in zip(share, batch.groups, strict=True):
         for rollout in group:

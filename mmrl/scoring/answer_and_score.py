@@ -1,4 +1,4 @@
-"""Answer samples with the current policy and score the answers, in `sample` stages and in validation.
+"""Answer samples with the current policy and score the answers, in `sample` stages, validation and evaluation.
 
 The training loop in `mmrl.training.rl` makes the same calls one by one, because it measures the time of each and may
 make the first two in another thread.
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mmrl.ports import PromptBuilder, RewardScorer, RolloutPipeline
-from mmrl.types import Group, Rollout, Sample
+from mmrl.types import Group, Rollout, RolloutBatch, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,13 @@ class ScoredAnswers:
     """Counts of the rollout pipeline, such as `rethink/attempted`."""
 
 
+def answer_samples(
+    samples: Sequence[Sample], prompt_builder: PromptBuilder, rollout_pipeline: RolloutPipeline, *, step: int
+) -> RolloutBatch:
+    """Build a prompt for each sample and generate its group of rollouts; random choices derive from `step`."""
+    return rollout_pipeline.run(list(map(prompt_builder.build, samples)), step=step)
+
+
 def answer_and_score(
     samples: Sequence[Sample],
     prompt_builder: PromptBuilder,
@@ -32,12 +39,12 @@ def answer_and_score(
     step: int,
     for_evaluation: bool = False,
 ) -> ScoredAnswers:
-    """Answer each sample and score the rollouts. Random choices derive from `step`.
+    """Answer each sample and score the rollouts.
 
     In training, rewards have the weights of `step`, and a rollout that cannot be scored moves to `Group.dropped`. For
     evaluation, terms that only shape training are left out and no rollout is dropped.
     """
-    batch = rollout_pipeline.run(list(map(prompt_builder.build, samples)), step=step)
+    batch = answer_samples(samples, prompt_builder, rollout_pipeline, step=step)
     if not for_evaluation:
         return ScoredAnswers(groups=scorer.score_groups(batch.groups, step=step), metrics=batch.metrics)
     all_rollouts: list[Rollout] = []
