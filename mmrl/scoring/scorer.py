@@ -181,7 +181,7 @@ class RewardFunctionScorer:
         return all_outcomes
 
     def _run_in_workers(self, calls: Sequence[RewardCall], *, warm_up: bool) -> list[RewardOutcome]:
-        """Return the outcomes of calls in workers. With `warm_up`, each term is called once before, without its deadline."""
+        """Return the outcomes of calls in workers. `warm_up` calls each term once before, without deadline."""
         try:
             if self._workers is None:
                 terms = [term for term in self._terms if term.name in self._worker_terms]
