@@ -1,4 +1,4 @@
-"""What a run writes at each step: metrics and timings as JSON lines, rollouts for people to read, and the console.
+"""The log of a run: metrics and timings as JSON lines, rollouts for people to read, and a line on the console.
 
 metrics.jsonl holds only values that follow from the config and its seed, so a run that was killed and resumed ends with
 the same bytes as one that was not. Wall-clock values go to timings.jsonl, where a repeated step stands twice.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig
-from mmrl.scoring.reward_workers import RewardCall, RewardWorkers
 from mmrl.scoring.terms import BoundTerm, RewardError, RewardOutcome, call_reward, check_terms, combine_terms
 from mmrl.types import (
     Answer,
@@ -27,7 +30,12 @@ from mmrl.types import (
     Size,
     UserError,
 )
+from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
+from mmrl.utils.worker_server import ReportActivity
+from mmrl_rewards.contract import BoundReward
 
+_STARTUP_TIMEOUT_S = 60.0
+_MAX_BATCH_SIZE = 32  # most rewards take microseconds, less than a message between processes
 _MAX_RESPONSE_CHARS = 200
 _CHECK_BATCH_SIZE = 1000
 
@@ -35,6 +43,14 @@ ScoringPair = tuple[Response, Sample]
 """The arguments of a reward."""
 OutcomesByTerm = Mapping[str, RewardOutcome]
 """Value or failure of each term that applies to a response."""
+
+
+class RewardCall(NamedTuple):
+    """One call of a reward."""
+
+    term: str  # name of the reward term
+    response: Response
+    sample: Sample
 
 
 class RewardFunctionScorer:
@@ -48,8 +64,12 @@ class RewardFunctionScorer:
         """
         check_terms(terms, options.combine)
         self._terms, self._options = tuple(terms), options
-        self._worker_terms = {term.name for term in terms if options.workers or term.timeout_s is not None}
-        self._workers: RewardWorkers | None = None
+        # Seconds that a call may take, of the terms that run in worker processes.
+        self._timeouts_s: dict[str, float] = {}
+        for term in terms:
+            if options.workers or term.timeout_s is not None:
+                self._timeouts_s[term.name] = term.timeout_s or options.timeout_s
+        self._pool: WorkerPool[RewardCall, RewardOutcome] | None = None
 
     @property
     def term_weights(self) -> dict[str, float]:
@@ -143,9 +163,9 @@ class RewardFunctionScorer:
 
     def close(self) -> None:
         """End the worker processes, if any were started."""
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     def _call_rewards(
         self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
@@ -162,7 +182,7 @@ class RewardFunctionScorer:
                 )
             terms_of_pairs.append(terms)
             for term in terms:
-                if term.name in self._worker_terms:
+                if term.name in self._timeouts_s:
                     worker_calls.append(RewardCall(term.name, response, sample))
         # The calls of all responses go to the workers together, so that none of them idles.
         worker_outcomes = iter(self._run_in_workers(worker_calls, warm_up=trial) if worker_calls else [])
@@ -170,7 +190,7 @@ class RewardFunctionScorer:
         for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
             outcomes: dict[str, RewardOutcome] = {}
             for term in terms:
-                if term.name in self._worker_terms:
+                if term.name in self._timeouts_s:
                     outcomes[term.name] = next(worker_outcomes)
                 else:
                     outcomes[term.name] = call_reward(term.reward, response, sample)
@@ -181,18 +201,31 @@ class RewardFunctionScorer:
         return all_outcomes
 
     def _run_in_workers(self, calls: Sequence[RewardCall], *, warm_up: bool) -> list[RewardOutcome]:
-        """Return the outcomes of calls in workers. `warm_up` calls each term once before, without deadline."""
+        """Return the outcomes of calls in processes that have loaded the rewards. One that hangs or dies costs one call.
+
+        Raises:
+            RewardError: a reward did not load, no process can be started, or a sample cannot be sent to one.
+        """
         try:
-            if self._workers is None:
-                terms = [term for term in self._terms if term.name in self._worker_terms]
+            if self._pool is None:
+                loaders = {term.name: term.load_reward for term in self._terms if term.name in self._timeouts_s}
+                # Made before workers are forked and without deadline, so that the libraries which a first call imports
+                # do not count against it.
                 warm_up_calls = {call.term: call for call in calls} if warm_up else {}
-                self._workers = RewardWorkers(
-                    {term.name: term.load_reward for term in terms},
-                    {term.name: term.timeout_s or self._options.timeout_s for term in terms},
+                self._pool = WorkerPool(
+                    partial(_load_rewards, loaders, list(warm_up_calls.values())),
                     max(1, self._options.workers),
-                    list(warm_up_calls.values()),
+                    startup_timeout_s=_STARTUP_TIMEOUT_S,
+                    max_batch_size=_MAX_BATCH_SIZE,
                 )
-            return self._workers.run(calls)
+                self._pool.wait_until_ready()
+            futures = self._pool.submit_all(calls, [self._timeouts_s[call.term] for call in calls])
+            # One wake-up for all: waking up for each would take longer than the calls.
+            wait(futures)
+            return _read_outcomes(futures, calls)
+        except WorkerStartError as error:
+            self.close()
+            raise RewardError(f"a process for rewards {error}") from error
         # KeyboardInterrupt too: the workers are in the middle of calls whose outcomes nobody will read.
         except BaseException:
             self.close()
@@ -289,3 +322,44 @@ def _make_error(name: str, failure: RewardFailure, response: Response, sample: S
     return RewardError(
         f"reward {name!r} on sample {sample.id!r} (task {sample.task!r}): {failure.reason}; response: {text!r}"
     )
+
+
+def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> list[RewardOutcome]:
+    outcomes: list[RewardOutcome] = []
+    for future in futures:
+        try:
+            outcomes.append(future.result())
+        except WorkerTimeoutError as error:
+            outcomes.append(RewardFailure(RewardErrorKind.TIMEOUT, str(error)))
+        except WorkerDiedError:
+            outcomes.append(RewardFailure(RewardErrorKind.CRASH, "its process died"))
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            # Calls are pickled by the batch: its error does not say which of them is at fault.
+            sample_ids = set()
+            for call in calls:
+                try:
+                    pickle.dumps(call)
+                except (pickle.PicklingError, TypeError, AttributeError):
+                    sample_ids.add(call.sample.id)
+            listed = f"{', '.join(sorted(sample_ids)):.200}"
+            raise RewardError(f"cannot send samples {listed} to a worker process: {error}") from error
+    return outcomes
+
+
+def _load_rewards(
+    loaders: Mapping[str, Callable[[], BoundReward]], warm_up_calls: Sequence[RewardCall], report: ReportActivity
+) -> Callable[[RewardCall], RewardOutcome]:
+    """Load and warm up the rewards, and return the function that calls them."""
+    # Workers are forked from the process that runs this, so a reward and its libraries are loaded once for all of them.
+    rewards: dict[str, BoundReward] = {}
+    for term, load in loaders.items():
+        report(f"loading reward {term!r}")
+        rewards[term] = load()
+    for call in warm_up_calls:
+        report(f"scoring sample {call.sample.id!r} with reward {call.term!r}")
+        call_reward(rewards[call.term], call.response, call.sample)
+    return partial(_call_loaded_reward, rewards)
+
+
+def _call_loaded_reward(rewards: Mapping[str, BoundReward], call: RewardCall) -> RewardOutcome:
+    return call_reward(rewards[call.term], call.response, call.sample)
