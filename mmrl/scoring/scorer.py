@@ -201,7 +201,7 @@ class RewardFunctionScorer:
         return all_outcomes
 
     def _run_in_workers(self, calls: Sequence[RewardCall], *, warm_up: bool) -> list[RewardOutcome]:
-        """Return the outcomes of calls in processes that have loaded the rewards. One that hangs or dies costs one call.
+        """Return the outcomes of calls in worker processes. One that hangs or dies costs a single call.
 
         Raises:
             RewardError: a reward did not load, no process can be started, or a sample cannot be sent to one.
