@@ -181,13 +181,9 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
         raise ValueError(f"maj@{k} of {len(answers)} answers and {len(correct)} verdicts is not defined")
     verdicts = []
     for start in range(0, len(answers) - k + 1, k):
-        votes = list(answers[start : start + k])
-        majority = majority_answer(votes)
-        verdicts.append(majority is not None and correct[start + votes.index(majority)])
+        votes = answers[start : start + k]
+        counts = Counter(answer for answer in votes if answer is not None)
+        # Of several answers that were given most often, this is the one given first.
+        majority = max(counts, key=counts.__getitem__, default=None)
+        verdicts.append(majority is not None and correct[start + list(votes).index(majority)])
     return fmean(verdicts)
-
-
-def majority_answer(answers: Sequence[Hashable | None]) -> Hashable | None:
-    """Return the answer given most often, of several the one given first; None without any vote."""
-    votes = Counter(answer for answer in answers if answer is not None)
-    return max(votes, key=votes.__getitem__, default=None)
