@@ -21,7 +21,7 @@ def build_scorer(config: Config, base: Path) -> RewardFunctionScorer:
     """Return the scorer of `rewards.terms`. Files are relative to `base`."""
     terms = []
     for options in config.rewards.terms:
-        # Worker processes load the reward again, under the same name: functions of a user's file cannot be pickled.
+        # Worker processes load the reward again: the module of a user's file does not exist there before.
         load = partial(registry.load_bound_reward, options.fn, base, options.args)
         reward = load()
         terms.append(
