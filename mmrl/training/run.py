@@ -24,9 +24,9 @@ from mmrl.distributed.ranks import MediaPlacement, RankLostError, Ranks
 from mmrl.distributed.sharing import SharedDemonstrationLearner, measure_across_ranks
 from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.learner.reference import ReferencePolicy, ReferenceUpdater
-from mmrl.log.comparison import compare_rewards, comparison_summary
+from mmrl.log.comparison import compare_rewards, comparison_summary, print_summary
 from mmrl.log.console import Console, null_console
-from mmrl.log.logger import NullLogger, RunLogger, print_summary
+from mmrl.log.logger import NullLogger, RunLogger
 from mmrl.log.run_dir import RunDir, check_same_run
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Learner, Sampler, SampleSource
