@@ -26,7 +26,7 @@ from mmrl.types import Action, AnswerType, Author, Rollout, Segment
 
 ToolLoader = Callable[[ToolConfig], ToolFunction]
 """Loads the function that a config names and binds its options; called in whichever process runs the tool."""
-CALL_METRICS: Final = ("calls", "answers", "refused", "invalid", "errors", "timeouts", "shown")
+CALL_METRICS: Final = ("calls", "results", "refused", "invalid", "errors", "timeouts", "media_shown")
 """Counts of calls: all; then by outcome; then images and videos shown."""
 FAILURE_KINDS: Final = ("errors", "timeouts")
 """Outcomes that are the tool's own fault, not that of the model's call."""
@@ -164,7 +164,7 @@ def count_calls(messages: Sequence[ToolMessage]) -> Counter[str]:
     """Count calls by outcome, calls in all, and media shown, under the names of `CALL_METRICS`."""
     counts = Counter(message.kind for message in messages)
     counts["calls"] = len(messages)
-    counts["shown"] = sum(len(message.media_segments) for message in messages)
+    counts["media_shown"] = sum(len(message.media_segments) for message in messages)
     return counts
 
 

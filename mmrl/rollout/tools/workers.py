@@ -94,9 +94,9 @@ def _call_tool(request: ToolRequest) -> ToolResult:
     with ErrorCatcher() as caught:
         match request.load_tool()(request.arguments, request.sample):
             case str() as text:
-                return ToolResult(text, "answers")
+                return ToolResult(text, "results")
             case ImageCrop() | VideoFrames() | VideoClip() as media:
-                return ToolResult("", "answers", media)
+                return ToolResult("", "results", media)
             case other:
                 return ToolResult(f"The tool returned {other!r:.80}.", "errors")
     match caught.error:
