@@ -1,4 +1,10 @@
-"""The launcher of `mmrl train --nproc`: several processes of one command on this machine, which end together."""
+"""The launcher of `mmrl train --nproc`: several processes of one command on this machine, which end together.
+
+The launcher is the process that the user started. It starts one process for each rank, with the environment variables
+of torchrun, and then only waits: it has no deadline of its own. A rank that fails or is killed ends the run, since the
+others get `SHUTDOWN_GRACE_S` and then SIGKILL. A rank that hangs is noticed by the others, in the next collective
+(`mmrl.distributed.torch_ranks`), and they fail.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +42,23 @@ def launch(argv: Sequence[str], num_processes: int) -> int:
     Returns:
         The exit code of the first rank that failed, or 0.
     """
-    port = _find_free_port()
+    port = find_free_port()
     processes = []
     for rank in range(num_processes):
-        processes.append(_start_rank(argv, rank, num_processes, port))
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(num_processes),
+            "LOCAL_WORLD_SIZE": str(num_processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            # This process may be gone before a rank first asks for its parent, so the rank is told whom to watch.
+            "MMRL_LAUNCHER": str(os.getpid()),
+        }
+        command = [sys.executable, "-m", "mmrl", *argv]
+        # A session of its own for each rank: Ctrl-C then reaches it once, through this process, and not twice.
+        processes.append(subprocess.Popen(command, env=environment, start_new_session=True))
 
     def pass_on(signal_number: int, _frame: FrameType | None) -> None:
         for process in processes:
@@ -72,7 +91,7 @@ def _wait_for_ranks(processes: Sequence[RankProcess]) -> int:
     if failed.return_code < 0:
         name = signal.Signals(-failed.return_code).name
         print(f"mmrl: error: rank {failed.rank} was ended by {name}; all are stopped", file=sys.stderr)
-        return 128 - failed.return_code
+        return 128 - failed.return_code  # 128 plus the signal's number, as shells report it
     return failed.return_code
 
 
@@ -89,29 +108,14 @@ def _find_failed_rank(processes: Sequence[RankProcess]) -> FailedRank | None:
     return min(failed, key=lambda rank: rank.return_code > 0, default=None)
 
 
-def _start_rank(argv: Sequence[str], rank: int, num_processes: int, port: int) -> RankProcess:
-    """Start one rank in a session of its own, so that Ctrl-C reaches it once, through this process."""
-    environment = {
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_processes),
-        "LOCAL_WORLD_SIZE": str(num_processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        # This process may be gone before the rank first asks for its parent, so the rank is told whom to watch.
-        "MMRL_LAUNCHER": str(os.getpid()),
-    }
-    return subprocess.Popen([sys.executable, "-m", "mmrl", *argv], env=environment, start_new_session=True)
-
-
 def _signal_process_group(process: RankProcess, signal_number: int) -> None:
     """Send a signal to a rank and the processes it started, if it still runs."""
     if process.poll() is None:
         os.killpg(process.pid, signal_number)
 
 
-def _find_free_port() -> int:
+def find_free_port() -> int:
+    """Return a port of this machine that nobody listens on. Another process may take it before it is used."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

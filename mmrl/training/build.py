@@ -33,9 +33,9 @@ from mmrl.distributed.ranks import MediaPlacement, Ranks
 from mmrl.distributed.sharing import (
     MediaCheck,
     SharedDemonstrationTools,
-    SharedMediaCheck,
     SharedRewardScorer,
     SharedRolloutPipeline,
+    check_media_across_ranks,
 )
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnerConfig, LogprobModel, OptimizerEngine
@@ -321,7 +321,7 @@ class RunContext:
         check = partial(find_media_problems, self.processor.build)
         if self.ranks.size == 1:
             return check
-        return SharedMediaCheck(check=check, ranks=self.ranks, placement=placement)
+        return partial(check_media_across_ranks, check=check, ranks=self.ranks, placement=placement)
 
     def _check_rewards(self) -> None:
         """Call every reward on every sample it applies to, before training needs it."""
