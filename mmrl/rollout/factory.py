@@ -28,11 +28,16 @@ from mmrl.policy.lora import LoraAdapter, without_adapter
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Learner, Sampler
-from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, SleepDuringLearning, WeightPublisher
+from mmrl.rollout.engines.base import (
+    EngineSampler,
+    RolloutEngine,
+    SleepDuringLearning,
+    WeightPublisher,
+    build_engine_args,
+)
 from mmrl.rollout.engines.custom import EngineContext, load_engine
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.rollout.engines.shared_server import SharedServer
-from mmrl.rollout.engines.vllm_args import build_engine_args
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import SamplingParams, UserError
 from mmrl.utils.torch_threads import init_worker_thread

@@ -62,9 +62,19 @@ class LogprobCheck:
         all_diffs: list[torch.Tensor] = []
         for modality, diffs in diffs_of.items():
             diff = float(torch.cat(diffs).mean())
-            self._enforce_limits(modality, diff)
+            finding = f"on {modality} prompts, rollout engine and learner differ by {diff:.2g} nats a token"
+            # Written as "not below", so that NaN ends the run too.
+            if not diff <= self._options.stop_above:
+                raise UserError(
+                    f"{finding} (rollout.logprob_check.stop_above is {self._options.stop_above:g}): what is learned is "
+                    "not what is sampled. Are vLLM and transformers versions that fit, and the server's model the one "
+                    "that is trained?"
+                )
+            if diff > self._options.warn_above:
+                self._warn(f"{finding} (rollout.logprob_check.warn_above is {self._options.warn_above:g})")
             metrics[f"{_METRIC}/{modality}"] = diff
             all_diffs += diffs
+        # The mean over tokens, not over modalities: a modality with few tokens must not weigh as much as one with many.
         return {_METRIC: float(torch.cat(all_diffs).mean()), **metrics}
 
     def measure_if_due(self, version: int) -> dict[str, float]:
@@ -86,18 +96,6 @@ class LogprobCheck:
         batch = collate([[experience]], self._processor, pad_id=eos_id, shared_prefix=False).to(self._policy.device)
         recorded = torch.tensor([logprob for segment in rollout.segments for logprob in segment.logprobs])
         return (self._policy.compute_logprobs(batch).logprobs_N.cpu() - recorded).abs()
-
-    def _enforce_limits(self, modality: Modality, diff: float) -> None:
-        finding = f"on {modality} prompts, rollout engine and learner differ by {diff:.2g} nats a token"
-        # Written as "not below", so that NaN ends the run too.
-        if not diff <= self._options.stop_above:
-            raise UserError(
-                f"{finding} (rollout.logprob_check.stop_above is {self._options.stop_above:g}): what is learned is not "
-                "what is sampled. Are vLLM and transformers versions that fit, and the server's model the one that is "
-                "trained?"
-            )
-        if diff > self._options.warn_above:
-            self._warn(f"{finding} (rollout.logprob_check.warn_above is {self._options.warn_above:g})")
 
 
 def modality_of(sample: Sample) -> Modality:

@@ -1,11 +1,15 @@
-"""Weights on their way from the learner to an engine, and fingerprints that prove their arrival."""
+"""Weights on their way from the learner to an engine, and fingerprints that prove their arrival.
+
+A fingerprint is a weight's shape with a digest, which is a SHA-256 hash of some of its values.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -31,33 +35,31 @@ class WeightSpec(NamedTuple):
     shape: tuple[int, ...]
 
 
-class WeightStream(Protocol):
+class WeightStream(ABC):
     """Full weights under transformers' names. It can be iterated again and again, always in the same order.
 
     Weights that an engine fuses (query, key and value, say), and both names of a tied matrix, are all there or all
     missing. Iterating over sharded weights gathers them one after the other: every rank must do so together.
     """
 
-    def specs(self) -> Sequence[WeightSpec]:
-        """Return name, dtype and shape of what iterating will yield. Nothing is gathered."""
-
+    @abstractmethod
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield name and tensor of each weight."""
 
+    def specs(self) -> list[WeightSpec]:
+        """Return name, dtype and shape of each weight, which takes one iteration over all of them."""
+        return [WeightSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
 
-@dataclass(frozen=True, slots=True)
-class PolicyWeightStream:
+
+@dataclass(frozen=True)
+class PolicyWeightStream(WeightStream):
     """The weights that training changes. An adapter is added into the matrices that it adapts."""
 
     policy: Policy
 
-    def specs(self) -> list[WeightSpec]:
-        """Return name, dtype and shape of each weight."""
-        return [WeightSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
-
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield name and tensor of each weight."""
-        yield from self.policy.iter_export_weights()
+        return self.policy.iter_export_weights()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,7 @@ class TensorFingerprint:
 
 def fingerprint(tensor: torch.Tensor) -> TensorFingerprint:
     """Return the fingerprint of a tensor of any shape and floating dtype."""
+    # Evenly spaced, so that a tensor of which only a part arrived differs as well.
     stride = max(1, tensor.numel() // _FINGERPRINT_VALUES)
     values = tensor.detach().flatten()[::stride].float().cpu().contiguous()
     return TensorFingerprint(shape=tuple(tensor.shape), digest=hashlib.sha256(values.numpy().tobytes()).hexdigest())

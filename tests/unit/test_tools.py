@@ -95,7 +95,7 @@ def make_tool_step(world, tool_runner, **options):
         tool_runner=tool_runner,
     )
     program = build_pipeline((GenerateConfig(kind="generate"), settings), context)
-    assert program.generator.sampling_params.stop == ("</tool_call>",)
+    assert program.sampling_params.stop == ("</tool_call>",)
     return program.steps[0]
 
 

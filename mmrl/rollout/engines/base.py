@@ -1,4 +1,8 @@
-"""Sampling by an engine beside the learner: requests, completions, and the weights that the engine has."""
+"""Sampling by vLLM, in this process or as a server: arguments, requests, completions, and the engine's weights.
+
+Imports without vLLM. Random numbers of a sampler derive from its salt: words, such as the run's seed and the stage's
+name, that set them apart from those of other samplers.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from mmrl.config.schema import LoraConfig, VllmConfig
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import Learner
 from mmrl.rollout.responses import GeneratedTokens, append_generated, empty_rollout
@@ -19,6 +24,11 @@ _SEED_LIMIT = 2**62
 
 # The least bias that vLLM accepts. It leaves a banned token e^-100 of its probability, which is nothing in float32.
 _BANNED_LOGIT_BIAS = -100.0
+
+_MIN_BATCHED_TOKENS = 8192
+
+_SUPPORTED_LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)
+"""Ranks that vLLM has kernels for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +61,54 @@ class GenerationRequest:
             "ignore_eos": True,
             "detokenize": bool(self.sampling_params.stop),
         }
+
+
+def build_engine_args(
+    options: VllmConfig, *, dtype: str, max_model_len: int, cuda: bool, lora: LoraConfig | None
+) -> dict[str, Any]:
+    """Return the arguments of vLLM's `LLM`, in this process or as a server.
+
+    Args:
+        options: the user's options.
+        dtype: the model's, as transformers calls it.
+        max_model_len: tokens of the longest sequence, prompt included.
+        cuda: True if the engine runs on a GPU.
+        lora: options of the adapter, if the engine gets it as an adapter and not merged into the weights.
+    """
+    engine_args: dict[str, Any] = {
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "max_num_seqs": options.max_num_seqs,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "disable_log_stats": True,
+        "worker_extension_cls": "mmrl.rollout.engines.vllm_weight_transfer.FingerprintExtension",
+        # vLLM would normalise patches a second time that are normalised already. And if its processor had a cache, it
+        # would keep copies of the patches in two places.
+        "mm_device_do_normalize": False,
+        "mm_processor_cache_gb": 0,
+        # Log-probabilities of the distribution that tokens are drawn from, after temperature and banned tokens.
+        "logprobs_mode": "processed_logprobs",
+        # Sampling parameters come with each request, and never from the model's generation config.
+        "generation_config": "vllm",
+    }
+    if cuda:
+        engine_args["gpu_memory_utilization"] = options.gpu_memory_utilization
+    else:
+        engine_args |= {
+            "kv_cache_memory_bytes": options.cpu_kv_cache_mib * 2**20,
+            # Blocks of 128 tokens, vLLM's choice on a CPU, would keep short prompts out of the prefix cache.
+            "block_size": 32,
+            "enforce_eager": True,
+            # A seeded request whose prompt is read in chunks ends in "CPU Generator does not use offset", so each
+            # prompt must fit into one batch.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(max_model_len, _MIN_BATCHED_TOKENS),
+        }
+    if lora is not None:
+        # An adapter of a rank that vLLM has no kernel for runs with the next larger one.
+        rank = next((rank for rank in _SUPPORTED_LORA_RANKS if rank >= lora.rank), lora.rank)
+        engine_args |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+    return engine_args
 
 
 def parse_completion(
@@ -104,13 +162,13 @@ class RolloutEngine(Protocol):
         """Shut the engine down."""
 
 
+@dataclass(slots=True)
 class WeightPublisher:
     """Sends the policy's weights to an engine, once for each version, however many samplers ask for it."""
 
-    def __init__(self, engine: RolloutEngine, send_weights: Callable[[RolloutEngine], None]) -> None:
-        self.engine = engine
-        self._send_weights = send_weights
-        self._published_version: int | None = None
+    engine: RolloutEngine
+    send_weights: Callable[[RolloutEngine], None]
+    published_version: int | None = None
 
     def publish(self, version: int) -> None:
         """Send the weights unless the engine has those of `version`.
@@ -119,21 +177,22 @@ class WeightPublisher:
             UserError: the engine runs another model.
             RuntimeError: the weights did not arrive.
         """
-        if version != self._published_version:
-            self._send_weights(self.engine)
-            self._published_version = version
+        if version != self.published_version:
+            self.send_weights(self.engine)
+            self.published_version = version
 
 
+@dataclass(frozen=True, slots=True)
 class SleepDuringLearning:
     """A learner before whose steps the engine on its device goes to sleep."""
 
-    def __init__(self, learner: Learner, engine: RolloutEngine) -> None:
-        self._learner, self._engine = learner, engine
+    learner: Learner
+    engine: RolloutEngine
 
     def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
         """Put the engine to sleep, then take the learner's step."""
-        self._engine.sleep()
-        return self._learner.step(experiences, step=step)
+        self.engine.sleep()
+        return self.learner.step(experiences, step=step)
 
 
 class EngineSampler:
@@ -186,7 +245,7 @@ class EngineSampler:
             request = GenerationRequest(
                 rollout=empty_rollout(prompt, 0, sampling_params),
                 num_samples=group_size,
-                seed=self._derive_seed(step, prompt.sample.id),
+                seed=derive_seed(*self._salt, step, prompt.sample.id) % _SEED_LIMIT,
                 sampling_params=sampling_params,
             )
             requests.append(request)
@@ -195,7 +254,7 @@ class EngineSampler:
             group = []
             for index, generated in enumerate(continuations):
                 empty = empty_rollout(prompt, index, sampling_params)
-                group.append(self._append_generated(empty, generated, sampling_params))
+                group.append(append_generated(empty, generated, sampling_params, self._version, self._processor))
             groups.append(group)
         return groups
 
@@ -208,16 +267,19 @@ class EngineSampler:
         requests = []
         for rollout in rollouts:
             # The number of segments is part of the seed, so that a rollout that is continued twice draws new numbers.
-            seed = self._derive_seed(step, rollout.prompt.sample.id, rollout.index, len(rollout.segments))
+            parts = (step, rollout.prompt.sample.id, rollout.index, len(rollout.segments))
+            seed = derive_seed(*self._salt, *parts) % _SEED_LIMIT
             requests.append(
                 GenerationRequest(rollout=rollout, num_samples=1, seed=seed, sampling_params=sampling_params)
             )
         extended = []
         for rollout, continuations in zip(rollouts, self._generate(requests), strict=True):
-            extended.append(self._append_generated(rollout, continuations[0], sampling_params))
+            generated = continuations[0]
+            extended.append(append_generated(rollout, generated, sampling_params, self._version, self._processor))
         return extended
 
     def _generate(self, requests: Sequence[GenerationRequest]) -> list[list[GeneratedTokens]]:
+        # Checked here, where the sample is still known by name.
         for request in requests:
             length = len(request.rollout.prompt.token_ids) + request.rollout.num_tokens
             max_new_tokens = request.sampling_params.max_new_tokens
@@ -227,11 +289,3 @@ class EngineSampler:
                     f"beyond the {self._max_model_len} that the rollout engine takes"
                 )
         return self._publisher.engine.generate(requests)
-
-    def _derive_seed(self, *parts: str | int) -> int:
-        return derive_seed(*self._salt, *parts) % _SEED_LIMIT
-
-    def _append_generated(
-        self, rollout: Rollout, generated: GeneratedTokens, sampling_params: SamplingParams
-    ) -> Rollout:
-        return append_generated(rollout, generated, sampling_params, version=self._version, processor=self._processor)

@@ -1,4 +1,8 @@
-"""vLLM in the learner's process and on its device. The two take turns."""
+"""vLLM in the learner's process and on its device. The two take turns.
+
+No process is started, so nothing here has a deadline: an engine that hangs hangs the run, and on several ranks the
+others notice (`mmrl.distributed.torch_ranks`). An engine that fails is restarted `rollout.vllm.max_restarts` times.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ from mmrl.types import UserError
 if TYPE_CHECKING:
     from vllm import LLM
     from vllm.inputs import EngineInput
-    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.outputs import RequestOutput
 
 _ADAPTER_NAME = "policy"
 
@@ -166,12 +170,12 @@ class VllmEngine:
         gc.collect()  # an engine that is started next must find this one's memory free
 
     def _start(self) -> LLM:
-        """Start an engine and generate one token: kernels that cannot run here fail now and not in training."""
         from vllm import LLM, SamplingParams
 
         with _preserve_rng_and_threads():
             try:
                 llm = LLM(self._model, **self._engine_args, enable_sleep_mode=self._can_sleep)
+                # Kernels that cannot run here fail now and not in training.
                 llm.generate({"prompt_token_ids": [0]}, SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
             except (ValueError, NotImplementedError, RuntimeError) as error:
                 raise UserError(f"rollout.engine: vLLM cannot run this model here: {error}") from error
@@ -200,9 +204,9 @@ class VllmEngine:
             engine.add_request(str(number), engine_input, vllm_params, lora_request=self._lora_request)
         finished: dict[int, RequestOutput] = {}
         while engine.has_unfinished_requests():
-            for output in engine.step():
-                if output.finished:
-                    finished[int(output.request_id)] = output
+            for request_output in engine.step():
+                if request_output.finished:
+                    finished[int(request_output.request_id)] = request_output
         completions = []
         for number, engine_input in enumerate(inputs):
             # vLLM reports the prompt that it has read. If it had expanded or cut anything, the learner would train on
@@ -210,7 +214,13 @@ class VllmEngine:
             if finished[number].prompt_token_ids != engine_input["prompt_token_ids"]:
                 sample_id = requests[number].rollout.prompt.sample.id
                 raise RuntimeError(f"sample {sample_id}: the rollout engine read other tokens than it was given")
-            completions.append(list(map(_parse_output, finished[number].outputs)))
+            parsed = []
+            for output in finished[number].outputs:
+                # For each place a dictionary by token id, in which the sampled token is the only one.
+                sampled = zip(output.token_ids, output.logprobs, strict=True)
+                logps = [logprobs[token_id].logprob for token_id, logprobs in sampled]
+                parsed.append(parse_completion(output.token_ids, logps, output.finish_reason, output.stop_reason))
+            completions.append(parsed)
         return completions
 
     def _wake_up(self) -> None:
@@ -219,23 +229,15 @@ class VllmEngine:
             self._asleep = False
 
     def _reset_caches(self) -> None:
-        """Empty the caches of keys and values, of media, and of encoded media: old weights have filled them."""
+        # Keys and values, media, and encoded media: old weights have filled these caches.
         self._llm.reset_prefix_cache()
         self._llm.llm_engine.reset_mm_cache()
         self._llm.llm_engine.reset_encoder_cache()
 
     def _read_fingerprints(self) -> dict[str, TensorFingerprint]:
-        """Return the fingerprints of the weights that the engine holds; it has one worker."""
         from mmrl.rollout.engines.vllm_weight_transfer import parse_fingerprints
 
-        return parse_fingerprints(self._llm.collective_rpc("fingerprints")[0])
-
-
-def _parse_output(completion: CompletionOutput) -> GeneratedTokens:
-    logps = []
-    for token_id, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
-        logps.append(logprobs[token_id].logprob)
-    return parse_completion(completion.token_ids, logps, completion.finish_reason, completion.stop_reason)
+        return parse_fingerprints(self._llm.collective_rpc("fingerprints")[0])  # there is one worker
 
 
 @contextmanager

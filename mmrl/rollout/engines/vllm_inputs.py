@@ -1,7 +1,8 @@
 """Prompts as vLLM takes them when tokens are expanded and media encoded already.
 
 Given raw media, vLLM resizes them, cuts them into patches and expands placeholders with a processor of its own. Given
-the inputs that are built here it does none of that: the engine sees the token ids, patches and grids of the learner.
+the inputs that are built here it does none of that: the engine sees the token ids, patches and grids of the learner. A
+grid is the number of patches that a medium was cut into: over time, down and across.
 
 Suffixes of tensors: M patches, D values of a patch, I images, V videos; 3 is a grid (t, h, w, in patches).
 """
@@ -79,7 +80,11 @@ def _placeholder_ranges(
         ranges.setdefault("image", []).append(PlaceholderRange(positions[0], len(positions)))
     for positions in _placeholder_positions(token_ids, placeholders.video_id, video_counts):
         if has_timestamps:
-            video_range = _timestamped_range(token_ids, positions)
+            # There is text between the frames, so the range needs a mask of its own tokens. vLLM finds the frames by
+            # their <|vision_start|>, and the range begins at the first of these, one before the first placeholder.
+            start, end = positions[0] - 1, positions[-1] + 1
+            is_embed = torch.tensor(token_ids[start:end]) == token_ids[positions[0]]
+            video_range = PlaceholderRange(start, end - start, is_embed=is_embed)
         else:
             video_range = PlaceholderRange(positions[0], len(positions))
         ranges.setdefault("video", []).append(video_range)
@@ -98,12 +103,3 @@ def _placeholder_positions(token_ids: Sequence[int], placeholder_id: int, counts
         divided.append(positions[start : start + count])
         start += count
     return divided
-
-
-def _timestamped_range(token_ids: Sequence[int], positions: Sequence[int]) -> PlaceholderRange:
-    """Return the range of a video with text between its frames, with a mask of its own tokens.
-
-    It begins at the <|vision_start|> before the first frame, by which vLLM finds the frames.
-    """
-    start, end = positions[0] - 1, positions[-1] + 1
-    return PlaceholderRange(start, end - start, is_embed=torch.tensor(token_ids[start:end]) == token_ids[positions[0]])

@@ -1,4 +1,9 @@
-"""vLLM servers, one or several: token ids and encoded media go in, token ids and log-probabilities come out."""
+"""vLLM servers, one or several: token ids and encoded media go in, token ids and log-probabilities come out.
+
+A replica is one server with the whole model. One that does not answer within `rollout.server.timeout_s`, since it hangs
+or has died, is restarted, and its requests are divided anew among all replicas, with the same seeds.
+`mmrl.rollout.engines.vllm_replica` starts, restarts and ends the processes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +19,22 @@ import torch
 from vllm.entrypoints.scale_out.token_in_token_out.mm_features import extract_mm_features
 
 from mmrl.config.schema import VllmServerConfig
+from mmrl.distributed.launch import find_free_port
 from mmrl.policy.processor import QwenProcessor
 from mmrl.rollout.engines.base import GenerationRequest, parse_completion
 from mmrl.rollout.engines.vllm_inputs import build_engine_input
-from mmrl.rollout.engines.vllm_replica import ADAPTER_NAME, Replica, ReplicaError, find_free_port
+from mmrl.rollout.engines.vllm_replica import ADAPTER_NAME, Replica, ReplicaError
 from mmrl.rollout.engines.vllm_weight_transfer import BACKEND, register
 from mmrl.rollout.responses import GeneratedTokens
-from mmrl.rollout.weight_sync import WeightSpec, WeightStream
-from mmrl.types import Prompt, UserError
+from mmrl.rollout.weight_sync import WeightStream
+from mmrl.types import UserError
 
 _REQUESTS_PER_REPLICA = 64
 """Concurrent HTTP requests to a replica. It batches by itself; this only keeps its queue filled."""
 
 
 class ServerEngine:
-    """Divides requests among replicas. Those that a replica leaves unanswered are sent again, with the same seeds."""
+    """Divides requests among replicas."""
 
     def __init__(
         self,
@@ -77,7 +84,14 @@ class ServerEngine:
         while len(answers) < len(requests):
             unanswered = [number for number in range(len(requests)) if number not in answers]
             failures: dict[Replica, ReplicaError] = {}
-            for number, (replica, future) in self._send_requests(requests, unanswered).items():
+            sent: dict[int, tuple[Replica, Future[list[GeneratedTokens]]]] = {}
+            # Leaving the block waits for all requests.
+            with ThreadPoolExecutor(max_workers=_REQUESTS_PER_REPLICA * len(self._replicas)) as pool:
+                for place, number in enumerate(unanswered):
+                    replica = self._replicas[place % len(self._replicas)]
+                    body = self._request_body(requests[number], replica)
+                    sent[number] = (replica, pool.submit(_generate_on_replica, replica, body))
+            for number, (replica, future) in sent.items():
                 try:
                     answers[number] = future.result()
                 except ReplicaError as failure:
@@ -96,19 +110,11 @@ class ServerEngine:
             RuntimeError: they did not arrive.
         """
         source = _HostWeightCopy(weights) if self._keep_weights else weights
-
-        def load(replica: Replica) -> None:
-            replica.load_weights(source, self._workers_per_replica)
-
-        self._send_to_all(load)
+        self._send_to_all(methodcaller("load_weights", source, self._workers_per_replica))
 
     def load_adapter(self, folder: Path) -> None:
         """Have all replicas load the adapter in `folder`. Its files must stay until the next call."""
-
-        def load(replica: Replica) -> None:
-            replica.load_adapter(folder)
-
-        self._send_to_all(load)
+        self._send_to_all(methodcaller("load_adapter", folder))
 
     def use_adapter(self) -> None:
         """Request the adapter from now on; another process has loaded it into the servers."""
@@ -125,7 +131,7 @@ class ServerEngine:
             replica.stop()
 
     def _send_to_all(self, load: Callable[[Replica], None]) -> None:
-        """Load all replicas, and remember how: a replica that is restarted is loaded in the same way."""
+        # Remembered, since a replica that is restarted has to be loaded in the same way.
         self._reload_weights = load
         for replica in self._replicas:
             try:
@@ -134,8 +140,8 @@ class ServerEngine:
                 self._restart(replica, failure)
 
     def _restart(self, replica: Replica, failure: ReplicaError) -> None:
-        """Restart a replica with the weights that it had last. `Replica.restart` raises once that was too often."""
-        while True:
+        """Restart a replica with the weights that it had last."""
+        while True:  # `Replica.restart` raises once that was too often
             replica.restart(failure)
             self._warn(f"the rollout server {replica.url} failed ({failure}); it was started again, and is asked again")
             try:
@@ -143,21 +149,16 @@ class ServerEngine:
             except ReplicaError as next_failure:
                 failure = next_failure
 
-    def _send_requests(
-        self, requests: Sequence[GenerationRequest], numbers: Sequence[int]
-    ) -> dict[int, tuple[Replica, Future[list[GeneratedTokens]]]]:
-        """Send the requests with these numbers, wait for all, and return replica and future of each by number."""
-        with ThreadPoolExecutor(max_workers=_REQUESTS_PER_REPLICA * len(self._replicas)) as pool:
-            sent = {}
-            for place, number in enumerate(numbers):
-                replica = self._replicas[place % len(self._replicas)]
-                body = self._request_body(requests[number], replica)
-                sent[number] = (replica, pool.submit(_generate_on_replica, replica, body))
-        return sent
-
     def _request_body(self, request: GenerationRequest, replica: Replica) -> dict[str, Any]:
         engine_input = build_engine_input(request.rollout, self._processor)
-        check_placeholders(request.rollout.prompt, engine_input)
+        # The protocol of vLLM's server says where a medium begins and ends, and has no mask for tokens between its
+        # placeholders, such as the times that the family qwen3_vl writes between the frames of a video.
+        for ranges in engine_input.get("mm_placeholders", {}).values():
+            if any(placeholder_range.is_embed is not None for placeholder_range in ranges):
+                raise UserError(
+                    f"sample {request.rollout.prompt.sample.id}: vLLM's server takes no video with words between its "
+                    "frames; use `rollout.engine: vllm`, or a family that writes none"
+                )
         body: dict[str, Any] = {
             "token_ids": engine_input["prompt_token_ids"],
             "sampling_params": request.to_vllm_params(self._eos_id),
@@ -168,23 +169,6 @@ class ServerEngine:
         if replica.adapter_loaded:
             body["model"] = ADAPTER_NAME
         return body
-
-
-def check_placeholders(prompt: Prompt, engine_input: Mapping[str, Any]) -> None:
-    """Check that every token between the first and the last placeholder of a medium is a placeholder.
-
-    The protocol of vLLM's server says where a medium begins and ends, and has no mask for the tokens between.
-
-    Raises:
-        UserError: a video has text between its frames, as in the family qwen3_vl.
-    """
-    for ranges in engine_input.get("mm_placeholders", {}).values():
-        for placeholder_range in ranges:
-            if placeholder_range.is_embed is not None:
-                raise UserError(
-                    f"sample {prompt.sample.id}: vLLM's server takes no video with words between its frames; use "
-                    "`rollout.engine: vllm`, or a family that writes none"
-                )
 
 
 def make_replicas(
@@ -241,17 +225,14 @@ def common_max_model_len(urls: Sequence[str], options: VllmServerConfig) -> int:
     return min(lengths)
 
 
-class _HostWeightCopy:
+class _HostWeightCopy(WeightStream):
     """A copy of weights in host memory. Iterating yields each on the device that it came from."""
 
     def __init__(self, weights: WeightStream) -> None:
         self._tensors: dict[str, tuple[torch.Tensor, torch.device]] = {}
         for name, tensor in weights:
+            # `copy=True`, since a policy on the CPU would hand out the very tensors that the learner goes on updating.
             self._tensors[name] = (tensor.detach().to("cpu", copy=True), tensor.device)
-
-    def specs(self) -> list[WeightSpec]:
-        """Return name, dtype and shape of each weight."""
-        return [WeightSpec(name, tensor.dtype, tuple(tensor.shape)) for name, (tensor, _) in self._tensors.items()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield name and tensor of each weight."""
@@ -261,19 +242,15 @@ class _HostWeightCopy:
 
 def _generate_on_replica(replica: Replica, body: Mapping[str, Any]) -> list[GeneratedTokens]:
     """Send one request and read its completions, in the order of their seeds."""
+    completions = []
     try:
         choices = replica.request_json("inference/v1/generate", body)["choices"]
-        return list(map(_parse_choice, sorted(choices, key=_choice_index)))
+        for choice in sorted(choices, key=itemgetter("index")):
+            logps = [token["logprob"] for token in choice["logprobs"]["content"]]
+            completions.append(
+                parse_completion(choice["token_ids"], logps, choice["finish_reason"], choice["stop_reason"])
+            )
     except RuntimeError as error:
+        # A completion that cannot be used (`parse_completion`) is a failure of the server: a restart may help.
         raise ReplicaError(str(error)) from error
-
-
-def _choice_index(choice: Mapping[str, Any]) -> int:
-    return int(choice["index"])
-
-
-def _parse_choice(choice: Mapping[str, Any]) -> GeneratedTokens:
-    logps = []
-    for token in choice["logprobs"]["content"]:
-        logps.append(token["logprob"])
-    return parse_completion(choice["token_ids"], logps, choice["finish_reason"], choice["stop_reason"])
+    return completions

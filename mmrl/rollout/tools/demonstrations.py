@@ -48,6 +48,7 @@ class DemonstrationTools:
             if len(turns) > 1:
                 completed[index] = self.executor.processor.parse_rollout(completed[index])
             else:
+                # As it came, since nothing was executed: decoding its tokens anew could change its text.
                 completed[index] = demonstrations[index]
         return completed, {f"{self.executor.options.name}/{name}": float(counts[name]) for name in CALL_METRICS}
 
@@ -55,16 +56,16 @@ class DemonstrationTools:
         """Execute the last call of each rollout, which is its call number `turn`, counted from 1."""
         options = self.executor.options
         for rollout in rollouts:
+            exceeded = None
             if turn > options.max_turns:
                 exceeded = f"max_turns={options.max_turns}"
             elif rollout.num_tokens > options.max_total_tokens:
                 exceeded = f"max_total_tokens={options.max_total_tokens}"
-            else:
-                continue
-            raise UserError(
-                f"sample {rollout.prompt.sample.id}: call {turn} of its response, behind {rollout.num_tokens} tokens, "
-                f"is beyond {exceeded} of step {options.name}; raise that, or leave the sample out"
-            )
+            if exceeded is not None:
+                raise UserError(
+                    f"sample {rollout.prompt.sample.id}: call {turn} of its response, behind {rollout.num_tokens} "
+                    f"tokens, is beyond {exceeded} of step {options.name}; raise that, or leave the sample out"
+                )
         messages = self.executor.execute_calls(rollouts)
         for rollout, message in zip(rollouts, messages, strict=True):
             if message.kind in FAILURE_KINDS:
@@ -81,7 +82,7 @@ class DemonstrationTools:
         return turns
 
     def _append_segments(self, rollout: Rollout, segments: Sequence[Segment]) -> Rollout:
-        """Append a turn. The text becomes that of the turn, in whose end the executor looks for the call."""
+        # The text becomes that of this turn alone: the executor looks for the call at its end.
         return replace(rollout, segments=(*rollout.segments, *segments), text=self._decode(segments))
 
     def _decode(self, segments: Sequence[Segment]) -> str:

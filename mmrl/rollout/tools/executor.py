@@ -4,7 +4,8 @@ A text result is one segment. An image or video has a segment of its own, behind
 
     <tool_response>Medium 2: the part [8, 8, 40, 40] of medium 1. | image | </tool_response>
 
-All of these segments are by ENVIRONMENT, so none of their tokens is trained.
+All of these segments have the author ENVIRONMENT, so none of their tokens is trained. The image is an observation
+(`MediaObservation`): pixels that the model sees in the middle of its response.
 """
 
 from __future__ import annotations
@@ -88,11 +89,18 @@ class ToolExecutor:
         for call, rollout in zip(calls, rollouts, strict=True):
             if isinstance(call, Action):
                 requests.append(ToolRequest(self.tool_loaders[call.name], call.arguments, rollout.prompt.sample))
+        # All calls are sent before any result is awaited, so one that hangs costs the batch its deadline once.
         results = iter(self.workers.run(requests))
         messages = []
         for call, rollout in zip(calls, rollouts, strict=True):
             result = next(results) if isinstance(call, Action) else ToolResult(call, "invalid")
-            messages.append(self._to_message(rollout, result))
+            if result.media is None:
+                messages.append(ToolMessage(result.kind, text=result.text))
+                continue
+            try:
+                messages.append(ToolMessage(result.kind, media_segments=self._encode_media(rollout, result.media)))
+            except ValueError as error:
+                messages.append(ToolMessage("refused", text=f"The tool refuses: {error}"))
         return messages
 
     def append_message(self, rollout: Rollout, message: ToolMessage) -> Rollout:
@@ -106,6 +114,7 @@ class ToolExecutor:
         if excess > 0:
             text = f"{text[: options.max_result_chars]}... ({excess} more characters)"
         segments: list[Segment] = []
+        # The prefix waits for the text that comes next, so that a result of text alone is one segment.
         pending = self.processor.tokenize(options.result_prefix, parse_special=True)
         for label, media_segment in message.media_segments:
             segments.append(_environment_segment((*pending, *self.processor.tokenize(label))))
@@ -125,14 +134,6 @@ class ToolExecutor:
             return f"There is no tool {call.name!r:.80}; there is {', '.join(self.tool_loaders)}."
         return call
 
-    def _to_message(self, rollout: Rollout, result: ToolResult) -> ToolMessage:
-        if result.media is None:
-            return ToolMessage(result.kind, text=result.text)
-        try:
-            return ToolMessage(result.kind, media_segments=self._encode_media(rollout, result.media))
-        except ValueError as error:
-            return ToolMessage("refused", text=f"The tool refuses: {error}")
-
     def _encode_media(self, rollout: Rollout, media_result: MediaResult) -> tuple[tuple[str, Segment], ...]:
         """Encode the images and videos of a result, each with the words that precede it.
 
@@ -141,6 +142,7 @@ class ToolExecutor:
             UserError: a file has changed since the run started.
         """
         media = list(find_media(media_result, rollout))
+        # An observation is an image or video that an earlier call of this response was shown.
         num_allowed = self.options.max_media - len(rollout.observations)
         if len(media) > num_allowed:
             raise ValueError(f"{num_allowed} more pictures or videos may be shown, not {len(media)}")

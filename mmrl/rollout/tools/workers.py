@@ -1,9 +1,14 @@
-"""Tool calls in worker processes that can be killed. Nothing heavy is imported here: every process imports it."""
+"""Tool calls in worker processes that can be killed. Nothing heavy is imported here: every process imports it.
+
+Tools run in processes of a `WorkerPool`, started by the process that samples at the first call: `workers` of them for
+each step with tools, on every rank. A call that takes longer than the step's `timeout_s` hangs: its process is killed
+and replaced, and the model is told that the tool did not answer, which counts as `timeouts`. A file of tools that takes
+longer than `_STARTUP_TIMEOUT_S` to import ends the run with a UserError.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +18,7 @@ from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
 from mmrl.utils.worker_server import ReportActivity
 
-_STARTUP_TIMEOUT_S = 300.0
+_STARTUP_TIMEOUT_S = 300.0  # a tool's file may load a model
 ToolFunction = Callable[[Mapping[str, Any], Sample], str | MediaResult]
 
 
@@ -34,10 +39,7 @@ class ToolRequest(NamedTuple):
 
 
 class ToolWorkers:
-    """Runs tools in `num_workers` processes, from the first call until `close`.
-
-    A call that takes more than `timeout_s` seconds is killed.
-    """
+    """Runs tools in `num_workers` processes, from the first call until `close`, each call for `timeout_s` at most."""
 
     def __init__(self, loaders: Sequence[Callable[[], ToolFunction]], num_workers: int, timeout_s: float) -> None:
         self._loaders, self._num_workers, self._timeout_s = tuple(loaders), num_workers, timeout_s
@@ -64,20 +66,21 @@ class ToolWorkers:
                 shared_imports=(),
             )
         futures = self._pool.submit_all(requests, [self._timeout_s] * len(requests))
-        return list(map(self._wait_for_result, futures))
-
-    def _wait_for_result(self, future: Future[ToolResult]) -> ToolResult:
-        try:
-            return future.result()
-        except (WorkerTimeoutError, WorkerDiedError):
-            # One answer for both: that a tool ended its process is nothing that the model could act on.
-            return ToolResult(f"The tool did not answer within {self._timeout_s:g} s.", "timeouts")
-        except WorkerStartError as error:
-            if isinstance(error.__cause__, UserError):
-                raise error.__cause__ from error
-            raise UserError(
-                f"a process that calls tools {error}: does a tool's file hang, or end the process, as it is imported?"
-            ) from error
+        results = []
+        for future in futures:
+            try:
+                results.append(future.result())
+            except (WorkerTimeoutError, WorkerDiedError):
+                # One answer for both: that a tool ended its process is nothing that the model could act on.
+                results.append(ToolResult(f"The tool did not answer within {self._timeout_s:g} s.", "timeouts"))
+            except WorkerStartError as error:
+                if isinstance(error.__cause__, UserError):
+                    raise error.__cause__ from error
+                raise UserError(
+                    f"a process that calls tools {error}: does a tool's file hang, or end the process, as it is "
+                    "imported?"
+                ) from error
+        return results
 
 
 def _load_tools(
@@ -91,6 +94,7 @@ def _load_tools(
 
 
 def _call_tool(request: ToolRequest) -> ToolResult:
+    # ErrorCatcher keeps whatever a tool raises, since an error of the user's own code is an outcome and no crash.
     with ErrorCatcher() as caught:
         match request.load_tool()(request.arguments, request.sample):
             case str() as text:
