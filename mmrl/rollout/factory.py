@@ -16,7 +16,6 @@ from mmrl.config.schema import (
     EvalGenerationConfig,
     RethinkConfig,
     RlStage,
-    RolloutStepConfig,
     SampleStage,
     SamplingConfig,
     ToolsConfig,
@@ -37,7 +36,6 @@ from mmrl.rollout.engines.base import (
 )
 from mmrl.rollout.engines.custom import EngineContext, load_engine
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.rollout.engines.shared_server import SharedServer
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import SamplingParams, UserError
 from mmrl.utils.torch_threads import init_worker_thread
@@ -171,7 +169,13 @@ class SamplerFactory:
 
     def _start_engine(self) -> RolloutEngine:
         options = self._config.rollout
-        model = self._find_model_path()
+        model = self._config.model.path
+        if model is None:
+            # A model made from scratch is in no folder yet. It is exported without an adapter, which follows later.
+            bare = without_adapter(self._policy.model) if self._adapter else self._policy.model
+            export = partial(checkpoint.export_hf_folder, self._exported_model_dir, bare, self._processor.hf_processor)
+            self._ranks.on_rank0(export)
+            model = str(self._exported_model_dir)
         cuda = torch.cuda.is_available()
         engine_args = build_engine_args(
             options.vllm,
@@ -194,24 +198,15 @@ class SamplerFactory:
                 f"rollout.engine vllm_server: {self._ranks.size} processes share servers that run already; start them "
                 "as docs/vllm.md says, and name them in rollout.server.urls"
             )
-        engine = ServerEngine(
+        return ServerEngine(
             make_replicas(model, engine_args, options.server, self._engine_dir),
             self._processor,
             workers_per_replica=options.vllm.tensor_parallel_size,
             warn=self._warn,
             # Servers that several ranks share are never restarted, so their weights need not be kept.
             keep_weights=self._uses_async_rollouts and self._ranks.size == 1,
+            ranks=self._ranks,
         )
-        return SharedServer(engine, self._ranks) if self._ranks.size > 1 else engine
-
-    def _find_model_path(self) -> str:
-        """Return the folder or hub id that the policy was loaded from; a model made from scratch is exported first."""
-        if self._config.model.path is not None:
-            return self._config.model.path
-        model = without_adapter(self._policy.model) if self._adapter else self._policy.model
-        export = partial(checkpoint.export_hf_folder, self._exported_model_dir, model, self._processor.hf_processor)
-        self._ranks.on_rank0(export)
-        return str(self._exported_model_dir)
 
     @property
     def _sends_adapter_files(self) -> bool:
@@ -261,7 +256,20 @@ def compute_max_response_tokens(config: Config | EvalConfig) -> int:
             generating.append((stage.sampling.max_new_tokens, stage.rollout_steps))
     longest = 0
     for max_new_tokens, steps in generating:
-        longest = max(longest, max_new_tokens + sum(map(_max_added_tokens, steps)))
+        length = max_new_tokens
+        for step in steps:
+            match step:
+                case RethinkConfig():
+                    # A token is a byte at least.
+                    length += step.max_new_tokens + max(len(trigger.text.encode()) for trigger in step.triggers)
+                case ToolsConfig():
+                    # One more result may follow a response of `max_total_tokens`.
+                    brackets = len(step.result_prefix.encode()) + len(step.result_suffix.encode())
+                    labels = _MEDIA_LABEL_BYTES * (1 + step.max_media)
+                    length += step.max_total_tokens + brackets + _TOKENS_PER_CHAR * step.max_result_chars + labels
+                case CustomStepConfig():
+                    length += step.max_added_tokens
+        longest = max(longest, length)
     return longest
 
 
@@ -295,19 +303,3 @@ def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]
         )
     engine_limit = (model_len - response, f"{model_len} tokens of the rollout engine less {response} for the response")
     return min(limit, engine_limit)
-
-
-def _max_added_tokens(step: RolloutStepConfig) -> int:
-    """Return the tokens that a step may add to a response, at most."""
-    match step:
-        case RethinkConfig():
-            return step.max_new_tokens + max(len(trigger.text.encode()) for trigger in step.triggers)
-        case ToolsConfig():
-            # A result may follow a response of `max_total_tokens`. A token is a byte at least.
-            brackets = len(step.result_prefix.encode()) + len(step.result_suffix.encode())
-            labels = _MEDIA_LABEL_BYTES * (1 + step.max_media)
-            return step.max_total_tokens + brackets + _TOKENS_PER_CHAR * step.max_result_chars + labels
-        case CustomStepConfig():
-            return step.max_added_tokens
-        case _:
-            return 0

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from mmrl.distributed.ranks import Ranks
 from mmrl.policy.qwen_vl import Policy
 from mmrl.types import UserError
 
@@ -60,6 +61,64 @@ class PolicyWeightStream(WeightStream):
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield name and tensor of each weight."""
         return self.policy.iter_export_weights()
+
+
+class ShardedWeightStream(WeightStream):
+    """Weights that may be sharded over ranks, as an engine of rank 0 reads them.
+
+    Iterating over sharded weights is collective, and only the engine knows how often it iterates. So rank 0 tells the
+    other ranks before each pass over the weights, and when there are no more. No rank ever holds all of them.
+    """
+
+    def __init__(self, weights: WeightStream, ranks: Ranks) -> None:
+        self.weights, self._ranks = weights, ranks
+        self._specs: list[WeightSpec] | None = None
+        self._current_pass: Iterator[tuple[str, torch.Tensor]] = iter(())
+
+    def load_on_rank0(self, load: Callable[[WeightStream], None]) -> None:
+        """Call `load` on rank 0. Every rank must call this, and takes part in each pass over the weights.
+
+        Raises:
+            UserError: `load` raised it on rank 0; it is raised on every rank.
+        """
+        if self._ranks.rank:
+            while self._ranks.on_rank0(lambda: True):
+                for _ in self.weights:
+                    pass
+            return
+        failure: UserError | None = None
+        try:
+            load(self)
+        except UserError as error:
+            failure = error
+        self._finish_pass()
+
+        def report_end() -> bool:
+            if failure is not None:
+                raise failure
+            return False
+
+        # Each `on_rank0` of rank 0 meets one in the loop above, whose own function does not run: True from rank 0 means
+        # one more pass, False the end, and an error that rank 0 raises here is raised on every rank.
+        self._ranks.on_rank0(report_end)
+
+    def specs(self) -> list[WeightSpec]:
+        """Return name, dtype and shape of each weight. The first call costs a pass."""
+        if self._specs is None:
+            self._specs = super().specs()
+        return self._specs
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Start a pass on all ranks and yield name and tensor of each weight. Only rank 0 calls this."""
+        self._finish_pass()
+        self._ranks.on_rank0(lambda: True)
+        self._current_pass = iter(self.weights)
+        return self._current_pass
+
+    def _finish_pass(self) -> None:
+        # The engine may have broken a pass off, and the other ranks gather it to the end.
+        for _ in self._current_pass:
+            pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

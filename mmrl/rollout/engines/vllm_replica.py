@@ -5,7 +5,7 @@ output goes to a log file; or it runs already, at an address of `rollout.server.
 
     what hangs                   deadline                            what happens
     the server as it starts      `rollout.server.startup_timeout_s`  the run ends with the last lines of the log
-    a request, also of weights  `rollout.server.timeout_s`          a restart, `max_restarts` times; then as above
+    a request, also of weights   `rollout.server.timeout_s`          a restart, `max_restarts` times; then as above
     the server as it is stopped  `_STOP_TIMEOUT_S`                   SIGKILL to it and all processes of its session
     the run, which is killed     none                                the kernel sends SIGTERM to the server
 """
@@ -55,7 +55,7 @@ _HEALTH_TIMEOUT_S = 5.0  # of one attempt, while a server starts
 _POLL_INTERVAL_S = 0.2
 _STOP_TIMEOUT_S = 10.0
 _LOG_TAIL_CHARS = 3000
-_START_HINT = "start it as docs/vllm.md says"
+START_HINT = "start it as docs/vllm.md says"
 
 
 class ReplicaError(Exception):
@@ -122,7 +122,7 @@ class Replica:
         else:
             if not self._command:
                 raise UserError(
-                    f"no rollout server answers at {self.url}; {_START_HINT}, or correct rollout.server.urls"
+                    f"no rollout server answers at {self.url}; {START_HINT}, or correct rollout.server.urls"
                 )
             raise UserError(
                 f"the rollout server {self.url} is not up within {timeout_s:g} s (rollout.server.startup_timeout_s); "
@@ -145,7 +145,7 @@ class Replica:
             UserError: it does not belong to the run, or was restarted `max_restarts` times already.
         """
         if self._num_starts == 0 or self._num_starts > self._options.max_restarts:
-            hint = f"its last words:\n{self._log_tail()}" if self._command else f"if it is gone, {_START_HINT}"
+            hint = f"its last words:\n{self._log_tail()}" if self._command else f"if it is gone, {START_HINT}"
             raise UserError(f"the rollout server {self.url} failed: {failure}; {hint}") from failure
         self.stop()
         self._sender = None
@@ -203,7 +203,7 @@ class Replica:
         except HTTPError as error:
             status = f"status {error.code}: {error.read(2000).decode(errors='replace')}"
             if error.code == HTTPStatus.NOT_FOUND:
-                raise UserError(f"the rollout server {self.url} has no {path} ({status}); {_START_HINT}") from error
+                raise UserError(f"the rollout server {self.url} has no {path} ({status}); {START_HINT}") from error
             if error.code < HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise UserError(f"the rollout server {self.url} refuses {path}: {status}") from error
             raise ReplicaError(status) from error
@@ -212,19 +212,6 @@ class Replica:
         except (OSError, HTTPException) as error:
             raise ReplicaError(f"unreachable ({error})") from error
         return reply
-
-    def max_model_len(self) -> int:
-        """Return the tokens of the longest sequence that the server takes, prompt included.
-
-        Raises:
-            UserError: it does not say.
-        """
-        try:
-            return int(self.request_json("v1/models")["data"][0]["max_model_len"])
-        except (ReplicaError, LookupError, TypeError) as error:
-            raise UserError(
-                f"the rollout server {self.url} does not say how long a sequence it takes ({error!r}); {_START_HINT}"
-            ) from error
 
     def load_weights(self, weights: WeightStream, num_workers: int) -> None:
         """Transfer weights to the server's workers, and compare fingerprints afterwards.

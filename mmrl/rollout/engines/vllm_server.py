@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from vllm.entrypoints.scale_out.token_in_token_out.mm_features import extract_mm
 
 from mmrl.config.schema import VllmServerConfig
 from mmrl.distributed.launch import find_free_port
+from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.policy.processor import QwenProcessor
 from mmrl.rollout.engines.base import GenerationRequest, parse_completion
 from mmrl.rollout.engines.vllm_inputs import build_engine_input
-from mmrl.rollout.engines.vllm_replica import ADAPTER_NAME, Replica, ReplicaError
+from mmrl.rollout.engines.vllm_replica import ADAPTER_NAME, START_HINT, Replica, ReplicaError
 from mmrl.rollout.engines.vllm_weight_transfer import BACKEND, register
 from mmrl.rollout.responses import GeneratedTokens
-from mmrl.rollout.weight_sync import WeightStream
+from mmrl.rollout.weight_sync import ShardedWeightStream, WeightStream
 from mmrl.types import UserError
 
 _REQUESTS_PER_REPLICA = 64
@@ -44,6 +46,7 @@ class ServerEngine:
         workers_per_replica: int,
         warn: Callable[[str], None],
         keep_weights: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         """Start the replicas that belong to the run, and wait until all of them answer.
 
@@ -54,13 +57,15 @@ class ServerEngine:
             warn: told of a replica that had to be restarted.
             keep_weights: keep a copy of the weights in host memory. Needed where the learner updates them while this
                 generates, for a replica that is restarted meanwhile.
+            ranks: all processes of the run, if several share the servers. Weights and adapters are then loaded through
+                rank 0, and every rank must call `load_weights` and `load_adapter`.
 
         Raises:
             UserError: a replica does not answer in time.
         """
         register()
         self._replicas, self._processor, self._workers_per_replica = replicas, processor, workers_per_replica
-        self._warn, self._keep_weights = warn, keep_weights
+        self._warn, self._keep_weights, self._ranks = warn, keep_weights, ranks or SingleProcess()
         self._eos_id: int = processor.tokenizer.eos_token_id
         self._reload_weights: Callable[[Replica], None] = lambda replica: None
         self._closed = False
@@ -103,23 +108,19 @@ class ServerEngine:
         return [answers[number] for number in range(len(requests))]
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Send weights to all replicas, one after the other.
+        """Send weights to all replicas, one after the other. Collective.
 
         Raises:
             UserError: they are another model's, or a replica fails more often than it may be restarted.
             RuntimeError: they did not arrive.
         """
-        source = _HostWeightCopy(weights) if self._keep_weights else weights
-        self._send_to_all(methodcaller("load_weights", source, self._workers_per_replica))
+        ShardedWeightStream(weights, self._ranks).load_on_rank0(self._load_weights_on_rank0)
 
     def load_adapter(self, folder: Path) -> None:
-        """Have all replicas load the adapter in `folder`. Its files must stay until the next call."""
-        self._send_to_all(methodcaller("load_adapter", folder))
-
-    def use_adapter(self) -> None:
-        """Request the adapter from now on; another process has loaded it into the servers."""
+        """Have all replicas load the adapter in `folder`, whose files must stay until the next call. Collective."""
+        self._ranks.on_rank0(partial(self._send_to_all, methodcaller("load_adapter", folder)))
         for replica in self._replicas:
-            replica.adapter_loaded = True
+            replica.adapter_loaded = True  # on the other ranks, too: their requests name the adapter
 
     def sleep(self) -> None:
         """Do nothing: servers do not share the learner's device."""
@@ -129,6 +130,10 @@ class ServerEngine:
         self._closed = True
         for replica in self._replicas:
             replica.stop()
+
+    def _load_weights_on_rank0(self, weights: WeightStream) -> None:
+        source = _HostWeightCopy(weights) if self._keep_weights else weights
+        self._send_to_all(methodcaller("load_weights", source, self._workers_per_replica))
 
     def _send_to_all(self, load: Callable[[Replica], None]) -> None:
         # Remembered, since a replica that is restarted has to be loaded in the same way.
@@ -221,7 +226,12 @@ def common_max_model_len(urls: Sequence[str], options: VllmServerConfig) -> int:
     for url in urls:
         replica = Replica(url, options)
         replica.wait_until_ready()
-        lengths.append(replica.max_model_len())
+        try:
+            lengths.append(int(replica.request_json("v1/models")["data"][0]["max_model_len"]))
+        except (ReplicaError, LookupError, TypeError) as error:
+            raise UserError(
+                f"the rollout server {url} does not say how long a sequence it takes ({error!r}); {START_HINT}"
+            ) from error
     return min(lengths)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -33,19 +33,19 @@ FAILURE_KINDS: Final = ("errors", "timeouts")
 """Outcomes that are the tool's own fault, not that of the model's call."""
 
 
+@dataclass(slots=True)
 class ToolRunner:
     """Owns the processes that run tools. They stay from step to step, until `close`."""
 
-    def __init__(self, load_tool: ToolLoader) -> None:
-        self.load_tool = load_tool
-        self._workers: list[ToolWorkers] = []
+    load_tool: ToolLoader
+    _workers: list[ToolWorkers] = field(default_factory=list)
 
     def make_executor(self, options: ToolsConfig, processor: QwenProcessor) -> ToolExecutor:
         """Return the executor of a step's tools, with processes of its own. They start with the first call."""
         loaders = {}
         for tool in options.tools:
             loaders[tool.call_name] = partial(self.load_tool, tool)
-        workers = ToolWorkers(list(loaders.values()), options.workers, options.timeout_s)
+        workers = ToolWorkers(tuple(loaders.values()), options.workers, options.timeout_s)
         self._workers.append(workers)
         return ToolExecutor(options=options, tool_loaders=loaders, workers=workers, processor=processor)
 

@@ -9,6 +9,7 @@ longer than `_STARTUP_TIMEOUT_S` to import ends the run with a UserError.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,12 +39,15 @@ class ToolRequest(NamedTuple):
     sample: Sample
 
 
+@dataclass(slots=True)
 class ToolWorkers:
     """Runs tools in `num_workers` processes, from the first call until `close`, each call for `timeout_s` at most."""
 
-    def __init__(self, loaders: Sequence[Callable[[], ToolFunction]], num_workers: int, timeout_s: float) -> None:
-        self._loaders, self._num_workers, self._timeout_s = tuple(loaders), num_workers, timeout_s
-        self._pool: WorkerPool[ToolRequest, ToolResult] | None = None
+    loaders: tuple[Callable[[], ToolFunction], ...]
+    """Loads each tool, in the process that calls it."""
+    num_workers: int
+    timeout_s: float
+    _pool: WorkerPool[ToolRequest, ToolResult] | None = None
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
@@ -59,20 +63,20 @@ class ToolWorkers:
         """
         if self._pool is None:
             self._pool = WorkerPool(
-                partial(_load_tools, self._loaders),
-                self._num_workers,
+                partial(_load_tools, self.loaders),
+                self.num_workers,
                 startup_timeout_s=_STARTUP_TIMEOUT_S,
                 # A tool's file may start threads or open connections, which a fork would lose.
                 shared_imports=(),
             )
-        futures = self._pool.submit_all(requests, [self._timeout_s] * len(requests))
+        futures = self._pool.submit_all(requests, [self.timeout_s] * len(requests))
         results = []
         for future in futures:
             try:
                 results.append(future.result())
             except (WorkerTimeoutError, WorkerDiedError):
                 # One answer for both: that a tool ended its process is nothing that the model could act on.
-                results.append(ToolResult(f"The tool did not answer within {self._timeout_s:g} s.", "timeouts"))
+                results.append(ToolResult(f"The tool did not answer within {self.timeout_s:g} s.", "timeouts"))
             except WorkerStartError as error:
                 if isinstance(error.__cause__, UserError):
                     raise error.__cause__ from error
