@@ -66,15 +66,7 @@ class SamplerFactory:
     ) -> None:
         """Start the engine with the model that the policy started from. It gets the policy's weights at the first sync.
 
-        Args:
-            config: the run's config, or that of `mmrl eval`.
-            policy: the learner's policy.
-            processor: encodes prompts and parses responses.
-            adapter: the policy's LoRA adapter, if it has one.
-            run_dir: folder of the run; the engine's files go below it.
-            ranks: all processes of the run.
-            warn: told of an engine that had to be restarted.
-            base_dir: folder that files of the user's own functions start from.
+        `warn` is told of an engine that had to be restarted. Paths of the user's own functions start from `base_dir`.
 
         Raises:
             UserError: the engine does not start.
@@ -96,19 +88,14 @@ class SamplerFactory:
             self._publisher = WeightPublisher(self._start_engine(), self._send_weights)
 
     def gather_for_sampling(self) -> AbstractContextManager[None]:
-        """Gather ZeRO-3 shards so that the policy itself can generate inside this block.
-
-        Does nothing when a vLLM engine generates.
-        """
+        """Gather ZeRO-3 shards so that the policy itself can generate inside this block, unless vLLM generates."""
         return nullcontext() if self._publisher else self._policy.gather_all()
 
     def make_sampler(self, *salt: str | int, version: int = 0, concurrent: bool = False) -> Sampler:
-        """Return a sampler whose random numbers derive from `salt`. It has to be synced before it generates.
+        """Return a sampler whose random numbers derive from `salt`: the run's seed and words for its purpose.
 
-        Args:
-            salt: seed of the run and the sampler's purpose.
-            version: policy version that its segments carry until the first sync.
-            concurrent: let it generate in `rollout_thread` while the learner updates the policy.
+        It has to be synced before it generates; until then its segments would carry `version`. A `concurrent` one may
+        generate in `rollout_thread` while the learner updates the policy.
         """
         if self._make_custom_sampler is not None:
             context = EngineContext(
@@ -148,11 +135,9 @@ class SamplerFactory:
 
     @property
     def rollout_thread(self) -> Executor:
-        """The thread that generates while the learner updates the policy.
-
-        It lives as long as the engine does: the kernel ends a server when the thread that started it ends, and this one
-        restarts servers.
-        """
+        """The thread that generates while the learner updates the policy."""
+        # Kept as long as the engine: the kernel ends a server when the thread that started it ends (not only when the
+        # process does), and this thread restarts servers.
         if self._rollout_thread is None:
             init_thread = partial(init_worker_thread, self._policy.device, torch.get_num_threads())
             self._rollout_thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts", initializer=init_thread)
@@ -210,10 +195,8 @@ class SamplerFactory:
 
     @property
     def _sends_adapter_files(self) -> bool:
-        """True if the engine gets the adapter's files, False if it gets weights with the adapter merged into them.
-
-        vLLM knows adapters of the language model, without DoRA. Its server must see the learner's file system.
-        """
+        """True if the engine gets the adapter's files, False if it gets weights with the adapter merged into them."""
+        # vLLM knows adapters of the language model, without DoRA. Its server must see the learner's file system.
         lora, rollout = self._config.model.lora, self._config.rollout
         if lora is None or lora.use_dora:
             return False
@@ -276,6 +259,7 @@ def compute_max_response_tokens(config: Config | EvalConfig) -> int:
 def compute_max_model_len(config: Config | EvalConfig, policy: Policy) -> int:
     """Return the tokens of the longest prompt and response together, as far as the engine takes so many."""
     rollout = config.rollout
+    # A smaller limit than the model's own saves the engine memory for keys and values.
     wanted = config.model.max_prompt_tokens + compute_max_response_tokens(config)
     if rollout.engine == "vllm_server" and rollout.server.urls:
         from mmrl.rollout.engines.vllm_server import common_max_model_len

@@ -126,13 +126,7 @@ def check_steps(
 ) -> None:
     """Check, before any training, that the steps can run.
 
-    Args:
-        step_configs: the steps of one stage, or of the evaluation.
-        processor: tokenizes triggers.
-        banned_token_ids: tokens that no response may contain.
-        reward_terms: names of the reward terms that `correct` may name.
-        load_tool: loads a tool.
-        base_dir: folder that files of the user's own steps start from.
+    `step_configs` are those of one stage, or of the evaluation. `correct` of a rethink step may name `reward_terms`.
 
     Raises:
         UserError: a trigger contains tokens that no response may contain, `correct` names no reward term, or a function

@@ -68,12 +68,7 @@ def build_engine_args(
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's `LLM`, in this process or as a server.
 
-    Args:
-        options: the user's options.
-        dtype: the model's, as transformers calls it.
-        max_model_len: tokens of the longest sequence, prompt included.
-        cuda: True if the engine runs on a GPU.
-        lora: options of the adapter, if the engine gets it as an adapter and not merged into the weights.
+    `max_model_len` counts tokens, prompt included. `lora` is None if the engine gets no adapter, but merged weights.
     """
     engine_args: dict[str, Any] = {
         "dtype": dtype,
@@ -114,13 +109,9 @@ def build_engine_args(
 def parse_completion(
     ids: Sequence[int], logps: Sequence[float], finish_reason: str | None, stop_reason: object
 ) -> GeneratedTokens:
-    """Read one completion of vLLM.
+    """Read one completion of vLLM: token ids with the end token, and log-probabilities in nats.
 
-    Args:
-        ids: token ids, end token included.
-        logps: their log-probabilities, nats.
-        finish_reason: vLLM's own, "length" or "stop" for a completion that can be used.
-        stop_reason: the stop string that ended it, or the id of the end token.
+    `finish_reason` is vLLM's own; `stop_reason` is the stop string that ended it, or the id of the end token.
 
     Raises:
         RuntimeError: the completion was aborted, or has no token.
@@ -207,14 +198,9 @@ class EngineSampler:
         salt: Sequence[str | int],
         version: int = 0,
     ) -> None:
-        """Create a sampler.
+        """Create a sampler whose random numbers derive from `salt`, and whose segments carry `version` until a sync.
 
-        Args:
-            publisher: the engine, and the way to its weights.
-            processor: parses responses.
-            max_model_len: tokens of the longest sequence that the engine takes, prompt included.
-            salt: sets this sampler's random numbers apart from those of others.
-            version: policy version that the engine has.
+        `max_model_len` is the longest sequence that the engine takes, in tokens, prompt included.
         """
         self._publisher, self._processor, self._max_model_len = publisher, processor, max_model_len
         self._salt, self._version = tuple(salt), version

@@ -60,16 +60,10 @@ class HfSampler:
         max_batch_tokens: int = _MAX_BATCH_TOKENS,
         copy_policy: bool = False,
     ) -> None:
-        """Create a sampler.
+        """Create a sampler whose random numbers derive from `salt`, and whose segments carry `version`.
 
-        Args:
-            policy: the learner's policy.
-            processor: encodes prompts and parses responses.
-            salt: sets this sampler's random numbers apart from those of others.
-            version: policy version of the weights.
-            max_batch_tokens: tokens in the KV caches of one batch at most, padding included.
-            copy_policy: sample from a copy, which takes over the weights at each sync, so that the learner may update
-                the policy meanwhile. Frozen weights are shared.
+        `max_batch_tokens` bounds the KV caches of one batch, padding included. With `copy_policy` it samples from a
+        copy, which takes over the weights at each sync, so that the learner may update the policy meanwhile.
         """
         self._learner_policy = policy
         self._policy = policy
@@ -209,13 +203,7 @@ class HfSampler:
         """Sample token by token until every row has ended.
 
         R counts the rows that go on, except in `ids_RT`, `logps_RT` and `uniforms_RT`: these keep a row for every
-        rollout.
-
-        Args:
-            state: the model's state before the first new token.
-            sampling_params: distribution and limits.
-            matcher: recognizes stop strings.
-            uniforms_RT: one uniform number in [0, 1) for each token, float64.
+        rollout. `uniforms_RT` has a number in [0, 1) for each token, float64.
 
         Returns:
             `ids_RT` (int64, `_NO_TOKEN` behind the end of a row) and `logps_RT` (float32, nats), on the CPU.

@@ -68,13 +68,8 @@ class VllmEngine:
     ) -> None:
         """Start the engine. Random number generators and threads of this process stay as they are.
 
-        Args:
-            model: folder or hub id.
-            processor: encodes prompts and media.
-            engine_args: arguments of vLLM's `LLM`.
-            cuda: True if the engine runs on a GPU, where it can sleep.
-            restarts: times that the engine may be restarted after a failure.
-            warn: told of each restart.
+        `model` is a folder or hub id. `cuda` says that the engine runs on a GPU, where it can sleep. `warn` is told of
+        each restart, of which there may be `restarts`.
 
         Raises:
             UserError: vLLM is not installed, or refuses the model or the arguments.

@@ -68,14 +68,10 @@ class Replica:
     def __init__(
         self, url: str, options: VllmServerConfig, *, command: Sequence[str] = (), device: str = "", log: Path = Path()
     ) -> None:
-        """Create the client; nothing is started yet.
+        """Create the client of the server at `url`, without a slash at the end; nothing is started yet.
 
-        Args:
-            url: address of the server, without a slash at the end.
-            options: timeouts, restarts and the way that weights are transferred.
-            command: command line that starts the server; empty for one that runs already.
-            device: CUDA_VISIBLE_DEVICES of the server; empty for that of the run.
-            log: file that the server's output is appended to.
+        `command` starts the server, and is empty for one that runs already. `device` becomes CUDA_VISIBLE_DEVICES,
+        unless it is empty. The server's output is appended to `log`.
         """
         self.url = url
         self.adapter_loaded = False
@@ -171,8 +167,7 @@ class Replica:
         """Send a request as `request` does, and return the reply, read from JSON; {} for an empty one.
 
         Raises:
-            ReplicaError: no reply in time, an error of the server's, or a reply that is not JSON.
-            UserError: the server refuses the request.
+            ReplicaError: as `request`, and for a reply that is not JSON.
         """
         reply = self.request(path, body, timeout=timeout)
         try:
@@ -182,12 +177,7 @@ class Replica:
         return parsed
 
     def request(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> bytes:
-        """POST `body` as JSON, or GET if there is none, and return the reply.
-
-        Args:
-            path: path below the server's URL.
-            body: fields of the request.
-            timeout: seconds to wait; `timeout_s` of the options by default.
+        """POST `body` as JSON, or GET if there is none, and return the reply, within `timeout` or `timeout_s` seconds.
 
         Raises:
             ReplicaError: no reply in time, or an error of the server's (a status of 500 or above).

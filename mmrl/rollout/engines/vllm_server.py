@@ -55,10 +55,10 @@ class ServerEngine:
             processor: encodes prompts and media.
             workers_per_replica: processes of each replica that hold weights.
             warn: told of a replica that had to be restarted.
-            keep_weights: keep a copy of the weights in host memory. Needed where the learner updates them while this
-                generates, for a replica that is restarted meanwhile.
-            ranks: all processes of the run, if several share the servers. Weights and adapters are then loaded through
-                rank 0, and every rank must call `load_weights` and `load_adapter`.
+            keep_weights: keep a copy of the weights in host memory, for a replica that is restarted while the learner
+                already updates them.
+            ranks: all processes of the run, if several share the servers. `load_weights` and `load_adapter` are then
+                collective, and load through rank 0.
 
         Raises:
             UserError: a replica does not answer in time.
@@ -108,7 +108,7 @@ class ServerEngine:
         return [answers[number] for number in range(len(requests))]
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Send weights to all replicas, one after the other. Collective.
+        """Send weights to all replicas, one after the other.
 
         Raises:
             UserError: they are another model's, or a replica fails more often than it may be restarted.
@@ -117,7 +117,7 @@ class ServerEngine:
         ShardedWeightStream(weights, self._ranks).load_on_rank0(self._load_weights_on_rank0)
 
     def load_adapter(self, folder: Path) -> None:
-        """Have all replicas load the adapter in `folder`, whose files must stay until the next call. Collective."""
+        """Have all replicas load the adapter in `folder`. Its files must stay until the next call."""
         self._ranks.on_rank0(partial(self._send_to_all, methodcaller("load_adapter", folder)))
         for replica in self._replicas:
             replica.adapter_loaded = True  # on the other ranks, too: their requests name the adapter
