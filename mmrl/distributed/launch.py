@@ -16,21 +16,13 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Final, NamedTuple
+from typing import Final
 
 SHUTDOWN_GRACE_S: Final = 15.0
 """Time that the other ranks have to report what they lost, once one has failed."""
 _POLL_INTERVAL_S: Final = 0.1
 
 RankProcess = subprocess.Popen[bytes]
-
-
-class FailedRank(NamedTuple):
-    """A rank that ended with an error."""
-
-    rank: int
-    return_code: int
-    """The exit code, or minus the number of the signal that ended the process."""
 
 
 def launch(argv: Sequence[str], num_processes: int) -> int:
@@ -77,7 +69,7 @@ def launch(argv: Sequence[str], num_processes: int) -> int:
 
 def _wait_for_ranks(processes: Sequence[RankProcess]) -> int:
     """Wait until all ranks have ended, or until one has failed and the grace period is over; return the exit code."""
-    failed: FailedRank | None = None
+    failed: tuple[int, int] | None = None
     deadline = float("inf")
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(_POLL_INTERVAL_S)
@@ -88,24 +80,23 @@ def _wait_for_ranks(processes: Sequence[RankProcess]) -> int:
     failed = failed or _find_failed_rank(processes)
     if failed is None:
         return 0
-    if failed.return_code < 0:
-        name = signal.Signals(-failed.return_code).name
-        print(f"mmrl: error: rank {failed.rank} was ended by {name}; all are stopped", file=sys.stderr)
-        return 128 - failed.return_code  # 128 plus the signal's number, as shells report it
-    return failed.return_code
+    rank, return_code = failed
+    if return_code < 0:
+        name = signal.Signals(-return_code).name
+        print(f"mmrl: error: rank {rank} was ended by {name}; all are stopped", file=sys.stderr)
+        return 128 - return_code  # 128 plus the signal's number, as shells report it
+    return return_code
 
 
-def _find_failed_rank(processes: Sequence[RankProcess]) -> FailedRank | None:
-    """Return a rank that failed, if there is one.
-
-    A rank that a signal ended is preferred to one with an exit code: the latter only lost its connection to it.
-    """
+def _find_failed_rank(processes: Sequence[RankProcess]) -> tuple[int, int] | None:
+    """Return a rank that failed and its return code, minus the number of the signal that ended it; None if none did."""
     failed = []
     for rank, process in enumerate(processes):
         return_code = process.poll()
         if return_code:
-            failed.append(FailedRank(rank, return_code))
-    return min(failed, key=lambda rank: rank.return_code > 0, default=None)
+            failed.append((rank, return_code))
+    # A rank that a signal ended comes before one with an exit code: the latter only lost its connection to it.
+    return min(failed, key=lambda rank: rank[1] > 0, default=None)
 
 
 def _signal_process_group(process: RankProcess, signal_number: int) -> None:

@@ -118,12 +118,7 @@ class SamplerFactory:
         return HfSampler(self._policy, self._processor, salt=salt, version=version, copy_policy=concurrent)
 
     def sync_weights(self, version: int) -> None:
-        """Send the policy's weights to the engine, unless it has those of `version`.
-
-        Raises:
-            UserError: the engine runs another model.
-            RuntimeError: the weights did not arrive.
-        """
+        """Send the policy's weights to the engine, unless it has those of `version`."""
         if self._publisher is not None:
             self._publisher.publish(version)
         for sampler in self._custom_samplers:

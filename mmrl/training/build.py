@@ -61,8 +61,7 @@ from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer,
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
 from mmrl.rollout.pipeline import build_pipeline, check_steps
 from mmrl.rollout.steps.base import RolloutContext
-from mmrl.rollout.tools.demonstrations import DemonstrationTools
-from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.rollout.tools.executor import DemonstrationTools, ToolRunner
 from mmrl.scoring import registry
 from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights
 from mmrl.training.validation import Evaluator

@@ -16,8 +16,7 @@ from mmrl.answer.tool_calls import find_final_call, split_turns
 from mmrl.config import explain, load_config
 from mmrl.config.schema import ToolConfig, ToolsConfig
 from mmrl.policy.batch import collate
-from mmrl.rollout.tools.demonstrations import DemonstrationTools
-from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.rollout.tools.executor import DemonstrationTools, ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, Experience, UserError
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmrl.config.schema import LoraConfig, VllmConfig
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import Learner
 from mmrl.rollout.responses import GeneratedTokens, append_generated, empty_rollout
-from mmrl.rollout.weight_sync import WeightStream
 from mmrl.types import Experience, FinishReason, Prompt, Rollout, SamplingParams, UserError
 from mmrl.utils.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from mmrl.rollout.engines.vllm_colocated import VllmEngine
+    from mmrl.rollout.engines.vllm_server import ServerEngine
 
 # vLLM reads a seed as a signed 64-bit number and gives sibling i the seed plus i; the bound leaves room for both.
 _SEED_LIMIT = 2**62
@@ -129,28 +131,8 @@ def parse_completion(
     return GeneratedTokens(tuple(ids), tuple(logps), reason)
 
 
-class RolloutEngine(Protocol):
-    """An engine that generates tokens with weights of its own."""
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[GeneratedTokens]]:
-        """Return the continuations of each request, in order."""
-
-    def load_weights(self, weights: WeightStream) -> None:
-        """Load weights, drop caches that the old ones filled, and verify that the new ones arrived.
-
-        Raises:
-            UserError: they are another model's.
-            RuntimeError: they did not arrive.
-        """
-
-    def load_adapter(self, folder: Path) -> None:
-        """Use the LoRA adapter that peft saved in `folder`, in place of the one before."""
-
-    def sleep(self) -> None:
-        """Give the memory of a shared device to the learner. The next call that needs it takes it back."""
-
-    def close(self) -> None:
-        """Shut the engine down."""
+RolloutEngine: TypeAlias = "VllmEngine | ServerEngine"
+"""Generates tokens with weights of its own: vLLM in this process, or servers of it."""
 
 
 @dataclass(slots=True)
@@ -206,12 +188,7 @@ class EngineSampler:
         self._salt, self._version = tuple(salt), version
 
     def sync(self, version: int) -> None:
-        """Send the learner's weights to the engine and stamp further segments with `version`.
-
-        Raises:
-            UserError: the engine runs another model.
-            RuntimeError: the weights did not arrive.
-        """
+        """Send the learner's weights to the engine and stamp further segments with `version`."""
         self._publisher.publish(version)
         self._version = version
 

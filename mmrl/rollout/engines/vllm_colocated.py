@@ -54,7 +54,10 @@ def vllm_env_vars(*, cuda: bool) -> dict[str, str]:
 
 
 class VllmEngine:
-    """A vLLM engine in this process. There can be one only, since vLLM's process groups are global."""
+    """A vLLM engine in this process. There can be one only, since vLLM's process groups are global.
+
+    Its methods are those of `ServerEngine`, with the same meaning.
+    """
 
     def __init__(
         self,
@@ -121,10 +124,15 @@ class VllmEngine:
                     raise
                 reason = str(failure)
             # Not inside the handler: the exception's traceback would keep the old engine, and its memory, alive.
-            self._restart(reason)
+            self._restarts_left -= 1
+            self._warn(f"the rollout engine failed ({reason}); it is started anew, and asked again")
+            self.close()
+            self._asleep, self._lora_request = False, None
+            self._llm = self._start()
+            self._reload_weights()
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Load the learner's tensors without a copy, by vLLM's own reloading.
+        """Load the learner's tensors, by vLLM's own reloading; drop caches that old ones filled, and check arrival.
 
         Raises:
             UserError: they are another model's.
@@ -175,15 +183,6 @@ class VllmEngine:
             except (ValueError, NotImplementedError, RuntimeError) as error:
                 raise UserError(f"rollout.engine: vLLM cannot run this model here: {error}") from error
         return llm
-
-    def _restart(self, reason: str) -> None:
-        """Restart the engine with the weights that it had last."""
-        self._restarts_left -= 1
-        self._warn(f"the rollout engine failed ({reason}); it is started anew, and asked again")
-        self.close()
-        self._asleep, self._lora_request = False, None
-        self._llm = self._start()
-        self._reload_weights()
 
     def _generate_once(
         self, requests: Sequence[GenerationRequest], inputs: Sequence[EngineInput]

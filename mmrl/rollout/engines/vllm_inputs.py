@@ -9,7 +9,7 @@ Suffixes of tensors: M patches, D values of a patch, I images, V videos; 3 is a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from vllm.inputs import EngineInput, mm_input, tokens_input
@@ -39,23 +39,16 @@ def build_engine_input(rollout: Rollout, processor: QwenProcessor) -> EngineInpu
         cache_keys["video"] = list(media.video_keys)
     if not cache_keys:
         return tokens_input(token_ids)
-    timing_tensors: dict[str, torch.Tensor] = {}
-    if processor.encoder.family.video_time is VideoTimeEncoding.SECONDS:
-        seconds_per_grid = [tensors.second_per_grid_V for span in spans for tensors in span.tensors]
-        timing_tensors["second_per_grid_ts"] = torch.cat(seconds_per_grid)
-    ranges = _placeholder_ranges(token_ids, media, processor)
-    return mm_input(token_ids, _multimodal_kwargs(media, timing_tensors), cache_keys, ranges)
-
-
-def _multimodal_kwargs(media: BatchMedia, timing_tensors: Mapping[str, torch.Tensor]) -> MultiModalKwargsItems:
-    """Return the arguments that vLLM's model is called with, divided into one item for each image and video."""
     arguments = {
         "pixel_values": media.image_patches_MD,
         "image_grid_thw": media.image_grids_I3,
         "pixel_values_videos": media.video_patches_MD,
         "video_grid_thw": media.video_grids_V3,
-        **timing_tensors,
     }
+    if processor.encoder.family.video_time is VideoTimeEncoding.SECONDS:
+        seconds_per_grid = [tensors.second_per_grid_V for span in spans for tensors in span.tensors]
+        arguments["second_per_grid_ts"] = torch.cat(seconds_per_grid)
+    # These say how the arguments divide into one item for each image and video.
     fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", media.image_grids_I3.prod(dim=1)),
         "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
@@ -63,7 +56,8 @@ def _multimodal_kwargs(media: BatchMedia, timing_tensors: Mapping[str, torch.Ten
         "video_grid_thw": MultiModalFieldConfig.batched("video", keep_on_cpu=True),
         "second_per_grid_ts": MultiModalFieldConfig.batched("video", keep_on_cpu=True),
     }
-    return MultiModalKwargsItems.from_hf_inputs(arguments, fields)
+    ranges = _placeholder_ranges(token_ids, media, processor)
+    return mm_input(token_ids, MultiModalKwargsItems.from_hf_inputs(arguments, fields), cache_keys, ranges)
 
 
 def _placeholder_ranges(

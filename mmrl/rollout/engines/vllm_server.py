@@ -182,38 +182,32 @@ def make_replicas(
     """Return the replicas that `options` name: running ones by URL, or ones to start on `model` (folder or hub id)."""
     if options.urls:
         return [Replica(url, options) for url in options.urls]
+    backend = BACKEND if options.weight_transfer == "file" else options.weight_transfer
+    flags = ["--served-model-name", "base", "--enable-scale-out", "--disable-uvicorn-access-log"]
+    for name, value in {**engine_args, "weight_transfer_config": {"backend": backend}}.items():
+        flag = name.replace("_", "-")
+        match value:
+            case bool():
+                flags.append(f"--{flag}" if value else f"--no-{flag}")
+            case dict():
+                flags += [f"--{flag}", json.dumps(value)]
+            case _:
+                flags += [f"--{flag}", str(value)]
     log_dir.mkdir(parents=True, exist_ok=True)
     replicas = []
     for number in range(options.replicas):
         port = find_free_port()
+        # The module that `vllm serve` runs. The command itself does not start in the build for CPUs.
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         replica = Replica(
             f"http://127.0.0.1:{port}",
             options,
-            command=build_serve_command(model, engine_args, options, port),
+            command=[*command, "--host", "127.0.0.1", "--port", str(port), *flags],
             device=options.devices[number] if options.devices else "",
             log=log_dir / f"server-{number}.log",
         )
         replicas.append(replica)
     return replicas
-
-
-def build_serve_command(model: str, engine_args: Mapping[str, Any], options: VllmServerConfig, port: int) -> list[str]:
-    """Return the command line that serves `model` with these arguments of vLLM's `LLM`."""
-    # The module that `vllm serve` runs. The command itself does not start in the build for CPUs.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--served-model-name", "base", "--enable-scale-out"]
-    command += ["--disable-uvicorn-access-log"]
-    backend = BACKEND if options.weight_transfer == "file" else options.weight_transfer
-    for name, value in {**engine_args, "weight_transfer_config": {"backend": backend}}.items():
-        flag = name.replace("_", "-")
-        match value:
-            case bool():
-                command.append(f"--{flag}" if value else f"--no-{flag}")
-            case dict():
-                command += [f"--{flag}", json.dumps(value)]
-            case _:
-                command += [f"--{flag}", str(value)]
-    return command
 
 
 def common_max_model_len(urls: Sequence[str], options: VllmServerConfig) -> int:

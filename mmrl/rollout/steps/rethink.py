@@ -130,7 +130,11 @@ class ForcedRethink:
         for group_index, group in enumerate(batch.groups):
             kept = []
             for continuation in continuations:
-                if continuation.attempt.group_index == group_index and self._is_kept(continuation):
+                wanted = self.options.keep == "all" or continuation.correct
+                if self.options.keep == "improved" and continuation.attempt.was_correct:
+                    wanted = False
+                long_enough = continuation.num_new_tokens >= self.options.min_new_tokens
+                if continuation.attempt.group_index == group_index and wanted and long_enough:
                     kept.append(continuation)
             kept = kept[: self.options.max_kept_per_group]
             num_kept += len(kept)
@@ -206,17 +210,6 @@ class ForcedRethink:
             return first_response.num_tokens
         token_ids = [token for segment in first_response.segments for token in segment.token_ids]
         return count_tokens_before(token_ids, first_response.text[: start + answer_offset], self.processor.decode)
-
-    def _is_kept(self, continuation: _Continuation) -> bool:
-        if continuation.num_new_tokens < self.options.min_new_tokens:
-            return False
-        match self.options.keep:
-            case "all":
-                return True
-            case "correct":
-                return continuation.correct
-            case "improved":
-                return continuation.correct and not continuation.attempt.was_correct
 
     def _merge_into_group(self, group: Sequence[Rollout], kept: Sequence[_Continuation]) -> tuple[Rollout, ...]:
         if self.options.mode == "replace":

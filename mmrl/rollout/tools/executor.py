@@ -23,7 +23,7 @@ from mmrl.media.checks import MediaRangeError
 from mmrl.policy.processor import QwenProcessor
 from mmrl.rollout.tools.media_results import MediaResult, find_media
 from mmrl.rollout.tools.workers import ToolFunction, ToolRequest, ToolResult, ToolWorkers
-from mmrl.types import Action, AnswerType, Author, Rollout, Segment
+from mmrl.types import Action, AnswerType, Author, Rollout, Segment, UserError
 
 ToolLoader = Callable[[ToolConfig], ToolFunction]
 """Loads the function that a config names and binds its options; called in whichever process runs the tool."""
@@ -160,6 +160,83 @@ class ToolExecutor:
         if num_tokens > num_free:
             raise ValueError(f"it takes {num_tokens} tokens to show, and {max(0, num_free)} are left")
         return tuple(encoded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstrationTools:
+    """Executes the calls of demonstrations: behind each call stands the tool's result, as in a rollout that makes it.
+
+        .. <tool_call>..</tool_call>, DEMONSTRATION | <tool_response>..</tool_response>, ENVIRONMENT | .., DEMONSTRATION
+
+    A demonstration in a dataset holds the text that the model is to write, and nothing else.
+    """
+
+    executor: ToolExecutor
+
+    def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
+        """Return demonstrations with a result behind each call that something follows, and counts of the calls.
+
+        A demonstration without such a call is returned as it is.
+
+        Raises:
+            UserError: a tool failed, or a demonstration exceeds the limits of turns or tokens.
+        """
+        counts: Counter[str] = Counter()
+        turns_of = list(map(self._split_at_calls, demonstrations))
+        completed = []
+        for demonstration, turns in zip(demonstrations, turns_of, strict=True):
+            completed.append(self._append_segments(replace(demonstration, segments=()), turns[0]))
+        # Turn by turn over all demonstrations, so that one hung tool delays the others once and not once each.
+        for turn in range(1, max(map(len, turns_of), default=0)):
+            calling = [index for index, turns in enumerate(turns_of) if turn < len(turns)]
+            messages = self._execute_turn([completed[index] for index in calling], turn)
+            counts.update(count_calls(messages))
+            for index, message in zip(calling, messages, strict=True):
+                answered = self.executor.append_message(completed[index], message)
+                completed[index] = self._append_segments(answered, turns_of[index][turn])
+        for index, turns in enumerate(turns_of):
+            if len(turns) > 1:
+                completed[index] = self.executor.processor.parse_rollout(completed[index])
+            else:
+                # As it came, since nothing was executed: decoding its tokens anew could change its text.
+                completed[index] = demonstrations[index]
+        return completed, {f"{self.executor.options.name}/{name}": float(counts[name]) for name in CALL_METRICS}
+
+    def _execute_turn(self, rollouts: Sequence[Rollout], turn: int) -> list[ToolMessage]:
+        """Execute the last call of each rollout, which is its call number `turn`, counted from 1."""
+        options = self.executor.options
+        for rollout in rollouts:
+            exceeded = None
+            if turn > options.max_turns:
+                exceeded = f"max_turns={options.max_turns}"
+            elif rollout.num_tokens > options.max_total_tokens:
+                exceeded = f"max_total_tokens={options.max_total_tokens}"
+            if exceeded is not None:
+                raise UserError(
+                    f"sample {rollout.prompt.sample.id}: call {turn} of its response, behind {rollout.num_tokens} "
+                    f"tokens, is beyond {exceeded} of step {options.name}; raise that, or leave the sample out"
+                )
+        messages = self.executor.execute_calls(rollouts)
+        for rollout, message in zip(rollouts, messages, strict=True):
+            if message.kind in FAILURE_KINDS:
+                raise UserError(f"sample {rollout.prompt.sample.id}: call {turn} of its response: {message.text}")
+        return messages
+
+    def _split_at_calls(self, demonstration: Rollout) -> list[list[Segment]]:
+        """Split the segments of a demonstration into turns. Each turn but the last ends in a call."""
+        turns: list[list[Segment]] = [[]]
+        for segment in demonstration.segments:
+            if find_final_call(self._decode(turns[-1])) is not None:
+                turns.append([])
+            turns[-1].append(segment)
+        return turns
+
+    def _append_segments(self, rollout: Rollout, segments: Sequence[Segment]) -> Rollout:
+        # The text becomes that of this turn alone: the executor looks for the call at its end.
+        return replace(rollout, segments=(*rollout.segments, *segments), text=self._decode(segments))
+
+    def _decode(self, segments: Sequence[Segment]) -> str:
+        return self.executor.processor.decode([token for segment in segments for token in segment.token_ids])
 
 
 def count_calls(messages: Sequence[ToolMessage]) -> Counter[str]:
