@@ -115,7 +115,7 @@ class TorchRanks(Ranks):
 
     def rank_lost_error(self, error: RuntimeError) -> RankLostError:
         """Return the error to raise when a collective fails: what this rank did, and what the others did last."""
-        # gloo's messages go on with a C++ stack, behind a first line that says what broke.
+        # A message of gloo's may have many lines, of which the first says what broke.
         lines = str(error).strip().splitlines()
         cause = lines[0] if lines else type(error).__name__
         return RankLostError(

@@ -103,7 +103,7 @@ class VllmEngine:
         """Return the continuations of each request, in order.
 
         Raises:
-            UserError: placeholders, grids and patches of a prompt disagree.
+            UserError: the placeholders of a prompt do not fit its media.
             RuntimeError: the engine failed more often than it may be restarted.
         """
         from mmrl.rollout.engines.vllm_inputs import build_engine_input

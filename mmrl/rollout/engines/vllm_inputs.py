@@ -27,7 +27,7 @@ def build_engine_input(rollout: Rollout, processor: QwenProcessor) -> EngineInpu
     vLLM caches what it encodes by the keys given here: the digest of the prompt, or of the media that a tool showed.
 
     Raises:
-        UserError: a file has changed since the run started, or placeholders, grids and patches disagree.
+        UserError: a file has changed since the run started, or placeholders do not fit the media.
     """
     spans = (TokenSpan.from_prompt(rollout.prompt, processor), TokenSpan.from_response(rollout, processor))
     token_ids = [token for span in spans for token in span.ids]

@@ -67,13 +67,10 @@ def parse_fingerprints(plain: dict[str, Any]) -> dict[str, TensorFingerprint]:
 
 
 class FingerprintedSource(WeightSource):
-    """A stream of weights as vLLM's senders read it, with the fingerprints of the last pass.
-
-    A sender keeps the source that it was created with, so `weights` is set anew for another transfer.
-    """
+    """A stream of weights as vLLM's senders read it, with the fingerprints of what was last sent."""
 
     def __init__(self, weights: WeightStream) -> None:
-        self.weights = weights
+        self.weights = weights  # set anew for another transfer: a sender keeps the source that it was created with
         self.fingerprints: dict[str, TensorFingerprint] = {}
 
     def metadata(self) -> list[ParamMeta]:
@@ -109,11 +106,9 @@ class FileReceiver(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
         """Do nothing: there is no connection to open."""
 
     def start_weight_update(self) -> None:
-        """Prepare the model for weights that come in pieces.
-
-        vLLM then holds back weights that it fuses (query, key and value, say) until all of them are there, so a file
-        may end between them.
-        """
+        """Prepare the model for weights that come in pieces."""
+        # vLLM then holds back weights that it fuses (query, key and value, say) until all of them are there, so a file
+        # may end between them.
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:

@@ -2,8 +2,9 @@
 
     first response, POLICY | trigger, FORCED | continuation, POLICY
 
-The parts are joined as token ids and never re-tokenized, so each token keeps the log-probability it was sampled with.
-The trigger is context: tokens by FORCED are not trained. The last answer of the whole response counts.
+The words in capitals are the parts' authors, who decide what is trained: tokens by FORCED are context. The parts are
+joined as token ids and never re-tokenized, so each token keeps the log-probability it was sampled with. The last answer
+of the whole response counts.
 
 Source: VL-Rethinker, arXiv:2504.08837, section 3.2 "Forced Rethinking". The paper forces a share of all rollouts after
 they end and keeps continuations whose answer is correct. Departures are options, listed at `RethinkConfig`; by default
