@@ -71,25 +71,28 @@ def balanced_range(sizes: Sequence[int], ranks: Ranks) -> range:
     return range(own[0], own[-1] + 1) if own else range(0)
 
 
+@dataclass(frozen=True, slots=True)
 class RankShard(Generic[RowT]):
     """This rank's share of an endless order of rows.
 
     Positions are those of the whole order, so a run may continue with another number of ranks.
     """
 
-    def __init__(self, take_rows: Callable[[int, int], Sequence[RowT]], ranks: Ranks, prompts_per_round: int) -> None:
-        """`take_rows` returns rows by start position and count; a round has `prompts_per_round` over all ranks."""
-        self._take_rows, self._ranks, self._prompts_per_round = take_rows, ranks, prompts_per_round
+    take_rows: Callable[[int, int], Sequence[RowT]]
+    """Returns rows by start position and count."""
+    ranks: Ranks
+    prompts_per_round: int
+    """Prompts of one round over all ranks, unfinished groups included."""
 
     def take(self, start_position: int, count: int) -> Sequence[RowT]:
         """Return this rank's share of the `count` rows from `start_position` on."""
         # Groups left unfinished by the step before occupy the first places of the round, and the rows taken here fill
         # the places behind them: so ranks stay evenly loaded, and the order of groups is that of a single process.
-        own_places = rank_slice(self._prompts_per_round, self._ranks)
-        num_unfinished = self._prompts_per_round - count
+        own_places = rank_slice(self.prompts_per_round, self.ranks)
+        num_unfinished = self.prompts_per_round - count
         start = max(0, own_places.start - num_unfinished)
         stop = max(0, own_places.stop - num_unfinished)
-        return self._take_rows(start_position, count)[start:stop]
+        return self.take_rows(start_position, count)[start:stop]
 
 
 def sum_over_ranks(counts: Mapping[str, float], ranks: Ranks) -> dict[str, float]:

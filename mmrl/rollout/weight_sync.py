@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -64,6 +64,7 @@ class PolicyWeightStream(WeightStream):
         return self.policy.iter_export_weights()
 
 
+@dataclass(eq=False)
 class ShardedWeightStream(WeightStream):
     """Weights that may be sharded over ranks, as an engine of rank 0 reads them.
 
@@ -71,10 +72,10 @@ class ShardedWeightStream(WeightStream):
     other ranks before each pass over the weights, and when there are no more. No rank ever holds all of them.
     """
 
-    def __init__(self, weights: WeightStream, ranks: Ranks) -> None:
-        self.weights, self._ranks = weights, ranks
-        self._specs: list[WeightSpec] | None = None
-        self._current_pass: Iterator[tuple[str, torch.Tensor]] = iter(())
+    weights: WeightStream
+    ranks: Ranks
+    _specs: list[WeightSpec] | None = None
+    _current_pass: Iterator[tuple[str, torch.Tensor]] = field(default_factory=lambda: iter(()))
 
     def load_on_rank0(self, load: Callable[[WeightStream], None]) -> None:
         """Call `load` on rank 0. Every rank must call this, and takes part in each pass over the weights.
@@ -82,8 +83,8 @@ class ShardedWeightStream(WeightStream):
         Raises:
             UserError: `load` raised it on rank 0; it is raised on every rank.
         """
-        if self._ranks.rank:
-            while self._ranks.on_rank0(lambda: True):
+        if self.ranks.rank:
+            while self.ranks.on_rank0(lambda: True):
                 for _ in self.weights:
                     pass
             return
@@ -101,7 +102,7 @@ class ShardedWeightStream(WeightStream):
 
         # Each `on_rank0` of rank 0 meets one in the loop above, whose own function does not run: True from rank 0 means
         # one more pass, False the end, and an error that rank 0 raises here is raised on every rank.
-        self._ranks.on_rank0(report_end)
+        self.ranks.on_rank0(report_end)
 
     def specs(self) -> list[WeightSpec]:
         """Return name, dtype and shape of each weight. The first call costs a pass."""
@@ -112,7 +113,7 @@ class ShardedWeightStream(WeightStream):
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Start a pass on all ranks and yield name and tensor of each weight. Only rank 0 calls this."""
         self._finish_pass()
-        self._ranks.on_rank0(lambda: True)
+        self.ranks.on_rank0(lambda: True)
         self._current_pass = iter(self.weights)
         return self._current_pass
 

@@ -7,7 +7,7 @@ name, that set them apart from those of other samplers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmrl.config.schema import LoraConfig, VllmConfig
@@ -168,29 +168,24 @@ class SleepDuringLearning:
         return self.learner.step(experiences, step=step)
 
 
+@dataclass(slots=True)
 class EngineSampler:
     """Samples with an engine that several samplers share, each with random numbers of its own."""
 
-    def __init__(
-        self,
-        publisher: WeightPublisher,
-        processor: QwenProcessor,
-        *,
-        max_model_len: int,
-        salt: Sequence[str | int],
-        version: int = 0,
-    ) -> None:
-        """Create a sampler whose random numbers derive from `salt`, and whose segments carry `version` until a sync.
-
-        `max_model_len` is the longest sequence that the engine takes, in tokens, prompt included.
-        """
-        self._publisher, self._processor, self._max_model_len = publisher, processor, max_model_len
-        self._salt, self._version = tuple(salt), version
+    publisher: WeightPublisher
+    processor: QwenProcessor
+    _: KW_ONLY
+    max_model_len: int
+    """Tokens of the longest sequence that the engine takes, prompt included."""
+    salt: Sequence[str | int]
+    """Sets this sampler's random numbers apart from those of others."""
+    version: int = 0
+    """Policy version that segments carry."""
 
     def sync(self, version: int) -> None:
         """Send the learner's weights to the engine and stamp further segments with `version`."""
-        self._publisher.publish(version)
-        self._version = version
+        self.publisher.publish(version)
+        self.version = version
 
     def close(self) -> None:
         """Leave the engine running: it serves other samplers and later stages."""
@@ -208,7 +203,7 @@ class EngineSampler:
             request = GenerationRequest(
                 rollout=empty_rollout(prompt, 0, sampling_params),
                 num_samples=group_size,
-                seed=derive_seed(*self._salt, step, prompt.sample.id) % _SEED_LIMIT,
+                seed=derive_seed(*self.salt, step, prompt.sample.id) % _SEED_LIMIT,
                 sampling_params=sampling_params,
             )
             requests.append(request)
@@ -217,7 +212,7 @@ class EngineSampler:
             group = []
             for index, generated in enumerate(continuations):
                 empty = empty_rollout(prompt, index, sampling_params)
-                group.append(append_generated(empty, generated, sampling_params, self._version, self._processor))
+                group.append(append_generated(empty, generated, sampling_params, self.version, self.processor))
             groups.append(group)
         return groups
 
@@ -231,14 +226,14 @@ class EngineSampler:
         for rollout in rollouts:
             # The number of segments is part of the seed, so that a rollout that is continued twice draws new numbers.
             parts = (step, rollout.prompt.sample.id, rollout.index, len(rollout.segments))
-            seed = derive_seed(*self._salt, *parts) % _SEED_LIMIT
+            seed = derive_seed(*self.salt, *parts) % _SEED_LIMIT
             requests.append(
                 GenerationRequest(rollout=rollout, num_samples=1, seed=seed, sampling_params=sampling_params)
             )
         extended = []
         for rollout, continuations in zip(rollouts, self._generate(requests), strict=True):
             generated = continuations[0]
-            extended.append(append_generated(rollout, generated, sampling_params, self._version, self._processor))
+            extended.append(append_generated(rollout, generated, sampling_params, self.version, self.processor))
         return extended
 
     def _generate(self, requests: Sequence[GenerationRequest]) -> list[list[GeneratedTokens]]:
@@ -246,9 +241,9 @@ class EngineSampler:
         for request in requests:
             length = len(request.rollout.prompt.token_ids) + request.rollout.num_tokens
             max_new_tokens = request.sampling_params.max_new_tokens
-            if length + max_new_tokens > self._max_model_len:
+            if length + max_new_tokens > self.max_model_len:
                 raise UserError(
                     f"sample {request.rollout.prompt.sample.id}: {length} tokens, and {max_new_tokens} more, are "
-                    f"beyond the {self._max_model_len} that the rollout engine takes"
+                    f"beyond the {self.max_model_len} that the rollout engine takes"
                 )
-        return self._publisher.engine.generate(requests)
+        return self.publisher.engine.generate(requests)

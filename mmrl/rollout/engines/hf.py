@@ -3,8 +3,8 @@
 Random numbers of a sampler derive from its salt: the run's seed and words, such as the stage's name, that set them
 apart from those of other samplers.
 
-Suffixes of tensors: B prompts, P columns of padded prompts, R rows (one per rollout), K columns of the KV cache, T new
-tokens, V vocabulary; 3 is the axes of a position (time, height, width).
+Suffixes of tensors: B prompts, P columns of padded prompts or responses, R rows (one per rollout), K columns of the KV
+cache, T new tokens, V vocabulary; 3 is the axes of a position (time, height, width).
 """
 
 from __future__ import annotations
@@ -172,25 +172,20 @@ class HfSampler:
             keep_RK=batch.attention_mask_BP.to(device)[prompt_of_R],
             next_position_R=(batch.position_ids_3BP.amax(dim=(0, 2)) + 1).to(device)[prompt_of_R],
         )
-        if any(rollout.num_tokens for rollout in rollouts):
-            return self._append_responses(state, rollouts)
-        return state
-
-    def _append_responses(self, state: _DecodeState, rollouts: Sequence[Rollout]) -> _DecodeState:
-        """Run the responses' tokens through the model behind their prompts. A row may have no token yet."""
-        tails = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(self._policy.device)
-        keep_RK = torch.cat([state.keep_RK, tails.attention_mask_BP], dim=1)
-        has_tokens_R = tails.attention_mask_BP.any(dim=1)
-        tails = replace(tails, position_ids_3BP=tails.position_ids_3BP + state.next_position_R[:, None])
-        logits_RV = self._policy.append(state.cache, tails, keep_RK)
+        if not any(rollout.num_tokens for rollout in rollouts):
+            return state
+        responses = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(device)
+        keep_RK = torch.cat([state.keep_RK, responses.attention_mask_BP], dim=1)
+        # Responses are numbered from 0 and stand behind their prompts.
+        positions_3RP = responses.position_ids_3BP + state.next_position_R[:, None]
+        logits_RV = self._policy.append(cache, replace(responses, position_ids_3BP=positions_3RP), keep_RK)
+        # A row without tokens keeps the state behind its prompt: what the model made of its padding means nothing.
+        has_tokens_R = responses.attention_mask_BP.any(dim=1)
         return _DecodeState(
-            cache=state.cache,
-            # A row without tokens keeps the state behind its prompt: what the model made of its padding means nothing.
+            cache=cache,
             logits_RV=torch.where(has_tokens_R[:, None], logits_RV, state.logits_RV),
             keep_RK=keep_RK,
-            next_position_R=torch.where(
-                has_tokens_R, tails.position_ids_3BP.amax(dim=(0, 2)) + 1, state.next_position_R
-            ),
+            next_position_R=torch.where(has_tokens_R, positions_3RP.amax(dim=(0, 2)) + 1, state.next_position_R),
         )
 
     def _decode(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -66,12 +66,13 @@ def parse_fingerprints(plain: dict[str, Any]) -> dict[str, TensorFingerprint]:
     return {name: TensorFingerprint(shape=tuple(shape), digest=digest) for name, (shape, digest) in plain.items()}
 
 
+@dataclass(eq=False)
 class FingerprintedSource(WeightSource):
     """A stream of weights as vLLM's senders read it, with the fingerprints of what was last sent."""
 
-    def __init__(self, weights: WeightStream) -> None:
-        self.weights = weights  # set anew for another transfer: a sender keeps the source that it was created with
-        self.fingerprints: dict[str, TensorFingerprint] = {}
+    weights: WeightStream
+    """Set anew for another transfer: a sender keeps the source that it was created with."""
+    fingerprints: dict[str, TensorFingerprint] = field(default_factory=dict)
 
     def metadata(self) -> list[ParamMeta]:
         """Return name, dtype and shape of each weight."""
