@@ -67,23 +67,10 @@ class _Attempt:
     """Place of its group in the batch."""
     position: int
     """Its place in the group."""
-    prefix: Rollout
-    """Its kept tokens and the trigger."""
+    rollout: Rollout
+    """Its kept tokens and the trigger; then also the continuation, and the verdict on the whole in `is_correct`."""
     was_correct: bool
     """Verdict on the first response."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Continuation:
-    """An attempt after the policy has continued it."""
-
-    attempt: _Attempt
-    rollout: Rollout
-    """First response, trigger and what the policy added."""
-    correct: bool
-    """Verdict on the whole."""
-    num_new_tokens: int
-    """Tokens that the policy added behind the trigger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,32 +102,26 @@ class ForcedRethink:
             attempts += self._draw_attempts(group_index, group, correct, step)
 
         # The policy continues all attempts of the batch at once: one large request to the engine.
-        extended = self.sampler.extend([attempt.prefix for attempt in attempts], self.sampling_params, step=step)
-        continuations = []
-        for attempt, rollout, correct in zip(attempts, extended, self.is_correct(extended), strict=True):
-            continuation = _Continuation(
-                attempt=attempt,
-                rollout=replace(rollout, is_correct=correct),
-                correct=correct,
-                num_new_tokens=len(rollout.segments[-1].token_ids),
-            )
-            continuations.append(continuation)
+        extended = self.sampler.extend([attempt.rollout for attempt in attempts], self.sampling_params, step=step)
+        continued = []
+        for attempt, rollout, is_correct in zip(attempts, extended, self.is_correct(extended), strict=True):
+            continued.append(replace(attempt, rollout=replace(rollout, is_correct=is_correct)))
 
         groups = []
         num_kept = 0
         for group_index, group in enumerate(batch.groups):
             kept = []
-            for continuation in continuations:
-                wanted = self.options.keep == "all" or continuation.correct
-                if self.options.keep == "improved" and continuation.attempt.was_correct:
+            for attempt in continued:
+                wanted = self.options.keep == "all" or attempt.rollout.is_correct
+                if self.options.keep == "improved" and attempt.was_correct:
                     wanted = False
-                long_enough = continuation.num_new_tokens >= self.options.min_new_tokens
-                if continuation.attempt.group_index == group_index and wanted and long_enough:
-                    kept.append(continuation)
+                long_enough = len(attempt.rollout.segments[-1].token_ids) >= self.options.min_new_tokens
+                if attempt.group_index == group_index and wanted and long_enough:
+                    kept.append(attempt)
             kept = kept[: self.options.max_kept_per_group]
             num_kept += len(kept)
             groups.append(self._merge_into_group(group, kept))
-        return with_metrics(replace(batch, groups=tuple(groups)), self._count_outcomes(continuations, num_kept))
+        return with_metrics(replace(batch, groups=tuple(groups)), self._count_outcomes(continued, num_kept))
 
     def _draw_attempts(
         self, group_index: int, group: Sequence[Rollout], correct: Sequence[bool], step: int
@@ -168,7 +149,7 @@ class ForcedRethink:
             yield _Attempt(
                 group_index=group_index,
                 position=position,
-                prefix=self._force_trigger(group[position], correct[position], rng),
+                rollout=self._force_trigger(group[position], correct[position], rng),
                 was_correct=correct[position],
             )
 
@@ -212,18 +193,18 @@ class ForcedRethink:
         token_ids = [token for segment in first_response.segments for token in segment.token_ids]
         return count_tokens_before(token_ids, first_response.text[: start + answer_offset], self.processor.decode)
 
-    def _merge_into_group(self, group: Sequence[Rollout], kept: Sequence[_Continuation]) -> tuple[Rollout, ...]:
+    def _merge_into_group(self, group: Sequence[Rollout], kept: Sequence[_Attempt]) -> tuple[Rollout, ...]:
         if self.options.mode == "replace":
-            by_position = {continuation.attempt.position: continuation.rollout for continuation in kept}
+            by_position = {attempt.position: attempt.rollout for attempt in kept}
             return tuple(by_position.get(position, rollout) for position, rollout in enumerate(group))
         # An index may not be given twice in a group: the seed of what is generated from a rollout derives from it.
         next_index = max((rollout.index for rollout in group), default=-1) + 1
         added = []
-        for index, continuation in enumerate(kept, start=next_index):
-            added.append(replace(continuation.rollout, index=index))
+        for index, attempt in enumerate(kept, start=next_index):
+            added.append(replace(attempt.rollout, index=index))
         return (*group, *added)
 
-    def _count_outcomes(self, continuations: Sequence[_Continuation], num_kept: int) -> dict[str, float]:
+    def _count_outcomes(self, continued: Sequence[_Attempt], num_kept: int) -> dict[str, float]:
         """Return counts of attempts by verdict before and after, and of what they cost."""
         name = self.options.name
         # All names are there, also with a count of 0: metrics files then have the same columns at every step.
@@ -232,17 +213,17 @@ class ForcedRethink:
             f"{name}/correct_to_incorrect": 0.0,
             f"{name}/incorrect_to_correct": 0.0,
             f"{name}/incorrect_to_incorrect": 0.0,
-            f"{name}/attempted": len(continuations),
+            f"{name}/attempted": len(continued),
             f"{name}/kept": num_kept,
             f"{name}/new_tokens": 0,
             f"{name}/truncated": 0,
         }
-        for continuation in continuations:
-            before = "correct" if continuation.attempt.was_correct else "incorrect"
-            after = "correct" if continuation.correct else "incorrect"
+        for attempt in continued:
+            before = "correct" if attempt.was_correct else "incorrect"
+            after = "correct" if attempt.rollout.is_correct else "incorrect"
             counts[f"{name}/{before}_to_{after}"] += 1
-            counts[f"{name}/new_tokens"] += continuation.num_new_tokens
-            counts[f"{name}/truncated"] += continuation.rollout.finish_reason is FinishReason.LENGTH
+            counts[f"{name}/new_tokens"] += len(attempt.rollout.segments[-1].token_ids)
+            counts[f"{name}/truncated"] += attempt.rollout.finish_reason is FinishReason.LENGTH
         return counts
 
 
