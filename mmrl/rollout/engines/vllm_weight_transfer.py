@@ -114,6 +114,7 @@ class FileReceiver(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Read one file. The sender overwrites it as soon as this returns."""
+        # vLLM's own method would synchronize the accelerator as well, which fails where there is none.
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
