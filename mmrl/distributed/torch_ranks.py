@@ -28,6 +28,7 @@ from typing import Final, TypeVar
 
 import torch
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from mmrl.config.schema import DistributedConfig
@@ -142,7 +143,7 @@ class Heartbeat(threading.Thread):
     the stacks of all threads of this process, once. It also ends this process when its launcher is gone.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, *, patience_s: float) -> None:
+    def __init__(self, store: Store, rank: int, size: int, *, patience_s: float) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.activity = "starting"
         self._store, self._rank, self._size, self._patience_s = store, rank, size, patience_s
