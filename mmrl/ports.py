@@ -116,7 +116,7 @@ class RolloutPipeline(Protocol):
 class DemonstrationCompleter(Protocol):
     """Runs the tool calls that demonstrations contain.
 
-    Called by the supervised loop; implemented in `mmrl.rollout.tools.demonstrations`.
+    Called by the supervised loop; implemented in `mmrl.rollout.tools.executor`.
     """
 
     def complete(self, demonstrations: Sequence[Rollout]) -> tuple[Sequence[Rollout], Mapping[str, float]]:

@@ -71,7 +71,7 @@ class StageData:
                 workers = stack.enter_context(closing(pool))
             order = CachedOrder(self.build_order(stage, state))
             yield Prefetcher(
-                RankShard(order, ranks, stage.max_prompts_in_flight),
+                RankShard(order.take, ranks, stage.max_prompts_in_flight),
                 self._processor,
                 workers,
                 skip_unusable=data.on_bad_sample == "skip",

@@ -34,9 +34,9 @@ from mmrl.distributed.ranks import MediaPlacement, Ranks
 from mmrl.distributed.sharing import (
     MediaCheck,
     SharedDemonstrationTools,
-    SharedMediaCheck,
     SharedRewardScorer,
     SharedRolloutPipeline,
+    check_media_across_ranks,
 )
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnerConfig, LogprobModel, OptimizerEngine
@@ -62,8 +62,7 @@ from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer,
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
 from mmrl.rollout.pipeline import build_pipeline, check_steps
 from mmrl.rollout.steps.base import RolloutContext
-from mmrl.rollout.tools.demonstrations import DemonstrationTools
-from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.rollout.tools.executor import DemonstrationTools, ToolRunner
 from mmrl.scoring import registry
 from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights
 from mmrl.training.validation import Evaluator
@@ -322,7 +321,7 @@ class RunContext:
         check = partial(find_media_problems, self.processor.build)
         if self.ranks.size == 1:
             return check
-        return SharedMediaCheck(check=check, ranks=self.ranks, placement=placement)
+        return partial(check_media_across_ranks, check=check, ranks=self.ranks, placement=placement)
 
     def _check_rewards(self) -> None:
         """Call every reward on every sample it applies to, before training needs it."""

@@ -39,8 +39,7 @@ from mmrl.policy.families import get_family
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
-from mmrl.rollout.engines.base import EngineSampler, GenerationRequest, WeightPublisher
-from mmrl.rollout.engines.vllm_args import build_engine_args
+from mmrl.rollout.engines.base import EngineSampler, GenerationRequest, WeightPublisher, build_engine_args
 from mmrl.rollout.engines.vllm_colocated import VllmEngine
 from mmrl.rollout.responses import empty_rollout
 from mmrl.rollout.weight_sync import PolicyWeightStream, check_weights_arrived, fingerprint
