@@ -6,15 +6,19 @@ Tokens are those that are trained, of any number of responses, laid end to end. 
     log-probs and log ratios are in nats
 
 In the order of their use: importance ratios, the policy loss per token, the KL penalty, correction weights for a
-sampler that computes other probabilities than the learner, and what each token weighs in the loss of the step.
+sampler that computes other probabilities than the learner, what each token weighs in the loss of the step, and the
+schedules of the learning rate and of the terms' coefficients.
 """
 
 from __future__ import annotations
 
+from math import cos, pi
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from mmrl.config.schema import LossCoefficientConfig
 
 
 def importance_ratios(
@@ -37,7 +41,7 @@ def importance_ratios(
     mean_N = sequence_sums(log_ratio_N, sequence_N) / sequence_sums(torch.ones_like(log_ratio_N), sequence_N)
     if level == "sequence":
         return mean_N.exp()
-    # The difference is 0 in value; its gradient is that of the token's own log ratio.
+    # The last two terms are 0 in value; their gradient is that of the token's own log ratio.
     return (mean_N.detach() + log_ratio_N - log_ratio_N.detach()).exp()
 
 
@@ -81,6 +85,7 @@ def cispo(logprobs: Tensor, ratio: Tensor, advantage: Tensor, clip_low: float, c
         clip_low: 1 - clip_low is the lower bound of r; 1 for none.
         clip_high: 1 + clip_high is the upper bound of r.
     """
+    # Detached: the ratio only weighs REINFORCE's gradient, which comes from `logprobs`.
     return -ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high) * advantage * logprobs
 
 
@@ -89,11 +94,12 @@ def estimate_kl(
 ) -> Tensor:
     """Return an estimate of KL(policy || reference) at each token, nats, shaped like `logprobs`.
 
-    With d = ref_logprobs - logprobs at a token that the policy sampled. All three are 0 where the two agree. As a loss,
-    k2 has the gradient of the KL on average, k3 that of KL(reference || policy), and k1 has none (arXiv:2506.09477); as
-    part of the reward, k1 is the unbiased one.
+    With d = ref_logprobs - logprobs at a token that the policy sampled, k1 is -d, k2 is d^2 / 2, and k3 is
+    exp(d) - d - 1. As a loss, k2 has the gradient of the KL on average, k3 that of KL(reference || policy), and k1 has
+    none (arXiv:2506.09477); as part of the reward, k1 is the unbiased one.
 
-    Source: Schulman, "Approximating KL Divergence" (2020).
+    Source: Schulman, "Approximating KL Divergence" (2020). k2 is the penalty of REINFORCE++ (arXiv:2501.03262), k3 that
+    of GRPO (arXiv:2402.03300 v3, eq. 4).
 
     Args:
         logprobs: log-probs of the sampled tokens under the policy in training, nats, any shape.
@@ -102,33 +108,18 @@ def estimate_kl(
         log_ratio_clip: keep d within +- this many nats, as SEED-Bench-R1 and Video-R1 do lest exp(d) overflow; no
             gradient flows beyond it.
     """
-    # The references above write d as log ref - log policy, the negative of the PPO ratio's log.
+    # The papers write d as log ref - log policy: the sign is opposite to that of PPO's ratio.
     log_ratio = ref_logprobs.detach() - logprobs
     if log_ratio_clip is not None:
         log_ratio = log_ratio.clamp(-log_ratio_clip, log_ratio_clip)
     match estimator:
         case "k1":
-            return k1(log_ratio)
+            return -log_ratio
         case "k2":
-            return k2(log_ratio)
+            return log_ratio.square() / 2.0
         case "k3":
-            return k3(log_ratio)
-
-
-def k1(log_ratio: Tensor) -> Tensor:
-    """Return -d, in the shape of d: unbiased, of either sign."""
-    return -log_ratio
-
-
-def k2(log_ratio: Tensor) -> Tensor:
-    """Return d^2 / 2, in the shape of d: biased, never negative; the penalty of REINFORCE++ (arXiv:2501.03262)."""
-    return log_ratio.square() / 2.0
-
-
-def k3(log_ratio: Tensor) -> Tensor:
-    """Return exp(d) - d - 1, in the shape of d: unbiased; the penalty of GRPO (arXiv:2402.03300 v3, eq. 4)."""
-    # expm1, because exp(d) - 1 loses all digits where policy and reference almost agree.
-    return torch.expm1(log_ratio) - log_ratio
+            # expm1, because exp(d) - 1 loses all digits where policy and reference almost agree.
+            return torch.expm1(log_ratio) - log_ratio
 
 
 def truncate_weights(weight: Tensor, high: float) -> Tensor:
@@ -205,3 +196,58 @@ def suffix_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
     lengths = torch.bincount(sequence_N)
     ends_N = (lengths.cumsum(0) - 1)[sequence_N]
     return (running_N[ends_N] - running_N).to(values_N.dtype) + values_N
+
+
+def learning_rate(
+    step: int,
+    *,
+    total: int,
+    peak: float,
+    warmup: int,
+    decay: Literal["constant", "linear", "cosine"],
+    final_frac: float,
+) -> float:
+    """Return the learning rate of one optimizer step.
+
+    Warm-up is the straight line from 0 before the first step to `peak` at step `warmup` - 1. Then the rate falls to
+    `final_frac` * `peak` at the last step: linearly, or as half a cosine.
+
+    Source: SGDR (arXiv:1608.03983, eq. 5) for the cosine, without its restarts.
+
+    Args:
+        step: the optimizer step, from 0 to `total` - 1.
+        total: steps of the stage.
+        peak: largest rate.
+        warmup: steps of warm-up; 0 starts at `peak`.
+        decay: shape of the fall after the warm-up.
+        final_frac: fraction of `peak` that is left at the last step.
+
+    Raises:
+        ValueError: `step` is outside the stage.
+    """
+    if not 0 <= step < total:
+        raise ValueError(f"step {step} is outside a stage of {total} steps")
+    if step < warmup:
+        # `step + 1`: otherwise the first step would be spent at rate 0.
+        return peak * (step + 1) / warmup
+    peak_step = max(warmup - 1, 0)
+    progress = (step - peak_step) / max(total - 1 - peak_step, 1)
+    match decay:
+        case "constant":
+            left = 1.0
+        case "linear":
+            left = 1.0 - progress
+        case "cosine":
+            left = (1.0 + cos(pi * progress)) / 2.0
+    return peak * (final_frac + (1.0 - final_frac) * left)
+
+
+def coefficient(step: int, *, total: int, options: LossCoefficientConfig) -> float:
+    """Return the coefficient of a term of the loss at one step: the curve of the learning rate, without warm-up.
+
+    Raises:
+        ValueError: `step` is outside the stage.
+    """
+    return learning_rate(
+        step, total=total, peak=options.coef, warmup=0, decay=options.schedule, final_frac=options.final_frac
+    )
