@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from math import log
 
-from mmrl.algo.curriculum_phase import find_phase
+from mmrl.algo.reward_history import find_phase
 from mmrl.config.schema import CurriculumPhaseConfig, PriorityOrderConfig
 from mmrl.data.order import DataOrder, DataRow
 from mmrl.types import Sample, SampleStats, TrainingState

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from mmrl.algo.advantages import compute_advantages, load_custom_advantage
-from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
-from mmrl.algo.replay import ReplaySettings
+from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config import Config
 from mmrl.config.check_term_names import check_reward_names
@@ -239,7 +238,6 @@ class RunContext:
 
     def build_selector(self, stage: RlStage, placement: MediaPlacement) -> ExperienceSelector:
         """Return what decides which experiences a step of the stage trains on."""
-        media = ChangedMediaDetector(self._build_media_check(placement), self.console.warn)
         weights = reward_weights(self.scorer, self.group_rewards)
         replay = None
         if stage.replay is not None:
@@ -260,7 +258,9 @@ class RunContext:
             prompts_per_step=stage.prompts_per_step,
             dynamic_sampling=stage.dynamic_sampling,
             replay=replay,
-            changed_media=media,
+            find_changed_media=partial(
+                find_changed_media, find_problems=self._build_media_check(placement), warn=self.console.warn
+            ),
             stale_old_logprobs=None if corrected else "recorded",
             rollouts_may_be_stale=stage.async_rollouts or stage.has_partial_rollouts,
             tracked_terms=stage.track_rewards,

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmrl.algo.reward_history import RANKINGS
+from mmrl.algo.reward_history import measure_samples
 from mmrl.config.schema import SelectStage
 from mmrl.data.stage_tables import read_table, save_table
 from mmrl.log.logger import NullLogger, RunLogger
@@ -111,7 +111,7 @@ def _measure_from_history(stage: SelectStage, rows: Sequence[TableRow]) -> Itera
     history = {}
     for row in rows:
         history[row["sample"]] = [SampleStats(*visit) for visit in row["visits"]]
-    values = RANKINGS[stage.metric](history)
+    values = measure_samples(history, stage.metric)
     for row in rows:
         value = values[row["sample"]]
         yield _SampleMetric({**_sample_columns(row), stage.metric: value}, value)
