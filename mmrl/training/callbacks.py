@@ -1,20 +1,60 @@
-"""The callbacks of a training stage: logging, benchmarks, validation, checkpoints, and those of the user.
+"""One finished training step, and the callbacks that run after it: logging, benchmarks, validation, checkpoints.
 
-`mmrl.training.run` puts them in order. Imports without torch.
+`mmrl.training.run` puts them in order, the user's among them. Imports without torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Protocol
 
 from mmrl.config.schema import CallbackConfig, ValidationConfig
 from mmrl.ports import MetricsLogger
-from mmrl.training.step import Callback, StepResult
-from mmrl.types import EvalRewards, RunInterrupted, TrainingState, UserError
+from mmrl.types import EvalRewards, RunInterrupted, SelectedExperiences, TrainingState, UserError
 from mmrl.utils.plugins import load_plugin
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    """Groups, metrics and times of one training step, as the callbacks receive them in turn."""
+
+    selected: (
+        SelectedExperiences  # groups, advantages, experiences; in an `sft` stage a demonstration is a group of one
+    )
+    metrics: Mapping[str, float]  # reproducible numbers of the step: functions of the config and its seed
+    seconds: Mapping[str, float]  # wall-clock time by activity, named `time/<activity>_s`
+    rollouts_file: str | None = None  # file with the step's rollouts, set by `StepLogger` when it wrote one
+
+
+class Callback(Protocol):
+    """Something to do after each training step.
+
+    Callbacks run on every rank, after the weights were updated and `state.step` was advanced. A callback ends its stage
+    by setting `state.stage_done`, on all ranks alike.
+    """
+
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """React to a finished step; `state.step` steps of the stage are done."""
+
+
+@dataclass(slots=True)
+class StepTimer:
+    """Accumulates the wall-clock seconds of one step by activity."""
+
+    seconds: dict[str, float] = field(default_factory=dict)  # by `time/<activity>_s`
+
+    @contextmanager
+    def time(self, activity: str) -> Iterator[None]:
+        """Add the time spent inside this block to `activity`."""
+        start = time.perf_counter()
+        yield
+        name = f"time/{activity}_s"
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 class StepLogger:

@@ -34,13 +34,19 @@ from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
 from mmrl.training.benchmarks import EvalMoment, TrainingBenchmarks, read_all_benchmark_questions
 from mmrl.training.build import RunContext, StageEngine
-from mmrl.training.callbacks import BenchmarkRunner, PeriodicCheckpointer, StepLogger, Validation, load_callbacks
+from mmrl.training.callbacks import (
+    BenchmarkRunner,
+    Callback,
+    PeriodicCheckpointer,
+    StepLogger,
+    Validation,
+    load_callbacks,
+)
 from mmrl.training.health import FailedStepCounter, FailedStepLimit, HealthMonitor
 from mmrl.training.rl import RlComponents, RlSettings, run_rl_stage
 from mmrl.training.sample import run_sample_stage
 from mmrl.training.select import run_select_stage
 from mmrl.training.sft import SftComponents, build_sft_settings, run_sft_stage
-from mmrl.training.step import Callback
 from mmrl.training.stop_signal import StopSignal
 from mmrl.types import EvalRewards, RunInterrupted, Sample, TrainingState
 

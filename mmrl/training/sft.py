@@ -13,7 +13,7 @@ from mmrl.data.demonstrations import TargetField, demonstration_text
 from mmrl.distributed.ranks import Ranks
 from mmrl.distributed.sharing import count_dropped_samples
 from mmrl.ports import DemonstrationCompleter, Learner, PromptBuilder, SampleSource
-from mmrl.training.step import Callback, StepResult, StepTimer
+from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Experience, Group, Rollout, Sample, Score, SelectedExperiences, TrainingState
 from mmrl.utils.seeds import derive_seed
 

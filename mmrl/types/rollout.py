@@ -259,16 +259,6 @@ class Group:
         return (*self.rollouts, *(dropped.rollout for dropped in self.dropped))
 
     @property
-    def failures(self) -> tuple[tuple[str, RewardFailure], ...]:
-        """Every failure of a reward in this group, as pairs of term name and failure."""
-        found: list[tuple[str, RewardFailure]] = []
-        for score in self.scores:
-            found += score.failures.items()
-        for dropped in self.dropped:
-            found += dropped.failures.items()
-        return tuple(found)
-
-    @property
     def totals(self) -> tuple[float, ...]:
         """Total reward of each rollout, in the order of `rollouts`."""
         return tuple(score.total for score in self.scores)
