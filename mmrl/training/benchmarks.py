@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mmrl import checkpoint
 from mmrl.benchmarks.benchmark import Benchmark
@@ -35,10 +35,8 @@ from mmrl.evaluation.session import (
 from mmrl.log.console import null_console
 from mmrl.ports import RolloutPipeline
 from mmrl.training.build import RunContext
+from mmrl.training.callbacks import EvalMoment
 from mmrl.types import DatasetContext, TrainingState, UserError
-
-EvalMoment = Literal["before", "step", "after"]
-"""Moment at which benchmarks may be due: before the first stage, after a step, or at the end of a stage."""
 
 
 def read_all_benchmark_questions(config: Config, base_dir: Path, work_dir: Path) -> tuple[BenchmarkQuestions, ...]:

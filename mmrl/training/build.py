@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -64,8 +64,8 @@ from mmrl.rollout.tools.demonstrations import DemonstrationTools
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import registry
 from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights
-from mmrl.training.validation import Evaluator
-from mmrl.types import Sample, SamplingParams, TrainingState
+from mmrl.training.callbacks import measure_rewards
+from mmrl.types import EvalRewards, Sample, SamplingParams, TrainingState
 from mmrl.utils.seeds import derive_seed
 from mmrl.utils.torch_threads import set_thread_count
 
@@ -151,8 +151,8 @@ class RunContext:
             base_dir=base_dir,
         )
 
-    def build_evaluator(self) -> Evaluator:
-        """Return what measures held-out reward under the current weights."""
+    def build_evaluator(self) -> Callable[..., EvalRewards]:
+        """Return `measure_rewards` with all but the samples and the step: it takes `(samples, step=...)`."""
         options, seed = self.config.evaluation, self.config.run.seed
         rollout_context = RolloutContext(
             sampler=self.samplers.make_sampler(seed, "evaluation"),
@@ -165,7 +165,8 @@ class RunContext:
             tool_runner=self.tool_runner,
             base_dir=self.base_dir,
         )
-        return Evaluator(
+        return partial(
+            measure_rewards,
             prompt_builder=self.processor,
             rollout_pipeline=build_pipeline(options.rollout_steps, rollout_context),
             scorer=self.scorer,
