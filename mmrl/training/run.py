@@ -228,7 +228,10 @@ class TrainingRun:
             case SftStage() | RlStage():
                 with (
                     self._logger.log_stage(stage.name, stage.steps, state.step),
-                    context.open_source(stage, state) as source,
+                    # The order of the samples may depend on rewards recorded in `state`.
+                    context.stage_data.open_source(
+                        stage, state, context.worker_encoder, context.console, context.ranks
+                    ) as source,
                 ):
                     if state.stage_index == self._compared_stage:
                         self._evaluate_test_samples("before")
