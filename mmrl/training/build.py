@@ -121,15 +121,7 @@ class RunContext:
         model, family = self.model_bundle.model, self.model_bundle.family
         self.adapter = create_adapter(model, config.model.lora, config.run.seed, family)
         self.is_zero3 = config.deepspeed is not None and config.deepspeed.zero_stage == 3
-        if not self.is_zero3:  # under ZeRO-3 the whole model may not fit on any device
-            model = model.to(select_device(config))
-        self.policy = Policy(
-            model,
-            family=family,
-            freeze=config.model.freeze,
-            logits_chunk=config.model.logits_chunk_tokens,
-            cache_vision=not self.is_zero3,
-        )
+        self.policy = self._build_policy()
         self._sharded: DeepspeedModel | None = None
 
         limit = prompt_limit(config, self.policy)
@@ -309,8 +301,20 @@ class RunContext:
             self.policy, self.processor, engine, learner_config, reference, ranks=self.ranks, placement=placement
         )
 
+    def _build_policy(self) -> Policy:
+        model, options = self.model_bundle.model, self.config.model
+        if not self.is_zero3:  # under ZeRO-3 the whole model may not fit on any device
+            model = model.to(select_device(self.config))
+        return Policy(
+            model,
+            family=self.model_bundle.family,
+            freeze=options.freeze,
+            logits_chunk=options.logits_chunk_tokens,
+            cache_vision=not self.is_zero3,
+        )
+
     def _check_rewards(self) -> None:
-        """Call every reward on every sample it applies to, before training needs it; warn of rewards without samples."""
+        """Call every reward on every sample it applies to, before training; warn of rewards that apply to none."""
         for stage in self.config.stages:
             if isinstance(stage, RlStage):
                 load_custom_advantage(stage.advantage, self.base_dir)
