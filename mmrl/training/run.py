@@ -213,6 +213,7 @@ class TrainingRun:
                 stage_index=index + 1, version=self._state.version, eval_rewards=self._state.eval_rewards
             )
             self._save_checkpoint({}, self._state)
+            # A stage that is over must be on the disk before the next one begins.
             self._checkpoints.wait()
             if self._stop_requested():
                 raise RunInterrupted
@@ -248,6 +249,7 @@ class TrainingRun:
     def _train_stage(self, stage: SftStage | RlStage, source: SampleSource) -> None:
         context, state = self._context, self._state
         engine, reference = context.build_engine(stage), self._build_reference(stage)
+        # The checkpoint's optimizer belongs to the stage that was interrupted; later stages begin with a new one.
         if self._optimizer:
             engine.load_state(self._optimizer)
             self._optimizer = {}

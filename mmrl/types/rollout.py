@@ -37,10 +37,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A sample as the model reads it: tokens, and the layout of its images and videos.
-
-    Example: `Prompt(sample=..., token_ids=(5, 9, 9, ...), grids=((1, 6, 6),), resize_maps=(...,), ..., digest="9f..")`
-    """
+    """A sample as the model reads it: tokens, and the layout of its images and videos."""
 
     sample: Sample  # the sample it was built from
     token_ids: tuple[int, ...]  # prompt tokens, with one placeholder for each visual token
@@ -88,10 +85,7 @@ class MediaObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Consecutive tokens of a response by one author.
-
-    Example: `Segment(token_ids=(41, 3), logprobs=(-0.2, -1.1), author=Author.POLICY, version=12)`
-    """
+    """Consecutive tokens of a response by one author."""
 
     token_ids: tuple[int, ...]  # the tokens
     logprobs: tuple[float, ...]  # of each token where it was sampled, nats, at most 0; 0 for authors other than POLICY
@@ -125,10 +119,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One response to a prompt.
-
-    Example: `Rollout(prompt=..., index=0, segments=(...,), text="3", answer=..., finish_reason=FinishReason.EOS, ...)`
-    """
+    """One response to a prompt."""
 
     prompt: Prompt  # the prompt it responds to
     index: int  # number of the rollout within its group, from 0
@@ -209,10 +200,7 @@ class RewardFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Rewards of one rollout, by term and in total.
-
-    Example: `Score(terms={"count": RewardValue(0.0, "2, expected 3")}, total=0.0)`
-    """
+    """Rewards of one rollout, by term and in total."""
 
     terms: Mapping[str, RewardValue]  # result of each reward term, by name, before weights and transforms
     total: float  # weighted sum of the terms; advantages are computed from it
@@ -241,10 +229,7 @@ class Dropped(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A prompt with its scored rollouts.
-
-    Example: `Group(prompt=prompt, rollouts=(a, b), scores=(score_of_a, score_of_b))`
-    """
+    """A prompt with its scored rollouts."""
 
     prompt: Prompt  # the prompt that all of them respond to
     rollouts: tuple[Rollout, ...]  # rollouts that were scored; empty if none could be

@@ -192,10 +192,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Correct answer to a sample.
-
-    Example: `Target(answer_type=AnswerType.NUMBER, value=3)`
-    """
+    """Correct answer to a sample."""
 
     answer_type: AnswerType  # decides the Python type of `value`
     value: Any  # the answer as the Python value of its type
@@ -205,10 +202,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One question of a dataset, with its correct answer.
-
-    Example: `Sample(id="count-7", task="count", parts=(ImageRef(...), "How many red dots?"), target=Target(...))`
-    """
+    """One question of a dataset, with its correct answer."""
 
     id: str  # unique within a run; random draws derive from it
     task: str  # name of the task: metrics are grouped by it, and rewards can be restricted to it

@@ -15,8 +15,6 @@ class Experience:
 
     `old_logprobs_source` says whose log-probs stand below the importance ratio: those recorded while sampling, or those
     that the learner computes at the start of the step. None leaves it to `loss.old_logprobs`.
-
-    Example: `Experience(rollout=..., advantage=-0.7)`
     """
 
     rollout: Rollout  # the prompt, and tokens with the log-probs that they were sampled with
@@ -39,10 +37,7 @@ class SelectedExperiences:
 
 
 class SampleStats(NamedTuple):
-    """Rewards of a sample's group at one visit.
-
-    Example: `SampleStats(mean=0.25, std=0.43)`
-    """
+    """Rewards of a sample's group at one visit."""
 
     mean: float  # mean reward over the group's rollouts
     std: float  # population standard deviation over them, at least 0
