@@ -4,6 +4,7 @@ Tokens are those that are trained, of any number of responses, laid end to end. 
 
     N   tokens
     log-probs and log ratios are in nats
+    sequence_N is the index of the response that a token belongs to, int64 [N] from 0
 
 In the order of their use: importance ratios, the policy loss per token, the KL penalty, correction weights for a
 sampler that computes other probabilities than the learner, what each token weighs in the loss of the step, and the
@@ -28,12 +29,7 @@ def importance_ratios(
 
     token: exp(log_ratio), PPO (arXiv:1707.06347, eq. 6). sequence: the geometric mean over a response's tokens, GSPO
     (arXiv:2507.18071, eq. 7). sequence_token: that value, with the gradient of each token's own ratio, GSPO-token
-    (eq. 14). For a response of one token all three are equal.
-
-    Args:
-        log_ratio_N: new minus old log-probs, nats [N].
-        sequence_N: index of the response that a token belongs to, int64 [N] from 0.
-        level: which of the three.
+    (eq. 14). For a response of one token all three are equal. `log_ratio_N` is new minus old log-probs, [N].
     """
     if level == "token":
         return log_ratio_N.exp()
@@ -79,7 +75,7 @@ def cispo(logprobs: Tensor, ratio: Tensor, advantage: Tensor, clip_low: float, c
     Source: MiniMax-M1 (arXiv:2506.13585, eq. 4 and 5).
 
     Args:
-        logprobs: log-probs of the sampled tokens under the policy in training, nats, any shape.
+        logprobs: log-probs of the sampled tokens under the policy in training, any shape.
         ratio: r of each token, same shape.
         advantage: A of each token; broadcasts to `ratio`.
         clip_low: 1 - clip_low is the lower bound of r; 1 for none.
@@ -154,7 +150,7 @@ def aggregation_weights(
     tokens of REINFORCE. All three are equal where every response has `length` tokens.
 
     Args:
-        sequence_N: index of the response that a token belongs to, int64 [N] from 0.
+        sequence_N: response of each token.
         aggregation: which of the three.
         num_tokens: trained tokens of the whole step, over all micro-batches and ranks.
         num_sequences: responses of the whole step.
@@ -172,12 +168,7 @@ def aggregation_weights(
 
 
 def sequence_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
-    """Return, for each token, the sum of `values_N` over its response, [N].
-
-    Args:
-        values_N: any float dtype, [N].
-        sequence_N: index of the response that a token belongs to, int64 [N] from 0.
-    """
+    """Return, for each token, the sum of `values_N` over its response, [N] in the dtype of the values."""
     # A micro-batch may have no trained token at all, and max of an empty tensor raises.
     count = int(sequence_N.max()) + 1 if len(sequence_N) else 0
     return values_N.new_zeros(count).index_add(0, sequence_N, values_N)[sequence_N]
@@ -186,10 +177,7 @@ def sequence_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
 def suffix_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
     """Return, for each token, the sum of `values_N` over it and the later tokens of its response, [N].
 
-    Args:
-        values_N: any float dtype, [N].
-        sequence_N: index of the response that a token belongs to, int64 [N] from 0. The tokens of a response must be
-            adjacent and in order.
+    The tokens of a response must be adjacent and in order.
     """
     # float64: a difference of running sums would otherwise round by what other responses add up to.
     running_N = values_N.double().cumsum(0)

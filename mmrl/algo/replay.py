@@ -110,12 +110,7 @@ def update_buffer(
 ) -> ReplayBuffer:
     """Return the buffer with fresh rollouts appended: the newest `capacity` of those that are not too stale.
 
-    Args:
-        buffer: rollouts of earlier steps, in order of arrival.
-        fresh: rollouts of this step.
-        capacity: rollouts that fit.
-        version: the current policy version.
-        max_staleness: policy versions after which a rollout is dropped; None for never.
+    `max_staleness` is the number of policy versions before `version` after which a rollout is dropped; None for never.
     """
     start = 0
     if max_staleness is not None:
@@ -162,8 +157,6 @@ def log_weights(experiences: Sequence[Experience], options: ReplayConfig) -> np.
 def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_replacement: bool) -> list[int]:
     """Sample `count` of E experiences in proportion to their weights, and return their indices in the order drawn.
 
-    Without replacement, each comes at most once, so there are fewer where E is smaller.
-
     Source: Gumbel-max trick for draws without replacement, the largest of log weight + Gumbel noise (Kool et al.,
     arXiv:1903.06059).
 
@@ -171,7 +164,7 @@ def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_
         log_weights_E: log of the unnormalised weights, float64 [E].
         count: how many to sample; none if it is 0 or less.
         seed: of a generator for this draw alone.
-        without_replacement: leave out what was drawn before.
+        without_replacement: sample each once at most, and so fewer than `count` where E is smaller.
     """
     size = len(log_weights_E)
     if without_replacement:
@@ -212,13 +205,7 @@ def _sample_buffer(
 ) -> tuple[ReplayBuffer, list[Experience]]:
     """Return the buffer without rollouts whose media changed, and the experiences sampled from it.
 
-    Args:
-        buffer: rollouts that may be replayed, this step's `informative` ones at its end.
-        informative: rollouts of this step with an advantage.
-        own: rollouts of this step that are trained on, beside which old ones are sampled.
-        step: the step, which the seed derives from.
-        settings: replay options of the stage.
-        find_changed_media: builds prompts again to see whether their media are unchanged.
+    This step's `informative` rollouts stand at the end of the buffer. `own` are those that are trained on in any case.
     """
     options = settings.options
     if options.fill == "size":
