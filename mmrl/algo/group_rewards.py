@@ -44,10 +44,7 @@ class BoundGroupReward:
 def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundGroupReward]) -> Group:
     """Return the group with every group reward that applies to its sample added to terms and totals.
 
-    Args:
-        group: a scored group; one without rollouts is returned as it is.
-        step: the stage's step, for scheduled weights.
-        group_rewards: those of the config, added in this order.
+    They are added in the order of `group_rewards`, with their weights at `step`.
 
     Raises:
         UserError: a group reward is named like another term, or cannot be computed for this group.

@@ -195,20 +195,12 @@ def learning_rate(
     decay: Literal["constant", "linear", "cosine"],
     final_frac: float,
 ) -> float:
-    """Return the learning rate of one optimizer step.
+    """Return the learning rate of an optimizer step, counted from 0 to `total` - 1.
 
     Warm-up is the straight line from 0 before the first step to `peak` at step `warmup` - 1. Then the rate falls to
     `final_frac` * `peak` at the last step: linearly, or as half a cosine.
 
     Source: SGDR (arXiv:1608.03983, eq. 5) for the cosine, without its restarts.
-
-    Args:
-        step: the optimizer step, from 0 to `total` - 1.
-        total: steps of the stage.
-        peak: largest rate.
-        warmup: steps of warm-up; 0 starts at `peak`.
-        decay: shape of the fall after the warm-up.
-        final_frac: fraction of `peak` that is left at the last step.
 
     Raises:
         ValueError: `step` is outside the stage.

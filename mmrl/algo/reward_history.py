@@ -103,10 +103,7 @@ def find_phase(position: int, phases: Sequence[CurriculumPhaseConfig], ends: Map
 def advance_phase(state: TrainingState, sample_means: Sequence[float], phases: Sequence[CurriculumPhaseConfig]) -> int:
     """Add a step's rewards to the current phase, end it if they stopped rising, and return the phase that goes on.
 
-    Args:
-        state: `phase`, `phase_rewards` and `phase_ends` are updated.
-        sample_means: mean reward of each sample that the step drew and scored.
-        phases: phases of the stage's curriculum, at least one.
+    `sample_means` has the mean reward of each sample that the step drew and scored; `phases` has at least one.
     """
     index = find_phase(state.data_position, phases, state.phase_ends).phase_index
     if index != state.phase:

@@ -47,13 +47,9 @@ def read_all_benchmark_questions(config: Config, base_dir: Path, work_dir: Path)
 def read_benchmark_questions(
     options: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path
 ) -> BenchmarkQuestions:
-    """Read the questions of one benchmark.
+    """Read the questions of one benchmark. Relative paths of the config start from `base_dir`.
 
-    Args:
-        options: its section of the config.
-        config: config of the run.
-        base_dir: folder that relative paths of the config start from.
-        work_dir: folder for images that are in no file of their own.
+    Images that are in no file of their own are written to `work_dir`.
 
     Raises:
         UserError: the benchmark does not exist, or its files cannot be used; the message names it.
@@ -96,12 +92,7 @@ class TrainingBenchmarks:
     """The benchmarks of a training run."""
 
     def __init__(self, run_context: RunContext, base_dir: Path, question_lists: Sequence[BenchmarkQuestions]) -> None:
-        """Check all benchmarks.
-
-        Args:
-            run_context: the run.
-            base_dir: folder that relative paths of the config start from.
-            question_lists: result of `read_all_benchmark_questions`.
+        """Check all benchmarks; `question_lists` is the result of `read_all_benchmark_questions`.
 
         Raises:
             UserError: questions cannot be asked, or not with the evaluation's rollout steps.

@@ -146,14 +146,8 @@ def measure_rewards(
 ) -> EvalRewards:
     """Answer held-out samples under the current weights, and return the total reward of each without learning from it.
 
-    Args:
-        samples: the samples.
-        prompt_builder: builds their prompts.
-        rollout_pipeline: generates one rollout for each prompt.
-        scorer: scores it.
-        batch_size: samples that are answered together; results do not depend on it.
-        warn: receives a message for each reward term that failed.
-        step: step of the stage, which random choices derive from.
+    `rollout_pipeline` generates one rollout for each prompt. Results do not depend on `batch_size`. `warn` receives a
+    message for each reward term that failed.
     """
     rewards: dict[str, dict[str, float]] = {}
     metrics: Counter[str] = Counter()

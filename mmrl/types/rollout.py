@@ -21,10 +21,7 @@ class Author(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """A rollout as reward functions see it, beside the sample.
-
-    Example: `Response(text="... <answer>3</answer>", answer=..., finish_reason=FinishReason.EOS, num_tokens=41, ...)`
-    """
+    """A rollout as reward functions see it, beside the sample."""
 
     text: str  # everything after the prompt, replies of tools included
     answer: Answer  # `text`, parsed
@@ -53,8 +50,6 @@ class SamplingParams:
 
     The learner evaluates log-probs under the same distribution. Sampling ends after EOS, after the token that completes
     a stop string, or after `max_new_tokens`.
-
-    Example: `SamplingParams(temperature=0.8, max_new_tokens=512)`
     """
 
     temperature: float = 1.0  # divisor of the logits, at least 0; 0 is greedy
@@ -72,10 +67,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaObservation:
-    """An image or video that a tool showed within a response.
-
-    Example: `MediaObservation(ref=crop, grid=(1, 4, 4), resize_map=..., digest="7c..")`
-    """
+    """An image or video that a tool showed within a response."""
 
     ref: MediaRef  # the image or video
     grid: tuple[int, int, int]  # time, height and width in patches
@@ -157,10 +149,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
-    """Result of the rollout steps for a batch of prompts.
-
-    Example: `RolloutBatch(groups=((a, b), (c, d)), metrics={"rethink/frac": 0.5})`
-    """
+    """Result of the rollout steps for a batch of prompts."""
 
     groups: tuple[tuple[Rollout, ...], ...]  # a group of rollouts for each prompt that is complete, in order
     unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups with a rollout that has not ended; the next step goes on
@@ -189,10 +178,7 @@ class RewardErrorKind(StrEnum):
 
 
 class RewardFailure(NamedTuple):
-    """A reward that gave no value for a response.
-
-    Example: `RewardFailure(RewardErrorKind.TIMEOUT, "stopped after 10 s")`
-    """
+    """A reward that gave no value for a response."""
 
     error_kind: RewardErrorKind  # decides the metric that counts it
     reason: str  # one line for a person who reads the rollout
@@ -208,20 +194,14 @@ class Score:
 
 
 class EvalRewards(NamedTuple):
-    """Rewards of an evaluation on held-out samples.
-
-    Example: `EvalRewards(rewards={"count": {"count-7": 1.0}}, rollout_metrics={})`
-    """
+    """Rewards of an evaluation on held-out samples."""
 
     rewards: Mapping[str, Mapping[str, float]]  # task → sample id → total reward
     rollout_metrics: Mapping[str, float]  # metrics of the rollout steps, by their full names
 
 
 class Dropped(NamedTuple):
-    """A rollout that was left out of its group because it could not be scored.
-
-    Example: `Dropped(rollout, {"count": RewardFailure(RewardErrorKind.CRASH, "...")})`
-    """
+    """A rollout that was left out of its group because it could not be scored."""
 
     rollout: Rollout  # the rollout, as it was generated
     failures: Mapping[str, RewardFailure]  # terms at fault, by name; empty if a sibling's failure dropped the group

@@ -19,10 +19,7 @@ class CoordinateSystem(StrEnum):
 
 
 class Size(NamedTuple):
-    """Width and height of an image or frame, in pixels.
-
-    Example: `Size(width=640, height=480)`
-    """
+    """Width and height of an image or frame, in pixels."""
 
     width: int  # pixels, at least 1
     height: int  # pixels, at least 1
@@ -124,10 +121,7 @@ ContentPart = str | ImageRef | VideoRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPolicy:
-    """Which media files may be read, and how large they may be.
-
-    Example: `MediaPolicy(roots=(Path("/data"),), schemes=("http",))`
-    """
+    """Which media files may be read, and how large they may be."""
 
     roots: tuple[Path, ...]  # resolved folders that files must lie in
     schemes: tuple[str, ...] = ()  # allowed kinds of URLs: http, file, data
@@ -137,10 +131,7 @@ class MediaPolicy:
 
 
 class DatasetContext(NamedTuple):
-    """Arguments of every dataset function: folders, a seed, and which media it may name.
-
-    Example: `DatasetContext(work_dir=Path("runs/a/data"), base_dir=Path("configs"), seed=0)`
-    """
+    """Arguments of every dataset function: folders, a seed, and which media it may name."""
 
     work_dir: Path  # folder for files that the function makes
     base_dir: Path  # folder that relative paths start from: the config's

@@ -25,10 +25,7 @@ class Experience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedExperiences:
-    """Result of selection: this step's groups, and what the step trains on.
-
-    Example: `SelectedExperiences(groups=(group,), advantages=((-0.7, 0.7),), experiences=(..., ...))`
-    """
+    """Result of selection: this step's groups, and what the step trains on."""
 
     groups: tuple[Group, ...]  # all groups that the step scored, for metrics and rollout files
     advantages: tuple[tuple[float, ...], ...]  # a row for each of `groups`, a value for each rollout; 0 if not trained
@@ -48,8 +45,6 @@ class TrainingState:
     """Everything that a run goes on from, beside weights, optimizer and random generators; part of every checkpoint.
 
     The loop changes it in place. Fields are reset at the start of a stage unless they say otherwise.
-
-    Example: `TrainingState(stage_index=1, step=40, data_position=640, version=90)`
     """
 
     stage_index: int = 0  # current stage among the config's, from 0; one past the last when all are done; not reset
