@@ -74,19 +74,24 @@ class SelectionPipeline:
             state.step_data_start = state.data_position
 
         filtered = self._filter_groups(groups, state)
-        passed = [groups[index] for index in filtered.passed]
-        advantages = list(map(tuple, self.compute_advantages([*filtered.carried, *passed])))
         num_carried = len(filtered.carried)
-        # Groups carried over were sampled by an older policy in any case, so their ratio uses what was recorded then.
-        experiences = [
-            *_make_experiences(filtered.carried, advantages[:num_carried], state.version, "recorded"),
-            *_make_experiences(passed, advantages[num_carried:], state.version, self.stale_old_logprobs),
-        ]
+        trained_groups = [*filtered.carried, *(groups[index] for index in filtered.passed)]
+        advantages = list(map(tuple, self.compute_advantages(trained_groups)))
+        experiences: list[Experience] = []
+        for index, (group, row) in enumerate(zip(trained_groups, advantages, strict=True)):
+            # Groups carried over were sampled by an older policy in any case: their ratio uses what was recorded then.
+            stale_source: OldLogprobs | None = "recorded" if index < num_carried else self.stale_old_logprobs
+            for rollout, advantage in zip(group.rollouts, row, strict=True):
+                staleness = state.version - rollout.oldest_version
+                # `loss.old_logprobs` alone decides about a fresh rollout.
+                source = stale_source if staleness else None
+                experiences.append(
+                    Experience(rollout=rollout, advantage=advantage, staleness=staleness, old_logprobs_source=source)
+                )
         metrics: dict[str, float] = {}
         if self.rollouts_may_be_stale and experiences:
-            staleness = [experience.staleness for experience in experiences]
-            metrics["rollout/staleness_mean"] = fmean(staleness)
-            metrics["rollout/staleness_max"] = float(max(staleness))
+            ages = [experience.staleness for experience in experiences]
+            metrics |= {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": float(max(ages))}
         metrics |= filtered.metrics
 
         if self.replay is not None:
@@ -174,19 +179,3 @@ def _in_range(group: Group, reward_range: GroupRewardRangeConfig) -> bool:
         return False
     # Bounds are included, and 0.1 + 0.2 counts as 0.3.
     return reward_range.low - EQUALITY_TOLERANCE <= fmean(values) <= reward_range.high + EQUALITY_TOLERANCE
-
-
-def _make_experiences(
-    groups: Sequence[Group], advantages: Sequence[Sequence[float]], version: int, old_logprobs: OldLogprobs | None
-) -> list[Experience]:
-    """Pair every rollout with its advantage, and mark those that policy `version` did not sample itself."""
-    experiences = []
-    for group, row in zip(groups, advantages, strict=True):
-        for rollout, advantage in zip(group.rollouts, row, strict=True):
-            staleness = version - rollout.oldest_version
-            # `loss.old_logprobs` alone decides about a fresh rollout.
-            source = old_logprobs if staleness else None
-            experiences.append(
-                Experience(rollout=rollout, advantage=advantage, staleness=staleness, old_logprobs_source=source)
-            )
-    return experiences

@@ -127,8 +127,8 @@ class HealthMonitor:
             value = means.get(rule.metric)
             if limit is None or value is None:
                 continue
-            is_lower_limit = rule.limit_field.startswith("min_")
-            if value < limit if is_lower_limit else value > limit:
+            is_violated = value < limit if rule.limit_field.startswith("min_") else value > limit
+            if is_violated:
                 yield rule.metric, rule.message.format(value=value)
         yield from self._find_blind_probes(means)
         yield from self._find_failing_tools(means)
