@@ -34,7 +34,7 @@ class SelectedExperiences:
 
 
 class SampleStats(NamedTuple):
-    """Rewards of a sample's group at one visit."""
+    """Rewards of a sample's group at one visit, a step that drew the sample."""
 
     mean: float  # mean reward over the group's rollouts
     std: float  # population standard deviation over them, at least 0
