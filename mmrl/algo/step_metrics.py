@@ -59,9 +59,10 @@ def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
                 parts.setdefault(f"reward/term/{name}", []).append(term.value)
         if group.dropped:
             counts["reward/dropped"] += len(group.dropped)
-        # Scores and dropped rollouts both list the terms that failed on them.
-        for scored in (*group.scores, *group.dropped):
-            for name, failure in scored.failures.items():
+        # Terms can fail on rollouts that are kept, with a fallback, and on those that are dropped.
+        failures = [score.failures for score in group.scores] + [dropped.failures for dropped in group.dropped]
+        for failed_terms in failures:
+            for name, failure in failed_terms.items():
                 counts[f"reward/{name}/{failure.error_kind}"] += 1
     metrics: dict[str, float] = {name: fmean(values) for name, values in parts.items()} | counts
     if totals:
