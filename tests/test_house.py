@@ -99,7 +99,7 @@ LIGHT = (
     "mmrl.scoring.registry",
     "mmrl.training.rl",
     "mmrl.training.sft",
-    "mmrl.training.validation",
+    "mmrl.training.callbacks",
     "mmrl.benchmarks.registry",
     "mmrl.cli",
     "mmrl_rewards.box",

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from mmrl.algo.schedule import learning_rate
+from mmrl.algo.losses import learning_rate
 from mmrl.config.schema import Component, LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaPlacement, Ranks, SingleProcess
 from mmrl.learner.micro_batches import (

@@ -24,6 +24,7 @@ from mmrl.algo.losses import (
     aggregation_weights,
     cispo,
     clipped_surrogate,
+    coefficient,
     estimate_kl,
     importance_ratios,
     mask_weights,
@@ -31,7 +32,6 @@ from mmrl.algo.losses import (
     suffix_sums,
     truncate_weights,
 )
-from mmrl.algo.schedule import coefficient
 from mmrl.config.schema import CustomPolicyLossConfig, LossConfig
 from mmrl.types import Author, Experience, FinishReason, UserError
 from mmrl.utils.plugins import load_plugin

@@ -29,15 +29,15 @@ METRIC_MEANINGS: Mapping[str, str] = {
     "stage": "Name of the stage.",
     # Rewards
     "reward/mean": "Mean total reward of the step's rollouts.",
-    "reward/std": "Standard deviation of the total reward over the step's rollouts.",
+    "reward/std": "Population standard deviation of the total reward over the step's rollouts.",
     "reward/min": "Least total reward of the step's rollouts.",
     "reward/max": "Largest total reward of the step's rollouts.",
     "reward/task/<task>": "Mean total reward of the rollouts of one task.",
     "reward/term/<term>": "Mean of one reward term over the rollouts it applies to.",
     "reward/dropped": "Rollouts left out because a reward could not score them.",
     "reward/<term>/<failure>": "Failed calls of one reward term, by kind of failure.",
-    "advantage/min": "Least advantage of the step.",
-    "advantage/max": "Largest advantage of the step.",
+    "advantage/min": "Least advantage of a rollout of the step.",
+    "advantage/max": "Largest advantage of a rollout of the step.",
     # Rollouts
     "rollout/count": "Rollouts written by a sample stage.",
     "rollout/response_tokens_mean": "Mean length of a response, in tokens.",
