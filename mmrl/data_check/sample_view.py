@@ -18,8 +18,7 @@ from mmrl.data_check.outside_image import target_coordinates
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_processor
-from mmrl.policy.encoder import EncodedPrompt, MediaLayout, PromptEncoder
-from mmrl.policy.unpatchify import unpatchify
+from mmrl.policy.encoder import EncodedPrompt, MediaLayout, PromptEncoder, unpatchify
 from mmrl.training.build import IMAGE_CACHE_BYTES
 from mmrl.types import CoordinateSystem, ImageRef, MediaRef, Prompt, RejectedRow, Sample, Target, UserError, VideoRef
 

@@ -26,7 +26,7 @@ from mmrl.evaluation.graders import Grader, make_prediction
 from mmrl.evaluation.model_source import describe_differences
 from mmrl.evaluation.question_set import QuestionSet
 from mmrl.log.console import Console
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import RolloutPipeline
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
 from mmrl.rollout.pipeline import build_pipeline, check_steps
@@ -153,7 +153,7 @@ class EvalSession:
     """Name of the evaluation on the console."""
     eval_dir: EvalDir
     """Folder that predictions go to."""
-    processor: QwenProcessor
+    processor: PromptProcessor
     """Builds prompts."""
     pipeline: RolloutPipeline
     """Generates responses."""
@@ -235,7 +235,7 @@ def build_eval_pipeline(
     question_set: QuestionSet,
     *,
     samplers: SamplerFactory,
-    processor: QwenProcessor,
+    processor: PromptProcessor,
     banned_token_ids: tuple[int, ...],
     tool_runner: ToolRunner,
 ) -> RolloutPipeline:

@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 
 from mmrl.config.schema import Component, DeepspeedConfig, OptimizerConfig
 from mmrl.distributed.ranks import Ranks, balanced_range
-from mmrl.policy.qwen_vl import Policy, loss_gradient
+from mmrl.policy.policy import Policy, loss_gradient
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _CHUNK_ELEMENTS = 100_000_000

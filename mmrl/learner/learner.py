@@ -16,6 +16,7 @@ import torch
 from mmrl.algo.schedule import learning_rate
 from mmrl.config.schema import Component, LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaPlacement, Ranks, SingleProcess
+from mmrl.learner.learner import check_shared_prefix
 from mmrl.learner.micro_batches import (
     ExperienceGroups,
     RankMicroBatch,
@@ -26,10 +27,8 @@ from mmrl.learner.micro_batches import (
     split_into_mini_batches,
 )
 from mmrl.learner.objective import LossDenominators, LossInputs, Objective, PolicyLossFn
-from mmrl.learner.shared_prefix_check import check_shared_prefix
-from mmrl.policy.batch import Batch, collate, group_by_prompt
-from mmrl.policy.prompt_tensors import TensorProvider
-from mmrl.policy.qwen_vl import Policy, TokenLogprobs
+from mmrl.policy.batch import Batch, TensorProvider, collate, group_by_prompt
+from mmrl.policy.policy import Policy, TokenLogprobs
 from mmrl.types import Experience
 
 _LOGPROB_DIFF = "rollout/logprob_diff_mean"

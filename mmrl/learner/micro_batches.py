@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mmrl.distributed.ranks import Ranks
-from mmrl.policy.batch import Batch, BatchMedia, PrefixGroup, group_by_prompt
-from mmrl.policy.prompt_tensors import Placeholders
+from mmrl.policy.batch import Batch, BatchMedia, Placeholders, PrefixGroup, group_by_prompt
 from mmrl.types import Experience, ImageRef, VideoRef
 
 ExperienceGroups = Sequence[Sequence[Experience]]

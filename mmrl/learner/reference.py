@@ -10,7 +10,7 @@ import torch
 from mmrl.config import schema
 from mmrl.distributed.ranks import Ranks, SingleProcess, balanced_range
 from mmrl.policy.batch import Batch
-from mmrl.policy.qwen_vl import Policy, TokenLogprobs
+from mmrl.policy.policy import Policy, TokenLogprobs
 
 
 class ReferencePolicy:

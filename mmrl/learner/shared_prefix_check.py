@@ -11,9 +11,8 @@ from torch import nn
 
 from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.learner.micro_batches import add_dummy_media
-from mmrl.policy.batch import Batch, collate
-from mmrl.policy.prompt_tensors import TensorProvider
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.batch import Batch, TensorProvider, collate
+from mmrl.policy.policy import Policy
 from mmrl.types import Experience, UserError
 
 

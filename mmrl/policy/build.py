@@ -1,15 +1,19 @@
-"""The model, its processor and its prompt encoder, built from a config."""
+"""The model, its processor and its prompt encoder, built from a config; the sizes of the model's components."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from mmrl.answer import ResponseFormat, ResponseSection
 from mmrl.config import Config, EvalConfig
 from mmrl.config.schema import (
+    COMPONENTS,
+    Component,
     EvalGenerationConfig,
     FromScratchConfig,
     RethinkConfig,
@@ -20,11 +24,29 @@ from mmrl.config.schema import (
 )
 from mmrl.media.cache import MediaCache
 from mmrl.policy.encoder import PromptEncoder
-from mmrl.policy.families import FAMILIES, get_family
+from mmrl.policy.families import FAMILIES, ModelFamily, get_family
 from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_pretrained, load_processor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import Sample, UserError
 from mmrl.utils.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentSummary:
+    """Sizes and data types of one component's parameters."""
+
+    component: Component
+    num_tensors: int
+    """Parameter tensors."""
+    num_parameters: int
+    """Numbers in these tensors."""
+    num_trained: int
+    """Numbers in those of them that are trained."""
+    dtypes: tuple[str, ...]
+    """Data types of the tensors, such as `bfloat16`, in alphabetical order."""
 
 
 def build_model(
@@ -131,6 +153,51 @@ def configs_with_rollout_steps(config: Config) -> tuple[SftStage | RlStage | Sam
     """Return the sections of a config that have `rollout_steps`."""
     stages = tuple(stage for stage in config.stages if isinstance(stage, SftStage | RlStage | SampleStage))
     return (*stages, config.evaluation)
+
+
+def summarize_components(model: PreTrainedModel, family: ModelFamily | None = None) -> list[ComponentSummary]:
+    """Count the parameters of each component, each parameter once; a tied one counts where it comes first.
+
+    Args:
+        model: the model, with or without adapters.
+        family: its family; None for the built-in family of its config.
+    """
+    family = family or get_family(model.config)
+    summaries = []
+    for component in COMPONENTS:
+        parameters = []
+        for name, parameter in model.named_parameters():
+            if family.component_of(name) == component:
+                parameters.append(parameter)
+        dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
+        summaries.append(
+            ComponentSummary(
+                component=component,
+                num_tensors=len(parameters),
+                num_parameters=sum(parameter.numel() for parameter in parameters),
+                num_trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+                dtypes=tuple(sorted(dtypes)),
+            )
+        )
+    return summaries
+
+
+def enable_gradient_checkpointing(
+    model: PreTrainedModel, components: Sequence[Literal["vision", "language"]], family: ModelFamily | None = None
+) -> None:
+    """Keep only the inputs of the blocks of these components, and run the blocks again in the backward pass.
+
+    Args:
+        model: the model; changed in place.
+        components: the components whose activations are recomputed.
+        family: its family; None for the built-in family of its config.
+    """
+    family = family or get_family(model.config)
+    names = {"vision": family.vision_module, "language": family.language_module}
+    for component in components:
+        module: Any = model.get_submodule(names[component])
+        # Reentrant checkpointing passes no gradient on where the inputs of a block need none: below an adapter, say.
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, samples: Iterable[Sample]) -> Iterator[str]:

@@ -10,8 +10,8 @@ from typing import Literal
 
 from mmrl.answer import convert_coordinates, validate_value
 from mmrl.answer.tool_calls import split_turns
+from mmrl.policy.batch import PromptTensors
 from mmrl.policy.encoder import EncodedPrompt, PromptEncoder
-from mmrl.policy.prompt_tensors import PromptTensors
 from mmrl.types import (
     Author,
     FinishReason,
@@ -31,7 +31,7 @@ _CACHE_BYTES = 2**30
 _TOOL_MEDIA_CACHE_BYTES = 2**28
 
 
-class QwenProcessor:
+class PromptProcessor:
     """Builds prompts and demonstrations, parses rollouts, and provides the tensors of both to sampler and learner.
 
     An image is opened, resized and cut into patches once: patches of recent prompts stay in a cache of bounded size. A

@@ -25,8 +25,8 @@ from mmrl.config.schema.custom_rollouts import CustomEngineConfig, CustomStepCon
 from mmrl.distributed.ranks import Ranks
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.lora import LoraAdapter, without_adapter
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Learner, Sampler
 from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, SleepDuringLearning, WeightPublisher
 from mmrl.rollout.engines.custom import EngineContext, load_engine
@@ -53,7 +53,7 @@ class SamplerFactory:
         self,
         config: Config | EvalConfig,
         policy: Policy,
-        processor: QwenProcessor,
+        processor: PromptProcessor,
         *,
         adapter: LoraAdapter | None,
         run_dir: RunDir,

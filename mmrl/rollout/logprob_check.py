@@ -15,8 +15,8 @@ import torch
 
 from mmrl.config.schema import LogprobCheckConfig
 from mmrl.policy.batch import collate
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Sampler
 from mmrl.types import Experience, ImageRef, Prompt, Rollout, Sample, SamplingParams, UserError, VideoRef
 
@@ -32,7 +32,7 @@ class LogprobCheck:
         self,
         sampler: Sampler,
         policy: Policy,
-        processor: QwenProcessor,
+        processor: PromptProcessor,
         *,
         samples: Sequence[Sample],
         sampling_params: SamplingParams,

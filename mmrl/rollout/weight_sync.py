@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
 from mmrl.types import UserError
 
 _FINGERPRINT_VALUES = 1000

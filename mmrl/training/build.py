@@ -50,13 +50,14 @@ from mmrl.policy.build import (
     build_processor,
     build_response_format,
     configs_with_rollout_steps,
+    enable_gradient_checkpointing,
     select_device,
+    summarize_components,
 )
-from mmrl.policy.components import enable_gradient_checkpointing, summarize_components
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.lora import create_adapter
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer, RolloutPipeline, Sampler, SampleSource
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
 from mmrl.rollout.pipeline import build_pipeline, check_steps
@@ -130,7 +131,7 @@ class RunContext:
         limit = prompt_limit(config, self.policy)
         encoder = build_encoder(config, self.model_bundle, media_cache, limit)
         # With asynchronous rollouts two steps are in progress at a time, and each needs its encoded prompts.
-        self.processor = QwenProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
+        self.processor = PromptProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
         enable_gradient_checkpointing(model, config.model.gradient_checkpointing, family)
         self.eos_token_id: int = self.processor.tokenizer.eos_token_id
         self.samples = ranks.on_rank0(partial(_drop_unusable_samples, loader, self.samples, encoder))

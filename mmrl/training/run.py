@@ -28,7 +28,7 @@ from mmrl.log.comparison import compare_rewards, comparison_summary
 from mmrl.log.console import Console, null_console
 from mmrl.log.logger import NullLogger, RunLogger, print_summary
 from mmrl.log.run_dir import RunDir, check_same_run
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
 from mmrl.ports import Learner, Sampler, SampleSource
 from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage

@@ -41,6 +41,7 @@ from mmrl.types.media import (
 )
 from mmrl.types.reward import Dropped, EvalRewards, Group, RewardErrorKind, RewardFailure, RewardValue, Score
 from mmrl.types.rollout import (
+    TRAINED_AUTHORS,
     Answer,
     Author,
     FinishReason,
@@ -56,6 +57,7 @@ from mmrl.types.sample import Action, AnswerType, Region, RejectedRow, Sample, T
 from mmrl.types.state import SampleStats, TrainingState
 
 __all__ = [
+    "TRAINED_AUTHORS",
     "Action",
     "Answer",
     "AnswerType",

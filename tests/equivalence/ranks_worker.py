@@ -23,13 +23,12 @@ from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.learner import engine_deepspeed
 from mmrl.learner.engine_deepspeed import DeepspeedEngine, DeepspeedModel
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnerConfig
-from mmrl.learner.shared_prefix_check import compare_layouts
+from mmrl.learner.learner import GrpoLearner, LearnerConfig, compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.components import enable_gradient_checkpointing
+from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.lora import create_adapter, has_adapter
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
 from mmrl.rollout.engines.shared_server import SharedServer
 from mmrl.rollout.weight_sync import PolicyWeightStream, WeightStream
@@ -83,7 +82,7 @@ class Lessons:
     """A world, and trials by name."""
 
     policy: Policy
-    processor: QwenProcessor
+    processor: PromptProcessor
     eos_id: int
     trials: dict[str, Trial]
 

@@ -12,7 +12,7 @@ from recorded import recorded
 from transformers import GenerationConfig
 
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.logits import compute_logprobs, sample_tokens
+from mmrl.policy.logprobs import compute_logprobs, sample_tokens
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import Author, Experience, FinishReason, SamplingParams
 

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from recorded import recorded
 
-from mmrl.learner.shared_prefix_check import ForwardDifference, compare_layouts
+from mmrl.learner.learner import ForwardDifference, compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.mrope import PlaceholderRun, mrope_positions
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.families import PlaceholderRun, mrope_positions
+from mmrl.policy.policy import Policy
 from mmrl.types import Author, CoordinateSystem, Experience, ImageRef, ResizeMap, Segment, Size, UserError
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

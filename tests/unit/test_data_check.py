@@ -13,7 +13,7 @@ from mmrl.data_check.findings import FindingCode, Severity, severity_of
 from mmrl.data_check.image_similarity import find_most_similar, find_near_duplicates, image_fingerprint
 from mmrl.data_check.lengths import draw_histograms, make_bins, summarize_lengths, text_histogram
 from mmrl.data_check.outside_image import find_outside_image
-from mmrl.policy.unpatchify import unpatchify
+from mmrl.policy.encoder import unpatchify
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Region, ResizeMap, Sample, Size, Target
 
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.policy.families import FAMILIES
-from mmrl.policy.mrope import PlaceholderRun, mrope_positions
+from mmrl.policy.families import FAMILIES, PlaceholderRun, mrope_positions
 from mmrl.types import UserError
 
 IMAGE, VIDEO, TEXT = 7, 8, 1

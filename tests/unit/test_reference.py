@@ -7,7 +7,7 @@ from mmrl.config.schema import OptimizerConfig
 from mmrl.config.schema import ReferenceConfig as Options
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.reference import ReferencePolicy, ReferenceUpdater
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
 
 
 def nudge(world, by):

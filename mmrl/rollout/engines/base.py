@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Learner
 from mmrl.rollout.responses import GeneratedTokens, append_generated, empty_rollout
 from mmrl.rollout.weight_sync import WeightStream
@@ -142,7 +142,7 @@ class EngineSampler:
     def __init__(
         self,
         publisher: WeightPublisher,
-        processor: QwenProcessor,
+        processor: PromptProcessor,
         *,
         max_model_len: int,
         salt: Sequence[str | int],

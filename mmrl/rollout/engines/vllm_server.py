@@ -13,7 +13,7 @@ import torch
 from vllm.entrypoints.scale_out.token_in_token_out.mm_features import extract_mm_features
 
 from mmrl.config.schema import VllmServerConfig
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.base import GenerationRequest, parse_completion
 from mmrl.rollout.engines.vllm_inputs import build_engine_input
 from mmrl.rollout.engines.vllm_replica import ADAPTER_NAME, Replica, ReplicaError, find_free_port
@@ -32,7 +32,7 @@ class ServerEngine:
     def __init__(
         self,
         replicas: Sequence[Replica],
-        processor: QwenProcessor,
+        processor: PromptProcessor,
         *,
         workers_per_replica: int,
         warn: Callable[[str], None],

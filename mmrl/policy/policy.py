@@ -17,8 +17,8 @@ from torch import nn
 from mmrl.config.schema import COMPONENTS, Component
 from mmrl.distributed.ranks import Ranks, balanced_range
 from mmrl.policy.batch import Batch, BatchMedia, PromptBatch
-from mmrl.policy.chunked_logprobs import LogprobHead, LogprobRequest
 from mmrl.policy.families import FAMILIES, ModelFamily, get_family
+from mmrl.policy.logprobs import LogprobHead, LogprobRequest
 from mmrl.policy.lora import has_adapter, iter_adapted_layers, merged_weight, without_adapter
 from mmrl.policy.shared_prefix_attention import ATTENTION_NAME, install_shared_prefix_attention
 from mmrl.policy.vision_cache import VisionCache
