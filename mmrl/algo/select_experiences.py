@@ -42,7 +42,10 @@ class SelectionPipeline:
     changed_media: ChangedMediaDetector
     """Finds rollouts of earlier steps that cannot be used because their media changed."""
     stale_old_logprobs: OldLogprobs | None = "recorded"
-    """Whose log-probs the ratio of a fresh but stale rollout uses; None for what `loss.old_logprobs` says."""
+    """Whose log-probs the ratio uses for a stale rollout that is not replayed; None for what `loss.old_logprobs` says.
+
+    `_LossTokens` in `mmrl/learner/objective.py` lists all settings that decide.
+    """
     rollouts_may_be_stale: bool = False
     """True with async or partial rollouts, whose staleness is logged."""
     tracked_terms: tuple[str, ...] = ()

@@ -21,8 +21,8 @@ from mmrl.answer import ResponseFormat
 from mmrl.config.schema import VideoConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.video import FrameSampling
-from mmrl.policy.families import Grid, ModelFamily, PlaceholderRun, VideoTimeEncoding
 from mmrl.policy.batch import MediaItem, Placeholders, PromptTensors, check_placeholders, prompt_media_items
+from mmrl.policy.families import Grid, ModelFamily, PlaceholderRun, VideoTimeEncoding
 from mmrl.types import (
     Author,
     ImageRef,

@@ -97,13 +97,17 @@ class Policy:
         if vision_cache is None and cache_vision and set(_VISION_COMPONENTS) <= set(freeze):
             vision_cache = VisionCache(_VISION_CACHE_BYTES)
         self._vision_cache = vision_cache
+        # A copy of a policy has both already.
         head = model.get_output_embeddings()
         self._head = head if isinstance(head, LogprobHead) else LogprobHead(head)
         model.set_output_embeddings(self._head)
         if model.get_decoder().config._attn_implementation == "sdpa":
             install_shared_prefix_attention(model)
+        self.supports_shared_prefix = model.get_decoder().config._attn_implementation == ATTENTION_NAME
+        """True if packed batches can be scored: with any attention but transformers' eager one."""
         self._trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self._sharded_forward: ShardedForward | None = None
+        self.sharded_forward: ShardedForward | None = None
+        """Takes all calls of the model while its weights are sharded over processes."""
 
     @property
     def device(self) -> torch.device:
@@ -116,12 +120,6 @@ class Policy:
         """Number of values in a patch."""
         vision = self.model.config.vision_config
         return int(vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
-
-    @property
-    def max_positions(self) -> int:
-        """Longest sequence that the model is made for, in tokens."""
-        positions: int = self.model.config.get_text_config().max_position_embeddings
-        return positions
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -143,32 +141,18 @@ class Policy:
                 by_component[self.family.component_of(name)].append(parameter)
         return by_component
 
-    @property
-    def supports_shared_prefix(self) -> bool:
-        """True if packed batches can be scored: with any attention but transformers' eager one."""
-        return bool(self.model.get_decoder().config._attn_implementation == ATTENTION_NAME)
-
-    @property
-    def is_sharded(self) -> bool:
-        """True while the weights are sharded over processes."""
-        return self._sharded_forward is not None
-
-    def set_sharded_forward(self, sharded_forward: ShardedForward | None) -> None:
-        """Leave all calls of the model to `sharded_forward`, or take them back with None."""
-        self._sharded_forward = sharded_forward
-
     def gather_all(self) -> AbstractContextManager[None]:
         """Hold the whole model on every rank inside this block; each rank may then call it on its own."""
-        return self._sharded_forward.gather_all() if self._sharded_forward else nullcontext()
+        return self.sharded_forward.gather_all() if self.sharded_forward else nullcontext()
 
     def gather_params(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
         """Hold these weights whole on every rank inside this block; all ranks must enter it together."""
-        return self._sharded_forward.gather_params(parameters) if self._sharded_forward else nullcontext()
+        return self.sharded_forward.gather_params(parameters) if self.sharded_forward else nullcontext()
 
     def iter_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield trained weights one by one, in full shape until the next is asked for; all ranks must take all."""
         trained = self.trained
-        yield from self._sharded_forward.iter_params(trained) if self._sharded_forward else trained.items()
+        yield from self.sharded_forward.iter_params(trained) if self.sharded_forward else trained.items()
 
     def iter_export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield trained weights under the names of the model without adapter, as an engine loads them.
@@ -190,8 +174,8 @@ class Policy:
     def local_shard(self, ranks: Ranks) -> dict[str, torch.Tensor]:
         """Return this rank's share of the trained weights by name, each in its full shape; all ranks must call it."""
         trained = self.trained
-        if self._sharded_forward:
-            return self._sharded_forward.local_shard(trained)
+        if self.sharded_forward:
+            return self.sharded_forward.local_shard(trained)
         own = balanced_range([parameter.numel() for parameter in trained.values()], ranks)
         return dict(list(trained.items())[own.start : own.stop])
 
@@ -202,8 +186,8 @@ class Policy:
             loss: computes the loss, a scalar tensor.
         """
         trained = list(self.trained.values())
-        if self._sharded_forward:
-            return self._sharded_forward.compute_gradient(loss, trained)
+        if self.sharded_forward:
+            return self.sharded_forward.compute_gradient(loss, trained)
         return loss_gradient(loss(), trained)
 
     def frozen_copy(self) -> Policy:
@@ -212,30 +196,34 @@ class Policy:
         Of a sharded policy, each rank gets a whole copy that shares nothing.
         """
         shared: dict[int, object] = {}
-        if not self._sharded_forward:
-            shared = {}
+        if not self.sharded_forward:
             for parameter in self.model.parameters():
                 if not parameter.requires_grad:
                     shared[id(parameter)] = parameter
         # `deepcopy` takes what its memo holds as already copied, so these weights are shared.
         with self.gather_all():
             model = copy.deepcopy(self.model, shared)
-        if self._sharded_forward:
-            _remove_hooks(model)
+        if self.sharded_forward:
+            # DeepSpeed's hooks would gather the weights of this ordinary copy, and it replaces the dictionary of
+            # parameters by one that gathers whatever is read from it.
+            for module in model.modules():
+                module._parameters = dict(dict.items(module._parameters))
+                for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
+                    hooks.clear()
         reference = self._policy_like(model)
         reference.model.requires_grad_(False)
         return reference
 
     def without_adapter(self) -> Policy:
         """Return the policy without its adapter, which takes no memory unless the policy is sharded."""
-        if self._sharded_forward:
+        if self.sharded_forward:
             return self.frozen_copy().without_adapter()
         return self._policy_like(without_adapter(self.model))
 
     def compute_logprobs(self, batch: Batch) -> TokenLogprobs:
         """Score every trained token of a batch under the distribution that it was sampled from."""
         batch = batch.to(self.device)
-        # transformers recomputes activations, and peft drops out, in training mode only.
+        # transformers recomputes activations, and peft drops out, in training mode only: not under the reference.
         self.model.train(torch.is_grad_enabled())
         # No attention mask: a row is causal, and either padded on the right or packed along its prefix tree. Position
         # ids have 3 rows: with a 4th, transformers takes restarts for other sequences and hides the prompt from them.
@@ -248,7 +236,7 @@ class Policy:
             chunk_tokens=self._logits_chunk,
         )
         with self._head.use_request(request), self._use_vision_cache(batch.media):
-            scores_2N = (self._sharded_forward or self.model)(
+            scores_2N = (self.sharded_forward or self.model)(
                 input_ids=batch.input_ids_BL,
                 position_ids=batch.position_ids_3BL,
                 mm_token_type_ids=batch.token_types_BL,
@@ -261,8 +249,10 @@ class Policy:
     @torch.no_grad()
     def prefill(self, batch: PromptBatch) -> tuple[Cache, torch.Tensor]:
         """Encode prompts; return their key-value cache and the logits of the next token, [B, V]."""
-        self.model.eval()
         from transformers import DynamicCache
+
+        # Scoring leaves the model in training mode, where a checkpointed model ignores the cache.
+        self.model.eval()
 
         cache = DynamicCache(config=self.model.config.get_text_config())
         return cache, self.append(cache, batch, batch.attention_mask_BP)
@@ -321,7 +311,7 @@ class Policy:
     def _use_vision_cache(self, media: BatchMedia) -> AbstractContextManager[None]:
         if self._vision_cache is None:
             return nullcontext()
-        return self._vision_cache.cached_forward(self.family.get_vision_module(self.model), media)
+        return self._vision_cache.cached_forward(self.model.get_submodule(self.family.vision_module), media)
 
 
 def banned_ids(
@@ -338,6 +328,7 @@ def banned_ids(
     """
     structural_tokens = (family or FAMILIES["qwen2_vl"]).structural_tokens
     vocabulary = tokenizer.get_vocab()
+    # Without end-of-sequence, which a list of chat tokens contains but every response needs.
     structural = {vocabulary[token] for token in structural_tokens if token in vocabulary} - {tokenizer.eos_token_id}
     return tuple(sorted(structural | set(range(len(tokenizer), num_embeddings))))
 
@@ -352,15 +343,6 @@ def loss_gradient(loss: torch.Tensor, parameters: Sequence[nn.Parameter]) -> lis
     for parameter, gradient in zip(parameters, gradients, strict=True):
         filled.append(torch.zeros_like(parameter) if gradient is None else gradient)
     return filled
-
-
-def _remove_hooks(model: nn.Module) -> None:
-    """Turn a copy of a model that DeepSpeed runs into an ordinary model."""
-    for module in model.modules():
-        # DeepSpeed replaces the dictionary of parameters by one that gathers whatever is read from it.
-        module._parameters = dict(dict.items(module._parameters))
-        for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
-            hooks.clear()
 
 
 def _media_arguments(media: BatchMedia) -> dict[str, torch.Tensor]:

@@ -268,7 +268,8 @@ def compute_max_model_len(config: Config | EvalConfig, policy: Policy) -> int:
         from mmrl.rollout.engines.vllm_server import common_max_model_len
 
         return min(wanted, common_max_model_len(rollout.server.urls, rollout.server))
-    return min(wanted, policy.max_positions)
+    model_limit: int = policy.model.config.get_text_config().max_position_embeddings
+    return min(wanted, model_limit)
 
 
 def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]:

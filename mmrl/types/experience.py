@@ -26,7 +26,7 @@ class Experience:
     old_logprobs_source: Literal["recorded", "recomputed"] | None = None
     """Whose log-probs the importance ratio uses: those recorded in sampling, or the learner's at the step's start.
 
-    None for what `loss.old_logprobs` says.
+    None for what `loss.old_logprobs` says. `_LossTokens` in `mmrl/learner/objective.py` lists all settings that decide.
     """
 
 
