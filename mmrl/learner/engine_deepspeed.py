@@ -7,7 +7,7 @@ masters, as `TorchEngine` has them, and so fits any engine and number of ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,7 +33,7 @@ from mmrl.distributed.ranks import Ranks, balanced_range
 from mmrl.policy.policy import Policy, loss_gradient
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_CHUNK_ELEMENTS = 100_000_000
+_CHUNK_ELEMENTS = 100_000_000  # 200 MB of bfloat16 weights are whole at a time while weights are exported
 
 
 class DeepspeedModel:
@@ -72,8 +72,10 @@ class DeepspeedModel:
         # DeepSpeed converts buffers too, and bfloat16 is too coarse for the frequencies of rotary positions.
         for name, buffer in self._model.named_buffers():
             buffer.data = exact_buffers[name].to(self.engine.device)
+        self.local_optimizer: torch.optim.Optimizer = self.optimizer.optimizer if options.zero_stage else self.optimizer
+        """AdamW over this rank's pieces of the weights."""
         self._init_moments()
-        policy.set_sharded_forward(self)
+        policy.sharded_forward = self
 
     def __call__(self, **arguments: object) -> Any:  # noqa: ANN401  (transformers' ModelOutput)
         """Call the model through DeepSpeed's engine, or directly while it is gathered."""
@@ -114,9 +116,18 @@ class DeepspeedModel:
 
     def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield weights one by one, in full shape until the next is asked for; every rank must take all of them."""
-        for chunk in _chunk_parameters(parameters.items(), _CHUNK_ELEMENTS):
-            with self.gather_params([parameter for _, parameter in chunk]):
-                yield from chunk
+        # Many at a time, because each gathering waits for all ranks, but not all, which might not fit into memory.
+        chunks: list[dict[str, nn.Parameter]] = []
+        num_elements = 0
+        for name, parameter in parameters.items():
+            num_elements += _numel(parameter)
+            if not chunks or num_elements > _CHUNK_ELEMENTS:
+                chunks.append({})
+                num_elements = _numel(parameter)
+            chunks[-1][name] = parameter
+        for chunk in chunks:
+            with self.gather_params(list(chunk.values())):
+                yield from chunk.items()
 
     def compute_gradient(
         self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]
@@ -133,10 +144,6 @@ class DeepspeedModel:
         self.optimizer.zero_grad()
         return pieces
 
-    def create_stage_engine(self, options: OptimizerConfig) -> DeepspeedEngine:
-        """Return a fresh engine for a stage: moments of 0, and the rates and bounds of `options`."""
-        return DeepspeedEngine(self, options)
-
     def unwrap(self, policy: Policy) -> None:
         """Take the model back from DeepSpeed: whole in the memory of the first rank, with empty weights elsewhere."""
         parameters = dict(self._model.named_parameters())
@@ -152,14 +159,15 @@ class DeepspeedModel:
             for name, registered in dict.items(module._parameters):
                 own[name] = None if registered is None else plain[id(registered)]
             module._parameters = own
-        policy.set_sharded_forward(None)
+        policy.sharded_forward = None
 
     def _gather_to_host(self, parameters: Mapping[str, nn.Parameter], indices: range) -> dict[str, torch.Tensor]:
         """Return the weights at these indices; all are gathered, a few at a time, as other ranks need others."""
         weights = {}
         for index, (name, tensor) in enumerate(self.iter_params(parameters)):
             if index in indices:
-                weights[name] = _copy_to_host(tensor)
+                # A clone, because the whole weight is freed when the loop goes on.
+                weights[name] = tensor.detach().cpu().clone()
         return weights
 
     @contextmanager
@@ -169,28 +177,6 @@ class DeepspeedModel:
             yield
         finally:
             self._is_gathered = before
-
-    @property
-    def low_precision_parameters(self) -> list[nn.Parameter]:
-        """Trained parameters that are not float32, and so have float32 masters."""
-        return [parameter for parameter in self.ordered_parameters if parameter.dtype != torch.float32]
-
-    def local_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """Return this rank's piece of a gradient, [elements]; without ZeRO the whole, in the shape of the parameter.
-
-        None if this rank has no piece of it.
-        """
-        if not self.options.zero_stage:
-            return parameter.grad
-        piece: torch.Tensor | None
-        if self.options.zero_stage == 3:
-            piece = safe_get_local_grad(parameter)
-        else:
-            annotated: Any = parameter
-            # DeepSpeed's map from the parameter to the flat buffers of this rank; None if they hold nothing of it.
-            mapping = annotated._hp_mapping
-            piece = mapping and mapping.get_lp_grad_fragment(annotated._index_in_param_group)
-        return piece
 
     def full_optimizer_state(self, parameter: nn.Parameter, moment: str | None = None) -> torch.Tensor:
         """Return a moment of a parameter, or with None its master, from all ranks, float32 in the parameter's shape."""
@@ -226,21 +212,6 @@ class DeepspeedModel:
         else:
             set_master(parameter, value)
 
-    def update_count(self) -> float:
-        """Return the number of updates since the moments were 0."""
-        return float(next(iter(self.local_optimizer.state.values()))["step"])
-
-    def set_update_count(self, count: float) -> None:
-        """Set the number of updates since the moments were 0; AdamW's bias correction depends on it."""
-        for moments in self.local_optimizer.state.values():
-            moments["step"].fill_(count)
-
-    @property
-    def local_optimizer(self) -> torch.optim.Optimizer:
-        """AdamW over this rank's pieces of the weights."""
-        local: torch.optim.Optimizer = self.optimizer.optimizer if self.options.zero_stage else self.optimizer
-        return local
-
     def _init_moments(self) -> None:
         """Make moments of 0, as AdamW does at its first step: a checkpoint is restored before that."""
         optimizer = self.local_optimizer
@@ -271,7 +242,7 @@ class DeepspeedEngine:
         model.optimizer.clip_grad = options.max_grad_norm
         # Masters hold more digits than the weights, left over from the last stage. A checkpoint between stages has none
         # of them, so a run that goes on without interruption must drop them too.
-        if model.low_precision_parameters:
+        if any(parameter.dtype != torch.float32 for parameter in model.ordered_parameters):
             model.optimizer.refresh_fp32_params()
         self.reset()
 
@@ -310,7 +281,8 @@ class DeepspeedEngine:
 
     def state(self) -> dict[str, dict[int, Any]]:
         """Return this rank's share of what a checkpoint keeps, as `TorchEngine.state` does; all ranks must call it."""
-        model, num_updates = self._model, self._model.update_count()
+        model = self._model
+        num_updates = float(next(iter(model.local_optimizer.state.values()))["step"])
         own = balanced_range(list(map(_numel, model.ordered_parameters)), model.ranks)
         moments, masters = {}, {}
         # Every rank gathers every weight's state, as other ranks need their pieces of it; it keeps its own share.
@@ -318,10 +290,10 @@ class DeepspeedEngine:
             whole = {name: model.full_optimizer_state(parameter, name) for name in _MOMENTS if num_updates}
             master = None if parameter.dtype == torch.float32 else model.full_optimizer_state(parameter)
             if index in own and num_updates:
-                own_moments = {name: _copy_to_host(whole[name]) for name in _MOMENTS}
+                own_moments = {name: whole[name].detach().cpu().clone() for name in _MOMENTS}
                 moments[index] = {"step": torch.tensor(num_updates), **own_moments}
             if index in own and master is not None:
-                masters[index] = _copy_to_host(master)
+                masters[index] = master.detach().cpu().clone()
         return {"moments": moments, "masters": masters}
 
     def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
@@ -330,7 +302,9 @@ class DeepspeedEngine:
         for index, moments in state["moments"].items():
             for name in _MOMENTS:
                 model.set_optimizer_state(model.ordered_parameters[index], moments[name], name)
-            model.set_update_count(float(moments["step"]))
+            # AdamW's bias correction depends on the number of updates, which DeepSpeed's setters leave as it is.
+            for own in model.local_optimizer.state.values():
+                own["step"].fill_(float(moments["step"]))
         for index, master in state["masters"].items():
             model.set_optimizer_state(model.ordered_parameters[index], master)
 
@@ -339,12 +313,32 @@ class DeepspeedEngine:
         model = self._model
         squares = torch.zeros(len(model.parameters_by_component), dtype=torch.float64)
         for index, parameters in enumerate(model.parameters_by_component.values()):
-            pieces = list(map(model.local_gradient, parameters))
-            squares[index] = sum(float(piece.float().square().sum()) for piece in pieces if piece is not None)
+            for parameter in parameters:
+                piece = self._local_gradient(parameter)
+                if piece is not None:
+                    squares[index] += float(piece.float().square().sum())
         # Under ZeRO the squares are those of this rank's pieces; without it every rank has the whole gradient.
         if model.options.zero_stage:
             model.ranks.all_reduce([squares])
         return dict(zip(model.parameters_by_component, squares.sqrt().tolist(), strict=True))
+
+    def _local_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """Return this rank's piece of a gradient, [elements]; without ZeRO the whole, in the shape of the parameter.
+
+        None if this rank has no piece of it.
+        """
+        zero_stage = self._model.options.zero_stage
+        if not zero_stage:
+            return parameter.grad
+        piece: torch.Tensor | None
+        if zero_stage == 3:
+            piece = safe_get_local_grad(parameter)
+        else:
+            annotated: Any = parameter
+            # DeepSpeed's map from the parameter to the flat buffers of this rank; None if they hold nothing of it.
+            mapping = annotated._hp_mapping
+            piece = mapping and mapping.get_lp_grad_fragment(annotated._index_in_param_group)
+        return piece
 
 
 def _parameter_groups(parameters: Mapping[Component, Sequence[nn.Parameter]]) -> Iterator[dict[str, Any]]:
@@ -360,26 +354,6 @@ def _parameter_groups(parameters: Mapping[Component, Sequence[nn.Parameter]]) ->
                     members.append(parameter)
             if members:
                 yield {"params": members, "component": component, "matrices": matrices, "lr": 0.0}
-
-
-def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().clone()
-
-
-def _chunk_parameters(
-    named: Iterable[tuple[str, nn.Parameter]], max_elements: int
-) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """Yield runs of parameters with at most `max_elements` numbers together, but at least one parameter."""
-    chunk: list[tuple[str, nn.Parameter]] = []
-    num_elements = 0
-    for name, parameter in named:
-        if chunk and num_elements + _numel(parameter) > max_elements:
-            yield chunk
-            chunk, num_elements = [], 0
-        chunk.append((name, parameter))
-        num_elements += _numel(parameter)
-    if chunk:
-        yield chunk
 
 
 def _numel(parameter: nn.Parameter) -> int:

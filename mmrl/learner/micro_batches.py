@@ -61,11 +61,16 @@ def rank_micro_batches(
     micro_batches = []
     for index in range(max(map(len, by_rank))):
         concurrent: list[ExperienceGroups] = [own[index] if index < len(own) else () for own in by_rank]
+        media_types = set()
+        for groups in concurrent:
+            for group in groups:
+                for experience in group:
+                    media_types.update(map(type, experience.rollout.media))
         micro_batches.append(
             RankMicroBatch(
                 groups=concurrent[ranks.rank],
-                any_rank_has_images=any(_has_media(groups, ImageRef) for groups in concurrent),
-                any_rank_has_videos=any(_has_media(groups, VideoRef) for groups in concurrent),
+                any_rank_has_images=ImageRef in media_types,
+                any_rank_has_videos=VideoRef in media_types,
             )
         )
     return micro_batches
@@ -110,8 +115,10 @@ def pack_micro_batches(
         max_tokens: most tokens of a forward pass, padding included.
         shared_prefix: a prompt runs once for its group, rather than once for each completion.
     """
+    groups = group_by_prompt(experiences)
+    groups.sort(key=lambda group: sum(e.rollout.num_tokens for e in group))
     micro_batches: list[list[list[Experience]]] = []
-    for group in sorted(group_by_prompt(experiences), key=_num_completion_tokens):
+    for group in groups:
         for part in _split_group(group, max_tokens, shared_prefix=shared_prefix):
             last = micro_batches[-1] if micro_batches else []
             has_room = 0 < len(last) < max_groups
@@ -175,18 +182,6 @@ def dummy_batch(*, pad_id: int, patch_dim: int, shared_prefix: bool) -> Batch:
         temperature_N=torch.zeros(0),
         banned_token_ids=(),
     )
-
-
-def _has_media(groups: ExperienceGroups, ref_type: type[ImageRef] | type[VideoRef]) -> bool:
-    for group in groups:
-        for experience in group:
-            if any(isinstance(ref, ref_type) for ref in experience.rollout.media):
-                return True
-    return False
-
-
-def _num_completion_tokens(group: Sequence[Experience]) -> int:
-    return sum(experience.rollout.num_tokens for experience in group)
 
 
 def _split_group(group: Sequence[Experience], max_tokens: int, *, shared_prefix: bool) -> Iterator[list[Experience]]:

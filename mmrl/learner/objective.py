@@ -419,7 +419,7 @@ def _iter_loss_tokens(experience: Experience, options: LossConfig) -> Iterator[_
     has_sft_loss = options.sft_loss.coef > 0.0 and is_good
     has_begun = whole_response
     for segment in experience.rollout.segments:
-        # The trigger itself, like a tool's reply, is nobody's to learn: only what the policy wrote behind it.
+        # The trigger opens the imitated part but is FORCED, so it is not trained itself.
         has_begun = has_begun or segment.author is Author.FORCED
         if segment.author in TRAINED_AUTHORS:
             in_sft_loss = has_sft_loss and has_begun and segment.author is Author.POLICY

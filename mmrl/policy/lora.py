@@ -107,7 +107,7 @@ def iter_adapted_layers(model: nn.Module) -> Iterator[tuple[str, BaseTunerLayer]
 @torch.no_grad()
 def merged_weight(layer: BaseTunerLayer) -> torch.Tensor:
     """Return the weight matrix of an adapted layer with the adapter added, [out, in]; the layer stays as it is."""
-    # peft merges in place.
+    # peft merges in place, and the adapter must stay apart to be trained further.
     merged = copy.deepcopy(layer)
     merged.merge()
     return merged.get_base_layer().get_parameter("weight")

@@ -32,11 +32,7 @@ class VisionFeatures(NamedTuple):
 
 
 class VisionCache:
-    """Vision features by the key of their image or video; the least recently used leave when it is full.
-
-    Each image or video is encoded alone. Its features must not depend, not even in the last bit, on what else is in the
-    batch or the cache, or a resumed run would differ from an uninterrupted one. A lock makes threads take turns.
-    """
+    """Vision features by the key of their image or video; the least recently used leave when it is full."""
 
     def __init__(self, max_bytes: int) -> None:
         """Keep at most `max_bytes` of features, but always the last one."""
@@ -44,6 +40,7 @@ class VisionCache:
         self._features: OrderedDict[str, VisionFeatures] = OrderedDict()
         self._bytes = 0
         self._output_class: type[ModelOutput] | None = None
+        # Asynchronous rollouts encode in a thread of their own.
         self._lock = PicklableLock()
 
     @contextmanager
@@ -51,8 +48,9 @@ class VisionCache:
         """Let the tower answer from the cache inside this block.
 
         A Qwen-VL forward calls it first for the images of a batch, then for its videos; a kind that `media` has none of
-        is not asked for. Only `forward` is replaced, so hooks on the module still run.
+        is not asked for.
         """
+        # Only `forward` is replaced, so hooks on the module still run.
         encode = tower.forward
         key_lists = iter([keys for keys in (media.image_keys, media.video_keys) if keys])
 
@@ -60,6 +58,8 @@ class VisionCache:
             """Return the features of patches [M, D], float32, cut by grids [media, 3], int64."""
             patches_by_medium = torch.split(patches_MD, grid_thw.prod(dim=-1).tolist())
             found = []
+            # Each is encoded alone: its features must not depend, not even in the last bit, on what else is in the batch
+            # or the cache, or a resumed run would differ from an uninterrupted one.
             for key, patches, grid in zip(next(key_lists), patches_by_medium, grid_thw, strict=True):
                 with self._lock:
                     if key not in self._features:

@@ -38,7 +38,7 @@ from mmrl.distributed.sharing import (
     SharedRolloutPipeline,
 )
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnerConfig, LogprobModel, OptimizerEngine
+from mmrl.learner.learner import GrpoLearner, LearnerConfig, OptimizerEngine
 from mmrl.learner.objective import load_policy_loss
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
@@ -271,14 +271,16 @@ class RunContext:
     def build_engine(self, stage: SftStage | RlStage) -> StageEngine:
         """Return a new optimizer for a stage."""
         if self._sharded is not None:
-            return self._sharded.create_stage_engine(stage.optimizer)
+            from mmrl.learner.engine_deepspeed import DeepspeedEngine
+
+            return DeepspeedEngine(self._sharded, stage.optimizer)
         return TorchEngine(self.policy.trained_by_component, stage.optimizer, self.ranks)
 
     def build_learner(
         self,
         stage: SftStage | RlStage,
         engine: OptimizerEngine,
-        reference: LogprobModel | None,
+        reference: Policy | None,
         placement: MediaPlacement,
     ) -> GrpoLearner:
         """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""

@@ -23,7 +23,7 @@ from mmrl.data.stage_tables import write_history_table
 from mmrl.distributed.ranks import MediaPlacement, RankLostError, Ranks
 from mmrl.distributed.sharing import SharedDemonstrationLearner, measure_across_ranks
 from mmrl.distributed.torch_ranks import join_ranks
-from mmrl.learner.reference import ReferencePolicy, ReferenceUpdater
+from mmrl.learner.reference import ReferencePolicy
 from mmrl.log.comparison import compare_rewards, comparison_summary
 from mmrl.log.console import Console, null_console
 from mmrl.log.logger import NullLogger, RunLogger, print_summary
@@ -206,7 +206,7 @@ class TrainingRun:
             engine.load_state(self._optimizer)
             self._optimizer = {}
         learner = context.samplers.sleep_during_learning(
-            context.build_learner(stage, engine, reference, self._placement)
+            context.build_learner(stage, engine, reference.policy if reference else None, self._placement)
         )
         health = HealthMonitor(stage.health, self._console.warn) if isinstance(stage, RlStage) else None
         callbacks = self._build_callbacks(stage, engine, reference, health)
@@ -218,8 +218,8 @@ class TrainingRun:
             )
             return
         update_reference: Callable[[int], Mapping[str, float]] = _update_no_reference
-        if reference is not None:
-            update_reference = ReferenceUpdater(reference, engine, stage.reference).update
+        if reference is not None and not reference.is_frozen:
+            update_reference = partial(reference.update, reset_optimizer=engine.reset)
         self._train_rl_stage(stage, source, learner, callbacks, update_reference)
         if health is not None:
             self._console.info(health.summary())
@@ -482,5 +482,5 @@ class TrainingRun:
 
 
 def _update_no_reference(step: int) -> dict[str, float]:
-    """Stand in for `ReferenceUpdater.update` in stages without a moving reference."""
+    """Stand in for `ReferencePolicy.update` in stages without a moving reference."""
     return {}
