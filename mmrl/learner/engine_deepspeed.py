@@ -40,13 +40,7 @@ class DeepspeedModel:
     """A policy's model run by DeepSpeed. It implements `ShardedForward`, through which the policy calls the model."""
 
     def __init__(self, policy: Policy, options: DeepspeedConfig, ranks: Ranks) -> None:
-        """Give the model of a policy to DeepSpeed; every rank must do so.
-
-        Args:
-            policy: the policy; from here on it calls its model through this object.
-            options: the `deepspeed` section.
-            ranks: the processes of the run.
-        """
+        """Give the model of a policy to DeepSpeed, through which the policy then calls it; every rank must do so."""
         self.options, self.ranks = options, ranks
         self.parameters_by_component = policy.trained_by_component
         self._model: nn.Module = policy.model
@@ -83,14 +77,12 @@ class DeepspeedModel:
 
     @contextmanager
     def gather_all(self) -> Iterator[None]:
-        """Hold all weights whole on every rank inside this block.
-
-        DeepSpeed's hooks are removed meanwhile: they would release the weights of each layer behind its forward.
-        """
+        """Hold all weights whole on every rank inside this block."""
         if self.options.zero_stage < 3 or self._is_gathered:
             with self._bypass_engine():
                 yield
             return
+        # DeepSpeed's hooks are removed meanwhile: they would release the weights of each layer behind its forward.
         offload = self.optimizer.parameter_offload
         offload.partition_all_parameters()
         with deepspeed.zero.GatheredParameters(list(self._model.parameters())):
@@ -189,13 +181,7 @@ class DeepspeedModel:
         return whole
 
     def set_optimizer_state(self, parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
-        """Set a moment of a parameter, or with None its float32 master; this rank keeps its piece.
-
-        Args:
-            parameter: the parameter.
-            value: the whole moment or master, float32 in the shape of the parameter.
-            moment: `exp_avg` or `exp_avg_sq`; None for the master.
-        """
+        """Set a moment of a parameter, or with None its float32 master, to a whole `value`; this rank keeps its piece."""
         if self.options.zero_stage == 3:
             own = safe_get_local_optimizer_state(parameter, moment) if moment else safe_get_local_fp32_param(parameter)
             length, rank = own.numel(), self.ranks.rank
@@ -252,16 +238,7 @@ class DeepspeedEngine:
         self._model.engine.backward(loss * self._model.ranks.size, scale_wrt_gas=False)
 
     def step(self, lr: float) -> dict[Component, float]:
-        """Clip the gradients, update the weights, and drop the gradients.
-
-        If the norm over all components is not finite, weights and optimizer stay as they are.
-
-        Args:
-            lr: learning rate of this step; a component with a rate of its own gets it scaled in proportion.
-
-        Returns:
-            The norm of each component's gradient, summed over ranks, before clipping.
-        """
+        """Clip the gradients, update the weights, and drop the gradients, as `TorchEngine.step` does."""
         engine, optimizer = self._model.engine, self._model.optimizer
         norms = self._gradient_norms()
         for group, lr_scale in zip(optimizer.param_groups, self._lr_scales, strict=True):

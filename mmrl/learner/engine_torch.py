@@ -29,13 +29,7 @@ class TorchEngine:
         options: OptimizerConfig,
         ranks: Ranks | None = None,
     ) -> None:
-        """Make a fresh optimizer.
-
-        Args:
-            parameters: trained weights of each component.
-            options: learning rates, betas, weight decay and gradient clip of the stage.
-            ranks: the processes of the run; None for one alone.
-        """
+        """Make a fresh optimizer for the trained weights of each component."""
         self._ranks = ranks or SingleProcess()
         self._parameters: list[nn.Parameter] = []
         self._masters: list[torch.Tensor] = []

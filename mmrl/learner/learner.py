@@ -141,13 +141,10 @@ class GrpoLearner:
         )
 
     def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
-        """Train on the experiences of a step: one update per epoch and mini-batch.
-
-        The loss of an update divides by counts over its whole mini-batch. Experiences without gradient are counted but
-        not run.
+        """Train on the experiences of all ranks: one update per epoch and mini-batch.
 
         Args:
-            experiences: experiences of all ranks.
+            experiences: those of all ranks; those without gradient are counted but not run.
             step: steps of the stage that are done.
 
         Returns:
@@ -274,14 +271,9 @@ def check_shared_prefix(
     pad_id: int,
     ranks: Ranks | None = None,
 ) -> None:
-    """Score groups packed and as plain rows, and compare log-probs and gradients.
+    """Score groups packed and as plain rows, and compare log-probs and gradients; every rank must give the same.
 
-    Args:
-        policy: the policy.
-        groups: two experiences at least, in one group or two; every rank must give the same.
-        provider: provides patches and position ids.
-        pad_id: token id of padding.
-        ranks: the processes of the run; None for one alone.
+    `groups` needs two experiences, in one group or two.
 
     Raises:
         UserError: log-probs or gradients differ by more than rounding explains.
@@ -304,13 +296,9 @@ def check_shared_prefix(
 
 
 def compare_layouts(policy: Policy, batch: Batch, other: Batch, ranks: Ranks | None = None) -> ForwardDifference:
-    """Compare the log-probs of two layouts of the same experiences, and the gradients of one scalar function of them.
+    """Compare two layouts of the same experiences: log-probs, and the gradients of one scalar function of them.
 
-    Args:
-        policy: the policy.
-        batch: one layout; every rank must give the same experiences.
-        other: the other layout, with the same trained tokens in the same order.
-        ranks: the processes of the run; None for one alone.
+    Both have the same trained tokens in the same order; every rank must give the same experiences.
     """
     ranks = ranks or SingleProcess()
     logprobs_N, gradient = _logprobs_and_gradient(policy, batch)
@@ -360,10 +348,7 @@ def _gradient_metrics(norms: Mapping[Component, float]) -> dict[str, float]:
 
 
 def _merge_update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of an epoch: means over its updates, but extremes and counts for those that are such.
-
-    The difference to the sampler's log-probs is that of the first update alone, before any weight has changed.
-    """
+    """Return the metrics of an epoch: means over its updates, but extremes and counts for those that are such."""
     totals: dict[str, float] = {}
     for update in updates:
         _accumulate_metrics(totals, update)
@@ -376,6 +361,7 @@ def _merge_update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, f
             continue
         is_mean = not name.endswith(("_max", "_min")) and name != _NONFINITE_UPDATES
         merged[name] = total / num_updates[name] if is_mean else total
+    # That of the first update alone, before any weight has changed.
     if _LOGPROB_DIFF in updates[0]:
         merged[_LOGPROB_DIFF] = updates[0][_LOGPROB_DIFF]
     return merged

@@ -48,15 +48,14 @@ def rank_micro_batches(
 ) -> list[RankMicroBatch]:
     """Return the micro-batches of this rank, as many as any rank has.
 
-    Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks: all of them must run as many passes,
-    and through the same layers, those of the vision tower among them.
-
     Args:
         experiences: experiences of all ranks.
         rank_by_digest: rank that holds the images and videos of a prompt, by the prompt's digest.
         ranks: the processes of the run.
         pack: cuts the experiences of a rank into micro-batches.
     """
+    # Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks: all of them must run as many passes,
+    # and through the same layers, those of the vision tower among them.
     by_rank = list(map(pack, assign_to_ranks(experiences, rank_by_digest, ranks.size)))
     micro_batches = []
     for index in range(max(map(len, by_rank))):
@@ -104,16 +103,10 @@ def assign_to_ranks(
 def pack_micro_batches(
     experiences: Sequence[Experience], *, max_groups: int, max_tokens: int, shared_prefix: bool
 ) -> list[list[list[Experience]]]:
-    """Cut experiences into micro-batches of whole groups, those with short completions first.
+    """Cut the experiences of a rank into micro-batches of whole groups, those with short completions first.
 
-    A group with more tokens than `max_tokens` is split and its prompt repeated. A sequence that alone exceeds it is a
-    micro-batch of its own.
-
-    Args:
-        experiences: experiences of this rank.
-        max_groups: most groups of a micro-batch.
-        max_tokens: most tokens of a forward pass, padding included.
-        shared_prefix: a prompt runs once for its group, rather than once for each completion.
+    A group with more tokens than `max_tokens`, padding included, is split and its prompt repeated. A sequence that
+    alone exceeds it is a micro-batch of its own. With `shared_prefix` a prompt counts once for its group.
     """
     groups = group_by_prompt(experiences)
     groups.sort(key=lambda group: sum(e.rollout.num_tokens for e in group))
@@ -130,17 +123,9 @@ def pack_micro_batches(
 
 
 def add_dummy_media(batch: Batch, placeholders: Placeholders, *, images: bool, videos: bool) -> Batch:
-    """Return the batch with a dummy image and a dummy video where it lacks one that is asked for.
-
-    Each is a sequence of its own, of one placeholder that nothing is trained on: it changes no other sequence, and so
-    no gradient, but for rounding.
-
-    Args:
-        batch: the batch of this rank.
-        placeholders: tokens of images and videos.
-        images: True if the batch must contain an image.
-        videos: True if the batch must contain a video.
-    """
+    """Return the batch with a dummy image and a dummy video where it lacks one that is asked for."""
+    # Each is a sequence of its own, of one placeholder that nothing is trained on: it changes no other sequence, and so
+    # no gradient, but for rounding.
     media = batch.media
     merge_size = placeholders.merge_size
     grid = torch.tensor([[1, merge_size, merge_size]])
@@ -158,10 +143,7 @@ def add_dummy_media(batch: Batch, placeholders: Placeholders, *, images: bool, v
 def dummy_batch(*, pad_id: int, patch_dim: int, shared_prefix: bool) -> Batch:
     """Return a batch of one token that is not trained, for a rank without a micro-batch.
 
-    Args:
-        pad_id: id of that token.
-        patch_dim: number of values in a patch.
-        shared_prefix: pack it as a prefix tree, as the batches of other ranks are.
+    `patch_dim` is the number of values in a patch. With `shared_prefix` it is packed as the batches of other ranks are.
     """
     no_patches, no_grids = torch.zeros(0, patch_dim), torch.zeros(0, 3, dtype=torch.int64)
     return Batch(

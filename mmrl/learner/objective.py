@@ -77,13 +77,10 @@ class Objective:
     """The loss of a stage: policy loss, KL penalty, entropy bonus, and likelihood of demonstrations."""
 
     def __init__(self, options: LossConfig, total_steps: int, policy_loss_fn: PolicyLossFn | None = None) -> None:
-        """Set up the loss.
+        """Set up the loss of a stage of `total_steps`, over which schedules of coefficients run.
 
-        Args:
-            options: the `loss` section.
-            total_steps: steps of the stage, which schedules of coefficients run over.
-            policy_loss_fn: the function that `loss.policy_loss` names, from `load_policy_loss`; None for a built-in
-                loss.
+        `policy_loss_fn` is the function that `loss.policy_loss` names, from `load_policy_loss`; None for a built-in
+        loss.
         """
         if isinstance(options.policy_loss, CustomPolicyLossConfig) != (policy_loss_fn is not None):
             raise ValueError(f"loss.policy_loss is {options.policy_loss!r}, but its function is {policy_loss_fn!r}")
@@ -266,9 +263,7 @@ class Objective:
     def _rollout_correction(self, log_weight_T: Tensor, sequence_T: Tensor) -> Tensor:
         """Return importance weights of the learner at the step's start against the sampler, without gradient.
 
-        Args:
-            log_weight_T: log-probs of the learner minus those of the sampler.
-            sequence_T: index of the response that a token belongs to.
+        `log_weight_T` are log-probs of the learner minus those of the sampler.
         """
         options = self._options.rollout_correction
         if options.method == "none":

@@ -24,12 +24,8 @@ class ReferencePolicy:
     ) -> None:
         """Copy the policy as it is now.
 
-        Args:
-            policy: the policy in training.
-            options: the `reference` section.
-            initial_copy: a policy that equals it now and never changes, such as one without its adapter; None for a
-                new copy.
-            ranks: the processes of the run; None for one alone.
+        `initial_copy` is a policy that equals it now and never changes, such as one without its adapter; None for a new
+        copy.
         """
         self._options, self._trained_policy, self._ranks = options, policy, ranks or SingleProcess()
         self.policy = initial_copy or policy.frozen_copy()

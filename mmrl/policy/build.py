@@ -54,10 +54,8 @@ def build_model(
 ) -> ModelBundle:
     """Return the model as it is before training: loaded from `model.path`, or new as `model.from_scratch` says.
 
-    Args:
-        config: the config of a run or an evaluation.
-        make_processor_bundle: returns the processor of a new model; not called for a loaded one, which has its own.
-        base_dir: folder that the file of `model.family` starts from; the config's.
+    `make_processor_bundle` returns the processor of a new model; a loaded one has its own. A relative file of
+    `model.family` starts from `base_dir`.
 
     Raises:
         UserError: `model.path` cannot be loaded, or `model.from_scratch` describes no possible model.
@@ -79,10 +77,8 @@ def build_model(
 def build_processor(config: Config, samples: Iterable[Sample], base_dir: Path = Path()) -> ProcessorBundle:
     """Return the processor of the model without the model.
 
-    Args:
-        config: the config of a run.
-        samples: the training samples; the tokenizer of a model from scratch is trained on their text.
-        base_dir: folder that the file of `model.family` starts from; the config's.
+    The tokenizer of a model from scratch is trained on the text of `samples`. A relative file of `model.family` starts
+    from `base_dir`.
 
     Raises:
         UserError: `model.path` has no processor.
@@ -104,11 +100,7 @@ def build_encoder(
 ) -> PromptEncoder:
     """Return the encoder that turns samples into prompts.
 
-    Args:
-        config: the config of a run or an evaluation.
-        bundle: processor and family of the model.
-        media_cache: opens images and videos.
-        limit: most tokens of a prompt, and the YAML key that sets this limit; None for `model.max_prompt_tokens`.
+    `limit` is the most tokens of a prompt, and the YAML key that sets this limit; None for `model.max_prompt_tokens`.
     """
     max_prompt_tokens, limit_key = limit or (config.model.max_prompt_tokens, "model.max_prompt_tokens")
     return PromptEncoder(
@@ -158,9 +150,7 @@ def configs_with_rollout_steps(config: Config) -> tuple[SftStage | RlStage | Sam
 def summarize_components(model: PreTrainedModel, family: ModelFamily | None = None) -> list[ComponentSummary]:
     """Count the parameters of each component, each parameter once; a tied one counts where it comes first.
 
-    Args:
-        model: the model, with or without adapters.
-        family: its family; None for the built-in family of its config.
+    `family` None stands for the built-in family of the model's config.
     """
     family = family or get_family(model.config)
     summaries = []
@@ -187,10 +177,7 @@ def enable_gradient_checkpointing(
 ) -> None:
     """Keep only the inputs of the blocks of these components, and run the blocks again in the backward pass.
 
-    Args:
-        model: the model; changed in place.
-        components: the components whose activations are recomputed.
-        family: its family; None for the built-in family of its config.
+    `family` None stands for the built-in family of the model's config.
     """
     family = family or get_family(model.config)
     names = {"vision": family.vision_module, "language": family.language_module}
@@ -201,10 +188,9 @@ def enable_gradient_checkpointing(
 
 
 def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, samples: Iterable[Sample]) -> Iterator[str]:
-    """Yield the texts that a tokenizer from scratch is trained on.
-
-    These are questions, demonstrations, the triggers of rethinking, and the text around the results of tools.
-    """
+    """Yield the texts that a tokenizer from scratch is trained on."""
+    # Not only questions and answers: what a run puts into responses should not fall apart into bytes either, such as
+    # the triggers of rethinking and the text around the results of tools.
     response_format = build_response_format(config)
     coordinate_system = FAMILIES[scratch.family].coordinate_system
     for owner in configs_with_rollout_steps(config):

@@ -118,7 +118,7 @@ class PromptEncoder:
         max_prompt_tokens: int,
         limit_key: str = "model.max_prompt_tokens",
     ) -> None:
-        """Prepare to encode.
+        """Prepare to encode for one model.
 
         Args:
             hf_processor: transformers' processor of the model.
@@ -358,14 +358,13 @@ class PromptEncoder:
 def unpatchify(patches_MD: torch.Tensor, grid: tuple[int, int, int], processor: BaseImageProcessor) -> torch.Tensor:
     """Return the frames that patches were cut from, uint8 [frames, height, width, 3] in pixels.
 
-    Inverts Qwen2VLImageProcessor of transformers 5: patches stand in blocks of merge x merge, and hold channels,
-    frames, rows and columns in this order, normalised by the processor's mean and deviation.
-
     Args:
-        patches_MD: M patches of D values, float32. An image was repeated to fill a pair, so its frames are equal.
+        patches_MD: patches, float32. An image was repeated to fill a pair, so its frames are equal.
         grid: time, height and width in patches, time in pairs of frames.
         processor: the image processor that cut the patches.
     """
+    # Inverts Qwen2VLImageProcessor of transformers 5: patches stand in blocks of merge x merge, and hold channels,
+    # frames, rows and columns in this order, normalised by the processor's mean and deviation.
     merge, side, pair = processor.merge_size, processor.patch_size, processor.temporal_patch_size
     time, height, width = grid
     blocks = patches_MD.reshape(time, height // merge, width // merge, merge, merge, 3, pair, side, side)
@@ -378,9 +377,7 @@ def unpatchify(patches_MD: torch.Tensor, grid: tuple[int, int, int], processor: 
 def _render_chat(hf_processor: ProcessorMixin, parts: tuple[tuple[str, str], ...]) -> str:
     """Return one user turn and the opening of the assistant's, with one placeholder for each image or video.
 
-    Args:
-        hf_processor: has the template.
-        parts: ("text", the text), ("image", "") or ("video", ""), in reading order.
+    `parts` are ("text", the text), ("image", "") or ("video", ""), in reading order.
     """
     content = []
     for kind, text in parts:

@@ -35,11 +35,8 @@ class LoraAdapter:
     ) -> None:
         """Put a new adapter into `model`, on the CPU, and freeze the rest.
 
-        Args:
-            model: the model; changed in place.
-            options: rank, targets and kind of the adapter.
-            seed: decides A, whatever the state of torch's generator, which stays as it is.
-            family: its family, which knows the names of the targets; None for the built-in family of its config.
+        `seed` decides A, whatever the state of torch's generator, which stays as it is. `family` knows the names of the
+        targets; None for the built-in family of the model's config.
         """
         # peft takes a second to import, and most runs train no adapter.
         from peft import LoraConfig as PeftLoraConfig

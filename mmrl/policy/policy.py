@@ -180,11 +180,7 @@ class Policy:
         return dict(list(trained.items())[own.start : own.stop])
 
     def compute_gradient(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
-        """Return the gradient of a loss in all trained weights; of a sharded model, this rank's pieces of it.
-
-        Args:
-            loss: computes the loss, a scalar tensor.
-        """
+        """Return the gradient of a scalar loss in all trained weights; of a sharded model, this rank's pieces of it."""
         trained = list(self.trained.values())
         if self.sharded_forward:
             return self.sharded_forward.compute_gradient(loss, trained)
@@ -261,10 +257,8 @@ class Policy:
     def append(self, cache: Cache, batch: PromptBatch, attention_mask_RK: torch.Tensor) -> torch.Tensor:
         """Append tokens with images and videos to cached rows; return the logits of the next token, [R, V].
 
-        Args:
-            cache: keys and values of R rows; extended in place.
-            batch: the new tokens of each row, padded on the left.
-            attention_mask_RK: 1 for tokens and 0 for padding, cached and new, int64 [R, K].
+        The new tokens are padded on the left. The cache is extended in place. `attention_mask_RK` is 1 for tokens and 0
+        for padding, cached and new, int64.
         """
         batch = batch.to(self.device)
         with self._use_vision_cache(batch.media):
@@ -287,11 +281,7 @@ class Policy:
     ) -> torch.Tensor:
         """Append text tokens to cached rows; return the logits of the next token, [R, V].
 
-        Args:
-            cache: keys and values of R rows; extended in place.
-            input_ids_RS: ids of the new tokens, int64 [R, S].
-            attention_mask_RK: 1 for tokens and 0 for padding, cached and new, int64 [R, K].
-            positions_RS: position of each new token, alike on all three axes of M-RoPE, int64 [R, S].
+        `attention_mask_RK` as in `append`; `positions_RS` are alike on all three axes of M-RoPE, int64.
         """
         output = self.model(
             input_ids=input_ids_RS,
@@ -320,11 +310,7 @@ def banned_ids(
     """Return the ids that a response must never contain, in ascending order.
 
     These are structural and vision tokens, but not end-of-sequence, and rows of the embedding that stand for no token.
-
-    Args:
-        tokenizer: the tokenizer of the model.
-        num_embeddings: rows of the embedding matrix, at least as many as the tokenizer has tokens.
-        family: names the structural tokens; None for those that all built-in families have.
+    `family` names the structural tokens; None for those that all built-in families have.
     """
     structural_tokens = (family or FAMILIES["qwen2_vl"]).structural_tokens
     vocabulary = tokenizer.get_vocab()

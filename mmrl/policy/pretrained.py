@@ -37,9 +37,7 @@ class ModelBundle(ProcessorBundle):
 def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBundle:
     """Load the processor of the model at `options.path`, with the pixel limits of `options`.
 
-    Args:
-        options: the `model` section.
-        base_dir: folder that the file of `model.family` starts from; the config's.
+    A relative file of `model.family` starts from `base_dir`.
 
     Raises:
         UserError: nothing loadable is there, its family is unknown, or `model.family` makes none.
@@ -66,9 +64,7 @@ def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBu
 def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundle:
     """Load the model at `options.path` with its processor, in the data type and attention of `options`.
 
-    Args:
-        options: the `model` section.
-        base_dir: folder that the file of `model.family` starts from; the config's.
+    A relative file of `model.family` starts from `base_dir`.
 
     Raises:
         UserError: nothing loadable is there, its family is unknown, or weights are missing.

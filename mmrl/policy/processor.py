@@ -268,10 +268,7 @@ class PromptProcessor:
 
 
 def _last_continuation_start(segments: Sequence[Segment]) -> int | None:
-    """Return the index of the segment from which on the answer counts: the last trigger, or what follows a tool result.
-
-    None if nothing was forced and no tool was called.
-    """
+    """Return the index of the segment where the text that may answer begins; None if nothing was forced or shown."""
     for index in reversed(range(len(segments))):
         match segments[index].author:
             case Author.FORCED:

@@ -44,9 +44,7 @@ _CHAT_TEMPLATE = (
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer with Qwen's special tokens; any other text still encodes, byte by byte.
 
-    Args:
-        texts: what it is trained on.
-        vocab_size: most tokens, special tokens and tags included; at least 300.
+    It has at most `vocab_size` tokens, special tokens and tags included; at least 300.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -75,13 +73,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 def make_processor(
     spec: FromScratchConfig, tokenizer: PreTrainedTokenizerFast, pixels: tuple[int, int]
 ) -> ProcessorMixin:
-    """Return the processor of a tiny model.
-
-    Args:
-        spec: family and patch size.
-        tokenizer: its tokenizer.
-        pixels: least and largest area of a resized image.
-    """
+    """Return the processor of a tiny model; `pixels` are the least and largest area of a resized image."""
     from transformers import (
         Qwen2_5_VLProcessor,
         Qwen2VLImageProcessor,
@@ -125,7 +117,7 @@ def make_model(
         spec: family and sizes.
         tokenizer: its tokenizer.
         seed: decides all weights, whatever the state of torch's generator, which stays as it is.
-        dtype: data type of the weights, `float32` or `bfloat16`.
+        dtype: `float32` or `bfloat16`.
         attention: attention implementation of transformers, `sdpa` or `eager`.
 
     Raises:
@@ -213,10 +205,8 @@ def _vision_config(spec: FromScratchConfig) -> dict[str, object]:
 
 @torch.no_grad()
 def _init_fan_in(model: PreTrainedModel) -> None:
-    """Initialise matrices with std 1 / sqrt(fan in), half of it where a residual branch ends.
-
-    With transformers' own std of 0.02, the image hardly reaches the output of so narrow a model.
-    """
+    """Initialise matrices with std 1 / sqrt(fan in), half of it where a residual branch ends."""
+    # With transformers' own std of 0.02, the image hardly reaches the output of so narrow a model.
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or "embed_tokens" in name or "pos_embed" in name:
             continue

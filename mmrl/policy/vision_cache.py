@@ -58,8 +58,8 @@ class VisionCache:
             """Return the features of patches [M, D], float32, cut by grids [media, 3], int64."""
             patches_by_medium = torch.split(patches_MD, grid_thw.prod(dim=-1).tolist())
             found = []
-            # Each is encoded alone: its features must not depend, not even in the last bit, on what else is in the batch
-            # or the cache, or a resumed run would differ from an uninterrupted one.
+            # Each is encoded alone: its features must not depend, not even in the last bit, on what else is in the
+            # batch or the cache, or a resumed run would differ from an uninterrupted one.
             for key, patches, grid in zip(next(key_lists), patches_by_medium, grid_thw, strict=True):
                 with self._lock:
                     if key not in self._features:
