@@ -30,20 +30,22 @@ from torch.nn.functional import pad
 
 from mmrl.config.schema import Component, DeepspeedConfig, OptimizerConfig
 from mmrl.distributed.ranks import Ranks, balanced_range
-from mmrl.policy.policy import Policy, loss_gradient
+from mmrl.policy.policy import ModelRunner, Policy
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _CHUNK_ELEMENTS = 100_000_000  # 200 MB of bfloat16 weights are whole at a time while weights are exported
 
 
-class DeepspeedModel:
-    """A policy's model run by DeepSpeed. It implements `ShardedForward`, through which the policy calls the model."""
+class DeepspeedModel(ModelRunner):
+    """A policy's model run by DeepSpeed, which the policy calls through this object from then on."""
+
+    is_sharded = True
 
     def __init__(self, policy: Policy, options: DeepspeedConfig, ranks: Ranks) -> None:
-        """Give the model of a policy to DeepSpeed, through which the policy then calls it; every rank must do so."""
+        """Give the model of a policy to DeepSpeed; every rank must do so."""
+        super().__init__(policy.model)
         self.options, self.ranks = options, ranks
         self.parameters_by_component = policy.trained_by_component
-        self._model: nn.Module = policy.model
         self._is_gathered = False
         # DeepSpeed would compile its shared-memory collectives at this moment, which needs a compiler.
         __compatible_ops__["deepspeed_shm_comm"] = False
@@ -51,29 +53,29 @@ class DeepspeedModel:
         self.ordered_parameters: list[nn.Parameter] = []
         for group in groups:
             self.ordered_parameters += group["params"]
-        exact_buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        exact_buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         optimizer = torch.optim.AdamW(groups, fused=True)
-        config, dtype = _deepspeed_config(options, self._model.dtype, ranks.size), self._model.dtype
+        config, dtype = _deepspeed_config(options, self.model.dtype, ranks.size), self.model.dtype
         if options.zero_stage == 3:
-            for parameter in self._model.parameters():
+            for parameter in self.model.parameters():
                 parameter.data = parameter.data.to(dtype)
             # Weights go to the device and are sharded one by one; `initialize` would move the whole model there first.
             deepspeed.init_distributed(dist_init_required=False)
-            deepspeed.zero.Init(module=self._model, config_dict_or_path=config, dtype=dtype)
+            deepspeed.zero.Init(module=self.model, config_dict_or_path=config, dtype=dtype)
         self.engine, self.optimizer, *_ = deepspeed.initialize(
-            model=self._model, optimizer=optimizer, config=config, dist_init_required=False
+            model=self.model, optimizer=optimizer, config=config, dist_init_required=False
         )
         # DeepSpeed converts buffers too, and bfloat16 is too coarse for the frequencies of rotary positions.
-        for name, buffer in self._model.named_buffers():
+        for name, buffer in self.model.named_buffers():
             buffer.data = exact_buffers[name].to(self.engine.device)
         self.local_optimizer: torch.optim.Optimizer = self.optimizer.optimizer if options.zero_stage else self.optimizer
         """AdamW over this rank's pieces of the weights."""
         self._init_moments()
-        policy.sharded_forward = self
+        policy.runner = self
 
     def __call__(self, **arguments: object) -> Any:  # noqa: ANN401  (transformers' ModelOutput)
         """Call the model through DeepSpeed's engine, or directly while it is gathered."""
-        return self._model(**arguments) if self._is_gathered else self.engine(**arguments)
+        return self.model(**arguments) if self._is_gathered else self.engine(**arguments)
 
     @contextmanager
     def gather_all(self) -> Iterator[None]:
@@ -85,7 +87,7 @@ class DeepspeedModel:
         # DeepSpeed's hooks are removed meanwhile: they would release the weights of each layer behind its forward.
         offload = self.optimizer.parameter_offload
         offload.partition_all_parameters()
-        with deepspeed.zero.GatheredParameters(list(self._model.parameters())):
+        with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
             offload._remove_module_hooks()
             with self._bypass_engine():
                 yield
@@ -101,10 +103,10 @@ class DeepspeedModel:
         with deepspeed.zero.GatheredParameters(list(parameters)):
             yield
 
-    def local_shard(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    def local_shard(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> dict[str, torch.Tensor]:
         """Return this rank's share of the weights, each in its full shape, in host memory; all ranks must call it."""
         sizes = list(map(_numel, parameters.values()))
-        return self._gather_to_host(parameters, balanced_range(sizes, self.ranks))
+        return self._gather_to_host(parameters, balanced_range(sizes, ranks))
 
     def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield weights one by one, in full shape until the next is asked for; every rank must take all of them."""
@@ -127,7 +129,7 @@ class DeepspeedModel:
         """Return the gradient of a scalar loss, under ZeRO-3 this rank's pieces of it; no optimizer sees it."""
         if self.options.zero_stage < 3:
             with self._bypass_engine():
-                return loss_gradient(loss(), parameters)
+                return super().compute_gradient(loss, parameters)
         self.engine.set_gradient_accumulation_boundary(True)
         self.engine.backward(loss(), scale_wrt_gas=False)
         pieces = []
@@ -138,7 +140,7 @@ class DeepspeedModel:
 
     def unwrap(self, policy: Policy) -> None:
         """Take the model back from DeepSpeed: whole in the memory of the first rank, with empty weights elsewhere."""
-        parameters = dict(self._model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         weights = self._gather_to_host(parameters, range(0 if self.ranks.rank else len(parameters)))
         self.engine.destroy()
         # By identity, so that tied weights stay one parameter.
@@ -146,12 +148,12 @@ class DeepspeedModel:
         for name, parameter in parameters.items():
             weight = weights.get(name, torch.empty(0))
             plain[id(parameter)] = nn.Parameter(weight, requires_grad=parameter.requires_grad)
-        for module in self._model.modules():
+        for module in self.model.modules():
             own: dict[str, nn.Parameter | None] = {}
             for name, registered in dict.items(module._parameters):
                 own[name] = None if registered is None else plain[id(registered)]
             module._parameters = own
-        policy.sharded_forward = None
+        policy.runner = ModelRunner(policy.model)
 
     def _gather_to_host(self, parameters: Mapping[str, nn.Parameter], indices: range) -> dict[str, torch.Tensor]:
         """Return the weights at these indices; all are gathered, a few at a time, as other ranks need others."""
@@ -181,7 +183,7 @@ class DeepspeedModel:
         return whole
 
     def set_optimizer_state(self, parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
-        """Set a moment of a parameter, or with None its float32 master, to a whole `value`; this rank keeps its piece."""
+        """Set a moment of a parameter, or with None its float32 master, to its whole value; a rank keeps its piece."""
         if self.options.zero_stage == 3:
             own = safe_get_local_optimizer_state(parameter, moment) if moment else safe_get_local_fp32_param(parameter)
             length, rank = own.numel(), self.ranks.rank
@@ -239,11 +241,20 @@ class DeepspeedEngine:
 
     def step(self, lr: float) -> dict[Component, float]:
         """Clip the gradients, update the weights, and drop the gradients, as `TorchEngine.step` does."""
-        engine, optimizer = self._model.engine, self._model.optimizer
-        norms = self._gradient_norms()
+        model, engine, optimizer = self._model, self._model.engine, self._model.optimizer
+        squares = torch.zeros(len(model.parameters_by_component), dtype=torch.float64)
+        for index, parameters in enumerate(model.parameters_by_component.values()):
+            for parameter in parameters:
+                piece = self._local_gradient(parameter)
+                if piece is not None:
+                    squares[index] += float(piece.float().square().sum())
+        # Under ZeRO the squares are those of this rank's pieces; without it every rank has the whole gradient.
+        if model.options.zero_stage:
+            model.ranks.all_reduce([squares])
+        norms = dict(zip(model.parameters_by_component, squares.sqrt().tolist(), strict=True))
         for group, lr_scale in zip(optimizer.param_groups, self._lr_scales, strict=True):
             group["lr"] = lr * lr_scale
-        if self._model.options.zero_stage or math.isfinite(math.hypot(*norms.values())):
+        if model.options.zero_stage or math.isfinite(math.hypot(*norms.values())):
             # ZeRO skips an update by itself when a gradient is not finite; stage 0 does not.
             engine.step()
         else:
@@ -284,20 +295,6 @@ class DeepspeedEngine:
                 own["step"].fill_(float(moments["step"]))
         for index, master in state["masters"].items():
             model.set_optimizer_state(model.ordered_parameters[index], master)
-
-    def _gradient_norms(self) -> dict[Component, float]:
-        """Return the norm of each component's gradient over all ranks."""
-        model = self._model
-        squares = torch.zeros(len(model.parameters_by_component), dtype=torch.float64)
-        for index, parameters in enumerate(model.parameters_by_component.values()):
-            for parameter in parameters:
-                piece = self._local_gradient(parameter)
-                if piece is not None:
-                    squares[index] += float(piece.float().square().sum())
-        # Under ZeRO the squares are those of this rank's pieces; without it every rank has the whole gradient.
-        if model.options.zero_stage:
-            model.ranks.all_reduce([squares])
-        return dict(zip(model.parameters_by_component, squares.sqrt().tolist(), strict=True))
 
     def _local_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
         """Return this rank's piece of a gradient, [elements]; without ZeRO the whole, in the shape of the parameter.

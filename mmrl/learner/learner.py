@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -245,7 +244,11 @@ class GrpoLearner:
         all_metrics: dict[str, float] = {}
         for rank_metrics in self._ranks.all_gather(own_metrics):
             _accumulate_metrics(all_metrics, rank_metrics)
-        return all_metrics | _gradient_metrics(norms)
+        total_norm = math.hypot(*norms.values())
+        all_metrics["learner/grad_norm"] = total_norm
+        for component, norm in norms.items():
+            all_metrics[f"learner/grad_norm/{component}"] = norm
+        return all_metrics | {_NONFINITE_UPDATES: float(not math.isfinite(total_norm))}
 
     def _build_batch(self, micro_batch: RankMicroBatch) -> Batch:
         """Return the tensors of a micro-batch, with dummy media where other ranks have media and this one has none."""
@@ -259,7 +262,7 @@ class GrpoLearner:
         # For a weight without a gradient, ZeRO-3 and offloading would take the gradient of the step before: the vision
         # tower must run even if no rank has an image or video.
         videos = micro_batch.any_rank_has_videos
-        images = micro_batch.any_rank_has_images or (self._policy.sharded_forward is not None and not videos)
+        images = micro_batch.any_rank_has_images or (self._policy.runner.is_sharded and not videos)
         return add_dummy_media(batch, provider.placeholders, images=images, videos=videos)
 
 
@@ -281,11 +284,17 @@ def check_shared_prefix(
     packed = collate(groups, provider, pad_id=pad_id, shared_prefix=True)
     plain = collate(groups, provider, pad_id=pad_id, shared_prefix=False)
     # Under ZeRO-3 the gradient of a weight that a pass does not reach would be that of an earlier pass.
-    is_sharded = policy.sharded_forward is not None
-    packed = add_dummy_media(packed, provider.placeholders, images=is_sharded, videos=False)
-    plain = add_dummy_media(plain, provider.placeholders, images=is_sharded, videos=False)
-    with _disable_dropout(policy.model):
+    packed = add_dummy_media(packed, provider.placeholders, images=policy.runner.is_sharded, videos=False)
+    plain = add_dummy_media(plain, provider.placeholders, images=policy.runner.is_sharded, videos=False)
+    # Without dropout: otherwise the two forwards would drop different activations.
+    rates = {module: module.p for module in policy.model.modules() if isinstance(module, nn.Dropout)}
+    for module in rates:
+        module.p = 0.0
+    try:
         found, bound = compare_layouts(policy, packed, plain, ranks), TOLERANCES[policy.model.dtype]
+    finally:
+        for module, rate in rates.items():
+            module.p = rate
     if not found.within(bound):
         raise UserError(
             f"shared_prefix: on sample {groups[0][0].rollout.prompt.sample.id} it differs from the plain forward by "
@@ -337,16 +346,6 @@ class _MiniBatch:
     """One for each micro-batch, recorded by the first epoch."""
 
 
-def _gradient_metrics(norms: Mapping[Component, float]) -> dict[str, float]:
-    """Return the norm of the whole gradient and of each component's."""
-    total = math.hypot(*norms.values())
-    metrics = {"learner/grad_norm": total}
-    for component, norm in norms.items():
-        metrics[f"learner/grad_norm/{component}"] = norm
-    metrics[_NONFINITE_UPDATES] = float(not math.isfinite(total))
-    return metrics
-
-
 def _merge_update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the metrics of an epoch: means over its updates, but extremes and counts for those that are such."""
     totals: dict[str, float] = {}
@@ -380,20 +379,6 @@ def _accumulate_metrics(totals: dict[str, float], metrics: Mapping[str, float]) 
             totals[name] += value
 
 
-@contextmanager
-def _disable_dropout(model: nn.Module) -> Iterator[None]:
-    """Set all dropout to 0 inside this block."""
-    # Otherwise the two forwards would drop different activations.
-    rates = {module: module.p for module in model.modules() if isinstance(module, nn.Dropout)}
-    for module in rates:
-        module.p = 0.0
-    try:
-        yield
-    finally:
-        for module, rate in rates.items():
-            module.p = rate
-
-
 def _logprobs_and_gradient(policy: Policy, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return the log-probs of a batch, float32 [N], and the gradient of their mean with varying weights."""
     computed = []
@@ -406,5 +391,5 @@ def _logprobs_and_gradient(policy: Policy, batch: Batch) -> tuple[torch.Tensor, 
         weights_N = torch.cos(torch.arange(len(logprobs_N), device=logprobs_N.device))
         return (logprobs_N * weights_N).mean()
 
-    gradient = policy.compute_gradient(loss)
+    gradient = policy.runner.compute_gradient(loss, list(policy.trained.values()))
     return computed[0], gradient

@@ -7,7 +7,7 @@ Suffixes of tensor names as in `mmrl.policy.batch`: B rows, L columns, N trained
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -108,17 +108,26 @@ def pack_micro_batches(
     A group with more tokens than `max_tokens`, padding included, is split and its prompt repeated. A sequence that
     alone exceeds it is a micro-batch of its own. With `shared_prefix` a prompt counts once for its group.
     """
+    # By length, because without a shared prefix rows are padded to the longest of their micro-batch.
     groups = group_by_prompt(experiences)
     groups.sort(key=lambda group: sum(e.rollout.num_tokens for e in group))
-    micro_batches: list[list[list[Experience]]] = []
+    parts: list[list[Experience]] = []
     for group in groups:
-        for part in _split_group(group, max_tokens, shared_prefix=shared_prefix):
-            last = micro_batches[-1] if micro_batches else []
-            has_room = 0 < len(last) < max_groups
-            if has_room and _count_forward_tokens([*last, part], shared_prefix=shared_prefix) <= max_tokens:
-                last.append(part)
-            else:
-                micro_batches.append([part])
+        part: list[Experience] = []
+        for experience in group:
+            if part and _count_forward_tokens([[*part, experience]], shared_prefix=shared_prefix) > max_tokens:
+                parts.append(part)
+                part = []
+            part.append(experience)
+        parts.append(part)
+    micro_batches: list[list[list[Experience]]] = []
+    for part in parts:
+        last = micro_batches[-1] if micro_batches else []
+        has_room = 0 < len(last) < max_groups
+        if has_room and _count_forward_tokens([*last, part], shared_prefix=shared_prefix) <= max_tokens:
+            last.append(part)
+        else:
+            micro_batches.append([part])
     return micro_batches
 
 
@@ -164,17 +173,6 @@ def dummy_batch(*, pad_id: int, patch_dim: int, shared_prefix: bool) -> Batch:
         temperature_N=torch.zeros(0),
         banned_token_ids=(),
     )
-
-
-def _split_group(group: Sequence[Experience], max_tokens: int, *, shared_prefix: bool) -> Iterator[list[Experience]]:
-    """Yield parts of a group that have at most `max_tokens` each, but at least one experience."""
-    part: list[Experience] = []
-    for experience in group:
-        if part and _count_forward_tokens([[*part, experience]], shared_prefix=shared_prefix) > max_tokens:
-            yield part
-            part = []
-        part.append(experience)
-    yield part
 
 
 def _count_forward_tokens(groups: ExperienceGroups, *, shared_prefix: bool) -> int:

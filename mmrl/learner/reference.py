@@ -56,10 +56,12 @@ class ReferencePolicy:
         is_due = not self.is_frozen and (step + 1) % options.update_every == 0
         if is_due:
             decay = options.ema_decay if options.update == "ema" else 0.0
-            with self._trained_policy.gather_all():
-                for average, parameter in zip(self._averages, self._tracked_parameters, strict=True):
+            with self._trained_policy.runner.gather_all():
+                for weight, average, parameter in zip(
+                    self._weights, self._averages, self._tracked_parameters, strict=True
+                ):
                     average.mul_(decay).add_(parameter.float(), alpha=1.0 - decay)
-            self._copy_averages_to_model()
+                    weight.copy_(average)
         if options.update != "reset":
             return {}
         if is_due and options.reset_optimizer:
@@ -81,8 +83,4 @@ class ReferencePolicy:
         """Continue from the joined `state()` of all ranks: averages by index, in the shape of their weights."""
         for index, saved in state["reference"].items():
             self._averages[index].copy_(saved)
-        self._copy_averages_to_model()
-
-    def _copy_averages_to_model(self) -> None:
-        for weight, average in zip(self._weights, self._averages, strict=True):
-            weight.copy_(average)
+            self._weights[index].copy_(saved)

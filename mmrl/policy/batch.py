@@ -30,7 +30,6 @@ from mmrl.types import (
     MediaRef,
     Prompt,
     Rollout,
-    Segment,
     UserError,
     VideoRef,
 )
@@ -211,6 +210,7 @@ class TokenSpan:
             ValueError: it contains a placeholder that no tool showed, or a trained token that is banned.
         """
         sample_id, placeholders = rollout.prompt.sample.id, provider.placeholders
+        owner = f"sample {sample_id}: rollout {rollout.index}"
         ids: list[int] = []
         # An empty first piece, so that a response without tokens has position ids too.
         positions, items, tensors = [torch.zeros(3, 0, dtype=torch.int64)], [], []
@@ -218,14 +218,21 @@ class TokenSpan:
         for segment in rollout.segments:
             if not segment.token_ids:
                 continue
-            _check_token_ids(rollout, segment, placeholders)
+            stray = {placeholders.image_id, placeholders.video_id}.intersection(segment.token_ids)
+            if stray and segment.observation is None:
+                raise ValueError(f"{owner} contains the placeholder {min(stray)}, which stands for no image or video")
+            params = segment.sampling_params or rollout.sampling_params
+            banned = set(params.banned_token_ids).intersection(segment.token_ids)
+            # A log-probability of -inf would make the loss NaN.
+            if banned and segment.author in TRAINED_AUTHORS:
+                raise ValueError(f"{owner} contains token {min(banned)}, which its sampling params ban")
             ids += segment.token_ids
             steps_3S = torch.arange(len(segment.token_ids)).expand(3, -1)
             if segment.observation is not None:
                 shown = provider.tool_media_tensors(segment.observation)
                 item = MediaItem(segment.observation.ref, segment.observation.grid, segment.observation.digest)
-                owner = f"sample {sample_id}: what rollout {rollout.index} was shown"
-                check_placeholders(segment.token_ids, [item], shown, placeholders, owner=owner)
+                shown_to = f"sample {sample_id}: what rollout {rollout.index} was shown"
+                check_placeholders(segment.token_ids, [item], shown, placeholders, owner=shown_to)
                 items.append(item)
                 tensors.append(shown)
                 steps_3S = shown.position_ids_3P
@@ -395,18 +402,6 @@ def check_placeholders(
             )
     if tensors.position_ids_3P.shape != (3, len(ids)):
         raise UserError(f"{owner}: {len(ids)} tokens, positions {list(tensors.position_ids_3P.shape)}")
-
-
-def _check_token_ids(rollout: Rollout, segment: Segment, placeholders: Placeholders) -> None:
-    owner = f"sample {rollout.prompt.sample.id}: rollout {rollout.index}"
-    stray = {placeholders.image_id, placeholders.video_id}.intersection(segment.token_ids)
-    if stray and segment.observation is None:
-        raise ValueError(f"{owner} contains the placeholder {min(stray)}, which stands for no image or video")
-    params = segment.sampling_params or rollout.sampling_params
-    banned = set(params.banned_token_ids).intersection(segment.token_ids)
-    # A log-probability of -inf would make the loss NaN.
-    if banned and segment.author in TRAINED_AUTHORS:
-        raise ValueError(f"{owner} contains token {min(banned)}, which its sampling params ban")
 
 
 def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: int) -> PromptBatch:

@@ -233,15 +233,23 @@ class PromptEncoder:
     ) -> PromptTensors:
         """Return the tensors of a prompt, or of what a tool shows; the patches of videos are cut already."""
         runs: dict[int, list[PlaceholderRun]] = {self.placeholders.image_id: [], self.placeholders.video_id: []}
-        seconds_per_grid = []
+        images, seconds_per_grid = [], []
         for ref, layout in media:
-            is_image = isinstance(ref, ImageRef)
-            placeholder = self.placeholders.image_id if is_image else self.placeholders.video_id
+            placeholder = self.placeholders.image_id if isinstance(ref, ImageRef) else self.placeholders.video_id
             runs[placeholder] += self._placeholder_runs(ref, layout)
-            if not is_image:
+            if isinstance(ref, VideoRef):
                 seconds_per_grid.append(layout.second_per_grid)
+                continue
+            image = self._media_cache.get_image(ref)
+            # From the image itself: if the file has changed since it was measured, grid and patches will disagree.
+            resized = self._resized_image_size(Size(*image.size))
+            images.append(image if resized == image.size else image.resize(resized))
+        image_patches = self._no_patches
+        if images:
+            output = self.hf_processor.image_processor(images, do_resize=False, return_tensors="pt")
+            image_patches = output["pixel_values"]
         return PromptTensors(
-            image_patches_MD=self._image_patches([ref for ref, _ in media]),
+            image_patches_MD=image_patches,
             video_patches_MD=video_patches,
             position_ids_3P=self.family.position_ids(ids, runs, merge_size=self.placeholders.merge_size),
             second_per_grid_V=torch.tensor(seconds_per_grid, dtype=torch.float32),
@@ -325,20 +333,6 @@ class PromptEncoder:
         if isinstance(ref, ImageRef):
             return (PlaceholderRun(layout.grid),)
         return self.family.video_placeholder_runs(layout.grid, layout.second_per_grid)
-
-    def _image_patches(self, media: Sequence[MediaRef]) -> torch.Tensor:
-        """Return the patches of the images among these media, float32 [M, D]."""
-        images = []
-        for ref in media:
-            if isinstance(ref, ImageRef):
-                image = self._media_cache.get_image(ref)
-                resized = self._resized_image_size(Size(*image.size))
-                images.append(image if resized == image.size else image.resize(resized))
-        if not images:
-            return self._no_patches
-        output = self.hf_processor.image_processor(images, do_resize=False, return_tensors="pt")
-        patches: torch.Tensor = output["pixel_values"]
-        return patches
 
     def _video_patches(self, media: Sequence[MediaRef]) -> torch.Tensor:
         """Return the patches of the videos among these media, float32 [M, D]."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,7 +25,6 @@ from mmrl.policy.vision_cache import VisionCache
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
-    from transformers.utils import ModelOutput
 
 _VISION_COMPONENTS: tuple[Component, Component] = ("vision", "projector")
 _VISION_CACHE_BYTES = 2**30
@@ -38,31 +37,53 @@ class TokenLogprobs(NamedTuple):
     entropies_N: torch.Tensor
 
 
-class ShardedForward(Protocol):
-    """Calls a model whose weights are sharded over processes; every process must make every call.
+class ModelRunner:
+    """Calls a model and reads its weights, which this process holds whole.
 
-    Implemented by `mmrl.learner.engine_deepspeed.DeepspeedModel`.
+    `mmrl.learner.engine_deepspeed.DeepspeedModel` does the same for weights that are sharded over ranks; then all ranks
+    must make every call together.
     """
 
-    def __call__(self, **arguments: object) -> ModelOutput:
+    is_sharded = False
+    """True if DeepSpeed runs the model: then ranks must run the same layers, and copies of it need care."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def __call__(self, **arguments: object) -> Any:  # noqa: ANN401  (transformers' ModelOutput)
         """Return the output of the model's forward."""
+        return self.model(**arguments)
 
     def gather_all(self) -> AbstractContextManager[None]:
-        """Hold the whole model on every process inside this block; each may then call it on its own."""
+        """Hold the whole model on every rank inside this block; each rank may then call it on its own."""
+        return nullcontext()
 
     def gather_params(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
-        """Hold these weights whole on every process inside this block."""
+        """Hold these weights whole on every rank inside this block."""
+        return nullcontext()
+
+    def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield weights one by one, each in its full shape until the next is asked for; all ranks must take all."""
+        yield from parameters.items()
+
+    def local_shard(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> dict[str, torch.Tensor]:
+        """Return this rank's share of the weights by name, each in its full shape."""
+        own = balanced_range([parameter.numel() for parameter in parameters.values()], ranks)
+        return dict(list(parameters.items())[own.start : own.stop])
 
     def compute_gradient(
         self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]
     ) -> list[torch.Tensor]:
-        """Return this process's pieces of the gradient of a scalar loss, [elements] each; no optimizer sees it."""
+        """Return the gradient of a scalar loss in each parameter, in its shape and dtype; no optimizer sees it.
 
-    def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield weights one by one, each in its full shape until the next is asked for; every process must take all."""
-
-    def local_shard(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-        """Return this process's share of the weights, each in its full shape, in host memory."""
+        If the weights are sharded, return this rank's piece of each gradient, [elements].
+        """
+        gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
+        filled = []
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            # None where the loss does not depend on the parameter, such as the vision tower's without an image.
+            filled.append(torch.zeros_like(parameter) if gradient is None else gradient)
+        return filled
 
 
 class Policy:
@@ -106,8 +127,8 @@ class Policy:
         self.supports_shared_prefix = model.get_decoder().config._attn_implementation == ATTENTION_NAME
         """True if packed batches can be scored: with any attention but transformers' eager one."""
         self._trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self.sharded_forward: ShardedForward | None = None
-        """Takes all calls of the model while its weights are sharded over processes."""
+        self.runner = ModelRunner(model)
+        """Calls the model for the learner; a `DeepspeedModel` while DeepSpeed runs it."""
 
     @property
     def device(self) -> torch.device:
@@ -141,19 +162,6 @@ class Policy:
                 by_component[self.family.component_of(name)].append(parameter)
         return by_component
 
-    def gather_all(self) -> AbstractContextManager[None]:
-        """Hold the whole model on every rank inside this block; each rank may then call it on its own."""
-        return self.sharded_forward.gather_all() if self.sharded_forward else nullcontext()
-
-    def gather_params(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
-        """Hold these weights whole on every rank inside this block; all ranks must enter it together."""
-        return self.sharded_forward.gather_params(parameters) if self.sharded_forward else nullcontext()
-
-    def iter_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield trained weights one by one, in full shape until the next is asked for; all ranks must take all."""
-        trained = self.trained
-        yield from self.sharded_forward.iter_params(trained) if self.sharded_forward else trained.items()
-
     def iter_export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield trained weights under the names of the model without adapter, as an engine loads them.
 
@@ -162,29 +170,14 @@ class Policy:
         """
         if has_adapter(self.model):
             for name, layer in iter_adapted_layers(self.model):
-                with self.gather_params(list(self.model.get_submodule(name).parameters())):
+                with self.runner.gather_params(list(self.model.get_submodule(name).parameters())):
                     yield f"{name}.weight", merged_weight(layer)
             return
         embeddings = self.model.get_input_embeddings().weight
-        for name, parameter in self.iter_params():
+        for name, parameter in self.runner.iter_params(self.trained):
             yield name, parameter
             if parameter is embeddings is self._head.weight:
                 yield "lm_head.weight", parameter
-
-    def local_shard(self, ranks: Ranks) -> dict[str, torch.Tensor]:
-        """Return this rank's share of the trained weights by name, each in its full shape; all ranks must call it."""
-        trained = self.trained
-        if self.sharded_forward:
-            return self.sharded_forward.local_shard(trained)
-        own = balanced_range([parameter.numel() for parameter in trained.values()], ranks)
-        return dict(list(trained.items())[own.start : own.stop])
-
-    def compute_gradient(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
-        """Return the gradient of a scalar loss in all trained weights; of a sharded model, this rank's pieces of it."""
-        trained = list(self.trained.values())
-        if self.sharded_forward:
-            return self.sharded_forward.compute_gradient(loss, trained)
-        return loss_gradient(loss(), trained)
 
     def frozen_copy(self) -> Policy:
         """Return a copy that never changes: a reference for the KL penalty. It shares the frozen weights.
@@ -192,29 +185,30 @@ class Policy:
         Of a sharded policy, each rank gets a whole copy that shares nothing.
         """
         shared: dict[int, object] = {}
-        if not self.sharded_forward:
+        if not self.runner.is_sharded:
             for parameter in self.model.parameters():
                 if not parameter.requires_grad:
                     shared[id(parameter)] = parameter
         # `deepcopy` takes what its memo holds as already copied, so these weights are shared.
-        with self.gather_all():
+        with self.runner.gather_all():
             model = copy.deepcopy(self.model, shared)
-        if self.sharded_forward:
+        if self.runner.is_sharded:
             # DeepSpeed's hooks would gather the weights of this ordinary copy, and it replaces the dictionary of
             # parameters by one that gathers whatever is read from it.
             for module in model.modules():
                 module._parameters = dict(dict.items(module._parameters))
                 for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
                     hooks.clear()
-        reference = self._policy_like(model)
+        reference = Policy(model, family=self.family, logits_chunk=self._logits_chunk, vision_cache=self._vision_cache)
         reference.model.requires_grad_(False)
         return reference
 
     def without_adapter(self) -> Policy:
         """Return the policy without its adapter, which takes no memory unless the policy is sharded."""
-        if self.sharded_forward:
+        if self.runner.is_sharded:
             return self.frozen_copy().without_adapter()
-        return self._policy_like(without_adapter(self.model))
+        model = without_adapter(self.model)
+        return Policy(model, family=self.family, logits_chunk=self._logits_chunk, vision_cache=self._vision_cache)
 
     def compute_logprobs(self, batch: Batch) -> TokenLogprobs:
         """Score every trained token of a batch under the distribution that it was sampled from."""
@@ -232,7 +226,7 @@ class Policy:
             chunk_tokens=self._logits_chunk,
         )
         with self._head.use_request(request), self._use_vision_cache(batch.media):
-            scores_2N = (self.sharded_forward or self.model)(
+            scores_2N = self.runner(
                 input_ids=batch.input_ids_BL,
                 position_ids=batch.position_ids_3BL,
                 mm_token_type_ids=batch.token_types_BL,
@@ -295,9 +289,6 @@ class Policy:
         logits_RV: torch.Tensor = output.logits[:, -1]
         return logits_RV
 
-    def _policy_like(self, model: PreTrainedModel) -> Policy:
-        return Policy(model, family=self.family, logits_chunk=self._logits_chunk, vision_cache=self._vision_cache)
-
     def _use_vision_cache(self, media: BatchMedia) -> AbstractContextManager[None]:
         if self._vision_cache is None:
             return nullcontext()
@@ -317,18 +308,6 @@ def banned_ids(
     # Without end-of-sequence, which a list of chat tokens contains but every response needs.
     structural = {vocabulary[token] for token in structural_tokens if token in vocabulary} - {tokenizer.eos_token_id}
     return tuple(sorted(structural | set(range(len(tokenizer), num_embeddings))))
-
-
-def loss_gradient(loss: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    """Return the gradient of a scalar loss in each parameter, in the parameter's shape and dtype.
-
-    It is 0 for parameters that the loss does not depend on.
-    """
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    filled = []
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        filled.append(torch.zeros_like(parameter) if gradient is None else gradient)
-    return filled
 
 
 def _media_arguments(media: BatchMedia) -> dict[str, torch.Tensor]:

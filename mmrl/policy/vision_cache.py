@@ -39,6 +39,7 @@ class VisionCache:
         self._max_bytes = max_bytes
         self._features: OrderedDict[str, VisionFeatures] = OrderedDict()
         self._bytes = 0
+        # The tower's own type of output, which the model reads fields of; known from its first output on.
         self._output_class: type[ModelOutput] | None = None
         # Asynchronous rollouts encode in a thread of their own.
         self._lock = PicklableLock()
@@ -66,7 +67,12 @@ class VisionCache:
                         self._store(key, encode(patches, grid_thw=grid[None], **options))
                     self._features.move_to_end(key)
                     found.append(self._features[key])
-            return self._concat_features(found)
+            assert self._output_class is not None
+            tokens = torch.cat([features.tokens for features in found])
+            if not found[0].deepstack:
+                return self._output_class(pooler_output=tokens)
+            layers = zip(*(features.deepstack for features in found), strict=True)
+            return self._output_class(pooler_output=tokens, deepstack_features=list(map(torch.cat, layers)))
 
         tower.forward = forward
         try:
@@ -82,12 +88,3 @@ class VisionCache:
         self._bytes += features.nbytes
         while self._bytes > self._max_bytes and len(self._features) > 1:
             self._bytes -= self._features.popitem(last=False)[1].nbytes
-
-    def _concat_features(self, found: list[VisionFeatures]) -> ModelOutput:
-        """Return the features of several images or videos as the tower's own type of output."""
-        assert self._output_class is not None
-        tokens = torch.cat([features.tokens for features in found])
-        if not found[0].deepstack:
-            return self._output_class(pooler_output=tokens)
-        layers = zip(*(features.deepstack for features in found), strict=True)
-        return self._output_class(pooler_output=tokens, deepstack_features=list(map(torch.cat, layers)))

@@ -97,7 +97,7 @@ class SamplerFactory:
 
         Does nothing when a vLLM engine generates.
         """
-        return nullcontext() if self._publisher else self._policy.gather_all()
+        return nullcontext() if self._publisher else self._policy.runner.gather_all()
 
     def make_sampler(self, *salt: str | int, version: int = 0, concurrent: bool = False) -> Sampler:
         """Return a sampler whose random numbers derive from `salt`. It has to be synced before it generates.
@@ -225,7 +225,7 @@ class SamplerFactory:
             engine.load_weights(PolicyWeightStream(self._policy))
             return
         folder = self._engine_dir / "adapter"
-        with self._policy.gather_params(list(self._policy.trained.values())):
+        with self._policy.runner.gather_params(list(self._policy.trained.values())):
             checkpoint.export_hf_folder(folder, self._adapter)
         engine.load_adapter(folder.absolute())
 

@@ -149,7 +149,8 @@ class TrainingBenchmarks:
             return {}
         due = [prepared for prepared in self._benchmarks if prepared.is_due(state.step, moment)]
         # Hashing all weights takes a while, so only when a benchmark is due.
-        revision = checkpoint.fingerprint_weights(self._run_context.policy.iter_params()) if due else ""
+        policy = self._run_context.policy
+        revision = checkpoint.fingerprint_weights(policy.runner.iter_params(policy.trained)) if due else ""
         metrics: dict[str, float] = {}
         for prepared in due:
             metrics |= self._evaluate(prepared, state, revision)

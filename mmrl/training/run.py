@@ -400,11 +400,10 @@ class TrainingRun:
     def _save_checkpoint(self, optimizer: dict[str, Any], state: TrainingState) -> None:
         """Save the run; every rank writes its own share. Collective."""
         state.metrics_bytes = self._logger.metrics.position()
-        best = self._config.checkpoints.best
+        best, policy = self._config.checkpoints.best, self._context.policy
+        trained = policy.runner.local_shard(policy.trained, self._ranks)
         snapshot = checkpoint.Snapshot(
-            weights=checkpoint.CheckpointWeights(
-                trained=self._context.policy.local_shard(self._ranks), frozen_fingerprint=self._frozen_fingerprint
-            ),
+            weights=checkpoint.CheckpointWeights(trained=trained, frozen_fingerprint=self._frozen_fingerprint),
             optimizer=optimizer,
             rng=checkpoint.read_rng_states(),
             state=state,

@@ -122,7 +122,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
             policy, lessons.processor, engine, plan, reference, ranks=ranks, placement=MediaPlacement(trial.homes)
         )
         metrics.append(dict(learner.step(experiences, step=step)))
-    parts = ranks.all_gather(sum(tensor.numel() for tensor in policy.local_shard(ranks).values()))
+    parts = ranks.all_gather(sum(tensor.numel() for tensor in policy.runner.local_shard(policy.trained, ranks).values()))
     kept, state = everything(policy, engine, ranks)
     result = {"apart": apart, "metrics": metrics, "weights": kept, "state": state, "parts": parts}
     if trial.feeds:
@@ -137,7 +137,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
 def everything(policy: Policy, engine, ranks: Ranks):
     """Weights and the engine's tables, from the parts of all ranks."""
     weights, tables = {}, {}
-    for part, state in ranks.all_gather((policy.local_shard(ranks), engine.state())):
+    for part, state in ranks.all_gather((policy.runner.local_shard(policy.trained, ranks), engine.state())):
         assert not part.keys() & weights.keys()
         weights |= part
         for table, kept in state.items():
