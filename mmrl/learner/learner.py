@@ -227,7 +227,7 @@ class GrpoLearner:
                 if self._reference is not None:
                     with torch.no_grad():
                         reference_N = self._reference.compute_logprobs(batch).logprobs_N
-                mini_batch.initial_logprobs.append(_InitialLogprobs(scores.logprobs_N.detach(), reference_N))
+                mini_batch.initial_logprobs.append((scores.logprobs_N.detach(), reference_N))
             if micro_batch.groups:
                 experiences: list[Experience] = []
                 for group in micro_batch.groups:
@@ -324,16 +324,6 @@ def compare_layouts(policy: Policy, batch: Batch, other: Batch, ranks: Ranks | N
     return ForwardDifference(largest, float(squares[0] / squares[1]) ** 0.5)
 
 
-class _InitialLogprobs(NamedTuple):
-    """Log-probs of a micro-batch's tokens before the first update of the step, float32 [N].
-
-    The order of the fields is that of `LossInputs`.
-    """
-
-    policy_N: torch.Tensor
-    reference_N: torch.Tensor | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MiniBatch:
     """The part of a step that one update trains on."""
@@ -342,8 +332,11 @@ class _MiniBatch:
     """Those of this rank."""
     denominators: LossDenominators
     """Counts over all ranks."""
-    initial_logprobs: list[_InitialLogprobs] = field(default_factory=list)
-    """One for each micro-batch, recorded by the first epoch."""
+    initial_logprobs: list[tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=list)
+    """Log-probs of each micro-batch before the first update, under the policy and the reference, float32 [N].
+
+    The first epoch records them. The reference's are None without a KL penalty.
+    """
 
 
 def _merge_update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -74,14 +74,7 @@ def make_processor(
     spec: FromScratchConfig, tokenizer: PreTrainedTokenizerFast, pixels: tuple[int, int]
 ) -> ProcessorMixin:
     """Return the processor of a tiny model; `pixels` are the least and largest area of a resized image."""
-    from transformers import (
-        Qwen2_5_VLProcessor,
-        Qwen2VLImageProcessor,
-        Qwen2VLProcessor,
-        Qwen2VLVideoProcessor,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
+    import transformers
 
     geometry = {
         "patch_size": spec.vision.patch_size,
@@ -90,13 +83,13 @@ def make_processor(
         "size": {"shortest_edge": pixels[0], "longest_edge": pixels[1]},
     }
     classes = {
-        "qwen2_vl": (Qwen2VLProcessor, Qwen2VLVideoProcessor),
-        "qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor),
-        "qwen3_vl": (Qwen3VLProcessor, Qwen3VLVideoProcessor),
+        "qwen2_vl": (transformers.Qwen2VLProcessor, transformers.Qwen2VLVideoProcessor),
+        "qwen2_5_vl": (transformers.Qwen2_5_VLProcessor, transformers.Qwen2VLVideoProcessor),
+        "qwen3_vl": (transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor),
     }
     processor_class, video_class = classes[spec.family]
     return processor_class(
-        image_processor=Qwen2VLImageProcessor(**geometry),
+        image_processor=transformers.Qwen2VLImageProcessor(**geometry),
         tokenizer=tokenizer,
         video_processor=video_class(**geometry),
         chat_template=_CHAT_TEMPLATE,

@@ -122,7 +122,8 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
             policy, lessons.processor, engine, plan, reference, ranks=ranks, placement=MediaPlacement(trial.homes)
         )
         metrics.append(dict(learner.step(experiences, step=step)))
-    parts = ranks.all_gather(sum(tensor.numel() for tensor in policy.runner.local_shard(policy.trained, ranks).values()))
+    shard = policy.runner.local_shard(policy.trained, ranks)
+    parts = ranks.all_gather(sum(tensor.numel() for tensor in shard.values()))
     kept, state = everything(policy, engine, ranks)
     result = {"apart": apart, "metrics": metrics, "weights": kept, "state": state, "parts": parts}
     if trial.feeds:
