@@ -111,14 +111,8 @@ class GrpoLearner:
     ) -> None:
         """Set up the learner of a stage.
 
-        Args:
-            policy: the policy in training.
-            provider: provides patches and position ids.
-            engine: the optimizer of the stage.
-            config: settings of the stage.
-            reference: the reference of the KL penalty; None if the loss has none.
-            ranks: the processes of the run; None for one alone.
-            placement: the rank that holds the images of each prompt; None for no preference.
+        `reference` is that of the KL penalty; None if the loss has none. `placement` tells which rank holds the images
+        of each prompt; None for no preference.
         """
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
         if (reference is not None) != self._objective.needs_reference:
@@ -141,10 +135,6 @@ class GrpoLearner:
 
     def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
         """Train on the experiences of all ranks: one update per epoch and mini-batch.
-
-        Args:
-            experiences: those of all ranks; those without gradient are counted but not run.
-            step: steps of the stage that are done.
 
         Returns:
             Metrics of the last epoch. The difference to the sampler's log-probs is that of the first update, and

@@ -135,15 +135,10 @@ class Objective:
     def __call__(
         self, experiences: Sequence[Experience], inputs: LossInputs, denominators: LossDenominators, *, step: int
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return this micro-batch's share of the loss, a scalar, and of the metrics.
+        """Return this micro-batch's share of the loss, a scalar, and of the metrics; `step` counts from 0 in the stage.
 
-        Shares of a step add up, but for metrics in `_max` and `_min`, of which the extreme is taken.
-
-        Args:
-            experiences: experiences of the micro-batch, in the order of the tokens.
-            inputs: log-probs and entropies of their trained tokens.
-            denominators: counts of the whole step.
-            step: steps of the stage that are done.
+        Shares of a step add up, but for metrics in `_max` and `_min`, of which the extreme is taken. `inputs` are in
+        the order of the tokens of `experiences`, `denominators` those of the whole step.
         """
         tokens = _collect_loss_tokens(experiences, self._options, inputs.logprobs_N.device)
         loss = inputs.logprobs_N.new_zeros(())

@@ -237,7 +237,7 @@ class TokenSpan:
                 tensors.append(shown)
                 steps_3S = shown.position_ids_3P
             positions.append(next_position + steps_3S)
-            # Not the number of tokens: an image's tokens share positions, see `mrope_positions`.
+            # Not the number of tokens: an image's tokens share positions, see `ModelFamily.position_ids`.
             next_position += int(steps_3S.max()) + 1
         return TokenSpan(ids=ids, position_ids_3S=torch.cat(positions, dim=1), media_items=items, tensors=tensors)
 

@@ -120,15 +120,8 @@ class PromptEncoder:
     ) -> None:
         """Prepare to encode for one model.
 
-        Args:
-            hf_processor: transformers' processor of the model.
-            family: family of the model.
-            response_format: the format that the instruction asks for.
-            media_cache: opens images and videos.
-            video: number and size of the frames of a video.
-            add_instruction: append an instruction about the response format to each question.
-            max_prompt_tokens: most tokens of a prompt.
-            limit_key: the YAML key that sets this limit, for messages.
+        With `add_instruction` an instruction about the response format follows each question. `limit_key` is the YAML
+        key that sets `max_prompt_tokens`, for messages.
         """
         self.hf_processor, self.family, self.response_format = hf_processor, family, response_format
         self._media_cache = media_cache

@@ -136,16 +136,52 @@ class ModelFamily:
     def position_ids(
         self, ids: Sequence[int], runs: Mapping[int, Sequence[PlaceholderRun]], *, merge_size: int
     ) -> torch.Tensor:
-        """Return the position ids of a prompt, int64 [3, P] for P tokens: by default those of M-RoPE.
+        """Return the time, height and width position of each token of a prompt, int64 [3, P], by default M-RoPE's.
 
-        A completion goes on from the largest of them plus one, alike on all three axes.
+        Text advances all three together. A placeholder token takes its time, row and column, and the text after it goes
+        on from the largest position so far plus one. A completion does so too, alike on all three axes.
+
+        Source: Qwen2-VL, arXiv:2409.12191v2, section 2.1 "Multimodal Rotary Position Embedding"; times in seconds as in
+        Qwen2.5-VL, arXiv:2502.13923v1, section 2.1.2, rounded down. Departure from transformers 5: there, text after a
+        video goes on from the larger side of its frames and overlaps the later frames' times.
 
         Args:
             ids: token ids of the prompt, each placeholder repeated as often as its image or video has tokens.
-            runs: runs of placeholder tokens in order, by placeholder id.
+            runs: runs of placeholder tokens in reading order, by placeholder id.
             merge_size: patches per side that one placeholder token stands for.
+
+        Raises:
+            UserError: the placeholder tokens in `ids` do not fit the grids of `runs`.
         """
-        return mrope_positions(ids, runs, merge_size=merge_size)
+        parts: list[torch.Tensor] = []
+        position, column = 0, 0
+        remaining = {placeholder: list(expected) for placeholder, expected in runs.items()}
+        while column < len(ids):
+            placeholder = ids[column]
+            if placeholder not in remaining:
+                parts.append(torch.full((3, 1), position))
+                position, column = position + 1, column + 1
+                continue
+            if not remaining[placeholder]:
+                raise UserError(f"token {column} is placeholder {placeholder}, but all its grids are used up")
+            run = remaining[placeholder].pop(0)
+            time, height, width = run.grid
+            # float64: times are rounded down, so a product just below a whole number would move a position.
+            times = (torch.arange(time, dtype=torch.float64) * run.time_step).long()
+            rows, columns = torch.arange(height // merge_size), torch.arange(width // merge_size)
+            block = torch.stack(torch.meshgrid(times, rows, columns, indexing="ij")).reshape(3, -1) + position
+            end = column + block.shape[1]
+            if len(ids) < end or any(token != placeholder for token in ids[column:end]):
+                raise UserError(f"{block.shape[1]} tokens {placeholder} must stand from token {column} on, and do not")
+            parts.append(block)
+            # The largest of the three axes: a block of 2 x 4 tokens moves the text on by 4, not by 8.
+            position, column = int(block.max()) + 1, end
+        unused = sum(map(len, remaining.values()))
+        if unused:
+            raise UserError(
+                f"{unused} of {sum(map(len, runs.values()))} media have no placeholder tokens in the prompt"
+            )
+        return torch.cat(parts, dim=1)
 
     def video_placeholder_runs(self, grid: Grid, second_per_grid: float) -> tuple[PlaceholderRun, ...]:
         """Return the runs that the placeholder tokens of a video form.
@@ -228,52 +264,3 @@ def load_family(function: str, base_dir: Path, args: Mapping[str, Any]) -> Model
         )
     # Absolute, because the process that unpickles it may have another working directory.
     return replace(family, source=PluginSource(function=function, base_dir=base_dir.absolute(), args=args))
-
-
-def mrope_positions(
-    ids: Sequence[int], runs: Mapping[int, Sequence[PlaceholderRun]], *, merge_size: int
-) -> torch.Tensor:
-    """Return the M-RoPE position ids of a prompt: time, height and width of each token, int64 [3, P] for P tokens.
-
-    Text advances all three together. A placeholder token takes its time, row and column, and the text after it goes on
-    from the largest position so far plus one.
-
-    Source: Qwen2-VL, arXiv:2409.12191v2, section 2.1 "Multimodal Rotary Position Embedding"; times in seconds as in
-    Qwen2.5-VL, arXiv:2502.13923v1, section 2.1.2, rounded down. Departure from transformers 5: there, text after a
-    video goes on from the larger side of its frames and overlaps the later frames' times.
-
-    Args:
-        ids: token ids of the prompt.
-        runs: the runs in reading order, by the id of their placeholder token.
-        merge_size: patches per side that one placeholder token stands for.
-
-    Raises:
-        UserError: the placeholder tokens in `ids` do not fit the grids of `runs`.
-    """
-    parts: list[torch.Tensor] = []
-    position, column = 0, 0
-    remaining = {placeholder: list(expected) for placeholder, expected in runs.items()}
-    while column < len(ids):
-        placeholder = ids[column]
-        if placeholder not in remaining:
-            parts.append(torch.full((3, 1), position))
-            position, column = position + 1, column + 1
-            continue
-        if not remaining[placeholder]:
-            raise UserError(f"token {column} is placeholder {placeholder}, but all its grids are used up")
-        run = remaining[placeholder].pop(0)
-        time, height, width = run.grid
-        # float64: times are rounded down, so a product just below a whole number would move a position.
-        times = (torch.arange(time, dtype=torch.float64) * run.time_step).long()
-        rows, columns = torch.arange(height // merge_size), torch.arange(width // merge_size)
-        block = torch.stack(torch.meshgrid(times, rows, columns, indexing="ij")).reshape(3, -1) + position
-        end = column + block.shape[1]
-        if len(ids) < end or any(token != placeholder for token in ids[column:end]):
-            raise UserError(f"{block.shape[1]} tokens {placeholder} must stand from token {column} on, and do not")
-        parts.append(block)
-        # The largest of the three axes: a block of 2 x 4 tokens moves the text on by 4, not by 8.
-        position, column = int(block.max()) + 1, end
-    unused = sum(map(len, remaining.values()))
-    if unused:
-        raise UserError(f"{unused} of {sum(map(len, runs.values()))} media have no placeholder tokens in the prompt")
-    return torch.cat(parts, dim=1)

@@ -186,12 +186,7 @@ class PromptProcessor:
                 target=prompt.coordinate_system,
             )
             value = convert_coordinates(answer.answer_type, validate_value(answer.answer_type, answer.value), convert)
-            answer = Target(
-                answer_type=answer.answer_type,
-                value=value,
-                coordinate_system=prompt.coordinate_system,
-                media_index=answer.media_index,
-            )
+            answer = replace(answer, value=value, coordinate_system=prompt.coordinate_system)
         return self.response_format.render(answer, prompt.sample.thinking)
 
     def _demonstration_segments(

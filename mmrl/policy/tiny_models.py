@@ -106,12 +106,8 @@ def make_model(
 ) -> PreTrainedModel:
     """Return a newly initialised model, on the CPU, whose embedding has a row for each token.
 
-    Args:
-        spec: family and sizes.
-        tokenizer: its tokenizer.
-        seed: decides all weights, whatever the state of torch's generator, which stays as it is.
-        dtype: `float32` or `bfloat16`.
-        attention: attention implementation of transformers, `sdpa` or `eager`.
+    `seed` decides all weights, whatever the state of torch's generator, which stays as it is. `attention` is
+    transformers' implementation, `sdpa` or `eager`.
 
     Raises:
         UserError: qwen2_vl cannot have a vision tower of these sizes.

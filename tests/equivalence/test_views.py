@@ -11,7 +11,7 @@ from recorded import recorded
 
 from mmrl.learner.learner import ForwardDifference, compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.families import PlaceholderRun, mrope_positions
+from mmrl.policy.families import PlaceholderRun
 from mmrl.policy.policy import Policy
 from mmrl.types import Author, CoordinateSystem, Experience, ImageRef, ResizeMap, Segment, Size, UserError
 
@@ -131,7 +131,7 @@ def test_positions_are_those_of_one_sequence(tiny, clip, family):
             rollout.observations[1].grid, float(video.second_per_grid_V)
         ),
     }
-    expected = mrope_positions(batch.input_ids_BL[0].tolist(), runs, merge_size=known.merge_size)
+    expected = encoder.family.position_ids(batch.input_ids_BL[0].tolist(), runs, merge_size=known.merge_size)
     assert torch.equal(batch.position_ids_3BL[:, 0], expected)
 
 
