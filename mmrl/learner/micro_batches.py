@@ -48,11 +48,7 @@ def rank_micro_batches(
 ) -> list[RankMicroBatch]:
     """Return the micro-batches of this rank, as many as any rank has.
 
-    Args:
-        experiences: experiences of all ranks.
-        rank_by_digest: rank that holds the images and videos of a prompt, by the prompt's digest.
-        ranks: the processes of the run.
-        pack: cuts the experiences of a rank into micro-batches.
+    `experiences` are those of all ranks. `rank_by_digest` tells which rank holds the images and videos of a prompt.
     """
     # Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks: all of them must run as many passes,
     # and through the same layers, those of the vision tower among them.

@@ -232,28 +232,25 @@ class Objective:
             torch.split(advantage_T.detach(), lengths),
             strict=True,
         )
+        name = getattr(self._options.policy_loss, "fn", "")
         losses = []
         for logprobs_S, old_S, advantages_S in by_response:
             # Losses written for padded batches expect a mask. Here nothing is padded.
             mask_S = torch.ones_like(logprobs_S, dtype=torch.bool)
             loss_S = policy_loss_fn(logprobs_S, old_S, advantages_S, mask_S)
-            self._check_custom_loss(loss_S, logprobs_S)
+            if not isinstance(loss_S, Tensor) or loss_S.shape != logprobs_S.shape:
+                returned = f"a tensor {list(loss_S.shape)}" if isinstance(loss_S, Tensor) else type(loss_S).__name__
+                raise UserError(
+                    f"loss.policy_loss {name!r} returned {returned}; it must return the loss of each token, a tensor "
+                    f"{list(logprobs_S.shape)}, and leave sums and means to loss.aggregation"
+                )
+            if logprobs_S.requires_grad and not loss_S.requires_grad:
+                raise UserError(
+                    f"loss.policy_loss {name!r} returned a tensor without gradient; compute it from `logprobs`, "
+                    "without `detach` or `torch.no_grad`"
+                )
             losses.append(loss_S)
         return torch.cat(losses)
-
-    def _check_custom_loss(self, loss_S: object, logprobs_S: Tensor) -> None:
-        name = getattr(self._options.policy_loss, "fn", "")
-        if not isinstance(loss_S, Tensor) or loss_S.shape != logprobs_S.shape:
-            returned = f"a tensor {list(loss_S.shape)}" if isinstance(loss_S, Tensor) else type(loss_S).__name__
-            raise UserError(
-                f"loss.policy_loss {name!r} returned {returned}; it must return the loss of each token, a tensor "
-                f"{list(logprobs_S.shape)}, and leave sums and means to loss.aggregation"
-            )
-        if logprobs_S.requires_grad and not loss_S.requires_grad:
-            raise UserError(
-                f"loss.policy_loss {name!r} returned a tensor without gradient; compute it from `logprobs`, without "
-                "`detach` or `torch.no_grad`"
-            )
 
     def _rollout_correction(self, log_weight_T: Tensor, sequence_T: Tensor) -> Tensor:
         """Return importance weights of the learner at the step's start against the sampler, without gradient.

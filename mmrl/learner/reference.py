@@ -43,11 +43,8 @@ class ReferencePolicy:
         """Update the reference after step `step`, counted from 0, if an update is due.
 
         `ema`: reference = decay x reference + (1 - decay) x policy, over the trained weights. `reset`: the reference
-        becomes the policy. Source of the latter: ProRL, arXiv:2505.24864, section 2.3.2.
-
-        Args:
-            step: the step that is done.
-            reset_optimizer: drops the moments; called with a `reset` if `reference.reset_optimizer` is set.
+        becomes the policy. Source of the latter: ProRL, arXiv:2505.24864, section 2.3.2. With
+        `reference.reset_optimizer` a reset drops the optimizer's moments too, by `reset_optimizer`.
 
         Returns:
             `learner/reference_resets`, 1 if the reference was replaced by the policy, where `update` is `reset`.

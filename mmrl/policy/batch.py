@@ -272,14 +272,10 @@ def group_by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]
 def collate(
     groups: Sequence[Sequence[Experience]], provider: TensorProvider, *, pad_id: int, shared_prefix: bool = True
 ) -> Batch:
-    """Pack groups into tensors.
+    """Pack groups of experiences, those of a group with one prompt, into tensors.
 
-    Args:
-        groups: experiences; those of a group have one prompt.
-        provider: provides patches and position ids.
-        pad_id: token id of padding.
-        shared_prefix: pack all groups into one row, each prompt once. Otherwise every experience is a row of its own,
-            padded on the right.
+    With `shared_prefix` all groups stand in one row, each prompt once. Otherwise every experience is a row of its own,
+    padded on the right with `pad_id`.
 
     Raises:
         UserError: placeholders, grids and patches of a prompt, or of what a tool showed, disagree.

@@ -61,18 +61,6 @@ class VideoTimeEncoding(StrEnum):
     TEXT_TIMESTAMPS = "stamps"  # in words before each pair of frames, which is a run of placeholders of its own
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginSource:
-    """The function in a user's file that made a family, so that another process can make it again."""
-
-    function: str
-    """`./file.py:function` or `package.module:function`."""
-    base_dir: Path
-    """Folder that a relative file starts from."""
-    args: Mapping[str, Any]
-    """Options of the function, from YAML."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelFamily:
     """One line of vision-language models: names of its parts and tokens, its resize rule and its position ids.
@@ -105,15 +93,15 @@ class ModelFamily:
     """Token after the placeholders of an image or video."""
     structural_tokens: tuple[str, ...] = _QWEN_STRUCTURAL_TOKENS
     """Tokens that a response must never contain; end-of-sequence stays allowed, even if it is listed."""
-    source: PluginSource | None = None
-    """The user's function that made this family; None for a built-in one."""
+    source: tuple[str, Path, Mapping[str, Any]] | None = None
+    """Arguments of the `load_family` that made this family; None for a built-in one."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401  (object's own signature)
         """Pickle a user's family by its function."""
         if self.source is None:
             return super().__reduce_ex__(protocol)
         # A worker process has not imported the user's file, so it could not find the class.
-        return load_family, (self.source.function, self.source.base_dir, self.source.args)
+        return load_family, self.source
 
     def component_of(self, parameter_name: str) -> Component:
         """Return the component that a parameter belongs to, by its name; the projector is named as in the tower."""
@@ -263,4 +251,4 @@ def load_family(function: str, base_dir: Path, args: Mapping[str, Any]) -> Model
             "mmrl.policy.families.ModelFamily"
         )
     # Absolute, because the process that unpickles it may have another working directory.
-    return replace(family, source=PluginSource(function=function, base_dir=base_dir.absolute(), args=args))
+    return replace(family, source=(function, base_dir.absolute(), args))
