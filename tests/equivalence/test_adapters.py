@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from peft import PeftModel
+from rounding import GRADIENTS, LOGPROBS
 from test_gradients import FAMILIES, difference, experiences, gradient
 from torch import nn
 
@@ -101,7 +102,7 @@ def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(tiny, family
         slopes = torch.autograd.grad(dense_weight(layer, lora), factors.values(), dense[f"{name}.weight"])
         theirs |= {f"{name}.{factor}": slope for factor, slope in zip(factors, slopes, strict=True)}
     assert {world.policy.family.component_of(name) for name in ours} == {"vision", "projector", "language"}
-    assert difference(theirs, ours) < 1e-5
+    assert difference(theirs, ours) < GRADIENTS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -111,10 +112,10 @@ def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputin
     metrics, whole = gradient(world, taught, kl_coef=0.1)
     assert metrics["policy/reference_kl_nats"] > 0
     _, plain = gradient(world, taught, shared_prefix=False, micro_batch=2, kl_coef=0.1)
-    assert difference(whole, plain) < 1e-5
+    assert difference(whole, plain) < GRADIENTS
     enable_gradient_checkpointing(world.policy.model, ("vision", "language"))
     _, recomputed = gradient(world, taught, kl_coef=0.1)
-    assert difference(whole, recomputed) < 1e-5
+    assert difference(whole, recomputed) < GRADIENTS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -128,7 +129,7 @@ def test_recomputed_activations_reach_an_adapter_beneath_frozen_weights(tiny, fa
     _, recomputed = gradient(world, taught)
     assert len(kept) == len(world.policy.trained)
     assert all(slope.any() for slope in kept.values())
-    assert difference(kept, recomputed) < 1e-5
+    assert difference(kept, recomputed) < GRADIENTS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -138,10 +139,10 @@ def test_without_its_adapter_the_policy_is_the_base_model(tiny, family, variant)
     taught = experiences(base, group_size=2)
     expected = scores(base.policy, base, taught)
     new, _ = adapted(tiny(family), VARIANTS[variant], learned=False)
-    torch.testing.assert_close(scores(new.policy, new, taught), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(scores(new.policy, new, taught), expected, rtol=0, atol=LOGPROBS)
     world, _ = adapted(tiny(family), VARIANTS[variant])
     off = world.policy.without_adapter()
-    torch.testing.assert_close(scores(off, world, taught), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(scores(off, world, taught), expected, rtol=0, atol=LOGPROBS)
     assert (scores(world.policy, world, taught) - expected).abs().max() > 1e-2
     own = set(map(id, world.policy.model.parameters()))
     assert {id(parameter) for parameter in off.model.parameters()} < own  # it has no weight to itself
@@ -177,10 +178,10 @@ def test_merged_weights_and_the_adapter_alone_say_the_same(tiny, family, variant
     adapter.save_pretrained(tmp_path)
     again = PeftModel.from_pretrained(tiny(family).policy.model, str(tmp_path))
     loaded = Policy(again.get_base_model())
-    torch.testing.assert_close(scores(loaded, world, taught), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(scores(loaded, world, taught), expected, rtol=0, atol=LOGPROBS)
     adapter.merge()
     assert not layers(world.policy.model)
-    torch.testing.assert_close(scores(world.policy, world, taught), expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(scores(world.policy, world, taught), expected, rtol=0, atol=LOGPROBS)
 
 
 def test_an_adapter_depends_on_its_seed_alone_and_stays_float32(tiny):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from recorded import recorded
+from rounding import LOGPROBS
 from transformers import GenerationConfig
 
 from mmrl.policy.batch import collate, group_by_prompt
@@ -59,7 +60,9 @@ def test_what_was_cut_and_goes_on_is_what_was_never_cut(tiny, family):
         (expected,) = (w for w in whole if w.prompt is rollout.prompt)
         assert [s.author for s in rollout.segments] == [Author.POLICY] * 2
         assert sum((s.token_ids for s in rollout.segments), ()) == expected.segments[0].token_ids
-        assert sum((s.logprobs for s in rollout.segments), ()) == pytest.approx(expected.segments[0].logprobs, abs=1e-5)
+        assert sum((s.logprobs for s in rollout.segments), ()) == pytest.approx(
+            expected.segments[0].logprobs, abs=LOGPROBS
+        )
         assert (rollout.text, rollout.finish_reason) == (expected.text, expected.finish_reason)
 
 
@@ -76,7 +79,7 @@ def test_the_learner_computes_the_sampled_log_probs(tiny, family, shared_prefix,
     with torch.no_grad():
         scores = world.policy.compute_logprobs(batch)
     assert len(scores.logprobs_N) == sum(e.rollout.num_tokens for e in experiences)
-    assert (scores.logprobs_N - recorded(experiences)).abs().max() < 5e-6
+    assert (scores.logprobs_N - recorded(experiences)).abs().max() < LOGPROBS
 
 
 @pytest.mark.parametrize("shared_prefix", [True, False])
@@ -95,7 +98,7 @@ def test_the_learner_computes_them_where_a_rollout_went_on_under_another_law(tin
     with torch.no_grad():
         scores = world.policy.compute_logprobs(batch)
     assert len(set(batch.temperature_N.tolist())) == 2
-    assert (scores.logprobs_N - recorded(experiences)).abs().max() < 5e-6
+    assert (scores.logprobs_N - recorded(experiences)).abs().max() < LOGPROBS
 
 
 @pytest.mark.parametrize("family", FAMILIES)

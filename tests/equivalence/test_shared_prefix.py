@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rounding import GRADIENTS, LOGPROBS
 
 from mmrl.learner.learner import TOLERANCES, ForwardDifference, check_shared_prefix, compare_layouts
 from mmrl.policy import shared_prefix_attention
@@ -14,7 +15,7 @@ from mmrl.types import Experience, UserError
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 KINDS = ("image", "two images", "text", "video", "image and video")  # the first samples of a tiny world
-EXACT = ForwardDifference(logprobs=1e-5, gradient=1e-5)
+EXACT = ForwardDifference(logprobs=LOGPROBS, gradient=GRADIENTS)
 
 
 def group(world, sample, sizes=(6, 1, 4)):
@@ -136,7 +137,7 @@ def test_a_frozen_tower_runs_once_for_each_medium(tiny, family):
     uncached = [free.compute_logprobs(batch).logprobs_N for batch in batches]
     sum(each.sum() for each in uncached).backward()
     assert len(calls) > 6
-    assert all((a - b).abs().max() < 1e-6 for a, b in zip(uncached, logps, strict=True))
+    assert all((a - b).abs().max() < LOGPROBS for a, b in zip(uncached, logps, strict=True))
     for name, parameter in free.model.named_parameters():
         if parameter.grad is not None:
-            assert (parameter.grad - gradients[name]).norm() <= 1e-5 * gradients[name].norm(), name
+            assert (parameter.grad - gradients[name]).norm() <= GRADIENTS * gradients[name].norm(), name

@@ -96,11 +96,11 @@ def mmrl(
     timeout: float = 1200.0,
     fresh: bool = False,
 ) -> Done:
-    """Run `python -m mmrl ARGUMENTS` in a process of its own; `strike` is what sabotage.py takes before them.
+    """Run `python -m mmrl ARGUMENTS` in a process of its own; `strike` is what fault_injection.py takes before them.
 
     It is forked from a process that has the imports behind it. `fresh` starts a new interpreter instead.
     """
-    program = [Path(__file__).with_name("sabotage.py"), *strike] if strike else ["-m", "mmrl"]
+    program = [Path(__file__).with_name("fault_injection.py"), *strike] if strike else ["-m", "mmrl"]
     command = [*map(str, program), *map(str, arguments)]
     environment = {**os.environ, **ONE_THREAD}
     if not fresh:

@@ -1,6 +1,6 @@
 """A handful of the faults that tools/faults.py tries by the dozen: real runs, killed and damaged at random moments.
 
-What befalls several processes is tried in test_launch.py and test_verify.py.
+What befalls several processes is tried in test_launch.py and test_verify_resume.py.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from harness import TINY, experiment, imitation, metrics, mmrl, reinforcement, write
 from PIL import Image
+from rounding import LOGPROBS
 from videos import write_video
 
 KINDS = ("text", "picture", "pictures", "video", "both")
@@ -82,7 +83,7 @@ def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
     records = [record for record in metrics(tmp_path / "run") if "learner/loss" in record]
     assert len(records) == 4
     assert all(record["learner/grad_norm"] > 0 for record in records)
-    assert all(record["rollout/logprob_diff_mean"] < 1e-5 for record in records[2:])
+    assert all(record["rollout/logprob_diff_mean"] < LOGPROBS for record in records[2:])
     kept = (tmp_path / "run" / "rollouts" / "rl-000001.jsonl").read_text().splitlines()
     kinds = Counter(json.loads(line)["sample"].rsplit("/", 1)[1].partition("-")[0] for line in kept)
     assert kinds == dict.fromkeys(KINDS, 8)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from selection import NO_CHANGED_MEDIA, Bank, group, make_prompt, select_all
-from test_loop import FakeRun, components_of
+from test_rl_loop import FakeRun, components_of
 
 from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
 from mmrl.algo.select_experiences import rejection_reason

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from harness import TINY, alike, contents, experiment, imitation, metrics, mmrl, reinforcement, write
-from test_overlap_run import strike
+from test_async_rollouts_run import strike
 
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.training.async_rollouts import AsyncRollouts

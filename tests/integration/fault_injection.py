@@ -1,7 +1,7 @@
 """Run the `mmrl` command and strike at one exact moment: when a function is called for the Nth time.
 
-python sabotage.py mmrl.checkpoint.manager:prune_checkpoints 2 SIGKILL train c.yaml    # a signal
-python sabotage.py mmrl.checkpoint.manager:write_part 2 60000 train c.yaml   # no file grows past so many bytes any more
+python fault_injection.py mmrl.checkpoint.manager:prune_checkpoints 2 SIGKILL train c.yaml    # a signal
+python fault_injection.py mmrl.checkpoint.manager:write_part 2 60000 train c.yaml      # no file grows past 60000 bytes
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 import torch
 from selection import NO_CHANGED_MEDIA
-from test_dealing import Rank
-from test_loop import FakeRun, build_prompt, components_of, make_rollout, sample
+from test_micro_batches import Rank
+from test_rl_loop import FakeRun, build_prompt, components_of, make_rollout, sample
 
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.checkpoint.json_codec import dumps, loads

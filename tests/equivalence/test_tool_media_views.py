@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from recorded import recorded
+from rounding import GRADIENTS, LOGPROBS
 
 from mmrl.learner.learner import ForwardDifference, compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
@@ -16,7 +17,7 @@ from mmrl.policy.policy import Policy
 from mmrl.types import Author, CoordinateSystem, Experience, ImageRef, ResizeMap, Segment, Size, UserError
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-EXACT = ForwardDifference(logprobs=1e-5, gradient=1e-5)
+EXACT = ForwardDifference(logprobs=LOGPROBS, gradient=GRADIENTS)
 
 
 def env(world, text):
@@ -80,7 +81,7 @@ def test_sampling_and_both_layouts_see_the_same(tiny, clip, family):
     for batch in (packed, plain):
         with torch.no_grad():
             scores = world.policy.compute_logprobs(batch)
-        assert (scores.logprobs_N - recorded(made)).abs().max() < 5e-6
+        assert (scores.logprobs_N - recorded(made)).abs().max() < LOGPROBS
     found = compare_layouts(world.policy, packed, plain)
     assert found.within(EXACT), found
     assert found.logprobs + found.gradient > 0.0
@@ -109,7 +110,7 @@ def test_it_is_transformers_forward_of_the_whole_sequence(tiny, clip, family):
         if segment.author is Author.POLICY:
             expected += [float(logps[place + i - 1, token]) for i, token in enumerate(segment.token_ids)]
         place += len(segment.token_ids)
-    assert recorded([Experience(rollout=rollout, advantage=1.0)]).tolist() == pytest.approx(expected, abs=5e-6)
+    assert recorded([Experience(rollout=rollout, advantage=1.0)]).tolist() == pytest.approx(expected, abs=LOGPROBS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -148,7 +149,7 @@ def test_a_frozen_tower_encodes_a_view_once(tiny, clip):
     views = {view.digest for e in made for view in e.rollout.observations}
     assert len(calls) == len(views) + 2  # and the media of the prompts
     assert len(views) == 6
-    assert all((each - free).abs().max() < 1e-5 for each in kept)
+    assert all((each - free).abs().max() < LOGPROBS for each in kept)
 
 
 def test_what_is_shown_changes_what_is_said(tiny, clip):
