@@ -53,16 +53,6 @@ class EncodedPrompt:
     tensors: PromptTensors
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedToolMedia:
-    """An image or video that a tool shows, as a segment of a response, with its tensors."""
-
-    segment: Segment
-    """Tokens of the environment, with an observation."""
-    tensors: PromptTensors
-    """Patches, and position ids that count from the segment's first token."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLayout:
     """Size and times of an image or video as the model sees it."""
@@ -189,8 +179,11 @@ class PromptEncoder:
         check_placeholders(prompt.token_ids, prompt_media_items(prompt), tensors, self.placeholders, owner=owner)
         return EncodedPrompt(prompt, tensors)
 
-    def encode_tool_media(self, ref: MediaRef) -> EncodedToolMedia:
+    def encode_tool_media(self, ref: MediaRef) -> tuple[Segment, PromptTensors]:
         """Encode one image or video just as it stands in a prompt, with its start and end tokens and times.
+
+        Returns:
+            A segment of the environment, with an observation, and tensors whose positions count from its first token.
 
         Raises:
             UserError: it cannot be used, or its placeholders and patches disagree.
@@ -203,7 +196,7 @@ class PromptEncoder:
         observation = MediaObservation(ref=ref, grid=layout.grid, resize_map=layout.resize_map, digest=digest)
         segment = Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.ENVIRONMENT, observation=observation)
         check_placeholders(ids, [MediaItem(ref, layout.grid, digest)], tensors, self.placeholders, owner=ref.path)
-        return EncodedToolMedia(segment, tensors)
+        return segment, tensors
 
     def render_chat(self, sample: Sample) -> str:
         """Return the text of a sample in the chat format, with one placeholder for each image or video."""

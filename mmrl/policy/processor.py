@@ -82,14 +82,13 @@ class PromptProcessor:
             UserError: it cannot be used.
         """
         with self._lock:
-            encoded = self.encoder.encode_tool_media(ref)
-            segment = encoded.segment
+            segment, tensors = self.encoder.encode_tool_media(ref)
             assert segment.observation is not None
             digest = segment.observation.digest
             # A tool may show the same crop twice: it takes memory once, and counts as the latest.
             replaced = self._tool_media.pop(digest, None)
-            self._tool_media[digest] = encoded.tensors
-            self._tool_media_bytes += encoded.tensors.nbytes - (replaced.nbytes if replaced else 0)
+            self._tool_media[digest] = tensors
+            self._tool_media_bytes += tensors.nbytes - (replaced.nbytes if replaced else 0)
             while len(self._tool_media) > 1 and self._tool_media_bytes > _TOOL_MEDIA_CACHE_BYTES:
                 self._tool_media_bytes -= self._tool_media.popitem(last=False)[1].nbytes
             return segment
@@ -102,8 +101,9 @@ class PromptProcessor:
         """
         with self._lock:
             if observation.digest not in self._tool_media:
-                rebuilt = self.build_tool_segment(observation.ref).observation
-                if rebuilt is None or rebuilt.digest != observation.digest:
+                self.build_tool_segment(observation.ref)
+                # The digest is the key: had the file stayed as it was, it would be there now.
+                if observation.digest not in self._tool_media:
                     raise UserError(f"{observation.ref.path}: changed since a tool showed it; restore the file")
             self._tool_media.move_to_end(observation.digest)
             return self._tool_media[observation.digest]
