@@ -183,7 +183,10 @@ class DeepspeedModel(ModelRunner):
         return whole
 
     def set_optimizer_state(self, parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
-        """Set a moment of a parameter, or with None its float32 master, to its whole value; a rank keeps its piece."""
+        """Set a moment, or with None the float32 master, to its whole value in the shape of the parameter.
+
+        Each rank keeps its piece.
+        """
         if self.options.zero_stage == 3:
             own = safe_get_local_optimizer_state(parameter, moment) if moment else safe_get_local_fp32_param(parameter)
             length, rank = own.numel(), self.ranks.rank

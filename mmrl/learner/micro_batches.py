@@ -106,7 +106,7 @@ def pack_micro_batches(
     """
     # By length, because without a shared prefix rows are padded to the longest of their micro-batch.
     groups = group_by_prompt(experiences)
-    groups.sort(key=lambda group: sum(e.rollout.num_tokens for e in group))
+    groups.sort(key=_num_completion_tokens)
     parts: list[list[Experience]] = []
     for group in groups:
         part: list[Experience] = []
@@ -169,6 +169,10 @@ def dummy_batch(*, pad_id: int, patch_dim: int, shared_prefix: bool) -> Batch:
         temperature_N=torch.zeros(0),
         banned_token_ids=(),
     )
+
+
+def _num_completion_tokens(group: Sequence[Experience]) -> int:
+    return sum(experience.rollout.num_tokens for experience in group)
 
 
 def _count_forward_tokens(groups: ExperienceGroups, *, shared_prefix: bool) -> int:
