@@ -56,7 +56,7 @@ def rank_micro_batches(
     micro_batches = []
     for index in range(max(map(len, by_rank))):
         concurrent: list[ExperienceGroups] = [own[index] if index < len(own) else () for own in by_rank]
-        media_types = set()
+        media_types: set[type] = set()
         for groups in concurrent:
             for group in groups:
                 for experience in group:
