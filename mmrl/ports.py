@@ -40,7 +40,7 @@ class SampleSource(Protocol):
 class PromptBuilder(Protocol):
     """Turns samples into token ids with expanded media placeholders.
 
-    Called by the loops, evaluation and blind probes; implemented by `mmrl.policy.processor.QwenProcessor`.
+    Called by the loops, evaluation and blind probes; implemented by `mmrl.policy.processor.PromptProcessor`.
     """
 
     def build(self, sample: Sample) -> Prompt:

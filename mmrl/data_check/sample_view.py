@@ -21,8 +21,7 @@ from mmrl.data.load import read_source, separate_rejected, sources_by_split
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_processor
-from mmrl.policy.encoder import EncodedPrompt, MediaLayout, PromptEncoder
-from mmrl.policy.unpatchify import unpatchify
+from mmrl.policy.encoder import EncodedPrompt, MediaLayout, PromptEncoder, unpatchify
 from mmrl.training.build import IMAGE_CACHE_BYTES
 from mmrl.types import (
     AnswerType,

@@ -123,7 +123,8 @@ class TrainingBenchmarks:
             if moment == "before" or due_at_step == (moment == "step"):
                 due.append(prepared)
         # Hashing all weights takes a while, so only when a benchmark is due.
-        revision = checkpoint.fingerprint_weights(self._run_context.policy.iter_params()) if due else ""
+        policy = self._run_context.policy
+        revision = checkpoint.fingerprint_weights(policy.runner.iter_params(policy.trained)) if due else ""
         metrics: dict[str, float] = {}
         for prepared in due:
             metrics |= self._evaluate(prepared, state, revision)

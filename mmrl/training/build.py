@@ -37,7 +37,7 @@ from mmrl.distributed.sharing import (
     check_media_across_ranks,
 )
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnerConfig, LogprobModel, OptimizerEngine
+from mmrl.learner.learner import GrpoLearner, LearnerConfig, OptimizerEngine
 from mmrl.learner.objective import load_policy_loss
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
@@ -49,13 +49,14 @@ from mmrl.policy.build import (
     build_processor,
     build_response_format,
     configs_with_rollout_steps,
+    enable_gradient_checkpointing,
     select_device,
+    summarize_components,
 )
-from mmrl.policy.components import enable_gradient_checkpointing, summarize_components
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.lora import create_adapter
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer, RolloutPipeline, Sampler
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
 from mmrl.rollout.pipeline import build_pipeline, check_steps
@@ -127,7 +128,7 @@ class RunContext:
         limit = prompt_limit(config, self.policy)
         encoder = build_encoder(config, self.model_bundle, media_cache, limit)
         # With asynchronous rollouts two steps are in progress at a time, and each needs its encoded prompts.
-        self.processor = QwenProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
+        self.processor = PromptProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
         enable_gradient_checkpointing(model, config.model.gradient_checkpointing, family)
         self.eos_token_id: int = self.processor.tokenizer.eos_token_id
         self.samples = ranks.on_rank0(partial(_drop_unusable_samples, loader, self.samples, encoder))
@@ -269,14 +270,16 @@ class RunContext:
     def build_engine(self, stage: SftStage | RlStage) -> StageEngine:
         """Return a new optimizer for a stage."""
         if self._sharded is not None:
-            return self._sharded.create_stage_engine(stage.optimizer)
+            from mmrl.learner.engine_deepspeed import DeepspeedEngine
+
+            return DeepspeedEngine(self._sharded, stage.optimizer)
         return TorchEngine(self.policy.trained_by_component, stage.optimizer, self.ranks)
 
     def build_learner(
         self,
         stage: SftStage | RlStage,
         engine: OptimizerEngine,
-        reference: LogprobModel | None,
+        reference: Policy | None,
         placement: MediaPlacement,
     ) -> GrpoLearner:
         """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""

@@ -13,7 +13,7 @@ from mmrl.data_check.fingerprints import find_most_similar, find_near_duplicates
 from mmrl.data_check.lengths import draw_histograms, make_bins, summarize_lengths, text_histogram
 from mmrl.data_check.report import FindingCode, Severity, severity_of
 from mmrl.data_check.sample_view import find_outside_image
-from mmrl.policy.unpatchify import unpatchify
+from mmrl.policy.encoder import unpatchify
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Region, ResizeMap, Sample, Size, Target
 
 
