@@ -7,7 +7,7 @@ from collections.abc import MutableMapping, Sequence
 from functools import partial
 
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
-from mmrl.data.open_media import find_media_problem, open_all_media, unique_images, unique_videos
+from mmrl.data.load import find_media_problem, open_all_media, unique_images, unique_videos
 from mmrl.data_check.duplicates import DuplicateFinding
 from mmrl.data_check.findings import FindingCode
 from mmrl.data_check.open_media import OpenedImage, OpenedVideo, inspect_image, inspect_video

@@ -14,10 +14,18 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from mmrl.config import Config
-from mmrl.data.check_stages import check_demonstrations, check_stages_have_samples
 from mmrl.data.context import make_dataset_context
-from mmrl.data.load import read_source, separate_rejected, sources_by_split
-from mmrl.data.open_media import find_media_problem, open_all_media, unique_images, unique_videos
+from mmrl.data.demonstrations import check_demonstrations
+from mmrl.data.load import (
+    check_stages_have_samples,
+    find_media_problem,
+    open_all_media,
+    read_source,
+    separate_rejected,
+    sources_by_split,
+    unique_images,
+    unique_videos,
+)
 from mmrl.data_check.benchmarks import compare_with_training, fingerprint_new_media
 from mmrl.data_check.duplicates import (
     DuplicateFinding,

@@ -17,7 +17,7 @@ from torch import nn
 
 from mmrl.config.schema import Component
 from mmrl.config.schema.model import LoraTarget
-from mmrl.media.resize import resized_size
+from mmrl.media.image import resized_size
 from mmrl.policy.mrope import Grid, PlaceholderRun, mrope_positions
 from mmrl.types import CoordinateSystem, Size, UserError
 from mmrl.utils.plugins import load_plugin

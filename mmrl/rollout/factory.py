@@ -13,6 +13,8 @@ import torch
 from mmrl import checkpoint
 from mmrl.config import Config, EvalConfig
 from mmrl.config.schema import (
+    CustomEngineConfig,
+    CustomStepConfig,
     EvalGenerationConfig,
     RethinkConfig,
     RlStage,
@@ -21,7 +23,6 @@ from mmrl.config.schema import (
     SamplingConfig,
     ToolsConfig,
 )
-from mmrl.config.schema.custom_rollouts import CustomEngineConfig, CustomStepConfig
 from mmrl.distributed.ranks import Ranks
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.lora import LoraAdapter, without_adapter

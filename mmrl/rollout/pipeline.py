@@ -9,12 +9,12 @@ from pathlib import Path
 from mmrl.answer.tool_calls import CALL_END
 from mmrl.config.schema import (
     BlindProbeConfig,
+    CustomStepConfig,
     GenerateConfig,
     RethinkConfig,
     RolloutStepConfigs,
     ToolsConfig,
 )
-from mmrl.config.schema.custom_rollouts import CustomStepConfig
 from mmrl.config.schema.rollout_steps import step_name
 from mmrl.policy.processor import QwenProcessor
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mmrl.algo.group_rewards import BoundGroupReward
 from mmrl.config import Config
-from mmrl.config.schema import GroupRewardConfig, RewardTermConfig
+from mmrl.config.schema import GroupRewardConfig, RewardTermConfig, matches_conditions
 from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
 from mmrl.types import Sample, UserError
 from mmrl.utils.plugins import load_plugin
@@ -57,7 +57,9 @@ def check_group_rewards(
         UserError: a group reward applies to a sample, and a term that it reads does not.
     """
     for group_reward in group_rewards:
-        for sample in filter(group_reward.options.applies_to, samples):
+        for sample in samples:
+            if not matches_conditions(group_reward.options.when, sample):
+                continue
             applicable = scorer.applicable_term_names(sample)
             missing = []
             for name in group_reward.options.args.get("correct", ()):

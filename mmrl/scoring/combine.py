@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from mmrl.config.schema import RewardTermConfig
+from mmrl.config.schema import RewardTermConfig, matches_conditions
 from mmrl.types import Sample, UserError
 from mmrl_rewards.contract import BoundReward
 
@@ -56,7 +56,7 @@ class BoundTerm:
         """Return True if the term scores responses to this sample."""
         if evaluation and self.options.training_only:
             return False
-        return self.options.applies_to(sample)
+        return matches_conditions(self.options.when, sample)
 
     def weight_at(self, step: int | None) -> float:
         """Return the weight at a step of the stage, or for None the weight without its schedule."""

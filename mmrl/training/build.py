@@ -15,7 +15,6 @@ from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
 from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config import Config
-from mmrl.config.check_term_names import check_reward_names
 from mmrl.config.schema import (
     CurriculumOrderConfig,
     EvalGenerationConfig,
@@ -24,9 +23,11 @@ from mmrl.config.schema import (
     SampleStage,
     SamplingConfig,
     SftStage,
+    matches_conditions,
 )
-from mmrl.data.check_stages import check_demonstrations
+from mmrl.config.schema.stage_checks import check_reward_names
 from mmrl.data.context import make_dataset_context
+from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import DatasetLoader, DataSplits
 from mmrl.data.stage_data import StageData
 from mmrl.distributed.ranks import MediaPlacement, Ranks
@@ -329,7 +330,7 @@ class RunContext:
             if isinstance(stage, RlStage):
                 load_custom_advantage(stage.advantage, self.base_dir)
                 load_policy_loss(stage.loss, self.base_dir)
-        check_reward_names(self.config, self.scorer.term_weights, [term.name for term in self.group_rewards])
+        check_reward_names(self.config.stages, self.scorer.term_weights, [term.name for term in self.group_rewards])
         self.scorer.check_samples(self.samples.train, self.response_format)
         self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
         check_group_rewards(self.group_rewards, self.scorer, self.samples.train)
@@ -340,7 +341,7 @@ class RunContext:
             all_samples += split
         unused = list(self.scorer.unused_terms(all_samples))
         for term in self.group_rewards:
-            if not any(map(term.options.applies_to, self.samples.train)):
+            if not any(matches_conditions(term.options.when, sample) for sample in self.samples.train):
                 unused.append(term.name)
         for name in unused:
             self.console.warn(f"reward term {name!r} applies to none of the samples: see its `when`")

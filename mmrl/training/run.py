@@ -103,7 +103,7 @@ def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
 
 def _write_run_info(run_dir: RunDir, context: RunContext) -> None:
     """Write the manifest, and for a model made from scratch its processor."""
-    run_dir.write_manifest(context.config, context.samples.digests())
+    run_dir.write_manifest(context.config, context.samples.content_hashes())
     if context.config.model.from_scratch and not run_dir.processor.exists():
         checkpoint.export_hf_folder(run_dir.processor, context.processor.hf_processor, context.policy.model.config)
 

@@ -15,8 +15,7 @@ from PIL import Image
 from mmrl.config import Config
 from mmrl.config.schema import MediaLimitsConfig
 from mmrl.data.context import make_dataset_context
-from mmrl.data.load import DatasetLoader
-from mmrl.data.open_media import open_all_media
+from mmrl.data.load import DatasetLoader, open_all_media
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError

@@ -12,7 +12,7 @@ from mmrl.algo import replay
 from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
 from mmrl.algo.replay import ReplaySettings, log_weights, update_buffer
 from mmrl.config.schema import ReplayConfig
-from mmrl.config.schema.replay import REPLAY_PRESETS
+from mmrl.config.schema.presets import REPLAY_PRESETS
 from mmrl.types import Experience, TrainingState, UserError
 
 CHI2_999 = {3: 16.27, 5: 20.52}

@@ -173,7 +173,7 @@ def test_what_is_made_to_hang_a_verifier_costs_its_deadline(fn, args, target, ha
     load = partial(registry.load_bound_reward, fn, Path(), args)
     with closing(
         RewardFunctionScorer(
-            [BoundTerm(name="v", reward=load(), load_reward=load, options=as_read({"timeout_s": 4.0}))],
+            [BoundTerm(name="v", reward=load(), load_reward=load, options=as_read({"timeout_s": 10.0}))],
             ScoringConfig(),
         )
     ) as judge:

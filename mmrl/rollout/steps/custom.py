@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrl.config.schema.custom_rollouts import CustomStepConfig
+from mmrl.config.schema import CustomStepConfig
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.types import Author, Rollout, RolloutBatch, UserError
 from mmrl.utils.plugins import load_plugin

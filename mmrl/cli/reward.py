@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from mmrl.cli.common import Subparsers, add_command
@@ -25,25 +26,25 @@ def add_parser(commands: Subparsers) -> None:
     """Declare the command and its sub-commands."""
     parser = add_command(commands, "reward", "list, show, make, test, lint and try rewards", DETAILS)
     group = parser.add_subparsers(dest="reward_command", metavar="COMMAND", title="commands", required=True)
-    add_command(group, "list", "print every reward in a table", "").set_defaults(run=_list_rewards)
+    add_command(group, "list", "print every reward in a table", "").set_defaults(run=run)
 
     show = add_command(group, "show", "print a reward's docstring, options and source", "")
     show.add_argument("name", metavar="NAME")
-    show.set_defaults(run=_show_reward)
+    show.set_defaults(run=run)
 
     new = add_command(group, "new", "write a reward and its case table, to fill in", "")
     new.add_argument("name", metavar="NAME", help="a Python name: NAME.py and NAME.json are written")
     new.add_argument(
         "--out", type=Path, default=Path(), metavar="DIR", help="folder for them; the current one by default"
     )
-    new.set_defaults(run=_create_reward)
+    new.set_defaults(run=run)
 
     test = add_command(group, "test", "run case tables; exit code 1 when a row fails", "")
     test.add_argument(
         "names", metavar="NAME|FILE", nargs="*", help="a reward or a table; by default all that come with mmrl"
     )
     test.add_argument("--verbose", action="store_true", help="print rows that pass, too")
-    test.set_defaults(run=_test_rewards)
+    test.set_defaults(run=run)
 
     lint = add_command(group, "lint", "try to break a reward; exit code 1 when that works", "")
     lint.add_argument("names", metavar="NAME", nargs="*", help="rewards; by default all that come with mmrl")
@@ -51,7 +52,7 @@ def add_parser(commands: Subparsers) -> None:
         "--args", type=_parse_json_object, default={}, metavar="JSON", help="options, such as '{\"threshold\": 0.5}'"
     )
     lint.add_argument("--cases", type=Path, metavar="FILE", help="a case table whose samples to use")
-    lint.set_defaults(run=_lint_rewards)
+    lint.set_defaults(run=run)
 
     try_ = add_command(group, "try", "score one response and print the result as JSON", "")
     try_.add_argument("--fn", required=True, metavar="NAME", help="the reward")
@@ -65,52 +66,31 @@ def add_parser(commands: Subparsers) -> None:
         metavar="JSON",
         help='other keys of a row of a case table: \'{"coordinates": "norm_1"}\'',
     )
-    try_.set_defaults(run=_try_reward)
+    try_.set_defaults(run=run)
 
 
-# The actions import every reward, which takes longer than `mmrl --help` may.
+def run(arguments: argparse.Namespace) -> int:
+    """Run a sub-command and return its exit code."""
+    # They import every reward, which takes longer than `mmrl --help` may.
+    from mmrl.cli import reward_commands
 
-
-def _list_rewards(arguments: argparse.Namespace) -> int:
-    from mmrl.cli.reward.actions import print_rewards
-
-    return print_rewards()
-
-
-def _show_reward(arguments: argparse.Namespace) -> int:
-    from mmrl.cli.reward.actions import print_reward
-
-    return print_reward(arguments.name)
-
-
-def _create_reward(arguments: argparse.Namespace) -> int:
-    from mmrl.cli.reward.new import create_reward
-
-    return create_reward(arguments.name, arguments.out)
-
-
-def _test_rewards(arguments: argparse.Namespace) -> int:
-    from mmrl.cli.reward.actions import run_case_tables
-
-    return run_case_tables(arguments.names, verbose=arguments.verbose)
-
-
-def _lint_rewards(arguments: argparse.Namespace) -> int:
-    from mmrl.cli.reward.actions import lint_rewards
-
-    return lint_rewards(arguments.names, arguments.args, arguments.cases)
-
-
-def _try_reward(arguments: argparse.Namespace) -> int:
-    from mmrl.cli.reward.actions import try_reward
-
-    row = {"fn": arguments.fn, "args": arguments.args, **arguments.case}
-    return try_reward(row, arguments.sample, arguments.response)
+    match arguments.reward_command:
+        case "list":
+            return reward_commands.print_rewards()
+        case "show":
+            return reward_commands.print_reward(arguments.name)
+        case "new":
+            return reward_commands.create_reward(arguments.name, arguments.out)
+        case "test":
+            return reward_commands.run_case_tables(arguments.names, verbose=arguments.verbose)
+        case "lint":
+            return reward_commands.lint_rewards(arguments.names, arguments.args, arguments.cases)
+        case _:
+            row = {"fn": arguments.fn, "args": arguments.args, **arguments.case}
+            return reward_commands.try_reward(row, arguments.sample, arguments.response)
 
 
 def _parse_json_object(text: str) -> dict[str, object]:
-    import json
-
     try:
         value = json.loads(text)
     except ValueError:

@@ -1,9 +1,10 @@
-"""The actions of `mmrl reward`: list, show, test, lint and try."""
+"""The sub-commands of `mmrl reward`: list, show, new, test, lint and try."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import keyword
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,40 @@ from mmrl.types import AnswerType, Sample, UserError
 from mmrl_rewards.cases import Case, first_error_message, load_case_table, load_sample
 from mmrl_rewards.contract import BoundReward, bind
 
+_CODE_TEMPLATE = '''"""The reward `{name}`."""
+
+from mmrl.types import AnswerType, Response, RewardValue, Sample
+from mmrl_rewards.contract import reward, target_value
+
+
+@reward(name="{name}", answer_types=(AnswerType.NUMBER,))
+def {name}(response: Response, sample: Sample, *, tolerance: float = 0.0) -> RewardValue:
+    """Return 1 if |answer - target| <= tolerance, else 0.
+
+    Source: where the formula comes from. Departures: what is different here.
+    Unscorable: the target is not a number.
+    """
+    target = target_value(sample, AnswerType.NUMBER)
+    value = response.answer.value
+    if value is None:
+        return RewardValue(0.0, response.answer.problems[0])
+    return RewardValue(float(abs(value - target) <= tolerance), f"{{value}}, expected {{target}}")
+'''
+_CASE_ROWS: tuple[tuple[str, dict[str, float], int, str], ...] = (
+    ("<answer>3</answer>", {}, 1, "correct"),
+    ("<think>one, two, three</think><answer>3</answer>", {}, 1, "correct, after thinking"),
+    ("<answer>4</answer>", {}, 0, "incorrect"),
+    ("<answer>4</answer>", {"tolerance": 1}, 1, "|4 - 3| <= 1"),
+    ("", {}, 0, "nothing at all"),
+    (" \n", {}, 0, "white space"),
+    ("3", {}, 0, "no tags"),
+    ("<answer>3</answer><answer>4</answer>", {}, 0, "two answers"),
+    ("<answer><answer>3</answer></answer>", {}, 0, "nested tags"),
+    ("<think><answer>3</answer></think>", {}, 0, "an answer in the thinking alone"),
+    ("<answer>1, 2, 3, 4, 5</answer>", {}, 0, "dumped numbers"),
+    ("<answer>\u0663</answer>", {}, 0, "a digit of another script"),
+)
+
 
 def print_rewards() -> int:
     """Print a table of the rewards that come with mmrl."""
@@ -35,6 +70,7 @@ def print_rewards() -> int:
         table.add_column(heading, no_wrap=heading == "reward")
     for name, reward in builtin_rewards().items():
         answer_types = ", ".join(reward.answer_types) or "any"
+        # The first paragraph of its docstring, on one line.
         formula = " ".join(reward.doc.partition("\n\n")[0].split())
         value_range = f"{reward.low:g} to {reward.high:g}"
         table.add_row(name.removeprefix("mmrl_rewards."), answer_types, value_range, Text(formula))
@@ -52,6 +88,42 @@ def print_reward(name: str) -> int:
         if option in reward.options:
             print(f"option {parameter}")
     print(f"source {inspect.getsourcefile(reward.fn)}:{inspect.getsourcelines(reward.fn)[1]}")
+    return 0
+
+
+def create_reward(name: str, folder: Path) -> int:
+    """Write NAME.py and NAME.json.
+
+    Raises:
+        UserError: the name is not a Python name, or a file is there already or cannot be written.
+    """
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UserError(f"{name!r} cannot be the name of a function: use letters, digits and _, a letter first")
+    rows = []
+    for response, args, expected, source in _CASE_ROWS:
+        rows.append(
+            {
+                "fn": f"./{name}.py:{name}",
+                "args": args,
+                "sample": {"answer_type": "number", "value": 3},
+                "response": response,
+                "expected": expected,
+                "source": source,
+            }
+        )
+    table = "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n]\n"
+    code, cases = folder / f"{name}.py", folder / f"{name}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in ((code, _CODE_TEMPLATE.format(name=name)), (cases, table)):
+            # "x" refuses to write over a file that is there.
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+    except FileExistsError as error:
+        raise UserError(f"{error.filename} exists already; choose another name or folder") from error
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+    print(f"wrote {code} and {cases}; try\n  mmrl reward test {cases}\n  mmrl reward lint {code}:{name}")
     return 0
 
 
@@ -130,15 +202,9 @@ def _select_cases(names: Sequence[str]) -> list[tuple[str, Path, tuple[Case, ...
 def _reward_and_samples(
     name: str, args: Mapping[str, Any], table: Path | None
 ) -> tuple[BoundReward, tuple[Sample, ...]]:
-    """Return a reward with its options, and samples to try it on.
-
-    The samples are one plain sample per answer type, or, for a reward that needs options or richer samples, those of
-    its case table.
-
-    Raises:
-        UserError: no sample can be scored.
-    """
+    """Return a reward with its options, and samples to try it on; raise UserError if it can score none."""
     reward = load_reward(name, Path())
+    # One plain sample per answer type will do, unless the reward needs options or richer samples: those of its table.
     needs_options = any(option.required and key not in args for key, option in reward.options.items())
     if table is None and not needs_options:
         bound = bind(reward, args)

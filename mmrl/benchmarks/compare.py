@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Final, Literal
 
 from mmrl.benchmarks.verdict import Verdict
 from mmrl.types import UserError
@@ -14,27 +14,21 @@ from mmrl.utils.stats import Interval, McNemarResult, mcnemar_test, paired_clust
 
 VerdictColumn = Literal["strict", "official", "with_judge"]
 """Verdict that is compared; `with_judge` is strict, and the judge's where the rules found no answer."""
-_MAX_LISTED = 5
+_MAX_LISTED: Final = 5  # questions that an error names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
     """Accuracies of two runs A and B, and their difference."""
 
-    num_questions: int
-    """Questions that both answered."""
-    accuracy_a: float
-    """Mean over questions of A, in [0, 1]."""
-    accuracy_b: float
-    """Mean over questions of B, in [0, 1]."""
-    difference: Interval
-    """A minus B with its 95 % interval."""
+    num_questions: int  # questions that both answered
+    accuracy_a: float  # mean over questions of A, in [0, 1]
+    accuracy_b: float  # mean over questions of B, in [0, 1]
+    difference: Interval  # A minus B with its 95 % interval
     mcnemar: McNemarResult | None
     """Exact test on the answers that differ; None unless both have one response to each question."""
-    a_only_ids: tuple[str, ...]
-    """Questions on which A is better."""
-    b_only_ids: tuple[str, ...]
-    """Questions on which B is better."""
+    a_only_ids: tuple[str, ...]  # questions on which A is better
+    b_only_ids: tuple[str, ...]  # questions on which B is better
 
 
 def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], column: VerdictColumn) -> RunComparison:
@@ -50,9 +44,7 @@ def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], c
             f"{len(unshared)} questions are in one run alone ({', '.join(sorted(unshared)[:_MAX_LISTED])}); "
             "runs to compare must have the same items"
         )
-    cluster_of = {}
-    for verdict in verdicts_a:
-        cluster_of[verdict.id] = verdict.cluster or verdict.id
+    cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts_a}
     means_a, means_b, clusters = [], [], []
     a_only_ids, b_only_ids = [], []
     for id in correct_a:
@@ -95,15 +87,27 @@ def compare_subsets(
     for name in sorted(members):
         comparisons[name] = {}
         for value, ids in sorted(members[name].items()):
-            comparisons[name][value] = compare_runs(
-                _verdicts_of(ids, verdicts_a), _verdicts_of(ids, verdicts_b), column
-            )
+            subset_a = [verdict for verdict in verdicts_a if verdict.id in ids]
+            subset_b = [verdict for verdict in verdicts_b if verdict.id in ids]
+            comparisons[name][value] = compare_runs(subset_a, subset_b, column)
     return comparisons
+
+
+def changed_verdicts(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[tuple[Verdict, Verdict]]:
+    """Return the old and new verdicts that differ, strictly or officially, in the order of the new ones."""
+    old_verdicts = {(verdict.id, verdict.response_index): verdict for verdict in before}
+    changed = []
+    for new in after:
+        old = old_verdicts.get((new.id, new.response_index))
+        if old is not None and (old.strict, old.official) != (new.strict, new.official):
+            changed.append((old, new))
+    return changed
 
 
 def _test_single_responses(
     correct_a: Mapping[str, Sequence[bool]], correct_b: Mapping[str, Sequence[bool]]
 ) -> McNemarResult | None:
+    # McNemar's pairs must be independent, and responses to one question are not.
     if any(len(values) > 1 for values in (*correct_a.values(), *correct_b.values())):
         return None
     return mcnemar_test(
@@ -111,22 +115,15 @@ def _test_single_responses(
     )
 
 
-def _verdicts_of(ids: Collection[str], verdicts: Sequence[Verdict]) -> list[Verdict]:
-    return [verdict for verdict in verdicts if verdict.id in ids]
-
-
 def _correct_by_question(verdicts: Sequence[Verdict], column: VerdictColumn) -> dict[str, list[bool]]:
     by_question: dict[str, list[bool]] = defaultdict(list)
     for verdict in verdicts:
-        by_question[verdict.id].append(_is_correct(verdict, column))
+        match column:
+            case "strict":
+                correct = verdict.strict
+            case "official":
+                correct = verdict.official
+            case "with_judge":
+                correct = verdict.correct_with_judge
+        by_question[verdict.id].append(correct)
     return by_question
-
-
-def _is_correct(verdict: Verdict, column: VerdictColumn) -> bool:
-    match column:
-        case "strict":
-            return verdict.strict
-        case "official":
-            return verdict.official
-        case "with_judge":
-            return verdict.correct_with_judge
