@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import pickle
@@ -166,11 +167,17 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
     Raises:
         UserError: a target cannot be written in the response format, or the reward tolerates an attack that is unknown.
     """
+    correct_pairs = [(_make_response(sample, _ATTACK_GRAMMAR.render(sample.target)), sample) for sample in samples]
+    # scipy and the like, which a first call imports, take longer than all calls: each fork would import them again.
+    [modules] = _run_all_in_processes([partial(_list_new_modules, partial(_call_reward_on_all, reward, correct_pairs))])
+    for name in modules if isinstance(modules, list) else []:
+        # Some libraries list modules that cannot be imported by their names.
+        with ErrorCatcher():
+            importlib.import_module(name)
     tries = [(name, sample, text) for sample in samples for name, text in _build_attacks(sample).items()]
     tries += [("right", sample, _ATTACK_GRAMMAR.render(sample.target)) for sample in samples]
     got = _run_all_in_processes([partial(_score_text, reward, sample, text) for _, sample, text in tries])
     attempts = [(name, sample, term) for (name, sample, _), term in zip(tries, got, strict=True)]
-    correct_pairs = [(_make_response(sample, _ATTACK_GRAMMAR.render(sample.target)), sample) for sample in samples]
     return LintReport(
         findings=(
             _check_range(reward, attempts),
@@ -248,6 +255,14 @@ def _call_reward_on_all(reward: BoundReward, pairs: Sequence[tuple[Response, Sam
             raise ValueError(f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
         values.append(RewardValue(float(value), reason))
     return values
+
+
+def _list_new_modules(task: Callable[[], object]) -> list[str]:
+    """Return the names of the modules that a task imports. What else it does wrong is for the checks to find."""
+    known = set(sys.modules)
+    with ErrorCatcher():
+        task()
+    return [name for name in sys.modules if name not in known]
 
 
 def _check_range(reward: BoundReward, attempts: Sequence[tuple[str, Sample, RewardValue | Exception]]) -> LintFinding:
