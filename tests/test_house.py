@@ -65,9 +65,9 @@ ONLY_IN = {
     "resvg_py": ("rewards/mmrl_rewards/services/drawing.py",),
     "ziamath": ("rewards/mmrl_rewards/services/drawing.py",),
     "datasets": ("datasets/mmrl_datasets/",),
-    "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
+    "pyarrow": ("datasets/mmrl_datasets/formats/tables.py",),
     "qwen_vl_utils": ("mmrl/media/",),
-    "av": ("mmrl/media/", "datasets/mmrl_datasets/generators/mp4_writer.py"),  # reading, and writing
+    "av": ("mmrl/media/", "datasets/mmrl_datasets/media_files.py"),  # reading, and writing
     "decord": (),  # tests compare with it
     "jsonschema": ("rewards/mmrl_rewards/schema.py",),
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
@@ -75,7 +75,7 @@ ONLY_IN = {
     "mmrl.utils.plugins": (  # where names become functions
         "mmrl/algo/advantages.py",
         "mmrl/benchmarks/registry.py",
-        "mmrl/cli/data/make.py",
+        "mmrl/cli/data.py",
         "mmrl/data/load.py",
         "mmrl/learner/objective.py",
         "mmrl/policy/families.py",
@@ -99,7 +99,7 @@ LIGHT = (
     "mmrl.scoring.registry",
     "mmrl.training.rl",
     "mmrl.training.sft",
-    "mmrl.training.validation",
+    "mmrl.training.callbacks",
     "mmrl.benchmarks.registry",
     "mmrl.cli",
     "mmrl_rewards.box",

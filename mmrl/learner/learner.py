@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 
-from mmrl.algo.schedule import learning_rate
+from mmrl.algo.losses import learning_rate
 from mmrl.config.schema import Component, LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaPlacement, Ranks, SingleProcess
 from mmrl.learner.micro_batches import (

@@ -23,6 +23,7 @@ from mmrl.algo.losses import (
     aggregation_weights,
     cispo,
     clipped_surrogate,
+    coefficient,
     estimate_kl,
     importance_ratios,
     mask_weights,
@@ -30,7 +31,6 @@ from mmrl.algo.losses import (
     suffix_sums,
     truncate_weights,
 )
-from mmrl.algo.schedule import coefficient
 from mmrl.config.schema import CustomPolicyLossConfig, LossConfig
 from mmrl.types import TRAINED_AUTHORS, Author, Experience, FinishReason, UserError
 from mmrl.utils.plugins import load_plugin

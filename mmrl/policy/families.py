@@ -15,7 +15,7 @@ import torch
 
 from mmrl.config.schema import Component
 from mmrl.config.schema.model import LoraTarget
-from mmrl.media.resize import resized_size
+from mmrl.media.image import resized_size
 from mmrl.types import CoordinateSystem, Size, UserError
 from mmrl.utils.plugins import load_plugin
 

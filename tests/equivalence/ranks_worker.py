@@ -30,8 +30,7 @@ from mmrl.policy.lora import create_adapter, has_adapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
-from mmrl.rollout.engines.shared_server import SharedServer
-from mmrl.rollout.weight_sync import PolicyWeightStream, WeightStream
+from mmrl.rollout.weight_sync import PolicyWeightStream, ShardedWeightStream, WeightStream
 from mmrl.types import Experience, UserError
 
 CHUNK_ELEMENTS = 3000
@@ -99,9 +98,9 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
     stretched = replace(plain, position_ids_3BL=2 * plain.position_ids_3BL)
     apart = [tuple(compare_layouts(policy, packed, other, ranks)) for other in (plain, stretched)]
     weights, engine_fed = PolicyWeightStream(policy), Fed(policy)
-    feeder = SharedServer(engine_fed, ranks)
+    feeder = ShardedWeightStream(weights, ranks)
     if trial.feeds:
-        feeder.load_weights(weights)  # what it is given now is not what it must have in the end
+        feeder.load_on_rank0(engine_fed.load_weights)  # what it is given now is not what it must have in the end
     for step, experiences in enumerate(trial.steps):
         if step == trial.resume_after:
             saved, state = copy.deepcopy(everything(policy, engine, ranks))
@@ -127,7 +126,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
     kept, state = everything(policy, engine, ranks)
     result = {"apart": apart, "metrics": metrics, "weights": kept, "state": state, "parts": parts}
     if trial.feeds:
-        result |= {"refused": fed_once_more(feeder, engine_fed, weights), "most_whole": engine_fed.most_whole}
+        result |= {"refused": fed_once_more(feeder, engine_fed), "most_whole": engine_fed.most_whole}
         result["fed"] = engine_fed.held
     if sharded:
         sharded.unwrap(policy)
@@ -146,15 +145,15 @@ def everything(policy: Policy, engine, ranks: Ranks):
     return weights, tables
 
 
-def fed_once_more(feeder: SharedServer, engine: Fed, weights: WeightStream) -> str:
+def fed_once_more(feeder: ShardedWeightStream, engine: Fed) -> str:
     """Feed an engine that breaks off, and then takes all; what it said."""
     engine.breaks_off, said = True, ""
     try:
-        feeder.load_weights(weights)
+        feeder.load_on_rank0(engine.load_weights)
     except UserError as error:
         said = str(error)
     engine.breaks_off = False
-    feeder.load_weights(weights)
+    feeder.load_on_rank0(engine.load_weights)
     return said
 
 

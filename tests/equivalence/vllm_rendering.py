@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from vllm_scenes import VIDEO, Scene, media_store
 
-from mmrl.media.resize import resized_size
+from mmrl.media.image import resized_size
 from mmrl.media.video import FrameSampling
 from mmrl.policy.batch import PromptTensors
 from mmrl.policy.families import VideoTimeEncoding

@@ -37,8 +37,7 @@ from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model
-from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, WeightPublisher
-from mmrl.rollout.engines.vllm_args import build_engine_args
+from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, WeightPublisher, build_engine_args
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import (
     Author,

@@ -1,4 +1,4 @@
-"""What selective sample replay costs a step: choosing with a memory of 4096 rollouts, against choosing without one.
+"""Cost of selective sample replay: selecting with a buffer of 4096 rollouts, beside selecting without one.
 
     python tools/bench/replay.py [--capacity 4096] [--step-s 0.3]
 
@@ -19,8 +19,7 @@ from statistics import median
 
 from results import add_json_option, write_results
 
-from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
-from mmrl.algo.replay import ReplaySettings
+from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config.schema import ReplayConfig
 from mmrl.ports import ExperienceSelector
@@ -47,7 +46,7 @@ MAX_STEP_FRACTION = 0.01
 
 
 def make_prompt(name: str) -> Prompt:
-    """A question."""
+    """Return a prompt."""
     sample = Sample(id=name, task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1))
     return Prompt(
         sample=sample,
@@ -60,7 +59,7 @@ def make_prompt(name: str) -> Prompt:
 
 
 def make_group(name: str, version: int, rewards: Sequence[float]) -> Group:
-    """A group with these rewards."""
+    """Return a group with these rewards."""
     prompt = make_prompt(name)
     segment = Segment(token_ids=(5,) * 100, logprobs=(-1.0,) * 100, author=Author.POLICY, version=version)
     answer = Answer(text="1", thinking=None, value=1)
@@ -114,10 +113,12 @@ def main() -> None:
     add_json_option(parser)
     options = parser.parse_args()
     asked: dict[str, Prompt] = {}
-    media = ChangedMediaDetector(partial(find_media_problems, lambda sample: asked[sample.id]), print)
+    media = partial(
+        find_changed_media, find_problems=partial(find_media_problems, lambda sample: asked[sample.id]), warn=print
+    )
     replay = ReplayConfig(capacity=options.capacity, max_staleness=None)
     settings = ReplaySettings(options=replay, rollouts_per_step=NUM_PROMPTS * GROUP_SIZE, seed=("bench",))
-    without = SelectionPipeline(compute_advantages=center_rewards, changed_media=media)
+    without = SelectionPipeline(compute_advantages=center_rewards, find_changed_media=media)
     plain, _ = time_selection(without, asked)
     full, held = time_selection(replace(without, replay=settings), asked)
     share = (full - plain) / options.step_s

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrl.config.schema.custom_rollouts import CustomEngineConfig
+from mmrl.config.schema import CustomEngineConfig
 from mmrl.distributed.ranks import Ranks
 from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
