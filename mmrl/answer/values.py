@@ -131,8 +131,10 @@ def _validate_number(value: object) -> int | float:
 def _validate_numbers(value: object, count: int, noun: str) -> tuple[float, ...]:
     if not isinstance(value, list | tuple) or len(value) != count:
         raise ValueError(f"not {noun}")
-    if not all(is_number(number) and abs(number) <= _MAX_COORDINATE for number in value):
-        raise ValueError(f"not {noun}")
+    for number in value:
+        # True is an int to Python. NaN fails every comparison, so the bound refuses it too.
+        if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= _MAX_COORDINATE:
+            raise ValueError(f"not {noun}")
     return tuple(map(float, value))
 
 

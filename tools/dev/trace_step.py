@@ -40,10 +40,12 @@ class CallTracer:
         call = (str(file.relative_to(ROOT)), frame.f_code.co_qualname)
         if event == "call":
             self.stack.append(call)
-            if not call[1].endswith(">"):  # neither a comprehension nor a lambda
-                self.functions.add(call)
-            if len(self.stack) > len(self.deepest):
-                self.deepest = list(self.stack)
+            if call[1].endswith(">"):  # a comprehension or a lambda, which is part of the function around it
+                return
+            self.functions.add(call)
+            functions = [called for called in self.stack if not called[1].endswith(">")]
+            if len(functions) > len(self.deepest):
+                self.deepest = functions
         elif event == "return" and self.stack and self.stack[-1] == call:
             self.stack.pop()
 
