@@ -7,7 +7,7 @@ from typing import Literal
 
 from mmrl.answer import ResponseFormat
 from mmrl.config import Config
-from mmrl.config.schema import SftStage
+from mmrl.config.schema import SftStage, matches_conditions
 from mmrl.types import Sample, Target, UserError
 
 TargetField = Literal["label", "target", "response"]
@@ -39,7 +39,7 @@ def check_demonstrations(config: Config, samples: Iterable[Sample], response_for
     # The samples of a stage with `from_stage` do not exist yet.
     stages = [stage for stage in config.stages if isinstance(stage, SftStage) and stage.from_stage is None]
     for sample in samples:
-        target_fields = {stage.target_field for stage in stages if stage.accepts(sample)}
+        target_fields = {stage.target_field for stage in stages if matches_conditions(stage.when, sample)}
         for target_field in sorted(target_fields):
             demonstration = demonstration_text(sample, target_field)
             # A full response is imitated as it is; only a target or label has to be put into the format.

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from mmrl.config import Config
-from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SftStage
+from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SftStage, matches_conditions
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
@@ -337,7 +337,7 @@ def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None
     """Check the stages that train on the training samples themselves; raises as `check_stage_has_samples`."""
     for stage in config.training_stages:
         if stage.from_stage is None:
-            check_stage_has_samples(stage, sum(map(stage.accepts, samples)))
+            check_stage_has_samples(stage, sum(matches_conditions(stage.when, sample) for sample in samples))
 
 
 def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:

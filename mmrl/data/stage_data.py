@@ -31,7 +31,7 @@ from mmrl.distributed.ranks import Ranks, RankShard
 from mmrl.log.console import Console
 from mmrl.media.media_workers import start_media_workers
 from mmrl.policy.encoder import PromptEncoder
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import SampleSource
 from mmrl.types import DatasetContext, RejectedRow, Sample, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
@@ -41,7 +41,7 @@ class StageData:
     """Makes the sample source of each stage from the run's training samples."""
 
     def __init__(
-        self, config: Config, context: DatasetContext, samples: DataSplits, processor: QwenProcessor, outputs: Path
+        self, config: Config, context: DatasetContext, samples: DataSplits, processor: PromptProcessor, outputs: Path
     ) -> None:
         """Keep what all stages share; `outputs` is the folder with the tables that earlier stages wrote."""
         self._config, self._context, self._samples, self._processor = config, context, samples, processor
@@ -71,7 +71,7 @@ class StageData:
                 workers = stack.enter_context(closing(pool))
             order = CachedOrder(self.build_order(stage, state))
             yield Prefetcher(
-                RankShard(order, ranks, stage.max_prompts_in_flight),
+                RankShard(order.take, ranks, stage.max_prompts_in_flight),
                 self._processor,
                 workers,
                 skip_unusable=data.on_bad_sample == "skip",
@@ -89,7 +89,7 @@ class StageData:
         samples = self._samples.train
         if stage.from_stage is not None:
             samples = read_selected_samples(self._outputs / f"{stage.from_stage}.jsonl", samples)
-        return tuple(sample for sample in samples if stage.accepts(sample))
+        return tuple(sample for sample in samples if schema.matches_conditions(stage.when, sample))
 
     def build_order(self, stage: SftStage | RlStage, state: TrainingState) -> DataOrder:
         """Return the order of a stage's samples that `data_order` asks for.
@@ -101,9 +101,8 @@ class StageData:
         # Rollouts derive from step and sample id, so within an RL step no sample may come twice.
         min_gap = max_prompts_per_step(stage) if isinstance(stage, RlStage) else 0
         if isinstance(order, schema.MixtureOrderConfig):
-            return scheduled_mixture(
-                self._build_source_orders(min_gap), order, per_step=stage.samples_per_step, seed=seed
-            )
+            per_step = stage.batch_size if isinstance(stage, SftStage) else stage.prompts_per_step
+            return scheduled_mixture(self._build_source_orders(min_gap), order, per_step=per_step, seed=seed)
         is_plain = stage.from_stage is None and stage.repeat_samples_to is None
         if isinstance(order, schema.ShuffledOrderConfig) and is_plain:
             return self._build_shuffled_order(stage, min_gap)
@@ -186,7 +185,10 @@ def _select_phase_samples(
     stage: SftStage | RlStage, phase_index: int, phase: schema.CurriculumPhaseConfig, samples: Sequence[Sample]
 ) -> list[Sample]:
     """Return the samples of a curriculum's phase; raise a UserError if a step needs more."""
-    selected = [sample for sample in samples if phase.matches(sample)]
+    selected = []
+    for sample in samples:
+        if schema.matches_conditions(phase.when, sample):
+            selected.append(sample)
     if len(selected) < stage.max_prompts_in_flight:
         raise UserError(
             f"stage {stage.name!r} needs {stage.max_prompts_in_flight} samples a step and phase {phase_index} of its "

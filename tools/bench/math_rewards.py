@@ -65,7 +65,8 @@ from mmrl_rewards.contract import reward
 
 @reward(name="forget")
 def forget(response, sample) -> float:
-    maths._load_math_verify.cache_clear()
+    maths._verify.cache_clear()
+    maths._parse_formula.cache_clear()
     return 1.0
 """
 

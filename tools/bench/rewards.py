@@ -84,7 +84,7 @@ def measure_rate(calls: Sequence[Callable[[], object]], seconds: float) -> float
 
 def make_page_case(fn: str) -> Case:
     """Return a text of 200 characters, read with some mistakes."""
-    sample = {"kind": "text", "value": PAGE_TEXT}
+    sample = {"answer_type": "text", "value": PAGE_TEXT}
     row = {"fn": fn, "sample": sample, "response": f"<answer>{MISREAD_TEXT}</answer>", "expected": 0, "source": ""}
     return Case.model_validate(row)
 
