@@ -29,7 +29,7 @@ def test_the_answer_is_the_sum_of_what_is_written(place):
         assert len(sample.meta["things"]) == 3
 
 
-def test_a_second_look_spells_the_digits_and_is_right_whatever_came_first(place):
+def test_a_second_answer_spells_the_digits_and_is_right_whatever_came_first(place):
     seen = Counter()
     for sample in sums(place, split="train", size=200, rethink_prob=0.5):
         first, words, second = sample.response.partition(WORDS)
@@ -47,7 +47,7 @@ def test_a_second_look_spells_the_digits_and_is_right_whatever_came_first(place)
     assert abs(seen["right first"] - seen["wrong first"]) < 40
 
 
-def test_a_lazy_annotator_says_the_same_again(place):
+def test_an_annotator_may_repeat_the_first_answer(place):
     seen = Counter()
     for sample in sums(place, split="train", size=200, rethink_prob=1.0, repeat_prob=0.6):
         first, _, second = sample.response.partition(WORDS)

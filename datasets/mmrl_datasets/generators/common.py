@@ -117,14 +117,17 @@ def check_one_of(words: Sequence[str], **options: str) -> None:
 def _make_sample_rngs(seed: int, prefix: str, indices: Iterable[int]) -> Iterator[SampleRngs]:
     """Yield the random generators of samples `prefix`/000000, `prefix`/000001, ... in order."""
     remaining = iter(indices)
-    names = [f"{prefix}/{index:06d}" for index in islice(remaining, RNG_BATCH_SIZE)]
-    while names:
+    while True:
+        names = []
+        for index in islice(remaining, RNG_BATCH_SIZE):
+            names.append(f"{prefix}/{index:06d}")
+        if not names:
+            return
         layout_rngs = make_rngs(seed, [f"{name}/layout" for name in names])
         pixel_rngs = make_rngs(seed, [f"{name}/pixels" for name in names])
         label_rngs = make_rngs(seed, [f"{name}/label" for name in names])
         for layout, pixels, label in zip(layout_rngs, pixel_rngs, label_rngs, strict=True):
             yield SampleRngs(layout=layout, pixels=pixels, label=label)
-        names = [f"{prefix}/{index:06d}" for index in islice(remaining, RNG_BATCH_SIZE)]
 
 
 def _save_media(parts: Sequence[str | Image.Image | RenderedVideo], folder: Path, stem: str) -> tuple[ContentPart, ...]:
