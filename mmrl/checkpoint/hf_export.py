@@ -177,7 +177,6 @@ def _write_card_and_config(facts: ModelCardFacts, adapter: bool, folder: Path) -
 
 def _card_sections(facts: ModelCardFacts, adapter: bool) -> Iterator[str]:
     config, base = facts.config, facts.config.model.path
-    # The hub reads these lines.
     header = [f"library_name: {'peft' if adapter else 'transformers'}", "pipeline_tag: image-text-to-text"]
     if base:
         header.append(f"base_model: {json.dumps(base)}")

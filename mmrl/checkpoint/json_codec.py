@@ -92,7 +92,6 @@ class _ValueEncoder:
     def _encode_mapping(self, mapping: Mapping[object, object]) -> dict[str, object]:
         if all(map(_is_plain_key, mapping)):
             return {str(key): self.encode(value) for key, value in mapping.items()}
-        # JSON would give these keys back as text.
         return {"$dict": [[self.encode(key), self.encode(value)] for key, value in mapping.items()]}
 
     def _encode_object(self, value: object) -> dict[str, object]:

@@ -63,7 +63,6 @@ class CheckpointManager:
     ) -> None:
         """Manage the checkpoints in a folder; `warn` is called for a failed write when another error ends the run."""
         self._folder, self._options, self._warn, self._ranks = folder, options, warn, ranks or SingleProcess()
-        # One thread: checkpoints are written one after another.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: tuple[Path, Future[UserError | None]] | None = None
         # Set when the main thread waits for a write: it then turns the parts into a checkpoint itself.

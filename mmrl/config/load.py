@@ -318,5 +318,7 @@ def _validate(root: ConfigNode, schema: type[SchemaT]) -> tuple[SchemaT | None, 
     except ValidationError as error:
         problems = []
         for detail in error.errors():
-            problems.append(to_problem(detail, root, schema))
-        return None, [problem for problem in problems if problem is not None]
+            problem = to_problem(detail, root, schema)
+            if problem is not None:
+                problems.append(problem)
+        return None, problems

@@ -21,8 +21,8 @@ MAX_NODES = 100_000
 
 _TAG = "tag:yaml.org,2002:"
 # YAML 1.2 has no type for dates; the library still tags them, and here they stay text.
-_TEXT_TAGS = {_TAG + name for name in ("str", "timestamp", "value")}
-_VALUE_TAGS = {_TAG + name for name in ("int", "float", "bool", "null")}
+_TEXT_TAGS = {f"{_TAG}str", f"{_TAG}timestamp", f"{_TAG}value"}
+_VALUE_TAGS = {f"{_TAG}int", f"{_TAG}float", f"{_TAG}bool", f"{_TAG}null"}
 _YAML_HINTS = {
     "cannot start any token": "put quotes around the text; indent with spaces, never tabs",
     "mapping values are not allowed": "check the indentation, and put quotes around text that holds `: `",
