@@ -6,7 +6,7 @@ Use it in a config with
 """
 
 from mmrl.training.build import RunContext
-from mmrl.training.step import StepResult
+from mmrl.training.callbacks import StepResult
 from mmrl.types import TrainingState
 
 

@@ -40,7 +40,7 @@ class SampleSource(Protocol):
 class PromptBuilder(Protocol):
     """Turns samples into token ids with expanded media placeholders.
 
-    Called by the loops, evaluation and blind probes; implemented by `mmrl.policy.processor.QwenProcessor`.
+    Called by the loops, evaluation and blind probes; implemented by `mmrl.policy.processor.PromptProcessor`.
     """
 
     def build(self, sample: Sample) -> Prompt:
@@ -58,13 +58,9 @@ class PromptBuilder(Protocol):
         with_thinking: bool,
         loss_on: Literal["response", "answer"],
     ) -> Rollout:
-        """Return a rollout to imitate: a response that states the target, or a full response as it stands.
+        """Return a rollout to imitate: a response that states a Target, or the text of a full response as it stands.
 
-        Args:
-            prompt: The prompt it responds to.
-            demonstration: The correct answer, or the text of a whole response.
-            with_thinking: Keep the thinking of a full response.
-            loss_on: Train on the whole response, or on the answer alone.
+        `with_thinking` keeps the thinking of a full response; `loss_on` trains on all of it, or on the answer alone.
         """
 
 
@@ -143,10 +139,8 @@ class RewardScorer(Protocol):
     ) -> Sequence[Group]:
         """Return one scored group for each prompt, in order, with the reward weights of `step`.
 
-        Args:
-            rollouts: The rollouts of each prompt. Those that cannot be scored move to `Group.dropped`.
-            step: Training step, for weight schedules.
-            probes: By prompt, the rollouts of each blind probe; empty when the pipeline has no probes.
+        Rollouts that cannot be scored move to `Group.dropped`. `probes` has, for each prompt, the rollouts of each
+        blind probe; it is empty when the pipeline has no probes.
         """
 
     def score_eval(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
@@ -154,13 +148,13 @@ class RewardScorer(Protocol):
 
 
 class ExperienceSelector(Protocol):
-    """Decides what a step trains on: dynamic sampling, advantages, staleness, replay.
+    """Decides what a step trains on: it filters groups, computes advantages, and adds rollouts of earlier steps.
 
     Called by the RL loops; implemented in `mmrl.algo.select_experiences`.
     """
 
     def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
-        """Return True while another sampling round is needed, after `rounds` of them gave `groups`; True for 0."""
+        """Return True while a step has to sample more, after `rounds` batches of prompts gave `groups`; True for 0."""
 
     def select(self, groups: Sequence[Group], state: TrainingState) -> SelectedExperiences:
         """Return the experiences of a step, from its groups and the replay buffer; update the buffer in `state`."""

@@ -20,13 +20,11 @@ from rich.table import Table
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, ModelConfig, VisionFromScratchConfig
-from mmrl.learner.shared_prefix_check import compare_layouts
-from mmrl.policy.batch import Batch, PrefixGroup, collate
-from mmrl.policy.families import FAMILIES, VideoTimeEncoding, get_family
-from mmrl.policy.mrope import Grid, PlaceholderRun, mrope_positions
+from mmrl.learner.learner import compare_layouts
+from mmrl.policy.batch import Batch, Placeholders, PrefixGroup, PromptTensors, collate
+from mmrl.policy.families import FAMILIES, Grid, PlaceholderRun, VideoTimeEncoding, get_family
+from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelBundle, load_pretrained
-from mmrl.policy.prompt_tensors import Placeholders, PromptTensors
-from mmrl.policy.qwen_vl import Policy
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import (
     AnswerType,
@@ -113,7 +111,7 @@ class NoiseTensorProvider:
         return PromptTensors(
             image_patches_MD=patches["i"],
             video_patches_MD=patches["v"],
-            position_ids_3P=mrope_positions(
+            position_ids_3P=self._family.position_ids(
                 prompt.token_ids, self._placeholder_runs[prompt.sample.id], merge_size=self.placeholders.merge_size
             ),
             second_per_grid_V=torch.ones(len(prompt.sample.media)),

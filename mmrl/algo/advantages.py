@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from math import fsum, isfinite, sqrt
 from pathlib import Path
+from statistics import fmean
 
 from mmrl.config.schema import AdvantageConfig, DifficultyWeightConfig
 from mmrl.types import Group, UserError
 from mmrl.utils.plugins import load_plugin
 
+# Rewards closer than this are equal: weighted sums of equal rewards may differ by rounding.
 EQUALITY_TOLERANCE = 1e-9
-"""Rewards closer than this are equal: weighted sums of equal rewards may differ by rounding."""
 
 RewardRows = Sequence[Sequence[float]]
 """One row for each group, with one value for each of its rollouts."""
@@ -49,10 +50,14 @@ def compute_advantages(
             finite number for each rollout.
     """
     scored = [group for group in groups if group.scores]
-    for group in scored:
-        _check_finite_rewards(group)
     if not scored:
         return [()] * len(groups)
+    for group in scored:
+        rewards = list(group.totals)
+        for score in group.scores:
+            rewards += [term.value for term in score.terms.values()]
+        if not all(map(isfinite, rewards)):
+            raise ValueError(f"sample {group.prompt.sample.id}: a group needs finite rewards, got {list(group.totals)}")
 
     if custom_advantage is not None:
         rows = [_call_custom_advantage(group, custom_advantage, options) for group in scored]
@@ -69,10 +74,7 @@ def compute_advantages(
 
     # Groups without scores took no part in the statistics above; they get an empty row at their place.
     remaining = iter(rows)
-    advantages: list[tuple[float, ...]] = []
-    for group in groups:
-        advantages.append(next(remaining) if group.scores else ())
-    return advantages
+    return [next(remaining) if group.scores else () for group in groups]
 
 
 def load_custom_advantage(options: AdvantageConfig, base_dir: Path) -> CustomAdvantage | None:
@@ -100,8 +102,31 @@ def normalize_rewards(rows: RewardRows, options: AdvantageConfig) -> list[tuple[
     `eps`, as torch.std in TRL and its relatives; none is Dr.GRPO's (arXiv:2503.20783, 3.2); the deviation of R over the
     step is Lite PPO's (arXiv:2508.08221).
     """
-    step_rewards = _flatten(rows)
-    return [_normalize_row(row, step_rewards, options) for row in rows]
+    step_rewards = list(chain.from_iterable(rows))
+    statistics = {options.baseline, options.scale} - {"none"}
+    uses_group = bool(statistics & {"group_mean", "leave_one_out", "group_std"})
+    advantages: list[tuple[float, ...]] = []
+    for row in rows:
+        # What baseline and scale compare is equal: exactly 0, where rounding would leave a little.
+        if statistics and not rewards_differ(row if uses_group else step_rewards):
+            advantages.append((0.0,) * len(row))
+            continue
+        width = 1.0
+        if options.scale != "none":
+            width = _sample_std(row if options.scale == "group_std" else step_rewards) + options.eps
+        match options.baseline:
+            case "group_mean":
+                baselines = [fmean(row)] * len(row)
+            case "leave_one_out":
+                # The mean of the others, without a sum for each rollout.
+                total = fsum(row)
+                baselines = [(total - reward) / (len(row) - 1) for reward in row]
+            case "batch_mean":
+                baselines = [fmean(step_rewards)] * len(row)
+            case "none":
+                baselines = [0.0] * len(row)
+        advantages.append(tuple((reward - baseline) / width for reward, baseline in zip(row, baselines, strict=True)))
+    return advantages
 
 
 def batch_normalize(rows: RewardRows, eps: float) -> list[tuple[float, ...]]:
@@ -110,14 +135,17 @@ def batch_normalize(rows: RewardRows, eps: float) -> list[tuple[float, ...]]:
     Source: REINFORCE++ (arXiv:2501.03262, eq. 10), and the last step of GDPO (arXiv:2601.05242). Departure: a rollout
     counts once, however many tokens it has.
     """
-    advantages = _flatten(rows)
+    advantages = list(chain.from_iterable(rows))
     if not rewards_differ(advantages):
-        return _map_values(rows, lambda _: 0.0)
-    mean = _mean(advantages)
+        return [(0.0,) * len(row) for row in rows]
+    mean = fmean(advantages)
     # A mean that is 0 up to rounding is not subtracted, or advantages of exactly 0 would no longer be.
     shift = mean if abs(mean) > EQUALITY_TOLERANCE else 0.0
     width = _sample_std(advantages) + eps
-    return _map_values(rows, lambda value: (value - shift) / width)
+    normalized: list[tuple[float, ...]] = []
+    for row in rows:
+        normalized.append(tuple((value - shift) / width for value in row))
+    return normalized
 
 
 def zero_outliers(rows: RewardRows, max_std: float) -> list[tuple[float, ...]]:
@@ -126,23 +154,14 @@ def zero_outliers(rows: RewardRows, max_std: float) -> list[tuple[float, ...]]:
     Source: the advantage filter of StableReinforce (R1-Reward, arXiv:2505.02835, 4.1), on the z-score as in the paper
     (its code compares the advantage itself).
     """
-    advantages = _flatten(rows)
+    advantages = list(chain.from_iterable(rows))
     if not rewards_differ(advantages):
         return list(map(tuple, rows))
-    mean, limit = _mean(advantages), max_std * _sample_std(advantages)
-
-    def keep_inlier(value: float) -> float:
-        return value if abs(value - mean) <= limit else 0.0
-
-    return _map_values(rows, keep_inlier)
-
-
-def difficulty_weight(pass_rate: float, max_weight: float) -> float:
-    """Return 4 w p (1 - p): w = `max_weight` at p = 1/2, and 0 where a group is all correct or all incorrect.
-
-    Source: Observe-R1 (arXiv:2505.12432), dynamic weighting, there with w = 1.8.
-    """
-    return 4.0 * max_weight * pass_rate * (1.0 - pass_rate)
+    mean, limit = fmean(advantages), max_std * _sample_std(advantages)
+    kept: list[tuple[float, ...]] = []
+    for row in rows:
+        kept.append(tuple(value if abs(value - mean) <= limit else 0.0 for value in row))
+    return kept
 
 
 def _call_custom_advantage(
@@ -190,33 +209,13 @@ def _normalize_per_term(
     return list(map(tuple, sums))
 
 
-def _normalize_row(row: Sequence[float], step_rewards: Sequence[float], options: AdvantageConfig) -> tuple[float, ...]:
-    """Return the advantages of one group; all 0 if the rewards that baseline and scale compare are equal."""
-    statistics = {options.baseline, options.scale} - {"none"}
-    uses_group = bool(statistics & {"group_mean", "leave_one_out", "group_std"})
-    if statistics and not rewards_differ(row if uses_group else step_rewards):
-        return (0.0,) * len(row)
-
-    width = 1.0
-    if options.scale != "none":
-        width = _sample_std(row if options.scale == "group_std" else step_rewards) + options.eps
-    match options.baseline:
-        case "group_mean":
-            baselines = [_mean(row)] * len(row)
-        case "leave_one_out":
-            total = fsum(row)
-            baselines = [(total - reward) / (len(row) - 1) for reward in row]
-        case "batch_mean":
-            baselines = [_mean(step_rewards)] * len(row)
-        case "none":
-            baselines = [0.0] * len(row)
-    return tuple((reward - baseline) / width for reward, baseline in zip(row, baselines, strict=True))
-
-
 def _apply_difficulty_weight(
     rows: RewardRows, groups: Sequence[Group], options: DifficultyWeightConfig
 ) -> list[tuple[float, ...]]:
-    """Multiply the advantages of each group by the weight of its difficulty."""
+    """Multiply the advantages of each group by 4 w p (1 - p), with p its pass rate and w the weight at p = 1/2.
+
+    Source: Observe-R1 (arXiv:2505.12432), dynamic weighting, there with w = 1.8.
+    """
     weighted = []
     for row, group in zip(rows, groups, strict=True):
         if options.term not in group.scores[0].terms:
@@ -224,36 +223,18 @@ def _apply_difficulty_weight(
                 f"advantage.difficulty_weight.term {options.term!r}: sample {group.prompt.sample.id} has no such "
                 f"reward term, only {', '.join(group.scores[0].terms)}"
             )
-        weight = difficulty_weight(_mean(_term_values(group, options.term)), options.max_weight)
+        pass_rate = fmean(_term_values(group, options.term))
+        weight = 4.0 * options.max_weight * pass_rate * (1.0 - pass_rate)
         weighted.append(tuple(weight * value for value in row))
     return weighted
-
-
-def _check_finite_rewards(group: Group) -> None:
-    rewards = list(group.totals)
-    for score in group.scores:
-        rewards += [term.value for term in score.terms.values()]
-    if not all(map(isfinite, rewards)):
-        raise ValueError(f"sample {group.prompt.sample.id}: a group needs finite rewards, got {list(group.totals)}")
 
 
 def _term_values(group: Group, name: str) -> list[float]:
     return [score.terms[name].value for score in group.scores]
 
 
-def _map_values(rows: RewardRows, function: Callable[[float], float]) -> list[tuple[float, ...]]:
-    return [tuple(map(function, row)) for row in rows]
-
-
-def _flatten(rows: RewardRows) -> list[float]:
-    return list(chain.from_iterable(rows))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fsum(values) / len(values)
-
-
 def _sample_std(values: Sequence[float]) -> float:
     """Return the sample standard deviation, divisor n - 1, of two values or more."""
-    mean = _mean(values)
+    # Not statistics.stdev, which works in exact fractions: too slow for every group of every step.
+    mean = fmean(values)
     return sqrt(fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -20,7 +20,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mmrl.config.schema import GroupRewardConfig, matches_conditions
-from mmrl.types import AnswerType, Author, Group, RewardValue, Rollout, Score, UserError
+from mmrl.types import Author, Group, RewardValue, Rollout, Score, UserError
 
 TermNames = Annotated[tuple[str, ...], Field(min_length=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -28,39 +28,23 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 
 _WORD = re.compile(r"\w+")
-_TYPES_WITHOUT_EQUALITY = frozenset(
-    {
-        AnswerType.BOX,
-        AnswerType.BOXES,
-        AnswerType.POINT,
-        AnswerType.POINTS,
-        AnswerType.SPAN,
-        AnswerType.SPANS,
-        AnswerType.ACTION,
-        AnswerType.TOOL_CALL,
-    }
-)
+# Coordinates and arguments: two answers that mean the same are hardly ever exactly equal.
+_TYPES_WITHOUT_EQUALITY = ("box", "boxes", "point", "points", "span", "spans", "action", "tool_call")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundGroupReward:
     """A group reward from YAML, ready to be called."""
 
-    name: str
-    """Its name among the reward terms, unique in the config."""
-    compute: Callable[[Group], Sequence[RewardValue]]
-    """Function of a group with its options bound; returns one value for each rollout."""
-    options: GroupRewardConfig
-    """Weight, schedule and `when`."""
+    name: str  # its name among the reward terms, unique in the config
+    compute: Callable[[Group], Sequence[RewardValue]]  # its options are bound; returns one value for each rollout
+    options: GroupRewardConfig  # weight, schedule and `when`
 
 
 def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundGroupReward]) -> Group:
     """Return the group with every group reward that applies to its sample added to terms and totals.
 
-    Args:
-        group: a scored group; one without rollouts is returned as it is.
-        step: the stage's step, for scheduled weights.
-        group_rewards: those of the config, added in this order.
+    They are added in the order of `group_rewards`, with their weights at `step`.
 
     Raises:
         UserError: a group reward is named like another term, or cannot be computed for this group.
@@ -71,7 +55,11 @@ def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundG
         weight = reward.options.weight_at(step)
         scores = []
         for score, value in zip(group.scores, reward.compute(group), strict=True):
-            scores.append(_add_term(score, reward.name, weight, value))
+            if reward.name in score.terms:
+                raise UserError(f"two reward terms are named {reward.name!r}; give the group reward another `name`")
+            terms = {**score.terms, reward.name: value}
+            scores.append(replace(score, terms=terms, total=score.total + weight * value.value))
+        # The next group reward may read this one's term.
         group = replace(group, scores=tuple(scores))
     return group
 
@@ -183,15 +171,16 @@ def diversity(
     n-gram are alike; incorrect responses earn nothing, since noise is diverse.
     """
     is_correct = _find_correct(group, group.scores, correct, threshold)
-    ngram_sets = []
+    ngram_sets: list[set[tuple[str, ...]]] = []
     for rollout in group.rollouts:
-        ngram_sets.append(_word_ngrams(rollout.text, words))
+        tokens = _WORD.findall(rollout.text.casefold())
+        ngram_sets.append({tuple(tokens[start : start + words]) for start in range(len(tokens) - words + 1)})
     values = []
     for index, ok in enumerate(is_correct):
+        own = ngram_sets[index]
         siblings = [*ngram_sets[:index], *ngram_sets[index + 1 :]]
-        similarities = []
-        for sibling in siblings:
-            similarities.append(_jaccard(ngram_sets[index], sibling))
+        # Two texts too short for a single n-gram are alike, or short wrong guesses would count as diverse.
+        similarities = [len(own & other) / len(own | other) if own or other else 1.0 for other in siblings]
         value = 1.0 - fmean(similarities) if ok and similarities else 0.0
         values.append(RewardValue(value, f"unlike {len(siblings)} siblings"))
     return tuple(values)
@@ -264,18 +253,10 @@ def excess_calls(group: Group, *, free: NonNegativeInt = 1) -> tuple[RewardValue
 
 
 def _count_tool_calls(rollout: Rollout) -> int:
-    """Return how many calls a tool replied to, be it by refusing.
-
-    A reply with media has several segments in a row, so runs of ENVIRONMENT segments are counted.
-    """
+    """Return how many calls a tool replied to, be it by refusing."""
+    # A reply with media has several segments in a row, so runs of ENVIRONMENT segments are counted.
     runs = groupby(segment.author for segment in rollout.segments)
     return sum(author is Author.ENVIRONMENT for author, _ in runs)
-
-
-def _add_term(score: Score, name: str, weight: float, value: RewardValue) -> Score:
-    if name in score.terms:
-        raise UserError(f"two reward terms are named {name!r}; give the group reward another `name`")
-    return replace(score, terms={**score.terms, name: value}, total=score.total + weight * value.value)
 
 
 def _response_lengths(group: Group) -> list[int]:
@@ -302,17 +283,6 @@ def _find_correct(group: Group, scores: Sequence[Score], names: Sequence[str], t
                 )
         is_correct.append(all(score.terms[name].value >= threshold for name in names))
     return is_correct
-
-
-def _word_ngrams(text: str, size: int) -> frozenset[tuple[str, ...]]:
-    words = _WORD.findall(text.casefold())
-    return frozenset(tuple(words[start : start + size]) for start in range(len(words) - size + 1))
-
-
-def _jaccard(one: frozenset[tuple[str, ...]], other: frozenset[tuple[str, ...]]) -> float:
-    # Two texts too short for a single n-gram are alike, or short wrong guesses would count as diverse.
-    union = len(one | other)
-    return len(one & other) / union if union else 1.0
 
 
 def _normalized_answer(rollout: Rollout) -> str | None:

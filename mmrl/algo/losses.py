@@ -4,17 +4,22 @@ Tokens are those that are trained, of any number of responses, laid end to end. 
 
     N   tokens
     log-probs and log ratios are in nats
+    sequence_N is the index of the response that a token belongs to, int64 [N] from 0
 
 In the order of their use: importance ratios, the policy loss per token, the KL penalty, correction weights for a
-sampler that computes other probabilities than the learner, and what each token weighs in the loss of the step.
+sampler that computes other probabilities than the learner, what each token weighs in the loss of the step, and the
+schedules of the learning rate and of the terms' coefficients.
 """
 
 from __future__ import annotations
 
+from math import cos, pi
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from mmrl.config.schema import LossCoefficientConfig
 
 
 def importance_ratios(
@@ -24,12 +29,7 @@ def importance_ratios(
 
     token: exp(log_ratio), PPO (arXiv:1707.06347, eq. 6). sequence: the geometric mean over a response's tokens, GSPO
     (arXiv:2507.18071, eq. 7). sequence_token: that value, with the gradient of each token's own ratio, GSPO-token
-    (eq. 14). For a response of one token all three are equal.
-
-    Args:
-        log_ratio_N: new minus old log-probs, nats [N].
-        sequence_N: index of the response that a token belongs to, int64 [N] from 0.
-        level: which of the three.
+    (eq. 14). For a response of one token all three are equal. `log_ratio_N` is new minus old log-probs, [N].
     """
     if level == "token":
         return log_ratio_N.exp()
@@ -37,7 +37,7 @@ def importance_ratios(
     mean_N = sequence_sums(log_ratio_N, sequence_N) / sequence_sums(torch.ones_like(log_ratio_N), sequence_N)
     if level == "sequence":
         return mean_N.exp()
-    # The difference is 0 in value; its gradient is that of the token's own log ratio.
+    # The last two terms are 0 in value; their gradient is that of the token's own log ratio.
     return (mean_N.detach() + log_ratio_N - log_ratio_N.detach()).exp()
 
 
@@ -75,12 +75,13 @@ def cispo(logprobs: Tensor, ratio: Tensor, advantage: Tensor, clip_low: float, c
     Source: MiniMax-M1 (arXiv:2506.13585, eq. 4 and 5).
 
     Args:
-        logprobs: log-probs of the sampled tokens under the policy in training, nats, any shape.
+        logprobs: log-probs of the sampled tokens under the policy in training, any shape.
         ratio: r of each token, same shape.
         advantage: A of each token; broadcasts to `ratio`.
         clip_low: 1 - clip_low is the lower bound of r; 1 for none.
         clip_high: 1 + clip_high is the upper bound of r.
     """
+    # Detached: the ratio only weighs REINFORCE's gradient, which comes from `logprobs`.
     return -ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high) * advantage * logprobs
 
 
@@ -89,11 +90,12 @@ def estimate_kl(
 ) -> Tensor:
     """Return an estimate of KL(policy || reference) at each token, nats, shaped like `logprobs`.
 
-    With d = ref_logprobs - logprobs at a token that the policy sampled. All three are 0 where the two agree. As a loss,
-    k2 has the gradient of the KL on average, k3 that of KL(reference || policy), and k1 has none (arXiv:2506.09477); as
-    part of the reward, k1 is the unbiased one.
+    With d = ref_logprobs - logprobs at a token that the policy sampled, k1 is -d, k2 is d^2 / 2, and k3 is
+    exp(d) - d - 1. As a loss, k2 has the gradient of the KL on average, k3 that of KL(reference || policy), and k1 has
+    none (arXiv:2506.09477); as part of the reward, k1 is the unbiased one.
 
-    Source: Schulman, "Approximating KL Divergence" (2020).
+    Source: Schulman, "Approximating KL Divergence" (2020). k2 is the penalty of REINFORCE++ (arXiv:2501.03262), k3 that
+    of GRPO (arXiv:2402.03300 v3, eq. 4).
 
     Args:
         logprobs: log-probs of the sampled tokens under the policy in training, nats, any shape.
@@ -102,33 +104,18 @@ def estimate_kl(
         log_ratio_clip: keep d within +- this many nats, as SEED-Bench-R1 and Video-R1 do lest exp(d) overflow; no
             gradient flows beyond it.
     """
-    # The references above write d as log ref - log policy, the negative of the PPO ratio's log.
+    # The papers write d as log ref - log policy: the sign is opposite to that of PPO's ratio.
     log_ratio = ref_logprobs.detach() - logprobs
     if log_ratio_clip is not None:
         log_ratio = log_ratio.clamp(-log_ratio_clip, log_ratio_clip)
     match estimator:
         case "k1":
-            return k1(log_ratio)
+            return -log_ratio
         case "k2":
-            return k2(log_ratio)
+            return log_ratio.square() / 2.0
         case "k3":
-            return k3(log_ratio)
-
-
-def k1(log_ratio: Tensor) -> Tensor:
-    """Return -d, in the shape of d: unbiased, of either sign."""
-    return -log_ratio
-
-
-def k2(log_ratio: Tensor) -> Tensor:
-    """Return d^2 / 2, in the shape of d: biased, never negative; the penalty of REINFORCE++ (arXiv:2501.03262)."""
-    return log_ratio.square() / 2.0
-
-
-def k3(log_ratio: Tensor) -> Tensor:
-    """Return exp(d) - d - 1, in the shape of d: unbiased; the penalty of GRPO (arXiv:2402.03300 v3, eq. 4)."""
-    # expm1, because exp(d) - 1 loses all digits where policy and reference almost agree.
-    return torch.expm1(log_ratio) - log_ratio
+            # expm1, because exp(d) - 1 loses all digits where policy and reference almost agree.
+            return torch.expm1(log_ratio) - log_ratio
 
 
 def truncate_weights(weight: Tensor, high: float) -> Tensor:
@@ -163,7 +150,7 @@ def aggregation_weights(
     tokens of REINFORCE. All three are equal where every response has `length` tokens.
 
     Args:
-        sequence_N: index of the response that a token belongs to, int64 [N] from 0.
+        sequence_N: response of each token.
         aggregation: which of the three.
         num_tokens: trained tokens of the whole step, over all micro-batches and ranks.
         num_sequences: responses of the whole step.
@@ -181,12 +168,7 @@ def aggregation_weights(
 
 
 def sequence_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
-    """Return, for each token, the sum of `values_N` over its response, [N].
-
-    Args:
-        values_N: any float dtype, [N].
-        sequence_N: index of the response that a token belongs to, int64 [N] from 0.
-    """
+    """Return, for each token, the sum of `values_N` over its response, [N] in the dtype of the values."""
     # A micro-batch may have no trained token at all, and max of an empty tensor raises.
     count = int(sequence_N.max()) + 1 if len(sequence_N) else 0
     return values_N.new_zeros(count).index_add(0, sequence_N, values_N)[sequence_N]
@@ -195,13 +177,57 @@ def sequence_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
 def suffix_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
     """Return, for each token, the sum of `values_N` over it and the later tokens of its response, [N].
 
-    Args:
-        values_N: any float dtype, [N].
-        sequence_N: index of the response that a token belongs to, int64 [N] from 0. The tokens of a response must be
-            adjacent and in order.
+    The tokens of a response must be adjacent and in order.
     """
     # float64: a difference of running sums would otherwise round by what other responses add up to.
     running_N = values_N.double().cumsum(0)
     lengths = torch.bincount(sequence_N)
     ends_N = (lengths.cumsum(0) - 1)[sequence_N]
     return (running_N[ends_N] - running_N).to(values_N.dtype) + values_N
+
+
+def learning_rate(
+    step: int,
+    *,
+    total: int,
+    peak: float,
+    warmup: int,
+    decay: Literal["constant", "linear", "cosine"],
+    final_frac: float,
+) -> float:
+    """Return the learning rate of an optimizer step, counted from 0 to `total` - 1.
+
+    Warm-up is the straight line from 0 before the first step to `peak` at step `warmup` - 1. Then the rate falls to
+    `final_frac` * `peak` at the last step: linearly, or as half a cosine.
+
+    Source: SGDR (arXiv:1608.03983, eq. 5) for the cosine, without its restarts.
+
+    Raises:
+        ValueError: `step` is outside the stage.
+    """
+    if not 0 <= step < total:
+        raise ValueError(f"step {step} is outside a stage of {total} steps")
+    if step < warmup:
+        # `step + 1`: otherwise the first step would be spent at rate 0.
+        return peak * (step + 1) / warmup
+    peak_step = max(warmup - 1, 0)
+    progress = (step - peak_step) / max(total - 1 - peak_step, 1)
+    match decay:
+        case "constant":
+            left = 1.0
+        case "linear":
+            left = 1.0 - progress
+        case "cosine":
+            left = (1.0 + cos(pi * progress)) / 2.0
+    return peak * (final_frac + (1.0 - final_frac) * left)
+
+
+def coefficient(step: int, *, total: int, options: LossCoefficientConfig) -> float:
+    """Return the coefficient of a term of the loss at one step: the curve of the learning rate, without warm-up.
+
+    Raises:
+        ValueError: `step` is outside the stage.
+    """
+    return learning_rate(
+        step, total=total, peak=options.coef, warmup=0, decay=options.schedule, final_frac=options.final_frac
+    )

@@ -1,4 +1,7 @@
-"""Selective sample replay: rollouts of earlier steps that had an advantage fill up a step that has too few.
+"""Replay: rollouts of earlier steps that had an advantage fill up a step that has too few.
+
+Rollouts are kept as references and tokens, without pixels. Before an old one is trained on, its prompt is built again:
+if the pixels differ, its recorded log-probs belong to another input.
 
 Source: VL-Rethinker (arXiv:2504.08837 v1, 3.2): rollouts with an advantage are kept and sampled with p ∝ |A|^alpha.
 Departures: a rollout can be dropped for its staleness; none is trained on twice in a step unless the options say so;
@@ -8,33 +11,34 @@ each step derives its own seed, so a resumed run samples what the undisturbed on
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import fmean
 
 import numpy as np
 
-from mmrl.algo.changed_media import ChangedMediaDetector
-from mmrl.algo.staleness import compute_staleness, with_staleness
 from mmrl.config.schema import ReplayConfig
-from mmrl.types import Experience, TrainingState
+from mmrl.types import Experience, Prompt, Sample, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
 
 ReplayBuffer = tuple[Experience, ...]
-"""Rollouts with an advantage, oldest first."""
+"""Rollouts with an advantage, in order of arrival: the oldest first, but for partial rollouts of one step."""
+
+MediaProblemFinder = Callable[[Sequence[Prompt]], Mapping[str, str]]
+"""Returns what is wrong with the media of prompts, by prompt digest; a prompt without a problem is left out."""
+
+ChangedMediaFinder = Callable[[Iterable[Prompt]], set[str]]
+"""Returns the digests of the prompts whose media are no longer what they were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
     """Replay options of one stage, with the numbers that they are relative to."""
 
-    options: ReplayConfig
-    """The stage's `replay` section."""
-    rollouts_per_step: int
-    """Rollouts of a full step: prompts_per_step x group_size."""
-    seed: tuple[str | int, ...]
-    """Parts that the seed of every draw derives from: the run's seed and the stage's name."""
+    options: ReplayConfig  # the stage's `replay` section
+    rollouts_per_step: int  # rollouts of a full step: prompts_per_step x group_size
+    seed: tuple[str | int, ...]  # parts that the seed of every draw derives from: the run's seed and the stage's name
 
     @property
     def target_size(self) -> int:
@@ -46,16 +50,12 @@ class ReplaySettings:
         """Rollouts that the buffer holds."""
         return self.options.capacity or self.target_size
 
-    def draw_seed(self, purpose: str, step: int) -> int:
-        """Return the seed of one draw of one step."""
-        return derive_seed(*self.seed, "replay", purpose, step)
-
 
 def replay_experiences(
     fresh: Sequence[Experience],
     state: TrainingState,
     settings: ReplaySettings,
-    changed_media: ChangedMediaDetector,
+    find_changed_media: ChangedMediaFinder,
 ) -> tuple[tuple[Experience, ...], dict[str, float]]:
     """Return what the step trains on, fresh experiences before replayed ones, and metrics of the replay.
 
@@ -64,9 +64,15 @@ def replay_experiences(
     Raises:
         ValueError: an advantage is not finite.
     """
-    options = settings.options
     # Checked before the buffer changes: neither a sampling weight nor a gradient can be made of such an advantage.
-    check_finite_advantages(fresh)
+    for experience in fresh:
+        if not isfinite(experience.advantage):
+            rollout = experience.rollout
+            raise ValueError(
+                f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: advantage {experience.advantage} is not "
+                "finite"
+            )
+    options = settings.options
     informative = [experience for experience in fresh if experience.advantage]
     buffer = update_buffer(
         state.replay_buffer,
@@ -77,19 +83,21 @@ def replay_experiences(
     )
     own: Sequence[Experience] = informative if options.drop_zero_advantage else fresh
     if options.resample_fresh:
-        own = _resample(informative, state, settings)
+        # Drawn with replacement by the same weights as old rollouts, instead of trained on once each.
+        count = min(settings.target_size, len(informative))
+        seed = derive_seed(*settings.seed, "replay", "own", state.step)
+        indices = sample_indices(log_weights(informative, options), count, seed, without_replacement=False)
+        own = [informative[index] for index in indices]
 
-    # Without replacement the step's own rollouts, at the end of the buffer, are trained on already.
-    num_excluded = min(len(informative), settings.capacity) if options.without_replacement else 0
     usable, sampled = _sample_buffer(
-        buffer,
-        changed_media,
-        count=_replay_count(len(own), settings),
-        num_excluded=num_excluded,
-        seed=settings.draw_seed("memory", state.step),
-        options=options,
+        buffer, informative, own, step=state.step, settings=settings, find_changed_media=find_changed_media
     )
-    replayed = [with_staleness(experience, state.version, options.old_logprobs) for experience in sampled]
+    replayed = []
+    for experience in sampled:
+        staleness = state.version - experience.rollout.oldest_version
+        # A rollout of this very step can be drawn too; `loss.old_logprobs` alone decides about it.
+        source = options.old_logprobs if staleness else None
+        replayed.append(replace(experience, staleness=staleness, old_logprobs_source=source))
     state.replay_buffer = usable
     trained = (*own, *replayed)
     metrics = _replay_metrics(trained, replayed, usable, options)
@@ -97,41 +105,43 @@ def replay_experiences(
     return trained, metrics
 
 
-def check_finite_advantages(experiences: Iterable[Experience]) -> None:
-    """Check that every advantage is finite.
-
-    Raises:
-        ValueError: one is not; the message names sample and rollout.
-    """
-    for experience in experiences:
-        if not isfinite(experience.advantage):
-            rollout = experience.rollout
-            raise ValueError(
-                f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: advantage {experience.advantage} is not "
-                "finite"
-            )
-
-
 def update_buffer(
     buffer: ReplayBuffer, fresh: Sequence[Experience], *, capacity: int, version: int, max_staleness: int | None
 ) -> ReplayBuffer:
     """Return the buffer with fresh rollouts appended: the newest `capacity` of those that are not too stale.
 
-    Args:
-        buffer: rollouts of earlier steps, oldest first.
-        fresh: rollouts of this step.
-        capacity: rollouts that fit.
-        version: the current policy version.
-        max_staleness: policy versions after which a rollout is dropped; None for never.
+    `max_staleness` is the number of policy versions before `version` after which a rollout is dropped; None for never.
     """
     start = 0
     if max_staleness is not None:
-        # The buffer is sorted by age, so the first rollout that is young enough is found without looking at all.
-        def negative_staleness(experience: Experience) -> int:
-            return -compute_staleness(experience.rollout, version)
-
-        start = bisect_left(buffer, -max_staleness, key=negative_staleness)
+        # Bisection takes the order of arrival for the order of age. That is true but for partial rollouts: those of
+        # one step can differ in age, so one that is too stale may stay, or go a step early, with its neighbours.
+        start = bisect_left(buffer, version - max_staleness, key=lambda kept: kept.rollout.oldest_version)
     return (*buffer[start:], *fresh)[-capacity:]
+
+
+def find_media_problems(build_prompt: Callable[[Sample], Prompt], prompts: Sequence[Prompt]) -> dict[str, str]:
+    """Build each prompt again, and return why it failed or came out different, by prompt digest."""
+    problems = {}
+    for prompt in prompts:
+        try:
+            if build_prompt(prompt.sample).digest != prompt.digest:
+                problems[prompt.digest] = "its media changed while the run was using them"
+        except UserError as error:
+            problems[prompt.digest] = str(error)
+    return problems
+
+
+def find_changed_media(
+    prompts: Iterable[Prompt], *, find_problems: MediaProblemFinder, warn: Callable[[str], None]
+) -> set[str]:
+    """Return the digests of prompts of earlier steps that cannot be used any more, and warn of each."""
+    # The rollouts of a group share one prompt, which need not be built again for each.
+    by_digest = {prompt.digest: prompt for prompt in prompts}
+    problems = find_problems(list(by_digest.values()))
+    for digest, problem in problems.items():
+        warn(f"sample {by_digest[digest].sample.id}: {problem}; its rollouts of earlier steps are dropped")
+    return set(problems)
 
 
 def log_weights(experiences: Sequence[Experience], options: ReplayConfig) -> np.ndarray:
@@ -147,8 +157,6 @@ def log_weights(experiences: Sequence[Experience], options: ReplayConfig) -> np.
 def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_replacement: bool) -> list[int]:
     """Sample `count` of E experiences in proportion to their weights, and return their indices in the order drawn.
 
-    Without replacement, each comes at most once, so there are fewer where E is smaller.
-
     Source: Gumbel-max trick for draws without replacement, the largest of log weight + Gumbel noise (Kool et al.,
     arXiv:1903.06059).
 
@@ -156,7 +164,7 @@ def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_
         log_weights_E: log of the unnormalised weights, float64 [E].
         count: how many to sample; none if it is 0 or less.
         seed: of a generator for this draw alone.
-        without_replacement: leave out what was drawn before.
+        without_replacement: sample each once at most, and so fewer than `count` where E is smaller.
     """
     size = len(log_weights_E)
     if without_replacement:
@@ -186,51 +194,38 @@ def effective_sample_size(log_weights_E: np.ndarray) -> float:
     return float(weights.sum() ** 2 / (weights**2).sum())
 
 
-def _resample(informative: Sequence[Experience], state: TrainingState, settings: ReplaySettings) -> list[Experience]:
-    """Sample the step's own rollouts by their weights, with replacement, instead of training on each once."""
-    count = min(settings.target_size, len(informative))
-    weights = log_weights(informative, settings.options)
-    indices = sample_indices(weights, count, settings.draw_seed("own", state.step), without_replacement=False)
-    return [informative[index] for index in indices]
-
-
 def _sample_buffer(
     buffer: ReplayBuffer,
-    changed_media: ChangedMediaDetector,
+    informative: Sequence[Experience],
+    own: Sequence[Experience],
     *,
-    count: int,
-    num_excluded: int,
-    seed: int,
-    options: ReplayConfig,
+    step: int,
+    settings: ReplaySettings,
+    find_changed_media: ChangedMediaFinder,
 ) -> tuple[ReplayBuffer, list[Experience]]:
     """Return the buffer without rollouts whose media changed, and the experiences sampled from it.
 
-    Args:
-        buffer: rollouts that may be replayed, oldest first.
-        changed_media: builds prompts again to see whether their media are unchanged.
-        count: how many to sample; none if it is 0 or less.
-        num_excluded: rollouts at the end of the buffer that are not to be sampled.
-        seed: of this draw.
-        options: the stage's `replay` section.
+    This step's `informative` rollouts stand at the end of the buffer. `own` are those that are trained on in any case.
     """
+    options = settings.options
+    if options.fill == "size":
+        count = settings.target_size - len(own)
+    else:
+        # So many that they are `target_fraction` of all that the step then trains on.
+        count = round(len(own) * options.target_fraction / (1.0 - options.target_fraction))
+    # Without replacement the step's own rollouts are not drawn again: they are trained on already.
+    num_excluded = min(len(informative), settings.capacity) if options.without_replacement else 0
+    seed = derive_seed(*settings.seed, "replay", "memory", step)
     # Media are checked only for what was sampled. A pass that finds a change shortens the buffer, so this ends.
     while True:
         candidates = buffer[: max(0, len(buffer) - num_excluded)]
         weights = log_weights(candidates, options)
         indices = sample_indices(weights, count, seed, without_replacement=options.without_replacement)
         sampled = [candidates[index] for index in indices]
-        changed = changed_media.find_changed_digests(experience.rollout.prompt for experience in sampled)
+        changed = find_changed_media(experience.rollout.prompt for experience in sampled)
         if not changed:
             return buffer, sampled
         buffer = tuple(e for e in buffer if e.rollout.prompt.digest not in changed)
-
-
-def _replay_count(num_own: int, settings: ReplaySettings) -> int:
-    """Return how many rollouts to replay beside the step's own; 0 or less for none."""
-    if settings.options.fill == "size":
-        return settings.target_size - num_own
-    fraction = settings.options.target_fraction
-    return round(num_own * fraction / (1.0 - fraction))
 
 
 def _replay_metrics(

@@ -1,17 +1,21 @@
-"""Rewards of each sample over the steps that drew it: recorded in training, and ranked by later `select` stages."""
+"""Rewards of each sample over the steps that drew it, and two uses of them.
+
+Later `select` stages rank samples by them, and a curriculum ends a phase early when they stop rising.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from functools import partial
+from collections.abc import Mapping, MutableMapping, Sequence
 from itertools import zip_longest
+from math import inf
 from statistics import fmean, pstdev
-from typing import Final
+from typing import NamedTuple
 
-from mmrl.types import Group, SampleStats
+from mmrl.config.schema import CurriculumPhaseConfig
+from mmrl.types import Group, SampleStats, TrainingState
 
 RewardHistory = Mapping[str, Sequence[SampleStats]]
-"""Sample id → statistics of its group at each visit, oldest first."""
+"""Sample id → statistics of its group at each visit, oldest first. A visit is a step that drew the sample."""
 
 
 def record_rewards(
@@ -19,67 +23,101 @@ def record_rewards(
 ) -> list[float]:
     """Append the statistics of each group to the history of its sample, and return the means that were added.
 
-    A group adds nothing when it has no scored rollout or none of `terms` applies to it.
+    The reward of one rollout is the mean of those of `terms` that apply to it. A group adds nothing when it has no
+    scored rollout or none of `terms` applies to it.
     """
     means = []
     for group in groups:
-        stats = compute_sample_stats(group, terms)
-        if stats is not None:
+        rewards = []
+        for score in group.scores:
+            applicable = [score.terms[name].value for name in terms if name in score.terms]
+            if applicable:
+                rewards.append(fmean(applicable))
+        if rewards:
+            stats = SampleStats(mean=fmean(rewards), std=pstdev(rewards))
             history.setdefault(group.prompt.sample.id, []).append(stats)
             means.append(stats.mean)
     return means
 
 
-def compute_sample_stats(group: Group, terms: Sequence[str]) -> SampleStats | None:
-    """Return mean and population standard deviation of a group's rewards; None if there are none.
+def measure_samples(history: RewardHistory, metric: str) -> dict[str, float]:
+    """Return one value for each sample, from its mean reward r_ik at its k-th visit.
 
-    The reward of one rollout is the mean of those of `terms` that apply to it.
+    reward_mean: the mean over visits. reward_std: the standard deviation, by which one-example RLVR ranks samples
+    (arXiv:2504.20571, 2.2). limr: 1 - sum_k (r_ik - m_k)^2 / sum_k (1 - m_k)^2, at most 1, with m_k the mean over all
+    samples that have a k-th visit; 0 where every m_k is 1 (LIMR, arXiv:2502.11886, eq. 2).
+
+    Raises:
+        ValueError: `metric` is none of these.
     """
-    values = []
-    for score in group.scores:
-        applicable = []
-        for name in terms:
-            if name in score.terms:
-                applicable.append(score.terms[name].value)
-        if applicable:
-            values.append(fmean(applicable))
-    return SampleStats(fmean(values), pstdev(values)) if values else None
+    curves: dict[str, list[float]] = {}
+    for sample_id, visits in history.items():
+        curves[sample_id] = [visit.mean for visit in visits]
+    match metric:
+        case "reward_mean":
+            return {sample_id: fmean(curve) for sample_id, curve in curves.items()}
+        case "reward_std":
+            return {sample_id: pstdev(curve) for sample_id, curve in curves.items()}
+        case "limr":
+            return _align_with_mean_curve(curves)
+        case _:
+            raise ValueError(f"rewards over the steps of a stage give no {metric!r}")
 
 
-def reward_mean(history: RewardHistory) -> dict[str, float]:
-    """Return each sample's mean reward over its visits."""
-    return _for_each_sample(history, fmean)
-
-
-def reward_std(history: RewardHistory) -> dict[str, float]:
-    """Return the standard deviation of each sample's mean reward over its visits.
-
-    Source: one-example RLVR ranks samples by it (arXiv:2504.20571, 2.2).
-    """
-    return _for_each_sample(history, pstdev)
-
-
-def limr_alignment(history: RewardHistory) -> dict[str, float]:
-    """Return how closely each sample's rewards follow the mean over all samples, at most 1.
-
-    s_i = 1 - sum_k (r_ik - m_k)^2 / sum_k (1 - m_k)^2. k counts a sample's visits, and m_k is the mean over all samples
-    that have a k-th visit. 0 where every m_k is 1.
-
-    Source: LIMR (arXiv:2502.11886, eq. 2).
-    """
+def _align_with_mean_curve(curves: Mapping[str, Sequence[float]]) -> dict[str, float]:
     mean_curve = []
-    for visits_of_turn in zip_longest(*history.values()):
+    for visits in zip_longest(*curves.values()):
         # Samples that were drawn less often have no such visit.
-        mean_curve.append(fmean(visit.mean for visit in visits_of_turn if visit is not None))
-    return _for_each_sample(history, partial(_alignment, mean_curve=mean_curve))
+        mean_curve.append(fmean(reward for reward in visits if reward is not None))
+    values = {}
+    for sample_id, curve in curves.items():
+        distance, largest = 0.0, 0.0
+        # A sample drawn less often has a shorter curve than the mean, and is compared over its own length.
+        for reward, mean in zip(curve, mean_curve, strict=False):
+            distance += (reward - mean) ** 2
+            largest += (1.0 - mean) ** 2
+        values[sample_id] = 1.0 - distance / largest if largest else 0.0
+    return values
 
 
-RANKINGS: Final[Mapping[str, Callable[[RewardHistory], dict[str, float]]]] = {
-    "reward_mean": reward_mean,
-    "reward_std": reward_std,
-    "limr": limr_alignment,
-}
-"""Value of `metric` in a `select` stage → the function that computes it for each sample."""
+class PhaseSpan(NamedTuple):
+    """Data positions that one phase covers, from `start` up to `end`."""
+
+    phase_index: int  # index of the phase in `data_order.phases`, from 0
+    start: int  # first data position of the phase
+    end: float  # first data position after it; infinite for the last phase and for one that only a plateau ends
+
+
+def find_phase(position: int, phases: Sequence[CurriculumPhaseConfig], ends: Mapping[int, int]) -> PhaseSpan:
+    """Return the phase that a data position falls in. `ends` has the ends that a plateau settled, by phase index."""
+    start = 0
+    for index, phase in enumerate(phases[:-1]):
+        planned_end = inf if phase.max_samples is None else start + phase.max_samples
+        end = ends.get(index, planned_end)
+        if position < end:
+            return PhaseSpan(index, start, end)
+        start = int(end)
+    return PhaseSpan(len(phases) - 1, start, inf)
+
+
+def advance_phase(state: TrainingState, sample_means: Sequence[float], phases: Sequence[CurriculumPhaseConfig]) -> int:
+    """Add a step's rewards to the current phase, end it if they stopped rising, and return the phase that goes on.
+
+    `sample_means` has the mean reward of each sample that the step drew and scored; `phases` has at least one.
+    """
+    index = find_phase(state.data_position, phases, state.phase_ends).phase_index
+    if index != state.phase:
+        # The phase ended by its number of samples; this step's rewards still belong to the phase before.
+        state.phase, state.phase_rewards = index, []
+        return index
+    if sample_means:
+        state.phase_rewards += [fmean(sample_means)]
+    plateau = phases[index].plateau
+    if plateau is not None and has_plateaued(state.phase_rewards, plateau.window, plateau.min_improvement):
+        # The position is kept, so that a resumed run draws the same samples from here on.
+        state.phase_ends[index] = state.data_position
+        state.phase, state.phase_rewards = index + 1, []
+    return state.phase
 
 
 def has_plateaued(rewards: Sequence[float], window: int, min_rise: float) -> bool:
@@ -90,20 +128,3 @@ def has_plateaued(rewards: Sequence[float], window: int, min_rise: float) -> boo
     if len(rewards) < 2 * window:
         return False
     return fmean(rewards[-window:]) - fmean(rewards[-2 * window : -window]) < min_rise
-
-
-def _for_each_sample(history: RewardHistory, function: Callable[[Sequence[float]], float]) -> dict[str, float]:
-    """Return a function of each sample's mean rewards, one reward for each of its visits."""
-    values = {}
-    for sample_id, visits in history.items():
-        values[sample_id] = function([visit.mean for visit in visits])
-    return values
-
-
-def _alignment(rewards: Sequence[float], mean_curve: Sequence[float]) -> float:
-    # A sample drawn less often than others has a shorter curve than the mean, and is compared over its own length.
-    distance, largest = 0.0, 0.0
-    for reward, mean in zip(rewards, mean_curve, strict=False):
-        distance += (reward - mean) ** 2
-        largest += (1.0 - mean) ** 2
-    return 1.0 - distance / largest if largest else 0.0

@@ -2,6 +2,12 @@
 
 `SelectionPipeline.select` is the whole of it, from top to bottom: record rewards, filter groups, compute advantages,
 mark staleness, replay, advance the curriculum.
+
+Staleness is the age of a rollout's oldest token, in policy versions. A stale rollout is learned from off-policy: its
+importance ratio is pi / pi_sampling, with the log-probs that were recorded while sampling. With
+`loss.rollout_correction`, which needs `loss.old_logprobs: recomputed`, the ratio is taken from the learner's own
+log-probs at the start of the step instead, and the correction weight covers the versions in between: the decoupled
+objective of Hilton et al. (arXiv:2110.00641), which AReaL uses (arXiv:2505.24298).
 """
 
 from __future__ import annotations
@@ -9,46 +15,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import fsum
-from typing import NamedTuple
+from statistics import fmean
+from typing import Literal, NamedTuple
 
 from mmrl.algo.advantages import EQUALITY_TOLERANCE
-from mmrl.algo.changed_media import ChangedMediaDetector
-from mmrl.algo.curriculum_phase import advance_phase
-from mmrl.algo.replay import ReplaySettings, replay_experiences
-from mmrl.algo.reward_history import record_rewards
-from mmrl.algo.staleness import OldLogprobs, staleness_metrics, with_staleness
+from mmrl.algo.replay import ChangedMediaFinder, ReplaySettings, replay_experiences
+from mmrl.algo.reward_history import advance_phase, record_rewards
 from mmrl.config.schema import CurriculumPhaseConfig, DynamicSamplingConfig, GroupRewardRangeConfig
 from mmrl.types import Experience, FinishReason, Group, SelectedExperiences, TrainingState
 
 AdvantageFunction = Callable[[Sequence[Group]], Sequence[Sequence[float]]]
 """Returns one advantage for each rollout of each group."""
 
-TRUNCATED, UNSCORED = "truncated", "unscored"
+OldLogprobs = Literal["recorded", "recomputed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionPipeline:
     """Decides what each step of an RL stage trains on; implements `ports.ExperienceSelector`."""
 
+    # Called with all groups that passed the filter at once: some formulas compare the whole step.
     compute_advantages: AdvantageFunction
-    """Computes the advantages of all groups that passed the filter at once: some formulas compare the whole step."""
-    prompts_per_step: int = 0
-    """Groups that a step trains on at most; read only with `dynamic_sampling`."""
-    dynamic_sampling: DynamicSamplingConfig | None = None
-    """Which groups pass. None trains on all groups of a single round."""
-    replay: ReplaySettings | None = None
-    """How rollouts of earlier steps are trained on again; None for never."""
-    changed_media: ChangedMediaDetector
-    """Finds rollouts of earlier steps that cannot be used because their media changed."""
+    prompts_per_step: int = 0  # groups that a step trains on at most; read only with `dynamic_sampling`
+    dynamic_sampling: DynamicSamplingConfig | None = None  # which groups pass; None for all groups of a single round
+    replay: ReplaySettings | None = None  # how rollouts of earlier steps are trained on again; None for never
+    find_changed_media: ChangedMediaFinder  # finds rollouts of earlier steps that cannot be used any more
+    # Whose log-probs stand below the ratio of a stale rollout: by default the recorded ones, whatever
+    # `loss.old_logprobs` says. None, given with a rollout correction, leaves it to `loss.old_logprobs`.
     stale_old_logprobs: OldLogprobs | None = "recorded"
-    """Whose log-probs the ratio of a fresh but stale rollout uses; None for what `loss.old_logprobs` says."""
-    rollouts_may_be_stale: bool = False
-    """True with async or partial rollouts, whose staleness is logged."""
-    tracked_terms: tuple[str, ...] = ()
-    """Reward terms whose mean is recorded for each sample; none records nothing."""
-    curriculum_phases: tuple[CurriculumPhaseConfig, ...] = ()
-    """Phases of the stage's curriculum; empty without one, or without `tracked_terms`."""
+    rollouts_may_be_stale: bool = False  # True with async or partial rollouts, whose staleness is logged
+    tracked_terms: tuple[str, ...] = ()  # reward terms whose mean is recorded for each sample; none records nothing
+    curriculum_phases: tuple[CurriculumPhaseConfig, ...] = ()  # empty without a curriculum, or without `tracked_terms`
 
     def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
         """Return True while another sampling round is needed.
@@ -77,19 +74,28 @@ class SelectionPipeline:
             state.step_data_start = state.data_position
 
         filtered = self._filter_groups(groups, state)
-        passed = [groups[index] for index in filtered.passed]
-        advantages = list(map(tuple, self.compute_advantages([*filtered.carried, *passed])))
         num_carried = len(filtered.carried)
-        # Groups carried over were sampled by an older policy in any case, so their ratio uses what was recorded then.
-        experiences = [
-            *_make_experiences(filtered.carried, advantages[:num_carried], state.version, "recorded"),
-            *_make_experiences(passed, advantages[num_carried:], state.version, self.stale_old_logprobs),
-        ]
-        metrics = staleness_metrics(experiences) if self.rollouts_may_be_stale else {}
+        trained_groups = [*filtered.carried, *(groups[index] for index in filtered.passed)]
+        advantages = list(map(tuple, self.compute_advantages(trained_groups)))
+        experiences: list[Experience] = []
+        for index, (group, row) in enumerate(zip(trained_groups, advantages, strict=True)):
+            # Groups carried over were sampled by an older policy in any case: their ratio uses what was recorded then.
+            stale_source: OldLogprobs | None = "recorded" if index < num_carried else self.stale_old_logprobs
+            for rollout, advantage in zip(group.rollouts, row, strict=True):
+                staleness = state.version - rollout.oldest_version
+                # `loss.old_logprobs` alone decides about a fresh rollout.
+                source = stale_source if staleness else None
+                experiences.append(
+                    Experience(rollout=rollout, advantage=advantage, staleness=staleness, old_logprobs_source=source)
+                )
+        metrics: dict[str, float] = {}
+        if self.rollouts_may_be_stale and experiences:
+            ages = [experience.staleness for experience in experiences]
+            metrics |= {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": float(max(ages))}
         metrics |= filtered.metrics
 
         if self.replay is not None:
-            trained, replay_metrics = replay_experiences(experiences, state, self.replay, self.changed_media)
+            trained, replay_metrics = replay_experiences(experiences, state, self.replay, self.find_changed_media)
             metrics |= replay_metrics
         else:
             trained = tuple(experiences)
@@ -112,7 +118,7 @@ class SelectionPipeline:
         if options is None:
             return FilteredGroups(carried=[], passed=list(range(len(groups))), metrics={})
         # Images may have been overwritten since the step that sampled these groups.
-        changed = self.changed_media.find_changed_digests(group.prompt for group in state.carried_over)
+        changed = self.find_changed_media(group.prompt for group in state.carried_over)
         carried = [group for group in state.carried_over if group.prompt.digest not in changed]
 
         passed: list[int] = []
@@ -139,12 +145,9 @@ class SelectionPipeline:
 class FilteredGroups(NamedTuple):
     """Groups that a step trains on, carried over and its own."""
 
-    carried: list[Group]
-    """Groups that passed in an earlier step, which had no room for them."""
-    passed: list[int]
-    """Indices of this step's groups that are trained on now."""
-    metrics: dict[str, float]
-    """`dynamic_sampling/*`; empty without a filter."""
+    carried: list[Group]  # groups that passed in an earlier step, which had no room for them
+    passed: list[int]  # indices of this step's groups that are trained on now
+    metrics: dict[str, float]  # `dynamic_sampling/*`; empty without a filter
 
 
 def rejection_reason(group: Group, options: DynamicSamplingConfig) -> str | None:
@@ -154,10 +157,10 @@ def rejection_reason(group: Group, options: DynamicSamplingConfig) -> str | None
     (arXiv:2503.07365) those whose mean accuracy is outside [0.1, 0.9].
     """
     if not group.rollouts:
-        return UNSCORED
+        return "unscored"
     num_truncated = sum(rollout.finish_reason is FinishReason.LENGTH for rollout in group.rollouts)
     if num_truncated / len(group.rollouts) > options.max_truncated_frac:
-        return TRUNCATED
+        return "truncated"
     for reward_range in options.ranges:
         if not _in_range(group, reward_range):
             return reward_range.term
@@ -174,17 +177,5 @@ def _in_range(group: Group, reward_range: GroupRewardRangeConfig) -> bool:
         return True
     if reward_range.require_mixed and max(values) - min(values) <= EQUALITY_TOLERANCE:
         return False
-    mean = fsum(values) / len(values)
-    return reward_range.low - EQUALITY_TOLERANCE <= mean <= reward_range.high + EQUALITY_TOLERANCE
-
-
-def _make_experiences(
-    groups: Sequence[Group], advantages: Sequence[Sequence[float]], version: int, old_logprobs: OldLogprobs | None
-) -> list[Experience]:
-    """Pair every rollout with its advantage, and mark those that policy `version` did not sample itself."""
-    experiences = []
-    for group, row in zip(groups, advantages, strict=True):
-        for rollout, advantage in zip(group.rollouts, row, strict=True):
-            fresh = Experience(rollout=rollout, advantage=advantage)
-            experiences.append(with_staleness(fresh, version, old_logprobs))
-    return experiences
+    # Bounds are included, and 0.1 + 0.2 counts as 0.3.
+    return reward_range.low - EQUALITY_TOLERANCE <= fmean(values) <= reward_range.high + EQUALITY_TOLERANCE

@@ -1,10 +1,11 @@
-"""Metrics of the rollouts of a step: rewards, lengths, failures, and the gap to answers given without the media."""
+"""Metrics of the rollouts of a step: rewards, failures, advantages, lengths, duplicates, and gaps to blind answers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from statistics import fmean
+from itertools import chain
+from statistics import fmean, pstdev
 
 from mmrl.types import FinishReason, Group, Rollout
 
@@ -12,36 +13,65 @@ from mmrl.types import FinishReason, Group, Rollout
 def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, float]:
     """Return the metrics of a step's groups, at least one, with the advantage of each of their rollouts.
 
-    `reward/mean`, `reward/task/<task>` and `reward/term/<name>` are means over rollouts, without any that a step has
-    none of. `reward/<name>/<kind>` counts the failed calls of a reward and appears only where there are some.
+    A metric that the step has no value for is left out. Rewards and advantages are those of scored rollouts; lengths
+    and duplicates count the dropped ones too.
     """
-    rewards: dict[str, list[float]] = {}
-    failures: Counter[str] = Counter()
-    num_dropped = 0
     rollouts: list[Rollout] = []
+    num_texts = num_answers = 0
     for group in groups:
         rollouts += group.all_rollouts
-        num_dropped += len(group.dropped)
-        for name, failure in group.failures:
-            failures[f"reward/{name}/{failure.error_kind}"] += 1
-        for score in group.scores:
-            rewards.setdefault("reward/mean", []).append(score.total)
-            rewards.setdefault(f"reward/task/{group.prompt.sample.task}", []).append(score.total)
-            for name, term in score.terms.items():
-                rewards.setdefault(f"reward/term/{name}", []).append(term.value)
-    if num_dropped:
-        failures["reward/dropped"] = num_dropped
-    return {
-        **{name: fmean(values) for name, values in rewards.items()},
-        **failures,
-        **blind_gaps(groups),
+        num_texts += len({rollout.text for rollout in group.all_rollouts})
+        num_answers += len({rollout.answer.text for rollout in group.all_rollouts})
+    lengths = [rollout.num_tokens for rollout in rollouts]
+    metrics = {
+        **compute_reward_metrics(groups),
+        **compute_blind_gaps(groups),
         "groups/nonzero_advantage_frac": fmean(map(any, advantages)),
-        "rollout/response_tokens_mean": fmean(rollout.num_tokens for rollout in rollouts),
+        "rollout/response_tokens_mean": fmean(lengths),
+        "rollout/response_tokens_min": float(min(lengths)),
+        "rollout/response_tokens_max": float(max(lengths)),
         "rollout/truncated_frac": fmean(rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts),
+        # Duplicates are counted within a group: two prompts may well have one answer.
+        "rollout/duplicate_frac": 1.0 - num_texts / len(rollouts),
+        "rollout/duplicate_answer_frac": 1.0 - num_answers / len(rollouts),
     }
+    # Groups that are not trained on count with their advantages of 0.
+    all_advantages = list(chain.from_iterable(advantages))
+    if all_advantages:
+        metrics["advantage/min"], metrics["advantage/max"] = min(all_advantages), max(all_advantages)
+    return metrics
 
 
-def blind_gaps(groups: Sequence[Group]) -> dict[str, float]:
+def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return mean, population standard deviation and extremes of the total rewards, other means, and failures.
+
+    `reward/mean`, `reward/task/<task>` and `reward/term/<name>` are means over rollouts. `reward/<name>/<kind>` counts
+    the failed calls of a reward and appears only where there are some.
+    """
+    totals: list[float] = []
+    parts: dict[str, list[float]] = {}
+    counts: Counter[str] = Counter()
+    for group in groups:
+        for score in group.scores:
+            totals.append(score.total)
+            parts.setdefault(f"reward/task/{group.prompt.sample.task}", []).append(score.total)
+            for name, term in score.terms.items():
+                parts.setdefault(f"reward/term/{name}", []).append(term.value)
+        if group.dropped:
+            counts["reward/dropped"] += len(group.dropped)
+        # Terms can fail on rollouts that are kept, with a fallback, and on those that are dropped.
+        failures = [score.failures for score in group.scores] + [dropped.failures for dropped in group.dropped]
+        for failed_terms in failures:
+            for name, failure in failed_terms.items():
+                counts[f"reward/{name}/{failure.error_kind}"] += 1
+    metrics: dict[str, float] = {name: fmean(values) for name, values in parts.items()} | counts
+    if totals:
+        metrics["reward/mean"], metrics["reward/std"] = fmean(totals), pstdev(totals)
+        metrics["reward/min"], metrics["reward/max"] = min(totals), max(totals)
+    return metrics
+
+
+def compute_blind_gaps(groups: Sequence[Group]) -> dict[str, float]:
     """Return `probe/blind_gap/<probe>/<term>`: the mean of a reward term over rollouts, minus that over their probes.
 
     A probe answers the same prompt with its media hidden, so 0 means that the reward is earned without looking. Terms

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from safetensors import SafetensorError
 
 from mmrl.distributed.ranks import Ranks, SingleProcess
-from mmrl.policy.progress_bars import hide_progress_bars
+from mmrl.policy.pretrained import hide_progress_bars
 from mmrl.types import UserError
 from mmrl.utils.files import PARTIAL_SUFFIX, RETIRED_SUFFIX, compute_sha256, fsync_path, write_atomically
 

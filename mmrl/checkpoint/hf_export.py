@@ -15,12 +15,12 @@ from mmrl import checkpoint
 from mmrl.config import Config, dump_yaml, load_config
 from mmrl.config.schema import RlStage
 from mmrl.log.comparison import TaskComparison, compare_rewards
-from mmrl.log.metrics import read_records
+from mmrl.log.logger import read_records
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.build import build_model
 from mmrl.policy.lora import LoraAdapter, create_adapter
+from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelBundle, load_processor
-from mmrl.policy.qwen_vl import Policy
 from mmrl.types import TrainingState, UserError
 
 RUN_CONFIG_FILE: Final = "mmrl.yaml"

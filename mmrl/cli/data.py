@@ -99,14 +99,13 @@ def _check(arguments: argparse.Namespace) -> int:
     loaded = load_config(arguments.config, arguments.overrides)
     # A wrong config should be refused before these are imported, which takes seconds.
     with pause_gc_for_imports():
-        from mmrl.data_check.check import check_data
-        from mmrl.data_check.findings import Severity
-        from mmrl.data_check.report import print_report
+        from mmrl.data_check.check import DataCheck
+        from mmrl.data_check.report import Severity, print_report
         from mmrl.log.console import Console
 
     console = Console(sys.stderr if arguments.json == "-" else None)
     with tempfile.TemporaryDirectory(prefix="mmrl-check-") as work_dir:
-        report = check_data(loaded.config, loaded.files[0].parent, Path(work_dir), console)
+        report = DataCheck(loaded.config, loaded.files[0].parent, Path(work_dir), console).run()
     if arguments.json == "-":
         print(json.dumps(report.as_json(), indent=1))
     else:

@@ -15,7 +15,7 @@ from itertools import chain, count, islice
 from math import isnan, log
 from typing import Final, Protocol
 
-from mmrl.algo.curriculum_phase import find_phase
+from mmrl.algo.reward_history import find_phase
 from mmrl.config.schema import CurriculumPhaseConfig, MixtureOrderConfig, PriorityOrderConfig
 from mmrl.types import RejectedRow, Sample, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed

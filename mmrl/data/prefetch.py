@@ -12,7 +12,7 @@ from mmrl.utils.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from mmrl.policy.encoder import EncodedPrompt
-    from mmrl.policy.processor import QwenProcessor
+    from mmrl.policy.processor import PromptProcessor
 
 _MAX_WARNINGS: Final = 5
 
@@ -28,7 +28,7 @@ class Prefetcher:
     def __init__(
         self,
         order: DataOrder,
-        encoder: QwenProcessor,
+        encoder: PromptProcessor,
         workers: WorkerPool[Sample, EncodedPrompt] | None,
         *,
         skip_unusable: bool,

@@ -31,7 +31,7 @@ from mmrl.distributed.ranks import Ranks, RankShard
 from mmrl.log.console import Console
 from mmrl.media.media_workers import start_media_workers
 from mmrl.policy.encoder import PromptEncoder
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import SampleSource
 from mmrl.types import DatasetContext, RejectedRow, Sample, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
@@ -41,7 +41,7 @@ class StageData:
     """Makes the sample source of each stage from the run's training samples."""
 
     def __init__(
-        self, config: Config, context: DatasetContext, samples: DataSplits, processor: QwenProcessor, outputs: Path
+        self, config: Config, context: DatasetContext, samples: DataSplits, processor: PromptProcessor, outputs: Path
     ) -> None:
         """Keep what all stages share; `outputs` is the folder with the tables that earlier stages wrote."""
         self._config, self._context, self._samples, self._processor = config, context, samples, processor

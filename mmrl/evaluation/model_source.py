@@ -17,9 +17,9 @@ from mmrl.log.run_dir import RunDir
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_model, select_device
 from mmrl.policy.lora import LoraAdapter
+from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.pretrained import load_processor
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.factory import prompt_limit
 from mmrl.types import MediaPolicy, UserError
 from mmrl.utils.torch_threads import set_thread_count
@@ -68,7 +68,7 @@ class ModelSource:
 class LoadedModel:
     """A model that can generate."""
 
-    processor: QwenProcessor  # builds prompts for it
+    processor: PromptProcessor  # builds prompts for it
     policy: Policy  # its weights
     adapter: LoraAdapter | None  # LoRA adapter on them, if any
     banned_token_ids: tuple[int, ...]  # tokens that must not be generated, such as image placeholders
@@ -147,6 +147,6 @@ def load_model(model_source: ModelSource, eval_config: EvalConfig, media_policy:
         )
     media_cache = MediaCache(media_policy, eval_config.media_limits, max_bytes=_IMAGE_CACHE_BYTES)
     max_prompt_tokens = prompt_limit(eval_config, policy)
-    processor = QwenProcessor(build_encoder(eval_config, loaded, media_cache, max_prompt_tokens))
+    processor = PromptProcessor(build_encoder(eval_config, loaded, media_cache, max_prompt_tokens))
     banned = banned_ids(processor.tokenizer, policy.model.get_input_embeddings().num_embeddings, loaded.family)
     return LoadedModel(processor=processor, policy=policy, adapter=adapter, banned_token_ids=banned)

@@ -27,7 +27,7 @@ from mmrl.evaluation.graders import Grader, make_prediction
 from mmrl.evaluation.question_set import QuestionSet
 from mmrl.log.console import Console
 from mmrl.policy.build import build_response_format
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import RolloutPipeline
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
 from mmrl.rollout.pipeline import build_pipeline, check_steps
@@ -143,7 +143,7 @@ class EvalSession:
 
     name: str  # name of the evaluation on the console
     eval_dir: EvalDir  # folder that predictions go to
-    processor: QwenProcessor  # builds prompts
+    processor: PromptProcessor  # builds prompts
     pipeline: RolloutPipeline  # generates responses
     grader: Grader  # grades them for the running accuracy on the console
     console: Console  # shows progress
@@ -256,7 +256,7 @@ def build_eval_pipeline(
     question_set: QuestionSet,
     *,
     samplers: SamplerFactory,
-    processor: QwenProcessor,
+    processor: PromptProcessor,
     banned_token_ids: tuple[int, ...],
     tool_runner: ToolRunner,
 ) -> RolloutPipeline:

@@ -25,8 +25,8 @@ from mmrl.config.schema import (
 from mmrl.distributed.ranks import Ranks
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.lora import LoraAdapter, without_adapter
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Learner, Sampler
 from mmrl.rollout.engines.base import (
     EngineSampler,
@@ -57,7 +57,7 @@ class SamplerFactory:
         self,
         config: Config | EvalConfig,
         policy: Policy,
-        processor: QwenProcessor,
+        processor: PromptProcessor,
         *,
         adapter: LoraAdapter | None,
         run_dir: RunDir,
@@ -90,7 +90,7 @@ class SamplerFactory:
 
     def gather_for_sampling(self) -> AbstractContextManager[None]:
         """Gather ZeRO-3 shards so that the policy itself can generate inside this block, unless vLLM generates."""
-        return nullcontext() if self._publisher else self._policy.gather_all()
+        return nullcontext() if self._publisher else self._policy.runner.gather_all()
 
     def make_sampler(self, *salt: str | int, version: int = 0, concurrent: bool = False) -> Sampler:
         """Return a sampler whose random numbers derive from `salt`: the run's seed and words for its purpose.
@@ -204,7 +204,7 @@ class SamplerFactory:
             engine.load_weights(PolicyWeightStream(self._policy))
             return
         folder = self._engine_dir / "adapter"
-        with self._policy.gather_params(list(self._policy.trained.values())):
+        with self._policy.runner.gather_params(list(self._policy.trained.values())):
             checkpoint.export_hf_folder(folder, self._adapter)
         engine.load_adapter(folder.absolute())
 
@@ -261,7 +261,8 @@ def compute_max_model_len(config: Config | EvalConfig, policy: Policy) -> int:
         from mmrl.rollout.engines.vllm_server import common_max_model_len
 
         return min(wanted, common_max_model_len(rollout.server.urls, rollout.server))
-    return min(wanted, policy.max_positions)
+    model_limit: int = policy.model.config.get_text_config().max_position_embeddings
+    return min(wanted, model_limit)
 
 
 def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]:

@@ -15,8 +15,8 @@ import torch
 
 from mmrl.config.schema import LogprobCheckConfig
 from mmrl.policy.batch import collate
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Sampler
 from mmrl.types import Experience, ImageRef, Prompt, Rollout, Sample, SamplingParams, UserError, VideoRef
 
@@ -31,7 +31,7 @@ class LogprobCheck:
 
     sampler: Sampler
     policy: Policy
-    processor: QwenProcessor
+    processor: PromptProcessor
     _: KW_ONLY
     samples: Sequence[Sample]
     """The first of each modality are used, `options.prompts_per_modality` of them."""

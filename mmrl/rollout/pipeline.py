@@ -20,7 +20,7 @@ from mmrl.config.schema import (
     ToolsConfig,
 )
 from mmrl.config.schema.rollout_steps import step_name
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Sampler
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.rollout.steps.blind_probe import BlindProbe
@@ -117,7 +117,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
 
 def check_steps(
     step_configs: RolloutStepConfigs,
-    processor: QwenProcessor,
+    processor: PromptProcessor,
     banned_token_ids: Collection[int],
     reward_terms: Collection[str],
     load_tool: ToolLoader,

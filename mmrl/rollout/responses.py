@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.types import Answer, Author, FinishReason, Prompt, Rollout, SamplingParams, Segment
 
 
@@ -42,7 +42,7 @@ def append_generated(
     generated: GeneratedTokens,
     sampling_params: SamplingParams,
     version: int,
-    processor: QwenProcessor,
+    processor: PromptProcessor,
 ) -> Rollout:
     """Append a segment by POLICY of policy `version`, drawn under `sampling_params`, and parse the response anew."""
     generated = _cut_at_stop_string(rollout, generated, sampling_params, processor)
@@ -86,7 +86,7 @@ class StopStringMatcher:
 
 
 def _cut_at_stop_string(
-    rollout: Rollout, generated: GeneratedTokens, sampling_params: SamplingParams, processor: QwenProcessor
+    rollout: Rollout, generated: GeneratedTokens, sampling_params: SamplingParams, processor: PromptProcessor
 ) -> GeneratedTokens:
     """Cut generated tokens behind one that completes a stop string which the policy began in an earlier segment.
 

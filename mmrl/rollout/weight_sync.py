@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from mmrl.distributed.ranks import Ranks
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
 from mmrl.types import UserError
 
 _FINGERPRINT_VALUES = 1000

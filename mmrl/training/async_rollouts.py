@@ -1,8 +1,8 @@
 """Asynchronous rollouts: a step's first round is generated while the step before it is being learned.
 
-Source: Noukhovitch et al., "Asynchronous RLHF", arXiv:2410.18252. A prefetched round is complete before the sampler
-receives new weights and before anything is saved. Its tokens therefore depend on the policy version and on seeds, not
-on which of the two threads was faster, and a checkpoint holds it whole.
+Source: Noukhovitch et al., "Asynchronous RLHF", arXiv:2410.18252. A prefetched round, one that was generated ahead of
+its step, is complete before the sampler receives new weights and before anything is saved. Its tokens therefore depend
+on the policy version and on seeds, not on which of the two threads was faster, and a checkpoint holds it whole.
 """
 
 from __future__ import annotations
@@ -15,19 +15,11 @@ from typing import Final
 
 from mmrl.distributed.ranks import Ranks, count_dropped_samples, rank_slice, sum_over_ranks
 from mmrl.ports import RolloutPipeline
-from mmrl.training.rl import (
-    CollectedGroups,
-    RlComponents,
-    RlSettings,
-    build_prompts,
-    collect_groups,
-    end_step,
-    score_batch,
-)
+from mmrl.training import rl
 from mmrl.types import Author, Prompt, Rollout, RolloutBatch, TrainingState
 
+# Policy versions between the weights that generate a prefetched round and the weights that learn from it.
 MAX_STALENESS: Final = 1
-"""Policy versions between the weights that prefetch a round and the weights that learn from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +30,10 @@ class AsyncRollouts:
     because collectives of two threads could meet in different orders on different ranks.
     """
 
-    pipeline: RolloutPipeline
-    """The pipeline of this rank."""
+    pipeline: RolloutPipeline  # the pipeline of this rank
     ranks: Ranks
-    prompts_per_round: int
-    """Prompts of one round over all ranks."""
-    executor: Executor
-    """Runs one call at a time in a thread of its own."""
+    prompts_per_round: int  # prompts of one round over all ranks
+    executor: Executor  # runs one call at a time in a thread of its own
 
     def start(self, prompts: Sequence[Prompt], *, step: int, version: int) -> Callable[[], RolloutBatch]:
         """Start generating for `step` with policy `version`; return a function that waits for the batch of all ranks.
@@ -76,6 +65,7 @@ class AsyncRollouts:
         _check_versions(own, range(version, version + 1))
         metrics = sum_over_ranks(own.metrics, self.ranks)
         metrics |= count_dropped_samples(self.prompts_per_round, len(prompts), self.ranks)
+        # Every rank keeps the groups of all, so that each can save the same state.
         groups: list[tuple[Rollout, ...]] = []
         probes: list[Mapping[str, tuple[Rollout, ...]]] = []
         for rank_groups, rank_probes in self.ranks.all_gather((own.groups, own.probes)):
@@ -85,39 +75,39 @@ class AsyncRollouts:
 
 
 def run_async_rl_stage(
-    settings: RlSettings, components: RlComponents, async_rollouts: AsyncRollouts, state: TrainingState
+    settings: rl.RlSettings, components: rl.RlComponents, async_rollouts: AsyncRollouts, state: TrainingState
 ) -> None:
     """Train an RL stage as `run_rl_stage` does, but generate while the learner works.
 
     Only the first round of a step is prefetched. The stage's first step has none, and its last step starts none.
     """
     while state.step < settings.num_steps and not state.stage_done:
-        collected = CollectedGroups()
+        collected = rl.CollectedGroups()
         timer = collected.timer
         if state.prefetched is not None:
             batch = async_rollouts.take(state.prefetched, version=state.version)
             state.prefetched = None
-            score_batch(components, state, batch, collected)
-        collect_groups(settings, components, state, collected)
+            rl.score_batch(components, state, batch, collected)
+        # Does nothing if the prefetched round was enough.
+        rl.collect_groups(settings, components, state, collected)
 
         with timer.time("select"):
             selected = components.selector.select(collected.groups, state)
 
         wait_for_next = None
         if state.step + 1 < settings.num_steps:
-            prompts = build_prompts(components, state, settings.prompts_per_round, timer)
+            prompts = rl.build_prompts(components, state, settings.prompts_per_round, timer)
             wait_for_next = async_rollouts.start(prompts, step=state.step + 1, version=state.version)
         with timer.time("learn"):
             learner_metrics = components.learner.step(selected.experiences, step=state.step)
             reference_metrics = components.update_reference(state.step)
-        # The thread draws from the weights of `state.version`: it must be done before the sampler gets new ones.
+        # The thread samples with the weights of `state.version`: it must be done before the sampler gets new ones.
         if wait_for_next is not None:
             with timer.time("rollout"):
                 state.prefetched = wait_for_next()
         with timer.time("learn"):
             components.sync_weights(state.version + 1)
-
-        end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
+        rl.end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
 
 
 def _check_versions(batch: RolloutBatch, allowed: range) -> None:

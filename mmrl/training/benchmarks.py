@@ -6,10 +6,9 @@ They run the code of `mmrl eval` and leave its files, so that a checkpoint evalu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from mmrl import checkpoint
 from mmrl.benchmarks.benchmark import Benchmark
@@ -36,35 +35,25 @@ from mmrl.evaluation.session import (
 from mmrl.log.console import null_console
 from mmrl.ports import RolloutPipeline
 from mmrl.training.build import RunContext
+from mmrl.training.callbacks import EvalMoment
 from mmrl.types import DatasetContext, TrainingState, UserError
-
-EvalMoment = Literal["before", "step", "after"]
-"""Moment at which benchmarks may be due: before the first stage, after a step, or at the end of a stage."""
 
 
 def read_all_benchmark_questions(config: Config, base_dir: Path, work_dir: Path) -> tuple[BenchmarkQuestions, ...]:
-    """Read the questions of every benchmark in the config.
-
-    Args:
-        config: config of the run.
-        base_dir: folder that relative paths of the config start from.
-        work_dir: folder for images that are in no file of their own.
-
-    Raises:
-        UserError: a benchmark does not exist, or its files cannot be used; the message names it.
-    """
-    return tuple(
-        read_benchmark_questions(options, config, base_dir, work_dir) for options in config.evaluation.benchmarks
-    )
+    """Read the questions of every benchmark in the config. Raises as `read_benchmark_questions`."""
+    benchmarks = config.evaluation.benchmarks
+    return tuple(read_benchmark_questions(options, config, base_dir, work_dir) for options in benchmarks)
 
 
 def read_benchmark_questions(
     options: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path
 ) -> BenchmarkQuestions:
-    """Read the questions of one benchmark.
+    """Read the questions of one benchmark. Relative paths of the config start from `base_dir`.
+
+    Images that are in no file of their own are written to `work_dir`.
 
     Raises:
-        UserError: as `read_all_benchmark_questions`.
+        UserError: the benchmark does not exist, or its files cannot be used; the message names it.
     """
     try:
         questions = read_questions(
@@ -80,10 +69,7 @@ def read_benchmark_questions(
     columns: dict[str, None] = {}
     for item in questions.items.values():
         columns |= dict.fromkeys(item.subsets)
-    unknown = []
-    for column in options.subsets:
-        if column not in columns:
-            unknown.append(column)
+    unknown = [column for column in options.subsets if column not in columns]
     if unknown:
         raise UserError(
             f"evaluation.benchmarks.{options.name}.subsets: no question has {unknown[0]!r}; they have "
@@ -92,53 +78,33 @@ def read_benchmark_questions(
     return questions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PreparedBenchmark:
+class _PreparedBenchmark(NamedTuple):
     """A benchmark that is checked and can be taken at any step."""
 
-    options: BenchmarkConfig
-    """Its section of the config."""
-    benchmark: Benchmark
-    """Its rules."""
-    eval_config: EvalConfig
-    """The settings that `mmrl eval` would have for this run."""
-    question_set: QuestionSet
-    """Its questions."""
-    pipeline: RolloutPipeline
-    """Answers them with the current policy."""
-    missing: Mapping[str, str]
-    """Reasons why questions cannot be asked, by item id."""
-
-    def is_due(self, step: int, moment: EvalMoment) -> bool:
-        """Return True when the benchmark is to be taken now.
-
-        A stage whose last step was due already is not followed by another time at its end.
-        """
-        due_at_step = self.options.every is not None and step % self.options.every == 0
-        return moment == "before" or due_at_step == (moment == "step")
+    options: BenchmarkConfig  # its section of the config
+    benchmark: Benchmark  # its rules
+    eval_config: EvalConfig  # the settings that `mmrl eval` would have for this run
+    question_set: QuestionSet  # its questions
+    pipeline: RolloutPipeline  # answers them with the current policy
+    missing: Mapping[str, str]  # reasons why questions cannot be asked, by item id
 
 
 class TrainingBenchmarks:
     """The benchmarks of a training run."""
 
     def __init__(self, run_context: RunContext, base_dir: Path, question_lists: Sequence[BenchmarkQuestions]) -> None:
-        """Check all benchmarks.
-
-        Args:
-            run_context: the run.
-            base_dir: folder that relative paths of the config start from.
-            question_lists: result of `read_all_benchmark_questions`.
+        """Check all benchmarks; `question_lists` is the result of `read_all_benchmark_questions`.
 
         Raises:
             UserError: questions cannot be asked, or not with the evaluation's rollout steps.
         """
         self._run_context, config = run_context, run_context.config
         self._first_training_stage = config.stages.index(config.training_stages[0])
+        # `mmrl eval` prints its progress; a stage has a progress bar of its own.
         self._silent_console = null_console()
-        self._benchmarks = [
-            self._prepare(options, questions, base_dir)
-            for options, questions in zip(config.evaluation.benchmarks, question_lists, strict=True)
-        ]
+        self._benchmarks: list[_PreparedBenchmark] = []
+        for options, questions in zip(config.evaluation.benchmarks, question_lists, strict=True):
+            self._benchmarks.append(self._prepare(options, questions, base_dir))
 
     def evaluate_due(self, state: TrainingState, moment: EvalMoment) -> dict[str, float]:
         """Take the benchmarks that are due, and return their metrics. Finished ones are read again.
@@ -146,11 +112,19 @@ class TrainingBenchmarks:
         Raises:
             UserError: the disk is full, or an image or video has changed.
         """
+        # A resumed run has taken them before its first step already.
         if moment == "before" and (state.step or state.stage_index != self._first_training_stage):
             return {}
-        due = [prepared for prepared in self._benchmarks if prepared.is_due(state.step, moment)]
+        due: list[_PreparedBenchmark] = []
+        for prepared in self._benchmarks:
+            every = prepared.options.every
+            due_at_step = every is not None and state.step % every == 0
+            # A stage whose last step was due already is not followed by another time at its end.
+            if moment == "before" or due_at_step == (moment == "step"):
+                due.append(prepared)
         # Hashing all weights takes a while, so only when a benchmark is due.
-        revision = checkpoint.fingerprint_weights(self._run_context.policy.iter_params()) if due else ""
+        policy = self._run_context.policy
+        revision = checkpoint.fingerprint_weights(policy.runner.iter_params(policy.trained)) if due else ""
         metrics: dict[str, float] = {}
         for prepared in due:
             metrics |= self._evaluate(prepared, state, revision)
@@ -158,7 +132,10 @@ class TrainingBenchmarks:
 
     def _prepare(self, options: BenchmarkConfig, questions: BenchmarkQuestions, base_dir: Path) -> _PreparedBenchmark:
         context = self._run_context
-        eval_config = _make_eval_config(options, context.config)
+        settings = inherit_settings(context.config, by_rule=True)
+        settings["evaluation"]["temperature"] = context.config.evaluation.benchmark_temperature(options)
+        settings["responses_per_question"] = options.responses_per_question
+        eval_config = load_eval_config(settings, "the config", ())
         dataset_context = _make_dataset_context(options, context.config, base_dir, context.run_dir.data)
         benchmark = _load_benchmark(options, base_dir)
         question_set = benchmark_question_set(options.name, benchmark, questions, dataset_context.media_policy)
@@ -171,14 +148,7 @@ class TrainingBenchmarks:
             banned_token_ids=context.banned_token_ids,
             tool_runner=context.tool_runner,
         )
-        return _PreparedBenchmark(
-            options=options,
-            benchmark=benchmark,
-            eval_config=eval_config,
-            question_set=question_set,
-            pipeline=pipeline,
-            missing=missing,
-        )
+        return _PreparedBenchmark(options, benchmark, eval_config, question_set, pipeline, missing)
 
     def _check_questions(self, options: BenchmarkConfig, questions: BenchmarkQuestions) -> dict[str, str]:
         missing = find_unusable_questions(questions, self._run_context.processor.encoder.measure)
@@ -216,7 +186,13 @@ class TrainingBenchmarks:
         )
         run = prepared.question_set.grader.grade_run(predictions, generation)
         report = ranks.on_rank0(partial(write_report, run, eval_dir.path, rescore=True))
-        self._print_scores(prepared.question_set.name, state, report)
+        strict, official = report["strict"], report["official"]["value"]
+        low, high = 100 * strict["low"], 100 * strict["high"]
+        stage = self._run_context.config.stages[state.stage_index].name
+        self._run_context.console.info(
+            f"{prepared.question_set.name} after {state.step} steps of {stage}: strict {100 * strict['value']:.1f} % "
+            f"(95 % from {low:.1f} to {high:.1f}), official {100 * official:.1f} %"
+        )
         return _report_metrics(prepared.options, report)
 
     def _answer_questions(
@@ -246,28 +222,11 @@ class TrainingBenchmarks:
         with context.samplers.gather_for_sampling():
             return run_session(batches, predictions, session)
 
-    def _print_scores(self, name: str, state: TrainingState, report: Mapping[str, Any]) -> None:
-        strict, official = report["strict"], report["official"]["value"]
-        low, high = 100 * strict["low"], 100 * strict["high"]
-        stage = self._run_context.config.stages[state.stage_index].name
-        self._run_context.console.info(
-            f"{name} after {state.step} steps of {stage}: strict {100 * strict['value']:.1f} % (95 % from {low:.1f} to "
-            f"{high:.1f}), official {100 * official:.1f} %"
-        )
-
 
 def _load_benchmark(options: BenchmarkConfig, base_dir: Path) -> Benchmark:
     if options.fn is not None:
         return load_benchmark(options.fn, base_dir, options.args)
     return get_benchmark(options.benchmark_name, base_dir)
-
-
-def _make_eval_config(options: BenchmarkConfig, config: Config) -> EvalConfig:
-    """Return the settings that `mmrl eval` would have for a model of this run."""
-    settings = inherit_settings(config, by_rule=True)
-    settings["evaluation"]["temperature"] = config.evaluation.benchmark_temperature(options)
-    settings["responses_per_question"] = options.responses_per_question
-    return load_eval_config(settings, "the config", ())
 
 
 def _make_dataset_context(options: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:

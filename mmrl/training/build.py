@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from mmrl.algo.advantages import compute_advantages, load_custom_advantage
-from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
-from mmrl.algo.replay import ReplaySettings
+from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config import Config
 from mmrl.config.schema import (
@@ -39,7 +37,7 @@ from mmrl.distributed.sharing import (
     check_media_across_ranks,
 )
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnerConfig, LogprobModel, OptimizerEngine
+from mmrl.learner.learner import GrpoLearner, LearnerConfig, OptimizerEngine
 from mmrl.learner.objective import load_policy_loss
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
@@ -51,22 +49,23 @@ from mmrl.policy.build import (
     build_processor,
     build_response_format,
     configs_with_rollout_steps,
+    enable_gradient_checkpointing,
     select_device,
+    summarize_components,
 )
-from mmrl.policy.components import enable_gradient_checkpointing, summarize_components
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.lora import create_adapter
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy, banned_ids
-from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer, RolloutPipeline, Sampler, SampleSource
+from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.processor import PromptProcessor
+from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer, RolloutPipeline, Sampler
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
 from mmrl.rollout.pipeline import build_pipeline, check_steps
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.executor import DemonstrationTools, ToolRunner
 from mmrl.scoring import registry
 from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights
-from mmrl.training.validation import Evaluator
-from mmrl.types import Sample, SamplingParams, TrainingState
+from mmrl.training.callbacks import measure_rewards
+from mmrl.types import EvalRewards, Sample, SamplingParams
 from mmrl.utils.seeds import derive_seed
 from mmrl.utils.torch_threads import set_thread_count
 
@@ -116,7 +115,6 @@ class RunContext:
         # Rank 0 reads and checks the data for all: the others receive its samples.
         self.samples = ranks.on_rank0(loader.load)
         ranks.on_rank0(self._check_rewards)
-        self._warn_about_unused_rewards()
         check_demonstrations(config, self.samples.train, self.response_format)
 
         make_processor = partial(build_processor, config, self.samples.train, base_dir)
@@ -130,13 +128,13 @@ class RunContext:
         limit = prompt_limit(config, self.policy)
         encoder = build_encoder(config, self.model_bundle, media_cache, limit)
         # With asynchronous rollouts two steps are in progress at a time, and each needs its encoded prompts.
-        self.processor = QwenProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
+        self.processor = PromptProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
         enable_gradient_checkpointing(model, config.model.gradient_checkpointing, family)
         self.eos_token_id: int = self.processor.tokenizer.eos_token_id
         self.samples = ranks.on_rank0(partial(_drop_unusable_samples, loader, self.samples, encoder))
         self.stage_data = StageData(config, dataset_context, self.samples, self.processor, run_dir.outputs)
         worker_cache = MediaCache(media_policy, media_limits, max_bytes=WORKER_IMAGE_CACHE_BYTES)
-        self._worker_encoder = build_encoder(config, self.model_bundle, worker_cache, limit)
+        self.worker_encoder = build_encoder(config, self.model_bundle, worker_cache, limit)
         num_embeddings = self.policy.model.get_input_embeddings().num_embeddings
         self.banned_token_ids = banned_ids(self.processor.tokenizer, num_embeddings, family)
         self._check_rollout_steps()
@@ -152,8 +150,8 @@ class RunContext:
             base_dir=base_dir,
         )
 
-    def build_evaluator(self) -> Evaluator:
-        """Return what measures held-out reward under the current weights."""
+    def build_evaluator(self) -> Callable[..., EvalRewards]:
+        """Return `measure_rewards` with all but the samples and the step: it takes `(samples, step=...)`."""
         options, seed = self.config.evaluation, self.config.run.seed
         rollout_context = RolloutContext(
             sampler=self.samplers.make_sampler(seed, "evaluation"),
@@ -166,7 +164,8 @@ class RunContext:
             tool_runner=self.tool_runner,
             base_dir=self.base_dir,
         )
-        return Evaluator(
+        return partial(
+            measure_rewards,
             prompt_builder=self.processor,
             rollout_pipeline=build_pipeline(options.rollout_steps, rollout_context),
             scorer=self.scorer,
@@ -213,10 +212,6 @@ class RunContext:
         """Return the distribution that rollouts are drawn from, with this model's banned tokens and stop strings."""
         return build_sampling_params(options, self.banned_token_ids, self.response_format.all_stop_strings)
 
-    def open_source(self, stage: SftStage | RlStage, state: TrainingState) -> AbstractContextManager[SampleSource]:
-        """Open this rank's share of a stage's samples. The order may depend on rewards recorded in `state`."""
-        return self.stage_data.open_source(stage, state, self._worker_encoder, self.console, self.ranks)
-
     def build_demonstration_tools(self, stage: SftStage) -> DemonstrationCompleter | None:
         """Return what answers the tool calls in a stage's demonstrations, or None if the stage has no tools."""
         if not stage.rollout_steps:
@@ -239,7 +234,12 @@ class RunContext:
 
     def build_selector(self, stage: RlStage, placement: MediaPlacement) -> ExperienceSelector:
         """Return what decides which experiences a step of the stage trains on."""
-        media = ChangedMediaDetector(self._build_media_check(placement), self.console.warn)
+        find_problems: MediaCheck = partial(find_media_problems, self.processor.build)
+        if self.ranks.size > 1:
+            # One rank may still hold in memory what another would find changed: they must agree.
+            find_problems = partial(
+                check_media_across_ranks, check=find_problems, ranks=self.ranks, placement=placement
+            )
         weights = reward_weights(self.scorer, self.group_rewards)
         replay = None
         if stage.replay is not None:
@@ -260,7 +260,7 @@ class RunContext:
             prompts_per_step=stage.prompts_per_step,
             dynamic_sampling=stage.dynamic_sampling,
             replay=replay,
-            changed_media=media,
+            find_changed_media=partial(find_changed_media, find_problems=find_problems, warn=self.console.warn),
             stale_old_logprobs=None if corrected else "recorded",
             rollouts_may_be_stale=stage.async_rollouts or stage.has_partial_rollouts,
             tracked_terms=stage.track_rewards,
@@ -270,14 +270,16 @@ class RunContext:
     def build_engine(self, stage: SftStage | RlStage) -> StageEngine:
         """Return a new optimizer for a stage."""
         if self._sharded is not None:
-            return self._sharded.create_stage_engine(stage.optimizer)
+            from mmrl.learner.engine_deepspeed import DeepspeedEngine
+
+            return DeepspeedEngine(self._sharded, stage.optimizer)
         return TorchEngine(self.policy.trained_by_component, stage.optimizer, self.ranks)
 
     def build_learner(
         self,
         stage: SftStage | RlStage,
         engine: OptimizerEngine,
-        reference: LogprobModel | None,
+        reference: Policy | None,
         placement: MediaPlacement,
     ) -> GrpoLearner:
         """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""
@@ -305,26 +307,19 @@ class RunContext:
         )
 
     def _build_policy(self) -> Policy:
-        model = self.model_bundle.model
+        model, options = self.model_bundle.model, self.config.model
         if not self.is_zero3:  # under ZeRO-3 the whole model may not fit on any device
             model = model.to(select_device(self.config))
         return Policy(
             model,
             family=self.model_bundle.family,
-            freeze=self.config.model.freeze,
-            logits_chunk=self.config.model.logits_chunk_tokens,
+            freeze=options.freeze,
+            logits_chunk=options.logits_chunk_tokens,
             cache_vision=not self.is_zero3,
         )
 
-    def _build_media_check(self, placement: MediaPlacement) -> MediaCheck:
-        """Return what checks that the media of earlier prompts have not changed on disk."""
-        check = partial(find_media_problems, self.processor.build)
-        if self.ranks.size == 1:
-            return check
-        return partial(check_media_across_ranks, check=check, ranks=self.ranks, placement=placement)
-
     def _check_rewards(self) -> None:
-        """Call every reward on every sample it applies to, before training needs it."""
+        """Call every reward on every sample it applies to, before training; warn of rewards that apply to none."""
         for stage in self.config.stages:
             if isinstance(stage, RlStage):
                 load_custom_advantage(stage.advantage, self.base_dir)
@@ -334,7 +329,6 @@ class RunContext:
         self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
         check_group_rewards(self.group_rewards, self.scorer, self.samples.train)
 
-    def _warn_about_unused_rewards(self) -> None:
         all_samples: list[Sample] = []
         for split in self.samples.by_split().values():
             all_samples += split

@@ -1,20 +1,66 @@
-"""The callbacks of a training stage: logging, benchmarks, validation, checkpoints, and those of the user.
+"""One finished training step, and the callbacks that run after it: logging, benchmarks, validation, checkpoints.
 
-`mmrl.training.run` puts them in order. Imports without torch.
+`mmrl.training.run` puts them in order, the user's among them. Imports without torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from mmrl.config.schema import CallbackConfig, ValidationConfig
-from mmrl.ports import MetricsLogger
-from mmrl.training.step import Callback, StepResult
-from mmrl.types import EvalRewards, RunInterrupted, TrainingState, UserError
+from mmrl.ports import MetricsLogger, PromptBuilder, RewardScorer, RolloutPipeline
+from mmrl.scoring.answer_and_score import answer_and_score
+from mmrl.types import EvalRewards, RunInterrupted, Sample, SelectedExperiences, TrainingState, UserError
 from mmrl.utils.plugins import load_plugin
+
+if TYPE_CHECKING:
+    from mmrl.checkpoint import CheckpointManager
+
+EvalMoment = Literal["before", "step", "after"]
+"""Moment at which benchmarks may be due: before the first stage, after a step, or at the end of a stage."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    """Groups, metrics and times of one training step, as the callbacks receive them in turn."""
+
+    selected: SelectedExperiences  # groups, advantages, experiences; in `sft` a demonstration is a group of one
+    metrics: Mapping[str, float]  # reproducible numbers of the step: functions of the config and its seed
+    seconds: Mapping[str, float]  # wall-clock time by activity, named `time/<activity>_s`
+    rollouts_file: str | None = None  # file with the step's rollouts, set by `StepLogger` when it wrote one
+
+
+class Callback(Protocol):
+    """Something to do after each training step.
+
+    Callbacks run on every rank, after the weights were updated and `state.step` was advanced. A callback ends its stage
+    by setting `state.stage_done`, on all ranks alike.
+    """
+
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """React to a finished step; `state.step` steps of the stage are done."""
+
+
+@dataclass(slots=True)
+class StepTimer:
+    """Accumulates the wall-clock seconds of one step by activity."""
+
+    seconds: dict[str, float] = field(default_factory=dict)  # by `time/<activity>_s`
+
+    @contextmanager
+    def time(self, activity: str) -> Iterator[None]:
+        """Add the time spent inside this block to `activity`."""
+        start = time.perf_counter()
+        yield
+        name = f"time/{activity}_s"
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 class StepLogger:
@@ -34,14 +80,24 @@ class StepLogger:
 
 
 class BenchmarkRunner:
-    """Runs the benchmarks that are due after a step."""
+    """Runs the benchmarks that are due at a moment of a stage, and logs their metrics."""
 
-    def __init__(self, run_due_benchmarks: Callable[[TrainingState], None]) -> None:
-        self._run_due_benchmarks = run_due_benchmarks
+    def __init__(
+        self,
+        evaluate_due: Callable[[TrainingState, EvalMoment], Mapping[str, float]],
+        log_metrics: Callable[[TrainingState, Mapping[str, float]], None],
+    ) -> None:
+        self._evaluate_due, self._log_metrics = evaluate_due, log_metrics
+
+    def run(self, state: TrainingState, moment: EvalMoment) -> None:
+        """Run and log the benchmarks that are due."""
+        metrics = self._evaluate_due(state, moment)
+        if metrics:
+            self._log_metrics(state, metrics)
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
-        """Run and log the benchmarks that are due."""
-        self._run_due_benchmarks(state)
+        """Run and log the benchmarks that are due after this step."""
+        self.run(state, "step")
 
 
 class Validation:
@@ -50,17 +106,13 @@ class Validation:
     def __init__(
         self,
         evaluate: Callable[[], EvalRewards],
-        log_means: Callable[[TrainingState, Mapping[str, float], Mapping[str, float]], None],
         options: ValidationConfig,
+        log_metrics: Callable[[TrainingState, Mapping[str, float]], None],
+        print_line: Callable[[str], None],
     ) -> None:
-        """Measure with `evaluate`.
-
-        Args:
-            evaluate: Returns the reward of each validation sample under the current weights.
-            log_means: Receives the state, the mean reward by task and over tasks (`mean`), and the rollout metrics.
-            options: When to measure, and the rewards to reach.
-        """
-        self._evaluate, self._log_means, self._options = evaluate, log_means, options
+        """Measure with `evaluate`, which returns the reward of each validation sample under the current weights."""
+        self._evaluate, self._options = evaluate, options
+        self._log_metrics, self._print_line = log_metrics, print_line
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Measure if it is due, and set `state.stage_done` if the goal is reached."""
@@ -70,21 +122,48 @@ class Validation:
         task_means = {}
         for task, rewards in held_out.rewards.items():
             task_means[task] = fmean(rewards.values())
+        # Of the tasks, not of the samples: a task with many samples should not decide alone.
         mean = fmean(task_means.values())
-        self._log_means(state, {**task_means, "mean": mean}, held_out.rollout_metrics)
+        means = {**task_means, "mean": mean}
+        metrics = {**means, **held_out.rollout_metrics}
+        self._log_metrics(state, {f"validation/{name}": value for name, value in metrics.items()})
+        rewards_text = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
+        self._print_line(f"validation after {state.step} steps: {rewards_text}")
         goal, task_goal = self._options.stop_at_mean_reward, self._options.stop_at_task_reward
         if goal is not None and mean >= goal and (task_goal is None or min(task_means.values()) >= task_goal):
             state.stage_done = True
 
 
-class CheckpointWriter(Protocol):
-    """The part of `mmrl.checkpoint.CheckpointManager` that reports on writes in the background."""
+def measure_rewards(
+    samples: Sequence[Sample],
+    *,
+    prompt_builder: PromptBuilder,
+    rollout_pipeline: RolloutPipeline,
+    scorer: RewardScorer,
+    batch_size: int,
+    warn: Callable[[str], None],
+    step: int,
+) -> EvalRewards:
+    """Answer held-out samples under the current weights, and return the total reward of each without learning from it.
 
-    def raise_if_failed(self) -> None:
-        """Raise UserError if a write in the background has failed."""
-
-    def wait(self) -> None:
-        """Wait until nothing is being written. Raises as `raise_if_failed`."""
+    `rollout_pipeline` generates one rollout for each prompt. Results do not depend on `batch_size`. `warn` receives a
+    message for each reward term that failed.
+    """
+    rewards: dict[str, dict[str, float]] = {}
+    metrics: Counter[str] = Counter()
+    failures: Counter[tuple[str, str]] = Counter()
+    for start in range(0, len(samples), batch_size):
+        batch = samples[start : start + batch_size]
+        answers = answer_and_score(batch, prompt_builder, rollout_pipeline, scorer, step=step, for_evaluation=True)
+        metrics.update(answers.metrics)
+        for group in answers.groups:
+            sample = group.prompt.sample
+            [score] = group.scores
+            rewards.setdefault(sample.task, {})[sample.id] = score.total
+            failures.update((term, failure.error_kind) for term, failure in score.failures.items())
+    for (term, error_kind), count in failures.items():
+        warn(f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts")
+    return EvalRewards(rewards, metrics)
 
 
 class PeriodicCheckpointer:
@@ -93,12 +172,12 @@ class PeriodicCheckpointer:
     def __init__(
         self,
         save: Callable[[TrainingState], None],
-        writer: CheckpointWriter,
+        manager: CheckpointManager,
         stop_requested: Callable[[], bool],
         *,
         every: int,
     ) -> None:
-        self._save, self._writer, self._stop_requested, self._every = save, writer, stop_requested, every
+        self._save, self._manager, self._stop_requested, self._every = save, manager, stop_requested, every
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Save the run if it is due.
@@ -107,13 +186,13 @@ class PeriodicCheckpointer:
             RunInterrupted: the user asked to stop; everything is saved.
             UserError: this checkpoint, or an earlier one in the background, cannot be written.
         """
-        self._writer.raise_if_failed()
+        self._manager.raise_if_failed()
         if not self._stop_requested() and state.step % self._every:
             return
         self._save(state)
         # Asked again: the signal may have arrived while the checkpoint was being saved.
         if self._stop_requested():
-            self._writer.wait()
+            self._manager.wait()
             raise RunInterrupted
 
 

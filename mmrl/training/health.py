@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, NamedTuple
 
 from mmrl.config.schema import HealthConfig
-from mmrl.training.step import StepResult
-from mmrl.types import Group, TrainingState, UserError
+from mmrl.training.callbacks import StepResult
+from mmrl.types import TrainingState, UserError
 
 
 class HealthRule(NamedTuple):
     """A limit on the windowed mean of one metric, and the advice to print when it is violated."""
 
-    metric: str
-    limit_field: str
-    """Field of `HealthConfig` with the limit. A name that begins with `min_` is a lower limit, any other an upper."""
-    message: str
-    """Format string that receives the mean as `value`."""
+    metric: str  # name of the metric
+    limit_field: str  # field of `HealthConfig`; one that begins with `min_` is a lower limit, any other an upper
+    message: str  # format string that receives the mean as `value`
 
 
 HEALTH_RULES: Final = (
@@ -92,14 +90,12 @@ class HealthMonitor:
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Add the metrics of a step and warn of problems that begin with it."""
-        self.update(state.step, result.metrics)
-
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of step `step`, counted from 1, and warn of problems that begin with it."""
-        self._window.append(metrics)
+        step = state.step
+        self._window.append(result.metrics)
         if len(self._window) < self._options.window:
             return
         means = self.window_means()
+        # The first full window is what falling reward terms are compared with.
         self._first_means = self._first_means or means
         for name, message in self._find_problems(means):
             last = self._last_violation.get(name)
@@ -129,7 +125,10 @@ class HealthMonitor:
         for rule in HEALTH_RULES:
             limit: float | None = getattr(self._options, rule.limit_field)
             value = means.get(rule.metric)
-            if limit is not None and value is not None and _violates_limit(value, limit, rule.limit_field):
+            if limit is None or value is None:
+                continue
+            is_violated = value < limit if rule.limit_field.startswith("min_") else value > limit
+            if is_violated:
                 yield rule.metric, rule.message.format(value=value)
         yield from self._find_blind_probes(means)
         yield from self._find_failing_tools(means)
@@ -139,7 +138,13 @@ class HealthMonitor:
         limit = self._options.min_blind_gap
         if limit is None:
             return
-        for probe, gap in _largest_blind_gaps(means).items():
+        # Of each probe, the reward term that depends most on the media: a format term never loses anything.
+        gaps: dict[str, float] = {}
+        for name, gap in means.items():
+            if name.startswith(BLIND_GAP_PREFIX):
+                probe = name.removeprefix(BLIND_GAP_PREFIX).partition("/")[0]
+                gaps[probe] = max(gap, gaps.get(probe, gap))
+        for probe, gap in gaps.items():
             if gap < limit:
                 yield (
                     BLIND_GAP_PREFIX + probe,
@@ -151,10 +156,15 @@ class HealthMonitor:
         limit = self._options.max_failed_tool_call_frac
         if limit is None:
             return
-        for step_name, failed in _failed_call_fracs(means).items():
+        for name, calls in means.items():
+            if not name.endswith(CALLS_SUFFIX) or not calls:
+                continue
+            step_name = name.removesuffix(CALLS_SUFFIX)
+            failures = means.get(f"{step_name}/errors", 0.0) + means.get(f"{step_name}/timeouts", 0.0)
+            failed = failures / calls
             if failed > limit:
                 yield (
-                    step_name + CALLS_SUFFIX,
+                    name,
                     f"{failed:.0%} of the tool calls in step {step_name} fail: a tool raises or exceeds its timeout; "
                     "the rollouts contain its error messages. Fix it, or end the run there with `on_error: stop`",
                 )
@@ -202,10 +212,9 @@ class FailedStepCounter:
 class FailedStepLimit:
     """A callback that ends a run which no longer learns."""
 
-    max_nonfinite_steps: int
-    """Consecutive steps that may leave out an update because its gradient was not finite."""
+    max_nonfinite_steps: int  # consecutive steps that may leave out an update because its gradient was not finite
+    # Consecutive steps that may have no experience with a nonzero advantage; None for stages without advantages.
     max_steps_without_signal: int | None = None
-    """Consecutive steps that may have no experience with a nonzero advantage; None for stages without advantages."""
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Check the counts of `FailedStepCounter` against the limits.
@@ -226,43 +235,3 @@ class FailedStepLimit:
                 f"samples of the last one are in {result.rollouts_file}: look for anything unusual in them, or try "
                 "model.dtype=float32 or a lower learning rate"
             )
-
-
-def compute_duplicate_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the fractions of rollouts that repeat a sibling: its whole text, and its answer alone."""
-    num_rollouts = num_texts = num_answers = 0
-    for group in groups:
-        num_rollouts += len(group.all_rollouts)
-        num_texts += len({rollout.text for rollout in group.all_rollouts})
-        num_answers += len({rollout.answer.text for rollout in group.all_rollouts})
-    if not num_rollouts:
-        return {}
-    return {
-        "rollout/duplicate_frac": 1.0 - num_texts / num_rollouts,
-        "rollout/duplicate_answer_frac": 1.0 - num_answers / num_rollouts,
-    }
-
-
-def _failed_call_fracs(means: Mapping[str, float]) -> dict[str, float]:
-    """Return the fraction of tool calls that fail, by the rollout step that makes them."""
-    failed: dict[str, float] = {}
-    for name, calls in means.items():
-        if name.endswith(CALLS_SUFFIX) and calls:
-            step_name = name.removesuffix(CALLS_SUFFIX)
-            failures = means.get(f"{step_name}/errors", 0.0) + means.get(f"{step_name}/timeouts", 0.0)
-            failed[step_name] = failures / calls
-    return failed
-
-
-def _largest_blind_gaps(means: Mapping[str, float]) -> dict[str, float]:
-    """Return by probe the loss of the reward term that depends most on the media that the probe hides."""
-    gaps: dict[str, float] = {}
-    for name, gap in means.items():
-        if name.startswith(BLIND_GAP_PREFIX):
-            probe = name.removeprefix(BLIND_GAP_PREFIX).partition("/")[0]
-            gaps[probe] = max(gap, gaps.get(probe, gap))
-    return gaps
-
-
-def _violates_limit(value: float, limit: float, limit_field: str) -> bool:
-    return value < limit if limit_field.startswith("min_") else value > limit

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from mmrl.algo.step_metrics import compute_step_metrics
 from mmrl.distributed.ranks import Ranks, count_dropped_samples
 from mmrl.ports import ExperienceSelector, Learner, PromptBuilder, RewardScorer, RolloutPipeline, SampleSource
-from mmrl.training.health import compute_duplicate_metrics
-from mmrl.training.step import Callback, StepResult, StepTimer
+from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Group, Prompt, RolloutBatch, SelectedExperiences, TrainingState
 
 
@@ -23,7 +22,7 @@ class RlSettings:
     """Sizes of one RL stage."""
 
     num_steps: int  # optimizer steps of the stage
-    prompts_per_round: int  # over all ranks, with the groups that the step before left unfinished
+    prompts_per_round: int  # prompts sampled at a time, over all ranks, with those of groups left unfinished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,45 +34,47 @@ class RlComponents:
     rollout_pipeline: RolloutPipeline
     scorer: RewardScorer
     add_group_rewards: Callable[[Group, int], Group]  # adds rewards that compare siblings, weighted as at a step
-    selector: ExperienceSelector
+    selector: ExperienceSelector  # decides how often to sample in a step, and which rollouts it trains on
     learner: Learner
     update_reference: Callable[[int], Mapping[str, float]]  # moves the KL reference after a step; returns metrics
-    sync_weights: Callable[[int], None]  # gives the sampler the new weights, under a version
+    sync_weights: Callable[[int], None]  # gives the sampler the new weights, with their version number
     callbacks: Sequence[Callback]  # called after each step, in this order
     ranks: Ranks
 
 
 @dataclass(slots=True)
 class CollectedGroups:
-    """Scored groups and metrics of the sampling rounds of one step so far, and the time the step has taken."""
+    """All that one step has sampled so far. A group is a prompt with its rollouts and their scores."""
 
     groups: list[Group] = field(default_factory=list)
-    metrics: Counter[str] = field(default_factory=Counter)
-    rounds: int = 0
+    metrics: Counter[str] = field(default_factory=Counter)  # sums over the sampling rounds, by full name
+    rounds: int = 0  # sampling rounds so far; in each, a batch of prompts was rolled out and scored
     timer: StepTimer = field(default_factory=StepTimer)
 
 
 def run_rl_stage(settings: RlSettings, components: RlComponents, state: TrainingState) -> None:
-    """Train an RL stage from `state.step` to its end. `run_async_rl_stage` does so with prefetched rollouts."""
+    """Train an RL stage from `state.step` to its end. `run_async_rl_stage` generates while the learner works."""
     while state.step < settings.num_steps and not state.stage_done:
         collected = CollectedGroups()
         collect_groups(settings, components, state, collected)
 
+        # Computes advantages and leaves out what teaches nothing. An experience is a rollout with its advantage.
         with collected.timer.time("select"):
             selected = components.selector.select(collected.groups, state)
         with collected.timer.time("learn"):
             learner_metrics = components.learner.step(selected.experiences, step=state.step)
             reference_metrics = components.update_reference(state.step)
+            # `state.version` numbers the weights: it counts optimizer steps since the run began.
             components.sync_weights(state.version + 1)
-
         end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
 
 
 def collect_groups(
     settings: RlSettings, components: RlComponents, state: TrainingState, collected: CollectedGroups
 ) -> None:
-    """Build prompts, generate and score, until the selector has enough groups or allows no further round."""
+    """Build prompts, generate and score: once, or with dynamic sampling until enough groups can be trained on."""
     while components.selector.needs_another_round(collected.groups, state, rounds=collected.rounds):
+        # With partial rollouts, responses that an earlier step cut off midway are finished before new ones begin.
         num_prompts = settings.prompts_per_round - len(state.unfinished)
         prompts = build_prompts(components, state, num_prompts, collected.timer)
         with collected.timer.time("rollout"):
@@ -110,10 +111,9 @@ def end_step(
     learner_metrics: Mapping[str, float],
 ) -> None:
     """Count the step, put its metrics together, and run the callbacks."""
-    # From here on rollouts are drawn by the new weights and carry the new version.
+    # From here on rollouts are sampled from the new weights and carry the new version.
     state.step, state.version = state.step + 1, state.version + 1
-    metrics = {**collected.metrics, **compute_step_metrics(selected.groups, selected.advantages)}
-    metrics |= {**compute_duplicate_metrics(selected.groups), **selected.metrics, **learner_metrics}
-    result = StepResult(selected=selected, metrics=metrics, seconds=collected.timer.seconds)
+    metrics = {**collected.metrics, **compute_step_metrics(selected.groups, selected.advantages), **selected.metrics}
+    result = StepResult(selected=selected, metrics={**metrics, **learner_metrics}, seconds=collected.timer.seconds)
     for callback in components.callbacks:
         callback.on_step_end(state, result)

@@ -8,9 +8,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from types import FrameType
 from typing import Any
 
 from mmrl import checkpoint
@@ -23,25 +25,30 @@ from mmrl.data.stage_tables import write_history_table
 from mmrl.distributed.ranks import MediaPlacement, RankLostError, Ranks
 from mmrl.distributed.sharing import SharedDemonstrationLearner, measure_across_ranks
 from mmrl.distributed.torch_ranks import join_ranks
-from mmrl.learner.reference import ReferencePolicy, ReferenceUpdater
-from mmrl.log.comparison import compare_rewards, comparison_summary
+from mmrl.learner.reference import ReferencePolicy
+from mmrl.log.comparison import compare_rewards, comparison_summary, print_summary
 from mmrl.log.console import Console, null_console
-from mmrl.log.logger import NullLogger, RunLogger, print_summary
+from mmrl.log.logger import NullLogger, RunLogger
 from mmrl.log.run_dir import RunDir, check_same_run
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
 from mmrl.ports import Learner, Sampler, SampleSource
 from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
-from mmrl.training.benchmarks import EvalMoment, TrainingBenchmarks, read_all_benchmark_questions
+from mmrl.training.benchmarks import TrainingBenchmarks, read_all_benchmark_questions
 from mmrl.training.build import RunContext, StageEngine
-from mmrl.training.callbacks import BenchmarkRunner, PeriodicCheckpointer, StepLogger, Validation, load_callbacks
+from mmrl.training.callbacks import (
+    BenchmarkRunner,
+    Callback,
+    PeriodicCheckpointer,
+    StepLogger,
+    Validation,
+    load_callbacks,
+)
 from mmrl.training.health import FailedStepCounter, FailedStepLimit, HealthMonitor
 from mmrl.training.rl import RlComponents, RlSettings, run_rl_stage
 from mmrl.training.sample import run_sample_stage
 from mmrl.training.select import run_select_stage
 from mmrl.training.sft import SftComponents, build_sft_settings, run_sft_stage
-from mmrl.training.step import Callback
-from mmrl.training.stop_signal import StopSignal
 from mmrl.types import EvalRewards, RunInterrupted, Sample, TrainingState
 
 
@@ -70,7 +77,8 @@ def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
     run_dir = RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
     stop = StopSignal(console.warn)
     try:
-        with stop.interrupt_at_once(), ExitStack() as stack:
+        # SIGTERM too should unwind and clean up, as Ctrl-C does.
+        with stop.handle(signal.SIGTERM, finish_step=False), ExitStack() as stack:
             ranks.on_rank0(partial(stack.enter_context, run_dir.lock()))
             has_begun = ranks.on_rank0(partial(run_dir.claim, config, console.info))
             if has_begun and ranks.on_rank0(run_dir.model.exists):
@@ -93,11 +101,12 @@ def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
             ranks.on_rank0(partial(print_summary, run_dir, console))
     except (RunInterrupted, KeyboardInterrupt, RankLostError) as stopped:
         # A signal reaches all ranks, and those that stop first are lost to the others.
-        if isinstance(stopped, RankLostError) and not stop.requested():
+        if isinstance(stopped, RankLostError) and stop.received is None:
             raise
         saved = "Saved." if isinstance(stopped, RunInterrupted) else "Stopped; the last checkpoint is what is saved."
         console.info(f"{saved} Continue with: {shlex.join(['mmrl', *sys.argv[1:]])}")
-        return 128 + (stop.signal or signal.SIGINT)
+        # The exit code of a shell for a process that a signal ended.
+        return 128 + (stop.received or signal.SIGINT)
     return 0
 
 
@@ -118,6 +127,36 @@ def _remove_run_dir_on_error(run_dir: RunDir, *, keep: bool) -> Iterator[None]:
         raise
 
 
+@dataclass(slots=True)
+class StopSignal:
+    """Records whether the user has asked this process to stop, by SIGINT or SIGTERM."""
+
+    warn: Callable[[str], None]  # receives a message when the run will stop after the current step
+    received: int | None = None  # number of the signal that arrived, if any
+
+    @contextmanager
+    def handle(self, *signals: signal.Signals, finish_step: bool) -> Iterator[None]:
+        """Inside this block let `signals` raise KeyboardInterrupt.
+
+        With `finish_step` the first one is only recorded, so that the step can end and be saved.
+        """
+
+        def receive(number: int, _frame: FrameType | None) -> None:
+            if finish_step and self.received is not None:
+                raise KeyboardInterrupt
+            self.received = number
+            if not finish_step:
+                raise KeyboardInterrupt
+            self.warn("Stopping: the step in progress will be finished and saved. Interrupt again to stop at once.")
+
+        previous_handlers = {number: signal.signal(number, receive) for number in signals}
+        try:
+            yield
+        finally:
+            for number, previous in previous_handlers.items():
+                signal.signal(number, previous)
+
+
 class TrainingRun:
     """One run on one rank: its state, and the stages that are left."""
 
@@ -129,11 +168,16 @@ class TrainingRun:
         Raises:
             UserError: the checkpoint belongs to another config, or metrics.jsonl was changed since.
         """
-        self._context, self._benchmarks, self._user_callbacks, self._stop = context, benchmarks, user_callbacks, stop
+        self._context, self._user_callbacks, self._stop = context, user_callbacks, stop
         self._config, self._run_dir, self._console = context.config, context.run_dir, context.console
         self._ranks, self._placement = context.ranks, MediaPlacement()
-        self._evaluator = context.build_evaluator()
-        self._logger = self._make_logger()
+        self._measure_rewards = context.build_evaluator()
+        # Rank 0 alone writes; the others log into nothing, so that all make the same calls.
+        self._logger: RunLogger | NullLogger = NullLogger()
+        if self._ranks.rank == 0:
+            save_every = self._config.logging.save_rollouts_every
+            self._logger = RunLogger(self._run_dir, self._console, save_rollouts_every=save_every)
+        self._benchmarks = BenchmarkRunner(benchmarks.evaluate_due, self._logger.log_metrics)
         # Held-out reward is compared between the start of the first RL stage, or else the last SFT stage, and the end.
         kinds = [stage.kind for stage in self._config.stages]
         self._compared_stage = kinds.index("rl") if "rl" in kinds else len(kinds) - 1 - kinds[::-1].index("sft")
@@ -149,17 +193,14 @@ class TrainingRun:
     def execute(self) -> None:
         """Run the stages that are left, then compare, summarize and export."""
         with self._checkpoints:
-            with self._stop.stop_after_step():
+            with self._stop.handle(signal.SIGINT, signal.SIGTERM, finish_step=True):
                 self._run_stages()
             if "after" not in self._state.eval_rewards:
                 self._evaluate_test_samples("after")
                 self._save_checkpoint({}, self._state)
-        self._finish()
-
-    def _make_logger(self) -> RunLogger | NullLogger:
-        if self._ranks.rank:
-            return NullLogger()
-        return RunLogger(self._run_dir, self._console, save_rollouts_every=self._config.logging.save_rollouts_every)
+        self._context.unwrap_model()
+        self._ranks.on_rank0(self._write_results)
+        self._logger.close()
 
     def _run_stages(self) -> None:
         stages = self._config.stages
@@ -172,6 +213,7 @@ class TrainingRun:
                 stage_index=index + 1, version=self._state.version, eval_rewards=self._state.eval_rewards
             )
             self._save_checkpoint({}, self._state)
+            # A stage that is over must be on the disk before the next one begins.
             self._checkpoints.wait()
             if self._stop_requested():
                 raise RunInterrupted
@@ -187,39 +229,51 @@ class TrainingRun:
             case SftStage() | RlStage():
                 with (
                     self._logger.log_stage(stage.name, stage.steps, state.step),
-                    context.open_source(stage, state) as source,
+                    # The order of the samples may depend on rewards recorded in `state`.
+                    context.stage_data.open_source(
+                        stage, state, context.worker_encoder, context.console, context.ranks
+                    ) as source,
                 ):
                     if state.stage_index == self._compared_stage:
                         self._evaluate_test_samples("before")
-                    self._run_benchmarks("before", state)
+                    self._benchmarks.run(state, "before")
                     self._train_stage(stage, source)
-                    self._run_benchmarks("after", state)
+                    self._benchmarks.run(state, "after")
                 reason = ", its goal reached" if state.stage_done else ""
                 self._console.info(f"Stage {stage.name} ended after {state.step} steps{reason}.")
         if isinstance(stage, RlStage) and stage.track_rewards:
-            self._ranks.on_rank0(partial(self._write_reward_history, stage))
+            # What each sample of the stage earned, for stages of kind `select`.
+            table_path, samples = self._run_dir.outputs / f"{stage.name}.jsonl", context.stage_data.stage_samples(stage)
+            self._ranks.on_rank0(partial(write_history_table, table_path, samples, state.reward_history))
 
     def _train_stage(self, stage: SftStage | RlStage, source: SampleSource) -> None:
         context, state = self._context, self._state
         engine, reference = context.build_engine(stage), self._build_reference(stage)
+        # The checkpoint's optimizer belongs to the stage that was interrupted; later stages begin with a new one.
         if self._optimizer:
             engine.load_state(self._optimizer)
             self._optimizer = {}
         learner = context.samplers.sleep_during_learning(
-            context.build_learner(stage, engine, reference, self._placement)
+            context.build_learner(stage, engine, reference.policy if reference else None, self._placement)
         )
         health = HealthMonitor(stage.health, self._console.warn) if isinstance(stage, RlStage) else None
         callbacks = self._build_callbacks(stage, engine, reference, health)
         if isinstance(stage, SftStage):
-            run_sft_stage(
-                build_sft_settings(stage, self._config.run.seed),
-                self._build_sft_components(stage, source, learner, callbacks),
-                state,
+            if self._ranks.size > 1:
+                learner = SharedDemonstrationLearner(learner=learner, ranks=self._ranks, placement=self._placement)
+            components = SftComponents(
+                source=source,
+                prompt_builder=context.processor,
+                learner=learner,
+                callbacks=callbacks,
+                ranks=self._ranks,
+                tools=context.build_demonstration_tools(stage),
             )
+            run_sft_stage(build_sft_settings(stage, self._config.run.seed), components, state)
             return
         update_reference: Callable[[int], Mapping[str, float]] = _update_no_reference
-        if reference is not None:
-            update_reference = ReferenceUpdater(reference, engine, stage.reference).update
+        if reference is not None and not reference.is_frozen:
+            update_reference = partial(reference.update, reset_optimizer=engine.reset)
         self._train_rl_stage(stage, source, learner, callbacks, update_reference)
         if health is not None:
             self._console.info(health.summary())
@@ -249,30 +303,17 @@ class TrainingRun:
                 max_steps_without_signal=stage.max_steps_without_signal if isinstance(stage, RlStage) else None,
             )
         )
-        callbacks.append(BenchmarkRunner(partial(self._run_benchmarks, "step")))
+        if self._config.evaluation.benchmarks:
+            callbacks.append(self._benchmarks)
         if stage.validation is not None:
             measure = partial(self._evaluate, self._context.samples.validation)
-            callbacks.append(Validation(measure, self._log_validation, stage.validation))
+            callbacks.append(Validation(measure, stage.validation, self._logger.log_metrics, self._console.info))
         callbacks += self._user_callbacks
         # The checkpoint comes last: it holds what the others decided (`stage_done`) and the end of what they logged.
         callbacks.append(
             PeriodicCheckpointer(save, self._checkpoints, self._stop_requested, every=self._config.checkpoints.every)
         )
         return callbacks
-
-    def _build_sft_components(
-        self, stage: SftStage, source: SampleSource, learner: Learner, callbacks: Sequence[Callback]
-    ) -> SftComponents:
-        if self._ranks.size > 1:
-            learner = SharedDemonstrationLearner(learner=learner, ranks=self._ranks, placement=self._placement)
-        return SftComponents(
-            source=source,
-            prompt_builder=self._context.processor,
-            learner=learner,
-            callbacks=callbacks,
-            ranks=self._ranks,
-            tools=self._context.build_demonstration_tools(stage),
-        )
 
     def _train_rl_stage(
         self,
@@ -282,8 +323,11 @@ class TrainingRun:
         callbacks: Sequence[Callback],
         update_reference: Callable[[int], Mapping[str, float]],
     ) -> None:
-        context = self._context
-        sampler = self._build_sampler(stage)
+        context, version = self._context, self._state.version
+        sampler = context.samplers.make_sampler(
+            self._config.run.seed, stage.name, version=version, concurrent=stage.async_rollouts
+        )
+        context.samplers.sync_weights(version)
         check = self._check_logprobs(stage, sampler)
         pipeline = context.build_rollout_pipeline(stage, sampler)
         settings = RlSettings(num_steps=stage.steps, prompts_per_round=stage.max_prompts_in_flight)
@@ -310,15 +354,6 @@ class TrainingRun:
             executor=context.samplers.rollout_thread,
         )
         run_async_rl_stage(settings, components, async_rollouts, self._state)
-
-    def _build_sampler(self, stage: RlStage) -> Sampler:
-        """Return the stage's sampler with the current weights."""
-        context, version = self._context, self._state.version
-        sampler = context.samplers.make_sampler(
-            self._config.run.seed, stage.name, version=version, concurrent=stage.async_rollouts
-        )
-        context.samplers.sync_weights(version)
-        return sampler
 
     def _check_logprobs(self, stage: RlStage, sampler: Sampler) -> LogprobCheck | None:
         """Check that the sampler's log-probs match the learner's; return the check, to be repeated as it is due.
@@ -378,7 +413,7 @@ class TrainingRun:
 
     def _stop_requested(self) -> bool:
         """Return True on every rank if a signal has reached any of them. Collective."""
-        return any(self._ranks.all_gather(self._stop.requested()))
+        return any(self._ranks.all_gather(self._stop.received is not None))
 
     def _load_checkpoint(self) -> tuple[TrainingState, dict[str, Any]]:
         """Load the weights of the latest checkpoint; return its state and optimizer state, or those of a new run."""
@@ -400,11 +435,10 @@ class TrainingRun:
     def _save_checkpoint(self, optimizer: dict[str, Any], state: TrainingState) -> None:
         """Save the run; every rank writes its own share. Collective."""
         state.metrics_bytes = self._logger.metrics.position()
-        best = self._config.checkpoints.best
+        best, policy = self._config.checkpoints.best, self._context.policy
+        trained = policy.runner.local_shard(policy.trained, self._ranks)
         snapshot = checkpoint.Snapshot(
-            weights=checkpoint.CheckpointWeights(
-                trained=self._context.policy.local_shard(self._ranks), frozen_fingerprint=self._frozen_fingerprint
-            ),
+            weights=checkpoint.CheckpointWeights(trained=trained, frozen_fingerprint=self._frozen_fingerprint),
             optimizer=optimizer,
             rng=checkpoint.read_rng_states(),
             state=state,
@@ -416,25 +450,11 @@ class TrainingRun:
     def _checkpoint_weights(self, policy: Policy) -> checkpoint.CheckpointWeights:
         return checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=self._frozen_fingerprint)
 
-    def _run_benchmarks(self, moment: EvalMoment, state: TrainingState) -> None:
-        """Run and log the benchmarks that are due."""
-        metrics = self._benchmarks.evaluate_due(state, moment)
-        if metrics:
-            self._logger.log_metrics(state, metrics)
-
-    def _log_validation(
-        self, state: TrainingState, means: Mapping[str, float], rollout_metrics: Mapping[str, float]
-    ) -> None:
-        values = {**means, **rollout_metrics}
-        self._logger.log_metrics(state, {f"validation/{name}": value for name, value in values.items()})
-        rewards = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
-        self._console.info(f"validation after {state.step} steps: {rewards}")
-
     def _evaluate(self, samples: tuple[Sample, ...]) -> EvalRewards:
         """Measure the held-out reward of `samples` under the current weights. Collective."""
         self._context.samplers.sync_weights(self._state.version)
         with self._context.samplers.gather_for_sampling():
-            return measure_across_ranks(partial(self._evaluator.evaluate, step=self._state.step), samples, self._ranks)
+            return measure_across_ranks(partial(self._measure_rewards, step=self._state.step), samples, self._ranks)
 
     def _evaluate_test_samples(self, moment: str) -> None:
         """Measure the test samples `before` or `after`, unless that was done, and keep the rewards in the state."""
@@ -445,16 +465,6 @@ class TrainingRun:
         values = {task: fmean(by_sample.values()) for task, by_sample in rewards.items()}
         values |= rollout_metrics
         self._logger.log_metrics(self._state, {f"test/{name}": value for name, value in values.items()})
-
-    def _write_reward_history(self, stage: RlStage) -> None:
-        """Write the rewards that each sample of the stage earned, for stages of kind `select`."""
-        table_path = self._run_dir.outputs / f"{stage.name}.jsonl"
-        write_history_table(table_path, self._context.stage_data.stage_samples(stage), self._state.reward_history)
-
-    def _finish(self) -> None:
-        self._context.unwrap_model()
-        self._ranks.on_rank0(self._write_results)
-        self._logger.close()
 
     def _write_results(self) -> None:
         best = self._config.checkpoints.best
@@ -468,19 +478,16 @@ class TrainingRun:
         self._run_dir.write_summary(
             {"name": self._config.run.name, "seed": self._config.run.seed, "since": since, **comparison_summary(rows)}
         )
-        self._export()
-
-    def _export(self) -> None:
-        """Write the model as a Hugging Face folder, and before it the adapter alone, which is merged into the model."""
         context = self._context
         step_id = str(checkpoint.StepId(self._state.stage_index, 0))
         facts = collect_card_facts(self._run_dir, self._config, self._state, step_id)
         if context.adapter is not None:
+            # Before the model's folder: merging ends the adapter.
             write_adapter(self._run_dir.adapter, context.adapter, facts)
             context.adapter.merge()
         write_model(self._run_dir.model, context.model_bundle, facts)
 
 
 def _update_no_reference(step: int) -> dict[str, float]:
-    """Stand in for `ReferenceUpdater.update` in stages without a moving reference."""
+    """Stand in for `ReferencePolicy.update` in stages without a moving reference."""
     return {}

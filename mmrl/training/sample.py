@@ -3,59 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from mmrl.config.schema import SampleStage
 from mmrl.data.stage_tables import build_sample_row, read_table
-from mmrl.distributed.ranks import MediaPlacement, Ranks, rank_slice
+from mmrl.distributed.ranks import MediaPlacement, rank_slice
 from mmrl.log.logger import NullLogger, RunLogger
-from mmrl.ports import PromptBuilder, RewardScorer, RolloutPipeline
 from mmrl.scoring.answer_and_score import answer_and_score
-from mmrl.types import FinishReason, Group, Rollout, RunInterrupted, Sample, Score, TrainingState
+from mmrl.types import FinishReason, Group, RunInterrupted, Score, TrainingState
 from mmrl.utils.files import json_line, report_write_errors
 
 if TYPE_CHECKING:
     from mmrl.training.build import RunContext
-
-_UNSCORED_COLUMNS: Final[Mapping[str, Any]] = MappingProxyType({"terms": {}, "total": None})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSettings:
-    """Samples, sizes and output of one sample stage."""
-
-    samples: Sequence[Sample]
-    """The samples to answer, in order."""
-    prompts_per_step: int
-    """Samples that are answered in one step, over all ranks."""
-    group_size: int
-    """Rollouts of each sample."""
-    table_path: Path
-    """JSON Lines file with one row for each rollout."""
-
-    @property
-    def num_steps(self) -> int:
-        """Steps until every sample is answered."""
-        return -(-len(self.samples) // self.prompts_per_step)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleComponents:
-    """The parts of one sample stage. `mmrl.ports` says what each of them does."""
-
-    prompt_builder: PromptBuilder
-    rollout_pipeline: RolloutPipeline
-    scorer: RewardScorer
-    """Returns the groups of all ranks."""
-    ranks: Ranks
-    stop_requested: Callable[[], bool]
-    """Returns True on every rank once the user has asked any of them to stop."""
 
 
 def run_sample_stage(
@@ -65,35 +29,7 @@ def run_sample_stage(
     state: TrainingState,
     stop_requested: Callable[[], bool],
 ) -> None:
-    """Write the rollouts of the current policy for the stage's samples. Raises as `sample_rollouts`."""
-    samples = context.stage_data.stage_samples(stage)
-    if stage.steps is not None:
-        samples = samples[: stage.steps * stage.prompts_per_step]
-    settings = SampleSettings(
-        samples=samples,
-        prompts_per_step=stage.prompts_per_step,
-        group_size=stage.group_size,
-        table_path=context.run_dir.outputs / f"{stage.name}.jsonl",
-    )
-    sampler = context.samplers.make_sampler(context.config.run.seed, stage.name, version=state.version)
-    context.samplers.sync_weights(state.version)
-    pipeline = context.build_rollout_pipeline(stage, sampler)
-    components = SampleComponents(
-        prompt_builder=context.processor,
-        rollout_pipeline=context.share_rollout_pipeline(pipeline, stage.prompts_per_step),
-        scorer=context.share_scorer(MediaPlacement()),
-        ranks=context.ranks,
-        stop_requested=stop_requested,
-    )
-    first_step = context.ranks.on_rank0(partial(count_finished_steps, settings))
-    with logger.log_stage(stage.name, settings.num_steps, first_step):
-        for step in sample_rollouts(settings, components):
-            logger.log_progress(step)
-        logger.log_metrics(state, context.ranks.on_rank0(partial(compute_table_metrics, settings.table_path)))
-
-
-def sample_rollouts(settings: SampleSettings, components: SampleComponents) -> Iterator[int]:
-    """Write the rollouts of one step after another, from the end of the table on; yield the number of finished steps.
+    """Write the rollouts of the current policy for the stage's samples to a table, with one row for each.
 
     The table is the only state of the stage. The rows of a step depend on the step alone, and an incomplete step at the
     end of the table is removed, so an interrupted stage continues exactly.
@@ -102,35 +38,43 @@ def sample_rollouts(settings: SampleSettings, components: SampleComponents) -> I
         RunInterrupted: the user asked to stop; the table is complete up to here.
         UserError: the table cannot be written.
     """
-    first_step = components.ranks.on_rank0(partial(count_finished_steps, settings))
-    for step in range(first_step, settings.num_steps):
-        samples = settings.samples[step * settings.prompts_per_step : (step + 1) * settings.prompts_per_step]
-        own_samples = samples[rank_slice(len(samples), components.ranks)]
-        answers = answer_and_score(
-            own_samples, components.prompt_builder, components.rollout_pipeline, components.scorer, step=step
-        )
-        components.ranks.on_rank0(partial(_append_rows, settings.table_path, answers.groups))
-        yield step + 1
-        if components.stop_requested():
-            raise RunInterrupted
+    ranks, size = context.ranks, stage.prompts_per_step
+    table_path = context.run_dir.outputs / f"{stage.name}.jsonl"
+    samples = context.stage_data.stage_samples(stage)
+    if stage.steps is not None:
+        samples = samples[: stage.steps * size]
+    sampler = context.samplers.make_sampler(context.config.run.seed, stage.name, version=state.version)
+    context.samplers.sync_weights(state.version)
+    pipeline = context.share_rollout_pipeline(context.build_rollout_pipeline(stage, sampler), size)
+    scorer = context.share_scorer(MediaPlacement())
+    num_steps = -(-len(samples) // size)  # the last step may have fewer samples
+    first_step = ranks.on_rank0(partial(count_finished_steps, table_path, stage, len(samples)))
+    with logger.log_stage(stage.name, num_steps, first_step):
+        for step in range(first_step, num_steps):
+            step_samples = samples[step * size : (step + 1) * size]
+            own_samples = step_samples[rank_slice(len(step_samples), ranks)]
+            answers = answer_and_score(own_samples, context.processor, pipeline, scorer, step=step)
+            ranks.on_rank0(partial(_append_rows, table_path, answers.groups))
+            logger.log_progress(step + 1)
+            if stop_requested():
+                raise RunInterrupted
+        logger.log_metrics(state, ranks.on_rank0(partial(compute_table_metrics, table_path)))
 
 
-def count_finished_steps(settings: SampleSettings) -> int:
+def count_finished_steps(table_path: Path, stage: SampleStage, num_samples: int) -> int:
     """Return the number of complete steps in the table, and cut off what stands behind them."""
-    if not settings.table_path.exists():
+    if not table_path.exists():
         return 0
-    lines = settings.table_path.read_bytes().splitlines(keepends=True)
-    complete = []
-    for line in lines:
-        if line.endswith(b"\n"):
-            complete.append(line)
-    # The last step may have fewer rows than the others.
-    if len(complete) == len(settings.samples) * settings.group_size:
-        return settings.num_steps
-    rows_per_step = settings.prompts_per_step * settings.group_size
+    lines = table_path.read_bytes().splitlines(keepends=True)
+    # A run that was killed while it wrote can leave part of a line.
+    complete = [line for line in lines if line.endswith(b"\n")]
+    # The last step may have fewer rows than the others, so it cannot be found by division.
+    if len(complete) == num_samples * stage.group_size:
+        return -(-num_samples // stage.prompts_per_step)
+    rows_per_step = stage.prompts_per_step * stage.group_size
     num_steps = len(complete) // rows_per_step
     if lines:
-        os.truncate(settings.table_path, sum(map(len, complete[: num_steps * rows_per_step])))
+        os.truncate(table_path, sum(map(len, complete[: num_steps * rows_per_step])))
     return num_steps
 
 
@@ -161,31 +105,30 @@ def _append_rows(path: Path, groups: Sequence[Group]) -> None:
     with report_write_errors(path), file:
         file.write("".join(lines).encode("utf-8", errors="backslashreplace"))
         file.flush()
+        # On the disk before the next step begins: a resumed stage trusts the table.
         os.fsync(file.fileno())
 
 
 def _group_rows(group: Group, folder: Path) -> list[dict[str, Any]]:
     """Return a row for each rollout of a group, scored or not, in the order of generation."""
     sample_columns = build_sample_row(group.prompt.sample, folder)
+    # A rollout that could not be scored has a row too: it was answered, and counts as such.
+    scores: list[Score | None] = [*group.scores, *(None for _ in group.dropped)]
     rows = []
-    for rollout, score in zip(group.rollouts, group.scores, strict=True):
-        rows.append({**sample_columns, **_rollout_columns(rollout), **_score_columns(score)})
-    for dropped in group.dropped:
-        rows.append({**sample_columns, **_rollout_columns(dropped.rollout), **_UNSCORED_COLUMNS})
-    rows.sort(key=lambda row: row["rollout"])
+    for rollout, score in zip(group.all_rollouts, scores, strict=True):
+        terms = {} if score is None else {name: term.value for name, term in score.terms.items()}
+        rows.append(
+            {
+                **sample_columns,
+                "id": f"{rollout.prompt.sample.id}#{rollout.index}",
+                "rollout": rollout.index,
+                "response": rollout.text,
+                "finish": rollout.finish_reason,
+                "rethink": rollout.parent_index is not None,
+                "tokens": rollout.num_tokens,
+                "terms": terms,
+                "total": None if score is None else score.total,
+            }
+        )
+    rows.sort(key=itemgetter("rollout"))
     return rows
-
-
-def _rollout_columns(rollout: Rollout) -> dict[str, Any]:
-    return {
-        "id": f"{rollout.prompt.sample.id}#{rollout.index}",
-        "rollout": rollout.index,
-        "response": rollout.text,
-        "finish": rollout.finish_reason,
-        "rethink": rollout.parent_index is not None,
-        "tokens": rollout.num_tokens,
-    }
-
-
-def _score_columns(score: Score) -> dict[str, Any]:
-    return {"terms": {name: term.value for name, term in score.terms.items()}, "total": score.total}

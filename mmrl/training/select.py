@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmrl.algo.reward_history import RANKINGS
+from mmrl.algo.reward_history import measure_samples
 from mmrl.config.schema import SelectStage
 from mmrl.data.stage_tables import read_table, save_table
 from mmrl.log.logger import NullLogger, RunLogger
@@ -27,24 +27,18 @@ _ROLLOUT_COLUMNS = ("rollout", "finish", "rethink", "tokens", "terms", "total", 
 class SelectionCounts(NamedTuple):
     """Sizes of a selection; each field is the metric `select/<field>`."""
 
-    kept: int
-    """Samples that were selected."""
-    total: int
-    """Samples that had a value of the stage's metric."""
-    rows: int
-    """Rows written: one for each sample, or one for each correct response."""
-    median: float
-    """Median of the stage's metric over all `total` samples."""
+    kept: int  # samples that were selected
+    total: int  # samples that had a value of the stage's metric
+    rows: int  # rows written: one for each sample, or one for each correct response
+    median: float  # median of the stage's metric over all `total` samples
 
 
 class _SampleMetric(NamedTuple):
     """A sample with its value of the stage's metric."""
 
-    row: TableRow
-    """The row to write for the sample."""
-    value: float
-    correct_rollouts: Sequence[TableRow] = ()
-    """Rows of the rollouts that were correct, in the order of generation."""
+    row: TableRow  # the row to write for the sample
+    value: float  # its value of the metric
+    correct_rollouts: Sequence[TableRow] = ()  # rows of the rollouts that were correct, in the order of generation
 
 
 def run_select_stage(
@@ -77,7 +71,14 @@ def select_samples(stage: SelectStage, folder: Path) -> SelectionCounts:
     kept = _keep_best(stage, samples)
     selected_rows: list[TableRow] = []
     for sample in kept:
-        selected_rows += _response_rows(stage, sample) if stage.output == "responses" else [sample.row]
+        if stage.output != "responses":
+            selected_rows.append(sample.row)
+            continue
+        rollouts = sample.correct_rollouts
+        if stage.max_responses is not None:
+            rollouts = sorted(rollouts, key=itemgetter("tokens"))[: stage.max_responses]
+        for rollout in rollouts:
+            selected_rows.append({**sample.row, "id": rollout["id"], "response": rollout["response"]})
     values = [sample.value for sample in samples]
     if not selected_rows:
         raise UserError(
@@ -111,7 +112,7 @@ def _measure_from_history(stage: SelectStage, rows: Sequence[TableRow]) -> Itera
     history = {}
     for row in rows:
         history[row["sample"]] = [SampleStats(*visit) for visit in row["visits"]]
-    values = RANKINGS[stage.metric](history)
+    values = measure_samples(history, stage.metric)
     for row in rows:
         value = values[row["sample"]]
         yield _SampleMetric({**_sample_columns(row), stage.metric: value}, value)
@@ -119,10 +120,7 @@ def _measure_from_history(stage: SelectStage, rows: Sequence[TableRow]) -> Itera
 
 def _is_correct(stage: SelectStage, row: TableRow) -> bool | None:
     """Return True if all terms of `correct` that the rollout has reach the threshold; None if it has none of them."""
-    values = []
-    for name in stage.correct:
-        if name in row["terms"]:
-            values.append(row["terms"][name])
+    values = [row["terms"][name] for name in stage.correct if name in row["terms"]]
     return all(value >= stage.threshold for value in values) if values else None
 
 
@@ -133,14 +131,6 @@ def _keep_best(stage: SelectStage, samples: Sequence[_SampleMetric]) -> list[_Sa
     in_range = [index for index, sample in enumerate(samples) if low <= sample.value <= upper]
     ranked = sorted(in_range, key=lambda index: -samples[index].value)
     return [samples[index] for index in sorted(ranked[: stage.top_k])]
-
-
-def _response_rows(stage: SelectStage, sample: _SampleMetric) -> list[TableRow]:
-    """Return a row for each correct response, the `max_responses` shortest if that is set."""
-    rollouts = sample.correct_rollouts
-    if stage.max_responses is not None:
-        rollouts = sorted(rollouts, key=itemgetter("tokens"))[: stage.max_responses]
-    return [{**sample.row, "id": rollout["id"], "response": rollout["response"]} for rollout in rollouts]
 
 
 def _sample_columns(row: TableRow) -> dict[str, Any]:

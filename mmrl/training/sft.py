@@ -12,7 +12,7 @@ from mmrl.config.schema import SftStage
 from mmrl.data.demonstrations import TargetField, demonstration_text
 from mmrl.distributed.ranks import Ranks, count_dropped_samples
 from mmrl.ports import DemonstrationCompleter, Learner, PromptBuilder, SampleSource
-from mmrl.training.step import Callback, StepResult, StepTimer
+from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Experience, Group, Rollout, Sample, Score, SelectedExperiences, TrainingState
 from mmrl.utils.seeds import derive_seed
 
@@ -21,18 +21,12 @@ from mmrl.utils.seeds import derive_seed
 class SftSettings:
     """Sizes and options of one supervised stage."""
 
-    num_steps: int
-    """Optimizer steps of the stage."""
-    batch_size: int
-    """Demonstrations of a step, over all ranks."""
-    target_field: TargetField
-    """Field of the sample that is imitated."""
-    loss_on: Literal["response", "answer"]
-    """Part of the demonstration that is learned."""
-    drop_thinking_prob: float
-    """Probability that a demonstration is learned without its thinking, in [0, 1]."""
-    seed_parts: tuple[str | int, ...]
-    """The run's seed and the stage's name: random choices derive from them, the step and the sample."""
+    num_steps: int  # optimizer steps of the stage
+    batch_size: int  # demonstrations of a step, over all ranks
+    target_field: TargetField  # field of the sample that is imitated
+    loss_on: Literal["response", "answer"]  # part of the demonstration that is learned
+    drop_thinking_prob: float  # probability that a demonstration is learned without its thinking, in [0, 1]
+    seed_parts: tuple[str | int, ...]  # run's seed, stage's name: with step and sample, what random choices derive from
 
 
 def build_sft_settings(stage: SftStage, seed: int) -> SftSettings:
@@ -82,6 +76,7 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
             experiences = tuple(Experience(rollout=rollout, advantage=0.0) for rollout in demonstrations)
             metrics |= components.learner.step(experiences, step=state.step)
 
+        # No sampler has to know of the new weights: a stage that samples fetches them when it begins.
         state.step, state.version = state.step + 1, state.version + 1
         state.data_position += settings.batch_size
         result = StepResult(selected=_as_selected(experiences), metrics=metrics, seconds=timer.seconds)

@@ -8,12 +8,11 @@ Each is made from the one before it, by the part of the loop that is named above
     Sample        a dataset function              sample          question, media references, Target
     Prompt        ports.PromptBuilder             rollout         the sample's tokens, grids, digest
     Rollout       ports.RolloutPipeline           rollout         Segments of tokens, each with its Author
-    Group         ports.RewardScorer              reward          a prompt's rollouts, a Score for each
-    Experience    ports.ExperienceSelector        experience      a rollout with its advantage
+    Group         ports.RewardScorer              rollout         a prompt's rollouts, a Score for each
+    Experience    ports.ExperienceSelector        state           a rollout with its advantage
     TrainingState the loop, step by step          state           all that a checkpoint adds to weights and optimizer
 
-Beside them, `media` has references to images and videos and the coordinates in them, and `errors` what may be raised
-across packages. Example, one counting question on its way through the loop:
+`errors` has what may be raised across packages. Example, one counting question on its way through the loop:
 
     Sample(id="count-7", task="count", parts=(ImageRef(path="7.png", sha256="ab.."), "How many red dots?"),
            target=Target(answer_type=AnswerType.NUMBER, value=3))
@@ -26,8 +25,29 @@ across packages. Example, one counting question on its way through the loop:
 """
 
 from mmrl.types.errors import PromptTooLongError, RunInterrupted, Unscorable, UserError
-from mmrl.types.experience import Experience, SelectedExperiences
-from mmrl.types.media import (
+from mmrl.types.rollout import (
+    TRAINED_AUTHORS,
+    Answer,
+    Author,
+    Dropped,
+    EvalRewards,
+    FinishReason,
+    Group,
+    MediaObservation,
+    Prompt,
+    Response,
+    RewardErrorKind,
+    RewardFailure,
+    RewardValue,
+    Rollout,
+    RolloutBatch,
+    SamplingParams,
+    Score,
+    Segment,
+)
+from mmrl.types.sample import (
+    Action,
+    AnswerType,
     ContentPart,
     CoordinateSystem,
     Corruption,
@@ -35,27 +55,18 @@ from mmrl.types.media import (
     ImageRef,
     MediaPolicy,
     MediaRef,
+    Region,
+    RejectedRow,
     ResizeMap,
+    Sample,
     Size,
+    Target,
     VideoRef,
 )
-from mmrl.types.reward import Dropped, EvalRewards, Group, RewardErrorKind, RewardFailure, RewardValue, Score
-from mmrl.types.rollout import (
-    Answer,
-    Author,
-    FinishReason,
-    MediaObservation,
-    Prompt,
-    Response,
-    Rollout,
-    RolloutBatch,
-    SamplingParams,
-    Segment,
-)
-from mmrl.types.sample import Action, AnswerType, Region, RejectedRow, Sample, Target
-from mmrl.types.state import SampleStats, TrainingState
+from mmrl.types.state import Experience, SampleStats, SelectedExperiences, TrainingState
 
 __all__ = [
+    "TRAINED_AUTHORS",
     "Action",
     "Answer",
     "AnswerType",

@@ -1,14 +1,13 @@
-"""Prompts, and rollouts with the tokens that they consist of."""
+"""Prompts, rollouts with the tokens that they consist of, and their rewards."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from mmrl.types.media import CoordinateSystem, MediaRef, ResizeMap
-from mmrl.types.sample import Sample
+from mmrl.types.sample import CoordinateSystem, MediaRef, ResizeMap, Sample
 
 
 class Author(StrEnum):
@@ -20,46 +19,33 @@ class Author(StrEnum):
     ENVIRONMENT = "environment"  # a tool's reply: never trained on
 
 
+TRAINED_AUTHORS = (Author.POLICY, Author.DEMONSTRATION)
+"""The authors whose tokens are scored and trained. Everything that skips the others' tokens reads this."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """A rollout as reward functions see it, beside the sample.
+    """A rollout as reward functions see it, beside the sample."""
 
-    Example: `Response(text="... <answer>3</answer>", answer=..., finish_reason=FinishReason.EOS, num_tokens=41, ...)`
-    """
-
-    text: str
-    """Everything after the prompt, replies of tools included."""
-    answer: Answer
-    """`text`, parsed."""
-    finish_reason: FinishReason
-    num_tokens: int
-    """Tokens after the prompt, whoever wrote them."""
-    resize_maps: tuple[ResizeMap, ...]
-    """One for each image or video of the sample, in reading order; a video's frames share one."""
-    coordinate_system: CoordinateSystem
-    """Units of the coordinates in `answer`."""
-    tool_resize_maps: tuple[ResizeMap, ...] = ()
-    """Those of images that tools showed. No coordinates of `answer` refer to them."""
+    text: str  # everything after the prompt, replies of tools included
+    answer: Answer  # `text`, parsed
+    finish_reason: FinishReason  # event that ended it
+    num_tokens: int  # tokens after the prompt, whoever wrote them
+    resize_maps: tuple[ResizeMap, ...]  # one for each image or video of the sample; a video's frames share one
+    coordinate_system: CoordinateSystem  # units of the coordinates in `answer`
+    tool_resize_maps: tuple[ResizeMap, ...] = ()  # of images that tools showed; `answer` never refers to them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A sample as the model reads it: tokens, and the layout of its images and videos.
+    """A sample as the model reads it: tokens, and the layout of its images and videos."""
 
-    Example: `Prompt(sample=..., token_ids=(5, 9, 9, ...), grids=((1, 6, 6),), resize_maps=(...,), ..., digest="9f..")`
-    """
-
-    sample: Sample
-    token_ids: tuple[int, ...]
-    """Prompt tokens, with one placeholder for each visual token."""
-    grids: tuple[tuple[int, int, int], ...]
-    """Time, height and width in patches of each image or video, in reading order."""
-    resize_maps: tuple[ResizeMap, ...]
-    """Resizing of each image or video, in reading order."""
-    coordinate_system: CoordinateSystem
-    """Units in which the model writes coordinates."""
-    digest: str
-    """Hash of tokens, grids and pixels. It tells whether media are still what they were."""
+    sample: Sample  # the sample it was built from
+    token_ids: tuple[int, ...]  # prompt tokens, with one placeholder for each visual token
+    grids: tuple[tuple[int, int, int], ...]  # time, height, width in patches of each image or video, in order
+    resize_maps: tuple[ResizeMap, ...]  # resizing of each image or video, in reading order
+    coordinate_system: CoordinateSystem  # units in which the model writes coordinates
+    digest: str  # hash of tokens, grids and pixels, in hex; it tells whether media are still what they were
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +54,14 @@ class SamplingParams:
 
     The learner evaluates log-probs under the same distribution. Sampling ends after EOS, after the token that completes
     a stop string, or after `max_new_tokens`.
-
-    Example: `SamplingParams(temperature=0.8, max_new_tokens=512)`
     """
 
-    temperature: float = 1.0
-    """Divisor of the logits; 0 is greedy."""
-    top_p: float = 1.0
-    """Total probability of the tokens that may be sampled; 1 for all."""
-    top_k: int = 0
-    """Number of tokens that may be sampled; 0 for all."""
-    banned_token_ids: tuple[int, ...] = ()
-    """Tokens that are never sampled."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a response."""
-    max_new_tokens: int
-    """Most tokens that are sampled."""
+    temperature: float = 1.0  # divisor of the logits, at least 0; 0 is greedy
+    top_p: float = 1.0  # total probability of the tokens that may be sampled, in (0, 1]; 1 for all
+    top_k: int = 0  # number of tokens that may be sampled; 0 for all
+    banned_token_ids: tuple[int, ...] = ()  # tokens that are never sampled
+    stop: tuple[str, ...] = ()  # strings that end a response
+    max_new_tokens: int  # most tokens that are sampled
 
     @property
     def effective_temperature(self) -> float:
@@ -93,36 +71,24 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaObservation:
-    """An image or video that a tool showed within a response.
+    """An image or video that a tool showed within a response."""
 
-    Example: `MediaObservation(ref=crop, grid=(1, 4, 4), resize_map=..., digest="7c..")`
-    """
-
-    ref: MediaRef
-    grid: tuple[int, int, int]
-    """Time, height and width in patches."""
-    resize_map: ResizeMap
-    digest: str
-    """Hash of its tokens, grid and patches."""
+    ref: MediaRef  # the image or video
+    grid: tuple[int, int, int]  # time, height and width in patches
+    resize_map: ResizeMap  # its resizing; a video's frames share one
+    digest: str  # hash of its tokens, grid and patches, in hex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Consecutive tokens of a response by one author.
+    """Consecutive tokens of a response by one author."""
 
-    Example: `Segment(token_ids=(41, 3), logprobs=(-0.2, -1.1), author=Author.POLICY, version=12)`
-    """
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """Log-prob of each token under the distribution that it was sampled from, nats; 0 for authors other than POLICY."""
-    author: Author
-    version: int = 0
-    """Policy version that sampled the tokens: optimizer steps since the run began."""
-    sampling_params: SamplingParams | None = None
-    """Distribution that these tokens were sampled from; None for the rollout's own."""
-    observation: MediaObservation | None = None
-    """The image or video that the tokens stand for; the segment has no other tokens then."""
+    token_ids: tuple[int, ...]  # the tokens
+    logprobs: tuple[float, ...]  # of each token where it was sampled, nats, at most 0; 0 for authors other than POLICY
+    author: Author  # who wrote the tokens
+    version: int = 0  # policy version that sampled the tokens: optimizer steps since the run began
+    sampling_params: SamplingParams | None = None  # distribution of these tokens; None for the rollout's own
+    observation: MediaObservation | None = None  # image or video that the tokens stand for; it has no other tokens then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,16 +98,11 @@ class Answer:
     Example: `Answer(text="3", thinking="one, two, three", value=3)`
     """
 
-    text: str | None
-    """Text where the answer belongs; None if there is no such place."""
-    thinking: str | None
-    """Text of the thinking; None if there is none."""
-    value: Any
-    """The answer as the Python value of its `AnswerType`; None if the text cannot be parsed as one."""
-    problems: tuple[str, ...] = ()
-    """Departures from the response format, one sentence each."""
-    sections: Mapping[str, str] = field(default_factory=dict)
-    """Text of the format's other sections, by tag."""
+    text: str | None  # text where the answer belongs; None if there is no such place
+    thinking: str | None  # text of the thinking; None if there is none
+    value: Any  # the answer as the Python value of its `AnswerType`; None if the text cannot be parsed as one
+    problems: tuple[str, ...] = ()  # departures from the response format, one sentence each
+    sections: Mapping[str, str] = field(default_factory=dict)  # text of the format's other sections, by tag
 
 
 class FinishReason(StrEnum):
@@ -154,32 +115,30 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One response to a prompt.
+    """One response to a prompt."""
 
-    Example: `Rollout(prompt=..., index=0, segments=(...,), text="3", answer=..., finish_reason=FinishReason.EOS, ...)`
-    """
-
-    prompt: Prompt
-    index: int
-    """Number of the rollout within its group, from 0."""
-    segments: tuple[Segment, ...]
-    """Tokens after the prompt, in order."""
-    text: str
-    """`segments`, decoded without special tokens."""
-    answer: Answer
-    """`text`, parsed."""
-    finish_reason: FinishReason
-    sampling_params: SamplingParams
-    """Distribution of all segments that name no other."""
-    parent_index: int | None = None
-    """Index of the first response that a forced rethink continued; None for a first response."""
-    is_correct: bool | None = None
-    """Verdict of the rethink step on how the continuation ended; None if it did not judge this end."""
+    prompt: Prompt  # the prompt it responds to
+    index: int  # number of the rollout within its group, from 0
+    segments: tuple[Segment, ...]  # tokens after the prompt, in order
+    text: str  # `segments`, decoded without special tokens
+    answer: Answer  # `text`, parsed
+    finish_reason: FinishReason  # event that ended it
+    sampling_params: SamplingParams  # distribution of all segments that name no other
+    parent_index: int | None = None  # index of the first response that a forced rethink continued; None for a first one
+    is_correct: bool | None = None  # the rethink step's verdict on how it ended; None if it gave none
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens after the prompt, whoever wrote them."""
         return sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def oldest_version(self) -> int:
+        """Policy version that sampled the oldest of its tokens; partial rollouts have tokens of several versions.
+
+        The age of a rollout is counted from this version everywhere. A demonstration has none.
+        """
+        return min(segment.version for segment in self.segments if segment.author is Author.POLICY)
 
     @property
     def observations(self) -> tuple[MediaObservation, ...]:
@@ -194,16 +153,81 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
-    """Result of the rollout steps for a batch of prompts.
+    """Result of the rollout steps for a batch of prompts."""
 
-    Example: `RolloutBatch(groups=((a, b), (c, d)), metrics={"rethink/frac": 0.5})`
+    groups: tuple[tuple[Rollout, ...], ...]  # a group of rollouts for each prompt that is complete, in order
+    unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups with a rollout that has not ended; the next step goes on
+    # For each of `groups`, rollouts that never train, by the name of the probe; empty without probes.
+    probes: tuple[Mapping[str, tuple[Rollout, ...]], ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)  # metrics of the rollout steps, by their full names
+
+
+class RewardValue(NamedTuple):
+    """Result of one reward function for one response.
+
+    Example: `RewardValue(0.0, "2, expected 3")`
     """
 
-    groups: tuple[tuple[Rollout, ...], ...]
-    """A group of rollouts for each prompt that is complete, in order."""
-    unfinished: tuple[tuple[Rollout, ...], ...] = ()
-    """Groups that the next step goes on with, since some of their rollouts have not ended."""
-    probes: tuple[Mapping[str, tuple[Rollout, ...]], ...] = ()
-    """For each of `groups`, rollouts that never train, by the name of the probe; empty without probes."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the rollout steps, by their full names."""
+    value: float  # within the range that the reward declares
+    reason: str  # one line for a person who reads the rollout
+
+
+class RewardErrorKind(StrEnum):
+    """Kind of failure that left a reward without a value. It ends the metric `reward/<term>/<kind>`."""
+
+    UNSCORABLE = "unscorable"  # it raised Unscorable
+    TIMEOUT = "timeouts"  # it was stopped at its deadline
+    CRASH = "crashes"  # its process died
+    ERROR = "errors"  # it raised something else, or returned no number in its range
+
+
+class RewardFailure(NamedTuple):
+    """A reward that gave no value for a response."""
+
+    error_kind: RewardErrorKind  # decides the metric that counts it
+    reason: str  # one line for a person who reads the rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Rewards of one rollout, by term and in total."""
+
+    terms: Mapping[str, RewardValue]  # result of each reward term, by name, before weights and transforms
+    total: float  # weighted sum of the terms; advantages are computed from it
+    failures: Mapping[str, RewardFailure] = field(default_factory=dict)  # terms without a value, whose fallback counts
+
+
+class EvalRewards(NamedTuple):
+    """Rewards of an evaluation on held-out samples."""
+
+    rewards: Mapping[str, Mapping[str, float]]  # task → sample id → total reward
+    rollout_metrics: Mapping[str, float]  # metrics of the rollout steps, by their full names
+
+
+class Dropped(NamedTuple):
+    """A rollout that was left out of its group because it could not be scored."""
+
+    rollout: Rollout  # the rollout, as it was generated
+    failures: Mapping[str, RewardFailure]  # terms at fault, by name; empty if a sibling's failure dropped the group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A prompt with its scored rollouts."""
+
+    prompt: Prompt  # the prompt that all of them respond to
+    rollouts: tuple[Rollout, ...]  # rollouts that were scored; empty if none could be
+    scores: tuple[Score, ...]  # one for each of `rollouts`, in the same order
+    dropped: tuple[Dropped, ...] = ()  # rollouts that could not be scored
+    # By the name of the probe, scores of rollouts that never train: to the same question with its image hidden, say.
+    probes: Mapping[str, tuple[Score, ...]] = field(default_factory=dict)
+
+    @property
+    def all_rollouts(self) -> tuple[Rollout, ...]:
+        """Every rollout of the prompt, scored ones first."""
+        return (*self.rollouts, *(dropped.rollout for dropped in self.dropped))
+
+    @property
+    def totals(self) -> tuple[float, ...]:
+        """Total reward of each rollout, in the order of `rollouts`."""
+        return tuple(score.total for score in self.scores)

@@ -1,13 +1,142 @@
-"""Samples of a dataset, and their targets."""
+"""Samples of a dataset: text, references to images and videos, coordinates in them, and the correct answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmrl.types.media import ContentPart, CoordinateSystem, ImageRef, MediaRef
+
+class CoordinateSystem(StrEnum):
+    """Units of a coordinate. x runs right and y runs down, both from the top left corner."""
+
+    PX_ORIGINAL = "px_original"  # pixels of the image file
+    PX_RESIZED = "px_resized"  # pixels of what the model sees
+    NORM_1 = "norm_1"  # from 0 to 1
+    NORM_1000 = "norm_1000"  # from 0 to 1000
+
+
+class Size(NamedTuple):
+    """Width and height of an image or frame, in pixels."""
+
+    width: int  # pixels, at least 1
+    height: int  # pixels, at least 1
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeMap:
+    """Records how one image was resized before the model saw it; the only converter between coordinate systems.
+
+    An image can be a crop of a larger one. Then PX_ORIGINAL counts from the corner of the larger image, and every other
+    system from the corner of the crop.
+
+    Example: `ResizeMap(Size(640, 480), Size(336, 252)).convert((320, 240), PX_ORIGINAL, NORM_1)` is `(0.5, 0.5)`.
+    """
+
+    original: Size  # size before resizing, of the crop if it is one
+    resized: Size  # size of what the model sees
+    offset: tuple[int, int] = (0, 0)  # left and top of the crop, in pixels of the larger image
+
+    def convert(self, values: Sequence[float], source: CoordinateSystem, target: CoordinateSystem) -> tuple[float, ...]:
+        """Convert x, y, x, y, ... from one coordinate system to another.
+
+        Raises:
+            ValueError: there is an odd number of values.
+        """
+        if len(values) % 2:
+            raise ValueError(f"coordinates come in x, y pairs, got {len(values)} values: {list(values)}")
+        if source == target:
+            # Not by way of a fraction, which would change the last digits.
+            return tuple(map(float, values))
+        source_offset, source_extent = self._offset_and_extent(source)
+        target_offset, target_extent = self._offset_and_extent(target)
+        converted = []
+        for index, value in enumerate(values):
+            axis = index % 2
+            fraction = (value - source_offset[axis]) / source_extent[axis]
+            converted.append(fraction * target_extent[axis] + target_offset[axis])
+        return tuple(converted)
+
+    def _offset_and_extent(self, coordinate_system: CoordinateSystem) -> tuple[tuple[int, int], tuple[float, float]]:
+        """Return where the image begins and how far it reaches, as x and y of a coordinate system."""
+        match coordinate_system:
+            case CoordinateSystem.PX_ORIGINAL:
+                return self.offset, self.original
+            case CoordinateSystem.PX_RESIZED:
+                return (0, 0), self.resized
+            case CoordinateSystem.NORM_1:
+                return (0, 0), (1.0, 1.0)
+            case CoordinateSystem.NORM_1000:
+                return (0, 0), (1000.0, 1000.0)
+
+
+class Corruption(StrEnum):
+    """A way to hide the content of an image or video from the model. Its size stays as it is."""
+
+    GREY = "grey"  # one grey for all pixels
+    NOISE = "noise"  # random pixels
+    SHUFFLED = "shuffled"  # a video's frames, in random order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRef:
+    """A reference to an image. Pixels are loaded when they are needed, and never stored with a sample.
+
+    The file can be a video, of which `timestamp` chooses a frame.
+
+    Example: `ImageRef(path="7.png", sha256="ab12...")`
+    """
+
+    path: str  # path of the image; of a video or a folder of frames where `timestamp` is set
+    sha256: str  # hash of the file's bytes, 64 hex digits; a file that no longer matches is refused
+    corruption: Corruption | None = None  # how the image is hidden from the model; None shows it
+    timestamp: float | None = None  # second of the video whose frame is the image, at least 0
+    crop: tuple[int, int, int, int] | None = None  # left, top, right, bottom of what is shown, pixels; None for all
+    fps: float | None = None  # frames a second, above 0, for a path that is a folder of frames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoRef:
+    """A reference to a video, or to a part of it.
+
+    Example: `VideoRef(path="clip.mp4", sha256="cd34...", start=2.0, end=5.5)`
+    """
+
+    path: str  # path of the video, or of a folder of frames where `fps` is set
+    sha256: str  # hash of the file's bytes, 64 hex digits; a file that no longer matches is refused
+    start: float | None = None  # second at which the part begins; None for the video's start
+    end: float | None = None  # second at which the part ends; None for the video's end
+    corruption: Corruption | None = None  # how the video is hidden from the model; None shows it
+    fps: float | None = None  # frames a second, above 0, of a folder of frames; taken in natural order of their names
+
+
+MediaRef = ImageRef | VideoRef
+"""An image or a video."""
+
+ContentPart = str | ImageRef | VideoRef
+"""A piece of a question: text, or an image or video at its place in the text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaPolicy:
+    """Which media files may be read, and how large they may be."""
+
+    roots: tuple[Path, ...]  # resolved folders that files must lie in
+    schemes: tuple[str, ...] = ()  # allowed kinds of URLs: http, file, data
+    max_bytes: int = 50_000_000  # largest image file, in bytes
+    max_video_bytes: int = 2_000_000_000  # largest video file, in bytes
+    max_data_url_bytes: int = 10_000_000  # largest image or video in a data URL, in bytes
+
+
+class DatasetContext(NamedTuple):
+    """Arguments of every dataset function: folders, a seed, and which media it may name."""
+
+    work_dir: Path  # folder for files that the function makes
+    base_dir: Path  # folder that relative paths start from: the config's
+    seed: int  # the run's seed
+    media_policy: MediaPolicy = MediaPolicy(roots=())  # which media files may be read; by default none
 
 
 class AnswerType(StrEnum):
@@ -37,12 +166,9 @@ class Region(NamedTuple):
     Example: `Region((10.0, 20.0, 40.0, 60.0), label="cat", confidence=0.9)`
     """
 
-    coordinates: tuple[float, ...]
-    """x1, y1, x2, y2 of a box, or x, y of a point."""
-    label: str = ""
-    """Name of the object; empty if it has none."""
-    confidence: float | None = None
-    """The model's own confidence, if it gives one."""
+    coordinates: tuple[float, ...]  # x1, y1, x2, y2 of a box, or x, y of a point
+    label: str = ""  # name of the object; empty if it has none
+    confidence: float | None = None  # the model's own confidence, if it gives one
 
 
 class Action(NamedTuple):
@@ -51,50 +177,32 @@ class Action(NamedTuple):
     Example: `Action("click", {"point": (120, 40)})`
     """
 
-    name: str
-    arguments: Mapping[str, Any]
-    """Arguments by name; coordinates in them are in the coordinate system of the answer."""
+    name: str  # name of the action or tool
+    arguments: Mapping[str, Any]  # by name; coordinates in them are in the coordinate system of the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Correct answer to a sample.
+    """Correct answer to a sample."""
 
-    Example: `Target(answer_type=AnswerType.NUMBER, value=3)`
-    """
-
-    answer_type: AnswerType
-    value: Any
-    """The answer as the Python value of its type."""
-    coordinate_system: CoordinateSystem | None = None
-    """Units of the coordinates in `value`; None for a value without any."""
-    media_index: int = 0
-    """Which image or video of the sample the coordinates refer to, from 0 in reading order."""
+    answer_type: AnswerType  # decides the Python type of `value`
+    value: Any  # the answer as the Python value of its type
+    coordinate_system: CoordinateSystem | None = None  # units of the coordinates in `value`; None without any
+    media_index: int = 0  # image or video that coordinates refer to, from 0 in reading order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One question of a dataset, with its correct answer.
+    """One question of a dataset, with its correct answer."""
 
-    Example: `Sample(id="count-7", task="count", parts=(ImageRef(...), "How many red dots?"), target=Target(...))`
-    """
-
-    id: str
-    """Unique within a run. Random draws derive from it."""
-    task: str
-    """Name of the task: metrics are grouped by it, and rewards can be restricted to it."""
-    parts: tuple[ContentPart, ...]
-    """The question: text, images and videos, in reading order."""
-    target: Target
-    """The correct answer, which rewards compare with."""
-    label: Target | None = None
-    """An annotator's answer, correct or not, for supervised training."""
-    thinking: str | None = None
-    """Thinking that leads to the answer, for supervised training."""
-    response: str | None = None
-    """A whole response in the model's own format and coordinate system, for supervised training."""
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    """Other columns of the dataset's row, which `when`, row filters and orders can refer to."""
+    id: str  # unique within a run; random draws derive from it
+    task: str  # name of the task: metrics are grouped by it, and rewards can be restricted to it
+    parts: tuple[ContentPart, ...]  # the question: text, images and videos, in reading order
+    target: Target  # the correct answer, which rewards compare with
+    label: Target | None = None  # an annotator's answer, correct or not, for supervised training
+    thinking: str | None = None  # thinking that leads to the answer, for supervised training
+    response: str | None = None  # a whole response in the model's format and coordinates, for supervised training
+    meta: Mapping[str, Any] = field(default_factory=dict)  # other columns of the row, for `when`, row filters, orders
 
     @property
     def images(self) -> tuple[ImageRef, ...]:
@@ -113,6 +221,5 @@ class RejectedRow(NamedTuple):
     Example: `RejectedRow("count-8", "8.png: no such file")`
     """
 
-    id: str
-    reason: str
-    """What is wrong with the row, in one line."""
+    id: str  # id that the sample would have had
+    reason: str  # what is wrong with the row, in one line

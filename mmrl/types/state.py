@@ -1,25 +1,43 @@
-"""The state of a run, beside its weights and optimizer."""
+"""Experiences: rollouts with advantages, which the learner trains on; and the state of a run beside its weights."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from mmrl.types.experience import Experience
-from mmrl.types.reward import Group
-from mmrl.types.rollout import Rollout, RolloutBatch
+from mmrl.types.rollout import Group, Rollout, RolloutBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """A rollout to train on.
+
+    `old_logprobs_source` says whose log-probs stand below the importance ratio: those recorded while sampling, or those
+    that the learner computes at the start of the step. None leaves it to `loss.old_logprobs`.
+    """
+
+    rollout: Rollout  # the prompt, and tokens with the log-probs that they were sampled with
+    advantage: float  # factor of the policy loss on the rollout's POLICY tokens; 0 in supervised training
+    staleness: int = 0  # policy versions since its oldest token was sampled; 0 for a rollout of the current policy
+    old_logprobs_source: Literal["recorded", "recomputed"] | None = None  # see above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectedExperiences:
+    """Result of selection: this step's groups, and what the step trains on."""
+
+    groups: tuple[Group, ...]  # all groups that the step scored, for metrics and rollout files
+    advantages: tuple[tuple[float, ...], ...]  # a row for each of `groups`, a value for each rollout; 0 if not trained
+    experiences: tuple[Experience, ...]  # for the learner: without filtered, with carried over and replayed ones
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the selection, by their full names: `replay/frac`
 
 
 class SampleStats(NamedTuple):
-    """Rewards of a sample's group at one visit.
+    """Rewards of a sample's group at one visit, a step that drew the sample."""
 
-    Example: `SampleStats(mean=0.25, std=0.43)`
-    """
-
-    mean: float
-    """Mean reward over the group's rollouts."""
-    std: float
-    """Population standard deviation over them."""
+    mean: float  # mean reward over the group's rollouts
+    std: float  # population standard deviation over them, at least 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,43 +45,25 @@ class TrainingState:
     """Everything that a run goes on from, beside weights, optimizer and random generators; part of every checkpoint.
 
     The loop changes it in place. Fields are reset at the start of a stage unless they say otherwise.
-
-    Example: `TrainingState(stage_index=1, step=40, data_position=640, version=90)`
     """
 
-    stage_index: int = 0
-    """Index of the current stage among the config's stages; one past the last when all are done."""
-    step: int = 0
-    """Finished steps of the stage."""
-    data_position: int = 0
-    """Position in the stage's data order of the next sample to take."""
-    version: int = 0
-    """Policy version: steps since the run began, over all stages."""
-    steps_without_signal: int = 0
-    """Steps in a row, up to now, in which no rollout had an advantage."""
-    nonfinite_steps: int = 0
-    """Steps in a row, up to now, whose gradient was not finite."""
-    stage_done: bool = False
-    """True once the stage has reached its goal before its last step."""
-    metrics_bytes: int = 0
-    """Length of metrics.jsonl at this moment; a resumed run cuts the file there."""
-    unfinished: tuple[tuple[Rollout, ...], ...] = ()
-    """Groups of partial rollouts that the next step goes on with."""
-    prefetched: RolloutBatch | None = None
-    """First round of the next step, sampled while the last step was learned; None without async rollouts."""
+    stage_index: int = 0  # current stage among the config's, from 0; one past the last when all are done; not reset
+    step: int = 0  # finished steps of the stage
+    data_position: int = 0  # position in the stage's data order of the next sample to take
+    version: int = 0  # policy version: steps since the run began, over all stages; not reset
+    steps_without_signal: int = 0  # steps in a row, up to now, in which no rollout had an advantage
+    nonfinite_steps: int = 0  # steps in a row, up to now, whose gradient was not finite
+    stage_done: bool = False  # True once the stage has reached its goal before its last step
+    metrics_bytes: int = 0  # length of metrics.jsonl at this moment, bytes; a resumed run cuts the file there
+    unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups of partial rollouts that the next step goes on with
+    prefetched: RolloutBatch | None = None  # with async rollouts, the next step's first rollouts
+    # Total rewards on the test samples: `before` or `after` training → task → sample id. Not reset.
     eval_rewards: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Total rewards on the test samples: `before` or `after` training → task → sample id; kept over stages."""
-    step_data_start: int = 0
-    """Data position at which the samples of the next step begin; set where rewards are tracked."""
+    step_data_start: int = 0  # data position at which the next step's samples begin; set where rewards are tracked
+    # Sample id → rewards at each visit, oldest first; empty unless rewards are tracked.
     reward_history: dict[str, list[SampleStats]] = field(default_factory=dict)
-    """Sample id → rewards at each visit, oldest first; empty unless rewards are tracked."""
-    phase: int = 0
-    """Index of the curriculum's current phase."""
-    phase_ends: dict[int, int] = field(default_factory=dict)
-    """Phase index → data position at which a plateau ended the phase."""
-    phase_rewards: list[float] = field(default_factory=list)
-    """Mean reward of each step since the phase began."""
-    replay_buffer: tuple[Experience, ...] = ()
-    """Rollouts with an advantage that may be replayed, oldest first."""
-    carried_over: tuple[Group, ...] = ()
-    """Groups that passed dynamic sampling and wait for room in the next step."""
+    phase: int = 0  # index of the curriculum's current phase, from 0
+    phase_ends: dict[int, int] = field(default_factory=dict)  # phase index → data position where a plateau ended it
+    phase_rewards: list[float] = field(default_factory=list)  # mean reward of each step since the phase began
+    replay_buffer: tuple[Experience, ...] = ()  # rollouts with an advantage that may be replayed, in order of arrival
+    carried_over: tuple[Group, ...] = ()  # groups that passed dynamic sampling and wait for room in the next step

@@ -23,13 +23,12 @@ from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.learner import engine_deepspeed
 from mmrl.learner.engine_deepspeed import DeepspeedEngine, DeepspeedModel
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnerConfig
-from mmrl.learner.shared_prefix_check import compare_layouts
+from mmrl.learner.learner import GrpoLearner, LearnerConfig, compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.components import enable_gradient_checkpointing
+from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.lora import create_adapter, has_adapter
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
 from mmrl.rollout.weight_sync import PolicyWeightStream, ShardedWeightStream, WeightStream
 from mmrl.types import Experience, UserError
@@ -82,7 +81,7 @@ class Lessons:
     """A world, and trials by name."""
 
     policy: Policy
-    processor: QwenProcessor
+    processor: PromptProcessor
     eos_id: int
     trials: dict[str, Trial]
 
@@ -122,7 +121,8 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
             policy, lessons.processor, engine, plan, reference, ranks=ranks, placement=MediaPlacement(trial.homes)
         )
         metrics.append(dict(learner.step(experiences, step=step)))
-    parts = ranks.all_gather(sum(tensor.numel() for tensor in policy.local_shard(ranks).values()))
+    shard = policy.runner.local_shard(policy.trained, ranks)
+    parts = ranks.all_gather(sum(tensor.numel() for tensor in shard.values()))
     kept, state = everything(policy, engine, ranks)
     result = {"apart": apart, "metrics": metrics, "weights": kept, "state": state, "parts": parts}
     if trial.feeds:
@@ -137,7 +137,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
 def everything(policy: Policy, engine, ranks: Ranks):
     """Weights and the engine's tables, from the parts of all ranks."""
     weights, tables = {}, {}
-    for part, state in ranks.all_gather((policy.local_shard(ranks), engine.state())):
+    for part, state in ranks.all_gather((policy.runner.local_shard(policy.trained, ranks), engine.state())):
         assert not part.keys() & weights.keys()
         weights |= part
         for table, kept in state.items():

@@ -10,10 +10,10 @@ from PIL import Image
 from recorded import recorded
 from rounding import GRADIENTS, LOGPROBS
 
-from mmrl.learner.shared_prefix_check import ForwardDifference, compare_layouts
+from mmrl.learner.learner import ForwardDifference, compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.mrope import PlaceholderRun, mrope_positions
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.families import PlaceholderRun
+from mmrl.policy.policy import Policy
 from mmrl.types import Author, CoordinateSystem, Experience, ImageRef, ResizeMap, Segment, Size, UserError
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -132,7 +132,7 @@ def test_positions_are_those_of_one_sequence(tiny, clip, family):
             rollout.observations[1].grid, float(video.second_per_grid_V)
         ),
     }
-    expected = mrope_positions(batch.input_ids_BL[0].tolist(), runs, merge_size=known.merge_size)
+    expected = encoder.family.position_ids(batch.input_ids_BL[0].tolist(), runs, merge_size=known.merge_size)
     assert torch.equal(batch.position_ids_3BL[:, 0], expected)
 
 

@@ -1,8 +1,9 @@
 """Groups of rollouts by their rewards, for tests of what is chosen of them."""
 
 import random
+from functools import partial
 
-from mmrl.algo.changed_media import ChangedMediaDetector
+from mmrl.algo.replay import find_changed_media
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.types import (
     Answer,
@@ -36,13 +37,15 @@ def make_prompt(name):
     )
 
 
-NO_CHANGED_MEDIA = ChangedMediaDetector(lambda prompts: {}, warn=lambda text: None)
-"""A detector for media that never change."""
+NO_CHANGED_MEDIA = partial(find_changed_media, find_problems=lambda prompts: {}, warn=lambda text: None)
+"""A finder for media that never change."""
 
 
 def select_all(compute_advantages, **settings):
     """A pipeline that trains on every rollout of one round, unless `settings` say otherwise."""
-    return SelectionPipeline(compute_advantages=compute_advantages, **{"changed_media": NO_CHANGED_MEDIA, **settings})
+    return SelectionPipeline(
+        compute_advantages=compute_advantages, **{"find_changed_media": NO_CHANGED_MEDIA, **settings}
+    )
 
 
 def rollout(prompt, index, *, version=0, finish=FinishReason.EOS):

@@ -11,7 +11,6 @@ import torch
 from mmrl.algo.advantages import (
     batch_normalize,
     compute_advantages,
-    difficulty_weight,
     normalize_rewards,
     rewards_differ,
     zero_outliers,
@@ -145,11 +144,12 @@ def test_terms_by_themselves_as_gdpo():
 
 
 def test_uncertain_groups_weigh_most():
-    assert [difficulty_weight(p, 1.8) for p in (0.0, 0.125, 0.5, 1.0)] == pytest.approx([0.0, 0.7875, 1.8, 0.0])
     doubt = AdvantageConfig(difficulty_weight=DifficultyWeightConfig(term="acc", max_weight=1.8))
     acc, bonus = [1.0] + [0.0] * 7, [0.2] * 8
     (weighed,) = compute_advantages([group(acc=acc, bonus=bonus)], doubt, {})
     assert weighed == pytest.approx([0.7875 * a for a in one([a + 0.2 for a in acc])])
+    half = [1.0, 0.0]
+    assert compute_advantages([group(acc=half)], doubt, {})[0] == pytest.approx([1.8 * a for a in one(half)])
     with pytest.raises(UserError, match="sample q7 has no such reward term, only bonus"):
         compute_advantages([group(bonus=bonus, name="q7")], doubt, {})
 

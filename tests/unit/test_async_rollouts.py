@@ -18,7 +18,7 @@ from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import LoraConfig
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
@@ -217,7 +217,7 @@ def test_what_is_old_is_known_to_be(corrected, old):
     group = Group(prompt=build_prompt(sample(0)), rollouts=tuple(rollouts), scores=FakeRun().scores())
     chooser = SelectionPipeline(
         compute_advantages=lambda groups: [(0.5, -0.5)] * len(groups),
-        changed_media=NO_CHANGED_MEDIA,
+        find_changed_media=NO_CHANGED_MEDIA,
         stale_old_logprobs=None if corrected else "recorded",
         rollouts_may_be_stale=True,
     )

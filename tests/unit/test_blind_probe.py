@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from scoring import judge_of, term
 from videos import SMALL
 
-from mmrl.algo.step_metrics import blind_gaps
+from mmrl.algo.step_metrics import compute_blind_gaps
 from mmrl.config.schema import BlindProbeConfig, GenerateConfig, MediaLimitsConfig, RethinkConfig, RethinkTriggerConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.video import FrameSampling
@@ -240,7 +240,7 @@ def test_the_gap_is_by_term_and_over_groups_that_have_the_probe(world):
         Group(prompt=prompt, rollouts=(), scores=(score(a=1.0, b=1.0),), probes={"grey": (score(a=0.0, b=1.0),)}),
         Group(prompt=prompt, rollouts=(), scores=(score(a=7.0),)),
     ]
-    gaps = blind_gaps(groups)
+    gaps = compute_blind_gaps(groups)
     assert gaps == {"probe/blind_gap/grey/a": pytest.approx(2 / 3 - 0.125), "probe/blind_gap/grey/b": 0.0}
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from selection import NO_CHANGED_MEDIA
 
-from mmrl.algo.curriculum_phase import find_phase
-from mmrl.algo.reward_history import has_plateaued, limr_alignment, record_rewards, reward_mean, reward_std
+from mmrl.algo.reward_history import find_phase, has_plateaued, measure_samples, record_rewards
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config.schema import (
     CurriculumPhaseConfig,
@@ -137,7 +136,7 @@ def test_a_plateau_ends_a_phase_and_the_state_keeps_that():
     state = TrainingState()
     selector = SelectionPipeline(
         compute_advantages=lambda groups: [()] * len(groups),
-        changed_media=NO_CHANGED_MEDIA,
+        find_changed_media=NO_CHANGED_MEDIA,
         tracked_terms=("count",),
         curriculum_phases=phases,
     )
@@ -217,22 +216,22 @@ def visits(**rewards):
 
 def test_limr_by_hand_and_against_numpy():
     """Two samples, two epochs: the means are 0.5 and 0.75; room (0.5^2 + 0.25^2) = 0.3125."""
-    found = limr_alignment(visits(a=(0.5, 1.0), b=(0.5, 0.5)))
+    found = measure_samples(visits(a=(0.5, 1.0), b=(0.5, 0.5)), "limr")
     assert found == pytest.approx({"a": 1 - 0.0625 / 0.3125, "b": 1 - 0.0625 / 0.3125})
     table = np.random.default_rng(0).random((20, 7))
     means = table.mean(axis=0)
     expected = 1 - ((table - means) ** 2).sum(axis=1) / ((1 - means) ** 2).sum()
-    assert list(limr_alignment(visits(**{f"s{i}": row for i, row in enumerate(table)})).values()) == pytest.approx(
-        expected
-    )
-    assert limr_alignment(visits(a=(1.0, 1.0), b=(1.0, 1.0))) == {"a": 0.0, "b": 0.0}
+    assert list(
+        measure_samples(visits(**{f"s{i}": row for i, row in enumerate(table)}), "limr").values()
+    ) == pytest.approx(expected)
+    assert measure_samples(visits(a=(1.0, 1.0), b=(1.0, 1.0)), "limr") == {"a": 0.0, "b": 0.0}
 
 
 def test_mean_and_deviation_against_numpy():
     table = np.random.default_rng(1).random((4, 5))
     history = visits(**{f"s{i}": row for i, row in enumerate(table)})
-    assert list(reward_mean(history).values()) == pytest.approx(table.mean(axis=1))
-    assert list(reward_std(history).values()) == pytest.approx(table.std(axis=1))
+    assert list(measure_samples(history, "reward_mean").values()) == pytest.approx(table.mean(axis=1))
+    assert list(measure_samples(history, "reward_std").values()) == pytest.approx(table.std(axis=1))
 
 
 def test_repeated_samples_have_ids_of_their_own():

@@ -7,7 +7,7 @@ import pytest
 from selection import NO_CHANGED_MEDIA, Bank, group, make_prompt, select_all
 from test_rl_loop import FakeRun, components_of
 
-from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
+from mmrl.algo.replay import find_changed_media, find_media_problems
 from mmrl.algo.select_experiences import rejection_reason
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
 from mmrl.training import rl
@@ -62,7 +62,7 @@ def test_what_is_wrong_is_named():
 
 def dynamic_sampling(options, prompts, media=NO_CHANGED_MEDIA):
     bank = Bank(groups=prompts, informative=0)
-    return select_all(bank.advantages, dynamic_sampling=options, prompts_per_step=prompts, changed_media=media)
+    return select_all(bank.advantages, dynamic_sampling=options, prompts_per_step=prompts, find_changed_media=media)
 
 
 def test_rounds_go_on_until_enough_pass_or_are_over():
@@ -107,7 +107,9 @@ def test_a_carried_group_whose_media_changed_is_dropped_and_named():
     def ask(sample):
         raise UserError("c.png: no such file")
 
-    selector = dynamic_sampling(ACCURACY, 2, ChangedMediaDetector(partial(find_media_problems, ask), said.append))
+    selector = dynamic_sampling(
+        ACCURACY, 2, partial(find_changed_media, find_problems=partial(find_media_problems, ask), warn=said.append)
+    )
     state = TrainingState(carried_over=(group("c", 0.0, 1.0),))
     choice = selector.select([group("d", 0.0, 1.0)], state)
     assert [e.rollout.prompt.sample.id for e in choice.experiences] == ["d"] * 2

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from selection import group
 
+from mmrl.algo.step_metrics import compute_step_metrics
 from mmrl.config.schema import HealthConfig
-from mmrl.training.health import HealthMonitor, compute_duplicate_metrics
-from mmrl.training.step import StepResult
+from mmrl.training.callbacks import StepResult
+from mmrl.training.health import HealthMonitor
 from mmrl.types import Answer, SelectedExperiences, TrainingState
 
 HEALTHY = {
@@ -28,12 +29,17 @@ HEALTHY = {
 }
 
 
+def step_result(metrics):
+    nothing = SelectedExperiences(groups=(), advantages=(), experiences=())
+    return StepResult(selected=nothing, metrics=metrics, seconds={})
+
+
 def warnings_of(steps, **options):
     """Return the warnings over steps whose metrics depart from HEALTHY."""
     warnings = []
     monitor = HealthMonitor(HealthConfig(window=3, **options), warnings.append)
     for number, metrics in enumerate(steps, 1):
-        monitor.update(number, {**HEALTHY, **metrics})
+        monitor.on_step_end(TrainingState(step=number), step_result({**HEALTHY, **metrics}))
     return warnings
 
 
@@ -92,8 +98,8 @@ def test_a_term_that_falls_while_the_total_rises_is_reported():
 
 def test_metrics_that_only_some_steps_have_are_averaged_over_those():
     monitor = HealthMonitor(HealthConfig(window=2), print)
-    monitor.update(1, {"a": 1.0})
-    monitor.update(2, {"a": 3.0, "b": 5.0})
+    monitor.on_step_end(TrainingState(step=1), step_result({"a": 1.0}))
+    monitor.on_step_end(TrainingState(step=2), step_result({"a": 3.0, "b": 5.0}))
     assert monitor.window_means() == {"a": 2.0, "b": 5.0}
 
 
@@ -108,15 +114,13 @@ def with_texts(group_, *texts):
 def test_duplicates_by_hand():
     one = with_texts(group("a", 0.0, 1.0, 0.0, 1.0), "so 3", "so 3", "thus 3", "so 4")
     two = with_texts(group("b", 0.0, 1.0), "so 3", "so 3")
-    assert compute_duplicate_metrics([one, two]) == pytest.approx(
-        {"rollout/duplicate_frac": 2 / 6, "rollout/duplicate_answer_frac": 3 / 6}
-    )
-    assert compute_duplicate_metrics([]) == {}
+    metrics = compute_step_metrics([one, two], [one.totals, two.totals])
+    assert metrics["rollout/duplicate_frac"] == pytest.approx(2 / 6)
+    assert metrics["rollout/duplicate_answer_frac"] == pytest.approx(3 / 6)
 
 
 def test_the_monitor_is_a_callback_whose_summary_ends_the_stage():
     monitor = HealthMonitor(HealthConfig(), print)
     metrics = {"replay/frac": 0.25, "groups/nonzero_advantage_frac": 0.5, "rollout/duplicate_frac": 0.5}
-    nothing = SelectedExperiences(groups=(), advantages=(), experiences=())
-    monitor.on_step_end(TrainingState(step=1), StepResult(selected=nothing, metrics=metrics, seconds={}))
+    monitor.on_step_end(TrainingState(step=1), step_result(metrics))
     assert monitor.summary() == "Health at the end: 50% of groups informative, 25% replayed, 50% duplicates"

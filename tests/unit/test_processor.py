@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 import mmrl.policy.processor as processor_module
-from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
-from mmrl.policy.chat_template import ChatTemplate
+from mmrl.algo.replay import find_changed_media, find_media_problems
+from mmrl.policy.encoder import ChatTemplate
 from mmrl.types import (
     AnswerType,
     Author,
@@ -154,19 +154,15 @@ def test_what_is_to_be_replayed_is_asked_again_before_the_learner_needs_it(tiny,
     said, ref = [], keep(Image.new("RGB", (48, 48), "red"))
     sample = Sample(id="s", task="t", parts=(ref, "?"), target=NUMBER)
     processor = tiny().fresh()
-    check, prompt = (
-        ChangedMediaDetector(partial(find_media_problems, processor.build), said.append),
-        processor.build(sample),
-    )
-    assert check.find_changed_digests([prompt, prompt]) == set()
+    prompt = processor.build(sample)
+    check = partial(find_changed_media, find_problems=partial(find_media_problems, processor.build), warn=said.append)
+    assert check([prompt, prompt]) == set()
     keep(Image.new("RGB", (48, 48), "blue"))
-    assert check.find_changed_digests([prompt]) == set()  # the pixels that were seen are still there
+    assert check([prompt]) == set()  # the pixels that were seen are still there
     processor.build(Sample(id="s", task="t", parts=("nothing to see",), target=NUMBER))  # takes their place
-    assert check.find_changed_digests([prompt, prompt]) == {prompt.digest}
+    assert check([prompt, prompt]) == {prompt.digest}
     assert len(said) == 1 and "sample s: " in said[0] and "changed since it was referenced" in said[0]
-    assert check.find_changed_digests([replace(tiny().processor.build(tiny().samples[0]), digest="0" * 64)]) == {
-        "0" * 64
-    }
+    assert check([replace(tiny().processor.build(tiny().samples[0]), digest="0" * 64)]) == {"0" * 64}
     assert said[1].endswith("its media changed while the run was using them; its rollouts of earlier steps are dropped")
 
 

@@ -9,8 +9,13 @@ import pytest
 from selection import NO_CHANGED_MEDIA, Bank, group, make_prompt, rollout, select_all
 
 from mmrl.algo import replay
-from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
-from mmrl.algo.replay import ReplaySettings, log_weights, update_buffer
+from mmrl.algo.replay import (
+    ReplaySettings,
+    find_changed_media,
+    find_media_problems,
+    log_weights,
+    update_buffer,
+)
 from mmrl.config.schema import ReplayConfig
 from mmrl.config.schema.presets import REPLAY_PRESETS
 from mmrl.types import Experience, TrainingState, UserError
@@ -113,7 +118,7 @@ def run(bank, config, steps, *, size, state=None, media=NO_CHANGED_MEDIA):
     """The choices of some steps, and the state they leave."""
     state = state or TrainingState()
     settings = ReplaySettings(options=config, rollouts_per_step=size, seed=("seed", 1))
-    selector = select_all(bank.advantages, replay=settings, changed_media=media)
+    selector = select_all(bank.advantages, replay=settings, find_changed_media=media)
     choices = []
     for _ in range(steps):
         assert selector.needs_another_round([], state, rounds=0) and not selector.needs_another_round(
@@ -235,7 +240,7 @@ def test_media_that_changed_are_dropped_counted_and_named():
             raise UserError("0-0.png: changed since it was referenced")
         return make_prompt(sample.id)
 
-    media = ChangedMediaDetector(partial(find_media_problems, ask), said.append)
+    media = partial(find_changed_media, find_problems=partial(find_media_problems, ask), warn=said.append)
     choices, state = run(bank, options(), 3, size=16, media=media)
     assert said == ["sample 0-0: 0-0.png: changed since it was referenced; its rollouts of earlier steps are dropped"]
     assert "0-0" not in {e.rollout.prompt.sample.id for choice in choices[1:] for e in choice.experiences}

@@ -1,5 +1,6 @@
 """The loops: the calls of a step in order, its metrics, and when a run gives up."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -231,14 +232,23 @@ def test_metrics_of_a_step_by_hand():
     ]
     assert compute_step_metrics(groups, [(0.5, -0.5), (0.0, 0.0)]) == {
         "reward/mean": 0.625,
+        "reward/std": pytest.approx(math.sqrt((0.875**2 + 0.125**2 + 2 * 0.375**2) / 4)),
+        "reward/min": 0.25,
+        "reward/max": 1.5,
         "reward/task/count": 1.0,
         "reward/task/find": 0.25,
         "reward/term/count": 0.5,
         "reward/term/format": 0.5,
         "reward/term/iou": 0.25,
+        "advantage/min": -0.5,
+        "advantage/max": 0.5,
         "groups/nonzero_advantage_frac": 0.5,
         "rollout/response_tokens_mean": 2.5,
+        "rollout/response_tokens_min": 1.0,
+        "rollout/response_tokens_max": 4.0,
         "rollout/truncated_frac": 0.25,
+        "rollout/duplicate_frac": 0.5,
+        "rollout/duplicate_answer_frac": 0.5,
     }
 
 

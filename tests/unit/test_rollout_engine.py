@@ -11,7 +11,7 @@ from config_samples import SMALL, refused, write
 from mmrl.config import load_config
 from mmrl.config.schema import LogprobCheckConfig, LoraConfig, VllmConfig
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
 from mmrl.rollout.engines.base import (
     EngineSampler,
     GenerationRequest,

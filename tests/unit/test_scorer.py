@@ -146,7 +146,7 @@ def test_a_rollout_that_cannot_be_judged_leaves_its_group():
     assert failure.error_kind is RewardErrorKind.ERROR
     assert failure.reason.startswith("raised ZeroDivisionError: float division by zero (test_scorer.py:")
     assert group.all_rollouts == (RIGHT, WRONG, silent)
-    assert [name for name, _ in group.failures] == ["picky", "picky"]
+    assert [list(dropped.failures) for dropped in group.dropped] == [["picky"], ["picky"]]
 
 
 def test_the_policy_to_skip_the_group_takes_its_siblings_along_and_no_other_group():

@@ -11,8 +11,7 @@ from mmrl.config.schema import ValidationConfig
 from mmrl.data.order import ShuffledOrder
 from mmrl.log.comparison import compare_rewards
 from mmrl.rollout.pipeline import StepPipeline
-from mmrl.training.callbacks import PeriodicCheckpointer, Validation
-from mmrl.training.validation import Evaluator
+from mmrl.training.callbacks import PeriodicCheckpointer, Validation, measure_rewards
 from mmrl.types import (
     AnswerType,
     EvalRewards,
@@ -78,14 +77,15 @@ def test_the_evaluator_measures_each_sample_once(tiny):
             return [Score(terms={"n": RewardValue(1.0, "")}, total=float(rollout.num_tokens)) for rollout in rollouts]
 
     def rewards(batch_size):
-        evaluator = Evaluator(
+        return measure_rewards(
+            world.samples[:7],
             prompt_builder=world.processor,
             rollout_pipeline=once(world),
             scorer=LengthScorer(),
             batch_size=batch_size,
             warn=warned.append,
-        )
-        return evaluator.evaluate(world.samples[:7], step=3).rewards
+            step=3,
+        ).rewards
 
     found = rewards(3)
     assert {id_ for task in found.values() for id_ in task} == {sample.id for sample in world.samples[:7]}
@@ -97,14 +97,15 @@ def test_the_evaluator_measures_each_sample_once(tiny):
 def test_the_evaluator_counts_what_could_not_be_judged(tiny):
     world, warned = tiny(), []
     fails = term(constant(Unscorable("no verdict")), fallback=0.5)
-    evaluator = Evaluator(
+    found = measure_rewards(
+        world.samples[:7],
         prompt_builder=world.processor,
         rollout_pipeline=once(world),
         scorer=judge_of(fails, term(constant(1.0, name="fine"))),
         batch_size=4,
         warn=warned.append,
-    )
-    found = evaluator.evaluate(world.samples[:7], step=0).rewards
+        step=0,
+    ).rewards
     assert {reward for task in found.values() for reward in task.values()} == {1.5}
     assert warned == ["evaluation: reward 'odd' failed on 7 of 7 (unscorable); its fallback counts"]
 
@@ -113,14 +114,17 @@ class Looks:
     """Rewards that rise with every look."""
 
     def __init__(self, *levels):
-        self.levels, self.noted = list(levels), []
+        self.levels, self.noted, self.said = list(levels), [], []
 
     def look(self):
         levels = zip("ab", self.levels.pop(0), strict=True)
         return EvalRewards({task: {"x": level, "y": level + 0.2} for task, level in levels}, {"rethink/attempted": 4.0})
 
-    def note(self, state, means, counts):
-        self.noted.append((state.step, means, counts))
+    def note(self, state, metrics):
+        self.noted.append((state.step, metrics))
+
+    def validation(self, **options):
+        return Validation(self.look, ValidationConfig(**options), self.note, self.said.append)
 
 
 def stage_done_after(callback, step):
@@ -132,25 +136,26 @@ def stage_done_after(callback, step):
 
 def test_validation_measures_when_due_and_ends_the_stage_at_the_goal():
     looks = Looks((0.1, 0.3), (0.5, 0.9))
-    validation = Validation(looks.look, looks.note, ValidationConfig(every=10, stop_at_mean_reward=0.8))
+    validation = looks.validation(every=10, stop_at_mean_reward=0.8)
     assert [stage_done_after(validation, step) for step in (1, 9, 10, 11)] == [False] * 4
     assert stage_done_after(validation, 20)
     assert [step for step, *_ in looks.noted] == [10, 20]
-    _, means, counts = looks.noted[0]
-    assert means == pytest.approx({"a": 0.2, "b": 0.4, "mean": 0.3})
-    assert counts == {"rethink/attempted": 4.0}
+    assert looks.noted[0][1] == pytest.approx(
+        {"validation/a": 0.2, "validation/b": 0.4, "validation/mean": 0.3, "validation/rethink/attempted": 4.0}
+    )
+    assert looks.said[0] == "validation after 10 steps: a 0.200  b 0.400  mean 0.300"
 
 
 @pytest.mark.parametrize(("task_reward", "done"), [(None, True), (0.6, True), (0.7, False)])
 def test_a_goal_may_ask_something_of_every_task(task_reward, done):
     looks = Looks((0.5, 0.9))
-    options = ValidationConfig(every=1, stop_at_mean_reward=0.7, stop_at_task_reward=task_reward)
-    assert stage_done_after(Validation(looks.look, looks.note, options), 1) is done
+    validation = looks.validation(every=1, stop_at_mean_reward=0.7, stop_at_task_reward=task_reward)
+    assert stage_done_after(validation, 1) is done
 
 
 def test_validation_without_a_goal_only_measures():
     looks = Looks((9.0, 9.0))
-    assert not stage_done_after(Validation(looks.look, looks.note, ValidationConfig(every=2)), 2)
+    assert not stage_done_after(looks.validation(every=2), 2)
     assert len(looks.noted) == 1
 
 

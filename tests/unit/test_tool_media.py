@@ -19,7 +19,7 @@ from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import GenerateConfig, MediaLimitsConfig, ToolConfig, ToolsConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.image import crop_image
-from mmrl.policy.unpatchify import unpatchify
+from mmrl.policy.encoder import unpatchify
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.builtin import frames, passage, zoom

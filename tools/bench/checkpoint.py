@@ -30,8 +30,7 @@ from typing import NamedTuple
 from results import add_json_option, write_results
 
 from mmrl.cli import main as mmrl_command
-from mmrl.training.callbacks import PeriodicCheckpointer
-from mmrl.training.step import StepResult
+from mmrl.training.callbacks import PeriodicCheckpointer, StepResult
 from mmrl.types import TrainingState
 
 STEPS_CONFIG = Path(__file__).with_name("steps.yaml")

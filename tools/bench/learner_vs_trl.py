@@ -53,7 +53,7 @@ from mmrl.distributed.ranks import MediaPlacement, SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.progress_bars import hide_progress_bars
+from mmrl.policy.pretrained import hide_progress_bars
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.training.build import RunContext

@@ -19,8 +19,7 @@ from statistics import median
 
 from results import add_json_option, write_results
 
-from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
-from mmrl.algo.replay import ReplaySettings
+from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config.schema import ReplayConfig
 from mmrl.ports import ExperienceSelector
@@ -114,10 +113,12 @@ def main() -> None:
     add_json_option(parser)
     options = parser.parse_args()
     asked: dict[str, Prompt] = {}
-    media = ChangedMediaDetector(partial(find_media_problems, lambda sample: asked[sample.id]), print)
+    media = partial(
+        find_changed_media, find_problems=partial(find_media_problems, lambda sample: asked[sample.id]), warn=print
+    )
     replay = ReplayConfig(capacity=options.capacity, max_staleness=None)
     settings = ReplaySettings(options=replay, rollouts_per_step=NUM_PROMPTS * GROUP_SIZE, seed=("bench",))
-    without = SelectionPipeline(compute_advantages=center_rewards, changed_media=media)
+    without = SelectionPipeline(compute_advantages=center_rewards, find_changed_media=media)
     plain, _ = time_selection(without, asked)
     full, held = time_selection(replace(without, replay=settings), asked)
     share = (full - plain) / options.step_s

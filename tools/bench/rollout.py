@@ -38,9 +38,9 @@ from mmrl.media.cache import MediaCache
 from mmrl.policy.batch import collate, collate_prompts, group_by_prompt
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.logits import compute_logprobs, sample_tokens
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.logprobs import compute_logprobs, sample_tokens
+from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import AnswerType, Experience, ImageRef, MediaPolicy, Prompt, Sample, SamplingParams, Target
@@ -61,7 +61,7 @@ class GenerationComparison:
     """Holds a model, prompts, and the numbers of rollouts and tokens to generate."""
 
     policy: Policy
-    processor: QwenProcessor
+    processor: PromptProcessor
     prompts: Sequence[Prompt]
     sampling_params: SamplingParams
     group_size: int
@@ -142,7 +142,7 @@ def make_comparison(folder: Path, prompts: int, group: int, completion: int) -> 
         processor, family, ResponseFormat(), store, video=video, add_instruction=False, max_prompt_tokens=4096
     )
     policy = Policy(make_model(SCRATCH, tokenizer, seed=0))
-    asker = QwenProcessor(encoder)
+    asker = PromptProcessor(encoder)
     eos: int = tokenizer.eos_token_id
     banned = tuple(sorted({*banned_ids(tokenizer, policy.model.get_input_embeddings().num_embeddings), eos}))
     photograph = Image.fromarray(load_sample_images().images[0])

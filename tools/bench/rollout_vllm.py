@@ -36,8 +36,8 @@ from mmrl.media.cache import MediaCache
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import get_family
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.base import EngineSampler, GenerationRequest, WeightPublisher, build_engine_args
 from mmrl.rollout.engines.vllm_colocated import VllmEngine
@@ -83,7 +83,7 @@ def measure_all(cli_args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     hf = make_processor(SCRATCH, tokenizer, (12544, 12544))
     store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=10**8)
     options: dict[str, Any] = {"video": VideoConfig(), "add_instruction": False, "max_prompt_tokens": 500}
-    processor = QwenProcessor(PromptEncoder(hf, get_family(model.config), grammar, store, **options))
+    processor = PromptProcessor(PromptEncoder(hf, get_family(model.config), grammar, store, **options))
     policy = Policy(model)
     export_hf_folder(folder / "model", model, hf)
     cuda = torch.cuda.is_available()
@@ -193,7 +193,7 @@ def measure_weight_sync(engine: VllmEngine, weights: PolicyWeightStream) -> dict
 
 @torch.no_grad()
 def measure_logprob_diff(
-    sampler: EngineSampler, policy: Policy, processor: QwenProcessor, prompts: list, sampling_params: SamplingParams
+    sampler: EngineSampler, policy: Policy, processor: PromptProcessor, prompts: list, sampling_params: SamplingParams
 ) -> dict:
     """Return the difference in nats a token: engine from learner, and between two runs of the engine.
 

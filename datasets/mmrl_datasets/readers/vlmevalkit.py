@@ -53,17 +53,19 @@ def rows(
     return convert_rows(table_rows, read_fields, REQUIRED_COLUMNS, path=path, split=split, task=task, limit=limit)
 
 
-def _read_images(
-    cells: Cells, resolver: MediaResolver, images_by_index: Mapping[str, list[ImageRef]]
-) -> list[ImageRef]:
-    image = _cell_text(cells, "image")
+def read_images(cells: Cells, resolver: MediaResolver, images_by_index: Mapping[str, list[ImageRef]]) -> list[ImageRef]:
+    """Return the images of a row; `images_by_index` holds those of the rows before it.
+
+    Raises MissingColumnError or BadRowError if there is none, or if it cannot be read.
+    """
+    image = cell_text(cells, "image")
     if image:
         if len(image) > MAX_INDEX_CHARS or image.startswith("["):
             return list(map(resolver.image_from_base64, _parse_list(image)))
         if image not in images_by_index:
             raise BadRowError(f"image {image!r} is the index of no earlier row with an image")
         return images_by_index[image]
-    path = _cell_text(cells, "image_path")
+    path = cell_text(cells, "image_path")
     if path:
         return resolver.images(_parse_list(path))
     if "image" not in cells and "image_path" not in cells:
@@ -71,7 +73,18 @@ def _read_images(
     raise BadRowError("both image and image_path are empty")
 
 
-def _cell_text(cells: Cells, column: str) -> str:
+def read_options(cells: Cells) -> tuple[str, ...]:
+    """Return the options in columns A, B, ...; raises BadRowError if one between them is empty."""
+    options = [cell_text(cells, letter) for letter in LETTERS]
+    # Questions have different numbers of options; the columns beyond are empty.
+    count = options.index("") if "" in options else len(options)
+    if any(options[count:]):
+        raise BadRowError(f"option {LETTERS[count]} is empty, and a later one is not")
+    return tuple(options[:count])
+
+
+def cell_text(cells: Cells, column: str) -> str:
+    """Return the text of a cell, empty if it is null or missing; raises BadRowError if it holds something else."""
     value = optional_value(cells, single_column(column))
     if not isinstance(value, str | None):
         raise BadRowError(f"{column} must be text, is {short_repr(value)}")
@@ -83,24 +96,19 @@ def _read_fields(
 ) -> SampleFields:
     index, question, answer = (get_cell(cells, column) for column in REQUIRED_COLUMNS)
     row_id = parse_id(index)
-    images = _read_images(cells, resolver, images_by_index)
+    images = read_images(cells, resolver, images_by_index)
     # VLMEvalKit writes an image once; later rows with the same image name this row.
     images_by_index[row_id] = images
-    hint = _cell_text(cells, "hint")
+    hint = cell_text(cells, "hint")
     text = check_text(question, "question")
     if hint:
         text = f"{hint}\n{text}"
-    options = [_cell_text(cells, letter) for letter in LETTERS]
-    # Questions have different numbers of options; the columns beyond are empty.
-    count = options.index("") if "" in options else len(options)
-    if any(options[count:]):
-        raise BadRowError(f"option {LETTERS[count]} is empty, and a later one is not")
-    choices = tuple(options[:count])
+    options = read_options(cells)
     return SampleFields(
-        parts=insert_media(split_at_placeholders(text + format_choices(choices)), images),
+        parts=insert_media(split_at_placeholders(text + format_choices(options)), images),
         answer_spec=answer_spec,
         answer=answer,
-        choices=choices,
+        choices=options,
         row_id=row_id,
         meta=unused_cells(cells, map(single_column, (*REQUIRED_COLUMNS, "image", "image_path", "hint", *LETTERS))),
     )

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmrl.config.schema import LoraConfig, VllmConfig
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Learner
 from mmrl.rollout.responses import GeneratedTokens, append_generated, empty_rollout
 from mmrl.types import Experience, FinishReason, Prompt, Rollout, SamplingParams, UserError
@@ -173,7 +173,7 @@ class EngineSampler:
     """Samples with an engine that several samplers share, each with random numbers of its own."""
 
     publisher: WeightPublisher
-    processor: QwenProcessor
+    processor: PromptProcessor
     _: KW_ONLY
     max_model_len: int
     """Tokens of the longest sequence that the engine takes, prompt included."""

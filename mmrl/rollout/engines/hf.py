@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from mmrl.policy.batch import collate_prompts, collate_responses
-from mmrl.policy.logits import compute_logprobs, sample_tokens
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.logprobs import compute_logprobs, sample_tokens
+from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.responses import GeneratedTokens, StopStringMatcher, append_generated, empty_rollout
 from mmrl.types import FinishReason, Prompt, Rollout, SamplingParams
 from mmrl.utils.seeds import derive_seed
@@ -53,7 +53,7 @@ class HfSampler:
     def __init__(
         self,
         policy: Policy,
-        processor: QwenProcessor,
+        processor: PromptProcessor,
         *,
         salt: Sequence[str | int],
         version: int = 0,

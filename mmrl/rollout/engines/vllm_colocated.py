@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.base import GenerationRequest, parse_completion
 from mmrl.rollout.responses import GeneratedTokens
 from mmrl.rollout.weight_sync import (
@@ -62,7 +62,7 @@ class VllmEngine:
     def __init__(
         self,
         model: str,
-        processor: QwenProcessor,
+        processor: PromptProcessor,
         engine_args: Mapping[str, Any],
         *,
         cuda: bool,

@@ -17,11 +17,11 @@ from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems,
 
 from mmrl.policy.batch import BatchMedia, TokenSpan, collect_media
 from mmrl.policy.families import VideoTimeEncoding
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.types import Rollout
 
 
-def build_engine_input(rollout: Rollout, processor: QwenProcessor) -> EngineInput:
+def build_engine_input(rollout: Rollout, processor: PromptProcessor) -> EngineInput:
     """Return the input of `LLMEngine.add_request` for a prompt and the response so far: all tokens and all media.
 
     vLLM caches what it encodes by the keys given here: the digest of the prompt, or of the media that a tool showed.
@@ -61,7 +61,7 @@ def build_engine_input(rollout: Rollout, processor: QwenProcessor) -> EngineInpu
 
 
 def _placeholder_ranges(
-    token_ids: Sequence[int], media: BatchMedia, processor: QwenProcessor
+    token_ids: Sequence[int], media: BatchMedia, processor: PromptProcessor
 ) -> dict[str, list[PlaceholderRange]]:
     """Return the places of the media's placeholders in the token ids, by modality; absent ones have no entry."""
     placeholders = processor.placeholders

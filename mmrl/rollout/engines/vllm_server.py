@@ -22,7 +22,7 @@ from vllm.entrypoints.scale_out.token_in_token_out.mm_features import extract_mm
 from mmrl.config.schema import VllmServerConfig
 from mmrl.distributed.launch import find_free_port
 from mmrl.distributed.ranks import Ranks, SingleProcess
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.base import GenerationRequest, parse_completion
 from mmrl.rollout.engines.vllm_inputs import build_engine_input
 from mmrl.rollout.engines.vllm_replica import ADAPTER_NAME, START_HINT, Replica, ReplicaError
@@ -41,7 +41,7 @@ class ServerEngine:
     def __init__(
         self,
         replicas: Sequence[Replica],
-        processor: QwenProcessor,
+        processor: PromptProcessor,
         *,
         workers_per_replica: int,
         warn: Callable[[str], None],

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from mmrl.config.schema import RethinkConfig
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import RewardScorer, Sampler
 from mmrl.rollout.steps.base import with_metrics
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, SamplingParams, Segment, UserError
@@ -86,7 +86,7 @@ class ForcedRethink:
     """Longest first response that may be continued; None for any."""
     trigger_ids: tuple[tuple[int, ...], ...]
     """Token ids of each of `options.triggers`, in order."""
-    processor: QwenProcessor
+    processor: PromptProcessor
     seed: int
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
@@ -240,7 +240,7 @@ def count_tokens_before(token_ids: Sequence[int], text: str, decode: Callable[[S
     return count
 
 
-def tokenize_trigger(text: str, processor: QwenProcessor, banned_token_ids: Sequence[int]) -> tuple[int, ...]:
+def tokenize_trigger(text: str, processor: PromptProcessor, banned_token_ids: Sequence[int]) -> tuple[int, ...]:
     """Return the token ids of a trigger.
 
     Raises:

@@ -20,7 +20,7 @@ from mmrl.answer.text import parse_answer_value
 from mmrl.answer.tool_calls import find_final_call
 from mmrl.config.schema import ToolConfig, ToolsConfig
 from mmrl.media.checks import MediaRangeError
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.tools.media_results import MediaResult, find_media
 from mmrl.rollout.tools.workers import ToolFunction, ToolRequest, ToolResult, ToolWorkers
 from mmrl.types import Action, AnswerType, Author, Rollout, Segment, UserError
@@ -40,7 +40,7 @@ class ToolRunner:
     load_tool: ToolLoader
     _workers: list[ToolWorkers] = field(default_factory=list)
 
-    def make_executor(self, options: ToolsConfig, processor: QwenProcessor) -> ToolExecutor:
+    def make_executor(self, options: ToolsConfig, processor: PromptProcessor) -> ToolExecutor:
         """Return the executor of a step's tools, with processes of its own. They start with the first call."""
         loaders = {}
         for tool in options.tools:
@@ -74,7 +74,7 @@ class ToolExecutor:
     tool_loaders: Mapping[str, Callable[[], ToolFunction]]
     """Loads each tool in the process that calls it, by the name that the model uses."""
     workers: ToolWorkers
-    processor: QwenProcessor
+    processor: PromptProcessor
 
     def execute_calls(self, rollouts: Sequence[Rollout]) -> list[ToolMessage]:
         """Execute the calls that end these rollouts, and return one message for each, in order.

@@ -1,4 +1,4 @@
-"""Find images that look alike although their bytes differ: re-encoded, resized, slightly cropped or brightened copies.
+"""Open images and videos, and find those that look alike although their bytes differ, such as resized copies.
 
 The fingerprint of an image is a thumbnail of 12 x 12 RGB averages. Two images are alike if the correlation of their
 thumbnails is at least `MIN_CORRELATION`. Correlation ignores brightness and contrast. All pairs are compared, in
@@ -10,16 +10,41 @@ with less contrast) had a correlation above 0.995, other images of the same kind
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mmrl.media.cache import MediaCache
+from mmrl.media.video import FramePlan, FrameSampling
+from mmrl.types import ImageRef, Size, VideoRef
+
 MIN_CORRELATION: Final = 0.99
 THUMBNAIL_SIDE: Final = 12
+# Thumbnails that are compared at once: a block of correlations takes 16 MiB.
 _BLOCK_ROWS: Final = 2048
-"""Thumbnails that are compared at once: a block of correlations takes 16 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedImage:
+    """Size and fingerprint of an image that opened without an error."""
+
+    size: Size
+    """Width and height in pixels."""
+    fingerprint: bytes
+    """Its thumbnail, see `image_fingerprint`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedVideo:
+    """Frame plan and fingerprint of a video whose frames decoded without an error."""
+
+    frame_plan: FramePlan
+    """The frames that the model sees."""
+    fingerprint: bytes
+    """The thumbnail of the middle one of these frames."""
 
 
 def image_fingerprint(image: Image.Image) -> bytes:
@@ -27,12 +52,31 @@ def image_fingerprint(image: Image.Image) -> bytes:
     return image.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX).tobytes()
 
 
-def find_most_similar(queries: list[bytes], others: list[bytes]) -> dict[int, int]:
-    """Find the most similar of `others` for each query that has a similar one.
+def inspect_image(cache: MediaCache, ref: ImageRef) -> OpenedImage:
+    """Open an image. Worker processes call this with an empty cache of their own.
 
-    Returns:
-        Indices into `others` by index of the query.
+    Raises:
+        MediaError: the image cannot be used.
     """
+    image = cache.get_image(ref)
+    return OpenedImage(Size(*image.size), image_fingerprint(image))
+
+
+def inspect_video(cache: MediaCache, sampling: FrameSampling, ref: VideoRef) -> OpenedVideo:
+    """Decode every frame of a video that the model sees. Worker processes call this with an empty cache of their own.
+
+    Raises:
+        MediaError: the video cannot be used.
+    """
+    video = cache.read_video(ref, sampling)
+    middle_CHW = video.frames_TCHW[len(video.frames_TCHW) // 2]
+    # Bicubic resizing overshoots 0 and 255.
+    image = Image.fromarray(middle_CHW.clamp(0, 255).byte().permute(1, 2, 0).numpy())
+    return OpenedVideo(video.plan, image_fingerprint(image))
+
+
+def find_most_similar(queries: list[bytes], others: list[bytes]) -> dict[int, int]:
+    """Return the index of the most similar of `others` by index of the query, for queries that have a similar one."""
     most_similar: dict[int, int] = {}
     for query_start in range(0, len(queries), _BLOCK_ROWS):
         block = _normalize_thumbnails(queries[query_start : query_start + _BLOCK_ROWS])
@@ -47,11 +91,7 @@ def find_most_similar(queries: list[bytes], others: list[bytes]) -> dict[int, in
 
 
 def find_near_duplicates(fingerprints: list[bytes]) -> dict[int, int]:
-    """Find the first similar fingerprint before each one.
-
-    Returns:
-        Indices of the earlier fingerprints by index of the later one.
-    """
+    """Return the index of the first similar fingerprint before each one that has one, by its index."""
     first_similar: dict[int, int] = {}
     for start in range(0, len(fingerprints), _BLOCK_ROWS):
         block = _normalize_thumbnails(fingerprints[start : start + _BLOCK_ROWS])

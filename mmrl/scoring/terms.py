@@ -1,20 +1,73 @@
-"""Combines the values of reward terms into a total: transforms, requirements, schedules, and four methods."""
+"""Reward terms: a term's reward is called, its value checked and transformed, and all terms combined into a total.
+
+A term is one entry of `rewards.terms`: a reward function with its options, its weight and schedule, and the samples it
+applies to. A term that `requires` another counts only where that one's value exceeds `requires_above`: accuracy, say,
+only where the format is right.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import nan, prod
+from numbers import Real
+from pathlib import Path
 from typing import Literal
 
-from mmrl.config.schema import RewardTermConfig, matches_conditions
-from mmrl.types import Sample, UserError
+from mmrl.config.schema import RewardTermConfig
+from mmrl.types import Response, RewardErrorKind, RewardFailure, RewardValue, Sample, Unscorable, UserError
+from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl_rewards.contract import BoundReward
 
+# In lexicographic totals, two values within the same hundredth of a term's range are equal.
 _LEXICOGRAPHIC_LEVELS = 100
-"""In lexicographic totals, two values within the same hundredth of a term's range are equal."""
+_MAX_REASON_CHARS = 2000
 
 CombineMethod = Literal["sum", "product", "min", "lexicographic"]
+RewardOutcome = RewardValue | RewardFailure
+
+
+class RewardError(UserError):
+    """A reward failed where the config says `stop`, or before the first step."""
+
+
+def call_reward(reward: BoundReward, response: Response, sample: Sample) -> RewardOutcome:
+    """Return the reward's value for a response, or its failure. Never raises, but a reward may hang or crash Python."""
+    with ErrorCatcher() as caught:
+        return _check_result(reward, reward(response, sample))
+    error = caught.error
+    if isinstance(error, Unscorable):
+        kind, reason = RewardErrorKind.UNSCORABLE, str(error)
+    else:
+        frames = list(traceback.extract_tb(error.__traceback__ if error else None))
+        own_frames = []
+        for frame in frames:
+            if frame.filename == inspect.getfile(reward.reward.fn):
+                own_frames.append(frame)
+        # The error may lie deep in a library. The last line in the reward's own file is what its author can change.
+        last = (own_frames or frames)[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}"
+        kind, reason = RewardErrorKind.ERROR, f"raised {type(error).__name__}: {error} ({place})"
+    # An error may quote a whole response, and reasons are kept with each rollout.
+    if len(reason) > _MAX_REASON_CHARS:
+        reason = reason[:_MAX_REASON_CHARS] + "..."
+    return RewardFailure(kind, reason)
+
+
+def _check_result(reward: BoundReward, result: object) -> RewardOutcome:
+    value, reason = (result.value, result.reason) if isinstance(result, RewardValue) else (result, "")
+    low, high = reward.reward.low, reward.reward.high
+    # NaN fails the comparison below, so what is no number and what is not a number end in the same message.
+    number = float(value) if isinstance(value, Real) else nan
+    if not low <= number <= high:
+        return RewardFailure(RewardErrorKind.ERROR, f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
+    if not isinstance(reason, str):
+        return RewardFailure(RewardErrorKind.ERROR, f"gave the reason {reason!r:.80}, which is not a string")
+    if len(reason) > _MAX_REASON_CHARS:
+        reason = reason[:_MAX_REASON_CHARS] + "..."
+    return RewardValue(number, reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +105,6 @@ class BoundTerm:
         """Seconds that a call may take; None if neither the term nor the reward sets a limit."""
         return self.reward.reward.timeout_s if self.options.timeout_s is None else self.options.timeout_s
 
-    def applies_to(self, sample: Sample, *, evaluation: bool) -> bool:
-        """Return True if the term scores responses to this sample."""
-        if evaluation and self.options.training_only:
-            return False
-        return matches_conditions(self.options.when, sample)
-
-    def weight_at(self, step: int | None) -> float:
-        """Return the weight at a step of the stage, or for None the weight without its schedule."""
-        return self.options.weight_at(step)
-
     def transform(self, value: float) -> float:
         """Return the value that counts in the total, for a value of the reward."""
         curved, scale = self._clip_and_curve(value), self.options.transform.rescale_to
@@ -72,6 +115,7 @@ class BoundTerm:
 
     def _clip_and_curve(self, value: float) -> float:
         transform = self.options.transform
+        # A threshold comes before the power, which its 0 or 1 passes unchanged.
         if transform.clip is not None:
             value = min(max(value, transform.clip[0]), transform.clip[1])
         if transform.threshold is not None:
@@ -102,7 +146,12 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
                 f"combine {method}: values of term {name!r} start at {lowest:g}; give it transform.rescale_to"
             )
     for name, term in terms_by_name.items():
-        chain = list(_iter_required_terms(term, terms_by_name))
+        chain: list[str] = []
+        required = term.options.requires
+        # A chain may lead into a circle that this term is no part of, so it ends at the first repetition.
+        while required is not None and required not in chain:
+            chain.append(required)
+            required = terms_by_name[required].options.requires
         if name in chain:
             raise UserError(f"term {name!r}: its requirements lead in a circle: {' -> '.join([name, *chain])}")
 
@@ -132,23 +181,17 @@ def combine_terms(
         counted.append((term, term.transform(values_by_term[term.name]) if counts else 0.0))
     match method:
         case "sum":
-            return float(sum(term.weight_at(step) * value for term, value in counted))
+            return float(sum(term.options.weight_at(step) * value for term, value in counted))
         case "product":
-            return float(prod(value ** term.weight_at(step) for term, value in counted))
+            return float(prod(value ** term.options.weight_at(step) for term, value in counted))
         case "min":
             return min(value for _, value in counted)
         case "lexicographic":
-            return _combine_lexicographic([value / _max_value(term) for term, value in counted])
-
-
-def _iter_required_terms(term: BoundTerm, terms_by_name: Mapping[str, BoundTerm]) -> Iterator[str]:
-    """Yield the term that a term requires, the one that this requires, and so on; a circle is followed once."""
-    seen = set[str]()
-    required = term.options.requires
-    while required is not None and required not in seen:
-        seen.add(required)
-        yield required
-        required = terms_by_name[required].options.requires
+            fractions = []
+            for term, value in counted:
+                reward = term.reward.reward
+                fractions.append(value / max(term.transform(reward.low), term.transform(reward.high)))
+            return _combine_lexicographic(fractions)
 
 
 def _requirements_met(
@@ -167,10 +210,6 @@ def _requirements_met(
     return True
 
 
-def _max_value(term: BoundTerm) -> float:
-    return max(map(term.transform, (term.reward.reward.low, term.reward.reward.high)))
-
-
 def _combine_lexicographic(fractions: Sequence[float]) -> float:
     *first, last = fractions
     # 0.29 * 100 is 28.999...: without the 1e-9, rounding down would lose a level.
@@ -178,6 +217,7 @@ def _combine_lexicographic(fractions: Sequence[float]) -> float:
     for fraction in first:
         levels.append(int(fraction * _LEXICOGRAPHIC_LEVELS + 1e-9) / _LEXICOGRAPHIC_LEVELS)
     levels.append(last)
+    # 102 rather than 100, the number of levels: all later terms together must count less than one level of this one.
     places = []
     for k in range(len(levels)):
         places.append((_LEXICOGRAPHIC_LEVELS + 2.0) ** -k)
