@@ -6,7 +6,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -271,7 +271,7 @@ class TrainingRun:
             )
             run_sft_stage(build_sft_settings(stage, self._config.run.seed), components, state)
             return
-        update_reference: Callable[[int], Mapping[str, float]] = _update_no_reference
+        update_reference = None
         if reference is not None and not reference.is_frozen:
             update_reference = partial(reference.update, reset_optimizer=engine.reset)
         self._train_rl_stage(stage, source, learner, callbacks, update_reference)
@@ -321,7 +321,7 @@ class TrainingRun:
         source: SampleSource,
         learner: Learner,
         callbacks: Sequence[Callback],
-        update_reference: Callable[[int], Mapping[str, float]],
+        update_reference: Callable[[int], dict[str, float]] | None,
     ) -> None:
         context, version = self._context, self._state.version
         sampler = context.samplers.make_sampler(
@@ -339,7 +339,7 @@ class TrainingRun:
             add_group_rewards=partial(add_group_rewards, group_rewards=context.group_rewards),
             selector=context.build_selector(stage, self._placement),
             learner=learner,
-            update_reference=update_reference,
+            update_reference=update_reference or (lambda _step: {}),
             sync_weights=partial(self._sync_weights, sampler, check),
             callbacks=callbacks,
             ranks=self._ranks,
@@ -486,8 +486,3 @@ class TrainingRun:
             write_adapter(self._run_dir.adapter, context.adapter, facts)
             context.adapter.merge()
         write_model(self._run_dir.model, context.model_bundle, facts)
-
-
-def _update_no_reference(step: int) -> dict[str, float]:
-    """Stand in for `ReferencePolicy.update` in stages without a moving reference."""
-    return {}

@@ -231,7 +231,8 @@ def test_what_has_left_the_memory_is_shown_anew(tiny, monkeypatch, room, opened)
     refs_shown = [replace(tiny().samples[0].images[0], crop=(0, 0, side, 24)) for side in (16, 24, 32)]
     views = [processor.build_tool_segment(ref).observation for ref in refs_shown]
     for ref, view in zip(refs_shown[:2], views, strict=False):
-        assert torch.equal(processor.tool_media_tensors(view).image_patches_MD, honest(ref).tensors.image_patches_MD)
+        _, tensors = honest(ref)
+        assert torch.equal(processor.tool_media_tensors(view).image_patches_MD, tensors.image_patches_MD)
     assert len(calls) == opened
 
 
