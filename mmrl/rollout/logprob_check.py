@@ -50,16 +50,14 @@ class LogprobCheck:
         max_new_tokens = min(self.sampling_params.max_new_tokens, self.options.max_new_tokens)
         sampling_params = replace(self.sampling_params, max_new_tokens=max_new_tokens)
         diffs_of: dict[Modality, list[torch.Tensor]] = {}
-        for group in self.sampler.generate(prompts, 1, sampling_params, step=step):
-            rollout = group[0]
+        for (rollout,) in self.sampler.generate(prompts, 1, sampling_params, step=step):
             diffs_of.setdefault(modality_of(rollout.prompt.sample), []).append(self._logprob_diffs(rollout))
         metrics: dict[str, float] = {}
         all_diffs: list[torch.Tensor] = []
         for modality, diffs in diffs_of.items():
             diff = float(torch.cat(diffs).mean())
             finding = f"on {modality} prompts, rollout engine and learner differ by {diff:.2g} nats a token"
-            # Written as "not below", so that NaN ends the run too.
-            if not diff <= self.options.stop_above:
+            if not diff <= self.options.stop_above:  # "not below", so that NaN ends the run too
                 raise UserError(
                     f"{finding} (rollout.logprob_check.stop_above is {self.options.stop_above:g}): what is learned is "
                     "not what is sampled. Are vLLM and transformers versions that fit, and the server's model the one "

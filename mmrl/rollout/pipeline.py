@@ -124,9 +124,7 @@ def check_steps(
     *,
     base_dir: Path = Path(),
 ) -> None:
-    """Check, before any training, that the steps can run.
-
-    `step_configs` are those of one stage, or of the evaluation. `correct` of a rethink step may name `reward_terms`.
+    """Check, before any training, that the steps of a stage or of the evaluation can run.
 
     Raises:
         UserError: a trigger contains tokens that no response may contain, `correct` names no reward term, or a function

@@ -162,7 +162,6 @@ class HfSampler:
         prompts = {rollout.prompt.digest: rollout.prompt for rollout in rollouts}
         batch = collate_prompts(list(prompts.values()), self._processor, pad_id=self._eos_id)
         cache, logits_BV = self._policy.prefill(batch)
-        # Rows of one prompt share its prefill: the cache is repeated row by row, not computed again.
         row_of = {digest: row for row, digest in enumerate(prompts)}
         prompt_of_R = torch.tensor([row_of[rollout.prompt.digest] for rollout in rollouts], device=device)
         cache.batch_select_indices(prompt_of_R)

@@ -226,9 +226,7 @@ class Replica:
                         rank=0, master_address=address, master_port=port, world_size=1 + num_workers
                     )
             self._sender = WeightTransferTrainerFactory.trainer_init(
-                init_info,
-                client=_WeightSyncClient(self.request_json),
-                source=self._source,
+                init_info, client=_WeightSyncClient(self.request_json), source=self._source
             )
         # A sender keeps the source that it was created with, so the new weights go into that.
         self._source.weights = weights
