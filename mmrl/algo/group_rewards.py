@@ -73,7 +73,7 @@ def shortest_correct(
     of equal length share it, where the code takes the first.
     """
     lengths, is_correct = _response_lengths(group), _find_correct(group, group.scores, correct, threshold)
-    shortest = min(_lengths_of_correct(lengths, is_correct), default=0)
+    shortest = min((length for length, ok in zip(lengths, is_correct, strict=True) if ok), default=0)
     values = []
     for length, ok in zip(lengths, is_correct, strict=True):
         earned = ok and length == shortest > longer_than
@@ -94,7 +94,7 @@ def dast(
     longest response of the group, as in UI-R1-E's code.
     """
     lengths, is_correct = _response_lengths(group), _find_correct(group, group.scores, correct, threshold)
-    correct_lengths = _lengths_of_correct(lengths, is_correct)
+    correct_lengths = [length for length, ok in zip(lengths, is_correct, strict=True) if ok]
     pass_rate = len(correct_lengths) / len(lengths)
     max_length = max(lengths) if longest is None else longest
     # Without a correct response the mean length is undefined, and its factor `pass_rate` is 0.
@@ -261,10 +261,6 @@ def _count_tool_calls(rollout: Rollout) -> int:
 
 def _response_lengths(group: Group) -> list[int]:
     return [rollout.num_tokens for rollout in group.rollouts]
-
-
-def _lengths_of_correct(lengths: Sequence[int], is_correct: Sequence[bool]) -> list[int]:
-    return [length for length, ok in zip(lengths, is_correct, strict=True) if ok]
 
 
 def _find_correct(group: Group, scores: Sequence[Score], names: Sequence[str], threshold: float) -> list[bool]:
