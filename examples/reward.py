@@ -6,12 +6,10 @@ from mmrl_rewards.contract import reward, target_value
 
 @reward(name="traffic_lights", answer_types=(AnswerType.NUMBER,))
 def traffic_lights(response: Response, sample: Sample, *, cost_per_light: float = 0.5) -> RewardValue:
-    """max(0, 1 - cost_per_light * |answer - target|).
+    """Return max(0, 1 - cost_per_light * |answer - target|).
 
     Source: this example. Departures: none.
-
-    Raises:
-        Unscorable: the target is no number of things.
+    Unscorable: the target is no number of things.
     """
     target = target_value(sample, AnswerType.NUMBER)
     if target < 0 or target != int(target):

@@ -40,7 +40,7 @@ class SampleSource(Protocol):
 class PromptBuilder(Protocol):
     """Turns samples into token ids with expanded media placeholders.
 
-    Called by the loops, evaluation and blind probes; implemented by `mmrl.policy.processor.QwenProcessor`.
+    Called by the loops, evaluation and blind probes; implemented by `mmrl.policy.processor.PromptProcessor`.
     """
 
     def build(self, sample: Sample) -> Prompt:
@@ -112,7 +112,7 @@ class RolloutPipeline(Protocol):
 class DemonstrationCompleter(Protocol):
     """Runs the tool calls that demonstrations contain.
 
-    Called by the supervised loop; implemented in `mmrl.rollout.tools.demonstrations`.
+    Called by the supervised loop; implemented in `mmrl.rollout.tools.executor`.
     """
 
     def complete(self, demonstrations: Sequence[Rollout]) -> tuple[Sequence[Rollout], Mapping[str, float]]:

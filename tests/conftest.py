@@ -26,8 +26,8 @@ from mmrl.config.schema import (
 from mmrl.media.cache import MediaCache
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import get_family
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import DatasetContext, MediaPolicy, Sample, SamplingParams, VideoRef
@@ -42,7 +42,7 @@ class Tiny:
     """
 
     policy: Policy
-    processor: QwenProcessor
+    processor: PromptProcessor
     samples: tuple[Sample, ...]
     law: SamplingParams
 
@@ -58,12 +58,12 @@ class Tiny:
         max_prompt_tokens: int = 500,
         video: VideoConfig = SMALL,
         root: Path = Path("/"),
-    ) -> QwenProcessor:
+    ) -> PromptProcessor:
         """A processor like this world's with nothing in its caches."""
         known = self.processor.encoder
         store = MediaCache(MediaPolicy(roots=(root,)), MediaLimitsConfig(), max_bytes=store_bytes)
         options = {"video": video, "add_instruction": add_instruction, "max_prompt_tokens": max_prompt_tokens}
-        return QwenProcessor(PromptEncoder(known.hf_processor, known.family, known.response_format, store, **options))
+        return PromptProcessor(PromptEncoder(known.hf_processor, known.family, known.response_format, store, **options))
 
     def sampler(self, *salt: str) -> HfSampler:
         return HfSampler(self.policy, self.processor, salt=salt or ("test",))
@@ -124,6 +124,6 @@ def tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], T
             max_prompt_tokens=500,
         )
         law = SamplingParams(banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=6)
-        return Tiny(policy=policy, processor=QwenProcessor(encoder), samples=_mixed(scene_samples, clip), law=law)
+        return Tiny(policy=policy, processor=PromptProcessor(encoder), samples=_mixed(scene_samples, clip), law=law)
 
     return make

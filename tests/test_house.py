@@ -65,9 +65,9 @@ ONLY_IN = {
     "resvg_py": ("rewards/mmrl_rewards/services/drawing.py",),
     "ziamath": ("rewards/mmrl_rewards/services/drawing.py",),
     "datasets": ("datasets/mmrl_datasets/",),
-    "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
+    "pyarrow": ("datasets/mmrl_datasets/formats/tables.py",),
     "qwen_vl_utils": ("mmrl/media/",),
-    "av": ("mmrl/media/", "datasets/mmrl_datasets/generators/mp4_writer.py"),  # reading, and writing
+    "av": ("mmrl/media/", "datasets/mmrl_datasets/media_files.py"),  # reading, and writing
     "decord": (),  # tests compare with it
     "jsonschema": ("rewards/mmrl_rewards/schema.py",),
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
@@ -75,7 +75,7 @@ ONLY_IN = {
     "mmrl.utils.plugins": (  # where names become functions
         "mmrl/algo/advantages.py",
         "mmrl/benchmarks/registry.py",
-        "mmrl/cli/data/make.py",
+        "mmrl/cli/data.py",
         "mmrl/data/load.py",
         "mmrl/learner/objective.py",
         "mmrl/policy/families.py",
@@ -145,7 +145,7 @@ NESTING = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 
 
 def package_of_file(path: str) -> str:
-    """Return `policy` for `mmrl/policy/logits.py` and `mmrl_rewards` for `rewards/mmrl_rewards/box.py`."""
+    """Return `policy` for `mmrl/policy/logprobs.py` and `mmrl_rewards` for `rewards/mmrl_rewards/box.py`."""
     parts = path.removesuffix(".py").split("/")
     if parts[0] == "mmrl":
         return "mmrl" if parts[1] == "__init__" else parts[1]
@@ -367,7 +367,12 @@ def test_light_modules_load_no_heavy_library():
 
 
 PROVOCATIONS = [
-    (check_direction, "mmrl/algo/a.py", "from mmrl.policy.logits import x", "algo (floor 3) imports policy (floor 4)"),
+    (
+        check_direction,
+        "mmrl/algo/a.py",
+        "from mmrl.policy.logprobs import x",
+        "algo (floor 3) imports policy (floor 4)",
+    ),
     (check_direction, "mmrl/types/a.py", "import mmrl.ports", "types (floor 1) imports ports (floor 2)"),
     (check_direction, "mmrl/learner/a.py", "from mmrl.data.load import x", "learner (floor 5) imports data (floor 5)"),
     (check_direction, "mmrl/media/a.py", "from mmrl import policy", "imports policy"),
@@ -428,8 +433,8 @@ def test_each_rule_can_fail(check, path, source, complaint):
 @pytest.mark.parametrize(
     ("check", "path", "source"),
     [
-        (check_direction, "mmrl/training/a.py", "from mmrl.policy.logits import x\nimport mmrl_rewards.box"),
-        (check_direction, "mmrl/rollout/a.py", "from mmrl.policy.logits import x\nfrom mmrl.rollout import y"),
+        (check_direction, "mmrl/training/a.py", "from mmrl.policy.logprobs import x\nimport mmrl_rewards.box"),
+        (check_direction, "mmrl/rollout/a.py", "from mmrl.policy.logprobs import x\nfrom mmrl.rollout import y"),
         (check_direction, "mmrl/log/run_dir.py", "from mmrl import __version__"),
         (check_direction, "tools/bench/a.py", "import mmrl.cli, tools.bench.b, json"),
         (check_libraries, "mmrl/algo/losses.py", "import torch\nimport torchvision"),

@@ -1,4 +1,4 @@
-"""How exact the shared-prefix forward is: its log-probs and gradients against the plain forward's, as a table.
+"""Prints how far log-probs and gradients of the shared-prefix forward are from those of the plain forward.
 
     python tools/exactness.py                      # tiny models of all three families, made on the spot
     python tools/exactness.py --model Qwen/Qwen2.5-VL-3B-Instruct --dtype bfloat16
@@ -20,13 +20,11 @@ from rich.table import Table
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, ModelConfig, VisionFromScratchConfig
-from mmrl.learner.shared_prefix_check import compare_layouts
-from mmrl.policy.batch import Batch, PrefixGroup, collate
-from mmrl.policy.families import FAMILIES, VideoTimeEncoding, get_family
-from mmrl.policy.mrope import Grid, PlaceholderRun, mrope_positions
+from mmrl.learner.learner import compare_layouts
+from mmrl.policy.batch import Batch, Placeholders, PrefixGroup, PromptTensors, collate
+from mmrl.policy.families import FAMILIES, Grid, PlaceholderRun, VideoTimeEncoding, get_family
+from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelBundle, load_pretrained
-from mmrl.policy.prompt_tensors import Placeholders, PromptTensors
-from mmrl.policy.qwen_vl import Policy
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import (
     AnswerType,
@@ -51,7 +49,7 @@ IMAGE, VIDEO = ImageRef(path="noise.png", sha256=""), VideoRef(path="noise.mp4",
 
 
 class NoiseTensorProvider:
-    """A feeder of prompts that hold media of noise."""
+    """Provides tensors of prompts whose media are noise."""
 
     def __init__(self, loaded: ModelBundle) -> None:
         images = loaded.processor.image_processor
@@ -73,7 +71,7 @@ class NoiseTensorProvider:
         return tuple(token for token in drawn if token not in self._special_tokens)[:count]
 
     def make_prompt(self, media_kinds: str) -> Prompt:
-        """A prompt with these media ("i", "v") between words."""
+        """Return a prompt with these media ("i", "v") between words."""
         ids = list(self.random_tokens(20, 0))
         runs: dict[int, list[PlaceholderRun]] = {self.placeholders.image_id: [], self.placeholders.video_id: []}
         for place, kind in enumerate(media_kinds):
@@ -113,7 +111,7 @@ class NoiseTensorProvider:
         return PromptTensors(
             image_patches_MD=patches["i"],
             video_patches_MD=patches["v"],
-            position_ids_3P=mrope_positions(
+            position_ids_3P=self._family.position_ids(
                 prompt.token_ids, self._placeholder_runs[prompt.sample.id], merge_size=self.placeholders.merge_size
             ),
             second_per_grid_V=torch.ones(len(prompt.sample.media)),
@@ -121,7 +119,7 @@ class NoiseTensorProvider:
 
     def make_experiences(self, prompt: Prompt) -> list[Experience]:
         """Completions of several lengths."""
-        law = SamplingParams(max_new_tokens=max(COMPLETION_LENGTHS))
+        sampling_params = SamplingParams(max_new_tokens=max(COMPLETION_LENGTHS))
         experiences = []
         for index, length in enumerate(COMPLETION_LENGTHS):
             segment = Segment(
@@ -134,14 +132,14 @@ class NoiseTensorProvider:
                 text="",
                 answer=ResponseFormat().parse("", AnswerType.TEXT),
                 finish_reason=FinishReason.LENGTH,
-                sampling_params=law,
+                sampling_params=sampling_params,
             )
             experiences.append(Experience(rollout=rollout, advantage=1.0))
         return experiences
 
 
 def make_wrong_batches(batch: Batch) -> Iterator[tuple[str, Batch]]:
-    """What must not pass: positions that do not restart, and siblings that see each other."""
+    """Return batches that a check must refuse: positions that do not restart, and siblings that see each other."""
     assert batch.prefix_tree is not None
     ((prompt, lengths),) = batch.prefix_tree
     first, count = batch.position_ids_3BL[..., :prompt], sum(lengths)
@@ -168,7 +166,7 @@ def compare_model(loaded: ModelBundle) -> Iterator[tuple[str, str, str, str]]:
 
 
 def make_tiny_model(family: str) -> ModelBundle:
-    """A tiny model with grouped query heads."""
+    """Return a tiny model with grouped query heads."""
     vision, language = (
         VisionFromScratchConfig(hidden_size=32, num_heads=2, intermediate_size=32),
         LanguageFromScratchConfig(hidden_size=64, num_heads=4, num_kv_heads=2),

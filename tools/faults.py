@@ -1,4 +1,4 @@
-"""What becomes of a run when things go wrong: every fault is tried on real runs; docs/reliability.md has the table.
+"""Causes every fault of docs/reliability.md in real runs, and writes the table there.
 
     python tools/faults.py                                  # 50 kills and all the rest, minutes
     python tools/faults.py --kills 3 --only kill corrupt    # a few
@@ -95,7 +95,7 @@ def fill_disk(harness: FaultHarness) -> Iterator[FaultRow]:
 
 
 def make_read_only(harness: FaultHarness) -> Iterator[FaultRow]:
-    """The run directory of a begun run may not be written any more."""
+    """Make the directory of a run read-only, then resume it."""
     half = harness.restore_half_run()
     places = [half, *(path for path in half.rglob("*") if path.is_dir())]
     for path in places:
@@ -124,7 +124,7 @@ def drop_capabilities() -> None:
 
 
 def corrupt_checkpoint(harness: FaultHarness) -> Iterator[FaultRow]:
-    """The newest checkpoint is damaged, in every file and every way."""
+    """Damage each file of the newest checkpoint in each way, and resume."""
     lost, tries = [], 0
     damages = [
         (name, how)
@@ -146,7 +146,7 @@ def corrupt_checkpoint(harness: FaultHarness) -> Iterator[FaultRow]:
 
 
 def change_config(harness: FaultHarness) -> Iterator[FaultRow]:
-    """The same directory with another config."""
+    """Resume a run with another config."""
     half = harness.restore_half_run()
     before = {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
     code = harness.run_to_end("stages.rl.group_size=8", "run.seed=1")
@@ -217,7 +217,7 @@ FAULTS: dict[str, Callable[[FaultHarness], Iterator[FaultRow]]] = {
 
 
 def markdown_rows(rows: Sequence[FaultRow]) -> list[str]:
-    """The rows in Markdown."""
+    """Return the rows in Markdown."""
     return [f"| {row.fault} | {row.tried} | {row.outcome} | {'; '.join(row.problems) or 'nothing'} |" for row in rows]
 
 

@@ -59,7 +59,7 @@ ASYNC_CHECKPOINTS = "checkpoints.async_save=true"
 
 
 class FaultRow(NamedTuple):
-    """A line of the table; `lost` lists what went wrong."""
+    """One line of the table; `lost` lists everything that went wrong."""
 
     fault: str
     tried: str
@@ -69,7 +69,7 @@ class FaultRow(NamedTuple):
 
 @dataclass(slots=True)
 class FaultHarness:
-    """A folder where runs are tried, always at the same path, so that not even that may differ."""
+    """Runs configs in a folder at a fixed path, so that not even the path differs between runs."""
 
     folder: Path
     rng: random.Random
@@ -78,12 +78,12 @@ class FaultHarness:
 
     @property
     def run_dir(self) -> Path:
-        """The run under test."""
+        """Return the directory of the run under test."""
         return self.folder / "run"
 
     @property
     def log_text(self) -> str:
-        """What the last run said."""
+        """Return the output of the last run."""
         return (self.folder / "log").read_text()
 
     def start(self, *overrides: str, prepare: Callable[[], None] | None = None) -> ForkProcess:
@@ -104,7 +104,7 @@ class FaultHarness:
         return self.rng.uniform(0.0, self.undisturbed_run(*overrides)[1])
 
     def undisturbed_run(self, *overrides: str) -> tuple[Path, float]:
-        """The directory of an undisturbed run, and how many seconds it took."""
+        """Return the directory of an undisturbed run, and the seconds that it took."""
         if overrides not in self.undisturbed_runs:
             start = time.perf_counter()
             if self.run_to_end(*overrides):
@@ -125,7 +125,7 @@ class FaultHarness:
         return lost
 
     def restore_half_run(self) -> Path:
-        """A copy of a run that was killed half-way, with several checkpoints, in the place of the run under test."""
+        """Put a copy of a run that was killed half-way, with its checkpoints, in the place of the run under test."""
         kept = self.folder / "half"
         if not kept.exists():
             self.undisturbed_run()
@@ -139,7 +139,7 @@ class FaultHarness:
 
 
 def run_child(log: Path, arguments: list[str], prepare: Callable[[], None] | None) -> None:
-    """What a process under test does."""
+    """Run `mmrl` with these arguments in this process, with its output in a log file."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -149,7 +149,7 @@ def run_child(log: Path, arguments: list[str], prepare: Callable[[], None] | Non
 
 
 def is_saving(run_dir: Path) -> bool:
-    """Whether a checkpoint or export is half-written."""
+    """Return True while a checkpoint or export is half-written."""
     return any(run_dir.glob(".*.partial")) or any(run_dir.glob("checkpoints/.*.partial"))
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/learning.md: the quickstart, with vLLM, its control and its ceiling on several seeds.
+"""Prints the tables of docs/learning.md: the quickstart, with vLLM, its control and its ceiling, on several seeds.
 
     python tools/learning.py --seeds 0 1 2 --out runs/learning
 

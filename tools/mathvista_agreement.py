@@ -43,7 +43,7 @@ Count = tuple[int, int]
 
 
 class AgreementThreshold(NamedTuple):
-    """A measured share with the bound that it must respect."""
+    """Holds a measured share and the bound that it must keep."""
 
     name: str
     value: float

@@ -70,14 +70,14 @@ def fit(shares: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 def leave_one_out_predictions(shares: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """What the fit without a pilot predicts for it, [n]: by the hat matrix H, y - (y - Hy) / (1 - diag H)."""
+    """Return how the fit without each pilot predicts it, [n]: by the hat matrix H, y - (y - Hy) / (1 - diag H)."""
     made = quadratic_features(shares)
     hat = made @ np.linalg.pinv(made)
     return scores - (scores - hat @ scores) / (1.0 - np.diag(hat))
 
 
 def best_shares(coefficients: np.ndarray, num_sources: int) -> np.ndarray:
-    """The shares [k] of the greatest fitted score: projected gradient ascent from every corner and from the middle."""
+    """Return the shares [k] of the greatest fitted score, by projected gradient ascent from corners and centre."""
     linear = coefficients[:num_sources]
     square = np.zeros((num_sources, num_sources))
     for value, (i, j) in zip(coefficients[num_sources:], combinations(range(num_sources), 2), strict=True):
@@ -90,7 +90,7 @@ def best_shares(coefficients: np.ndarray, num_sources: int) -> np.ndarray:
 
 
 def project_to_simplex(points: np.ndarray) -> np.ndarray:
-    """The nearest points of the simplex, [n, k] (Duchi et al., 2008, figure 1)."""
+    """Return the nearest points of the simplex, [n, k] (Duchi et al., 2008, figure 1)."""
     falling = np.sort(points)[:, ::-1]
     excess = (np.cumsum(falling, axis=1) - 1.0) / np.arange(1, points.shape[1] + 1)
     last = (falling > excess).sum(axis=1, keepdims=True) - 1

@@ -1,4 +1,4 @@
-"""What becomes of a run of two processes when one of them dies, or their launcher, or all at once."""
+"""Kills one of two ranks, their launcher, or all at once, and resumes the run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def kill_rank(harness: FaultHarness) -> Iterator[FaultRow]:
             launcher, ranks = start_into_training(harness, *overrides)
             os.kill(ranks[victim], signal.SIGKILL)
             code = wait_for_exit(launcher)
-            told = [f"rank {victim} was ended by SIGKILL", f"mmrl: error: rank {1 - victim}", "lost another"]
+            expected = [f"rank {victim} was ended by SIGKILL", f"mmrl: error: rank {1 - victim}", "lost another"]
             lost += [
                 f"nothing was said of {words!r}: {harness.log_text[-300:]}"
-                for words in told
+                for words in expected
                 if words not in harness.log_text
             ]
             lost += [] if code == 128 + signal.SIGKILL else [f"ended with {code}"]
@@ -93,7 +93,7 @@ def kill_all_processes(harness: FaultHarness) -> Iterator[FaultRow]:
 
 
 def num_tries(harness: FaultHarness) -> int:
-    """How often; two processes take long to start."""
+    """Return the number of tries; two processes take long to start."""
     return max(1, harness.num_kills // 12)
 
 
@@ -125,7 +125,7 @@ def kill_leftovers(processes: list[int], *, within_s: float) -> list[str]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
+    """Return True if a process exists and has not ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

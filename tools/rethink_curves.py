@@ -1,12 +1,12 @@
-"""Held-out accuracy at a glance and after a second look, of GRPO with and without forced rethinking.
+"""Held-out accuracy of first responses and of their continuations, of GRPO with and without forced rethinking.
 
     python tools/rethink_curves.py --seeds 0 1 2 --out runs/rethink
 
 For each seed a cold start (configs/rethink_cold.yaml), and from it configs/rethink.yaml as it is and with rollouts that
 are generated alone. Every run is an ordinary `mmrl train`; runs that are finished are read, not repeated.
 
-Evaluation makes every response go on, so one run shows both: drafts that are right, and second looks that are. Runs
-are compared on second looks, paired over the same held-out samples.
+Evaluation continues every response, so one run shows the accuracy of both: first responses, and responses after
+rethinking. Runs are compared on the latter, paired over the same held-out samples.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ METRIC_PREFIX = "test/rethink/"
 
 
 class RethinkAccuracy(NamedTuple):
-    """Held-out accuracy of drafts and of second looks, and shares of samples that these put right and wrong."""
+    """Shares of held-out samples: correct before and after rethinking, and turned correct or incorrect by it."""
 
     first_response: float
     after_rethink: float
@@ -39,7 +39,7 @@ class RethinkAccuracy(NamedTuple):
 
 
 def rethink_accuracy(record: Mapping[str, Any], samples: int) -> RethinkAccuracy:
-    """What a run measured on its test samples. A draft without end is no attempt, and never right."""
+    """Return what a run measured on its test samples. Truncated first responses count as wrong."""
     moves = {
         name.removeprefix(METRIC_PREFIX): count / samples
         for name, count in record.items()
@@ -55,7 +55,7 @@ def rethink_accuracy(record: Mapping[str, Any], samples: int) -> RethinkAccuracy
 
 
 def train_or_read(config: str, folder: Path, *overrides: str) -> RethinkAccuracy:
-    """The last measurement of a run of a config, trained (or gone on with) where it is not finished."""
+    """Train a config, or resume it, unless its run is finished; return the last measurement."""
     if not (folder / "summary.json").exists():
         command = [sys.executable, "-m", "mmrl", "train", str(CONFIGS / config), *overrides, "--run-dir", str(folder)]
         subprocess.run(command, check=True)
@@ -65,7 +65,7 @@ def train_or_read(config: str, folder: Path, *overrides: str) -> RethinkAccuracy
 
 
 def final_rewards(folder: Path) -> Mapping[str, float]:
-    """What the second look at each test sample earned at the end of a run."""
+    """Return the reward of each test sample after rethinking, at the end of a run."""
     saved = checkpoint.find_latest(RunDir(folder).checkpoints, print)
     if saved is None:
         sys.exit(f"{folder}: no checkpoint; delete the folder, and it is trained anew")
@@ -74,7 +74,7 @@ def final_rewards(folder: Path) -> Mapping[str, float]:
 
 
 def format_mean_row(arm: str, results: Sequence[RethinkAccuracy]) -> str:
-    """Mean over seeds, with the deviation from seed to seed."""
+    """Return a table row: the mean over seeds, with the deviation from seed to seed."""
     spreads = [f"{fmean(values):.3f} ± {stdev(values):.3f}" for values in zip(*results, strict=True)]
     return f"| {arm} | mean | {' | '.join(f'**{spread}**' for spread in spreads)} |"
 
@@ -92,14 +92,14 @@ def main() -> None:
         for arm, overrides in ARMS.items():
             own = (f"run.seed={seed}", f"model.path={cold / 'model'}", *overrides)
             results[arm].append(train_or_read("rethink.yaml", options.out / f"{arm}-{seed}", *own))
-    print("| arm | seed | right at a glance | right after a second look | wrong → right | right → wrong |")
+    print("| arm | seed | correct at first | correct after rethinking | incorrect → correct | correct → incorrect |")
     print("|---|---|---|---|---|---|")
     for arm, of_arm in results.items():
         for seed, one in zip(options.seeds, of_arm, strict=True):
             print(f"| {arm} | {seed} | {' | '.join(f'{value:.3f}' for value in one)} |")
         if len(of_arm) > 1:
             print(format_mean_row(arm, of_arm))
-    print("\n| after a second look | seed | difference [95 %, paired] |\n|---|---|---|")
+    print("\n| after rethinking | seed | difference [95 %, paired] |\n|---|---|---|")
     for other in ("plain", "cold"):
         for seed in options.seeds:
             gap = paired_improvement(*(final_rewards(options.out / f"{arm}-{seed}") for arm in (other, "rethink")))

@@ -1,4 +1,4 @@
-"""How many steps GRPO takes to reach a held-out reward with and without selective sample replay, at equal rollouts.
+"""Counts the steps that GRPO takes to reach a held-out reward with and without replay, at equal rollouts.
 
     python tools/ssr_curves.py --seeds 0 1 2 3 4 --out runs/ssr
 
@@ -33,7 +33,7 @@ RewardCurves = Mapping[str, Mapping[int, Mapping[int, float]]]
 
 
 def train_or_read(config: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    """The metrics of a run of a config, trained (or gone on with) where it is not finished."""
+    """Train a config, or resume it, unless its run is finished; return its metrics."""
     if not (folder / "summary.json").exists():
         command = [sys.executable, "-m", "mmrl", "train", str(CONFIGS / config), *overrides, "--run-dir", str(folder)]
         subprocess.run(command, check=True)
@@ -46,12 +46,12 @@ def reward_curve(metrics: Sequence[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def first_step_reaching(looks: Mapping[int, float], goal: float) -> int | None:
-    """The first look that reaches a goal."""
+    """Return the first validation that reaches a goal."""
     return next((step for step, reward in looks.items() if reward >= goal), None)
 
 
 def mean_metric(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
-    """A metric over the steps that have it."""
+    """Return the mean of a metric over the steps that have it."""
     return fmean(record[name] for record in metrics if name in record)
 
 
@@ -66,23 +66,23 @@ def goal_rows(curves: RewardCurves, goal: float) -> list[str]:
             ours, theirs = steps[replay], steps[plain]
             ratios[replay] += [ours / theirs] if ours and theirs else []
     spreads = {arm: f"{fmean(of_arm):.2f}, sd {stdev(of_arm):.2f}" for arm, of_arm in ratios.items() if len(of_arm) > 1}
-    told = " | ".join(f"**{spreads[arm]}**" if arm in spreads else "" for arm in ARMS)
-    return [*rows, f"| {goal:g} | **replay / plain** | {told} |"]
+    cells = " | ".join(f"**{spreads[arm]}**" if arm in spreads else "" for arm in ARMS)
+    return [*rows, f"| {goal:g} | **replay / plain** | {cells} |"]
 
 
 def format_run_rows(runs: MetricsByArm) -> list[str]:
-    """What each run ended with, and what it learned from."""
+    """Return table rows: the last reward of each run, and its share of groups with a gradient."""
     rows = []
     for arm, of_arm in runs.items():
         for seed, metrics in of_arm.items():
             looks = list(reward_curve(metrics).values())
-            told = [f"{mean_metric(metrics, 'groups/nonzero_advantage_frac'):.0%}", "", ""]
+            cells = [f"{mean_metric(metrics, 'groups/nonzero_advantage_frac'):.0%}", "", ""]
             if "replay" in arm:
-                told[1:] = (
+                cells[1:] = (
                     f"{mean_metric(metrics, 'replay/frac'):.0%}",
                     f"{mean_metric(metrics, 'replay/staleness_mean'):.1f}",
                 )
-            rows.append(f"| {arm} | {seed} | {looks[-1]:.3f} | {max(looks):.3f} | {' | '.join(told)} |")
+            rows.append(f"| {arm} | {seed} | {looks[-1]:.3f} | {max(looks):.3f} | {' | '.join(cells)} |")
     return rows
 
 

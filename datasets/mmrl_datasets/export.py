@@ -17,19 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from mmrl.types import (
-    DatasetContext,
-    ImageRef,
-    MediaPolicy,
-    MediaRef,
-    RejectedRow,
-    Sample,
-    Target,
-    UserError,
-    VideoRef,
-)
+from mmrl.types import DatasetContext, ImageRef, MediaPolicy, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
 from mmrl.utils.files import json_line
-from mmrl_datasets.formats import parquet
+from mmrl_datasets.formats.tables import write_parquet
 from mmrl_datasets.readers import table
 
 TableFormat = Literal["jsonl", "parquet"]
@@ -73,25 +63,34 @@ def write_table(samples: Iterable[Sample | RejectedRow], folder: Path, file_form
         UserError: there is no sample, or a rejected row; the samples differ in task, split or type of answer; one of
             them does not read back as it was.
     """
-    checked = list(map(_require_sample, samples))
+    checked: list[Sample] = []
+    for row in samples:
+        if isinstance(row, RejectedRow):
+            raise UserError(f"sample {row.id} cannot be written: {row.reason}")
+        checked.append(row)
     if not checked:
         raise UserError("there is not one sample to write")
     options = _shared_options(checked)
     prefix = f"{options['task']}/{options['split']}/"
     columns = []
     for sample in checked:
-        row = sample_columns(sample, partial(_copy_media, sample_id=sample.id, folder=folder))
-        row["id"] = row["id"].removeprefix(prefix)
-        columns.append(row)
-    used = [role for role in ROLES if _is_used(role, columns)]
+        cells = sample_columns(sample, partial(_copy_media, sample_id=sample.id, folder=folder))
+        # The reader puts task and split before the id again.
+        cells["id"] = cells["id"].removeprefix(prefix)
+        columns.append(cells)
+    # A column that no sample needs is left out, so that the table stays easy to look at.
+    used = set()
+    for cells in columns:
+        used |= {role for role in ROLES if cells[role] not in (None, [])}
+    roles = [role for role in ROLES if role in used]
     rows = []
-    for sample, row in zip(checked, columns, strict=True):
-        rows.append({role: row[role] for role in used} | dict(sample.meta))
-    options |= {"path": f"samples.{file_format}", "columns": {role: role for role in used}}
+    for sample, cells in zip(checked, columns, strict=True):
+        rows.append({role: cells[role] for role in roles} | dict(sample.meta))
+    options |= {"path": f"samples.{file_format}", "columns": {role: role for role in roles}}
     file = folder / options["path"]
     with _report_write_errors(file):
         if file_format == "parquet":
-            parquet.write_rows(file, rows)
+            write_parquet(file, rows)
         else:
             file.write_text("".join(map(json_line, rows)), encoding="utf-8")
     _check_reads_back(checked, folder, options)
@@ -99,11 +98,7 @@ def write_table(samples: Iterable[Sample | RejectedRow], folder: Path, file_form
 
 
 def sample_columns(sample: Sample, path_of: Callable[[MediaRef], str]) -> dict[str, Any]:
-    """Return the value of a sample for each column of `ROLES`.
-
-    Args:
-        sample: the sample.
-        path_of: returns the path that the table gives for an image or a video.
+    """Return the value of a sample for each column of `ROLES`; `path_of` returns the path that the table gives a file.
 
     Raises:
         UserError: a table cannot hold the sample: it shows a crop of an image, a frame of a video, a folder of frames,
@@ -138,17 +133,6 @@ def _report_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
-def _is_used(role: str, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if a row has a value for the role."""
-    return any(row[role] not in (None, []) for row in rows)
-
-
-def _require_sample(sample: Sample | RejectedRow) -> Sample:
-    if isinstance(sample, RejectedRow):
-        raise UserError(f"sample {sample.id} cannot be written: {sample.reason}")
-    return sample
 
 
 def _shared_options(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -206,17 +190,22 @@ def _check_reads_back(samples: Sequence[Sample], folder: Path, options: Mapping[
 
 
 def _comparable_facts(sample: Sample) -> dict[str, Any]:
-    """Return a sample as JSON holds it: media by their digests, and a key of `meta` that is null left out."""
+    """Return what must be equal before and after: media by their sha256, as their paths differ."""
     answers = []
     for answer in (sample.target, sample.label):
         answers.append(answer and (*_answer_form(answer), answer.media_index, answer.value))
+    media = []
+    for ref in sample.media:
+        start_end = (ref.start, ref.end) if isinstance(ref, VideoRef) else (None, None)
+        media.append((ref.sha256, *start_end))
     facts = {
         "id": sample.id,
         "question": _question_text(sample),
-        "media": [(ref.sha256, *_time_range(ref)) for ref in sample.media],
+        "media": media,
         "answers": answers,
         "thinking": sample.thinking,
         "response": sample.response,
+        # Parquet writes null for a key that a row lacks.
         "meta": {key: value for key, value in sample.meta.items() if value is not None},
     }
     # Through JSON, because a tuple comes back as a list.
@@ -225,10 +214,4 @@ def _comparable_facts(sample: Sample) -> dict[str, Any]:
 
 
 def _answer_form(target: Target) -> tuple[str, str | None]:
-    """Return the type of an answer and its coordinate system."""
     return target.answer_type, target.coordinate_system
-
-
-def _time_range(ref: MediaRef) -> tuple[float | None, float | None]:
-    """Return the part of a video that is shown; an image has none."""
-    return (ref.start, ref.end) if isinstance(ref, VideoRef) else (None, None)

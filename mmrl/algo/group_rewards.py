@@ -19,7 +19,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mmrl.config.schema import GroupRewardConfig
+from mmrl.config.schema import GroupRewardConfig, matches_conditions
 from mmrl.types import Author, Group, RewardValue, Rollout, Score, UserError
 
 TermNames = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -50,7 +50,7 @@ def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundG
         UserError: a group reward is named like another term, or cannot be computed for this group.
     """
     for reward in group_rewards:
-        if not group.rollouts or not reward.options.applies_to(group.prompt.sample):
+        if not group.rollouts or not matches_conditions(reward.options.when, group.prompt.sample):
             continue
         weight = reward.options.weight_at(step)
         scores = []

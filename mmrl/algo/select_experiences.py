@@ -41,7 +41,8 @@ class SelectionPipeline:
     replay: ReplaySettings | None = None  # how rollouts of earlier steps are trained on again; None for never
     find_changed_media: ChangedMediaFinder  # finds rollouts of earlier steps that cannot be used any more
     # Whose log-probs stand below the ratio of a stale rollout: by default the recorded ones, whatever
-    # `loss.old_logprobs` says. None, given with a rollout correction, leaves it to `loss.old_logprobs`.
+    # `loss.old_logprobs` says. None, given with a rollout correction, leaves it to `loss.old_logprobs`. All settings
+    # that decide are listed by `_LossTokens` in mmrl/learner/objective.py.
     stale_old_logprobs: OldLogprobs | None = "recorded"
     rollouts_may_be_stale: bool = False  # True with async or partial rollouts, whose staleness is logged
     tracked_terms: tuple[str, ...] = ()  # reward terms whose mean is recorded for each sample; none records nothing

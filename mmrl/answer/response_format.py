@@ -1,21 +1,25 @@
-"""The format of a response: its instruction, its parser, and the writer of demonstrations."""
+"""The format of a response: its instruction, its parser, and the writer of demonstrations.
+
+Splitting a response into its answer and the parts before it takes time linear in its length, in each of three styles.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from mmrl.answer.sections import SplitResponse, TaggedSection, find_first_tag, split_boxed, split_json, split_tags
-from mmrl.answer.text import ANSWER_PLACEHOLDERS, NON_JSON_TYPES, format_target, parse_answer_value
+from mmrl.answer.text import ANSWER_PLACEHOLDERS, NON_JSON_TYPES, format_target, parse_answer_value, parse_json
 from mmrl.answer.values import COORDINATE_TYPES
 from mmrl.types import Answer, AnswerType, CoordinateSystem, Target, UserError
 
-_MAX_EXCERPT_CHARS, _MAX_CACHED_CHARS = 40, 200
+_MAX_EXCERPT_CHARS = 40
+# A longer demonstration has thinking, differs in every sample, and would only push the others out of the cache.
+_MAX_CACHED_CHARS = 200
 _UNITS = MappingProxyType(
     {
         CoordinateSystem.PX_ORIGINAL: "in pixels",
@@ -25,37 +29,53 @@ _UNITS = MappingProxyType(
     }
 )
 _TAG_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+# Escaped characters match too, so that their braces are passed over.
+_BOX_OR_BRACE = re.compile(r"\\boxed\{|\\.|[{}]", re.DOTALL)
+# The end of the formula that a box stands in, and of its sentence.
+_ALLOWED_AFTER_BOX = " \t\r\n.$\\)]"
+_TEXT_MACRO = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 
 
 class ResponseSection(NamedTuple):
     """A part of a response besides thinking and answer, such as an observation."""
 
-    tag: str
-    """Name of the tag, or of the JSON field."""
-    required: bool = True
-    """False if a response may leave it out."""
-    after_thinking: bool = False
-    """It stands between thinking and answer, rather than before both."""
+    tag: str  # name of the tag, or of the JSON field
+    required: bool = True  # False if a response may leave it out
+    after_thinking: bool = False  # it stands between thinking and answer, rather than before both
+
+
+class TaggedSection(NamedTuple):
+    """An outermost part of a response."""
+
+    name: str  # name of its tag or field
+    content: str  # text between the tags
+    start: int  # index at which its opening tag begins; 0 in JSON
+    end: int  # index at which its closing tag ends; 0 in JSON
+
+
+class SplitResponse(NamedTuple):
+    """The parts of a response and the problems found in splitting it."""
+
+    content: str | None  # text of the answer; None if there is not exactly one
+    content_problem: str  # reason why there is no content; empty if there is
+    sections: Sequence[TaggedSection] = ()  # parts before the answer
+    problems: Sequence[str] = ()  # problems of tags and fields
+    outside_text_problem: str = ""  # problem of text outside the parts
+    answer_start: int | None = None  # index at which the last answer begins, its tag included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFormat:
     """The format of a response; the fields are those of `ResponseFormatConfig`."""
 
-    thinking: Literal["none", "optional", "required"] = "none"
-    """Thinking before the answer."""
+    thinking: Literal["none", "optional", "required"] = "none"  # thinking before the answer
+    # Place of the answer: in <answer> tags; in \boxed{..}, after free text; or in the last field of a JSON object.
     style: Literal["tags", "boxed", "json"] = "tags"
-    """Place of the answer: in <answer> tags; in \\boxed{..}, after free text; or in the last field of a JSON object."""
-    answer_tag: str = "answer"
-    """Name of the answer's tag or field."""
-    think_tag: str = "think"
-    """Name of the thinking's tag or field."""
-    sections: tuple[ResponseSection, ...] = ()
-    """Other parts before the answer, in their order."""
-    stop_at_answer: bool = False
-    """A response ends at the closing tag of its answer."""
-    stop_strings: tuple[str, ...] = ()
-    """Other strings that end a response."""
+    answer_tag: str = "answer"  # name of the answer's tag or field
+    think_tag: str = "think"  # name of the thinking's tag or field
+    sections: tuple[ResponseSection, ...] = ()  # other parts before the answer, in their order
+    stop_at_answer: bool = False  # a response ends at the closing tag of its answer
+    stop_strings: tuple[str, ...] = ()  # other strings that end a response
 
     def __post_init__(self) -> None:
         """Check the names of tags.
@@ -80,16 +100,18 @@ class ResponseFormat:
 
     def instruction(self, answer_type: AnswerType, coordinate_system: CoordinateSystem | None = None) -> str:
         """Return the sentence that asks for this format; coordinates are asked for in the model's own system."""
-        answer = self._wrap_answer(answer_type, ANSWER_PLACEHOLDERS[answer_type])
-        units = _describe_units(answer_type, coordinate_system)
+        placeholder, units = ANSWER_PLACEHOLDERS[answer_type], ""
+        if answer_type in (AnswerType.SPAN, AnswerType.SPANS):
+            units = ", in seconds"
+        elif coordinate_system is not None and answer_type in COORDINATE_TYPES:
+            units = f", coordinates {_UNITS[coordinate_system]}"
         if self.style == "json" or self.sections:
-            tags = self._expected_tags()
-            optional = []
-            for tag in tags:
-                if not self._is_required(tag):
-                    optional.append(tag)
+            required = self._expected_sections()
+            optional = [tag for tag, is_required in required.items() if not is_required]
             omissions = f"; {' and '.join(optional)} may be left out" if optional else ""
-            return f"Answer as {self._join_sections(dict.fromkeys(tags, '...'), answer)}{units}{omissions}."
+            response = self._write(dict.fromkeys(required, "..."), answer_type, placeholder)
+            return f"Answer as {response}{units}{omissions}."
+        answer = self._write({}, answer_type, placeholder)
         thinking = f"<{self.think_tag}>...</{self.think_tag}>"
         match self.thinking:
             case "none":
@@ -113,7 +135,7 @@ class ResponseFormat:
         """
         if thinking is None:
             return self._render_checked({}, target)
-        opening_tags = tuple(f"<{tag}>" for tag in self._expected_tags())
+        opening_tags = tuple(f"<{tag}>" for tag in self._expected_sections())
         if self.style != "json" and thinking.lstrip().startswith(opening_tags):
             return self._render_checked({}, target, opening=thinking)
         return self._render_checked({self.think_tag: thinking} if self.thinking != "none" else {}, target)
@@ -125,14 +147,8 @@ class ResponseFormat:
 
     def find_answer_opening(self, response: str) -> int | None:
         """Return the index at which the tag, box or field of the answer begins, or None if there is none."""
-        match self.style:
-            case "tags":
-                opening = f"<{self.answer_tag}>"
-            case "boxed":
-                opening = r"\boxed{"
-            case "json":
-                opening = f'"{self.answer_tag}"'
-        start = response.rfind(opening)
+        openings = {"tags": f"<{self.answer_tag}>", "boxed": r"\boxed{", "json": f'"{self.answer_tag}"'}
+        start = response.rfind(openings[self.style])
         return start if start >= 0 else None
 
     def build_example(self, target: Target) -> str:
@@ -141,16 +157,43 @@ class ResponseFormat:
         Raises:
             UserError: the target cannot be written.
         """
-        return self._render_checked(dict.fromkeys(self._expected_tags(), "..."), target)
+        return self._render_checked(dict.fromkeys(self._expected_sections(), "..."), target)
 
-    def parse(self, text: str, answer_type: AnswerType) -> Answer:
+    def parse(self, text: str, answer_type: AnswerType, earlier_sections: Sequence[TaggedSection] = ()) -> Answer:
         """Read a response; never raises.
 
         `problems` names every departure from the format, the worst first. `value` needs less than perfection: exactly
         one answer outside the thinking, of the right type, and nothing after it. A flaw before the answer (missing
         thinking, loose words) is left to the format reward and does not affect the value.
+
+        Args:
+            text: the response.
+            answer_type: type of the answer.
+            earlier_sections: for a continuation, the parts of the first response, which need not come again.
         """
-        return self._build_answer(self._split(text), answer_type)
+        parts = self._split(text)
+        value, problem = None, parts.content_problem
+        if parts.content is not None:
+            content = parts.content.strip()
+            try:
+                value = parse_answer_value(answer_type, content) if content else None
+                problem = "" if content else "empty answer"
+            except ValueError as error:
+                excerpt = content if len(content) <= _MAX_EXCERPT_CHARS else content[:_MAX_EXCERPT_CHARS] + "..."
+                problem = f"{error}: {excerpt!r}"
+        # In reverse, so that the first of two sections with one name wins.
+        contents = {}
+        for section in reversed((*parts.sections, *earlier_sections)):
+            contents[section.name] = section.content
+        section_problems = self._find_section_problems(parts.sections, earlier_sections)
+        problems = [problem, *parts.problems, *section_problems, parts.outside_text_problem]
+        return Answer(
+            text=parts.content,
+            thinking=contents.pop(self.think_tag, None),
+            value=value,
+            problems=tuple(dict.fromkeys(filter(None, problems))),
+            sections=contents,
+        )
 
     def parse_continuation(self, first_response: str, text: str, answer_type: AnswerType) -> Answer:
         """Read a response that was continued behind a forced trigger; `text` begins with the trigger.
@@ -160,42 +203,19 @@ class ResponseFormat:
         """
         start = 0 if self.style == "boxed" else text.find("{")
         if self.style == "tags":
-            start = find_first_tag(text, (*self._all_leading_tags(), self.answer_tag))
-        first_sections = self._split(first_response).sections
-        return self._build_answer(self._split(text[max(start, 0) :]), answer_type, first_sections)
+            # The words of the trigger end where the first tag begins.
+            names = (self.think_tag, *(section.tag for section in self.sections), self.answer_tag)
+            first_tag = _tag_pattern(names).search(text)
+            start = first_tag.start() if first_tag else 0
+        return self.parse(text[max(start, 0) :], answer_type, self._split(first_response).sections)
 
     def find_last_answer(self, text: str) -> int | None:
         """Return the index at which the last answer begins, tag or box included, or None if there is none."""
         return self._split(text).answer_start
 
-    def _build_answer(
-        self, parts: SplitResponse, answer_type: AnswerType, earlier_sections: Sequence[TaggedSection] = ()
-    ) -> Answer:
-        """Build the answer from a response's parts; `earlier_sections` are those of the first response."""
-        if parts.content is None:
-            value, problem = None, parts.content_problem
-        else:
-            value, problem = _parse_value(answer_type, parts.content)
-        # In reverse, so that the first of two sections with one name wins.
-        contents = {}
-        for section in reversed((*parts.sections, *earlier_sections)):
-            contents[section.name] = section.content
-        problems = [
-            problem,
-            *parts.problems,
-            *self._find_section_problems(parts.sections, earlier_sections),
-            parts.outside_text_problem,
-        ]
-        return Answer(
-            text=parts.content,
-            thinking=contents.pop(self.think_tag, None),
-            value=value,
-            problems=tuple(dict.fromkeys(filter(None, problems))),
-            sections=contents,
-        )
-
     def _split(self, text: str) -> SplitResponse:
-        leading_tags = self._all_leading_tags()
+        # The thinking even where it is not asked for: it is then a problem of its own, not loose words.
+        leading_tags = (self.think_tag, *(section.tag for section in self.sections))
         match self.style:
             case "tags":
                 return split_tags(text, (*leading_tags, self.answer_tag), self.answer_tag)
@@ -204,21 +224,14 @@ class ResponseFormat:
             case "json":
                 return split_json(text, (*leading_tags, self.answer_tag), self.answer_tag)
 
-    def _all_leading_tags(self) -> tuple[str, ...]:
-        """Return the names of all parts before an answer, the thinking even where it is not asked for."""
-        return (self.think_tag, *(section.tag for section in self.sections))
-
-    def _expected_tags(self) -> list[str]:
-        """Return the names of the parts that may come before the answer, in their order."""
-        before = [section.tag for section in self.sections if not section.after_thinking]
-        after = [section.tag for section in self.sections if section.after_thinking]
-        thinking = [self.think_tag] if self.thinking != "none" else []
-        return [*before, *thinking, *after]
-
-    def _is_required(self, tag: str) -> bool:
-        if tag == self.think_tag:
-            return self.thinking == "required"
-        return any(section.required for section in self.sections if section.tag == tag)
+    def _expected_sections(self) -> dict[str, bool]:
+        """Return the parts that may come before the answer, in order: name to True if it is required."""
+        before: dict[str, bool] = {}
+        after: dict[str, bool] = {}
+        for section in self.sections:
+            (after if section.after_thinking else before)[section.tag] = section.required
+        thinking = {} if self.thinking == "none" else {self.think_tag: self.thinking == "required"}
+        return {**before, **thinking, **after}
 
     def _find_section_problems(
         self, sections: Sequence[TaggedSection], earlier_sections: Sequence[TaggedSection]
@@ -227,69 +240,53 @@ class ResponseFormat:
         contents: dict[str, list[str]] = {}
         for section in sections:
             contents.setdefault(section.name, []).append(section.content)
-        expected = self._expected_tags()
+        expected = self._expected_sections()
         present = {*contents, *(section.name for section in earlier_sections)}
+        names = {tag: "thinking" if tag == self.think_tag else f"<{tag}>" for tag in (*expected, *contents)}
         problems = []
-        for tag in expected:
-            if tag not in present and self._is_required(tag):
-                problems.append(f"no {self._display_name(tag)}")
+        for tag, is_required in expected.items():
+            if is_required and tag not in present:
+                problems.append(f"no {names[tag]}")
         for tag, texts in contents.items():
             if tag not in expected:
-                problems.append(f"{self._display_name(tag)} not asked for")
+                problems.append(f"{names[tag]} not asked for")
             elif len(texts) > 1:
                 problems.append(f"{len(texts)} {'thoughts' if tag == self.think_tag else f'<{tag}>'}")
             elif not texts[0].strip():
-                problems.append(f"empty {self._display_name(tag)}")
+                problems.append(f"empty {names[tag]}")
         found_order = [tag for tag in contents if tag in expected]
         if found_order != [tag for tag in expected if tag in contents]:
             problems.append("parts out of order")
         return problems
 
-    def _display_name(self, tag: str) -> str:
-        return "thinking" if tag == self.think_tag else f"<{tag}>"
-
     def _render_checked(self, sections: Mapping[str, str], target: Target, *, opening: str = "") -> str:
         """Return the response with these sections after checking that it parses without a problem."""
         try:
-            content = format_target(target)
+            text = opening + self._write(sections, target.answer_type, format_target(target))
         except ValueError as error:
-            raise _render_error(target, f"{error}: {str(target.value)!r}") from None
-        text = opening + self._join_sections(sections, self._wrap_answer(target.answer_type, content))
-        if len(text) <= _MAX_CACHED_CHARS:
-            problems = _cached_problems(self, text, target.answer_type)
+            problems: Sequence[str] = [f"{error}: {str(target.value)!r}"]
         else:
-            problems = self.parse(text, target.answer_type).problems
+            if len(text) <= _MAX_CACHED_CHARS:
+                problems = _cached_problems(self, text, target.answer_type)
+            else:
+                problems = self.parse(text, target.answer_type).problems
         if problems:
-            raise _render_error(target, problems[0])
+            refusal = f"a {target.answer_type} target {target.value!r} cannot be written as an answer"
+            raise UserError(f"{refusal}: {problems[0]}")
         return text
 
-    def _wrap_answer(self, answer_type: AnswerType, content: str) -> str:
-        """Return an answer's content in its tag, box or field."""
-        match self.style:
-            case "tags":
-                return f"<{self.answer_tag}>{content}</{self.answer_tag}>"
-            case "boxed":
-                return rf"\boxed{{{content}}}"
-            case "json":
-                return f'"{self.answer_tag}": {_to_json_string(content) if answer_type in NON_JSON_TYPES else content}'
-
-    def _join_sections(self, sections: Mapping[str, str], answer: str) -> str:
+    def _write(self, sections: Mapping[str, str], answer_type: AnswerType, content: str) -> str:
+        """Return a response with these sections and the answer `content`, in tags, a box or JSON."""
         if self.style == "json":
-            fields = [f'"{tag}": {_to_json_string(text)}' for tag, text in sections.items()]
-            return f"{{{', '.join([*fields, answer])}}}"
-        return "".join(f"<{tag}>{text}</{tag}>" for tag, text in sections.items()) + answer
-
-
-def _parse_value(answer_type: AnswerType, content: str) -> tuple[Any, str]:
-    """Return the value of an answer's content and an empty text, or None and the problem."""
-    text = content.strip()
-    if not text:
-        return None, "empty answer"
-    try:
-        return parse_answer_value(answer_type, text), ""
-    except ValueError as error:
-        excerpt = text if len(text) <= _MAX_EXCERPT_CHARS else text[:_MAX_EXCERPT_CHARS] + "..."
-        return None, f"{error}: {excerpt!r}"
+            fields = [f'"{tag}": {json.dumps(text, ensure_ascii=False)}' for tag, text in sections.items()]
+            # The content of other types is JSON already.
+            value = json.dumps(content, ensure_ascii=False) if answer_type in NON_JSON_TYPES else content
+            fields.append(f'"{self.answer_tag}": {value}')
+            return f"{{{', '.join(fields)}}}"
+        tagged = "".join(f"<{tag}>{text}</{tag}>" for tag, text in sections.items())
+        if self.style == "boxed":
+            return rf"{tagged}\boxed{{{content}}}"
+        return f"{tagged}<{self.answer_tag}>{content}</{self.answer_tag}>"
 
 
 # Demonstrations without thinking are few and come again in every epoch.
@@ -298,17 +295,129 @@ def _cached_problems(response_format: ResponseFormat, text: str, answer_type: An
     return response_format.parse(text, answer_type).problems
 
 
-def _render_error(target: Target, problem: str) -> UserError:
-    return UserError(f"a {target.answer_type} target {target.value!r} cannot be written as an answer: {problem}")
+def split_tags(text: str, names: tuple[str, ...], answer_tag: str) -> SplitResponse:
+    """Split `<think>..</think><answer>..</answer>`; `names` are the tags of all parts, with no text outside them."""
+    parts, problems, _ = _find_tagged_sections(text, names)
+    answers = [part for part in parts if part.name == answer_tag]
+    ends = [0, *(part.end for part in parts)]
+    gaps = [text[end : part.start].strip() for end, part in zip(ends, parts, strict=False)]
+    content, problem = _take_single_answer(text, answers, f"no {answer_tag} tag")
+    inner_tag = None if content is None else _tag_pattern(names).search(content)
+    if inner_tag:
+        content, problem = None, f"nested tags: {inner_tag[0]} inside <{answer_tag}>"
+    return SplitResponse(
+        content=content,
+        content_problem=problem,
+        sections=[part for part in parts if part.name != answer_tag],
+        problems=problems,
+        outside_text_problem="text outside the tags" if any(gaps) else "",
+        answer_start=answers[-1].start if answers else None,
+    )
 
 
-def _describe_units(answer_type: AnswerType, coordinate_system: CoordinateSystem | None) -> str:
-    if answer_type in (AnswerType.SPAN, AnswerType.SPANS):
-        return ", in seconds"
-    if coordinate_system is None or answer_type not in COORDINATE_TYPES:
-        return ""
-    return f", coordinates {_UNITS[coordinate_system]}"
+def split_boxed(text: str, names: tuple[str, ...]) -> SplitResponse:
+    r"""Split `<think>..</think> Some words. \boxed{..}`: one box outside the tags, followed by punctuation at most."""
+    sections, problems, end = _find_tagged_sections(text, names)
+    starts = [0, *(section.end for section in sections)]
+    ends = [*(section.start for section in sections), end]
+    answers: list[TaggedSection] = []
+    for gap_start, gap_end in zip(starts, ends, strict=True):
+        answers += _iter_boxes(text, gap_start, gap_end, problems)
+    content, problem = _take_single_answer(text, answers, r"no \boxed answer", _ALLOWED_AFTER_BOX)
+    if content is not None and r"\boxed{" in content:
+        content, problem = None, r"\boxed inside \boxed"
+    # Models write letters and words as \text{B}, since a box holds a formula.
+    text_macro = None if content is None else _TEXT_MACRO.fullmatch(content.strip())
+    if text_macro:
+        content = text_macro[1]
+    answer_start = answers[-1].start if answers else None
+    return SplitResponse(content, problem, sections, problems, answer_start=answer_start)
 
 
-def _to_json_string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def split_json(text: str, names: tuple[str, ...], answer_tag: str) -> SplitResponse:
+    """Split `{"think": "..", "answer": ..}`: one JSON object with the answer as its last field, and nothing else."""
+    try:
+        fields = parse_json(text.strip())
+    except ValueError as error:
+        return SplitResponse(None, f"no JSON object: {error}")
+    if not isinstance(fields, dict):
+        return SplitResponse(None, "no JSON object")
+    sections, not_text = [], []
+    for key, value in fields.items():
+        if key not in names or key == answer_tag:
+            continue
+        if isinstance(value, str):
+            sections.append(TaggedSection(key, value, 0, 0))
+        else:
+            not_text.append(f"{key!r} is no text")
+    problems = [f"unknown field {key[:40]!r}" for key in fields if key not in names] + not_text
+    if answer_tag not in fields:
+        return SplitResponse(None, f"no field {answer_tag!r}", sections, problems)
+    if next(reversed(fields)) != answer_tag:
+        return SplitResponse(None, "fields after the answer", sections, problems)
+    answer = fields[answer_tag]
+    if not isinstance(answer, str):
+        answer = "" if answer is None else json.dumps(answer, ensure_ascii=False)
+    return SplitResponse(answer, "", sections, problems)
+
+
+@lru_cache(maxsize=64)
+def _tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"<(?P<slash>/?)(?P<name>{'|'.join(names)})>")
+
+
+def _find_tagged_sections(text: str, names: tuple[str, ...]) -> tuple[list[TaggedSection], list[str], int]:
+    """Return the outermost pairs of tags, the problems of other tags, and the index of a tag that is never closed.
+
+    The index is the length of the text if every tag is closed.
+    """
+    parts: list[TaggedSection] = []
+    problems: list[str] = []
+    opening: re.Match[str] | None = None
+    for tag in _tag_pattern(names).finditer(text):
+        if opening is None and not tag["slash"]:
+            opening = tag
+        elif opening is None:
+            problems.append(f"stray {tag[0]}")
+        elif tag["slash"] and tag["name"] == opening["name"]:
+            parts.append(TaggedSection(tag["name"], text[opening.end() : tag.start()], opening.start(), tag.end()))
+            opening = None
+        else:
+            problems.append(f"nested tags: {tag[0]} inside {opening[0]}")
+    if opening is None:
+        return parts, problems, len(text)
+    problems.append(f"{opening[0]} never closed")
+    return parts, problems, opening.start()
+
+
+def _iter_boxes(text: str, start: int, end: int, problems: list[str]) -> Iterator[TaggedSection]:
+    r"""Yield each outermost `\boxed{..}` between two indices; escaped braces do not count."""
+    depth, opening = 0, start
+    for match in _BOX_OR_BRACE.finditer(text, start, end):
+        if depth == 0 and match[0] == r"\boxed{":
+            depth, opening = 1, match.start()
+        elif depth:
+            if match[0] == "}":
+                depth -= 1
+            elif match[0] in ("{", r"\boxed{"):
+                depth += 1
+            if depth == 0:
+                yield TaggedSection("boxed", text[opening + len(r"\boxed{") : match.start()], opening, match.end())
+    if depth:
+        problems.append(r"\boxed never closed")
+
+
+def _take_single_answer(
+    text: str, answers: Sequence[TaggedSection], missing: str, allowed_after: str | None = None
+) -> tuple[str | None, str]:
+    """Return the content of the only answer, or None and the problem; `missing` is the problem of no answer.
+
+    Only `allowed_after` may follow the answer: these characters, or white space for None.
+    """
+    if not answers:
+        return None, missing
+    if len(answers) > 1:
+        return None, "two answers" if len(answers) == 2 else f"{len(answers)} answers"
+    if text[answers[0].end :].strip(allowed_after):
+        return None, "text after the answer"
+    return answers[0].content, ""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from mmrl.answer.values import COORDINATE_KEYS, AnswerValue, convert_coordinates, validate_region, validate_value
-from mmrl.types import AnswerType, CoordinateSystem, Region, Target
+from mmrl.types import AnswerType, CoordinateSystem, Target
 
 ANSWER_PLACEHOLDERS: Mapping[AnswerType, str] = MappingProxyType(
     {
@@ -42,13 +42,11 @@ _CHOICE = re.compile(r"\(([A-Za-z])\)|([A-Za-z])[.)]?")
 _COORDINATE = r"([+-]?[0-9]{1,9}(?:\.[0-9]*)?)"
 _ROWS = {count: r"\s*" + r"(?:\s*,\s*|\s+)".join([_COORDINATE] * count) + r"\s*" for count in (2, 4)}
 _TUPLES = MappingProxyType({count: re.compile(rf"\[{row}\]|\({row}\)") for count, row in _ROWS.items()})
-_JSON_ENCODER = json.JSONEncoder(ensure_ascii=False)
 _JSON_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _TOOL_CALL_TAGS = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
 
-_OBJECT_PREFIXES = ("{", "```")
-_MAX_NUMBER_CHARS = 40
-_MAX_TUPLE_CHARS = 200
+# Longer texts are refused before a pattern runs over them.
+_MAX_NUMBER_CHARS, _MAX_TUPLE_CHARS = 40, 200
 
 
 def parse_answer_value(answer_type: AnswerType, text: str) -> AnswerValue:
@@ -95,20 +93,20 @@ def format_target(target: Target) -> str:
     digits = 3 if target.coordinate_system is CoordinateSystem.NORM_1 else None
     if target.answer_type is AnswerType.JSON and target.coordinate_system is not None:
         value = convert_coordinates(AnswerType.JSON, value, partial(_round_values, digits=digits))
-    return _JSON_ENCODER.encode(_to_plain_json(target.answer_type, value, digits))
-
-
-def _to_plain_json(answer_type: AnswerType, value: AnswerValue, digits: int | None) -> object:
-    """Return a validated value as JSON types, coordinates rounded to `digits` decimals."""
     plain: object = value
-    match answer_type:
+    match target.answer_type:
         case AnswerType.NUMBER:
             plain = _to_int_if_whole(value)
         case AnswerType.BOX | AnswerType.POINT:
             plain = _round_values(value, digits)
         case AnswerType.BOXES | AnswerType.POINTS:
-            key = "bbox_2d" if answer_type is AnswerType.BOXES else "point_2d"
-            plain = [_region_to_json(region, key, digits) for region in value]
+            key = "bbox_2d" if target.answer_type is AnswerType.BOXES else "point_2d"
+            regions = []
+            for region in value:
+                label = {"label": region.label} if region.label else {}
+                confidence = {} if region.confidence is None else {"confidence": region.confidence}
+                regions.append({key: _round_values(region.coordinates, digits), **label, **confidence})
+            plain = regions
         case AnswerType.SPAN:
             plain = _round_values(value, 2)
         case AnswerType.SPANS:
@@ -117,7 +115,7 @@ def _to_plain_json(answer_type: AnswerType, value: AnswerValue, digits: int | No
             plain = {"action": value.name, **_arguments_to_json(value.arguments, digits)}
         case AnswerType.TOOL_CALL:
             plain = {"name": value.name, "arguments": _arguments_to_json(value.arguments, digits)}
-    return plain
+    return json.dumps(plain, ensure_ascii=False)
 
 
 def _parse_number(text: str) -> int | float:
@@ -136,31 +134,16 @@ def _parse_choice(text: str) -> str:
     return (match[1] or match[2]).upper()
 
 
-def _parse_box(text: str) -> object:
-    return _unwrap_object(text, "bbox_2d") if text.startswith(_OBJECT_PREFIXES) else _parse_tuple(text, 4, "not a box")
-
-
-def _parse_point(text: str) -> object:
-    return (
-        _unwrap_object(text, "point_2d") if text.startswith(_OBJECT_PREFIXES) else _parse_tuple(text, 2, "not a point")
-    )
-
-
-def _unwrap_object(text: str, key: str) -> object:
-    """Return the coordinates of the JSON object that Qwen-VL models are trained to write."""
-    return validate_region(parse_json(text), key).coordinates
-
-
-def _parse_span(text: str) -> object:
-    return _parse_tuple(text, 2, "not a span of time")
-
-
 def _parse_tool_call(text: str) -> object:
     call = _TOOL_CALL_TAGS.fullmatch(text)
     return parse_json(call[1] if call else text)
 
 
-def _parse_tuple(text: str, count: int, problem: str) -> tuple[float, ...]:
+def _parse_coordinates(text: str, count: int, problem: str, key: str = "") -> tuple[float, ...]:
+    """Return the numbers of "[x, y, ..]" or "(x, y, ..)", `count` of them."""
+    # The JSON object that Qwen-VL models are trained to write, such as {"bbox_2d": [1, 2, 3, 4]}.
+    if key and text.startswith(("{", "```")):
+        return validate_region(parse_json(text), key).coordinates
     match = _TUPLES[count].fullmatch(text) if len(text) <= _MAX_TUPLE_CHARS else None
     if not match:
         raise ValueError(problem)
@@ -169,6 +152,7 @@ def _parse_tuple(text: str, count: int, problem: str) -> tuple[float, ...]:
 
 def _reject_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
+    # json keeps the last of two values, so an answer could show one and be scored by the other.
     if len(mapping) < len(pairs):
         raise ValueError("a key that stands twice in one object")
     return mapping
@@ -176,6 +160,7 @@ def _reject_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _parse_finite_float(digits: str) -> float:
     value = float(digits)
+    # float("1e999") is infinite rather than an error.
     if value in (float("inf"), float("-inf")):
         raise ValueError("number too large")
     return value
@@ -187,12 +172,6 @@ def _reject_constant(word: str) -> NoReturn:
 
 def _round_values(values: Sequence[float], digits: int | None) -> tuple[int | float, ...]:
     return tuple(_to_int_if_whole(round(value, digits)) for value in values)
-
-
-def _region_to_json(region: Region, key: str, digits: int | None) -> dict[str, Any]:
-    label = {"label": region.label} if region.label else {}
-    confidence = {} if region.confidence is None else {"confidence": region.confidence}
-    return {key: _round_values(region.coordinates, digits), **label, **confidence}
 
 
 def _arguments_to_json(arguments: Mapping[str, Any], digits: int | None) -> dict[str, Any]:
@@ -208,9 +187,9 @@ _PARSERS: Mapping[AnswerType, Callable[[str], object]] = MappingProxyType(
         **dict.fromkeys((AnswerType.TEXT, AnswerType.LATEX, AnswerType.SVG), str),
         AnswerType.CHOICE: _parse_choice,
         AnswerType.NUMBER: _parse_number,
-        AnswerType.BOX: _parse_box,
-        AnswerType.POINT: _parse_point,
-        AnswerType.SPAN: _parse_span,
+        AnswerType.BOX: partial(_parse_coordinates, count=4, problem="not a box", key="bbox_2d"),
+        AnswerType.POINT: partial(_parse_coordinates, count=2, problem="not a point", key="point_2d"),
+        AnswerType.SPAN: partial(_parse_coordinates, count=2, problem="not a span of time"),
         AnswerType.TOOL_CALL: _parse_tool_call,
     }
 )

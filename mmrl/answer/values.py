@@ -1,4 +1,7 @@
-"""Answer values in Python: one validation for the answers of models and for targets."""
+"""Answer values in Python: one validation for the answers of models and for targets.
+
+SVG has to be safe for a renderer: one well-formed element, nothing that runs, loads or expands.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from string import ascii_letters
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, NoReturn, TypeAlias, TypeGuard
+from xml.parsers import expat
 
-from mmrl.answer.svg import check_svg
 from mmrl.types import Action, AnswerType, Region
 
 AnswerValue: TypeAlias = Any
@@ -33,7 +37,12 @@ _MAX_COORDINATE = 1e9
 # Matching two lists takes time that grows with the cube of their length.
 _MAX_LIST_ITEMS = 1000
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
+# Escaped characters match too, so that \{ and \$ are passed over.
 _BRACES = re.compile(r"\\.|[{}$]", re.DOTALL)
+# Renderers recurse once a level, and take time that grows with the text.
+_MAX_SVG_CHARS, _MAX_SVG_DEPTH = 500_000, 200
+_FORBIDDEN_ELEMENTS = frozenset({"script", "foreignobject", "iframe", "embed", "object", "audio", "video", "handler"})
+_EXTERNAL_REFERENCE = re.compile(r"@import|url\(\s*['\"]?\s*(?!#)[^)]", re.IGNORECASE)
 
 
 def validate_value(answer_type: AnswerType, value: object) -> AnswerValue:
@@ -56,8 +65,9 @@ def convert_coordinates(
             return tuple(region._replace(coordinates=convert(region.coordinates)) for region in value)
         case AnswerType.ACTION:
             arguments = dict(value.arguments)
-            for key in arguments.keys() & COORDINATE_KEYS:
-                arguments[key] = convert(arguments[key])
+            for key, argument in value.arguments.items():
+                if key in COORDINATE_KEYS:
+                    arguments[key] = convert(argument)
             return Action(value.name, arguments)
         case AnswerType.JSON:
             return _convert_json_coordinates(value, convert)
@@ -83,21 +93,19 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _convert_json_coordinates(value: object, convert: Callable[[Sequence[float]], tuple[float, ...]]) -> object:
-    if isinstance(value, Mapping):
-        converted: dict[str, object] = {}
-        for key, inner in value.items():
-            if _is_coordinate_list(inner, key):
-                converted[key] = list(convert(inner))
-            else:
-                converted[key] = _convert_json_coordinates(inner, convert)
-        return converted
     if isinstance(value, list | tuple):
         return [_convert_json_coordinates(inner, convert) for inner in value]
-    return value
-
-
-def _is_coordinate_list(value: object, key: str) -> TypeGuard[Sequence[float]]:
-    return isinstance(value, list | tuple) and len(value) == COORDINATE_KEYS.get(key) and all(map(is_number, value))
+    if not isinstance(value, Mapping):
+        return value
+    converted: dict[str, object] = {}
+    for key, inner in value.items():
+        # Under one of these keys, anything but its count of numbers is no coordinate.
+        is_list = isinstance(inner, list | tuple) and len(inner) == COORDINATE_KEYS.get(key)
+        if is_list and all(map(is_number, inner)):
+            converted[key] = list(convert(inner))
+        else:
+            converted[key] = _convert_json_coordinates(inner, convert)
+    return converted
 
 
 def _validate_text(value: object) -> str:
@@ -130,13 +138,10 @@ def _validate_numbers(value: object, count: int, noun: str) -> tuple[float, ...]
 
 def _validate_box(value: object) -> tuple[float, ...]:
     x1, y1, x2, y2 = box = _validate_numbers(value, 4, "a box")
+    # The area too, since it can underflow to 0 and would then be divided by.
     if not (x1 < x2 and y1 < y2 and (x2 - x1) * (y2 - y1) > 0.0):
         raise ValueError("inverted or empty box")
     return box
-
-
-def _validate_point(value: object) -> tuple[float, ...]:
-    return _validate_numbers(value, 2, "a point")
 
 
 def _validate_span(value: object) -> tuple[float, ...]:
@@ -160,11 +165,11 @@ def validate_region(value: object, key: str) -> Region:
     Raises:
         ValueError: the value is neither.
     """
-    validate = _validate_box if key == "bbox_2d" else _validate_point
+    answer_type = AnswerType.BOX if key == "bbox_2d" else AnswerType.POINT
     if isinstance(value, Region):
         value = {key: value.coordinates, "label": value.label, "confidence": value.confidence}
     if not isinstance(value, Mapping):
-        return Region(validate(value))
+        return Region(validate_value(answer_type, value))
     unknown = sorted(map(str, value.keys() - {key, "label", "confidence"}))
     if unknown:
         raise ValueError(f"unknown key {unknown[0]!r}")
@@ -173,23 +178,16 @@ def validate_region(value: object, key: str) -> Region:
         raise ValueError("a label that is not text")
     if confidence is not None and not (is_number(confidence) and 0 <= confidence <= 1):
         raise ValueError("a confidence outside 0 to 1")
-    return Region(validate(value.get(key)), label, confidence)
+    return Region(validate_value(answer_type, value.get(key)), label, confidence)
 
 
-def _validate_boxes(value: object) -> tuple[Region, ...]:
-    return tuple(validate_region(entry, "bbox_2d") for entry in _validate_list_type(value))
-
-
-def _validate_points(value: object) -> tuple[Region, ...]:
-    return tuple(validate_region(entry, "point_2d") for entry in _validate_list_type(value))
-
-
-def _validate_spans(value: object) -> tuple[tuple[float, ...], ...]:
-    return tuple(map(_validate_span, _validate_list_type(value)))
+def _validate_items(validate_item: Callable[[object], Any], value: object) -> tuple[Any, ...]:
+    return tuple(map(validate_item, _validate_list_type(value)))
 
 
 def _validate_permutation(value: object) -> tuple[int, ...]:
     entries = _validate_list_type(value)
+    # `type`, since True is an int to isinstance.
     if not entries or any(type(entry) is not int for entry in entries):
         raise ValueError("not a list of whole numbers")
     if sorted(entries) != list(range(1, len(entries) + 1)):
@@ -198,6 +196,7 @@ def _validate_permutation(value: object) -> tuple[int, ...]:
 
 
 def _validate_list(value: object) -> tuple[str, ...]:
+    # A bare number in a list, such as a frame's, stands for its text.
     entries = [str(entry) if type(entry) is int else entry for entry in _validate_list_type(value)]
     if not all(isinstance(entry, str) and entry.strip() for entry in entries):
         raise ValueError("not a list of texts")
@@ -225,8 +224,10 @@ def _build_action(name: object, arguments: object) -> Action:
         raise ValueError("an action without a name")
     if not isinstance(arguments, Mapping):
         raise ValueError("arguments that are no mapping")
-    for key in arguments.keys() & COORDINATE_KEYS:
-        _validate_numbers(arguments[key], COORDINATE_KEYS[key], f"{COORDINATE_KEYS[key]} numbers in {key!r}")
+    for key, argument in arguments.items():
+        count = COORDINATE_KEYS.get(key)
+        if count:
+            _validate_numbers(argument, count, f"{count} numbers in {key!r}")
     return Action(name, _validate_json(arguments))
 
 
@@ -260,23 +261,91 @@ def _validate_latex(value: object) -> str:
     return formula
 
 
+def _validate_svg(value: object) -> str:
+    """Return the text of one <svg> element, stripped."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("not an SVG")
+    text = value.strip()
+    if len(text) > _MAX_SVG_CHARS:
+        raise ValueError(f"an SVG of {len(text)} characters, at most {_MAX_SVG_CHARS} are read")
+    parser = expat.ParserCreate(encoding="utf-8")
+    checker = _SvgChecker()
+    parser.StartElementHandler = checker.start_element
+    parser.EndElementHandler = checker.end_element
+    parser.CharacterDataHandler = checker.character_data
+    # Only a doctype declares entities, which could expand without end or read files.
+    parser.StartDoctypeDeclHandler = partial(_reject_svg, "a doctype")
+    parser.ProcessingInstructionHandler = partial(_reject_svg, "a processing instruction")
+    try:
+        parser.Parse(text.encode(), True)
+    except expat.ExpatError as error:
+        raise ValueError(f"not well-formed ({expat.ErrorString(error.code)})") from None
+    except UnicodeEncodeError:
+        raise ValueError("text that is not Unicode") from None
+    return text
+
+
+class _SvgChecker:
+    """Checks elements, attributes and style sheets as the parser reports them."""
+
+    _depth = 0
+    _style: list[str] | None = None  # text of the style sheet that is being read
+
+    def start_element(self, name: str, attributes: dict[str, str]) -> None:
+        # Renderers ignore case and namespace prefixes, so the check does, too.
+        local_name = name.rpartition(":")[2].lower()
+        self._depth += 1
+        if self._depth == 1 and local_name != "svg":
+            _reject_svg(f"a <{name}> where <svg> belongs")
+        if self._depth > _MAX_SVG_DEPTH:
+            _reject_svg(f"more than {_MAX_SVG_DEPTH} levels")
+        if local_name in _FORBIDDEN_ELEMENTS:
+            _reject_svg(f"a <{name}>")
+        if local_name == "style":
+            self._style = []
+        for key, value in attributes.items():
+            attribute = key.rpartition(":")[2].lower()
+            if attribute.startswith("on"):
+                _reject_svg(f"the event handler {key!r}")
+            if attribute in ("href", "src") and not value.strip().startswith("#"):
+                _reject_svg("a reference that leads out of the drawing")
+            if _EXTERNAL_REFERENCE.search(value):
+                _reject_svg("a reference that leads out of the drawing")
+
+    def character_data(self, text: str) -> None:
+        if self._style is not None:
+            self._style.append(text)
+
+    def end_element(self, name: str) -> None:
+        self._depth -= 1
+        # Checked at its end: the parser may report the text in pieces that split a reference.
+        if self._style is not None and name.rpartition(":")[2].lower() == "style":
+            if _EXTERNAL_REFERENCE.search("".join(self._style)):
+                _reject_svg("a style sheet that loads another file")
+            self._style = None
+
+
+def _reject_svg(reason: str, *_event: object) -> NoReturn:
+    raise ValueError(f"an SVG with {reason}")
+
+
 _VALIDATORS: Mapping[AnswerType, Callable[[object], Any]] = MappingProxyType(
     {
         AnswerType.TEXT: _validate_text,
         AnswerType.CHOICE: _validate_choice,
         AnswerType.NUMBER: _validate_number,
         AnswerType.BOX: _validate_box,
-        AnswerType.BOXES: _validate_boxes,
-        AnswerType.POINT: _validate_point,
-        AnswerType.POINTS: _validate_points,
+        AnswerType.BOXES: partial(_validate_items, partial(validate_region, key="bbox_2d")),
+        AnswerType.POINT: partial(_validate_numbers, count=2, noun="a point"),
+        AnswerType.POINTS: partial(_validate_items, partial(validate_region, key="point_2d")),
         AnswerType.SPAN: _validate_span,
-        AnswerType.SPANS: _validate_spans,
+        AnswerType.SPANS: partial(_validate_items, _validate_span),
         AnswerType.PERMUTATION: _validate_permutation,
         AnswerType.ACTION: _validate_action,
         AnswerType.LIST: _validate_list,
         AnswerType.JSON: _validate_json,
         AnswerType.LATEX: _validate_latex,
-        AnswerType.SVG: check_svg,
+        AnswerType.SVG: _validate_svg,
         AnswerType.TOOL_CALL: _validate_tool_call,
     }
 )

@@ -1,43 +1,33 @@
-"""From a response to its verdict: find the answer, compare it strictly, and apply the benchmark's own rule."""
+"""From responses to verdicts: find the answer, compare it strictly, and apply the benchmark's own rule."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Final
+from pathlib import Path
+from typing import Any
 
-from mmrl.benchmarks.benchmark import Benchmark
+from mmrl.benchmarks.benchmark import Benchmark, GradedResponse
 from mmrl.benchmarks.extraction.extract import ExpectedType, Extraction, ExtractionQuery, extract
 from mmrl.benchmarks.extraction.match import LATEX_MARKUP, is_single_number
-from mmrl.benchmarks.items import Item, ItemAnswerType, ItemResponse
+from mmrl.benchmarks.items import Item, ItemResponse, missing_ids, read_items, read_responses
+from mmrl.benchmarks.report import ScoredRun
 from mmrl.benchmarks.verdict import MISSING_RULE, ResponseOutcome, Verdict
-
-_EXPECTED_TYPES: Final[Mapping[ItemAnswerType, ExpectedType]] = MappingProxyType(
-    {
-        "choice": "choice",
-        "integer": "number",
-        "float": "number",
-        "count": "number",
-        "list": "list",
-        "text": "text",
-        "box": "box",
-        "boxes": "boxes",
-        "point": "point",
-    }
-)
+from mmrl.types import UserError
+from mmrl.utils.files import compute_sha256
 
 
 def extract_answer(item: Item, response: ItemResponse) -> Extraction:
-    """Find the answer to an item in a response.
-
-    Where the item's answer is a text that consists of one number, a number is looked for, unless the response gives a
-    formula.
-    """
-    query = ExtractionQuery(
-        expected_type=_EXPECTED_TYPES[item.answer_type], question=item.question, options=item.options
-    )
+    """Find the answer to an item in a response."""
+    expected_type: ExpectedType
+    match item.answer_type:
+        case "integer" | "float" | "count":
+            expected_type = "number"
+        case other_type:
+            expected_type = other_type
+    query = ExtractionQuery(expected_type=expected_type, question=item.question, options=item.options)
     extraction = extract(response.text, query)
+    # Where the correct text is one number, a number is looked for, unless the response gives a formula.
     if item.answer_type != "text" or not is_single_number(item.answer):
         return extraction
     if LATEX_MARKUP.search(extraction.value or ""):
@@ -45,22 +35,28 @@ def extract_answer(item: Item, response: ItemResponse) -> Extraction:
     return extract(response.text, replace(query, expected_type="number"))
 
 
-def grade_response(benchmark: Benchmark, item: Item, response: ItemResponse) -> Verdict:
-    """Find the answer in a response and return the verdict on it."""
-    return make_verdict(benchmark, item, response, extract_answer(item, response))
-
-
-def make_verdict(benchmark: Benchmark, item: Item, response: ItemResponse, extraction: Extraction) -> Verdict:
-    """Return the verdict on an answer that was found already."""
+def grade_response(
+    benchmark: Benchmark, item: Item, response: ItemResponse, extraction: Extraction | None = None
+) -> Verdict:
+    """Return the verdict on a response; `extraction` is the answer in it, where it was found already."""
+    if extraction is None:
+        extraction = extract_answer(item, response)
     strict = benchmark.is_correct(item, response, extraction)
     score = float(strict)
     if benchmark.official_score is not None:
         score = benchmark.official_score(item, response, extraction)
+    if extraction.value is not None:
+        outcome = ResponseOutcome.CORRECT if strict else ResponseOutcome.INCORRECT
+    elif not response.finished:
+        # A response that was cut off counts as truncated whatever the rules thought of its beginning.
+        outcome = ResponseOutcome.TRUNCATED
+    else:
+        outcome = ResponseOutcome(extraction.no_answer_reason)
     return Verdict(
         id=item.id,
         response_index=response.response_index,
         cluster=item.cluster,
-        outcome=_classify_outcome(strict, response, extraction),
+        outcome=outcome,
         rule=extraction.rule,
         start=extraction.start,
         end=extraction.end,
@@ -74,25 +70,66 @@ def make_verdict(benchmark: Benchmark, item: Item, response: ItemResponse, extra
 
 def missing_verdict(item: Item) -> Verdict:
     """Return the verdict on an item without a response: incorrect, strictly and officially."""
-    return Verdict(
-        id=item.id,
-        cluster=item.cluster,
-        outcome=ResponseOutcome.NO_ANSWER,
-        rule=MISSING_RULE,
-        start=0,
-        end=0,
-        value=None,
-        strict=False,
-        official=False,
-        score=0.0,
-        subsets=item.subsets,
+    outcome = ResponseOutcome.NO_ANSWER
+    return Verdict(id=item.id, cluster=item.cluster, outcome=outcome, rule=MISSING_RULE, subsets=item.subsets)
+
+
+def score_files(benchmark: Benchmark, items_file: Path, responses_file: Path) -> ScoredRun:
+    """Score the responses of a file. Items without a response count as incorrect.
+
+    Raises:
+        UserError: a file cannot be read, or holds unusable rows.
+    """
+    items = read_items(items_file, benchmark.parse_item)
+    responses = read_responses(responses_file, items)
+    provenance = {"items_sha256": _file_digest(items_file), "responses_sha256": _file_digest(responses_file)}
+    return score_responses(benchmark, items, responses, provenance)
+
+
+def score_responses(
+    benchmark: Benchmark, items: Mapping[str, Item], responses: Sequence[ItemResponse], provenance: Mapping[str, Any]
+) -> ScoredRun:
+    """Score responses; items without one get a verdict of their own. The report repeats `provenance`.
+
+    Verdicts are in the order of the items, and of the responses to each.
+    """
+    positions = {id: index for index, id in enumerate(items)}
+
+    def position(entry: ItemResponse | Verdict) -> tuple[int, int]:
+        return positions[entry.id], entry.response_index
+
+    ordered = sorted(responses, key=position)
+    absent = missing_ids(items, responses)
+    graded: list[GradedResponse] = []
+    verdicts = []
+    for response in ordered:
+        item = items[response.id]
+        extraction = extract_answer(item, response)
+        graded.append((item, response, extraction))
+        verdicts.append(grade_response(benchmark, item, response, extraction))
+    for id in absent:
+        # An overall metric must see missing items, too: COCO's recall counts their boxes.
+        silence = ItemResponse(id=id, text="")
+        graded.append((items[id], silence, extract_answer(items[id], silence)))
+        verdicts.append(missing_verdict(items[id]))
+    verdicts.sort(key=position)
+    overall_scores = {}
+    if benchmark.overall_metric is not None:
+        overall_scores[benchmark.overall_metric.name] = benchmark.overall_metric.compute(graded)
+    return ScoredRun(
+        benchmark=benchmark.name,
+        items=items,
+        responses=ordered,
+        verdicts=verdicts,
+        missing_ids=absent,
+        overall_scores=overall_scores,
+        provenance=provenance,
     )
 
 
-def _classify_outcome(strict: bool, response: ItemResponse, extraction: Extraction) -> ResponseOutcome:
-    if extraction.value is not None:
-        return ResponseOutcome.CORRECT if strict else ResponseOutcome.INCORRECT
-    if not response.finished:
-        # A response that was cut off counts as truncated whatever the rules thought of its beginning.
-        return ResponseOutcome.TRUNCATED
-    return ResponseOutcome(extraction.no_answer_reason)
+def _file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes; raise UserError when it cannot be read."""
+    try:
+        return compute_sha256(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error

@@ -16,7 +16,6 @@ from mmrl.types import AnswerType, CoordinateSystem, Size, UserError
 ItemAnswerType = Literal["choice", "integer", "float", "list", "text", "count", "box", "boxes", "point"]
 ITEM_ANSWER_TYPES: Final[tuple[str, ...]] = get_args(ItemAnswerType)
 COORDINATE_TYPES: Final = ("box", "boxes", "point")
-"""Answer types with coordinates."""
 _REQUIRED_COLUMNS: Final = ("id", "answer", "answer_type")
 _MAX_OPTIONS: Final = 26
 _MAX_DECIMALS: Final = 12
@@ -51,6 +50,11 @@ class Item:
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Anything else that the benchmark's own rule needs."""
 
+    @property
+    def accepted_answers(self) -> list[Any]:
+        """Every correct answer, for items that accept several."""
+        return self.answer if isinstance(self.answer, list) else [self.answer]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemResponse:
@@ -78,10 +82,7 @@ def parse_canonical_item(row: Mapping[str, Any]) -> Item:
     Raises:
         ValueError: a column is missing or holds an impossible value.
     """
-    absent = []
-    for column in _REQUIRED_COLUMNS:
-        if column not in row:
-            absent.append(column)
+    absent = [column for column in _REQUIRED_COLUMNS if column not in row]
     if absent:
         raise ValueError(f"has no column {', '.join(map(repr, absent))}")
     answer_type = row["answer_type"]
@@ -101,8 +102,8 @@ def parse_canonical_item(row: Mapping[str, Any]) -> Item:
         options=options,
         precision=parse_precision(row.get("precision")),
         unit=text_cell(row, "unit"),
-        coordinate_system=parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),
-        image_size=parse_size(row.get("image_size")),
+        coordinate_system=_parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),
+        image_size=_parse_size(row.get("image_size")),
         cluster=str(row.get("cluster") or row["id"]),
         subsets={key: subset_values(value) for key, value in meta.items() if not isinstance(value, Mapping | None)},
         meta=meta,
@@ -110,25 +111,26 @@ def parse_canonical_item(row: Mapping[str, Any]) -> Item:
 
 
 def parse_answer(answer_type: ItemAnswerType, answer: object, options: tuple[str, ...]) -> AnswerValue:
-    """Return the correct answer in the form that scoring compares.
-
-    Coordinates are checked, and a choice becomes the text of its option. The answer to a point question is a box: any
-    point in it is correct.
+    """Return the correct answer in the form that scoring compares: checked coordinates, the text of an option.
 
     Raises:
         ValueError: the answer does not fit its type.
     """
     match answer_type:
         case "choice":
-            return answer_option(answer, options)
+            return _answer_option(answer, options)
         case "box" | "point":
+            # The answer to a point question is a box: any point in it is correct.
             return validate_value(AnswerType.BOX, answer)
         case "boxes":
             return validate_value(AnswerType.BOXES, answer)
         case "integer" | "float" | "count" if next(find_numbers(str(answer)), None) is None:
             raise ValueError(f"the answer {answer!r:.60} has no number")
-        case "list" if not _is_list_of_numbers(answer):
-            raise ValueError(f"the answer {answer!r:.60} is no list of numbers")
+        case "list":
+            entries = answer if isinstance(answer, list) else [answer]
+            if not entries or not all(any(find_numbers(str(entry))) for entry in entries):
+                raise ValueError(f"the answer {answer!r:.60} is no list of numbers")
+            return answer
         case "text" if answer is None or answer in ("", [], {}):
             raise ValueError(f"the answer is {answer!r}: nothing could be right")
         case _:
@@ -155,19 +157,21 @@ def parse_id(value: object) -> str:
     Raises:
         ValueError: the id is empty, or neither text nor a whole number.
     """
+    # True is an int for Python.
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise ValueError(f"the id is {value!r:.40}, neither text nor a whole number")
     return str(value)
 
 
 def parse_precision(value: object) -> int | None:
-    """Return a number of decimals, which published tables hold as a float such as 2.0.
+    """Return a number of decimals.
 
     Raises:
         ValueError: the value is no whole number from 0 to 12.
     """
     if value is None or _is_nan(value):
         return None
+    # Published tables hold 2.0 for 2, which is in the range, too.
     if isinstance(value, bool) or not isinstance(value, int | float) or value not in range(_MAX_DECIMALS + 1):
         raise ValueError(f"precision is {value!r}, not a whole number of decimals from 0 to {_MAX_DECIMALS}")
     return int(value)
@@ -188,12 +192,8 @@ def parse_options(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def answer_option(answer: object, options: tuple[str, ...]) -> str:
-    """Return the text of the correct option; the answer is that text, or its letter.
-
-    Raises:
-        ValueError: the answer is none of the options.
-    """
+def _answer_option(answer: object, options: tuple[str, ...]) -> str:
+    """Return the text of the correct option, given by that text or its letter; raise ValueError for none of them."""
     if isinstance(answer, str) and answer in options:
         return answer
     index = ord(answer) - ord("A") if isinstance(answer, str) and len(answer) == 1 else -1
@@ -204,23 +204,15 @@ def answer_option(answer: object, options: tuple[str, ...]) -> str:
     return options[index]
 
 
-def parse_coordinate_system(value: object) -> CoordinateSystem:
-    """Return the coordinate system of a name.
-
-    Raises:
-        ValueError: there is no such coordinate system.
-    """
+def _parse_coordinate_system(value: object) -> CoordinateSystem:
+    """Return the coordinate system of a name; raise ValueError when there is none."""
     if value not in list(CoordinateSystem):
         raise ValueError(f"frame is {value!r:.40}, not one of {', '.join(CoordinateSystem)}")
     return CoordinateSystem(str(value))
 
 
-def parse_size(value: object) -> Size | None:
-    """Return width and height.
-
-    Raises:
-        ValueError: they are not two positive whole numbers.
-    """
+def _parse_size(value: object) -> Size | None:
+    """Return width and height; raise ValueError unless they are two positive whole numbers."""
     if value is None:
         return None
     sides = value if isinstance(value, list | tuple) else ()
@@ -287,39 +279,28 @@ def missing_ids(items: Mapping[str, Item], responses: Iterable[ItemResponse]) ->
 
 
 def _parse_response(row: Mapping[str, Any]) -> ItemResponse:
-    absent = []
-    for column in ("pid", "response"):
-        if column not in row:
-            absent.append(column)
+    absent = [column for column in ("pid", "response") if column not in row]
     if absent:
         raise ValueError(f"has no column {', '.join(map(repr, absent))}; a response is {{'pid': .., 'response': ..}}")
     text, response_index, num_tokens = row["response"], row.get("sample", 0), row.get("tokens")
     if text is not None and not isinstance(text, str):
         raise ValueError(f"the response is {text!r:.40}, not text")
-    if not _is_count(response_index):
+    if isinstance(response_index, bool) or not isinstance(response_index, int) or response_index < 0:
         raise ValueError(f"sample is {response_index!r:.40}, not a whole number from 0 on")
-    if num_tokens is not None and not _is_count(num_tokens):
+    if num_tokens is not None and (isinstance(num_tokens, bool) or not isinstance(num_tokens, int) or num_tokens < 0):
         raise ValueError(f"tokens is {num_tokens!r:.40}, not how many there are")
     return ItemResponse(
         id=parse_id(row["pid"]),
         text=text or "",
         response_index=response_index,
+        # Files that do not say it hold whole responses.
         finished=row.get("finish") != "length",
         num_tokens=num_tokens,
-        coordinate_system=parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),
-        resized_size=parse_size(row.get("resized")),
+        coordinate_system=_parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),
+        resized_size=_parse_size(row.get("resized")),
     )
-
-
-def _is_list_of_numbers(answer: object) -> bool:
-    entries = answer if isinstance(answer, list) else [answer]
-    return bool(entries) and all(any(find_numbers(str(entry))) for entry in entries)
 
 
 def _is_nan(value: object) -> bool:
     """Return True for NaN, which tables hold where they have no value."""
     return isinstance(value, float) and isnan(value)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

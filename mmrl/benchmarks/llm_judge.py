@@ -9,7 +9,6 @@ without it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import median
@@ -17,7 +16,7 @@ from typing import Final
 
 from mmrl.benchmarks.extraction.text import answer_span
 from mmrl.benchmarks.items import COORDINATE_TYPES, Item
-from mmrl.benchmarks.report.report import JudgeSummary, ScoredRun
+from mmrl.benchmarks.report import JudgeSummary, ScoredRun
 from mmrl.benchmarks.verdict import MISSING_RULE, ResponseOutcome, Verdict
 from mmrl.types import Unscorable, UserError
 from mmrl_datasets.choices import format_choices
@@ -34,55 +33,48 @@ _JUDGE_RUBRIC: Final = (
 class _JudgeReply:
     """The judge's verdict, or the reason why there is none."""
 
-    correct: bool | None
-    """None when the judge gave no verdict."""
-    failure: str = ""
-    """The reason for None."""
+    correct: bool | None  # None when the judge gave no verdict
+    failure: str = ""  # the reason for None
 
 
 def add_judge_verdicts(run: ScoredRun, service: JudgeService, *, max_concurrent: int) -> ScoredRun:
-    """Ask a judge about every response in which no rule found an answer.
+    """Return the run with a judge's verdicts on every response in which no rule found an answer, and their summary.
 
-    Args:
-        run: scored responses.
-        service: client of the judge; it keeps replies, so that nothing is asked twice.
-        max_concurrent: requests under way at a time.
-
-    Returns:
-        The run with the judge's verdicts and a summary of them.
+    `service` keeps replies, so that nothing is asked twice; `max_concurrent` requests are under way at a time.
 
     Raises:
         UserError: the judge gave no verdict at all.
     """
-    texts = {}
-    for response in run.responses:
-        texts[(response.id, response.response_index)] = response.text
-    unread = [verdict for verdict in run.verdicts if _needs_judge(verdict, run.items[verdict.id])]
+    texts = {(response.id, response.response_index): response.text for response in run.responses}
+    unread = []
+    for verdict in run.verdicts:
+        # Coordinates are for rules alone, and a judge has nothing to read in an empty or missing response.
+        has_text = verdict.outcome is ResponseOutcome.NO_ANSWER and verdict.rule not in (MISSING_RULE, "empty")
+        if has_text and run.items[verdict.id].answer_type not in COORDINATE_TYPES:
+            unread.append(verdict)
 
     def ask(verdict: Verdict) -> _JudgeReply:
         return _ask_judge(service, run.items[verdict.id], texts[verdict.id, verdict.response_index])
 
+    # Requests wait for a server, so threads suffice.
     with ThreadPoolExecutor(max_concurrent) as pool:
         replies = list(pool.map(ask, unread))
-    failures = []
-    for reply in replies:
-        if reply.correct is None:
-            failures.append(reply.failure)
+    failures = [reply.failure for reply in replies if reply.correct is None]
     if unread and len(failures) == len(unread):
         raise UserError(
             f"the judge has no verdict on {len(unread)} responses: {failures[0]}; the rest is kept, try again"
         )
+    judged = {}
+    for verdict, reply in zip(unread, replies, strict=True):
+        judged[verdict.id, verdict.response_index] = reply.correct
+    verdicts = []
+    for verdict in run.verdicts:
+        verdicts.append(replace(verdict, judge_correct=judged.get((verdict.id, verdict.response_index))))
     return replace(
         run,
-        verdicts=_with_judge_replies(run.verdicts, unread, replies),
+        verdicts=verdicts,
         judge_summary=JudgeSummary(model=service.model, num_asked=len(unread), failures=tuple(failures)),
     )
-
-
-def _needs_judge(verdict: Verdict, item: Item) -> bool:
-    """Return True for a response with text in which no rule found an answer; coordinates are for rules alone."""
-    has_text = verdict.outcome is ResponseOutcome.NO_ANSWER and verdict.rule not in (MISSING_RULE, "empty")
-    return has_text and item.answer_type not in COORDINATE_TYPES
 
 
 def _ask_judge(service: JudgeService, item: Item, text: str) -> _JudgeReply:
@@ -100,14 +92,3 @@ def _ask_judge(service: JudgeService, item: Item, text: str) -> _JudgeReply:
     except (Unscorable, RequestRejected) as error:
         return _JudgeReply(None, str(error))
     return _JudgeReply(median(grades) == 1)
-
-
-def _with_judge_replies(
-    verdicts: Sequence[Verdict], unread: Sequence[Verdict], replies: Sequence[_JudgeReply]
-) -> list[Verdict]:
-    by_response = {}
-    for verdict, reply in zip(unread, replies, strict=True):
-        by_response[verdict.id, verdict.response_index] = reply.correct
-    return [
-        replace(verdict, judge_correct=by_response.get((verdict.id, verdict.response_index))) for verdict in verdicts
-    ]

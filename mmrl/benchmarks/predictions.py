@@ -55,7 +55,7 @@ class Prediction:
         }
 
     def to_item_response(self) -> ItemResponse:
-        """Return what scoring needs. Coordinates belong to the first image."""
+        """Return what scoring needs."""
         return ItemResponse(
             id=self.id,
             text=self.text,
@@ -63,6 +63,7 @@ class Prediction:
             finished=self.finish_reason is not FinishReason.LENGTH,
             num_tokens=self.num_tokens,
             coordinate_system=self.coordinate_system,
+            # Coordinates belong to the first image.
             resized_size=self.resize_maps[0].resized if self.resize_maps else None,
         )
 
@@ -71,9 +72,7 @@ def parse_prediction(row: dict[str, Any]) -> Prediction:
     """Return the prediction of a row of predictions.jsonl.
 
     Raises:
-        KeyError: a column is missing.
-        TypeError: a column has the wrong type.
-        ValueError: a column holds an unknown value.
+        KeyError, TypeError, ValueError: a column is missing, has the wrong type, or holds an unknown value.
     """
     return Prediction(
         id=row["pid"],
@@ -99,20 +98,20 @@ def append_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
         # A model may write half of a surrogate pair, which UTF-8 cannot encode.
         file.write(lines.encode("utf-8", errors="backslashreplace"))
         file.flush()
+        # A batch that counts as saved must survive a crash of the machine.
         os.fsync(file.fileno())
 
 
 def read_complete_batches(path: Path, batch_sizes: Sequence[int]) -> list[Prediction]:
     """Return the predictions of the complete batches at the start of a file, and cut the file off behind them.
 
-    Args:
-        path: the file; it need not exist.
-        batch_sizes: rows of each batch, in order.
+    `batch_sizes` has the rows of each batch, in order. The file need not exist.
 
     Raises:
         UserError: a row cannot be read.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    # A kill in the middle of a write leaves a line without its end.
     has_torn_line = bool(lines) and not lines[-1].endswith(b"\n")
     num_whole = len(lines) - has_torn_line
     num_kept = 0
@@ -122,11 +121,10 @@ def read_complete_batches(path: Path, batch_sizes: Sequence[int]) -> list[Predic
         num_kept += size
     if num_kept < len(lines):
         os.truncate(path, sum(map(len, lines[:num_kept])))
-    return [_parse_line(path, number, line) for number, line in enumerate(lines[:num_kept], 1)]
-
-
-def _parse_line(path: Path, number: int, line: bytes) -> Prediction:
-    try:
-        return parse_prediction(json.loads(line))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}:{number}: no prediction of mmrl ({error}); choose another --out") from error
+    predictions = []
+    for number, line in enumerate(lines[:num_kept], 1):
+        try:
+            predictions.append(parse_prediction(json.loads(line)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}:{number}: no prediction of mmrl ({error}); choose another --out") from error
+    return predictions

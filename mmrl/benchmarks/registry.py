@@ -53,9 +53,8 @@ BENCHMARK_NAMES: Final = tuple(sorted((*BENCHMARKS, *PLUGIN_BENCHMARKS)))
 def get_benchmark(name: str, base_dir: Path | None = None) -> Benchmark:
     """Return the benchmark of a name, or the one that a function returns.
 
-    Args:
-        name: a name in `BENCHMARK_NAMES`, or a function as `package.module:function` or `./file.py:function`.
-        base_dir: folder that a relative file of a function starts from; the working directory by default.
+    `name` is in `BENCHMARK_NAMES`, or it is `package.module:function` or `./file.py:function`. A relative file starts
+    from `base_dir`, by default the working directory.
 
     Raises:
         UserError: there is no such benchmark or function.

@@ -23,10 +23,9 @@ from mmrl_rewards import maths
 from mmrl_rewards.contract import Reward
 
 _IDENTITY_RESIZE: Final = ResizeMap(Size(1, 1), Size(1, 1))
-_MAX_FORMULA_CHARS: Final = 120
-"""Characters of the longest formula that is compared algebraically."""
+_MAX_FORMULA_CHARS: Final = 120  # characters of the longest formula that is compared algebraically
+# Formulas that may keep the computer algebra system busy without end: towers of powers, factorials, integrals.
 _EXPENSIVE_FORMULA: Final = re.compile(r"\^[^\\]{0,20}\^|\^\{?\d{3}|\d{16}|!|\\(?:sum|prod|int|lim)|\^\{[^}]*\^")
-"""Formulas that may keep the computer algebra system busy without end: towers of powers, factorials, integrals."""
 
 
 def reward_score(
@@ -44,19 +43,14 @@ def reward_score(
 ) -> float:
     """Return the reward of an answer, in [0, 1]; 0 where the reward cannot score the target.
 
-    Args:
-        reward: the reward function.
-        answer_type: type of both answers.
-        value: the answer found.
-        target: the correct answer.
-        coordinate_systems: that of the answer found and that of the target.
-        resize_map: resize of the image between the two.
-        **options: options of the reward.
+    `coordinate_systems` are that of the answer found, `value`, and that of the target; `resize_map` leads from one to
+    the other. `options` are those of the reward.
     """
     has_coordinates = answer_type in (AnswerType.BOX, AnswerType.BOXES, AnswerType.POINT)
     sample_target = Target(
         answer_type=answer_type, value=target, coordinate_system=coordinate_systems[1] if has_coordinates else None
     )
+    # Rewards take a whole sample and response; what is not the answer is a placeholder.
     sample = Sample(id="", task="", parts=(), target=sample_target)
     response = Response(
         text="",
@@ -74,12 +68,10 @@ def reward_score(
 
 
 def formulas_equal(value: str, target: str, decimals: int = 6) -> bool:
-    """Return True when math-verify finds two formulas equal to so many decimals.
-
-    Formulas that are too long or too expensive to expand are equal only if written alike.
-    """
+    """Return True when math-verify finds two formulas equal to so many decimals."""
     if value.strip() == target.strip():
         return True
+    # Formulas that are too long or too expensive to expand are equal only if written alike.
     if max(len(value), len(target)) > _MAX_FORMULA_CHARS:
         return False
     if _EXPENSIVE_FORMULA.search(value) or _EXPENSIVE_FORMULA.search(target):

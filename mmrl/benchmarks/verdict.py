@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from mmrl.types import UserError
-from mmrl.utils.files import json_line
 
 SCORER_VERSION: Final = "2"
 """Version of the extraction and scoring rules; increase it whenever any verdict may change."""
 MISSING_RULE: Final = "missing"
 """Rule named by the verdict on an item without a response."""
-_EXCERPT_CHARS: Final = 120
-"""Characters of answers and texts that a row of verdicts.jsonl repeats."""
+_EXCERPT_CHARS: Final = 120  # characters of answers and texts that a row of verdicts.jsonl repeats
 
 
 class ResponseOutcome(StrEnum):
@@ -44,17 +42,17 @@ class Verdict:
     """By the strict verdict."""
     rule: str
     """Extraction rule that found the answer."""
-    start: int
+    start: int = 0
     """First character of the answer in the response."""
-    end: int
+    end: int = 0
     """Character behind the answer."""
-    value: str | None
+    value: str | None = None
     """The answer found; None when there is none."""
-    strict: bool
+    strict: bool = False
     """True when a careful reader would call the answer correct."""
-    official: bool
+    official: bool = False
     """True when the benchmark's own rule gives full marks."""
-    score: float
+    score: float = 0.0
     """Score by the benchmark's own rule, in [0, 1]."""
     response_index: int = 0
     """Number of the response among those to the same item, from 0."""
@@ -138,41 +136,25 @@ def read_verdicts(path: Path) -> list[Verdict]:
     return verdicts
 
 
-def verdict_lines(verdicts: Iterable[Verdict], responses: Mapping[tuple[str, int], str]) -> str:
-    """Return the text of verdicts.jsonl.
-
-    Args:
-        verdicts: one for each line.
-        responses: texts by item id and response index.
-    """
-    lines = []
-    for verdict in verdicts:
-        text = responses.get((verdict.id, verdict.response_index), "")
-        lines.append(json_line(verdict.to_row(text)))
-    return "".join(lines)
-
-
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line number and object of every line of a .jsonl or .jsonl.gz file; blank lines are skipped.
 
     Raises:
         UserError: the file cannot be read, or a line is no JSON object.
     """
+    # `utf-8-sig` below skips the mark that some editors put before the first line.
     open_text = gzip.open if path.suffix == ".gz" else open
     try:
         with open_text(path, "rt", encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, _parse_row(path, number, line)
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise UserError(f"{path}:{number}: not JSON: {error}") from None
+                if not isinstance(row, dict):
+                    raise UserError(f"{path}:{number}: one JSON object per line is expected, got {line.strip()[:60]!r}")
+                yield number, row
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}; give a JSONL file, gzipped if it ends in .gz") from error
-
-
-def _parse_row(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}:{number}: not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{path}:{number}: one JSON object per line is expected, got {line.strip()[:60]!r}")
-    return row

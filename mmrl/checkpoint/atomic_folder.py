@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from safetensors import SafetensorError
 
 from mmrl.distributed.ranks import Ranks, SingleProcess
-from mmrl.policy.progress_bars import hide_progress_bars
+from mmrl.policy.pretrained import hide_progress_bars
 from mmrl.types import UserError
 from mmrl.utils.files import PARTIAL_SUFFIX, RETIRED_SUFFIX, compute_sha256, fsync_path, write_atomically
 
@@ -37,12 +37,9 @@ class Pretrained(Protocol):
 
 
 def export_hf_folder(folder: Path, *parts: Pretrained, add_files: Callable[[Path], None] | None = None) -> None:
-    """Write a folder that `from_pretrained` loads; an earlier one is replaced as a whole.
+    """Write a folder of `parts` (a model and its processor) that `from_pretrained` loads, in place of an earlier one.
 
-    Args:
-        folder: the folder to write.
-        parts: what it consists of: a model and its processor, say.
-        add_files: writes further files into the folder that it is given.
+    `add_files` writes further files into the folder that it is called with.
 
     Raises:
         UserError: the disk is full or not writable.
@@ -72,6 +69,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 def partial_path(folder: Path) -> Path:
     """Return the sibling that a folder is written to until it is complete."""
+    # A sibling is on the same disk, where a rename is atomic. The dot hides it from whoever lists checkpoints.
     return folder.parent / f".{folder.name}{PARTIAL_SUFFIX}"
 
 
@@ -83,18 +81,45 @@ def report_save_errors(folder: Path) -> Iterator[None]:
         UserError: the disk is full or not writable.
     """
     try:
-        with _unwrap_os_errors():
-            yield
-    except OSError as error:
-        raise UserError(_format_save_error(folder, error)) from error
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        cause = _find_os_error(error)
+        if cause is None:
+            raise
+        free_bytes = shutil.disk_usage(folder.parent).free if folder.parent.exists() else 0
+        # EDQUOT is a full quota, EFBIG a limit on the size of a file: deleting something helps against all three.
+        is_full = cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "free some space" if is_full else "make the folder writable"
+        raise UserError(
+            f"cannot save {folder}: {cause.strerror or cause} ({free_bytes / 2**20:.0f} MiB free there). Nothing was "
+            f"half-written and earlier checkpoints are intact; {advice} and run the same command to go on"
+        ) from error
+
+
+def _find_os_error(error: Exception) -> OSError | None:
+    """Return the error of the operating system behind one of safetensors or torch.save, None if there is none."""
+    if isinstance(error, SafetensorError):
+        # safetensors is written in Rust, and gives the number of the OS error in its text alone.
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
+    if isinstance(error, RuntimeError):
+        # torch.save raises a RuntimeError of its own while it handles the OSError of the file it writes to.
+        return error.__context__ if isinstance(error.__context__, OSError) else None
+    return error if isinstance(error, OSError) else None
 
 
 def create_partial(folder: Path) -> Path:
-    """Create the empty partial folder of `folder`, which `commit_partial` or `discard_partial` ends."""
+    """Create the empty partial folder of `folder`, which `commit_partial` or `discard_partial` ends.
+
+    Raises:
+        UserError: the disk is full or not writable.
+    """
     partial_folder = partial_path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(partial_folder, ignore_errors=True)
-    partial_folder.mkdir()
+    with report_save_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # A killed run may have left one behind, with files of another number of ranks.
+        shutil.rmtree(partial_folder, ignore_errors=True)
+        partial_folder.mkdir()
     return partial_folder
 
 
@@ -108,8 +133,11 @@ def commit_partial(folder: Path) -> None:
     fsync_path(partial_folder)
     if folder.exists():
         shutil.rmtree(retired, ignore_errors=True)
+        # A folder cannot be renamed onto another. A kill between the two renames is undone by `restore_retired`.
         folder.rename(retired)
+    # The last line that writes a checkpoint: from here on it exists, complete.
     partial_folder.rename(folder)
+    # The name itself is on the disk only when the parent is.
     fsync_path(folder.parent)
     shutil.rmtree(retired, ignore_errors=True)
 
@@ -129,7 +157,8 @@ def restore_retired(parent: Path) -> None:
 
 
 def write_part_hashes(folder: Path, names: Sequence[str], part_file: str) -> None:
-    """Write the hashes of one rank's files to `part_file`, which tells the others that these files are on the disk."""
+    """Write the hashes of one rank's files to `part_file`."""
+    # The part file tells the other ranks that these files are on the disk, so they must be there first.
     for name in names:
         fsync_path(folder / name)
     hashes = {name: compute_sha256(folder / name) for name in names}
@@ -147,19 +176,15 @@ def merge_part_hashes(folder: Path, part_files: Sequence[str]) -> None:
 
 
 def find_damage(folder: Path, required: Sequence[str], ranks: Ranks | None = None) -> str | None:
-    """Return what is wrong with a saved folder, None if it is intact.
+    """Return what is wrong with a saved folder, which must have the `required` files; None if it is intact.
 
-    Collective: with several ranks all must call it. Each hashes a share of the files, and all get the same answer.
-
-    Args:
-        folder: a folder with hashes of its files.
-        required: files that it must have.
-        ranks: those that share the work; this process alone by default.
+    Collective: with several ranks all must call it, and all get the same answer.
     """
     ranks = ranks or SingleProcess()
     hashes = ranks.on_rank0(partial(_read_hashes, folder, required))
     if isinstance(hashes, str):
         return hashes
+    # Each rank hashes a share: the files of a large model take long to read.
     own_names = list(hashes)[ranks.rank :: ranks.size]
     own_damaged = []
     for name in own_names:
@@ -184,31 +209,3 @@ def _read_hashes(folder: Path, required: Sequence[str]) -> dict[str, str] | str:
             return f"{name} is missing"
     # A required file without a hash cannot be checked: the empty one matches nothing, so it counts as damaged.
     return dict.fromkeys(required, "") | hashes
-
-
-@contextmanager
-def _unwrap_os_errors() -> Iterator[None]:
-    """Raise the OSError of a full disk in place of what safetensors and torch.save make of it."""
-    try:
-        yield
-    except SafetensorError as error:
-        # safetensors is written in Rust, and gives the number of the OS error in its text alone.
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-    except RuntimeError as error:
-        # torch.save raises a RuntimeError of its own while it handles the OSError of the file it writes to.
-        if not isinstance(error.__context__, OSError):
-            raise
-        raise error.__context__ from None
-
-
-def _format_save_error(folder: Path, error: OSError) -> str:
-    free_bytes = shutil.disk_usage(folder.parent).free if folder.parent.exists() else 0
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    advice = "free some space" if is_full else "make the folder writable"
-    return (
-        f"cannot save {folder}: {error.strerror or error} ({free_bytes / 2**20:.0f} MiB free there). Nothing was "
-        f"half-written and earlier checkpoints are intact; {advice} and run the same command to go on"
-    )

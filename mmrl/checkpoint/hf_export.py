@@ -15,12 +15,12 @@ from mmrl import checkpoint
 from mmrl.config import Config, dump_yaml, load_config
 from mmrl.config.schema import RlStage
 from mmrl.log.comparison import TaskComparison, compare_rewards
-from mmrl.log.metrics import read_records
+from mmrl.log.logger import read_records
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.build import build_model
 from mmrl.policy.lora import LoraAdapter, create_adapter
+from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelBundle, load_processor
-from mmrl.policy.qwen_vl import Policy
 from mmrl.types import TrainingState, UserError
 
 RUN_CONFIG_FILE: Final = "mmrl.yaml"
@@ -119,6 +119,7 @@ def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredMode
     policy = Policy(model_bundle.model, family=model_bundle.family, freeze=config.model.freeze)
     fingerprint = checkpoint.fingerprint_weights(policy.frozen.items())
     weights = checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=fingerprint)
+    # Refuses a base model that is not what it was, by the fingerprint of its frozen weights.
     checkpoint.load_weights(folder, weights)
     return RestoredModel(model_bundle, adapter, policy)
 
@@ -127,9 +128,11 @@ def collect_card_facts(run_dir: RunDir, config: Config, state: TrainingState, na
     """Collect what the card of a checkpoint says; `name` is the checkpoint's."""
     rewards = state.eval_rewards
     is_compared = rewards.keys() >= {"before", "after"}
+    # Up to the checkpoint's own position: the run may have gone on since.
     records = read_records(run_dir.metrics, state.metrics_bytes)
     step_records = []
     for record in records:
+        # Training steps alone have a learning rate; benchmarks and `sample` stages write records too.
         if "learner/lr" in record:
             step_records.append(record)
     return ModelCardFacts(
@@ -166,19 +169,19 @@ def write_adapter(folder: Path, adapter: LoraAdapter, facts: ModelCardFacts) -> 
     checkpoint.export_hf_folder(folder, adapter, add_files=partial(_write_card_and_config, facts, True))
 
 
-def render_model_card(facts: ModelCardFacts, *, adapter: bool) -> str:
-    """Return the text of README.md; `adapter` is True for a folder that holds an adapter without its base model."""
-    return "\n\n".join(_card_sections(facts, adapter)) + "\n"
-
-
 def _write_card_and_config(facts: ModelCardFacts, adapter: bool, folder: Path) -> None:
-    (folder / "README.md").write_text(render_model_card(facts, adapter=adapter), encoding="utf-8")
+    card = "\n\n".join(_card_sections(facts, adapter)) + "\n"
+    (folder / "README.md").write_text(card, encoding="utf-8")
     (folder / RUN_CONFIG_FILE).write_text(dump_yaml(facts.config), encoding="utf-8")
 
 
 def _card_sections(facts: ModelCardFacts, adapter: bool) -> Iterator[str]:
     config, base = facts.config, facts.config.model.path
-    yield "\n".join(["---", *_card_header(config, adapter), "---"])
+    # The hub reads these lines.
+    header = [f"library_name: {'peft' if adapter else 'transformers'}", "pipeline_tag: image-text-to-text"]
+    if base:
+        header.append(f"base_model: {json.dumps(base)}")
+    yield "\n".join(["---", *header, "tags: [mmrl, reinforcement-learning]", "---"])
     yield f"# {config.run.name}"
     what = "An adapter" if adapter else "A model"
     origin = f"`{base}`" if base else "a model made from nothing"
@@ -203,14 +206,6 @@ def _card_sections(facts: ModelCardFacts, adapter: bool) -> Iterator[str]:
             libraries.append(f"{name} {version}")
     yield "## Made with\n\n" + ", ".join(libraries)
     yield f"## Config\n\n```yaml\n{dump_yaml(config)}```"
-
-
-def _card_header(config: Config, adapter: bool) -> Iterator[str]:
-    yield f"library_name: {'peft' if adapter else 'transformers'}"
-    yield "pipeline_tag: image-text-to-text"
-    if config.model.path:
-        yield f"base_model: {json.dumps(config.model.path)}"
-    yield "tags: [mmrl, reinforcement-learning]"
 
 
 def _comparison_table(rows: Sequence[TaskComparison]) -> Iterator[str]:

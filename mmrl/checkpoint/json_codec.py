@@ -83,6 +83,7 @@ class _ValueEncoder:
         return encoder(value)
 
     def _encode_items(self, values: Sequence[object]) -> list[object]:
+        # Rollouts are mostly token ids, and for these the call is saved.
         return [value if type(value) in _JSON_SCALAR_TYPES else self.encode(value) for value in values]
 
     def _encode_tuple(self, values: tuple[object, ...]) -> dict[str, object]:
@@ -91,6 +92,7 @@ class _ValueEncoder:
     def _encode_mapping(self, mapping: Mapping[object, object]) -> dict[str, object]:
         if all(map(_is_plain_key, mapping)):
             return {str(key): self.encode(value) for key, value in mapping.items()}
+        # JSON would give these keys back as text.
         return {"$dict": [[self.encode(key), self.encode(value)] for key, value in mapping.items()]}
 
     def _encode_object(self, value: object) -> dict[str, object]:
@@ -150,12 +152,12 @@ class _ValueDecoder:
 
 
 def _is_plain_key(key: object) -> bool:
-    """Return True if JSON gives the key back as it is, and it cannot be taken for a tag."""
+    # JSON has to give the key back as it is, and must not take it for a tag.
     return type(key) is str and _encode_text(key) == key and not key.startswith("$")
 
 
 def _encode_float(number: float) -> float | dict[str, str]:
-    """Return a number; infinities and NaN, which JSON lacks, by their bits."""
+    # JSON lacks infinities and NaN; the bits keep a NaN's payload, too.
     return number if math.isfinite(number) else {"$float": struct.pack(">d", number).hex()}
 
 
@@ -164,7 +166,7 @@ def _decode_float(bits: str) -> float:
 
 
 def _encode_text(text: str) -> str | dict[str, str]:
-    """Return text; by its bytes if it has lone surrogates, since JSON would join two halves of a pair."""
+    # By its bytes if it has lone surrogates: JSON would join two halves of a pair.
     try:
         text.encode()
     except UnicodeEncodeError:

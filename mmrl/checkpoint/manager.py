@@ -1,4 +1,7 @@
-"""The checkpoints of a run: saved at once or in the background, found again, and removed when they need not stay."""
+"""The checkpoints of a run: saved at once or in the background, found again, and removed when they need not stay.
+
+`mmrl/checkpoint/snapshot.py` says what a checkpoint consists of, and which line completes it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from mmrl.types import UserError
 from mmrl.utils.files import remove_leftovers, report_write_errors
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)")
-_POLL_S: Final = 0.05
+_POLL_S: Final = 0.05  # short beside the seconds of a write, long beside a look at the file system
 
 
 class StepId(NamedTuple):
@@ -58,15 +61,9 @@ class CheckpointManager:
     def __init__(
         self, folder: Path, options: CheckpointsConfig, warn: Callable[[str], None], ranks: Ranks | None = None
     ) -> None:
-        """Create a manager.
-
-        Args:
-            folder: folder of the run's checkpoints.
-            options: how many checkpoints stay, and whether they are written in the background.
-            warn: prints a warning; called for a failed write when another error ends the run anyway.
-            ranks: all ranks of the run; this process alone by default.
-        """
+        """Manage the checkpoints in a folder; `warn` is called for a failed write when another error ends the run."""
         self._folder, self._options, self._warn, self._ranks = folder, options, warn, ranks or SingleProcess()
+        # One thread: checkpoints are written one after another.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: tuple[Path, Future[UserError | None]] | None = None
         # Set when the main thread waits for a write: it then turns the parts into a checkpoint itself.
@@ -104,9 +101,10 @@ class CheckpointManager:
         Raises:
             UserError: this checkpoint cannot be saved, or the one before could not.
         """
+        # At most one copy of the run is in memory at a time.
         self.wait()
         folder = self._folder / str(StepId(snapshot.state.stage_index, snapshot.state.step))
-        self._ranks.on_rank0(partial(_create_partial, folder))
+        self._ranks.on_rank0(partial(create_partial, folder))
         if self._options.async_save:
             self._settle_requested.clear()
             future = self._pool.submit(self._write_in_background, folder, copy_to_cpu(snapshot), before_write)
@@ -143,7 +141,8 @@ class CheckpointManager:
         self._commit_on_all_ranks(folder, future.result())
 
     def _write_part(self, folder: Path, snapshot: Snapshot, before_write: Callable[[], None]) -> UserError | None:
-        """Write this rank's part, and return the error if it fails: the other ranks must hear of it too."""
+        """Write this rank's part, and return the error if it fails."""
+        # Returned rather than raised: the other ranks must hear of it before this one ends.
         try:
             with report_save_errors(folder):
                 before_write()
@@ -155,14 +154,12 @@ class CheckpointManager:
     def _write_in_background(
         self, folder: Path, snapshot: Snapshot, before_write: Callable[[], None]
     ) -> UserError | None:
-        """Write this rank's part; on rank 0 also turn all parts into a checkpoint once they are there.
-
-        Ranks meet through the file system here, since a collective call on this thread could cross one of the training
-        loop.
-        """
+        """Write this rank's part; on rank 0 also turn all parts into a checkpoint once they are there."""
         error = self._write_part(folder, snapshot, before_write)
         if error or self._ranks.rank:
             return error
+        # Ranks meet through the file system, since a collective call on this thread could cross one of the training
+        # loop's.
         parts = []
         for name in part_file_names(self._ranks.size):
             parts.append(partial_path(folder) / name)
@@ -199,6 +196,7 @@ class CheckpointManager:
         except BaseException:
             discard_partial(folder)
             raise
+        # Only now: until the new checkpoint is there, an old one may be needed.
         with report_write_errors(self._folder):
             prune_checkpoints(self._folder, self._options)
 
@@ -220,13 +218,10 @@ def find_latest(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks | N
 def find_checkpoint(
     checkpoints: Path, name: str | None, best: BestCheckpointConfig | None, warn: Callable[[str], None]
 ) -> Path:
-    """Return a checkpoint by its name. It only reads, so the run may go on meanwhile.
+    """Return the checkpoint of this name, the one called `best`, or for None the newest intact one.
 
-    Args:
-        checkpoints: folder of the run's checkpoints.
-        name: name of a checkpoint, `best`, or None for the newest intact one.
-        best: metric that `best` goes by; None if the run keeps no best one.
-        warn: prints a warning; called for each damaged checkpoint that is skipped.
+    It only reads, so the run may go on. `best` is the metric that the best one goes by. `warn` is called for each
+    damaged one that is skipped.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged.
@@ -236,7 +231,10 @@ def find_checkpoint(
         newest = _find_newest_intact(checkpoints, warn, SingleProcess())
         if newest is not None:
             return newest
-    chosen = _find_best(saved, best) if name == "best" else _find_by_name(saved, name)
+    if name == "best":
+        chosen = _find_best(saved, best)
+    else:
+        chosen = next((step_id for step_id, folder in saved.items() if folder.name == name), None)
     if chosen is None:
         listed = ", ".join(folder.name for _, folder in sorted(saved.items())) or "none"
         hint = "; `best` needs checkpoints.best" if name == "best" and best is None else ""
@@ -252,6 +250,7 @@ def prune_checkpoints(checkpoints: Path, options: CheckpointsConfig) -> None:
     saved = _list_checkpoints(checkpoints)
     kept = set(sorted(saved)[-options.keep_last :])
     if options.keep_every:
+        # Step 0, between two stages, is a multiple of everything, and none of the steps that were asked for.
         kept |= {step_id for step_id in saved if step_id.step and step_id.step % options.keep_every == 0}
     best = _find_best(saved, options.best)
     if best is not None:
@@ -259,11 +258,6 @@ def prune_checkpoints(checkpoints: Path, options: CheckpointsConfig) -> None:
     for step_id in saved.keys() - kept:
         shutil.rmtree(saved[step_id])
     remove_leftovers(checkpoints)
-
-
-def _create_partial(folder: Path) -> None:
-    with report_save_errors(folder):
-        create_partial(folder)
 
 
 def _find_newest_intact(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks) -> Path | None:
@@ -296,16 +290,9 @@ def _find_best(saved: Mapping[StepId, Path], best: BestCheckpointConfig | None) 
     return max(signed_metrics, key=signed_metrics.__getitem__, default=None)
 
 
-def _find_by_name(saved: Mapping[StepId, Path], name: str | None) -> StepId | None:
-    for step_id, folder in saved.items():
-        if folder.name == name:
-            return step_id
-    return None
-
-
 def _list_checkpoints(checkpoints: Path) -> dict[StepId, Path]:
-    """Return the folders that are named like checkpoints; anything else in there belongs to somebody else."""
     saved = {}
+    # Whatever is not named like a checkpoint belongs to somebody else, and must not be pruned.
     for path in checkpoints.glob("*"):
         name = _NAME.fullmatch(path.name)
         if name and path.is_dir():

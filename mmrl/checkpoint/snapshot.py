@@ -1,8 +1,21 @@
-"""A run as of one moment: what a checkpoint holds, how it is written, and how a run is restored from it.
+"""The contents of a checkpoint: how they are written, and how a run is restored from them.
 
-A checkpoint holds the weights that training changes. All others are those of the base model; a fingerprint of them
-tells whether the run gets the same base model again. Several ranks write a checkpoint together, each its share of the
-weights and of the optimizer. Every weight is whole in one of the files, so any number of ranks can go on from it.
+A checkpoint is a folder, `checkpoints/00-000100` for example, of these files:
+
+    model.safetensors   the weights that training changes, and a fingerprint of all others, which are the base model's
+    optimizer.pt        AdamW's moments, float32 masters, and the weights of a reference that moves
+    rng.pt              the states of torch's random generators
+    state.json          the `TrainingState`: stage, step, position in the data, replay buffer, unfinished rollouts ...
+    score.json          the last value of the metric that the best checkpoint is chosen by
+    config.yaml         the run's settings
+    hashes.json         the sha256 of every other file
+
+They are written to the partial folder `checkpoints/.00-000100.partial`: `write_part` below writes all but the hashes,
+which `merge_part_hashes` writes. The last line is `partial_folder.rename(folder)` in `atomic_folder.commit_partial`:
+before it there is no checkpoint, after it a complete one.
+
+Several ranks write a checkpoint together, each its share of weights and optimizer as `model-00001-of-00004.safetensors`
+and so on. Every weight is whole in one of the files, so any number of ranks can go on from them.
 """
 
 from __future__ import annotations
@@ -30,10 +43,9 @@ RNG_FILE: Final = "rng.pt"
 STATE_FILE: Final = "state.json"
 SCORE_FILE: Final = "score.json"
 CONFIG_FILE: Final = "config.yaml"
+# Rank 0 writes these; every rank writes weights and optimizer files of its own.
 COMMON_FILES: Final = (RNG_FILE, STATE_FILE, SCORE_FILE, CONFIG_FILE)
-"""Files that rank 0 writes, beside every rank's own weights and optimizer files."""
 OPTIMIZER_TABLES: Final = ("moments", "masters", "reference")
-"""Tables that a snapshot's `optimizer` may hold: AdamW's moments, float32 masters, weights of a moving reference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +76,7 @@ class Snapshot:
 
 def read_rng_states() -> dict[str, torch.Tensor]:
     """Return the states of torch's random generators, by device."""
+    # Python's and NumPy's are not among them: every use of those makes a generator of its own, from a derived seed.
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -71,7 +84,8 @@ def read_rng_states() -> dict[str, torch.Tensor]:
 
 
 def copy_to_cpu(snapshot: Snapshot) -> Snapshot:
-    """Return a copy on the CPU that shares no memory with the run, which may go on while the copy is written."""
+    """Return a copy on the CPU that shares no memory with the run."""
+    # The run goes on while the copy is written, and changes weights, optimizer and state in place.
     weights = replace(snapshot.weights, trained=_copy_value_to_cpu(dict(snapshot.weights.trained)))
     state = replace(snapshot.state)
     for field in fields(TrainingState):
@@ -88,6 +102,7 @@ def fingerprint_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
         values = tensor.detach().flatten()[::stride].float().cpu()
         descriptions[name] = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + values.numpy().tobytes()
     digest = hashlib.sha256()
+    # Sorted, so that the order in which a model lists its weights does not matter.
     for _, description in sorted(descriptions.items()):
         digest.update(description)
     return digest.hexdigest()
@@ -123,17 +138,13 @@ def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> None:
 def load_checkpoint(
     folder: Path, *, weights: CheckpointWeights, mmap: bool = False
 ) -> tuple[TrainingState, dict[str, dict[Any, Any]]]:
-    """Restore weights and random generators in place, and return the state and the optimizer's tables.
-
-    Args:
-        folder: the checkpoint.
-        weights: the model's weights, all of them on every rank.
-        mmap: as for `load_weights`.
+    """Restore weights (all of them, on every rank) and random generators in place; return state and optimizer tables.
 
     Raises:
         UserError: the model is not the one that the run began with, or another version of mmrl saved the checkpoint.
     """
     load_weights(folder, weights, mmap=mmap)
+    # `weights_only` refuses pickled code: a checkpoint may come from somebody else.
     rng = torch.load(folder / RNG_FILE, weights_only=True)
     torch.set_rng_state(rng["cpu"])
     if "cuda" in rng and torch.cuda.is_available():
@@ -142,6 +153,7 @@ def load_checkpoint(
     for path in _list_part_files(folder, OPTIMIZER_FILE):
         # Mapped, so that the processes of a machine share its memory, and each reads only the share that it uses.
         for table, entries in torch.load(path, weights_only=True, mmap=True).items():
+            # A table that nobody reads would silently change how the run goes on.
             if table not in OPTIMIZER_TABLES:
                 raise UserError(
                     f"{path} holds {table!r}, which this version of mmrl does not know; go on with the version that "
@@ -178,12 +190,9 @@ def save_weights(folder: Path, weights: CheckpointWeights) -> None:
 
 @torch.no_grad()
 def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False) -> None:
-    """Restore weights in place.
+    """Overwrite `weights.trained` with those of a checkpoint, or of what `save_weights` wrote.
 
-    Args:
-        folder: a checkpoint, or what `save_weights` wrote.
-        weights: the model's weights; `trained` is overwritten.
-        mmap: let the weights be maps of the files, whose memory the processes of a machine share, instead of copies.
+    With `mmap` they become maps of the files, whose memory the processes of a machine share, instead of copies.
 
     Raises:
         UserError: the model is not the one whose weights were saved.
@@ -207,6 +216,7 @@ def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False
                 "as it was, or begin the run anew in another directory"
             )
         for name, tensor in weights.trained.items():
+            # `copy_` keeps the tensor's own memory; assigning `data` puts the map of the file in its place.
             if mmap:
                 tensor.data = file_of[name].get_tensor(name)
             else:
@@ -214,7 +224,7 @@ def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False
 
 
 def _sharded_file_name(name: str, rank: int, count: int) -> str:
-    """Return the name of one rank's file, numbered as Hugging Face numbers shards if there are several."""
+    # Several are numbered as Hugging Face numbers shards.
     stem, _, suffix = name.partition(".")
     return name if count == 1 else f"{stem}-{rank + 1:05d}-of-{count:05d}.{suffix}"
 
@@ -240,7 +250,7 @@ def _torch_save(content: object, path: Path) -> None:
 
 
 def _copy_value_to_cpu(value: Any) -> Any:  # noqa: ANN401 - optimizers keep values of any type
-    """Return a deep copy of containers and tensors; other values are immutable and stay the same objects."""
+    # Containers and tensors are copied deeply. Other values are immutable, and stay the same objects.
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

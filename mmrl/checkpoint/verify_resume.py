@@ -16,36 +16,29 @@ from mmrl.types import UserError
 
 _COMPARED_FOLDERS = ("rollouts", "checkpoints/*", "benchmarks/*/*", "model", "adapter")
 _COMPARED_PATTERNS = ("metrics.jsonl", "summary.json", *(f"{name}/*" for name in _COMPARED_FOLDERS))
-_POLL_S = 0.002
+_POLL_S = 0.002  # short beside a step even of a tiny model: the kill is to come right after its line
 _ERROR_TAIL_CHARS = 2000
 
 
 def verify_resume(
     config: Path, overrides: Sequence[str], *, steps: int, processes: int | None, say: Callable[[str], None]
 ) -> bool:
-    """Train a few steps of every stage, once undisturbed and once with a kill -9 in every stage, and compare.
+    """Return True if a run with a kill -9 in every stage writes the same files as an undisturbed one.
 
-    Both runs write to the same path in a temporary folder, so that not even a path differs. Every checkpoint is kept.
-
-    Args:
-        config: the config file.
-        overrides: settings from the command line, `key=value`.
-        steps: steps of each stage.
-        processes: ranks; all of them are killed at once, with their launcher. None trains in one process.
-        say: prints the progress and the verdict.
-
-    Returns:
-        True if all compared files are equal.
+    Each trains a few steps of every stage. With `processes`, that many ranks train, and all are killed at once, with
+    their launcher. `say` prints the progress and the verdict.
 
     Raises:
         UserError: a run fails, or ends before it can be killed.
     """
+    # Every checkpoint and every step's rollouts are kept, so that all of them can be compared.
     keep_all = [
         f"checkpoints.every={max(1, steps // 4)}",
         "checkpoints.keep_last=1000000",
         "logging.save_rollouts_every=1",
     ]
     with TemporaryDirectory(prefix="mmrl-verify-") as folder:
+        # Both runs write to the same path, so that not even a path differs.
         run, undisturbed = Path(folder, "run"), Path(folder, "straight")
         command = [sys.executable, "-m", "mmrl", "train", str(config), *overrides, *keep_all]
         command += ["--steps", str(steps), "--run-dir", str(run)]
@@ -79,7 +72,7 @@ def find_differing_files(one: Path, other: Path) -> list[str]:
 
 
 def child_processes(launcher: int) -> list[int]:
-    """Return the ids of the processes that a process has started, as Linux lists them."""
+    """Return the ids of the processes that a process has started, on Linux."""
     return list(map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()))
 
 

@@ -20,7 +20,7 @@ def add_command(commands: Subparsers, name: str, summary: str, details: str) -> 
         description=f"{summary[:1].upper()}{summary[1:]}.",
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        allow_abbrev=False,  # an option added later would change what an abbreviation means
     )
 
 
@@ -49,11 +49,9 @@ def positive_int(text: str) -> int:
 
 @contextmanager
 def pause_gc_for_imports() -> Iterator[None]:
-    """Pause garbage collection while torch and other large packages are imported inside this block.
-
-    They create half a million objects that stay. Python would search them for garbage repeatedly during the import,
-    and in every full collection after it; `gc.freeze` takes them out of its sight.
-    """
+    """Pause garbage collection while torch and other large packages are imported inside this block."""
+    # They create half a million objects that stay. Python would search them for garbage repeatedly during the import,
+    # and in every full collection after it; `gc.freeze` takes them out of its sight.
     if "torch" in sys.modules:
         yield
         return

@@ -1,13 +1,20 @@
-"""`mmrl config schema`: print the JSON Schema of config files, for editors."""
+"""`mmrl explain` and `mmrl config schema`: print what a config says, or what one may say, without running it."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
-from mmrl.cli.common import Subparsers, add_command
+from mmrl.cli.common import Subparsers, add_command, add_config_arguments
 
-DETAILS = """\
+EXPLAIN_DETAILS = """\
+example:
+  mmrl explain configs/quickstart.yaml stages.rl.loss.kl.coef=0.01
+
+Prints every value with the file and line it comes from, then the objective of each stage in formulas.
+"""
+
+CONFIG_DETAILS = """\
 example:
   mmrl config schema > mmrl.schema.json
 
@@ -17,14 +24,26 @@ With this first line an editor that knows YAML schemas completes and checks a co
 
 
 def add_parser(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = add_command(commands, "config", "print the JSON Schema of config files", DETAILS)
-    parser.add_argument("what", choices=["schema"], help="what to print")
-    parser.set_defaults(run=run)
+    """Declare both commands."""
+    explain = add_command(
+        commands, "explain", "print every setting with its origin, and the objective in words", EXPLAIN_DETAILS
+    )
+    add_config_arguments(explain)
+    explain.set_defaults(run=_explain)
+
+    config = add_command(commands, "config", "print the JSON Schema of config files", CONFIG_DETAILS)
+    config.add_argument("what", choices=["schema"], help="what to print")
+    config.set_defaults(run=_print_schema)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the schema."""
+def _explain(arguments: argparse.Namespace) -> int:
+    from mmrl.config import explain, load_config
+
+    print(explain(load_config(arguments.config, arguments.overrides)), end="")
+    return 0
+
+
+def _print_schema(arguments: argparse.Namespace) -> int:
     from mmrl.config import config_json_schema
 
     print(json.dumps(config_json_schema(), indent=2))

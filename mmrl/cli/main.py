@@ -6,10 +6,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 import mmrl
-from mmrl.cli import config, data, eval, explain, export, reward, train
+from mmrl.cli import config, data, eval, export, reward, train
 from mmrl.distributed.ranks import RankLostError
 from mmrl.types import UserError
 
@@ -45,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in str(error).splitlines():
             print(f"mmrl: error: {line}", file=sys.stderr)
         if isinstance(error, RankLostError):
-            _exit_immediately(2)
+            # Connections to the other ranks stay open: once one is lost, gloo's threads abort a normal exit.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(2)
         return 2
     except BrokenPipeError:
         # The reader of a pipe has closed it, as in `mmrl explain c.yaml | head`. Python would complain when it flushes
@@ -55,13 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
-
-
-def _exit_immediately(code: int) -> NoReturn:
-    """Exit without closing connections to other ranks: after one is lost, gloo's threads abort a normal exit."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -77,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     # DeepSpeed's launcher passes it to every process; the environment has the same number.
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for command in (train, eval, export, data, reward, explain, config):
+    for command in (train, eval, export, data, reward, config):
         command.add_parser(commands)
     return parser
 

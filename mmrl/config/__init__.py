@@ -1,30 +1,16 @@
 """Config files: a strict schema, a loader that reports every problem with its line, and `explain`."""
 
-from mmrl.config.diff import SettingChange, diff_configs
-from mmrl.config.explain import explain
-from mmrl.config.export import config_json_schema, dump_yaml
-from mmrl.config.load import (
-    LoadedConfig,
-    cap_steps,
-    flatten_settings,
-    load_config,
-    load_eval_config,
-    read_flat_settings,
-)
-from mmrl.config.schema import Config, EvalConfig
-
-__all__ = [
-    "Config",
-    "EvalConfig",
-    "LoadedConfig",
-    "SettingChange",
-    "cap_steps",
-    "config_json_schema",
-    "diff_configs",
-    "dump_yaml",
-    "explain",
-    "flatten_settings",
-    "load_config",
-    "load_eval_config",
-    "read_flat_settings",
-]
+# `X as X` re-exports X, for the reader and for mypy (PEP 484).
+from mmrl.config.diff import SettingChange as SettingChange
+from mmrl.config.diff import diff_configs as diff_configs
+from mmrl.config.explain import explain as explain
+from mmrl.config.export import config_json_schema as config_json_schema
+from mmrl.config.export import dump_yaml as dump_yaml
+from mmrl.config.load import LoadedConfig as LoadedConfig
+from mmrl.config.load import cap_steps as cap_steps
+from mmrl.config.load import flatten_settings as flatten_settings
+from mmrl.config.load import load_config as load_config
+from mmrl.config.load import load_eval_config as load_eval_config
+from mmrl.config.load import read_flat_settings as read_flat_settings
+from mmrl.config.schema import Config as Config
+from mmrl.config.schema import EvalConfig as EvalConfig

@@ -5,13 +5,15 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, Tag
 from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
 
 from mmrl.config.schema import Config
-from mmrl.config.synonyms import find_synonym
 from mmrl.config.yaml_tree import ConfigNode, ConfigProblem, KeyPath
 
 _MAX_SHOWN_CHARS = 60
@@ -59,6 +61,7 @@ class _ErrorPlace(NamedTuple):
 
 def _explain(kind: str, given: Any, error: ErrorDetails, place: _ErrorPlace) -> str:  # noqa: ANN401
     match kind:
+        # An entry of a list of fixed length: `betas: [0.9]`.
         case "missing" if isinstance(place.path[-1], int):
             text = f"needs {len(get_args(_strip_annotated(place.owner)))} values, got {len(given)}"
         case "missing":
@@ -68,7 +71,8 @@ def _explain(kind: str, given: Any, error: ErrorDetails, place: _ErrorPlace) -> 
             text = f"unknown key; {_suggest_key(place.owner, place.path)}"
         case "literal_error":
             choices = _allowed_values(place.expected)
-            hint = _did_you_mean(str(given), list(map(str, choices)))
+            close = get_close_matches(str(given), list(map(str, choices)), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
             text = f"must be {_join_choices(choices)}, got {_describe_value(given)}{hint}"
         case "value_error":
             text = str(error["ctx"]["error"])
@@ -86,7 +90,8 @@ def _explain(kind: str, given: Any, error: ErrorDetails, place: _ErrorPlace) -> 
 
 
 def _locate_error(loc: Sequence[int | str], schema: type[BaseModel]) -> _ErrorPlace:
-    """Follow a pydantic location through the schema, leaving out the tags of unions, which are not in the file."""
+    """Follow a pydantic location through the schema."""
+    # The tags of unions are part of pydantic's location, and not of the file: they are left out of the path.
     path: KeyPath = ()
     owner: Any = None
     here: Any = schema
@@ -157,12 +162,13 @@ def _describe_key(owner: object, key: int | str) -> str:
 
 
 def _suggest_key(owner: type[BaseModel], path: KeyPath) -> str:
-    """Name the key that was meant: one deeper in this section, a synonym, a close spelling, or one elsewhere."""
+    """Name the key that was meant."""
+    # From the surest guess to the least: the key deeper in this section, a synonym, a typing error, another place.
     key = str(path[-1])
     for key_path in _iter_key_paths(owner):
         if key_path[-1] == key:
             return f"did you mean `{'.'.join(key_path)}`?"
-    synonym = find_synonym(owner, path)
+    synonym = _find_synonym(owner, path)
     if synonym is not None:
         return f"the key for it is {synonym}"
     close = get_close_matches(key, owner.model_fields, n=1, cutoff=0.7)
@@ -174,17 +180,39 @@ def _suggest_key(owner: type[BaseModel], path: KeyPath) -> str:
     return f"the keys here are {', '.join(owner.model_fields)}"
 
 
+@cache
+def read_synonyms() -> dict[str, Any]:
+    """Return the tables of synonyms.yaml: keys of other frameworks and of mmrl 0.1, with our key for each."""
+    # Read on the first unknown key, since a config without mistakes does not need it.
+    tables: dict[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("synonyms.yaml"))
+    return tables
+
+
+def _find_synonym(section: type[BaseModel], path: KeyPath) -> str | None:
+    """Return our key for an unknown one, with a note where the meaning differs, or None."""
+    tables = read_synonyms()
+    key, dotted = str(path[-1]), ".".join(map(str, path))
+    # Base classes too: the keys that all stages share are listed under TrainingStage.
+    for model in section.__mro__:
+        renamed = tables["renamed_since_0_1"].get(model.__name__, {})
+        if key in renamed:
+            return f"`{renamed[key]}`"
+    if dotted in tables["moved_since_0_1"]:
+        return f"`{tables['moved_since_0_1'][dotted]}`"
+    # The last two words first: verl's `rollout.n` means more than an `n` somewhere.
+    for theirs in (".".join(map(str, path[-2:])), key):
+        for entry in tables["other_frameworks"]:
+            if theirs in entry["theirs"]:
+                return f"`{entry['ours']}` ({entry['note']})" if "note" in entry else f"`{entry['ours']}`"
+    return None
+
+
 def _iter_key_paths(owner: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the path of every key below a section, outside of lists."""
     for name, field in owner.model_fields.items():
         yield (*prefix, name)
         for model in _models_in(field.annotation):
             yield from _iter_key_paths(model, (*prefix, name))
-
-
-def _did_you_mean(given: str, choices: Sequence[str]) -> str:
-    close = get_close_matches(given, choices, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _join_choices(choices: Sequence[Any]) -> str:

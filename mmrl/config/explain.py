@@ -9,13 +9,8 @@ from mmrl.config.load import DEFAULT_ORIGIN, LoadedConfig, flatten_settings
 from mmrl.config.schema import Config, RlStage, SampleStage, SelectStage, SftStage
 from mmrl.config.schema.rollout_steps import describe_rollout_steps
 
-_LABEL_WIDTH = 11
-_MAX_VALUE_WIDTH = 40
-
-_ASYNC_TEXT = (
-    "from the second step on, rollouts are generated while the step before trains\n"
-    "so the policy that generated them is one version older than the one that trains on them"
-)
+_LABEL_WIDTH = 11  # of the longest label, "benchmarks", and a space
+_MAX_VALUE_WIDTH = 40  # a longer value pushes its own origin to the right, and no other
 
 
 def explain(loaded: LoadedConfig) -> str:
@@ -73,6 +68,7 @@ def _explain_stage(config: Config, index: int) -> str:
             title, facts = "a choice of samples", stage.describe()
     lines = [f"Stage {index + 1} of {len(config.stages)}, {stage.name}: {title}"]
     for label, text in facts:
+        # Further lines of a fact stand under its first one, without a label.
         first, *more = text.split("\n")
         lines.append(f"  {label:<{_LABEL_WIDTH}}{first}")
         lines += [f"  {'':<{_LABEL_WIDTH}}{line}" for line in more]
@@ -81,8 +77,9 @@ def _explain_stage(config: Config, index: int) -> str:
 
 def _explain_rl(config: Config, stage: RlStage) -> list[tuple[str, str]]:
     facts = [("each step", stage.describe_step()), *_explain_rollouts(stage)]
-    if stage.async_rollouts:
-        facts.append(("async", _ASYNC_TEXT))
+    off_policy = stage.describe_off_policy()
+    if off_policy:
+        facts.append(("off-policy", off_policy))
     facts.append(("reward", config.rewards.describe()))
     if stage.dynamic_sampling:
         facts.append(("filter", stage.dynamic_sampling.describe(stage.prompts_per_step)))
@@ -112,6 +109,7 @@ def _explain_training(config: Config, stage: SftStage | RlStage) -> list[tuple[s
     benchmarks = []
     for benchmark in config.evaluation.benchmarks:
         temperature = config.evaluation.benchmark_temperature(benchmark)
+        # Benchmarks are taken before training once in a run, in front of its first stage that trains.
         is_first = stage is config.training_stages[0]
         benchmarks.append(benchmark.describe(temperature=temperature, before_training=is_first))
     if benchmarks:

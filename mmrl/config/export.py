@@ -42,6 +42,7 @@ def dump_yaml(config: Config) -> str:
 def config_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a config file; a file with `extends` may leave out required keys."""
     schema = Config.model_json_schema()
+    # Keys are required only of a file without `extends`: the others may set them.
     required = schema.pop("required")
     schema["properties"] = {
         "extends": {

@@ -12,8 +12,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from mmrl.config.errors import to_problem
-from mmrl.config.presets import apply_presets
 from mmrl.config.schema import Config, EvalConfig, RlStage, SampleStage, SelectStage, SftStage
+from mmrl.config.schema.presets import (
+    ALGORITHM_PRESETS,
+    REPLAY_PRESETS,
+    RETHINK_PRESETS,
+    PresetSettings,
+    PresetValue,
+)
 from mmrl.config.yaml_tree import (
     MAX_DEPTH,
     ConfigNode,
@@ -29,8 +35,8 @@ from mmrl.types import UserError
 
 COMMAND_LINE_ORIGIN = "command line"
 DEFAULT_ORIGIN = "default"
-MAX_BYTES = 1_000_000
-MAX_FILES = 100
+MAX_BYTES = 1_000_000  # a larger file was named by mistake
+MAX_FILES = 100  # a diamond of `extends` counts a file each time, so that the work stays bounded
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
@@ -57,23 +63,23 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     root = sources.read(Path(path), error_prefix="")
     for override in overrides:
         root = sources.apply_override(root, override)
-    root = apply_presets(root)
+    # After the overrides, which may name a preset and win over its settings.
+    root = _apply_presets(root)
     config, invalid = _validate(root, Config)
     # A value that could not be read stands as null, which validation would report a second time.
     unread = {problem.path for problem in sources.problems}
     problems = sources.problems + [problem for problem in invalid if problem.path not in unread]
     if config is None or problems:
         raise UserError("\n".join(map(str, problems)))
-    return LoadedConfig(config=config, origins=_find_origins(config, root), files=tuple(sources.files))
+    origins = {}
+    for setting, _ in iter_leaves(config.model_dump(mode="json")):
+        node, depth = root.find_nearest(setting)
+        origins[format_path(setting)] = node.origin if depth == len(setting) else DEFAULT_ORIGIN
+    return LoadedConfig(config=config, origins=MappingProxyType(origins), files=tuple(sources.files))
 
 
 def load_eval_config(base_settings: Mapping[str, Any], origin: str, overrides: Sequence[str]) -> EvalConfig:
-    """Merge `key=value` overrides onto the settings of an evaluation, and validate them.
-
-    Args:
-        base_settings: settings to start from.
-        origin: name of their origin, for messages.
-        overrides: `dotted.path=value`.
+    """Merge `key=value` overrides onto the settings of an evaluation, which messages call `origin`, and validate them.
 
     Raises:
         UserError: a setting is invalid; all problems at once, a line each.
@@ -82,7 +88,7 @@ def load_eval_config(base_settings: Mapping[str, Any], origin: str, overrides: S
     root, _ = parse_yaml(json.dumps(base_settings), lambda line: origin)
     for override in overrides:
         root = sources.apply_override(root or ConfigNode({}, origin), override)
-    root = apply_presets(root or ConfigNode({}, origin))
+    root = _apply_presets(root or ConfigNode({}, origin))
     eval_config, invalid = _validate(root, EvalConfig)
     problems = sources.problems + invalid
     if eval_config is None or problems:
@@ -158,6 +164,7 @@ class _ConfigFiles:
         tree = ConfigNode(own, f"{path}:1")
         if "extends" not in root.value:
             return tree
+        # Later bases win over earlier ones, and the file itself over all.
         merged = ConfigNode({}, tree.origin)
         for base, origin in self._find_bases(root.value["extends"]):
             base_tree = self.read(path.parent / base, error_prefix=f"{origin}: extends: ", chain=chain_here)
@@ -193,7 +200,7 @@ class _ConfigFiles:
 def _read_text(path: Path, error_prefix: str) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)  # one byte more tells whether there is more
     except FileNotFoundError as error:
         raise UserError(f"{error_prefix}{path}: no such file (looked in {Path.cwd()})") from error
     except IsADirectoryError as error:
@@ -206,7 +213,7 @@ def _read_text(path: Path, error_prefix: str) -> str:
     if len(data) > MAX_BYTES:
         raise UserError(f"{error_prefix}{path} is larger than {MAX_BYTES} bytes; this is no config")
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")  # editors on Windows begin a file with a byte-order mark
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(
@@ -233,6 +240,7 @@ def _find_list_index(items: Sequence[ConfigNode], key: str, path: KeyPath) -> in
     indices = {str(index): index for index in range(len(items))}
     for index, item in enumerate(items):
         if isinstance(item.value, dict) and "name" in item.value:
+            # An index wins over a name, and the first of two equal names over the second.
             indices.setdefault(str(item.value["name"].value), index)
     if key not in indices:
         text = f"no such entry; there is {', '.join(indices)}" if indices else "no such entry; the list is empty"
@@ -253,6 +261,56 @@ def _set_value(node: ConfigNode, path: KeyPath, value: ConfigNode) -> ConfigNode
     return ConfigNode(mapping, node.origin)
 
 
+def _apply_presets(root: ConfigNode) -> ConfigNode:
+    """Return the tree with every preset filled in. An unknown name stays, for validation to refuse it."""
+    if not isinstance(root.value, dict):
+        return root
+    filled = dict(root.value)
+    stages = filled.get("stages")
+    if stages is not None and isinstance(stages.value, list):
+        filled["stages"] = ConfigNode(list(map(_apply_stage_presets, stages.value)), stages.origin)
+    if "evaluation" in filled:
+        filled["evaluation"] = _apply_step_presets(filled["evaluation"])
+    return ConfigNode(filled, root.origin)
+
+
+def _apply_stage_presets(stage: ConfigNode) -> ConfigNode:
+    if isinstance(stage.value, dict) and "replay" in stage.value:
+        replay = _merge_over_preset(stage.value["replay"], "preset", REPLAY_PRESETS)
+        stage = ConfigNode({**stage.value, "replay": replay}, stage.origin)
+    return _apply_step_presets(_merge_over_preset(stage, "algorithm", ALGORITHM_PRESETS))
+
+
+def _apply_step_presets(owner: ConfigNode) -> ConfigNode:
+    """Return a stage, or the evaluation, with the presets of its rollout steps filled in."""
+    if not isinstance(owner.value, dict) or "rollout_steps" not in owner.value:
+        return owner
+    steps = owner.value["rollout_steps"]
+    if not isinstance(steps.value, list):
+        return owner
+    filled = [_merge_over_preset(step, "preset", RETHINK_PRESETS) for step in steps.value]
+    return ConfigNode({**owner.value, "rollout_steps": ConfigNode(filled, steps.origin)}, owner.origin)
+
+
+def _merge_over_preset(node: ConfigNode, key: str, presets: Mapping[Any, PresetSettings]) -> ConfigNode:
+    """Return a mapping merged over the preset that its `key` names."""
+    if not isinstance(node.value, dict) or key not in node.value:
+        return node
+    # Compared one by one: an invalid value, a list for example, cannot be looked up in a mapping.
+    for name, settings in presets.items():
+        if node.value[key].value == name:
+            return merge_nodes(_to_node(settings, f"{key} {name}"), node)
+    return node
+
+
+def _to_node(value: PresetValue, origin: str) -> ConfigNode:
+    if isinstance(value, Mapping):
+        return ConfigNode({key: _to_node(inner, origin) for key, inner in value.items()}, origin)
+    if value is None or isinstance(value, str | int | float):
+        return ConfigNode(value, origin)
+    return ConfigNode([_to_node(inner, origin) for inner in value], origin)
+
+
 def _validate(root: ConfigNode, schema: type[SchemaT]) -> tuple[SchemaT | None, list[ConfigProblem]]:
     # Read as JSON, strict models accept a list for a tuple; as Python objects they would not.
     try:
@@ -262,11 +320,3 @@ def _validate(root: ConfigNode, schema: type[SchemaT]) -> tuple[SchemaT | None, 
         for detail in error.errors():
             problems.append(to_problem(detail, root, schema))
         return None, [problem for problem in problems if problem is not None]
-
-
-def _find_origins(config: Config, root: ConfigNode) -> Mapping[str, str]:
-    origins = {}
-    for path, _ in iter_leaves(config.model_dump(mode="json")):
-        node, depth = root.find_nearest(path)
-        origins[format_path(path)] = node.origin if depth == len(path) else DEFAULT_ORIGIN
-    return MappingProxyType(origins)

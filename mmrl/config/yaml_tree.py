@@ -111,50 +111,41 @@ def iter_leaves(value: PlainValue, path: KeyPath = ()) -> Iterator[tuple[KeyPath
 
 
 def parse_yaml(
-    text: str, format_origin: Callable[[int], str], base_path: KeyPath = ()
+    document: str, format_origin: Callable[[int], str], base_path: KeyPath = ()
 ) -> tuple[ConfigNode | None, list[ConfigProblem]]:
-    """Read one YAML document.
+    """Return the root of a YAML document, None if it is empty, and the problems found.
 
-    Args:
-        text: the document.
-        format_origin: names a line of it, counted from 1.
-        base_path: path of the document's root in the config.
-
-    Returns:
-        The root, None for an empty document, and the problems found.
+    `format_origin` names a line, counted from 1; `base_path` is the path of the root in the config.
 
     Raises:
-        UserError: the text is not YAML, nested too deeply, or too large once aliases are expanded.
+        UserError: the document is not YAML, nested too deeply, or too large once aliases are expanded.
     """
     reader = _NodeReader(format_origin)
     try:
-        root = reader.yaml.compose(text)
+        root = reader.yaml.compose(document)
         if root is None:
             return None, reader.problems
         tree = reader.read(root, base_path, format_origin(root.start_mark.line + 1))
         return tree, reader.problems
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        cause = error.problem or error.context or "unreadable"
+        line = mark.line + 1 if mark else 1
         hints = []
         for phrase, hint in _YAML_HINTS.items():
             if phrase in str(error):
                 hints.append(hint)
-        origin = format_origin(mark.line + 1 if mark else 1)
-        raise UserError(
-            str(ConfigProblem(origin, base_path, "; ".join([f"not valid YAML: {cause}", *hints])))
-        ) from error
+        text = "; ".join([f"not valid YAML: {error.problem or error.context or 'unreadable'}", *hints])
+        cause: Exception = error
     except ReaderError as error:
-        origin = format_origin(text.count("\n", 0, error.position) + 1)
-        raise UserError(
-            str(ConfigProblem(origin, base_path, f"not valid YAML: unprintable character {error.character!r}"))
-        ) from error
+        # Not a marked error: it knows the character's position alone.
+        line = document.count("\n", 0, error.position) + 1
+        text, cause = f"not valid YAML: unprintable character {error.character!r}", error
     except YAMLError as error:
-        raise UserError(str(ConfigProblem(format_origin(1), base_path, f"not valid YAML: {error}"))) from error
+        line, text, cause = 1, f"not valid YAML: {error}", error
     except RecursionError as error:
-        raise UserError(
-            str(ConfigProblem(format_origin(1), base_path, f"nested more than {MAX_DEPTH} levels deep"))
-        ) from error
+        # The library composes recursively, and gives up before `_NodeReader` counts levels.
+        line, text, cause = 1, f"nested more than {MAX_DEPTH} levels deep", error
+    raise UserError(str(ConfigProblem(format_origin(line), base_path, text))) from cause
 
 
 @dataclass(slots=True)

@@ -13,12 +13,8 @@ from mmrl.types import DatasetContext, MediaPolicy
 def make_dataset_context(config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:
     """Return what the config's dataset functions are called with.
 
-    Media may lie in `work_dir`, in `data.media_roots`, and beside the files of benchmarks.
-
-    Args:
-        config: the run's settings.
-        base_dir: folder that relative paths start from: the config's.
-        work_dir: folder for files that dataset functions make.
+    Relative paths start from `base_dir`, the config's folder; files that functions make go into `work_dir`. Media may
+    lie there, in `data.media_roots`, and beside the files of benchmarks.
     """
     roots = [work_dir, *(base_dir / root for root in config.data.media_roots)]
     for benchmark in config.evaluation.benchmarks:

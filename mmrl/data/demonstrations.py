@@ -1,20 +1,20 @@
-"""The part of a sample that supervised training imitates."""
+"""The part of a sample that supervised training imitates, and a check that every sample has it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
+from mmrl.answer import ResponseFormat
+from mmrl.config import Config
+from mmrl.config.schema import SftStage, matches_conditions
 from mmrl.types import Sample, Target, UserError
 
 TargetField = Literal["label", "target", "response"]
 
 
 def demonstration_text(sample: Sample, target_field: TargetField) -> Target | str:
-    """Return what supervised training imitates: the target, the annotator's label, or a full response.
-
-    Raises:
-        UserError: the sample has no label or no response.
-    """
+    """Return what supervised training imitates: target, label, or a full response; raises UserError without one."""
     match target_field:
         case "target":
             return sample.target
@@ -28,3 +28,24 @@ def demonstration_text(sample: Sample, target_field: TargetField) -> Target | st
             f"{target_field}"
         )
     return demonstration
+
+
+def check_demonstrations(config: Config, samples: Iterable[Sample], response_format: ResponseFormat) -> None:
+    """Check that every sample of an sft stage has a demonstration that can be written in the response format.
+
+    Raises:
+        UserError: a sample lacks its `target_field`, or the format cannot express it.
+    """
+    # The samples of a stage with `from_stage` do not exist yet.
+    stages = [stage for stage in config.stages if isinstance(stage, SftStage) and stage.from_stage is None]
+    for sample in samples:
+        target_fields = {stage.target_field for stage in stages if matches_conditions(stage.when, sample)}
+        for target_field in sorted(target_fields):
+            demonstration = demonstration_text(sample, target_field)
+            # A full response is imitated as it is; only a target or label has to be put into the format.
+            if not isinstance(demonstration, Target):
+                continue
+            try:
+                response_format.render(demonstration, sample.thinking)
+            except UserError as error:
+                raise UserError(f"sample {sample.id}: {error}") from error

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from math import isfinite
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from mmrl.config import Config
-from mmrl.config.schema import DataConfig, DataSourceConfig
-from mmrl.data.check_stages import check_stages_have_samples
-from mmrl.data.open_media import find_media_problem, open_all_media, unique_images, unique_videos
+from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SftStage, matches_conditions
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
+from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FrameSampling
-from mmrl.types import DatasetContext, PromptTooLongError, RejectedRow, Sample, Size, UserError
+from mmrl.types import DatasetContext, ImageRef, PromptTooLongError, RejectedRow, Sample, Size, UserError, VideoRef
 from mmrl.utils.plugins import load_plugin
+
+MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
+OpenedT = TypeVar("OpenedT")
 
 _MAX_LISTED = 5
 _BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.on_bad_sample=skip"
@@ -37,22 +43,25 @@ class DataSplits:
     Example: `DataSplits(train=(a, b), validation=(), test=(c,), source_indices={"a": 0, "b": 1})`
     """
 
-    train: tuple[Sample, ...]
-    """Samples to train on."""
-    validation: tuple[Sample, ...]
-    """Samples that a stage's `validation` measures."""
-    test: tuple[Sample, ...]
-    """Samples that are measured before and after training."""
-    source_indices: Mapping[str, int]
-    """Id of a training sample → index of its source in `data.train`."""
+    train: tuple[Sample, ...]  # samples to train on
+    validation: tuple[Sample, ...]  # samples that a stage's `validation` measures
+    test: tuple[Sample, ...]  # samples that are measured before and after training
+    source_indices: Mapping[str, int]  # id of a training sample → index of its source in `data.train`
 
     def by_split(self) -> dict[str, tuple[Sample, ...]]:
         """Return the samples by the name of their split."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
-    def digests(self) -> dict[str, str]:
-        """Return a hash over samples and media of each split, which does not depend on where the media lie."""
-        return {name: _digest_samples(samples) for name, samples in self.by_split().items()}
+    def content_hashes(self) -> dict[str, str]:
+        """Return a sha256 over samples and media of each split, which does not depend on where the media lie."""
+        hashes = {}
+        for name, samples in self.by_split().items():
+            sha256 = hashlib.sha256()
+            for sample in samples:
+                parts = [part if isinstance(part, str) else part.sha256 for part in sample.parts]
+                sha256.update(repr((sample.id, parts, sample.target, sample.label, sample.thinking)).encode())
+            hashes[name] = sha256.hexdigest()
+        return hashes
 
 
 class DatasetLoader:
@@ -92,7 +101,11 @@ class DatasetLoader:
             if split == "train":
                 source_indices = row_sources
             samples, rejected = separate_rejected(rows)
-            _check_unique_ids(samples)
+            seen: set[str] = set()
+            for sample in samples:
+                if sample.id in seen:
+                    raise UserError(f"data: two samples have the id {sample.id!r}; {_DUPLICATE_ID_REMEDY}")
+                seen.add(sample.id)
             usable, damaged = self._open_images(samples)
             rejected += damaged
             skip = self._config.data.on_bad_sample == "skip"
@@ -100,7 +113,13 @@ class DatasetLoader:
             if sources and not usable:
                 raise UserError(f"data.{split}: there is not one usable sample")
             splits[split] = tuple(usable)
-        _check_no_leak(splits)
+        # A sample that is trained on would make its evaluation look better than it is.
+        held_out = {sample.id for sample in (*splits["validation"], *splits["test"])}
+        repeated = held_out & {sample.id for sample in splits["train"]}
+        if repeated:
+            raise UserError(
+                f"data: sample {min(repeated)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
+            )
         check_stages_have_samples(self._config, splits["train"])
         return DataSplits(**splits, source_indices=source_indices)
 
@@ -133,12 +152,24 @@ class DatasetLoader:
         data = self._config.data
         splits: dict[str, tuple[Sample, ...]] = {}
         for split, given in samples.by_split().items():
-            kept, bad, too_long = _measure_prompts(given, measure_prompt)
+            kept: list[Sample] = []
+            bad: list[RejectedRow] = []
+            too_long: list[RejectedRow] = []
+            for sample in given:
+                try:
+                    measure_prompt(sample)
+                except PromptTooLongError as error:
+                    too_long.append(RejectedRow(sample.id, str(error)))
+                except UserError as error:
+                    bad.append(RejectedRow(sample.id, str(error)))
+                else:
+                    kept.append(sample)
             self._report_rejected(split, kept, bad, skip=data.on_bad_sample == "skip", remedy=_BAD_SAMPLE_REMEDY)
             self._report_rejected(split, kept, too_long, skip=data.on_too_long == "skip", remedy=_TOO_LONG_REMEDY)
             if given and not kept:
                 raise UserError(f"data.{split}: there is not one usable sample")
             splits[split] = tuple(kept)
+        # Again, because a stage that had enough samples before may have too few now.
         check_stages_have_samples(self._config, splits["train"])
         return DataSplits(**splits, source_indices=samples.source_indices)
 
@@ -169,6 +200,7 @@ class DatasetLoader:
         # A resumed run knows the sizes of images that it has opened before and that have not been touched since.
         known_sizes = self._opened_index.known_sizes(refs) if self._opened_index else {}
         new_refs = [ref for ref in refs if ref not in known_sizes]
+        # Workers open media through an empty cache of their own and send back sizes, not pixels.
         cache = self._worker_cache() if workers else self._media_cache
         opened = open_all_media(new_refs, cache.image_size, workers=workers, console=self._console)
         new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
@@ -218,7 +250,12 @@ def read_source(source: DataSourceConfig, context: DatasetContext) -> Iterator[S
     """
     read_rows = load_plugin(source.fn, context.base_dir, source.args, role="data source", parameters=("context",))
     for row in read_rows(context):
-        yield _with_prefix(row, source.name) if source.name else row
+        if not source.name:
+            yield row
+        elif isinstance(row, RejectedRow):
+            yield row._replace(id=f"{source.name}/{row.id}")
+        else:
+            yield replace(row, id=f"{source.name}/{row.id}")
 
 
 def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bool:
@@ -253,53 +290,98 @@ def separate_rejected(rows: Iterable[Sample | RejectedRow]) -> tuple[list[Sample
     return samples, rejected
 
 
-def _with_prefix(row: Sample | RejectedRow, name: str) -> Sample | RejectedRow:
-    row_id = f"{name}/{row.id}"
-    return row._replace(id=row_id) if isinstance(row, RejectedRow) else replace(row, id=row_id)
+def unique_images(samples: Iterable[Sample]) -> tuple[ImageRef, ...]:
+    """Return every image of the samples once, in the order of first use."""
+    return tuple(dict.fromkeys(ref for sample in samples for ref in sample.images))
 
 
-def _check_unique_ids(samples: Iterable[Sample]) -> None:
-    seen: set[str] = set()
-    for sample in samples:
-        if sample.id in seen:
-            raise UserError(f"data: two samples have the id {sample.id!r}; {_DUPLICATE_ID_REMEDY}")
-        seen.add(sample.id)
+def unique_videos(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
+    """Return every video of the samples once, in the order of first use."""
+    return tuple(dict.fromkeys(ref for sample in samples for ref in sample.media if isinstance(ref, VideoRef)))
 
 
-def _check_no_leak(splits: Mapping[str, Sequence[Sample]]) -> None:
-    """Raise a UserError if a training sample is a validation or test sample too."""
-    held_out = {sample.id for sample in (*splits["validation"], *splits["test"])}
-    repeated = held_out & {sample.id for sample in splits["train"]}
-    if repeated:
+def open_all_media(
+    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, workers: int, console: Console
+) -> dict[MediaRefT, OpenedT | MediaError]:
+    """Open all media, and return for each what `open_one` returned or the error that it raised.
+
+    A file that kills the process that opens it maps to an error too.
+
+    Args:
+        refs: images or videos, each once.
+        open_one: picklable if there are workers.
+        workers: processes that open media; 0 for this one alone.
+        console: shows a progress bar.
+    """
+    if not refs:
+        return {}
+    attempt = partial(_open_or_error, open_one)
+    if not workers:
+        return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
+    with closing(start_media_workers(attempt, workers, name=attrgetter("path"))) as pool:
+        futures = list(map(pool.submit, refs))
+        opened = console.track("opening media", map(_wait_for_media, futures), len(refs))
+        return dict(zip(refs, opened, strict=True))
+
+
+def find_media_problem(sample: Sample, opened: Mapping[Any, object]) -> str | None:
+    """Return the first error among a sample's media, or None; media that were not opened count as good."""
+    for ref in sample.media:
+        outcome = opened.get(ref)
+        if isinstance(outcome, MediaError):
+            return str(outcome)
+    return None
+
+
+def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:
+    """Check the stages that train on the training samples themselves; raises as `check_stage_has_samples`."""
+    for stage in config.training_stages:
+        if stage.from_stage is None:
+            check_stage_has_samples(stage, sum(matches_conditions(stage.when, sample) for sample in samples))
+
+
+def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:
+    """Check that a stage has samples, and an RL stage enough of them for a step to take each at most once.
+
+    Raises:
+        UserError: `count`, the number of samples that the stage may use, is too small.
+    """
+    owner = f"stage {stage.from_stage!r} kept {count} of its" if stage.from_stage else f"there are {count}"
+    owner += " (see its `when`)" if stage.when else ""
+    if not count:
+        raise UserError(f"stage {stage.name!r} has nothing to train on: {owner} samples")
+    if not isinstance(stage, RlStage):
+        return
+    needed = max_prompts_per_step(stage)
+    # Draws derive from step and sample id, so a sample taken twice would get the same rollouts twice.
+    if needed > max(count, stage.repeat_samples_to or 0):
+        remedy = "set repeat_samples_to, or lower prompts_per_step"
+        if stage.dynamic_sampling:
+            remedy += " or dynamic_sampling.max_rounds"
+        if stage.max_prompts_in_flight > stage.prompts_per_step:
+            remedy += " or oversampling"
         raise UserError(
-            f"data: sample {min(repeated)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
+            f"stage {stage.name!r} needs {needed} prompts a step and {owner} samples: one would get the same rollouts "
+            f"twice; {remedy}"
         )
 
 
-def _measure_prompts(
-    samples: Iterable[Sample], measure_prompt: Callable[[Sample], object]
-) -> tuple[list[Sample], list[RejectedRow], list[RejectedRow]]:
-    """Return samples whose prompts can be built, those whose cannot, and those whose are too long."""
-    kept: list[Sample] = []
-    bad: list[RejectedRow] = []
-    too_long: list[RejectedRow] = []
-    for sample in samples:
-        try:
-            measure_prompt(sample)
-        except PromptTooLongError as error:
-            too_long.append(RejectedRow(sample.id, str(error)))
-        except UserError as error:
-            bad.append(RejectedRow(sample.id, str(error)))
-        else:
-            kept.append(sample)
-    return kept, bad, too_long
+def max_prompts_per_step(stage: RlStage) -> int:
+    """Return how many samples a step may take, in all its sampling rounds together."""
+    rounds = stage.dynamic_sampling.max_rounds if stage.dynamic_sampling else 1
+    return stage.max_prompts_in_flight * rounds
 
 
-def _digest_samples(samples: Iterable[Sample]) -> str:
-    digest = hashlib.sha256()
-    for sample in samples:
-        parts = []
-        for part in sample.parts:
-            parts.append(part if isinstance(part, str) else part.sha256)
-        digest.update(repr((sample.id, parts, sample.target, sample.label, sample.thinking)).encode())
-    return digest.hexdigest()
+def _wait_for_media(future: Future[OpenedT | MediaError]) -> OpenedT | MediaError:
+    try:
+        return future.result()
+    except UserError as error:
+        # `_open_or_error` returns what the decoder raises, so this is the end of the worker's process.
+        return MediaError(str(error))
+
+
+def _open_or_error(open_one: Callable[[MediaRefT], OpenedT], ref: MediaRefT) -> OpenedT | MediaError:
+    try:
+        return open_one(ref)
+    except MediaError as error:
+        return error

@@ -1,4 +1,4 @@
-"""Data orders: which sample comes at which position. Seeded and endless.
+"""Data orders: which sample comes at which position, shuffled, sorted, by curriculum, mixed or streamed. All endless.
 
 Training keeps one number, the position of the next sample. An order maps positions to rows without a memory of what was
 taken before, so that a resumed run goes on exactly and workers can look ahead.
@@ -6,17 +6,23 @@ taken before, so that a resumed run goes on exactly and workers can look ahead.
 
 from __future__ import annotations
 
+import heapq
 import random
-from collections.abc import Sequence, Set
-from math import isnan
-from typing import Generic, Protocol, TypeVar
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, count, islice
+from math import isnan, log
+from typing import Final, Protocol
 
-from mmrl.types import RejectedRow, Sample, UserError
+from mmrl.algo.reward_history import find_phase
+from mmrl.config.schema import CurriculumPhaseConfig, MixtureOrderConfig, PriorityOrderConfig
+from mmrl.types import RejectedRow, Sample, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
 
-DataRow = Sample | RejectedRow
-"""A row of a data source: a sample, or a row that could not be turned into one."""
-RowT = TypeVar("RowT", bound=DataRow)
+DataRow = Sample | RejectedRow  # a row of a data source: a sample, or a row that could not be turned into one
+BLOCK_SIZE: Final = 1000  # positions over which fixed shares are exact
+SCHEDULED_BLOCK_SIZE: Final = 100  # positions over which scheduled shares stay the same and are exact
 
 
 class DataOrder(Protocol):
@@ -26,31 +32,26 @@ class DataOrder(Protocol):
         """Return the `count` rows from `start_position` on."""
 
 
-class ShuffledOrder(Generic[RowT]):
+class ShuffledOrder:
     """Takes every sample once per epoch, in a new random order each time."""
 
-    def __init__(self, samples: Sequence[RowT], seed: int, *, min_gap: int = 0) -> None:
-        """Create an order.
+    def __init__(self, samples: Sequence[DataRow], seed: int, *, min_gap: int = 0) -> None:
+        """Create an order of at least one sample; raises ValueError if there are none.
 
-        Args:
-            samples: at least one.
-            seed: of all epochs.
-            min_gap: positions between the last visit of a sample in one epoch and its first in the next; reduced to a
-                third of the samples if there are few.
-
-        Raises:
-            ValueError: there are no samples.
+        `min_gap` positions lie between the last visit of a sample in one epoch and its first in the next; fewer if
+        there are few samples.
         """
         if not samples:
             raise ValueError("there are no samples to draw from")
         self._samples = samples
         self._seed = seed
+        # With more than a third, the middle could run out of samples to swap with the recent ones.
         self._min_gap = min(min_gap, len(samples) // 3)
         self._cached_epoch: tuple[int, list[int]] = (-1, [])
 
-    def take(self, start_position: int, count: int) -> list[RowT]:
+    def take(self, start_position: int, count: int) -> list[DataRow]:
         """Return the `count` samples from `start_position` on."""
-        taken: list[RowT] = []
+        taken: list[DataRow] = []
         while len(taken) < count:
             epoch, start = divmod(start_position + len(taken), len(self._samples))
             end = start + count - len(taken)
@@ -58,14 +59,21 @@ class ShuffledOrder(Generic[RowT]):
         return taken
 
     def _epoch_order(self, epoch: int) -> list[int]:
-        """Return the indices of the samples in the order of one epoch."""
-        if self._cached_epoch[0] != epoch:
-            order = self._permutation(epoch)
-            if epoch and self._min_gap:
-                recent = set(self._permutation(epoch - 1)[-self._min_gap :])
-                _move_recent_back(order, recent, self._min_gap)
-            self._cached_epoch = (epoch, order)
-        return self._cached_epoch[1]
+        if self._cached_epoch[0] == epoch:
+            return self._cached_epoch[1]
+        order, gap = self._permutation(epoch), self._min_gap
+        if epoch and gap:
+            recent = set(self._permutation(epoch - 1)[-gap:])
+            # Recent samples among the first are swapped with others from the middle. The last stay as they were drawn,
+            # because the next epoch recomputes them from this seed to know what is recent.
+            middle = range(gap, len(order) - gap)
+            free = (position for position in middle if order[position] not in recent)
+            for position in range(gap):
+                if order[position] in recent:
+                    other = next(free)
+                    order[position], order[other] = order[other], order[position]
+        self._cached_epoch = (epoch, order)
+        return order
 
     def _permutation(self, epoch: int) -> list[int]:
         order = list(range(len(self._samples)))
@@ -73,19 +81,250 @@ class ShuffledOrder(Generic[RowT]):
         return order
 
 
-class SequentialOrder(Generic[RowT]):
+class SequentialOrder:
     """Takes the samples in the same order in every epoch."""
 
-    def __init__(self, samples: Sequence[RowT]) -> None:
+    def __init__(self, samples: Sequence[DataRow]) -> None:
         """Create an order of at least one sample; raises ValueError if there are none."""
         if not samples:
             raise ValueError("there are no samples to draw from")
         self._samples = samples
 
-    def take(self, start_position: int, count: int) -> list[RowT]:
+    def take(self, start_position: int, count: int) -> list[DataRow]:
         """Return the `count` samples from `start_position` on."""
         positions = range(start_position, start_position + count)
         return [self._samples[position % len(self._samples)] for position in positions]
+
+
+def sort_by_column(samples: Sequence[Sample], column: str, *, descending: bool) -> list[Sample]:
+    """Return the samples sorted, stably, by a number in their `meta`; raises UserError if one has none."""
+    for sample in samples:
+        value = sample.meta.get(column)
+        # bool is a subclass of int, and NaN has no place in an order.
+        if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value):
+            raise UserError(f"sample {sample.id}: meta has no number {column!r} to sort by, but {value!r}")
+    return sorted(samples, key=lambda row: float(row.meta[column]), reverse=descending)
+
+
+class CurriculumOrder:
+    """Takes from one order after another. A phase ends by its number of samples, or when its reward plateaus."""
+
+    def __init__(
+        self, orders: Sequence[DataOrder], phases: Sequence[CurriculumPhaseConfig], state: TrainingState
+    ) -> None:
+        """Create an order from one order for each phase.
+
+        `state.phase_ends` is read at every take, since selection settles ends while training goes on.
+        """
+        self._orders, self._phases, self._state = orders, phases, state
+
+    def take(self, start_position: int, count: int) -> list[DataRow]:
+        """Return the `count` rows from `start_position` on."""
+        taken: list[DataRow] = []
+        while len(taken) < count:
+            position = start_position + len(taken)
+            phase_index, start, end = find_phase(position, self._phases, self._state.phase_ends)
+            wanted = int(min(count - len(taken), end - position))
+            taken += self._orders[phase_index].take(position - start, wanted)
+        return taken
+
+
+class PriorityOrder:
+    """Samples every step without replacement, with weights that follow from each sample's last reward.
+
+    Source: weighted sampling by exponential clocks (Efraimidis and Spirakis, 2006). The sample with the smallest E / w
+    comes first, E from the standard exponential distribution.
+    """
+
+    def __init__(
+        self, samples: Sequence[Sample], options: PriorityOrderConfig, state: TrainingState, seed: int
+    ) -> None:
+        """Create an order of at least one sample; `state` has the rewards of visits, and where the step begins."""
+        self._samples, self._options, self._state, self._seed = samples, options, state, seed
+
+    def take(self, start_position: int, count: int) -> list[DataRow]:
+        """Return the `count` samples from `start_position` on, which must not lie before the step's start.
+
+        No sample comes twice in a step before all have come once.
+        """
+        # Every take of a step draws the same clocks again, from the step's start, and skips what earlier takes got.
+        step_start = self._state.step_data_start
+        rng = random.Random(derive_seed(self._seed, "priority", step_start))
+        clocks = []
+        for index, sample in enumerate(self._samples):
+            # 1 - random() lies in (0, 1], where the logarithm is finite.
+            clocks.append((-log(1.0 - rng.random()) / self._weight(sample), index))
+        offset = start_position - step_start
+        first = heapq.nsmallest(offset + count, clocks)
+        taken: list[DataRow] = []
+        for rank in range(offset, offset + count):
+            _, index = first[rank % len(first)]
+            taken.append(self._samples[index])
+        return taken
+
+    def _weight(self, sample: Sample) -> float:
+        visits = self._state.reward_history.get(sample.id)
+        # A sample that nobody has tried yet is worth a visit.
+        if not visits:
+            return 1.0
+        mean = visits[-1].mean
+        # The variance of a reward of 0 or 1, scaled to at most 1: half right, half wrong gives the most signal.
+        priority = 4.0 * mean * (1.0 - mean) if self._options.weight_by == "uncertainty" else 1.0 - mean
+        return max(self._options.min_weight, priority)
+
+
+class MixtureOrder:
+    """Mixes sources in blocks of positions. Each source has its quota of a block, shuffled anew for each block.
+
+    Every source runs through its own epochs, so a small one with a large share comes around more often.
+    """
+
+    def __init__(self, sources: Sequence[DataOrder], quotas_of: Callable[[int], Sequence[int]], seed: int) -> None:
+        """Create a mixture; `quotas_of` returns how many positions of a block, all of one size, each source has."""
+        self._sources, self._quotas_of, self._seed = sources, quotas_of, seed
+        self._size = sum(quotas_of(0))
+        # Entry b holds, for each source, how many of its rows come before block b; it grows as blocks are reached.
+        self._block_starts: list[tuple[int, ...]] = [(0,) * len(sources)]
+        self._cached_block: tuple[int, list[tuple[int, int]]] = (-1, [])
+
+    def take(self, start_position: int, count: int) -> list[DataRow]:
+        """Return the `count` rows from `start_position` on."""
+        taken: list[DataRow] = []
+        for position in range(start_position, start_position + count):
+            block, offset = divmod(position, self._size)
+            source_index, source_position = self._plan_block(block)[offset]
+            taken += self._sources[source_index].take(source_position, 1)
+        return taken
+
+    def _plan_block(self, block: int) -> list[tuple[int, int]]:
+        """Return, for each position of a block, the index of a source and the position in that source's own order."""
+        # Most takes ask for the block of the take before.
+        if self._cached_block[0] != block:
+            source_indices: list[int] = []
+            for source_index, quota in enumerate(self._quotas_of(block)):
+                source_indices += [source_index] * quota
+            random.Random(derive_seed(self._seed, "block", block)).shuffle(source_indices)
+            for done in range(len(self._block_starts) - 1, block):
+                pairs = zip(self._block_starts[done], self._quotas_of(done), strict=True)
+                self._block_starts.append(tuple(before + quota for before, quota in pairs))
+            next_positions = list(self._block_starts[block])
+            plan = []
+            for source_index in source_indices:
+                plan.append((source_index, next_positions[source_index]))
+                next_positions[source_index] += 1
+            self._cached_block = (block, plan)
+        return self._cached_block[1]
+
+
+def fixed_mixture(sources: Sequence[DataOrder], weights: Sequence[float], seed: int) -> MixtureOrder:
+    """Return a mixture in the shares of `weights`; raises UserError if one is too small to be drawn from at all."""
+    quotas = _checked_quotas(weights, BLOCK_SIZE, "data.train")
+    return MixtureOrder(sources, lambda _: quotas, seed)
+
+
+def scheduled_mixture(
+    sources: Sequence[DataOrder], options: MixtureOrderConfig, *, per_step: int, seed: int
+) -> MixtureOrder:
+    """Return a mixture whose shares follow the steps, each of `per_step` positions; raises as `fixed_mixture`."""
+    for step, weights in options.points:
+        _checked_quotas(weights, SCHEDULED_BLOCK_SIZE, f"data_order.points: at step {step}")
+
+    def quotas_of(block: int) -> list[int]:
+        step = block * SCHEDULED_BLOCK_SIZE // per_step
+        return allocate_quotas(weights_at(options, step), SCHEDULED_BLOCK_SIZE)
+
+    return MixtureOrder(sources, quotas_of, seed)
+
+
+def weights_at(options: MixtureOrderConfig, step: int) -> tuple[float, ...]:
+    """Return the weights of the sources at a step, which add up to 1."""
+    steps: list[int] = []
+    shares: list[tuple[float, ...]] = []
+    for point_step, weights in options.points:
+        steps.append(point_step)
+        # Scaled first, so that interpolation mixes shares: points may be written to different sums.
+        total = sum(weights)
+        shares.append(tuple(weight / total for weight in weights))
+    following = bisect_right(steps, step)
+    if following == 0:
+        return shares[0]
+    if following == len(steps) or options.interpolation == "steps":
+        return shares[following - 1]
+    start, end = steps[following - 1], steps[following]
+    progress = (step - start) / (end - start)
+    pairs = zip(shares[following - 1], shares[following], strict=True)
+    return tuple(before + (after - before) * progress for before, after in pairs)
+
+
+def allocate_quotas(weights: Sequence[float], total: int) -> list[int]:
+    """Split `total` positions in proportion to `weights`, by the largest remainders (Hamilton's method)."""
+    weight_sum = sum(weights)
+    quotas: list[int] = []
+    negative_remainders: list[float] = []
+    for weight in weights:
+        exact = weight / weight_sum * total
+        quotas.append(int(exact))
+        # Negative, so that the largest remainder sorts first.
+        negative_remainders.append(int(exact) - exact)
+    # The sort is stable, so of equal remainders the first source gets the position.
+    by_remainder = sorted(range(len(weights)), key=negative_remainders.__getitem__)
+    for index in by_remainder[: total - sum(quotas)]:
+        quotas[index] += 1
+    return quotas
+
+
+class StreamingOrder:
+    """Passes rows through a shuffle buffer. Each comes once per epoch, at most about `buffer` rows before its turn.
+
+    Going on from the last position costs nothing. A jump to another position reads the rows before it again, at most
+    one whole epoch and a part of another.
+    """
+
+    def __init__(self, open_rows: Callable[[], Iterable[DataRow]], *, buffer: int, seed: int) -> None:
+        """Create an order; `open_rows` starts a pass over the rows, the same ones each time, which may be endless."""
+        self._open_rows, self._buffer, self._seed = open_rows, buffer, seed
+        self._position = 0
+        self._rows = self._rows_from_epoch(0)
+
+    def take(self, start_position: int, count: int) -> list[DataRow]:
+        """Return the `count` rows from `start_position` on.
+
+        Raises:
+            UserError: there are no rows, or `open_rows` cannot read them.
+        """
+        if start_position != self._position:
+            self._rows = self._rows_from_position(start_position)
+        self._position = start_position + count
+        return list(islice(self._rows, count))
+
+    def _rows_from_position(self, start_position: int) -> Iterator[DataRow]:
+        rows = self._shuffle_epoch(0)
+        num_passed = sum(1 for _ in islice(rows, start_position))
+        if num_passed == start_position:
+            return chain(rows, self._rows_from_epoch(1))
+        # The first epoch ended before the position, so its length is known now, and all epochs are equally long.
+        epoch, start = divmod(start_position, num_passed)
+        rows = self._rows_from_epoch(epoch)
+        # A deque without length reads the rows and keeps none of them.
+        deque(islice(rows, start), maxlen=0)
+        return rows
+
+    def _rows_from_epoch(self, first: int) -> Iterator[DataRow]:
+        for epoch in count(first):
+            yield from self._shuffle_epoch(epoch)
+
+    def _shuffle_epoch(self, epoch: int) -> Iterator[DataRow]:
+        rng = random.Random(derive_seed(self._seed, "stream", epoch))
+        rows = iter(self._open_rows())
+        held = list(islice(rows, self._buffer))
+        if not held:
+            raise UserError("data.train: a streamed source gave no rows; look at its path and options")
+        for row in rows:
+            index = rng.randrange(len(held))
+            drawn, held[index] = held[index], row
+            yield drawn
+        rng.shuffle(held)
+        yield from held
 
 
 class CachedOrder:
@@ -108,32 +347,13 @@ class CachedOrder:
         return held[:count]
 
 
-def sort_by_column(samples: Sequence[Sample], column: str, *, descending: bool) -> list[Sample]:
-    """Return the samples sorted by a number in their `meta`; equal ones keep their order.
-
-    Raises:
-        UserError: a sample has no number there.
-    """
-    for sample in samples:
-        value = sample.meta.get(column)
-        if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value):
-            raise UserError(f"sample {sample.id}: meta has no number {column!r} to sort by, but {value!r}")
-
-    def column_value(sample: Sample) -> float:
-        return float(sample.meta[column])
-
-    return sorted(samples, key=column_value, reverse=descending)
-
-
-def _move_recent_back(order: list[int], recent: Set[int], width: int) -> None:
-    """Swap recent samples among the first `width` with others from the middle.
-
-    The last `width` stay as they were drawn, because the next epoch recomputes them from its seed to know what is
-    recent.
-    """
-    middle = range(width, len(order) - width)
-    free = (position for position in middle if order[position] not in recent)
-    for position in range(width):
-        if order[position] in recent:
-            other = next(free)
-            order[position], order[other] = order[other], order[position]
+def _checked_quotas(weights: Sequence[float], total: int, key: str) -> list[int]:
+    """Return the quotas of a block; raise a UserError that names the YAML `key` if a positive weight gets none."""
+    quotas = allocate_quotas(weights, total)
+    for weight, quota in zip(weights, quotas, strict=True):
+        if weight and not quota:
+            raise UserError(
+                f"{key}: weight {weight:g} of {sum(weights):g} in all is less than one sample in {total}; raise "
+                "it, or take the source out"
+            )
+    return quotas

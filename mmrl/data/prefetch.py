@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from mmrl.data.order import DataOrder, DataRow
 from mmrl.types import PromptTooLongError, RejectedRow, Sample, UserError
 from mmrl.utils.worker_pool import WorkerPool
 
+if TYPE_CHECKING:
+    from mmrl.policy.encoder import EncodedPrompt
+    from mmrl.policy.processor import PromptProcessor
+
 _MAX_WARNINGS: Final = 5
-EncodedT = TypeVar("EncodedT")
-_ScheduledRow = tuple[DataRow, Future[EncodedT] | None]
-"""A row, and the result of its worker; None if no worker has it."""
 
 
-class CachingEncoder(Protocol[EncodedT]):
-    """Turns samples into the inputs of the model's forward pass, and keeps them."""
-
-    def encode(self, sample: Sample) -> EncodedT:
-        """Return a sample's inputs, from its text and media alone; raises a UserError that names the sample."""
-
-    def get_cached(self, sample: Sample) -> EncodedT | None:
-        """Return a sample's inputs if they are kept."""
-
-    def retain(self, samples: Sequence[Sample], encoded: Sequence[EncodedT]) -> None:
-        """Keep the inputs of a step's samples at least until those of the next step are retained."""
-
-
-class Prefetcher(Generic[EncodedT]):
+class Prefetcher:
     """Takes samples from an order and encodes them; implements `ports.SampleSource`.
 
     With workers, the rows of the next step are encoded while this one trains: as many as the largest take so far. Rows
@@ -40,8 +28,8 @@ class Prefetcher(Generic[EncodedT]):
     def __init__(
         self,
         order: DataOrder,
-        encoder: CachingEncoder[EncodedT],
-        workers: WorkerPool[Sample, EncodedT] | None,
+        encoder: PromptProcessor,
+        workers: WorkerPool[Sample, EncodedPrompt] | None,
         *,
         skip_unusable: bool,
         drop_too_long: bool = False,
@@ -64,7 +52,7 @@ class Prefetcher(Generic[EncodedT]):
         self._skip_unusable, self._drop_too_long, self._warn = skip_unusable, drop_too_long, warn
         self._can_prefetch = can_prefetch
         self._num_dropped = 0
-        self._in_flight: list[_ScheduledRow[EncodedT]] = []
+        self._in_flight: list[tuple[DataRow, Future[EncodedPrompt] | None]] = []
         self._max_count = 0
 
     def take(self, start_position: int, count: int) -> list[Sample]:
@@ -73,44 +61,49 @@ class Prefetcher(Generic[EncodedT]):
         Raises:
             UserError: none is usable, or one is not and may not be left out.
         """
+        taken: dict[str, Sample] = {}
         samples: list[Sample] = []
-        encoded: list[EncodedT] = []
+        encoded: list[EncodedPrompt] = []
         scheduled = self._schedule(start_position, count)
         self._max_count = max(self._max_count, count)
         for row, future in scheduled:
             try:
-                sample = _check_row(row, samples)
-                encoded.append(self._wait_or_encode(sample, future))
-                samples.append(sample)
+                if isinstance(row, RejectedRow):
+                    raise UserError(
+                        f"row {row.id}: {row.reason}; repair it, or leave such rows out with data.on_bad_sample=skip"
+                    )
+                # The same sample may come twice, at the border of two epochs.
+                if taken.get(row.id, row).parts != row.parts:
+                    raise UserError(f"sample {row.id}: another sample of the same step has this id; ids must be unique")
+                result = self._encoder.get_cached(row) if future is None else future.result()
+                encoded.append(self._encoder.encode(row) if result is None else result)
+                samples.append(row)
+                taken[row.id] = row
             except UserError as error:
                 self._drop_or_raise(error)
         # A rank that holds only a part of the step may find nothing usable in it: then the other ranks decide.
         if not samples and len(scheduled) == count:
             raise UserError(f"data.train: not one of the {count} samples from position {start_position} on can be used")
+        # Kept before the next step is scheduled, which skips what the encoder has already.
         self._encoder.retain(samples, encoded)
         if self._workers is not None and self._can_prefetch:
             self._in_flight = self._schedule(start_position + count, self._max_count)
         return samples
 
-    def _schedule(self, start_position: int, count: int) -> list[_ScheduledRow[EncodedT]]:
-        """Return the rows of a step, and submit those to the workers that no worker has yet."""
+    def _schedule(self, start_position: int, count: int) -> list[tuple[DataRow, Future[EncodedPrompt] | None]]:
+        """Return the rows of a step with the results of their workers, None for rows that no worker encodes."""
+        # By identity: `CachedOrder` hands out the same objects again, and two rows may be equal.
         futures = {id(row): future for row, future in self._in_flight}
-        scheduled: list[_ScheduledRow[EncodedT]] = []
+        scheduled = []
         for row in self._order.take(start_position, count):
-            future = futures[id(row)] if id(row) in futures else self._submit(row)
+            if id(row) in futures:
+                future = futures[id(row)]
+            elif self._workers is None or isinstance(row, RejectedRow) or self._encoder.get_cached(row) is not None:
+                future = None
+            else:
+                future = self._workers.submit(row)
             scheduled.append((row, future))
         return scheduled
-
-    def _submit(self, row: DataRow) -> Future[EncodedT] | None:
-        if self._workers is None or isinstance(row, RejectedRow) or self._encoder.get_cached(row) is not None:
-            return None
-        return self._workers.submit(row)
-
-    def _wait_or_encode(self, sample: Sample, future: Future[EncodedT] | None) -> EncodedT:
-        if future is not None:
-            return future.result()
-        cached = self._encoder.get_cached(sample)
-        return self._encoder.encode(sample) if cached is None else cached
 
     def _drop_or_raise(self, error: UserError) -> None:
         may_drop = self._drop_too_long if isinstance(error, PromptTooLongError) else self._skip_unusable
@@ -122,13 +115,3 @@ class Prefetcher(Generic[EncodedT]):
         is_last = self._num_dropped == _MAX_WARNINGS
         note = "; from here on they are only counted, in data/dropped" if is_last else ""
         self._warn(f"left out: {error}{note}")
-
-
-def _check_row(row: DataRow, earlier: Sequence[Sample]) -> Sample:
-    """Return the row if it is a sample whose id is not taken by another one of the same step."""
-    if isinstance(row, RejectedRow):
-        raise UserError(f"row {row.id}: {row.reason}; repair it, or leave such rows out with data.on_bad_sample=skip")
-    # The same sample may come twice, at the border of two epochs.
-    if any(sample.id == row.id and sample.parts != row.parts for sample in earlier):
-        raise UserError(f"sample {row.id}: another sample of the same step has this id; ids must be unique")
-    return row

@@ -11,19 +11,27 @@ from pathlib import Path
 
 from mmrl.config import Config, schema
 from mmrl.config.schema import RlStage, SftStage
-from mmrl.data.check_stages import check_stage_has_samples, max_prompts_per_step
-from mmrl.data.curriculum import CurriculumOrder, PriorityOrder
-from mmrl.data.load import DataSplits, passes_row_filter, read_source
-from mmrl.data.mixture import fixed_mixture, scheduled_mixture
-from mmrl.data.order import CachedOrder, DataOrder, DataRow, SequentialOrder, ShuffledOrder, sort_by_column
+from mmrl.data.load import DataSplits, check_stage_has_samples, max_prompts_per_step, passes_row_filter, read_source
+from mmrl.data.order import (
+    CachedOrder,
+    CurriculumOrder,
+    DataOrder,
+    DataRow,
+    PriorityOrder,
+    SequentialOrder,
+    ShuffledOrder,
+    StreamingOrder,
+    fixed_mixture,
+    scheduled_mixture,
+    sort_by_column,
+)
 from mmrl.data.prefetch import Prefetcher
 from mmrl.data.stage_tables import read_selected_samples
-from mmrl.data.streaming import StreamingOrder
 from mmrl.distributed.ranks import Ranks, RankShard
 from mmrl.log.console import Console
 from mmrl.media.media_workers import start_media_workers
 from mmrl.policy.encoder import PromptEncoder
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import SampleSource
 from mmrl.types import DatasetContext, RejectedRow, Sample, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
@@ -33,17 +41,9 @@ class StageData:
     """Makes the sample source of each stage from the run's training samples."""
 
     def __init__(
-        self, config: Config, context: DatasetContext, samples: DataSplits, processor: QwenProcessor, outputs: Path
+        self, config: Config, context: DatasetContext, samples: DataSplits, processor: PromptProcessor, outputs: Path
     ) -> None:
-        """Keep what all stages share.
-
-        Args:
-            config: the run's settings.
-            context: what the dataset functions of streamed sources are called with.
-            samples: of the run, after all checks.
-            processor: keeps encoded samples for the policy.
-            outputs: folder with the tables that earlier stages wrote.
-        """
+        """Keep what all stages share; `outputs` is the folder with the tables that earlier stages wrote."""
         self._config, self._context, self._samples, self._processor = config, context, samples, processor
         self._outputs = outputs
 
@@ -65,11 +65,13 @@ class StageData:
         with ExitStack() as stack:
             workers = None
             if data.media_workers:
-                pool = start_media_workers(worker_encoder.encode, data.media_workers, name=_describe_sample)
+                pool = start_media_workers(
+                    worker_encoder.encode, data.media_workers, name=lambda row: f"sample {row.id}"
+                )
                 workers = stack.enter_context(closing(pool))
             order = CachedOrder(self.build_order(stage, state))
             yield Prefetcher(
-                RankShard(order, ranks, stage.max_prompts_in_flight),
+                RankShard(order.take, ranks, stage.max_prompts_in_flight),
                 self._processor,
                 workers,
                 skip_unusable=data.on_bad_sample == "skip",
@@ -79,9 +81,7 @@ class StageData:
             )
 
     def stage_samples(self, stage: SftStage | RlStage | schema.SampleStage) -> tuple[Sample, ...]:
-        """Return the samples that a stage uses: the training samples, or those that `from_stage` selected.
-
-        Only samples that meet the stage's `when` are among them.
+        """Return the training samples, or those that `from_stage` selected, that meet the stage's `when`.
 
         Raises:
             UserError: the table of `from_stage` cannot be read.
@@ -89,7 +89,7 @@ class StageData:
         samples = self._samples.train
         if stage.from_stage is not None:
             samples = read_selected_samples(self._outputs / f"{stage.from_stage}.jsonl", samples)
-        return tuple(sample for sample in samples if stage.accepts(sample))
+        return tuple(sample for sample in samples if schema.matches_conditions(stage.when, sample))
 
     def build_order(self, stage: SftStage | RlStage, state: TrainingState) -> DataOrder:
         """Return the order of a stage's samples that `data_order` asks for.
@@ -101,13 +101,13 @@ class StageData:
         # Rollouts derive from step and sample id, so within an RL step no sample may come twice.
         min_gap = max_prompts_per_step(stage) if isinstance(stage, RlStage) else 0
         if isinstance(order, schema.MixtureOrderConfig):
-            return scheduled_mixture(
-                self._build_source_orders(min_gap), order, per_step=stage.samples_per_step, seed=seed
-            )
+            per_step = stage.batch_size if isinstance(stage, SftStage) else stage.prompts_per_step
+            return scheduled_mixture(self._build_source_orders(min_gap), order, per_step=per_step, seed=seed)
         is_plain = stage.from_stage is None and stage.repeat_samples_to is None
         if isinstance(order, schema.ShuffledOrderConfig) and is_plain:
             return self._build_shuffled_order(stage, min_gap)
 
+        # Checked here again: how many samples an earlier stage selected is known only now.
         samples = repeat_samples(self.stage_samples(stage), stage.repeat_samples_to)
         check_stage_has_samples(stage, len(samples))
         match order:
@@ -129,10 +129,7 @@ class StageData:
     def _build_shuffled_order(self, stage: SftStage | RlStage, min_gap: int) -> DataOrder:
         """Return the order of all training data: streamed, in the shares of its sources, or plainly shuffled."""
         data, seed = self._config.data, self._config.run.seed
-        weights = []
-        for source in data.train:
-            if source.weight is not None:
-                weights.append(source.weight)
+        weights = [source.weight for source in data.train if source.weight is not None]
         if not data.streaming and not weights:
             return ShuffledOrder(self.stage_samples(stage), seed, min_gap=min_gap)
         orders = self._build_source_orders(min_gap)
@@ -140,23 +137,20 @@ class StageData:
         return fixed_mixture(orders, weights, seed) if weights else orders[0]
 
     def _build_source_orders(self, min_gap: int) -> list[DataOrder]:
-        """Return one order for each source of `data.train`."""
-        return [self._build_source_order(index, min_gap) for index in range(len(self._config.data.train))]
-
-    def _build_source_order(self, source_index: int, min_gap: int) -> DataOrder:
-        data, seed = self._config.data, derive_seed(self._config.run.seed, "source", source_index)
-        if data.streaming:
-            open_rows = partial(self._read_rows, source_index)
-            return StreamingOrder(open_rows, buffer=data.streaming.shuffle_buffer_size, seed=seed)
-        samples = []
-        for sample in self._samples.train:
-            if self._samples.source_indices[sample.id] == source_index:
-                samples.append(sample)
-        if not samples:
-            raise UserError(
-                f"data.train: source {data.train[source_index].fn!r} has a weight and not one usable sample"
-            )
-        return ShuffledOrder(samples, seed, min_gap=min_gap)
+        data = self._config.data
+        orders: list[DataOrder] = []
+        for source_index, source in enumerate(data.train):
+            seed = derive_seed(self._config.run.seed, "source", source_index)
+            if data.streaming:
+                open_rows = partial(self._read_rows, source_index)
+                orders.append(StreamingOrder(open_rows, buffer=data.streaming.shuffle_buffer_size, seed=seed))
+                continue
+            source_of = self._samples.source_indices
+            samples = [sample for sample in self._samples.train if source_of[sample.id] == source_index]
+            if not samples:
+                raise UserError(f"data.train: source {source.fn!r} has a weight and not one usable sample")
+            orders.append(ShuffledOrder(samples, seed, min_gap=min_gap))
+        return orders
 
     def _read_rows(self, source_index: int) -> Iterator[DataRow]:
         """Start a new pass over a streamed source; its held-out samples come as rejected rows."""
@@ -193,7 +187,7 @@ def _select_phase_samples(
     """Return the samples of a curriculum's phase; raise a UserError if a step needs more."""
     selected = []
     for sample in samples:
-        if phase.matches(sample):
+        if schema.matches_conditions(phase.when, sample):
             selected.append(sample)
     if len(selected) < stage.max_prompts_in_flight:
         raise UserError(
@@ -201,7 +195,3 @@ def _select_phase_samples(
             f"data_order has {len(selected)}: see its `when`"
         )
     return selected
-
-
-def _describe_sample(sample: Sample) -> str:
-    return f"sample {sample.id}"

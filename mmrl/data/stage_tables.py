@@ -17,16 +17,12 @@ from mmrl.types import MediaRef, Sample, SampleStats, UserError
 from mmrl.utils.files import json_line, report_write_errors, write_atomically
 from mmrl_datasets.export import sample_columns
 
+# Columns that a `select` stage adds to a row; they end up in the `meta` of the sample.
 SELECTION_COLUMNS: Final = ("pass_rate", "first_correct", "reward_mean", "reward_std", "limr")
-"""Columns that a `select` stage adds to a row; they end up in the `meta` of the sample."""
 
 
 def build_sample_row(sample: Sample, folder: Path) -> dict[str, Any]:
-    """Return a sample as a row of a table in `folder`, with its `meta`.
-
-    Raises:
-        UserError: the sample has media that a table cannot name, such as a crop of an image.
-    """
+    """Return a sample as a row of a table in `folder`; raises UserError if it has media that no file holds."""
     columns = sample_columns(sample, partial(_relative_media_path, folder=folder))
     form = {
         "task": sample.task,
@@ -37,11 +33,7 @@ def build_sample_row(sample: Sample, folder: Path) -> dict[str, Any]:
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a table.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Read the rows of a table; raises UserError if it cannot be read."""
     try:
         # str.splitlines would also split at separators such as U+2028, which JSON allows within a text.
         return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
@@ -52,11 +44,7 @@ def read_table(path: Path) -> list[dict[str, Any]]:
 
 
 def save_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table atomically.
-
-    Raises:
-        UserError: the disk is full or not writable.
-    """
+    """Write a table atomically; raises UserError if the disk is full or not writable."""
     with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(map(json_line, rows)))
@@ -95,7 +83,7 @@ def read_selected_samples(path: Path, train_samples: Sequence[Sample]) -> tuple[
 
 
 def _relative_media_path(ref: MediaRef, *, folder: Path) -> str:
-    """Return a path relative to the table if the file belongs to the run, which may be moved, else the full path."""
     path, table_folder = Path(ref.path).resolve(), folder.resolve()
+    # Relative, because a run may be moved to another folder or machine together with its own files.
     belongs_to_run = path.is_relative_to(table_folder.parent)
     return os.path.relpath(path, table_folder) if belongs_to_run else str(path)

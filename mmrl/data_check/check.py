@@ -10,31 +10,49 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
+from math import prod
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from mmrl.config import Config
-from mmrl.data.check_stages import check_demonstrations, check_stages_have_samples
 from mmrl.data.context import make_dataset_context
-from mmrl.data.load import read_source, separate_rejected, sources_by_split
-from mmrl.data.open_media import find_media_problem, open_all_media, unique_images, unique_videos
-from mmrl.data_check.benchmarks import compare_with_training, fingerprint_new_media
+from mmrl.data.demonstrations import check_demonstrations
+from mmrl.data.load import (
+    check_stages_have_samples,
+    find_media_problem,
+    open_all_media,
+    read_source,
+    separate_rejected,
+    sources_by_split,
+    unique_images,
+    unique_videos,
+)
 from mmrl.data_check.duplicates import (
     DuplicateFinding,
     find_repeated_questions,
     find_similar_images,
     find_training_overlap,
 )
-from mmrl.data_check.findings import DataFinding, FindingCode, Severity, severity_of
-from mmrl.data_check.open_media import inspect_image, inspect_video
-from mmrl.data_check.outside_image import find_outside_image
-from mmrl.data_check.report import BenchmarkReport, DataCheckReport, SourceCount, SplitReport, TaskCount
+from mmrl.data_check.fingerprints import OpenedImage, OpenedVideo, inspect_image, inspect_video
+from mmrl.data_check.report import (
+    BenchmarkReport,
+    DataCheckReport,
+    DataFinding,
+    FindingCode,
+    Severity,
+    SourceCount,
+    SplitReport,
+    TaskCount,
+    severity_of,
+)
+from mmrl.data_check.sample_view import find_outside_image
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
 from mmrl.media.video import FrameSampling
 from mmrl.policy.build import build_encoder, build_processor, build_response_format
-from mmrl.policy.encoder import PromptEncoder, PromptLayout
+from mmrl.policy.encoder import PromptEncoder
 from mmrl.scoring.build import build_scorer
 from mmrl.training.benchmarks import read_benchmark_questions
 from mmrl.training.build import IMAGE_CACHE_BYTES
@@ -44,28 +62,20 @@ _MAX_COMMON_ANSWERS: Final = 10
 _MAX_ANSWER_CHARS: Final = 24
 _COORDINATE_TYPES: Final = (AnswerType.BOX, AnswerType.BOXES, AnswerType.POINT, AnswerType.POINTS)
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
-InspectedT = TypeVar("InspectedT")
+OpenedT = TypeVar("OpenedT", OpenedImage, OpenedVideo)
 
 
-def check_data(config: Config, base_dir: Path, work_dir: Path, console: Console) -> DataCheckReport:
-    """Check all data of a config.
-
-    Args:
-        config: the config of a run.
-        base_dir: folder that relative paths of the config start from.
-        work_dir: folder for files that datasets make.
-        console: shows progress.
-
-    Raises:
-        UserError: a reward cannot be loaded, so no sample can be scored.
-    """
-    return _DataCheck(config, base_dir, work_dir, console).run()
-
-
-class _DataCheck:
-    """The state of a data check. A sample with a fault is left out of the checks that follow."""
+class DataCheck:
+    """Checks all data of a config. A sample with a fault is left out of the checks that follow."""
 
     def __init__(self, config: Config, base_dir: Path, work_dir: Path, console: Console) -> None:
+        """Load the rewards.
+
+        Relative paths of the config start from `base_dir`; datasets make their files in `work_dir`.
+
+        Raises:
+            UserError: a reward cannot be loaded, so no sample can be scored.
+        """
         self._config, self._base_dir, self._console = config, base_dir, console
         self._sources = sources_by_split(config.data)
         self._dataset_context = make_dataset_context(config, base_dir, work_dir)
@@ -117,13 +127,9 @@ class _DataCheck:
         other_id: str = "",
         severity: Severity | None = None,
     ) -> None:
+        severity = severity or severity_of(code, self._config.data)
         finding = DataFinding(
-            code=code,
-            severity=severity or severity_of(code, self._config.data),
-            split=split,
-            sample_id=sample_id,
-            message=message,
-            other_id=other_id,
+            code=code, severity=severity, split=split, sample_id=sample_id, message=message, other_id=other_id
         )
         self._findings.append(finding)
 
@@ -174,33 +180,36 @@ class _DataCheck:
             self._samples[split] = kept
 
     def _inspect_images(self) -> None:
-        refs = unique_images(self._all_samples())
-        for ref, opened in self._inspect_media(refs, partial(inspect_image, self._worker_cache)).items():
-            self._media_cache.set_image_size(ref, opened.size)
-            self._fingerprints[ref.sha256] = opened.fingerprint
+        opened = self._open_media(
+            unique_images(chain.from_iterable(self._samples.values())), partial(inspect_image, self._worker_cache)
+        )
+        self._drop_samples_with_bad_media(opened)
+        for ref, result in opened.items():
+            if isinstance(result, OpenedImage):
+                # Prompts can then be measured without opening the image again.
+                self._media_cache.set_image_size(ref, result.size)
 
     def _inspect_videos(self, sampling: FrameSampling) -> None:
-        refs = unique_videos(self._all_samples())
-        for ref, opened in self._inspect_media(refs, partial(inspect_video, self._worker_cache, sampling)).items():
-            self._media_cache.set_frame_plan(ref, sampling, opened.frame_plan)
-            self._fingerprints[ref.sha256] = opened.fingerprint
+        inspect = partial(inspect_video, self._worker_cache, sampling)
+        opened = self._open_media(unique_videos(chain.from_iterable(self._samples.values())), inspect)
+        self._drop_samples_with_bad_media(opened)
+        for ref, result in opened.items():
+            if isinstance(result, OpenedVideo):
+                self._media_cache.set_frame_plan(ref, sampling, result.frame_plan)
 
-    def _inspect_media(
-        self, refs: Sequence[MediaRefT], inspect: Callable[[MediaRefT], InspectedT]
-    ) -> dict[MediaRefT, InspectedT]:
-        """Inspect images or videos, drop samples with one that cannot be used, and return the results of the others."""
+    def _open_media(
+        self, refs: Sequence[MediaRefT], inspect: Callable[[MediaRefT], OpenedT]
+    ) -> dict[MediaRefT, OpenedT | MediaError]:
+        """Open images or videos, and keep the fingerprints of those that can be used."""
         opened = open_all_media(refs, inspect, workers=self._config.data.media_workers, console=self._console)
-        for split, samples in self._samples.items():
-            problems = {}
-            for sample in samples:
-                problem = find_media_problem(sample, opened)
-                if problem:
-                    problems[sample.id] = problem
-            self._drop_samples(FindingCode.MEDIA, split, problems)
-        return {ref: result for ref, result in opened.items() if not isinstance(result, MediaError)}
+        for ref, result in opened.items():
+            if not isinstance(result, MediaError):
+                self._fingerprints[ref.sha256] = result.fingerprint
+        return opened
 
-    def _all_samples(self) -> list[Sample]:
-        return [sample for samples in self._samples.values() for sample in samples]
+    def _drop_samples_with_bad_media(self, opened: Mapping[Any, object]) -> None:
+        for split, samples in self._samples.items():
+            self._drop_samples(FindingCode.MEDIA, split, _find_media_problems(samples, opened))
 
     def _check_rewards(self) -> None:
         """Drop samples that the rewards cannot score, or that an sft stage cannot imitate."""
@@ -240,6 +249,7 @@ class _DataCheck:
 
     def _check_prompts_of_split(self, split: str, encoder: PromptEncoder) -> None:
         samples, limit = self._samples[split], self._config.model.max_prompt_tokens
+        patches_per_token = encoder.placeholders.merge_size**2
         misread: dict[str, str] = {}
         too_long: dict[str, str] = {}
         for sample in self._console.track(f"measuring {split}", samples, len(samples)):
@@ -249,7 +259,8 @@ class _DataCheck:
                 misread[sample.id] = str(error)
                 continue
             num_tokens = len(layout.ids)
-            num_visual = _count_visual_tokens(layout, encoder.placeholders.merge_size)
+            # merge_size x merge_size patches become one token.
+            num_visual = sum(prod(media.grid) // patches_per_token for media in layout.media_layouts)
             self._token_counts[split].append((num_tokens, num_visual))
             if num_tokens > limit:
                 too_long[sample.id] = f"{num_tokens} tokens, {num_visual} of them visual"
@@ -276,20 +287,30 @@ class _DataCheck:
             except UserError as error:
                 self._add_finding(FindingCode.SOURCE, split, "", str(error))
                 continue
-            media_problems = fingerprint_new_media(
-                questions.samples,
-                self._fingerprints,
-                self._worker_cache,
-                self._frame_sampling,
-                workers=self._config.data.media_workers,
-                console=self._console,
-            )
+            media_problems = self._open_new_media(questions.samples)
             severity = Severity.WARNING if benchmark.allow_missing else Severity.ERROR
             for sample_id, problem in {**questions.problems, **media_problems}.items():
                 self._add_finding(FindingCode.MEDIA, split, sample_id, problem, severity=severity)
             overlaps = list(find_training_overlap(questions.samples, self._samples["train"], self._fingerprints))
             self._add_duplicates(split, overlaps)
-            self._benchmarks[benchmark.name] = compare_with_training(questions, overlaps)
+            counts = Counter(overlap.code for overlap in overlaps)
+            self._benchmarks[benchmark.name] = BenchmarkReport(
+                questions=len(questions.entries),
+                media=len({ref.sha256 for sample in questions.samples for ref in sample.media}),
+                leaked=counts[FindingCode.LEAK],
+                shared=counts[FindingCode.SHARED_MEDIA],
+            )
+
+    def _open_new_media(self, samples: Sequence[Sample]) -> dict[str, str]:
+        """Open the media of a benchmark that have no fingerprint yet; return the first problem of samples, by id."""
+        images = [ref for ref in unique_images(samples) if ref.sha256 not in self._fingerprints]
+        videos = [ref for ref in unique_videos(samples) if ref.sha256 not in self._fingerprints]
+        opened: dict[Any, object] = {**self._open_media(images, partial(inspect_image, self._worker_cache))}
+        # Without the model's processor nobody knows which frames are shown, so videos stay unopened.
+        if self._frame_sampling is not None:
+            inspect = partial(inspect_video, self._worker_cache, self._frame_sampling)
+            opened |= self._open_media(videos, inspect)
+        return _find_media_problems(samples, opened)
 
     def _check_enough(self) -> None:
         """Find splits without a sample, and stages that need more samples a step than are left."""
@@ -319,13 +340,14 @@ class _DataCheck:
         )
 
 
-def _count_visual_tokens(layout: PromptLayout, merge_size: int) -> int:
-    """Return the tokens of all images and videos; `merge_size` x `merge_size` patches become one token."""
-    total = 0
-    for media in layout.media_layouts:
-        time, height, width = media.grid
-        total += time * height * width // merge_size**2
-    return total
+def _find_media_problems(samples: Iterable[Sample], opened: Mapping[Any, object]) -> dict[str, str]:
+    """Return the first error among the media of each sample that has one, by sample id."""
+    problems = {}
+    for sample in samples:
+        problem = find_media_problem(sample, opened)
+        if problem:
+            problems[sample.id] = problem
+    return problems
 
 
 def _count_task(samples: Sequence[Sample]) -> TaskCount:
@@ -333,15 +355,11 @@ def _count_task(samples: Sequence[Sample]) -> TaskCount:
     for sample in samples:
         # Coordinates hardly repeat, so their most common values say nothing.
         if sample.target.answer_type not in _COORDINATE_TYPES:
-            answers[_shorten(sample.target.value)] += 1
+            text = str(sample.target.value)
+            answers[text if len(text) <= _MAX_ANSWER_CHARS else f"{text[: _MAX_ANSWER_CHARS - 3]}..."] += 1
     return TaskCount(
         samples=len(samples),
         answer_types=tuple(sorted({str(sample.target.answer_type) for sample in samples})),
         distinct_answers=len(answers),
         most_common=tuple(answers.most_common(_MAX_COMMON_ANSWERS)),
     )
-
-
-def _shorten(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= _MAX_ANSWER_CHARS else f"{text[: _MAX_ANSWER_CHARS - 3]}..."

@@ -7,20 +7,20 @@ from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
 
-from mmrl.data_check.sample_view import MediaView, SampleView, format_size
-from mmrl.types import ContentPart, ImageRef, Target
+from mmrl.data_check.sample_view import SampleView, format_size
+from mmrl.types import ContentPart, ImageRef
 
 # Lengths are in pixels.
 _CARD_WIDTH: Final = 720
 _PAD: Final = 24
 _GAP: Final = 12
 _CONTENT_WIDTH: Final = _CARD_WIDTH - 2 * _PAD
+# Smaller images are enlarged up to this side by a whole factor, so that pixels stay squares; larger ones shrink.
 _IMAGE_SIDE: Final = 420
-"""Smaller images are enlarged up to this side by a whole factor, so that pixels stay squares; larger ones shrink."""
+# Side of a video's frame; four of them fit in a row.
 _FRAME_SIDE: Final = 155
-"""Side of a video's frame; four of them fit in a row."""
+# Distance between lines of text, in font sizes.
 _LINE_HEIGHT: Final = 1.35
-"""Distance between lines of text, in font sizes."""
 _MAX_TEXT_CHARS: Final = 1500
 _BACKGROUND_COLOR, _BORDER_COLOR, _TEXT_COLOR, _MUTED_COLOR = "#ffffff", "#d5dae1", "#1f2933", "#69707d"
 _ROLE_COLORS: Final = {"answer": "#12b76a", "label": "#f79009"}
@@ -38,15 +38,7 @@ def draw_contact_sheet(views: Sequence[SampleView]) -> Image.Image:
     rows = []
     for start in range(0, len(cards), columns):
         rows.append(cards[start : start + columns])
-    heights = list(map(_row_height, rows))
-    extent = (columns * (_CARD_WIDTH + _PAD) + _PAD, sum(heights) + _PAD * (len(rows) + 1))
-    sheet = Image.new("RGB", extent, "#eef1f5")
-    top = _PAD
-    for row, height in zip(rows, heights, strict=True):
-        for column, card in enumerate(row):
-            sheet.paste(card, (_PAD + column * (_CARD_WIDTH + _PAD), top))
-        top += height + _PAD
-    return sheet
+    return _stack_rows(rows, columns * (_CARD_WIDTH + _PAD) + _PAD, "#eef1f5", margin=_PAD, gap=_PAD)
 
 
 def _draw_card(view: SampleView) -> Image.Image:
@@ -57,16 +49,12 @@ def _draw_card(view: SampleView) -> Image.Image:
     blocks.append(_draw_text(_question_text(sample.parts), 17))
     for role, target in (("answer", sample.target), ("label", sample.label)):
         if target is not None:
-            blocks.append(_draw_text(f"{role}: {_format_target(target)}", 17, _ROLE_COLORS[role]))
+            coordinates = f" ({target.coordinate_system})" if target.coordinate_system else ""
+            blocks.append(_draw_text(f"{role}: {target.value}{coordinates}", 17, _ROLE_COLORS[role]))
     # A block without content is one pixel high.
-    blocks = [block for block in blocks if block.height > 1]
-    height = sum(block.height + _GAP for block in blocks) + 2 * _PAD - _GAP
-    card = Image.new("RGB", (_CARD_WIDTH, height), _BACKGROUND_COLOR)
+    rows = [[block] for block in blocks if block.height > 1]
+    card = _stack_rows(rows, _CARD_WIDTH, _BACKGROUND_COLOR, margin=_PAD, gap=_GAP)
     ImageDraw.Draw(card).rectangle((0, 0, card.width - 1, card.height - 1), outline=_BORDER_COLOR)
-    top = _PAD
-    for block in blocks:
-        card.paste(block, (_PAD, top))
-        top += block.height + _GAP
     return card
 
 
@@ -83,11 +71,6 @@ def _question_text(parts: Sequence[ContentPart]) -> str:
     return text
 
 
-def _format_target(target: Target) -> str:
-    coordinates = f" ({target.coordinate_system})" if target.coordinate_system else ""
-    return f"{target.value}{coordinates}"
-
-
 def _draw_media(view: SampleView) -> Iterator[Image.Image]:
     """Yield a block with all images, then one with the frames of each video, with marks and captions."""
     image_tiles: list[Image.Image] = []
@@ -95,7 +78,10 @@ def _draw_media(view: SampleView) -> Iterator[Image.Image]:
     for number, media in enumerate(view.media):
         marks = list(view.target_marks(number))
         if media.layout.frame_times:
-            video_blocks.append(_arrange_tiles(_video_tiles(media, number, marks)))
+            tiles = []
+            for frame, second in zip(media.frames, media.layout.frame_times, strict=True):
+                tiles.append(_add_caption(_draw_marks(frame, marks, _FRAME_SIDE), f"video {number}: {second:.2f} s"))
+            video_blocks.append(_arrange_tiles(tiles))
         else:
             resize_map = media.layout.resize_map
             sizes = f"{format_size(resize_map.original)} to {format_size(resize_map.resized)}"
@@ -105,13 +91,6 @@ def _draw_media(view: SampleView) -> Iterator[Image.Image]:
     yield from video_blocks
 
 
-def _video_tiles(media: MediaView, number: int, marks: Sequence[Mark]) -> list[Image.Image]:
-    tiles = []
-    for frame, second in zip(media.frames, media.layout.frame_times, strict=True):
-        tiles.append(_add_caption(_draw_marks(frame, marks, _FRAME_SIDE), f"video {number}: {second:.2f} s"))
-    return tiles
-
-
 def _draw_marks(image: Image.Image, marks: Sequence[Mark], side: int) -> Image.Image:
     """Return an image at about `side` pixels with boxes and points drawn in."""
     longest = max(image.size)
@@ -119,28 +98,20 @@ def _draw_marks(image: Image.Image, marks: Sequence[Mark], side: int) -> Image.I
     size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
     canvas = image.resize(size, Image.Resampling.NEAREST if factor >= 1 else Image.Resampling.LANCZOS)
     for role, values in marks:
-        scaled = [value * factor for value in values]
+        scaled, colour = [value * factor for value in values], _ROLE_COLORS[role]
         if len(scaled) == 2:
-            _draw_point(canvas, scaled, _ROLE_COLORS[role])
-        else:
-            _draw_box(canvas, scaled, _ROLE_COLORS[role])
+            x, y = scaled
+            circle = (x - _POINT_RADIUS, y - _POINT_RADIUS, x + _POINT_RADIUS, y + _POINT_RADIUS)
+            ImageDraw.Draw(canvas).ellipse(circle, colour, "white", 2)
+            continue
+        x1, y1, x2, y2 = scaled
+        # The lines lie around the box, so that nothing in it is hidden; the white one makes the other visible anywhere.
+        for width, line_colour in ((4, "white"), (3, colour)):
+            left, top = max(0, x1 - width), max(0, y1 - width)
+            right, bottom = min(canvas.width - 1, x2 + width - 1), min(canvas.height - 1, y2 + width - 1)
+            rectangle = (left, top, max(left, right), max(top, bottom))
+            ImageDraw.Draw(canvas).rectangle(rectangle, None, line_colour, width)
     return canvas
-
-
-def _draw_point(canvas: Image.Image, point: Sequence[float], colour: str) -> None:
-    x, y = point
-    circle = (x - _POINT_RADIUS, y - _POINT_RADIUS, x + _POINT_RADIUS, y + _POINT_RADIUS)
-    ImageDraw.Draw(canvas).ellipse(circle, colour, "white", 2)
-
-
-def _draw_box(canvas: Image.Image, box: Sequence[float], colour: str) -> None:
-    x1, y1, x2, y2 = box
-    # The lines lie around the box, so that nothing in it is hidden; the white one makes the other visible anywhere.
-    for width, line_colour in ((4, "white"), (3, colour)):
-        left, top = max(0, x1 - width), max(0, y1 - width)
-        right, bottom = min(canvas.width - 1, x2 + width - 1), min(canvas.height - 1, y2 + width - 1)
-        rectangle = (left, top, max(left, right), max(top, bottom))
-        ImageDraw.Draw(canvas).rectangle(rectangle, None, line_colour, width)
 
 
 def _add_caption(image: Image.Image, caption: str) -> Image.Image:
@@ -159,20 +130,26 @@ def _arrange_tiles(tiles: Sequence[Image.Image]) -> Image.Image:
             rows[-1].append(tile)
         else:
             rows.append([tile])
-    heights = list(map(_row_height, rows))
-    block = Image.new("RGB", (_CONTENT_WIDTH, max(1, sum(heights) + _GAP * (len(rows) - 1))), _BACKGROUND_COLOR)
-    top = 0
+    return _stack_rows(rows, _CONTENT_WIDTH, _BACKGROUND_COLOR, margin=0, gap=_GAP)
+
+
+def _stack_rows(
+    rows: Sequence[Sequence[Image.Image]], width: int, colour: str, *, margin: int, gap: int
+) -> Image.Image:
+    """Return one image with the images of each row side by side, and the rows below each other."""
+    heights = []
+    for row in rows:
+        heights.append(max(image.height for image in row))
+    # Pillow makes no image without pixels.
+    sheet = Image.new("RGB", (width, max(1, sum(heights) + gap * (len(rows) - 1) + 2 * margin)), colour)
+    top = margin
     for row, height in zip(rows, heights, strict=True):
-        left = 0
-        for tile in row:
-            block.paste(tile, (left, top))
-            left += tile.width + _GAP
-        top += height + _GAP
-    return block
-
-
-def _row_height(row: Sequence[Image.Image]) -> int:
-    return max(image.height for image in row)
+        left = margin
+        for image in row:
+            sheet.paste(image, (left, top))
+            left += image.width + gap
+        top += height + gap
+    return sheet
 
 
 def _draw_text(text: str, font_px: int, colour: str = _TEXT_COLOR, width: int = _CONTENT_WIDTH) -> Image.Image:
@@ -199,16 +176,11 @@ def _wrap_text(paragraph: str, font: Font, width: int) -> Iterator[str]:
             continue
         if line:
             yield line
-        *full, line = _split_word(word, font, width)
-        yield from full
+        line = ""
+        # A word that is longer than a line is broken between letters.
+        for letter in word:
+            if line and font.getlength(line + letter) > width:
+                yield line
+                line = ""
+            line += letter
     yield line
-
-
-def _split_word(word: str, font: Font, width: int) -> list[str]:
-    """Break a word into pieces that fit, letter by letter."""
-    pieces = [""]
-    for letter in word:
-        if pieces[-1] and font.getlength(pieces[-1] + letter) > width:
-            pieces.append("")
-        pieces[-1] += letter
-    return pieces

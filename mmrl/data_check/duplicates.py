@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mmrl.data_check.findings import FindingCode
-from mmrl.data_check.image_similarity import find_most_similar, find_near_duplicates
+from mmrl.data_check.fingerprints import find_most_similar, find_near_duplicates
+from mmrl.data_check.report import FindingCode
 from mmrl.types import MediaRef, Sample, VideoRef
 
 
@@ -43,17 +43,19 @@ def find_repeated_questions(samples: Sequence[Sample]) -> Iterator[DuplicateFind
 def find_training_overlap(
     held_out: Sequence[Sample], train: Sequence[Sample], fingerprints: Mapping[str, bytes]
 ) -> Iterator[DuplicateFinding]:
-    """Yield held-out samples that share a question or media with training.
+    """Yield samples of a held-out split or a benchmark that share a question or media with training.
 
-    Args:
-        held_out: samples of a held-out split or a benchmark.
-        train: samples of training.
-        fingerprints: thumbnails by sha256 of the image or video, to find similar images.
+    `fingerprints` holds thumbnails by sha256 of the image or video, to find similar images.
     """
     # In reverse, so that the first of several training samples with one question is named.
     trained = {_question_key(sample): sample.id for sample in reversed(train)}
     first_uses = _first_uses_by_digest(train)
-    similar_digests = _match_similar_media(_first_uses_by_digest(held_out), first_uses, fingerprints)
+    query_digests = [sha256 for sha256 in _first_uses_by_digest(held_out) if sha256 in fingerprints]
+    train_digests = [sha256 for sha256 in first_uses if sha256 in fingerprints]
+    most_similar = find_most_similar(
+        [fingerprints[sha256] for sha256 in query_digests], [fingerprints[sha256] for sha256 in train_digests]
+    )
+    similar_digests = {query_digests[query]: train_digests[other] for query, other in most_similar.items()}
     for sample in held_out:
         same_question = trained.get(_question_key(sample))
         same_media = [ref for ref in sample.media if ref.sha256 in first_uses]
@@ -102,15 +104,3 @@ def _first_uses_by_digest(samples: Sequence[Sample]) -> dict[str, _FirstUse]:
         for ref in sample.media:
             uses.setdefault(ref.sha256, _FirstUse(sample.id, ref))
     return uses
-
-
-def _match_similar_media(
-    queries: Mapping[str, object], others: Mapping[str, object], fingerprints: Mapping[str, bytes]
-) -> dict[str, str]:
-    """Return the most similar of `others` for each query that has a similar one; all are named by sha256."""
-    query_digests = [sha256 for sha256 in queries if sha256 in fingerprints]
-    other_digests = [sha256 for sha256 in others if sha256 in fingerprints]
-    most_similar = find_most_similar(
-        [fingerprints[sha256] for sha256 in query_digests], [fingerprints[sha256] for sha256 in other_digests]
-    )
-    return {query_digests[query]: other_digests[other] for query, other in most_similar.items()}

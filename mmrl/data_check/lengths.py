@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 from PIL import Image, ImageDraw, ImageFont
 
 _NUM_BINS: Final = 12
+# Characters of the longest bar.
 _BAR_CHARS: Final = 40
-"""Characters of the longest bar."""
 _PANEL_SIZE: Final = (460, 260)
 _MARGIN_PX: Final = 48
 _TEXT_COLOR, _MUTED_COLOR, _BAR_COLOR, _LIMIT_COLOR = "#1f2933", "#7b8794", "#3b82c4", "#d64545"
@@ -57,17 +57,13 @@ def text_histogram(values: Sequence[int]) -> list[str]:
     lines = []
     for bin_ in bins:
         bar = "█" * ceil(_BAR_CHARS * bin_.num_values / most)
-        lines.append(f"{_format_range(bin_):>{label_width}}  {bar:<{_BAR_CHARS}} {bin_.num_values:,}")
+        label = f"{bin_.low}" if bin_.low == bin_.high else f"{bin_.low} - {bin_.high}"
+        lines.append(f"{label:>{label_width}}  {bar:<{_BAR_CHARS}} {bin_.num_values:,}")
     return lines
 
 
 def draw_histograms(rows: Mapping[str, Mapping[str, Sequence[int]]], limits: Mapping[str, int]) -> Image.Image:
-    """Draw histograms in a grid.
-
-    Args:
-        rows: values by split (a row of the grid) and quantity (a column).
-        limits: the limit of a quantity, drawn as a red line if it lies within the values.
-    """
+    """Draw histograms in a grid: values by split (a row) and quantity (a column), and `limits` of quantities in red."""
     num_columns = max(map(len, rows.values()))
     sheet = Image.new("RGB", (num_columns * _PANEL_SIZE[0], len(rows) * _PANEL_SIZE[1]), "white")
     for row_number, (split, row) in enumerate(rows.items()):
@@ -104,7 +100,3 @@ def _draw_histogram(title: str, values: Sequence[int], limit: int | None) -> Ima
         draw.line((limit_x, top - 8, limit_x, bottom), _LIMIT_COLOR, 2)
         draw.text((limit_x, bottom + 6), f"limit {limit}", _LIMIT_COLOR, small, anchor="ma")
     return panel
-
-
-def _format_range(bin_: HistogramBin) -> str:
-    return f"{bin_.low}" if bin_.low == bin_.high else f"{bin_.low} - {bin_.high}"

@@ -1,21 +1,108 @@
-"""The report of a data check, as JSON and as text on the console."""
+"""The findings of a data check and their severity, and the report of them, as JSON and as text on the console."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Final
 
-from mmrl.data_check.findings import FINDING_TITLES, DataFinding, Severity
+from mmrl.config.schema import DataConfig
 from mmrl.data_check.lengths import summarize_lengths, text_histogram
 from mmrl.log.console import Console
 
 SCHEMA_VERSION: Final = 2
 """Version of the JSON; it changes when a key is renamed or removed."""
+# Findings of one kind and split that the console lists.
 _MAX_LISTED: Final = 5
-"""Findings of one kind and split that the console lists."""
+# Common answers of a task that the console lists.
 _MAX_ANSWERS: Final = 4
-"""Common answers of a task that the console lists."""
+
+
+class Severity(StrEnum):
+    """Consequence of a finding for the run."""
+
+    ERROR = "error"
+    """The run would stop, or its held-out numbers would mean nothing."""
+    WARNING = "warning"
+    """The run would go on, but perhaps not as its author expects."""
+    NOTE = "note"
+    """Worth knowing."""
+
+
+class FindingCode(StrEnum):
+    """Kind of a finding; docs/data.md describes each."""
+
+    SOURCE = "source"
+    MODEL = "model"
+    EMPTY = "empty"
+    TOO_FEW = "too_few"
+    ROW = "row"
+    ID = "id"
+    MEDIA = "media"
+    REWARD = "reward"
+    DEMONSTRATION = "demonstration"
+    TEXT = "text"
+    TOO_LONG = "too_long"
+    OUTSIDE_IMAGE = "outside_image"
+    LEAK = "leak"
+    SHARED_MEDIA = "shared_media"
+    CONTRADICTION = "contradiction"
+    DUPLICATE = "duplicate"
+    NEAR_DUPLICATE = "near_duplicate"
+
+
+FINDING_TITLES: Final[Mapping[FindingCode, str]] = MappingProxyType(
+    {
+        FindingCode.SOURCE: "sources that cannot be read",
+        FindingCode.MODEL: "prompts cannot be built without the model's processor",
+        FindingCode.EMPTY: "splits without one usable sample",
+        FindingCode.TOO_FEW: "stages that need more samples a step than there are",
+        FindingCode.ROW: "rows that make no sample",
+        FindingCode.ID: "ids that are not unique",
+        FindingCode.MEDIA: "images and videos that cannot be used",
+        FindingCode.REWARD: "samples that the rewards or the response format cannot score",
+        FindingCode.DEMONSTRATION: "samples that a stage cannot imitate",
+        FindingCode.TEXT: "text that the model would misread",
+        FindingCode.TOO_LONG: "prompts that are too long",
+        FindingCode.OUTSIDE_IMAGE: "answers outside their image",
+        FindingCode.LEAK: "held-out questions that are trained on",
+        FindingCode.SHARED_MEDIA: "held-out media that training shows too, with other questions or slightly changed",
+        FindingCode.CONTRADICTION: "questions asked twice with different answers",
+        FindingCode.DUPLICATE: "questions asked twice",
+        FindingCode.NEAR_DUPLICATE: "training images that look like another",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFinding:
+    """One finding of a data check."""
+
+    code: FindingCode
+    severity: Severity
+    split: str
+    """train, validation, test or `benchmark NAME`."""
+    sample_id: str
+    """Empty if the finding is about a whole split."""
+    message: str
+    other_id: str = ""
+    """The other sample, if the finding is about two."""
+
+
+def severity_of(code: FindingCode, data: DataConfig) -> Severity:
+    """Return the severity of a kind of finding in a run with these settings."""
+    match code:
+        case FindingCode.ROW | FindingCode.MEDIA | FindingCode.TEXT:
+            return Severity.ERROR if data.on_bad_sample == "stop" else Severity.WARNING
+        case FindingCode.TOO_LONG:
+            return Severity.ERROR if data.on_too_long == "stop" else Severity.WARNING
+        case FindingCode.OUTSIDE_IMAGE | FindingCode.SHARED_MEDIA | FindingCode.CONTRADICTION | FindingCode.DUPLICATE:
+            return Severity.WARNING
+        case FindingCode.NEAR_DUPLICATE:
+            return Severity.NOTE
+    return Severity.ERROR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +175,21 @@ class DataCheckReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as docs/data.md describes it."""
+        splits = {}
+        for name, split in self.splits.items():
+            splits[name] = {
+                **asdict(split),
+                # The report holds summaries of the lengths; a length for each sample would make it too long.
+                "prompt_tokens": summarize_lengths(split.prompt_tokens) if split.prompt_tokens else None,
+                "visual_tokens": summarize_lengths(split.visual_tokens) if split.visual_tokens else None,
+                "usable": sum(source.usable for source in split.sources),
+            }
         return {
             "schema": SCHEMA_VERSION,
             "run": self.run,
             "max_prompt_tokens": self.max_prompt_tokens,
             "counts": {str(severity): count for severity, count in self.counts().items()},
-            "splits": {name: _split_as_json(split) for name, split in self.splits.items()},
+            "splits": splits,
             "benchmarks": {name: asdict(benchmark) for name, benchmark in self.benchmarks.items()},
             "findings": list(map(asdict, self.findings)),
         }
@@ -109,19 +205,21 @@ def print_report(report: DataCheckReport, console: Console) -> None:
             f"{benchmark.leaked:,} of them too, and shows media of {benchmark.shared:,} others"
         )
     for severity in Severity:
-        for line in _format_findings([finding for finding in report.findings if finding.severity is severity]):
-            console.info(line)
+        # Findings of one kind and split stand under one title, of which only the first few are listed.
+        groups: dict[tuple[str, str], list[DataFinding]] = {}
+        for finding in report.findings:
+            if finding.severity is severity:
+                groups.setdefault((finding.code, finding.split), []).append(finding)
+        for (_, split_name), group in groups.items():
+            console.info(f"{severity}: {split_name}: {FINDING_TITLES[group[0].code]} ({len(group):,})")
+            for finding in group[:_MAX_LISTED]:
+                where = f"{finding.sample_id}: " if finding.sample_id else ""
+                console.info(f"  {where}{finding.message}")
+            if len(group) > _MAX_LISTED:
+                console.info(f"  and {len(group) - _MAX_LISTED:,} more")
+            console.info("")
     counts = [f"{count} {severity}{'s' * (count != 1)}" for severity, count in report.counts().items()]
     console.info(f"{report.run}: {', '.join(counts)}.")
-
-
-def _split_as_json(split: SplitReport) -> dict[str, Any]:
-    return {
-        **asdict(split),
-        "prompt_tokens": summarize_lengths(split.prompt_tokens) if split.prompt_tokens else None,
-        "visual_tokens": summarize_lengths(split.visual_tokens) if split.visual_tokens else None,
-        "usable": sum(source.usable for source in split.sources),
-    }
 
 
 def _print_split(name: str, split: SplitReport, limit: int, console: Console) -> None:
@@ -132,37 +230,16 @@ def _print_split(name: str, split: SplitReport, limit: int, console: Console) ->
     console.print_table("", ("source", "rows", "usable"), sources)
     tasks = []
     for task, count in split.tasks.items():
-        tasks.append((task, f"{count.samples:,}", ", ".join(count.answer_types), _format_common_answers(count)))
+        answers = "  ".join(f"{answer} x{times}" for answer, times in count.most_common[:_MAX_ANSWERS])
+        if count.distinct_answers > _MAX_ANSWERS:
+            answers += f"  of {count.distinct_answers:,}"
+        tasks.append((task, f"{count.samples:,}", ", ".join(count.answer_types), answers))
     if tasks:
         console.print_table("", ("task", "samples", "answer type", "most common answers"), tasks)
     if split.prompt_tokens:
-        _print_lengths(f"{name}, prompt tokens (the limit is {limit})", split.prompt_tokens, console)
-        _print_lengths(f"{name}, visual tokens", split.visual_tokens, console)
-
-
-def _print_lengths(title: str, values: Sequence[int], console: Console) -> None:
-    summary = summarize_lengths(values)
-    console.info(
-        f"{title}: {summary['min']} to {summary['max']}, median {summary['median']}, 95 % up to {summary['p95']}"
-    )
-    console.info("".join(f"  {line}\n" for line in text_histogram(values)))
-
-
-def _format_common_answers(task: TaskCount) -> str:
-    listed = "  ".join(f"{answer} x{times}" for answer, times in task.most_common[:_MAX_ANSWERS])
-    return listed + (f"  of {task.distinct_answers:,}" if task.distinct_answers > _MAX_ANSWERS else "")
-
-
-def _format_findings(findings: list[DataFinding]) -> Iterator[str]:
-    """Yield lines for findings of one severity: a title for each kind and split, and its first few findings."""
-    groups: dict[tuple[str, str], list[DataFinding]] = {}
-    for finding in findings:
-        groups.setdefault((finding.code, finding.split), []).append(finding)
-    for (_, split), group in groups.items():
-        first = group[0]
-        yield f"{first.severity}: {split}: {FINDING_TITLES[first.code]} ({len(group):,})"
-        for finding in group[:_MAX_LISTED]:
-            yield f"  {finding.sample_id}: {finding.message}" if finding.sample_id else f"  {finding.message}"
-        if len(group) > _MAX_LISTED:
-            yield f"  and {len(group) - _MAX_LISTED:,} more"
-        yield ""
+        prompt_title, visual_title = f"{name}, prompt tokens (the limit is {limit})", f"{name}, visual tokens"
+        for title, values in ((prompt_title, split.prompt_tokens), (visual_title, split.visual_tokens)):
+            summary = summarize_lengths(values)
+            shortest, longest, middle = summary["min"], summary["max"], summary["median"]
+            console.info(f"{title}: {shortest} to {longest}, median {middle}, 95 % up to {summary['p95']}")
+            console.info("".join(f"  {line}\n" for line in text_histogram(values)))

@@ -1,27 +1,44 @@
-"""Show samples as the model sees them: the exact prompt, the resized pixels, and where the answer lies in them."""
+"""Show samples as the model sees them: the exact prompt, the resized pixels, and where the answer lies in them.
+
+A part of that is to find answers that lie outside their image.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from random import Random
+from typing import Final
 
 from PIL import Image
 
 from mmrl.config import Config
 from mmrl.data.context import make_dataset_context
 from mmrl.data.load import read_source, separate_rejected, sources_by_split
-from mmrl.data_check.outside_image import target_coordinates
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_processor
-from mmrl.policy.encoder import EncodedPrompt, MediaLayout, PromptEncoder
-from mmrl.policy.unpatchify import unpatchify
+from mmrl.policy.encoder import EncodedPrompt, MediaLayout, PromptEncoder, unpatchify
 from mmrl.training.build import IMAGE_CACHE_BYTES
-from mmrl.types import CoordinateSystem, ImageRef, MediaRef, Prompt, RejectedRow, Sample, Target, UserError, VideoRef
+from mmrl.types import (
+    AnswerType,
+    CoordinateSystem,
+    ImageRef,
+    MediaRef,
+    Prompt,
+    RejectedRow,
+    ResizeMap,
+    Sample,
+    Target,
+    UserError,
+    VideoRef,
+)
+
+# Annotations that count pixels from 1, or round up, lie one pixel outside at the right and bottom edges.
+TOLERANCE_PX: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +77,9 @@ class SampleBrowser:
     """The samples of one split of a config's data; their media are opened one sample at a time."""
 
     def __init__(self, config: Config, base_dir: Path, work_dir: Path, split: str, console: Console) -> None:
-        """Read the samples.
+        """Read the samples of `split`: train, validation or test.
 
-        Args:
-            config: the config of a run.
-            base_dir: folder that relative paths of the config start from.
-            work_dir: folder for files that datasets make.
-            split: train, validation or test.
-            console: shows progress.
+        Relative paths of the config start from `base_dir`; datasets make their files in `work_dir`.
 
         Raises:
             UserError: a source cannot be read, the model has no processor, or the split is empty.
@@ -89,13 +101,9 @@ class SampleBrowser:
         self._encoder = build_encoder(config, processor, cache)
 
     def select_indices(self, *, sample_id: str | None, index: int, seed: int | None, count: int) -> list[int]:
-        """Return the indices of `count` samples: random ones, or those from an id or an index on.
+        """Return the indices of up to `count` samples: random ones by `seed`, or those from `sample_id` or `index` on.
 
-        Args:
-            sample_id: first sample; None takes `index`.
-            index: first sample; a negative one counts from the end.
-            seed: draws random samples instead, unless None.
-            count: number of samples; fewer if there are not as many.
+        A negative index counts from the end.
 
         Raises:
             UserError: there is no such sample.
@@ -104,7 +112,16 @@ class SampleBrowser:
         if seed is not None:
             return Random(seed).sample(range(len(self.samples)), count)
         if sample_id is not None:
-            index = self._find_index(sample_id)
+            ids = [sample.id for sample in self.samples]
+            if sample_id not in ids:
+                for rejected in self._rejected_rows:
+                    if rejected.id == sample_id:
+                        raise UserError(f"data.{self._split}: {sample_id}: {rejected.reason}")
+                raise UserError(
+                    f"data.{self._split}: there is no sample {sample_id!r} among {len(ids)}, of which the first is "
+                    f"{ids[0]!r}"
+                )
+            index = ids.index(sample_id)
         if not -len(self.samples) <= index < len(self.samples):
             raise UserError(f"data.{self._split}: there is no sample {index}; there are {len(self.samples)}")
         return list(range(len(self.samples))[index:][:count])
@@ -121,17 +138,41 @@ class SampleBrowser:
         text = _collapse_placeholders(self._encoder, encoded.prompt.token_ids, media)
         return SampleView(sample=sample, prompt=encoded.prompt, media=media, prompt_text=text)
 
-    def _find_index(self, sample_id: str) -> int:
-        for index, sample in enumerate(self.samples):
-            if sample.id == sample_id:
-                return index
-        for rejected in self._rejected_rows:
-            if rejected.id == sample_id:
-                raise UserError(f"data.{self._split}: {sample_id}: {rejected.reason}")
-        raise UserError(
-            f"data.{self._split}: there is no sample {sample_id!r} among {len(self.samples)}, of which the first is "
-            f"{self.samples[0].id!r}"
-        )
+
+def target_coordinates(target: Target) -> tuple[tuple[float, ...], ...]:
+    """Return the boxes (x1, y1, x2, y2) or points (x, y) of an answer; none for answers of other types."""
+    match target.answer_type:
+        case AnswerType.BOX | AnswerType.POINT:
+            return (tuple(target.value),)
+        case AnswerType.BOXES | AnswerType.POINTS:
+            return tuple(tuple(region.coordinates) for region in target.value)
+    return ()
+
+
+def find_outside_image(sample: Sample, resize_maps: Sequence[ResizeMap]) -> Iterator[str]:
+    """Yield a message for each box or point of a sample's answer and label that lies outside its image.
+
+    `resize_maps` are those of its images and videos, in reading order.
+    """
+    for role, target in (("answer", sample.target), ("label", sample.label)):
+        if target is None or target.coordinate_system is None:
+            continue
+        if target.media_index >= len(resize_maps):
+            yield (
+                f"its {role} lies in image or video {target.media_index} (counted from 0), "
+                f"and it has {len(resize_maps)}"
+            )
+            continue
+        resize_map = resize_maps[target.media_index]
+        for values in target_coordinates(target):
+            pixels = resize_map.convert(values, target.coordinate_system, CoordinateSystem.PX_ORIGINAL)
+            is_within = all(
+                isfinite(value) and -TOLERANCE_PX <= value <= resize_map.original[index % 2] + TOLERANCE_PX
+                for index, value in enumerate(pixels)  # x, y, x, y, ...
+            )
+            if not is_within:
+                size = "{}x{}".format(*resize_map.original)
+                yield f"its {role} {list(values)} ({target.coordinate_system}) leaves the image of {size} pixels"
 
 
 def describe_sample(view: SampleView) -> str:
@@ -209,17 +250,14 @@ def _collapse_placeholders(encoder: PromptEncoder, token_ids: Sequence[int], vie
     owners = iter([view for view in views for _ in range(view.num_tokens)])
     pieces: list[str] = []
 
-    def placeholder_id(token_id: int) -> int | None:
-        return token_id if token_id in media_types else None
-
-    for token_id, run in groupby(token_ids, key=placeholder_id):
+    for media_type, run in groupby(token_ids, key=media_types.get):
         run_ids = list(run)
-        if token_id is None:
+        if media_type is None:
             pieces.append(encoder.hf_processor.tokenizer.decode(run_ids, skip_special_tokens=False))
             continue
         run_owners = [next(owners) for _ in run_ids]
         view = run_owners[0]
-        pieces.append(f"<{media_types[token_id]} {_format_resize(view)}, {len(run_ids)} tokens>")
+        pieces.append(f"<{media_type} {_format_resize(view)}, {len(run_ids)} tokens>")
     return "".join(pieces)
 
 

@@ -1,4 +1,10 @@
-"""The launcher of `mmrl train --nproc`: several processes of one command on this machine, which end together."""
+"""The launcher of `mmrl train --nproc`: several processes of one command on this machine, which end together.
+
+The launcher is the process that the user started. It starts one process for each rank, with the environment variables
+of torchrun, and then only waits: it has no deadline of its own. A rank that fails or is killed ends the run, since the
+others get `SHUTDOWN_GRACE_S` and then SIGKILL. A rank that hangs is noticed by the others, in the next collective
+(`mmrl.distributed.torch_ranks`), and they fail.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +16,13 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Final, NamedTuple
+from typing import Final
 
 SHUTDOWN_GRACE_S: Final = 15.0
 """Time that the other ranks have to report what they lost, once one has failed."""
 _POLL_INTERVAL_S: Final = 0.1
 
 RankProcess = subprocess.Popen[bytes]
-
-
-class FailedRank(NamedTuple):
-    """A rank that ended with an error."""
-
-    rank: int
-    return_code: int
-    """The exit code, or minus the number of the signal that ended the process."""
 
 
 def launch(argv: Sequence[str], num_processes: int) -> int:
@@ -36,10 +34,23 @@ def launch(argv: Sequence[str], num_processes: int) -> int:
     Returns:
         The exit code of the first rank that failed, or 0.
     """
-    port = _find_free_port()
+    port = find_free_port()
     processes = []
     for rank in range(num_processes):
-        processes.append(_start_rank(argv, rank, num_processes, port))
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(num_processes),
+            "LOCAL_WORLD_SIZE": str(num_processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            # This process may be gone before a rank first asks for its parent, so the rank is told whom to watch.
+            "MMRL_LAUNCHER": str(os.getpid()),
+        }
+        command = [sys.executable, "-m", "mmrl", *argv]
+        # A session of its own for each rank: Ctrl-C then reaches it once, through this process, and not twice.
+        processes.append(subprocess.Popen(command, env=environment, start_new_session=True))
 
     def pass_on(signal_number: int, _frame: FrameType | None) -> None:
         for process in processes:
@@ -58,7 +69,7 @@ def launch(argv: Sequence[str], num_processes: int) -> int:
 
 def _wait_for_ranks(processes: Sequence[RankProcess]) -> int:
     """Wait until all ranks have ended, or until one has failed and the grace period is over; return the exit code."""
-    failed: FailedRank | None = None
+    failed: tuple[int, int] | None = None
     deadline = float("inf")
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(_POLL_INTERVAL_S)
@@ -69,40 +80,23 @@ def _wait_for_ranks(processes: Sequence[RankProcess]) -> int:
     failed = failed or _find_failed_rank(processes)
     if failed is None:
         return 0
-    if failed.return_code < 0:
-        name = signal.Signals(-failed.return_code).name
-        print(f"mmrl: error: rank {failed.rank} was ended by {name}; all are stopped", file=sys.stderr)
-        return 128 - failed.return_code
-    return failed.return_code
+    rank, return_code = failed
+    if return_code < 0:
+        name = signal.Signals(-return_code).name
+        print(f"mmrl: error: rank {rank} was ended by {name}; all are stopped", file=sys.stderr)
+        return 128 - return_code  # 128 plus the signal's number, as shells report it
+    return return_code
 
 
-def _find_failed_rank(processes: Sequence[RankProcess]) -> FailedRank | None:
-    """Return a rank that failed, if there is one.
-
-    A rank that a signal ended is preferred to one with an exit code: the latter only lost its connection to it.
-    """
+def _find_failed_rank(processes: Sequence[RankProcess]) -> tuple[int, int] | None:
+    """Return a rank that failed and its return code, minus the number of the signal that ended it; None if none did."""
     failed = []
     for rank, process in enumerate(processes):
         return_code = process.poll()
         if return_code:
-            failed.append(FailedRank(rank, return_code))
-    return min(failed, key=lambda rank: rank.return_code > 0, default=None)
-
-
-def _start_rank(argv: Sequence[str], rank: int, num_processes: int, port: int) -> RankProcess:
-    """Start one rank in a session of its own, so that Ctrl-C reaches it once, through this process."""
-    environment = {
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_processes),
-        "LOCAL_WORLD_SIZE": str(num_processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        # This process may be gone before the rank first asks for its parent, so the rank is told whom to watch.
-        "MMRL_LAUNCHER": str(os.getpid()),
-    }
-    return subprocess.Popen([sys.executable, "-m", "mmrl", *argv], env=environment, start_new_session=True)
+            failed.append((rank, return_code))
+    # A rank that a signal ended comes before one with an exit code: the latter only lost its connection to it.
+    return min(failed, key=lambda rank: rank[1] > 0, default=None)
 
 
 def _signal_process_group(process: RankProcess, signal_number: int) -> None:
@@ -111,7 +105,8 @@ def _signal_process_group(process: RankProcess, signal_number: int) -> None:
         os.killpg(process.pid, signal_number)
 
 
-def _find_free_port() -> int:
+def find_free_port() -> int:
+    """Return a port of this machine that nobody listens on. Another process may take it before it is used."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""One process or several as one run: how many there are, which one this is, and which part of the work is its own.
+"""Ranks: the processes that form one run. How many there are, which one this is, and which part of the work is its own.
 
 Every rank holds the same `TrainingState`. Each builds, generates and scores its share of a round's prompts and then
 receives the groups of the others, so that every later decision is taken identically everywhere. Standard library only.
@@ -6,37 +6,40 @@ receives the groups of the others, so that every later decision is taken identic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mmrl.types import Prompt, UserError
 
 T = TypeVar("T")
-RowT_co = TypeVar("RowT_co", covariant=True)
+RowT = TypeVar("RowT")
 
 
 class RankLostError(UserError):
     """Another rank died or did not arrive in time. The message says which one, and what it was doing last."""
 
 
-class Ranks(Protocol):
-    """The processes of one run. All methods but `set_activity` are collective: all ranks call them in one order."""
+class Ranks:
+    """The processes of one run. Its methods are those of a single process; `TorchRanks` overrides them for several.
 
-    @property
-    def rank(self) -> int:
-        """Index of this process, from 0."""
+    All but `set_activity` are collective: every rank must call them, in the same order, else all wait for each other.
+    """
 
-    @property
-    def size(self) -> int:
-        """Number of processes in the run."""
+    rank: int = 0
+    """Index of this process, from 0."""
+    size: int = 1
+    """Number of processes in the run."""
 
     def all_gather(self, value: T) -> list[T]:
         """Return the value of every rank, in rank order. This rank's entry is `value` itself, not a copy."""
+        return [value]
 
     def on_rank0(self, work: Callable[[], T]) -> T:
         """Run `work` on rank 0 alone and return its result on every rank. A UserError is raised on every rank."""
+        return work()
 
     def all_reduce(self, tensors: Sequence[Any]) -> None:
         """Sum torch tensors over ranks, in place."""
@@ -45,24 +48,8 @@ class Ranks(Protocol):
         """Publish what this rank is doing, for the error messages and stall warnings of the others. Not collective."""
 
 
-class SingleProcess:
-    """The `Ranks` of a run in one process: nothing is exchanged."""
-
-    rank, size = 0, 1
-
-    def all_gather(self, value: T) -> list[T]:
-        """Return the value of the only rank."""
-        return [value]
-
-    def on_rank0(self, work: Callable[[], T]) -> T:
-        """Run `work` and return its result."""
-        return work()
-
-    def all_reduce(self, tensors: Sequence[Any]) -> None:
-        """Leave the tensors as they are: the sum over one rank."""
-
-    def set_activity(self, activity: str) -> None:
-        """Publish nothing: there is no other rank to read it."""
+class SingleProcess(Ranks):
+    """A run in one process: nothing is exchanged."""
 
 
 def rank_slice(count: int, ranks: Ranks) -> slice:
@@ -75,7 +62,7 @@ def balanced_range(sizes: Sequence[int], ranks: Ranks) -> range:
 
     Shares are contiguous. An item goes to the rank into whose equal part of the total size its middle falls.
     """
-    total = max(1, sum(sizes))
+    total = max(1, sum(sizes))  # 1 for items that are all empty, which then go to rank 0 and not into a division by 0
     own = []
     for index, (size, end) in enumerate(zip(sizes, accumulate(sizes), strict=True)):
         owner = min(int((end - size / 2) / total * ranks.size), ranks.size - 1)
@@ -84,42 +71,64 @@ def balanced_range(sizes: Sequence[int], ranks: Ranks) -> range:
     return range(own[0], own[-1] + 1) if own else range(0)
 
 
-class RowOrder(Protocol[RowT_co]):
-    """An endless order of rows, addressed by position."""
+@dataclass(frozen=True, slots=True)
+class RankShard(Generic[RowT]):
+    """This rank's share of an endless order of rows.
 
-    def take(self, start_position: int, count: int) -> Sequence[RowT_co]:
-        """Return `count` rows from `start_position` on."""
-
-
-class RankShard(Generic[RowT_co]):
-    """This rank's share of each `take` from an order.
-
-    Positions are those of the whole order, so a run may continue with another number of ranks. A round consists of
-    `prompts_per_round` prompts. Groups left unfinished by the step before occupy the first places of the round, and the
-    rows taken here fill the places behind them.
+    Positions are those of the whole order, so a run may continue with another number of ranks.
     """
 
-    def __init__(self, order: RowOrder[RowT_co], ranks: Ranks, prompts_per_round: int) -> None:
-        self._order, self._ranks, self._prompts_per_round = order, ranks, prompts_per_round
+    take_rows: Callable[[int, int], Sequence[RowT]]
+    """Returns rows by start position and count."""
+    ranks: Ranks
+    prompts_per_round: int
+    """Prompts of one round over all ranks, unfinished groups included."""
 
-    def take(self, start_position: int, count: int) -> Sequence[RowT_co]:
+    def take(self, start_position: int, count: int) -> Sequence[RowT]:
         """Return this rank's share of the `count` rows from `start_position` on."""
-        own_places = rank_slice(self._prompts_per_round, self._ranks)
-        num_unfinished = self._prompts_per_round - count
+        # Groups left unfinished by the step before occupy the first places of the round, and the rows taken here fill
+        # the places behind them: so ranks stay evenly loaded, and the order of groups is that of a single process.
+        own_places = rank_slice(self.prompts_per_round, self.ranks)
+        num_unfinished = self.prompts_per_round - count
         start = max(0, own_places.start - num_unfinished)
         stop = max(0, own_places.stop - num_unfinished)
-        return self._order.take(start_position, count)[start:stop]
+        return self.take_rows(start_position, count)[start:stop]
+
+
+def sum_over_ranks(counts: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
+    """Return the sum of each named count over all ranks."""
+    total: Counter[str] = Counter()
+    for rank_counts in ranks.all_gather(dict(counts)):
+        total.update(rank_counts)
+    return dict(total)
+
+
+def count_dropped_samples(num_requested: int, num_usable: int, ranks: Ranks) -> dict[str, float]:
+    """Return the metric `data/dropped`: samples of a round that no rank could use.
+
+    Args:
+        num_requested: Samples that all ranks together asked for.
+        num_usable: Samples that this rank could use.
+        ranks: The ranks of the run.
+
+    Raises:
+        UserError: no rank has a usable sample.
+    """
+    total = sum(ranks.all_gather(num_usable))
+    if not total:
+        raise UserError(f"data.train: none of the {num_requested} samples of this round can be used on any rank")
+    return {"data/dropped": float(num_requested - total)}
 
 
 @dataclass(slots=True)
 class MediaPlacement:
-    """Records which rank built each prompt of the current step and so has its decoded media in memory.
+    """Media placement: which rank built each prompt of the current step and so has its decoded media in memory.
 
     The learner prefers to train a group on that rank.
     """
 
     rank_by_digest: dict[str, int] = field(default_factory=dict)
-    """Rank by `Prompt.digest`."""
+    """Rank by `Prompt.digest`, the hash of a prompt's tokens and media."""
     _step: int = -1
     """The step that the entries belong to; -1 before the first."""
 

@@ -1,6 +1,16 @@
 """Ports for runs of several ranks: each wraps a part of one rank and exchanges what the other ranks need of it.
 
-A run in one process uses the parts themselves. Every call here is collective.
+A run in one process uses the parts themselves. A collective call waits until every rank has made it, so all ranks must
+make the same ones in the same order, also a rank that has nothing to give:
+
+    call                                 collective   why
+    `SharedRolloutPipeline.run`          yes          sums metrics, gathers unfinished groups and a sharded policy
+    `SharedRewardScorer.score_groups`    yes          gathers the scored groups of all ranks
+    `SharedRewardScorer.score_eval`      no           scores this rank's rollouts; its callers exchange what they need
+    `SharedDemonstrationLearner.step`    yes          gathers demonstrations; the wrapped learner sums gradients
+    `SharedDemonstrationTools.complete`  yes          sums the counts of tool calls
+    `check_media_across_ranks`           yes          gathers what each rank found wrong
+    `measure_across_ranks`               yes          gathers rewards of held-out samples
 """
 
 from __future__ import annotations
@@ -10,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from mmrl.distributed.ranks import MediaPlacement, Ranks, rank_slice
+from mmrl.distributed.ranks import MediaPlacement, Ranks, rank_slice, sum_over_ranks
 from mmrl.ports import DemonstrationCompleter, Learner, RewardScorer, RolloutPipeline
-from mmrl.types import EvalRewards, Experience, Group, Prompt, Rollout, RolloutBatch, Sample, Score, UserError
+from mmrl.types import EvalRewards, Experience, Group, Prompt, Rollout, RolloutBatch, Sample, Score
 
 MediaCheck = Callable[[Sequence[Prompt]], Mapping[str, str]]
 """Returns what is wrong with the media of prompts, by digest."""
@@ -111,67 +121,39 @@ class SharedDemonstrationTools:
         return completed, sum_over_ranks(counts, self.ranks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedMediaCheck:
-    """Checks the media of each prompt on one rank and tells all ranks the result.
+def check_media_across_ranks(
+    prompts: Sequence[Prompt], *, check: MediaCheck, ranks: Ranks, placement: MediaPlacement
+) -> dict[str, str]:
+    """Check the media of each prompt on one rank; return on all ranks what is wrong with them, by digest.
 
-    One rank may still hold in memory a file that another would find changed on disk, so no rank may decide alone. The
-    checking rank is recorded in `placement`: it has just decoded the media, so the learner should use them there.
+    `placement` learns which rank has just decoded a prompt's media, so that the learner uses them there.
     """
-
-    check: MediaCheck
-    ranks: Ranks
-    placement: MediaPlacement
-
-    def __call__(self, prompts: Sequence[Prompt]) -> dict[str, str]:
-        """Return what is wrong with the media of `prompts`, by digest."""
-        own_prompts = []
-        for index, prompt in enumerate(prompts):
-            rank = self.placement.rank_by_digest.setdefault(prompt.digest, index % self.ranks.size)
-            if rank == self.ranks.rank:
-                own_prompts.append(prompt)
-        problems: dict[str, str] = {}
-        for found in self.ranks.all_gather(dict(self.check(own_prompts))):
-            problems |= found
-        return problems
+    # One rank may still hold in memory a file that another would find changed on disk. If each decided for itself,
+    # ranks would drop different rollouts and disagree about the step from then on.
+    own_prompts = []
+    for index, prompt in enumerate(prompts):
+        rank = placement.rank_by_digest.setdefault(prompt.digest, index % ranks.size)
+        if rank == ranks.rank:
+            own_prompts.append(prompt)
+    problems: dict[str, str] = {}
+    for found in ranks.all_gather(dict(check(own_prompts))):
+        problems |= found
+    return problems
 
 
 def measure_across_ranks(
     measure: Callable[[Sequence[Sample]], EvalRewards], samples: Sequence[Sample], ranks: Ranks
 ) -> EvalRewards:
     """Measure held-out rewards, each sample on one rank. The result has the order of `samples` for any rank count."""
+    # Every n-th sample and not a contiguous share: where samples of a long task stand together, all ranks get some.
     measured: dict[str, dict[str, float]] = {}
     counts: Counter[str] = Counter()
     for rank_result in ranks.all_gather(measure(samples[ranks.rank :: ranks.size])):
         counts.update(rank_result.rollout_metrics)
         for task, rewards in rank_result.rewards.items():
             measured.setdefault(task, {}).update(rewards)
+    # Dictionaries keep their order, and metrics are written in it: it must not depend on the number of ranks.
     ordered: dict[str, dict[str, float]] = {}
     for sample in samples:
         ordered.setdefault(sample.task, {})[sample.id] = measured[sample.task][sample.id]
     return EvalRewards(ordered, counts)
-
-
-def sum_over_ranks(counts: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
-    """Return the sum of each named count over all ranks."""
-    total: Counter[str] = Counter()
-    for rank_counts in ranks.all_gather(dict(counts)):
-        total.update(rank_counts)
-    return dict(total)
-
-
-def count_dropped_samples(num_requested: int, num_usable: int, ranks: Ranks) -> dict[str, float]:
-    """Return the metric `data/dropped`: samples of a round that no rank could use.
-
-    Args:
-        num_requested: Samples that all ranks together asked for.
-        num_usable: Samples that this rank could use.
-        ranks: The ranks of the run.
-
-    Raises:
-        UserError: no rank has a usable sample.
-    """
-    total = sum(ranks.all_gather(num_usable))
-    if not total:
-        raise UserError(f"data.train: none of the {num_requested} samples of this round can be used on any rank")
-    return {"data/dropped": float(num_requested - total)}

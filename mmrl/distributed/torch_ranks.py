@@ -1,7 +1,15 @@
 """Ranks of `torch.distributed`: every collective of mmrl, each with a deadline and an error that names its cause.
 
-Objects travel over gloo, whichever backend reduces the gradients. A thread on each rank publishes what it is doing in
-the shared store, so that a rank that waits too long can say for whom it waits and what that rank is doing.
+Runs in every process of a run, which a launcher has started (`mmrl.distributed.launch`, torchrun, deepspeed).
+
+    what hangs                deadline                     what happens
+    a rank that never joins   `distributed.timeout_s`      the others end with a UserError
+    a rank in a collective    `distributed.timeout_s`      the others end with `RankLostError`, which says who was lost
+    a rank in anything else   `distributed.heartbeat_s`    it warns, once, with the stacks of its threads, and goes on
+    the launcher is gone      a second                     the rank sends itself SIGTERM: it saves and ends
+
+A thread on each rank, the heartbeat, publishes what the rank is doing in the shared store. So a rank that waits too
+long can say for whom it waits and what that rank is doing.
 """
 
 from __future__ import annotations
@@ -10,32 +18,33 @@ import faulthandler
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import torch
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from mmrl.config.schema import DistributedConfig
+from mmrl.distributed.launch import find_free_port
 from mmrl.distributed.ranks import RankLostError, Ranks, SingleProcess
 from mmrl.types import UserError
 
 T = TypeVar("T")
-_BUCKET_BYTES: Final = 64 * 2**20  # tensors are summed together up to this size, to save round trips
+_BUCKET_BYTES: Final = 64 * 2**20  # tensors are summed together up to this size; a flat copy of them is made
 _MAX_PUBLISH_INTERVAL_S: Final = 1.0
 _SILENT_AFTER_S: Final = 5.0  # a rank that published nothing for longer is reported as silent
 _LAUNCHER_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class TorchRanks:
-    """The processes of a run that a launcher has started. Implements `mmrl.distributed.ranks.Ranks`."""
+class TorchRanks(Ranks):
+    """The processes of a run that a launcher has started."""
 
     def __init__(self, options: DistributedConfig) -> None:
         """Join the other ranks.
@@ -50,6 +59,7 @@ class TorchRanks:
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             store, self.rank, self.size = next(rendezvous("env://", timeout=limit))
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=limit)
+            # Objects travel over gloo, also where nccl reduces gradients: nccl would copy them through the device.
             self._object_group = dist.new_group(backend="gloo", timeout=limit)
         except (dist.DistError, TimeoutError) as error:
             raise UserError(
@@ -65,6 +75,7 @@ class TorchRanks:
         gathered: list[T] = [value] * self.size
         with self._report_waiting("all_gather"):
             dist.all_gather_object(gathered, value, group=self._object_group)
+        # The gathered entry is a pickled copy; callers rely on getting back the very objects that they gave.
         gathered[self.rank] = value
         return gathered
 
@@ -75,6 +86,7 @@ class TorchRanks:
             try:
                 result[0] = work()
             except UserError as error:
+                # Sent like a result, so that the other ranks do not wait until the deadline for one.
                 result[0] = error
         with self._report_waiting("on_rank0"):
             dist.broadcast_object_list(result, src=0, group=self._object_group)
@@ -86,6 +98,7 @@ class TorchRanks:
         """Sum tensors of one dtype over ranks, in place, in buckets of up to 64 MiB."""
         with self._report_waiting("all_reduce"), torch.no_grad():
             for bucket in _split_into_buckets(tensors):
+                # One flat copy a bucket: a sum over ranks costs a round trip, however small the tensor.
                 flat = torch.cat([tensor.flatten() for tensor in bucket])
                 dist.all_reduce(flat)
                 sums = torch.split(flat, [tensor.numel() for tensor in bucket])
@@ -103,8 +116,11 @@ class TorchRanks:
 
     def rank_lost_error(self, error: RuntimeError) -> RankLostError:
         """Return the error to raise when a collective fails: what this rank did, and what the others did last."""
+        # A message of gloo's may have many lines, of which the first says what broke.
+        lines = str(error).strip().splitlines()
+        cause = lines[0] if lines else type(error).__name__
         return RankLostError(
-            f"rank {self.rank}, {self._heartbeat.activity}, lost another ({_first_line(error)}). Last heard: "
+            f"rank {self.rank}, {self._heartbeat.activity}, lost another ({cause}). Last heard: "
             f"{self._heartbeat.describe_others()}. Run the same command again: it continues from the last checkpoint"
         )
 
@@ -120,19 +136,6 @@ class TorchRanks:
         self._heartbeat.set_activity(before)
 
 
-class KeyValueStore(Protocol):
-    """The part of `torch.distributed.Store` that the heartbeat uses."""
-
-    def set(self, key: str, value: str) -> None:
-        """Write a value under a key."""
-
-    def get(self, key: str) -> bytes:
-        """Read a value; wait until it has been written."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Return True if all of the keys have been written."""
-
-
 class Heartbeat(threading.Thread):
     """Publishes this rank's current activity to the shared store, where the other ranks can read it.
 
@@ -140,7 +143,7 @@ class Heartbeat(threading.Thread):
     the stacks of all threads of this process, once. It also ends this process when its launcher is gone.
     """
 
-    def __init__(self, store: KeyValueStore, rank: int, size: int, *, patience_s: float) -> None:
+    def __init__(self, store: Store, rank: int, size: int, *, patience_s: float) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.activity = "starting"
         self._store, self._rank, self._size, self._patience_s = store, rank, size, patience_s
@@ -163,9 +166,17 @@ class Heartbeat(threading.Thread):
                 return
             try:
                 self._publish()
-                if not self._warned and time.time() - self._activity_start > self._patience_s:
-                    self._warned = True
-                    self._warn_stalled()
+                waited_s = time.time() - self._activity_start
+                if self._warned or waited_s <= self._patience_s:
+                    continue
+                self._warned = True
+                print(
+                    f"warning: rank {self._rank} has been at it for {waited_s:.0f} s: {self.activity}. "
+                    f"{self.describe_others()}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                faulthandler.dump_traceback(sys.stderr)
             except dist.DistError:
                 # The store lives in rank 0, and ends with it.
                 return
@@ -177,32 +188,28 @@ class Heartbeat(threading.Thread):
 
     def describe_others(self) -> str:
         """Return what the other ranks published last."""
-        return "; ".join(self._describe_rank(rank) for rank in range(self._size) if rank != self._rank)
-
-    def _describe_rank(self, rank: int) -> str:
-        try:
-            if not self._store.check([_heartbeat_key(rank)]):
-                return f"rank {rank} has never been heard of"
-            entry = json.loads(self._store.get(_heartbeat_key(rank)))
-        except dist.DistError:
-            return f"rank {rank} cannot be asked any more"
-        age_s = time.time() - entry["published"]
-        silence = f", and silent for {age_s:.0f} s" if age_s > _SILENT_AFTER_S else ""
-        return f"rank {rank} for {entry['published'] - entry['since']:.0f} s: {entry['activity']}{silence}"
+        descriptions = []
+        for rank in range(self._size):
+            if rank == self._rank:
+                continue
+            try:
+                # `get` would wait for a key that was never written.
+                if not self._store.check([f"heartbeat/{rank}"]):
+                    descriptions.append(f"rank {rank} has never been heard of")
+                    continue
+                entry = json.loads(self._store.get(f"heartbeat/{rank}"))
+            except dist.DistError:
+                descriptions.append(f"rank {rank} cannot be asked any more")
+                continue
+            duration_s = entry["published"] - entry["since"]
+            age_s = time.time() - entry["published"]
+            silence = f", and silent for {age_s:.0f} s" if age_s > _SILENT_AFTER_S else ""
+            descriptions.append(f"rank {rank} for {duration_s:.0f} s: {entry['activity']}{silence}")
+        return "; ".join(descriptions)
 
     def _publish(self) -> None:
         entry = {"activity": self.activity, "since": self._activity_start, "published": time.time()}
-        self._store.set(_heartbeat_key(self._rank), json.dumps(entry))
-
-    def _warn_stalled(self) -> None:
-        waited_s = time.time() - self._activity_start
-        print(
-            f"warning: rank {self._rank} has been at it for {waited_s:.0f} s: {self.activity}. "
-            f"{self.describe_others()}",
-            file=sys.stderr,
-            flush=True,
-        )
-        faulthandler.dump_traceback(sys.stderr)
+        self._store.set(f"heartbeat/{self._rank}", json.dumps(entry))
 
 
 def is_launched() -> bool:
@@ -237,7 +244,9 @@ def join_ranks(options: DistributedConfig, *, force_group: bool = False) -> Iter
     """
     if not is_launched():
         if force_group:
-            _init_single_process_group()
+            os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it even for one process
+            address = f"tcp://127.0.0.1:{find_free_port()}"
+            dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
         yield SingleProcess()
         if force_group:
             dist.destroy_process_group()
@@ -254,18 +263,6 @@ def join_ranks(options: DistributedConfig, *, force_group: bool = False) -> Iter
     ranks.close()
 
 
-def _init_single_process_group() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it even for one process
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-
-
-def _heartbeat_key(rank: int) -> str:
-    return f"heartbeat/{rank}"
-
-
 def _split_into_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Yield consecutive tensors in lists of at most `_BUCKET_BYTES`; a larger tensor gets a list of its own."""
     bucket: list[torch.Tensor] = []
@@ -278,9 +275,3 @@ def _split_into_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.
         bucket_bytes += tensor.nbytes
     if bucket:
         yield bucket
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its class if it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

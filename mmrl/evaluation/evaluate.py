@@ -9,25 +9,23 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from mmrl.benchmarks.compare import changed_verdicts
 from mmrl.benchmarks.llm_judge import add_judge_verdicts
 from mmrl.benchmarks.predictions import Prediction
+from mmrl.benchmarks.readers.questions import read_questions
 from mmrl.benchmarks.registry import get_benchmark
-from mmrl.benchmarks.report.report import ScoredRun
-from mmrl.benchmarks.score_responses import changed_verdicts, write_report
+from mmrl.benchmarks.report import ScoredRun, write_report
 from mmrl.benchmarks.verdict import Verdict, read_verdicts
 from mmrl.checkpoint.hf_export import RUN_CONFIG_FILE
 from mmrl.config import EvalConfig, load_eval_config
-from mmrl.config.schema.eval_command import LlmJudgeConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.distributed.ranks import SingleProcess
-from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_source, load_model
-from mmrl.evaluation.provenance import describe_generation, evaluation_identity
+from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_source, inherit_settings, load_model
 from mmrl.evaluation.question_set import (
     RUN_DATA_PREFIX,
     QuestionSet,
     benchmark_question_set,
     hide_media,
-    read_benchmark_files,
     run_question_set,
 )
 from mmrl.evaluation.session import (
@@ -36,6 +34,8 @@ from mmrl.evaluation.session import (
     EvalSession,
     build_eval_pipeline,
     check_missing,
+    describe_generation,
+    evaluation_identity,
     find_unusable_questions,
     make_batches,
     run_session,
@@ -53,40 +53,26 @@ from mmrl_rewards.services.judge import JudgeService
 class EvalRequest:
     """The arguments of `mmrl eval run`."""
 
-    model: str
-    """Folder of a model, a run or a checkpoint."""
-    benchmark: str
-    """Name of a benchmark, a function that returns one, or `run:` with a split of the run's own data."""
-    data_files: Sequence[str]
-    """Files or folders of questions."""
-    out_dir: Path
-    """Folder of all results."""
-    overrides: Sequence[str] = ()
-    """Settings as `key=value`."""
-    engine: str | None = None
-    """Rollout engine; None keeps that of the settings."""
-    checkpoint: str | None = None
-    """Checkpoint of a run; None takes the newest."""
-    split: str | None = None
-    """Split of a folder; None takes the benchmark's usual one."""
-    media_root: str | None = None
-    """Folder that relative media paths start from; None takes that of the questions."""
-    coordinate_system: CoordinateSystem | None = None
-    """Coordinate system of boxes, for files that do not say it."""
-    allow_missing: bool = False
-    """Count questions that cannot be asked as incorrect."""
-    rescore: bool = False
-    """Grade the predictions again and replace the verdicts."""
+    model: str  # folder of a model, a run or a checkpoint
+    benchmark: str  # name of a benchmark, a function that returns one, or `run:` with a split of the run's own data
+    data_files: Sequence[str]  # files or folders of questions
+    out_dir: Path  # folder of all results
+    overrides: Sequence[str] = ()  # settings as `key=value`
+    engine: str | None = None  # rollout engine; None keeps that of the settings
+    checkpoint: str | None = None  # checkpoint of a run; None takes the newest
+    split: str | None = None  # split of a folder; None takes the benchmark's usual one
+    media_root: str | None = None  # folder that relative media paths start from; None takes that of the questions
+    coordinate_system: CoordinateSystem | None = None  # coordinate system of boxes, for files that do not say it
+    allow_missing: bool = False  # count questions that cannot be asked as incorrect
+    rescore: bool = False  # grade the predictions again and replace the verdicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
     """The outcome of an evaluation."""
 
-    report: Mapping[str, Any]
-    """Contents of report.json."""
-    changed_verdicts: Sequence[tuple[Verdict, Verdict]] = ()
-    """Old and new verdict, where grading again changed one."""
+    report: Mapping[str, Any]  # contents of report.json
+    changed_verdicts: Sequence[tuple[Verdict, Verdict]] = ()  # old and new verdict, where grading again changed one
 
 
 def evaluate(request: EvalRequest, console: Console) -> EvalResult:
@@ -97,33 +83,42 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
     """
     model_source = find_model_source(request.model, request.checkpoint, console.warn)
     if model_source.config is None:
+        settings: dict[str, Any] = {"model": {"path": str(model_source.path)}}
         console.info(
             f"{request.model} has no {RUN_CONFIG_FILE}: prompt, pixels and limits are the defaults, unless set here"
         )
-    by_rule = not request.benchmark.startswith(RUN_DATA_PREFIX)
+    else:
+        settings = inherit_settings(model_source.config, by_rule=not request.benchmark.startswith(RUN_DATA_PREFIX))
+        if model_source.checkpoint_dir is None:
+            # An export holds everything itself, so what the run was built from no longer matters.
+            settings["model"] |= {"path": str(model_source.path), "from_scratch": None, "lora": None}
     overrides = [f"rollout.engine={request.engine}"] if request.engine else []
     overrides += request.overrides
-    eval_config = load_eval_config(model_source.inherited_settings(by_rule=by_rule), request.model, overrides)
+    eval_config = load_eval_config(settings, request.model, overrides)
     with RunDir(request.out_dir).lock():
         question_set = _make_question_set(request, model_source, eval_config)
         with closing(question_set):
-            return _EvalCommand(request, model_source, eval_config, question_set, console).run()
+            command = _EvalCommand(
+                request=request,
+                model_source=model_source,
+                eval_config=eval_config,
+                question_set=question_set,
+                eval_dir=EvalDir(request.out_dir),
+                console=console,
+            )
+            return command.run()
 
 
+@dataclass(kw_only=True)
 class _EvalCommand:
     """One call of `mmrl eval run`. The model is loaded only if a response is missing."""
 
-    def __init__(
-        self,
-        request: EvalRequest,
-        model_source: ModelSource,
-        eval_config: EvalConfig,
-        question_set: QuestionSet,
-        console: Console,
-    ) -> None:
-        self._request, self._model_source, self._eval_config = request, model_source, eval_config
-        self._question_set, self._console = question_set, console
-        self._eval_dir = EvalDir(request.out_dir)
+    request: EvalRequest
+    model_source: ModelSource
+    eval_config: EvalConfig
+    question_set: QuestionSet
+    eval_dir: EvalDir
+    console: Console
 
     def run(self) -> EvalResult:
         """Generate what is missing, and grade everything.
@@ -131,11 +126,11 @@ class _EvalCommand:
         Raises:
             UserError: the folder holds another evaluation, or verdicts would change without `--rescore`.
         """
-        request, question_set, eval_config = self._request, self._question_set, self._eval_config
+        request, question_set, eval_config = self.request, self.question_set, self.eval_config
         identity = evaluation_identity(
-            question_set.name, self._model_source.revision(), question_set.questions, eval_config
+            question_set.name, self.model_source.revision(), question_set.questions, eval_config
         )
-        earlier_start = self._eval_dir.claim(identity)
+        earlier_start = self.eval_dir.claim(identity)
         missing: Mapping[str, str] = earlier_start["missing"] if earlier_start else self._start(identity)
         batches = make_batches(
             question_set.questions,
@@ -143,7 +138,7 @@ class _EvalCommand:
             batch_size=eval_config.evaluation.batch_size,
             responses_per_question=eval_config.responses_per_question,
         )
-        predictions = batches.read_predictions(self._eval_dir)
+        predictions = batches.read_predictions(self.eval_dir)
         if not batches.is_complete(predictions):
             self._refuse_rescore()
             predictions = self._answer_remaining(batches, predictions)
@@ -155,106 +150,104 @@ class _EvalCommand:
                 f"{request.out_dir}: {len(changed)} verdicts of an earlier version differ, that of {changed[0][1].id} "
                 "for one; --rescore replaces them"
             )
+        # Verdicts that differ were refused above, so an old report may be replaced.
         return EvalResult(report=write_report(run, request.out_dir, rescore=True), changed_verdicts=changed)
 
     def _start(self, identity: Mapping[str, Any]) -> dict[str, str]:
         """Write the settings of a new evaluation, and return the questions that cannot be asked."""
         self._refuse_rescore()
-        missing = find_unusable_questions(self._question_set.questions, self._loaded_model.processor.encoder.measure)
+        missing = find_unusable_questions(self.question_set.questions, self._loaded_model.processor.encoder.measure)
         check_missing(
             missing,
-            self._question_set.questions,
-            allowed=self._request.allow_missing,
+            self.question_set.questions,
+            allowed=self.request.allow_missing,
             remedy="--allow-missing",
-            warn=self._console.warn,
+            warn=self.console.warn,
         )
-        self._eval_dir.write_settings(identity, missing)
+        self.eval_dir.write_settings(identity, missing)
         return missing
 
     def _refuse_rescore(self) -> None:
-        if self._request.rescore:
-            raise UserError(f"{self._request.out_dir} is not finished; leave out --rescore to go on with it")
+        if self.request.rescore:
+            raise UserError(f"{self.request.out_dir} is not finished; leave out --rescore to go on with it")
 
     @cached_property
     def _loaded_model(self) -> LoadedModel:
-        self._console.info(f"Loading {self._model_source.name} ...")
-        return load_model(self._model_source, self._eval_config, self._question_set.media_policy)
+        self.console.info(f"Loading {self.model_source.name} ...")
+        return load_model(self.model_source, self.eval_config, self.question_set.media_policy)
 
     def _answer_remaining(self, batches: EvalBatches, earlier: Sequence[Prediction]) -> list[Prediction]:
         model, ranks = self._loaded_model, SingleProcess()
         tool_runner = ToolRunner(partial(registry.load_tool, Path.cwd()))
         samplers = SamplerFactory(
-            self._eval_config,
+            self.eval_config,
             model.policy,
             model.processor,
             adapter=model.adapter,
-            run_dir=RunDir(self._request.out_dir),
+            run_dir=RunDir(self.request.out_dir),
             ranks=ranks,
-            warn=self._console.warn,
+            warn=self.console.warn,
         )
         with closing(samplers), closing(tool_runner):
+            # Version 0 for good: the weights do not change here.
             samplers.sync_weights(0)
             pipeline = build_eval_pipeline(
-                self._eval_config,
-                self._question_set,
+                self.eval_config,
+                self.question_set,
                 samplers=samplers,
                 processor=model.processor,
                 banned_token_ids=model.banned_token_ids,
                 tool_runner=tool_runner,
             )
             session = EvalSession(
-                name=self._question_set.name,
-                eval_dir=self._eval_dir,
+                name=self.question_set.name,
+                eval_dir=self.eval_dir,
                 processor=model.processor,
                 pipeline=pipeline,
-                grader=self._question_set.grader,
-                console=self._console,
+                grader=self.question_set.grader,
+                console=self.console,
                 ranks=ranks,
             )
             return run_session(batches, earlier, session)
 
     def _grade(self, identity: Mapping[str, Any], predictions: Sequence[Prediction]) -> ScoredRun:
         generation = describe_generation(
-            self._request.model,
-            self._request.data_files,
+            self.request.model,
+            self.request.data_files,
             identity,
-            self._eval_config,
-            questions=self._question_set.questions,
+            self.eval_config,
+            questions=self.question_set.questions,
             predictions=predictions,
         )
-        run = self._question_set.grader.grade_run(predictions, generation)
-        return self._add_judge_verdicts(run, self._eval_config.judge) if self._eval_config.judge else run
-
-    def _add_judge_verdicts(self, run: ScoredRun, options: LlmJudgeConfig) -> ScoredRun:
-        """Return the run with a judge's verdicts. Its replies are kept, so that grading again asks nothing twice."""
+        run = self.question_set.grader.grade_run(predictions, generation)
+        options = self.eval_config.judge
+        if options is None:
+            return run
+        # The judge's replies are kept, so that grading again asks nothing twice.
         service = JudgeService(
-            **options.model_dump(exclude={"max_concurrency"}), cache=str(self._eval_dir.path / "judge")
+            **options.model_dump(exclude={"max_concurrency"}), cache=str(self.eval_dir.path / "judge")
         )
         run = add_judge_verdicts(run, service, max_concurrent=options.max_concurrency)
         if run.judge_summary and run.judge_summary.failures:
             failures = run.judge_summary.failures
-            self._console.warn(f"the judge has no verdict on {len(failures)} responses: {failures[0]}")
+            self.console.warn(f"the judge has no verdict on {len(failures)} responses: {failures[0]}")
         return run
 
 
 def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_config: EvalConfig) -> QuestionSet:
     """Return a split of the run's own data, or the files of a benchmark."""
-    if request.benchmark.startswith(RUN_DATA_PREFIX):
-        question_set = _make_run_question_set(request, model_source, eval_config)
-    else:
+    if not request.benchmark.startswith(RUN_DATA_PREFIX):
         question_set = _make_benchmark_question_set(request, eval_config)
-    return hide_media(question_set, eval_config.corruption) if eval_config.corruption else question_set
-
-
-def _make_run_question_set(request: EvalRequest, model_source: ModelSource, eval_config: EvalConfig) -> QuestionSet:
-    if model_source.config is None:
+    elif model_source.config is None:
         raise UserError(
             f"--benchmark {request.benchmark}: {request.model} has no {RUN_CONFIG_FILE}, so it has no data of its own"
         )
-    if eval_config.judge is not None:
+    elif eval_config.judge is not None:
         raise UserError(f"--benchmark {request.benchmark}: the run's rewards judge its data; leave out judge")
-    base_dir = Path(request.data_files[0]) if request.data_files else Path.cwd()
-    return run_question_set(request.benchmark, model_source.config, eval_config, base_dir, request.out_dir)
+    else:
+        base_dir = Path(request.data_files[0]) if request.data_files else Path.cwd()
+        question_set = run_question_set(request.benchmark, model_source.config, eval_config, base_dir, request.out_dir)
+    return hide_media(question_set, eval_config.corruption) if eval_config.corruption else question_set
 
 
 def _make_benchmark_question_set(request: EvalRequest, eval_config: EvalConfig) -> QuestionSet:
@@ -267,7 +260,7 @@ def _make_benchmark_question_set(request: EvalRequest, eval_config: EvalConfig) 
         work_dir=request.out_dir.absolute(), base_dir=Path.cwd(), seed=eval_config.run.seed, media_policy=media_policy
     )
     try:
-        questions = read_benchmark_files(
+        questions = read_questions(
             benchmark,
             request.data_files,
             dataset_context,

@@ -8,11 +8,10 @@ from typing import Any, Final, Protocol
 
 from mmrl.answer import ResponseFormat
 from mmrl.benchmarks.benchmark import Benchmark
-from mmrl.benchmarks.grading import grade_response, missing_verdict
+from mmrl.benchmarks.grading import grade_response, missing_verdict, score_responses
 from mmrl.benchmarks.items import Item, missing_ids
 from mmrl.benchmarks.predictions import Prediction
-from mmrl.benchmarks.report.report import ScoredRun
-from mmrl.benchmarks.score_responses import score_responses
+from mmrl.benchmarks.report import ScoredRun
 from mmrl.benchmarks.verdict import ResponseOutcome, Verdict
 from mmrl.scoring import RewardFunctionScorer
 from mmrl.types import FinishReason, Group, Response, RewardValue, Rollout, Sample, Score
@@ -36,10 +35,8 @@ class Grader(Protocol):
 class RuleGrader:
     """Grades by the strict and official rules of a benchmark."""
 
-    benchmark: Benchmark
-    """Its rules."""
-    items: Mapping[str, Item]
-    """All items by id."""
+    benchmark: Benchmark  # its rules
+    items: Mapping[str, Item]  # all items by id
 
     def grade(self, predictions: Sequence[Prediction]) -> list[Verdict]:
         """Return a verdict on each prediction, in order."""
@@ -54,7 +51,7 @@ class RuleGrader:
         items = dict(self.items)
         for prediction in predictions:
             items[prediction.id] = _with_image_size(self.items[prediction.id], prediction)
-        responses = [prediction.to_item_response() for prediction in predictions]
+        responses = list(map(Prediction.to_item_response, predictions))
         run = score_responses(self.benchmark, items, responses, {})
         return replace(run, generation_settings=generation_settings)
 
@@ -66,16 +63,11 @@ class RewardGrader:
     A response is correct when every term gives it 1; its score is the total reward.
     """
 
-    name: str
-    """Name of the questions in reports, such as `run:test`."""
-    scorer: RewardFunctionScorer
-    """Rewards of the run."""
-    response_format: ResponseFormat
-    """Finds the answer in a response, as in training."""
-    samples: Mapping[str, Sample]
-    """Samples by id."""
-    items: Mapping[str, Item]
-    """Items by id, which is that of the sample."""
+    name: str  # name of the questions in reports, such as `run:test`
+    scorer: RewardFunctionScorer  # rewards of the run
+    response_format: ResponseFormat  # finds the answer in a response, as in training
+    samples: Mapping[str, Sample]  # samples by id
+    items: Mapping[str, Item]  # items by id, which is that of the sample
 
     def grade(self, predictions: Sequence[Prediction]) -> list[Verdict]:
         """Return a verdict on each prediction, in order."""
@@ -90,9 +82,7 @@ class RewardGrader:
     def grade_run(self, predictions: Sequence[Prediction], generation_settings: Mapping[str, Any]) -> ScoredRun:
         """Return verdicts on all predictions, and the mean reward of each task as training reports it."""
         verdicts = self.grade(predictions)
-        responses = []
-        for prediction in predictions:
-            responses.append(prediction.to_item_response())
+        responses = list(map(Prediction.to_item_response, predictions))
         absent = missing_ids(self.items, responses)
         rewards: dict[str, list[float]] = {}
         for verdict in verdicts:
@@ -127,13 +117,22 @@ class RewardGrader:
     def _make_verdict(self, prediction: Prediction, response: Response, score: Score) -> Verdict:
         correct = all(term.value >= 1.0 for term in score.terms.values())
         answer_text = response.answer.text or ""
+        # Rewards do not say where they read the answer, so the verdict quotes its last occurrence.
         start = max(0, prediction.text.rfind(answer_text)) if answer_text else 0
         item = self.items[prediction.id]
+        if correct:
+            outcome = ResponseOutcome.CORRECT
+        elif response.answer.value is not None:
+            outcome = ResponseOutcome.INCORRECT
+        elif prediction.finish_reason is FinishReason.LENGTH:
+            outcome = ResponseOutcome.TRUNCATED
+        else:
+            outcome = ResponseOutcome.NO_ANSWER
         return Verdict(
             id=prediction.id,
             response_index=prediction.response_index,
             cluster=item.cluster,
-            outcome=_reward_outcome(prediction, response, correct=correct),
+            outcome=outcome,
             rule="reward",
             start=start,
             end=start + len(answer_text),
@@ -149,10 +148,8 @@ class RewardGrader:
 class RuleScorer:
     """A benchmark's strict verdict as the reward term `correct`, for rollout steps that ask which responses are."""
 
-    grader: RuleGrader
-    """Gives the verdicts."""
-    item_ids: Mapping[str, str]
-    """Item id by sample id."""
+    grader: RuleGrader  # gives the verdicts
+    item_ids: Mapping[str, str]  # item id by sample id
 
     def score_eval(self, rollouts: Sequence[Rollout]) -> tuple[Score, ...]:
         """Return one score per rollout, in order."""
@@ -183,10 +180,7 @@ class RuleScorer:
 def make_prediction(item_id: str, rollout: Rollout, first_response: str | None = None) -> Prediction:
     """Return what predictions.jsonl keeps of a rollout.
 
-    Args:
-        item_id: id of the item it answers.
-        rollout: the response.
-        first_response: text before its last forced trigger, or None without one.
+    `first_response` is the text before its last forced trigger, or None without one.
     """
     return Prediction(
         id=item_id,
@@ -199,16 +193,6 @@ def make_prediction(item_id: str, rollout: Rollout, first_response: str | None =
         coordinate_system=rollout.prompt.coordinate_system,
         resize_maps=rollout.prompt.resize_maps,
     )
-
-
-def _reward_outcome(prediction: Prediction, response: Response, *, correct: bool) -> ResponseOutcome:
-    if correct:
-        return ResponseOutcome.CORRECT
-    if response.answer.value is not None:
-        return ResponseOutcome.INCORRECT
-    if prediction.finish_reason is FinishReason.LENGTH:
-        return ResponseOutcome.TRUNCATED
-    return ResponseOutcome.NO_ANSWER
 
 
 def _with_image_size(item: Item, prediction: Prediction) -> Item:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,22 +17,18 @@ from mmrl.log.run_dir import RunDir
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_model, select_device
 from mmrl.policy.lora import LoraAdapter
+from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.pretrained import load_processor
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.factory import prompt_limit
 from mmrl.types import MediaPolicy, UserError
 from mmrl.utils.torch_threads import set_thread_count
 
+# Files that decide what a model answers; its revision is a hash of them.
 _MODEL_FILES: Final = (
-    "*.safetensors",
-    "*.bin",
-    "config.json",
-    "preprocessor_config.json",
-    "chat_template*",
-    "tokenizer*",
+    *("*.safetensors", "*.bin", "config.json"),
+    *("preprocessor_config.json", "chat_template*", "tokenizer*"),
 )
-"""Files that decide what a model answers; its revision is a hash of them."""
 _IMAGE_CACHE_BYTES: Final = 256 * 2**20
 _INHERITED_SECTIONS: Final = ("model", "response_format", "rollout", "evaluation")
 
@@ -41,30 +37,11 @@ _INHERITED_SECTIONS: Final = ("model", "response_format", "rollout", "evaluation
 class ModelSource:
     """A model on disk that is not loaded yet."""
 
-    name: str
-    """Path as the user gave it."""
-    path: Path
-    """Folder of the model or run."""
-    config: Config | None = None
-    """Config of the run that the model is from; None for other models."""
-    run_dir: RunDir | None = None
-    """The run, when the model is one of its checkpoints."""
-    checkpoint_dir: Path | None = None
-    """The checkpoint, when the model is one."""
-
-    def inherited_settings(self, *, by_rule: bool) -> dict[str, Any]:
-        """Return the evaluation settings that the model's run brings.
-
-        Args:
-            by_rule: a benchmark's rules grade, not the run's rewards.
-        """
-        if self.config is None:
-            return {"model": {"path": str(self.path)}}
-        settings = inherit_settings(self.config, by_rule=by_rule)
-        if self.checkpoint_dir is None:
-            # An export holds everything itself, so what the run was built from no longer matters.
-            settings["model"] |= {"path": str(self.path), "from_scratch": None, "lora": None}
-        return settings
+    name: str  # path as the user gave it
+    path: Path  # folder of the model or run
+    config: Config | None = None  # config of the run that the model is from; None for other models
+    run_dir: RunDir | None = None  # the run, when the model is one of its checkpoints
+    checkpoint_dir: Path | None = None  # the checkpoint, when the model is one
 
     def revision(self) -> str:
         """Return a hash of the model's files; for a checkpoint, those of the model it builds on are included."""
@@ -77,7 +54,11 @@ class ModelSource:
             # A name on the hub has no files here to hash.
             digest.update(base_model.encode())
         for folder in folders:
-            for file in _list_model_files(folder):
+            files: set[Path] = set()
+            for pattern in _MODEL_FILES:
+                files.update(folder.glob(pattern))
+            # Sorted, since the order in which a folder lists its files is the file system's.
+            for file in sorted(files):
                 with file.open("rb") as content:
                     digest.update(file.name.encode() + hashlib.file_digest(content, "sha256").digest())
         return digest.hexdigest()
@@ -87,28 +68,22 @@ class ModelSource:
 class LoadedModel:
     """A model that can generate."""
 
-    processor: QwenProcessor
-    """Builds prompts for it."""
-    policy: Policy
-    """Its weights."""
-    adapter: LoraAdapter | None
-    """LoRA adapter on them, if any."""
-    banned_token_ids: tuple[int, ...]
-    """Tokens that must not be generated, such as image placeholders."""
+    processor: PromptProcessor  # builds prompts for it
+    policy: Policy  # its weights
+    adapter: LoraAdapter | None  # LoRA adapter on them, if any
+    banned_token_ids: tuple[int, ...]  # tokens that must not be generated, such as image placeholders
 
 
 def inherit_settings(config: Config, *, by_rule: bool) -> dict[str, Any]:
     """Return the settings of a run that its evaluations use, as a mapping for `load_eval_config`.
 
-    Args:
-        config: config of the run.
-        by_rule: a benchmark's rules grade. Rollout steps that ask which responses are correct then get the
-            benchmark's verdict, the term `correct`, in place of the run's rewards.
+    With `by_rule`, a benchmark's rules grade and not the run's rewards.
     """
     plain = config.model_dump(mode="json")
     settings = {name: plain[name] for name in _INHERITED_SECTIONS}
     del settings["evaluation"]["benchmarks"]
     if by_rule:
+        # Steps that ask which responses are correct get the benchmark's verdict in place of the run's rewards.
         for step in settings["evaluation"]["rollout_steps"]:
             if "correct" in step:
                 step["correct"] = [CORRECT_TERM]
@@ -118,17 +93,15 @@ def inherit_settings(config: Config, *, by_rule: bool) -> dict[str, Any]:
 
 
 def find_model_source(model: str, checkpoint_name: str | None, warn: Callable[[str], None]) -> ModelSource:
-    """Return the model at a path; of a run, the checkpoint of a name, the best, or the newest.
+    """Return the model in a folder of transformers, a run directory, or a checkpoint in one.
 
-    Args:
-        model: a folder of transformers, a run directory, or a checkpoint in one.
-        checkpoint_name: a checkpoint's name or `best`; None takes the newest.
-        warn: shows a message, for example about a checkpoint that is damaged.
+    `checkpoint_name` is a checkpoint of the run or `best`; None takes the newest.
 
     Raises:
         UserError: there is no such model or checkpoint.
     """
     path = Path(model)
+    # A checkpoint is found through its run, which has the config.
     if path.parent.name == "checkpoints" and (path.parent.parent / "config.yaml").is_file():
         path, checkpoint_name = path.parent.parent, path.name
     run = RunDir(path)
@@ -174,19 +147,6 @@ def load_model(model_source: ModelSource, eval_config: EvalConfig, media_policy:
         )
     media_cache = MediaCache(media_policy, eval_config.media_limits, max_bytes=_IMAGE_CACHE_BYTES)
     max_prompt_tokens = prompt_limit(eval_config, policy)
-    processor = QwenProcessor(build_encoder(eval_config, loaded, media_cache, max_prompt_tokens))
+    processor = PromptProcessor(build_encoder(eval_config, loaded, media_cache, max_prompt_tokens))
     banned = banned_ids(processor.tokenizer, policy.model.get_input_embeddings().num_embeddings, loaded.family)
     return LoadedModel(processor=processor, policy=policy, adapter=adapter, banned_token_ids=banned)
-
-
-def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a line `name: old -> new` for each setting that differs."""
-    names = dict.fromkeys((*before, *now))
-    return [f"{name}: {before.get(name)!r} -> {now.get(name)!r}" for name in names if before.get(name) != now.get(name)]
-
-
-def _list_model_files(folder: Path) -> list[Path]:
-    files: set[Path] = set()
-    for pattern in _MODEL_FILES:
-        files.update(folder.glob(pattern))
-    return sorted(files)

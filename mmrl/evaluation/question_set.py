@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrl.benchmarks.benchmark import Benchmark
-from mmrl.benchmarks.readers.questions import BenchmarkQuestions, questions_from_samples, read_questions
+from mmrl.benchmarks.readers.questions import BenchmarkQuestions, questions_from_samples
 from mmrl.config import Config, EvalConfig
 from mmrl.data.context import make_dataset_context
 from mmrl.data.load import read_source, separate_rejected, sources_by_split
@@ -18,7 +18,7 @@ from mmrl.policy.build import build_response_format
 from mmrl.ports import RewardScorer
 from mmrl.scoring import RewardFunctionScorer
 from mmrl.scoring.build import build_scorer
-from mmrl.types import CoordinateSystem, Corruption, DatasetContext, MediaPolicy, Sample, UserError
+from mmrl.types import Corruption, MediaPolicy, Sample, UserError
 
 RUN_DATA_PREFIX: Final = "run:"
 """Begins the name of a run's own data, such as `run:test`, where the command line expects a benchmark."""
@@ -29,20 +29,13 @@ _RUN_DATA_SPLITS: Final = ("validation", "test", "train")
 class QuestionSet:
     """Questions, and everything that turns responses to them into verdicts."""
 
-    name: str
-    """Name in reports and metrics."""
-    questions: BenchmarkQuestions
-    """Questions with their items."""
-    grader: Grader
-    """Grades responses."""
-    scorer: RewardScorer
-    """Answers rollout steps that ask which responses are correct."""
-    term_names: Sequence[str]
-    """Reward terms that such steps may name."""
-    media_policy: MediaPolicy
-    """Folders and schemes that media may come from."""
-    reward_scorer: RewardFunctionScorer | None = None
-    """Owner of worker processes, for a run's own data."""
+    name: str  # name in reports and metrics
+    questions: BenchmarkQuestions  # questions with their items
+    grader: Grader  # grades responses
+    scorer: RewardScorer  # answers rollout steps that ask which responses are correct
+    term_names: Sequence[str]  # reward terms that such steps may name
+    media_policy: MediaPolicy  # folders and schemes that media may come from
+    reward_scorer: RewardFunctionScorer | None = None  # owner of worker processes, for a run's own data
 
     def close(self) -> None:
         """End the worker processes of rewards, if there are any."""
@@ -50,39 +43,12 @@ class QuestionSet:
             self.reward_scorer.close()
 
 
-def read_benchmark_files(
-    benchmark: Benchmark,
-    paths: Sequence[str],
-    dataset_context: DatasetContext,
-    *,
-    split: str | None,
-    media_root: str | None,
-    coordinate_system: CoordinateSystem | None,
-) -> BenchmarkQuestions:
-    """Read the questions of a benchmark, from its usual split unless another is named.
-
-    Raises:
-        UserError: as `read_questions`.
-    """
-    return read_questions(
-        benchmark,
-        paths,
-        dataset_context,
-        split=split or benchmark.default_split,
-        media_root=media_root,
-        coordinate_system=coordinate_system,
-    )
-
-
 def benchmark_question_set(
     name: str, benchmark: Benchmark, questions: BenchmarkQuestions, media_policy: MediaPolicy
 ) -> QuestionSet:
     """Return questions that a benchmark's rules grade."""
     grader = RuleGrader(benchmark=benchmark, items=questions.items)
-    item_ids = {}
-    for question in questions.entries:
-        if question.sample:
-            item_ids[question.sample.id] = question.item.id
+    item_ids = {question.sample.id: question.item.id for question in questions.entries if question.sample}
     return QuestionSet(
         name=name,
         questions=questions,
@@ -94,14 +60,9 @@ def benchmark_question_set(
 
 
 def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_dir: Path, out_dir: Path) -> QuestionSet:
-    """Return a split of a run's own data, which the run's rewards grade.
+    """Return a split of a run's own data, named `run:test` for example, which the run's rewards grade.
 
-    Args:
-        name: `run:` and the split.
-        config: config of the run.
-        eval_config: settings of the evaluation.
-        base_dir: folder that relative paths of the config start from.
-        out_dir: folder of the evaluation; generated data go below it.
+    Relative paths of the config start from `base_dir`; generated data go below `out_dir`.
 
     Raises:
         UserError: the run has no such split, or a sample of it cannot be used.

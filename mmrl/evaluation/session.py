@@ -9,24 +9,25 @@ verdicts.jsonl, report.json, report.md      made from the predictions alone, so 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Final
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
-from mmrl.config import EvalConfig
+from mmrl.config import EvalConfig, flatten_settings
 from mmrl.distributed.ranks import Ranks, rank_slice
 from mmrl.evaluation.graders import Grader, make_prediction
-from mmrl.evaluation.model_source import describe_differences
 from mmrl.evaluation.question_set import QuestionSet
 from mmrl.log.console import Console
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.build import build_response_format
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import RolloutPipeline
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
 from mmrl.rollout.pipeline import build_pipeline, check_steps
@@ -37,8 +38,7 @@ from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.files import report_write_errors, write_atomically
 from mmrl.utils.seeds import derive_seed
 
-_MAX_LISTED: Final = 5
-"""Missing questions that a message names."""
+_MAX_LISTED: Final = 5  # missing questions that a message names
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,8 @@ class EvalDir:
         """Path of the responses."""
         return self.path / "predictions.jsonl"
 
-    @property
-    def report_file(self) -> Path:
-        """Path of the report. It is written last, so an evaluation that has one is finished."""
-        return self.path / "report.json"
-
     def claim(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Make the folder this evaluation's.
-
-        Returns:
-            The contents of settings.json from an earlier start, or None at the first start.
+        """Make the folder this evaluation's; return settings.json of an earlier start, or None at the first start.
 
         Raises:
             UserError: the folder holds another evaluation, or something else.
@@ -74,7 +66,7 @@ class EvalDir:
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         if not self.settings_file.exists():
-            if self.predictions_file.exists() or self.report_file.exists():
+            if self.predictions_file.exists() or (self.path / "report.json").exists():
                 raise UserError(f"{self.path} holds results of another command; choose another --out")
             return None
         try:
@@ -83,9 +75,13 @@ class EvalDir:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.settings_file}: cannot be read ({error}); choose another --out") from error
         # Through JSON once, as the earlier settings have been: tuples become lists, enums text.
-        changed = describe_differences(earlier_settings, json.loads(json.dumps(settings)))
+        now = json.loads(json.dumps(settings))
+        changed = []
+        for name in dict.fromkeys((*earlier_settings, *now)):
+            if earlier_settings.get(name) != now.get(name):
+                changed.append(f"  {name}: {earlier_settings.get(name)!r} -> {now.get(name)!r}")
         if changed:
-            lines = "\n".join(f"  {line}" for line in changed)
+            lines = "\n".join(changed)
             raise UserError(
                 f"{self.path} holds another evaluation; these differ (there -> here):\n{lines}\n"
                 "set them back, or choose another --out"
@@ -95,14 +91,13 @@ class EvalDir:
     def claim_or_reset(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
         """Make the folder this evaluation's, and delete another evaluation in it.
 
-        A training run that goes back to an earlier checkpoint comes to the same step with other weights.
-
         Raises:
             UserError: the folder cannot be written.
         """
         try:
             before = self.claim(settings)
         except UserError:
+            # A training run that goes back to an earlier checkpoint comes to the same step with other weights.
             shutil.rmtree(self.path, ignore_errors=True)
             before = self.claim(settings)
         if before is None:
@@ -118,12 +113,9 @@ class EvalDir:
 class EvalBatches:
     """Questions in batches; predictions are saved batch by batch."""
 
-    questions: Sequence[tuple[str, Sample]]
-    """Item id and sample of each question."""
-    batch_size: int
-    """Questions in a batch."""
-    responses_per_question: int
-    """Responses to each question."""
+    questions: Sequence[tuple[str, Sample]]  # item id and sample of each question
+    batch_size: int  # questions in a batch
+    responses_per_question: int  # responses to each question
 
     @property
     def batches(self) -> list[Sequence[tuple[str, Sample]]]:
@@ -149,20 +141,58 @@ class EvalBatches:
 class EvalSession:
     """Everything that `run_session` generates, grades and saves with."""
 
-    name: str
-    """Name of the evaluation on the console."""
-    eval_dir: EvalDir
-    """Folder that predictions go to."""
-    processor: QwenProcessor
-    """Builds prompts."""
-    pipeline: RolloutPipeline
-    """Generates responses."""
-    grader: Grader
-    """Grades them for the running accuracy on the console."""
-    console: Console
-    """Shows progress."""
-    ranks: Ranks
-    """Processes that share the questions."""
+    name: str  # name of the evaluation on the console
+    eval_dir: EvalDir  # folder that predictions go to
+    processor: PromptProcessor  # builds prompts
+    pipeline: RolloutPipeline  # generates responses
+    grader: Grader  # grades them for the running accuracy on the console
+    console: Console  # shows progress
+    ranks: Ranks  # processes that share the questions
+
+
+def evaluation_identity(
+    benchmark: str, revision: str, questions: BenchmarkQuestions, eval_config: EvalConfig
+) -> dict[str, Any]:
+    """Return everything that decides the responses, so that no folder mixes two evaluations."""
+    # The model's path and the judge change no response.
+    settings = flatten_settings(eval_config.model_dump(mode="json", exclude={"model": {"path"}, "judge": True}))
+    return {"benchmark": benchmark, "model": revision, "data": questions.digest(), **settings}
+
+
+def describe_generation(
+    model: str,
+    data_files: Sequence[str],
+    identity: Mapping[str, Any],
+    eval_config: EvalConfig,
+    *,
+    questions: BenchmarkQuestions,
+    predictions: Sequence[Prediction],
+) -> dict[str, Any]:
+    """Return the `generation` section of a report; `identity` is the result of `evaluation_identity`."""
+    generation = eval_config.evaluation
+    # A prompt's own digest covers its text, images and positions.
+    prompts_digest = hashlib.sha256("".join(prediction.prompt_digest for prediction in predictions).encode())
+    return {
+        "model": model,
+        "revision": identity["model"],
+        "data": list(data_files),
+        "data_sha256": identity["data"],
+        "left_out": questions.num_unscorable,
+        "pixels": [eval_config.model.min_pixels, eval_config.model.max_pixels],
+        "dtype": eval_config.model.dtype,
+        "engine": eval_config.rollout.engine_name,
+        "temperature": generation.temperature,
+        "top_p": eval_config.top_p,
+        "top_k": eval_config.top_k,
+        "max_new_tokens": generation.max_new_tokens,
+        "stop": list(build_response_format(eval_config).all_stop_strings),
+        "responses_per_question": eval_config.responses_per_question,
+        "seed": eval_config.run.seed,
+        "response_format": eval_config.response_format.model_dump(mode="json"),
+        "rollout_steps": [step.model_dump(mode="json") for step in generation.rollout_steps],
+        "corruption": eval_config.corruption,
+        "prompts": prompts_digest.hexdigest(),
+    }
 
 
 def make_batches(
@@ -179,9 +209,7 @@ def make_batches(
 def find_unusable_questions(questions: BenchmarkQuestions, measure: Callable[[Sample], object]) -> dict[str, str]:
     """Return the reasons why questions cannot be asked, by item id.
 
-    Args:
-        questions: those of a benchmark, some of which may lack their media.
-        measure: opens the media of a sample and measures its prompt; raises UserError when it does not fit.
+    `measure` opens the media of a sample and measures its prompt; it raises UserError when it does not fit.
     """
     problems = questions.problems
     for question in questions.entries:
@@ -203,12 +231,7 @@ def check_missing(
 ) -> None:
     """Report the questions that cannot be asked, and the rows that no rule scores.
 
-    Args:
-        missing: reasons by item id.
-        questions: all questions.
-        allowed: missing questions count as incorrect instead of ending the evaluation.
-        remedy: setting that allows them, for the message.
-        warn: shows a warning.
+    With `allowed`, missing questions count as incorrect; `remedy` names the setting that does so, for the message.
 
     Raises:
         UserError: questions are missing and not allowed to, or none is left.
@@ -219,9 +242,7 @@ def check_missing(
         warn(f"{questions.num_unscorable} of {num_rows} rows are left out: no rule scores them")
     if not missing:
         return
-    lines = []
-    for id, reason in [*missing.items()][:_MAX_LISTED]:
-        lines.append(f"  {id}: {reason}")
+    lines = [f"  {id}: {reason}" for id, reason in [*missing.items()][:_MAX_LISTED]]
     if len(missing) > _MAX_LISTED:
         lines.append(f"  and {len(missing) - _MAX_LISTED} more")
     head = f"{len(missing)} of {num_questions} questions cannot be asked"
@@ -235,7 +256,7 @@ def build_eval_pipeline(
     question_set: QuestionSet,
     *,
     samplers: SamplerFactory,
-    processor: QwenProcessor,
+    processor: PromptProcessor,
     banned_token_ids: tuple[int, ...],
     tool_runner: ToolRunner,
 ) -> RolloutPipeline:
@@ -265,56 +286,46 @@ def build_eval_pipeline(
 
 
 def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: EvalSession) -> list[Prediction]:
-    """Generate the missing responses, save each batch, and return all predictions.
-
-    Args:
-        batches: all questions.
-        earlier: predictions of the first batches, from an earlier start.
-        session: what generates and saves.
+    """Generate the responses that `earlier` lacks, save each batch, and return all predictions.
 
     Raises:
         UserError: a question cannot be asked after all, or the disk is full.
     """
     predictions = list(earlier)
     num_correct = sum(verdict.strict for verdict in session.grader.grade(earlier))
+    # Earlier predictions fill whole batches, so their number is one of these sums.
     num_done = list(accumulate(batches.rows_per_batch, initial=0)).index(len(earlier))
     session.console.start_stage(session.name, len(batches.batches), num_done)
     for number, batch in enumerate(batches.batches[num_done:], num_done + 1):
         new_predictions = _answer_batch(batch, session)
+        # Saved before the next batch begins, so that a kill costs one batch.
         session.ranks.on_rank0(partial(append_predictions, session.eval_dir.predictions_file, new_predictions))
         predictions += new_predictions
         num_correct += sum(verdict.strict for verdict in session.grader.grade(new_predictions))
-        session.console.show_step(number, _progress_metrics(predictions, num_correct), {})
+        num_truncated = sum(prediction.finish_reason is FinishReason.LENGTH for prediction in predictions)
+        num_tokens = sum(prediction.num_tokens for prediction in predictions)
+        progress = {
+            "accuracy": num_correct / len(predictions),
+            "rollout/truncated_frac": num_truncated / len(predictions),
+            "rollout/response_tokens_mean": num_tokens / len(predictions),
+        }
+        session.console.show_step(number, progress, {})
     session.console.end_stage()
     return predictions
-
-
-def _progress_metrics(predictions: Sequence[Prediction], num_correct: int) -> dict[str, float]:
-    num_truncated = sum(prediction.finish_reason is FinishReason.LENGTH for prediction in predictions)
-    num_tokens = sum(prediction.num_tokens for prediction in predictions)
-    return {
-        "accuracy": num_correct / len(predictions),
-        "rollout/truncated_frac": num_truncated / len(predictions),
-        "rollout/response_tokens_mean": num_tokens / len(predictions),
-    }
 
 
 def _answer_batch(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> list[Prediction]:
     """Return the responses to a batch. Collective: every rank answers its share and receives all of them."""
     own_share = batch[rank_slice(len(batch), session.ranks)]
-    shares = session.ranks.all_gather(_answer_share(own_share, session))
-    return [prediction for share in shares for prediction in share]
-
-
-def _answer_share(share: Sequence[tuple[str, Sample]], session: EvalSession) -> list[Prediction]:
-    if not share:
-        return []
-    samples = [sample for _, sample in share]
-    # Step 0 throughout: the seed of a response must not depend on how many batches came before.
-    batch = answer_samples(samples, session.processor, session.pipeline, step=0)
     predictions = []
-    for (item_id, _), group in zip(share, batch.groups, strict=True):
-        for rollout in group:
-            first_response = session.processor.first_response_text(rollout)
-            predictions.append(make_prediction(item_id, rollout, first_response))
-    return predictions
+    if own_share:
+        samples = [sample for _, sample in own_share]
+        # Step 0 throughout: the seed of a response must not depend on how many batches came before.
+        answered = answer_samples(samples, session.processor, session.pipeline, step=0)
+        for (item_id, _), group in zip(own_share, answered.groups, strict=True):
+            for rollout in group:
+                first_response = session.processor.first_response_text(rollout)
+                predictions.append(make_prediction(item_id, rollout, first_response))
+    # A rank without a share takes part all the same, or the others would wait for it.
+    shares = session.ranks.all_gather(predictions)
+    return list(chain.from_iterable(shares))

@@ -7,7 +7,7 @@ masters, as `TorchEngine` has them, and so fits any engine and number of ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,26 +30,22 @@ from torch.nn.functional import pad
 
 from mmrl.config.schema import Component, DeepspeedConfig, OptimizerConfig
 from mmrl.distributed.ranks import Ranks, balanced_range
-from mmrl.policy.qwen_vl import Policy, loss_gradient
+from mmrl.policy.policy import ModelRunner, Policy
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_CHUNK_ELEMENTS = 100_000_000
+_CHUNK_ELEMENTS = 100_000_000  # 200 MB of bfloat16 weights are whole at a time while weights are exported
 
 
-class DeepspeedModel:
-    """A policy's model run by DeepSpeed. It implements `ShardedForward`, through which the policy calls the model."""
+class DeepspeedModel(ModelRunner):
+    """A policy's model run by DeepSpeed, which the policy calls through this object from then on."""
+
+    is_sharded = True
 
     def __init__(self, policy: Policy, options: DeepspeedConfig, ranks: Ranks) -> None:
-        """Give the model of a policy to DeepSpeed; every rank must do so.
-
-        Args:
-            policy: the policy; from here on it calls its model through this object.
-            options: the `deepspeed` section.
-            ranks: the processes of the run.
-        """
+        """Give the model of a policy to DeepSpeed; every rank must do so."""
+        super().__init__(policy.model)
         self.options, self.ranks = options, ranks
         self.parameters_by_component = policy.trained_by_component
-        self._model: nn.Module = policy.model
         self._is_gathered = False
         # DeepSpeed would compile its shared-memory collectives at this moment, which needs a compiler.
         __compatible_ops__["deepspeed_shm_comm"] = False
@@ -57,41 +53,41 @@ class DeepspeedModel:
         self.ordered_parameters: list[nn.Parameter] = []
         for group in groups:
             self.ordered_parameters += group["params"]
-        exact_buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        exact_buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         optimizer = torch.optim.AdamW(groups, fused=True)
-        config, dtype = _deepspeed_config(options, self._model.dtype, ranks.size), self._model.dtype
+        config, dtype = _deepspeed_config(options, self.model.dtype, ranks.size), self.model.dtype
         if options.zero_stage == 3:
-            for parameter in self._model.parameters():
+            for parameter in self.model.parameters():
                 parameter.data = parameter.data.to(dtype)
             # Weights go to the device and are sharded one by one; `initialize` would move the whole model there first.
             deepspeed.init_distributed(dist_init_required=False)
-            deepspeed.zero.Init(module=self._model, config_dict_or_path=config, dtype=dtype)
+            deepspeed.zero.Init(module=self.model, config_dict_or_path=config, dtype=dtype)
         self.engine, self.optimizer, *_ = deepspeed.initialize(
-            model=self._model, optimizer=optimizer, config=config, dist_init_required=False
+            model=self.model, optimizer=optimizer, config=config, dist_init_required=False
         )
         # DeepSpeed converts buffers too, and bfloat16 is too coarse for the frequencies of rotary positions.
-        for name, buffer in self._model.named_buffers():
+        for name, buffer in self.model.named_buffers():
             buffer.data = exact_buffers[name].to(self.engine.device)
+        self.local_optimizer: torch.optim.Optimizer = self.optimizer.optimizer if options.zero_stage else self.optimizer
+        """AdamW over this rank's pieces of the weights."""
         self._init_moments()
-        policy.set_sharded_forward(self)
+        policy.runner = self
 
     def __call__(self, **arguments: object) -> Any:  # noqa: ANN401  (transformers' ModelOutput)
         """Call the model through DeepSpeed's engine, or directly while it is gathered."""
-        return self._model(**arguments) if self._is_gathered else self.engine(**arguments)
+        return self.model(**arguments) if self._is_gathered else self.engine(**arguments)
 
     @contextmanager
     def gather_all(self) -> Iterator[None]:
-        """Hold all weights whole on every rank inside this block.
-
-        DeepSpeed's hooks are removed meanwhile: they would release the weights of each layer behind its forward.
-        """
+        """Hold all weights whole on every rank inside this block."""
         if self.options.zero_stage < 3 or self._is_gathered:
             with self._bypass_engine():
                 yield
             return
+        # DeepSpeed's hooks are removed meanwhile: they would release the weights of each layer behind its forward.
         offload = self.optimizer.parameter_offload
         offload.partition_all_parameters()
-        with deepspeed.zero.GatheredParameters(list(self._model.parameters())):
+        with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
             offload._remove_module_hooks()
             with self._bypass_engine():
                 yield
@@ -107,16 +103,25 @@ class DeepspeedModel:
         with deepspeed.zero.GatheredParameters(list(parameters)):
             yield
 
-    def local_shard(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    def local_shard(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> dict[str, torch.Tensor]:
         """Return this rank's share of the weights, each in its full shape, in host memory; all ranks must call it."""
         sizes = list(map(_numel, parameters.values()))
-        return self._gather_to_host(parameters, balanced_range(sizes, self.ranks))
+        return self._gather_to_host(parameters, balanced_range(sizes, ranks))
 
     def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield weights one by one, in full shape until the next is asked for; every rank must take all of them."""
-        for chunk in _chunk_parameters(parameters.items(), _CHUNK_ELEMENTS):
-            with self.gather_params([parameter for _, parameter in chunk]):
-                yield from chunk
+        # Many at a time, because each gathering waits for all ranks, but not all, which might not fit into memory.
+        chunks: list[dict[str, nn.Parameter]] = []
+        num_elements = 0
+        for name, parameter in parameters.items():
+            num_elements += _numel(parameter)
+            if not chunks or num_elements > _CHUNK_ELEMENTS:
+                chunks.append({})
+                num_elements = _numel(parameter)
+            chunks[-1][name] = parameter
+        for chunk in chunks:
+            with self.gather_params(list(chunk.values())):
+                yield from chunk.items()
 
     def compute_gradient(
         self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]
@@ -124,7 +129,7 @@ class DeepspeedModel:
         """Return the gradient of a scalar loss, under ZeRO-3 this rank's pieces of it; no optimizer sees it."""
         if self.options.zero_stage < 3:
             with self._bypass_engine():
-                return loss_gradient(loss(), parameters)
+                return super().compute_gradient(loss, parameters)
         self.engine.set_gradient_accumulation_boundary(True)
         self.engine.backward(loss(), scale_wrt_gas=False)
         pieces = []
@@ -133,13 +138,9 @@ class DeepspeedModel:
         self.optimizer.zero_grad()
         return pieces
 
-    def create_stage_engine(self, options: OptimizerConfig) -> DeepspeedEngine:
-        """Return a fresh engine for a stage: moments of 0, and the rates and bounds of `options`."""
-        return DeepspeedEngine(self, options)
-
     def unwrap(self, policy: Policy) -> None:
         """Take the model back from DeepSpeed: whole in the memory of the first rank, with empty weights elsewhere."""
-        parameters = dict(self._model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         weights = self._gather_to_host(parameters, range(0 if self.ranks.rank else len(parameters)))
         self.engine.destroy()
         # By identity, so that tied weights stay one parameter.
@@ -147,19 +148,20 @@ class DeepspeedModel:
         for name, parameter in parameters.items():
             weight = weights.get(name, torch.empty(0))
             plain[id(parameter)] = nn.Parameter(weight, requires_grad=parameter.requires_grad)
-        for module in self._model.modules():
+        for module in self.model.modules():
             own: dict[str, nn.Parameter | None] = {}
             for name, registered in dict.items(module._parameters):
                 own[name] = None if registered is None else plain[id(registered)]
             module._parameters = own
-        policy.set_sharded_forward(None)
+        policy.runner = ModelRunner(policy.model)
 
     def _gather_to_host(self, parameters: Mapping[str, nn.Parameter], indices: range) -> dict[str, torch.Tensor]:
         """Return the weights at these indices; all are gathered, a few at a time, as other ranks need others."""
         weights = {}
         for index, (name, tensor) in enumerate(self.iter_params(parameters)):
             if index in indices:
-                weights[name] = _copy_to_host(tensor)
+                # A clone, because the whole weight is freed when the loop goes on.
+                weights[name] = tensor.detach().cpu().clone()
         return weights
 
     @contextmanager
@@ -169,28 +171,6 @@ class DeepspeedModel:
             yield
         finally:
             self._is_gathered = before
-
-    @property
-    def low_precision_parameters(self) -> list[nn.Parameter]:
-        """Trained parameters that are not float32, and so have float32 masters."""
-        return [parameter for parameter in self.ordered_parameters if parameter.dtype != torch.float32]
-
-    def local_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """Return this rank's piece of a gradient, [elements]; without ZeRO the whole, in the shape of the parameter.
-
-        None if this rank has no piece of it.
-        """
-        if not self.options.zero_stage:
-            return parameter.grad
-        piece: torch.Tensor | None
-        if self.options.zero_stage == 3:
-            piece = safe_get_local_grad(parameter)
-        else:
-            annotated: Any = parameter
-            # DeepSpeed's map from the parameter to the flat buffers of this rank; None if they hold nothing of it.
-            mapping = annotated._hp_mapping
-            piece = mapping and mapping.get_lp_grad_fragment(annotated._index_in_param_group)
-        return piece
 
     def full_optimizer_state(self, parameter: nn.Parameter, moment: str | None = None) -> torch.Tensor:
         """Return a moment of a parameter, or with None its master, from all ranks, float32 in the parameter's shape."""
@@ -203,12 +183,9 @@ class DeepspeedModel:
         return whole
 
     def set_optimizer_state(self, parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
-        """Set a moment of a parameter, or with None its float32 master; this rank keeps its piece.
+        """Set a moment, or with None the float32 master, to its whole value in the shape of the parameter.
 
-        Args:
-            parameter: the parameter.
-            value: the whole moment or master, float32 in the shape of the parameter.
-            moment: `exp_avg` or `exp_avg_sq`; None for the master.
+        Each rank keeps its piece.
         """
         if self.options.zero_stage == 3:
             own = safe_get_local_optimizer_state(parameter, moment) if moment else safe_get_local_fp32_param(parameter)
@@ -225,21 +202,6 @@ class DeepspeedModel:
             set_moment(parameter, value, moment)
         else:
             set_master(parameter, value)
-
-    def update_count(self) -> float:
-        """Return the number of updates since the moments were 0."""
-        return float(next(iter(self.local_optimizer.state.values()))["step"])
-
-    def set_update_count(self, count: float) -> None:
-        """Set the number of updates since the moments were 0; AdamW's bias correction depends on it."""
-        for moments in self.local_optimizer.state.values():
-            moments["step"].fill_(count)
-
-    @property
-    def local_optimizer(self) -> torch.optim.Optimizer:
-        """AdamW over this rank's pieces of the weights."""
-        local: torch.optim.Optimizer = self.optimizer.optimizer if self.options.zero_stage else self.optimizer
-        return local
 
     def _init_moments(self) -> None:
         """Make moments of 0, as AdamW does at its first step: a checkpoint is restored before that."""
@@ -271,7 +233,7 @@ class DeepspeedEngine:
         model.optimizer.clip_grad = options.max_grad_norm
         # Masters hold more digits than the weights, left over from the last stage. A checkpoint between stages has none
         # of them, so a run that goes on without interruption must drop them too.
-        if model.low_precision_parameters:
+        if any(parameter.dtype != torch.float32 for parameter in model.ordered_parameters):
             model.optimizer.refresh_fp32_params()
         self.reset()
 
@@ -281,21 +243,21 @@ class DeepspeedEngine:
         self._model.engine.backward(loss * self._model.ranks.size, scale_wrt_gas=False)
 
     def step(self, lr: float) -> dict[Component, float]:
-        """Clip the gradients, update the weights, and drop the gradients.
-
-        If the norm over all components is not finite, weights and optimizer stay as they are.
-
-        Args:
-            lr: learning rate of this step; a component with a rate of its own gets it scaled in proportion.
-
-        Returns:
-            The norm of each component's gradient, summed over ranks, before clipping.
-        """
-        engine, optimizer = self._model.engine, self._model.optimizer
-        norms = self._gradient_norms()
+        """Clip the gradients, update the weights, and drop the gradients, as `TorchEngine.step` does."""
+        model, engine, optimizer = self._model, self._model.engine, self._model.optimizer
+        squares = torch.zeros(len(model.parameters_by_component), dtype=torch.float64)
+        for index, parameters in enumerate(model.parameters_by_component.values()):
+            for parameter in parameters:
+                piece = self._local_gradient(parameter)
+                if piece is not None:
+                    squares[index] += float(piece.float().square().sum())
+        # Under ZeRO the squares are those of this rank's pieces; without it every rank has the whole gradient.
+        if model.options.zero_stage:
+            model.ranks.all_reduce([squares])
+        norms = dict(zip(model.parameters_by_component, squares.sqrt().tolist(), strict=True))
         for group, lr_scale in zip(optimizer.param_groups, self._lr_scales, strict=True):
             group["lr"] = lr * lr_scale
-        if self._model.options.zero_stage or math.isfinite(math.hypot(*norms.values())):
+        if model.options.zero_stage or math.isfinite(math.hypot(*norms.values())):
             # ZeRO skips an update by itself when a gradient is not finite; stage 0 does not.
             engine.step()
         else:
@@ -310,7 +272,8 @@ class DeepspeedEngine:
 
     def state(self) -> dict[str, dict[int, Any]]:
         """Return this rank's share of what a checkpoint keeps, as `TorchEngine.state` does; all ranks must call it."""
-        model, num_updates = self._model, self._model.update_count()
+        model = self._model
+        num_updates = float(next(iter(model.local_optimizer.state.values()))["step"])
         own = balanced_range(list(map(_numel, model.ordered_parameters)), model.ranks)
         moments, masters = {}, {}
         # Every rank gathers every weight's state, as other ranks need their pieces of it; it keeps its own share.
@@ -318,10 +281,10 @@ class DeepspeedEngine:
             whole = {name: model.full_optimizer_state(parameter, name) for name in _MOMENTS if num_updates}
             master = None if parameter.dtype == torch.float32 else model.full_optimizer_state(parameter)
             if index in own and num_updates:
-                own_moments = {name: _copy_to_host(whole[name]) for name in _MOMENTS}
+                own_moments = {name: whole[name].detach().cpu().clone() for name in _MOMENTS}
                 moments[index] = {"step": torch.tensor(num_updates), **own_moments}
             if index in own and master is not None:
-                masters[index] = _copy_to_host(master)
+                masters[index] = master.detach().cpu().clone()
         return {"moments": moments, "masters": masters}
 
     def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
@@ -330,21 +293,29 @@ class DeepspeedEngine:
         for index, moments in state["moments"].items():
             for name in _MOMENTS:
                 model.set_optimizer_state(model.ordered_parameters[index], moments[name], name)
-            model.set_update_count(float(moments["step"]))
+            # AdamW's bias correction depends on the number of updates, which DeepSpeed's setters leave as it is.
+            for own in model.local_optimizer.state.values():
+                own["step"].fill_(float(moments["step"]))
         for index, master in state["masters"].items():
             model.set_optimizer_state(model.ordered_parameters[index], master)
 
-    def _gradient_norms(self) -> dict[Component, float]:
-        """Return the norm of each component's gradient over all ranks."""
-        model = self._model
-        squares = torch.zeros(len(model.parameters_by_component), dtype=torch.float64)
-        for index, parameters in enumerate(model.parameters_by_component.values()):
-            pieces = list(map(model.local_gradient, parameters))
-            squares[index] = sum(float(piece.float().square().sum()) for piece in pieces if piece is not None)
-        # Under ZeRO the squares are those of this rank's pieces; without it every rank has the whole gradient.
-        if model.options.zero_stage:
-            model.ranks.all_reduce([squares])
-        return dict(zip(model.parameters_by_component, squares.sqrt().tolist(), strict=True))
+    def _local_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """Return this rank's piece of a gradient, [elements]; without ZeRO the whole, in the shape of the parameter.
+
+        None if this rank has no piece of it.
+        """
+        zero_stage = self._model.options.zero_stage
+        if not zero_stage:
+            return parameter.grad
+        piece: torch.Tensor | None
+        if zero_stage == 3:
+            piece = safe_get_local_grad(parameter)
+        else:
+            annotated: Any = parameter
+            # DeepSpeed's map from the parameter to the flat buffers of this rank; None if they hold nothing of it.
+            mapping = annotated._hp_mapping
+            piece = mapping and mapping.get_lp_grad_fragment(annotated._index_in_param_group)
+        return piece
 
 
 def _parameter_groups(parameters: Mapping[Component, Sequence[nn.Parameter]]) -> Iterator[dict[str, Any]]:
@@ -360,26 +331,6 @@ def _parameter_groups(parameters: Mapping[Component, Sequence[nn.Parameter]]) ->
                     members.append(parameter)
             if members:
                 yield {"params": members, "component": component, "matrices": matrices, "lr": 0.0}
-
-
-def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().clone()
-
-
-def _chunk_parameters(
-    named: Iterable[tuple[str, nn.Parameter]], max_elements: int
-) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """Yield runs of parameters with at most `max_elements` numbers together, but at least one parameter."""
-    chunk: list[tuple[str, nn.Parameter]] = []
-    num_elements = 0
-    for name, parameter in named:
-        if chunk and num_elements + _numel(parameter) > max_elements:
-            yield chunk
-            chunk, num_elements = [], 0
-        chunk.append((name, parameter))
-        num_elements += _numel(parameter)
-    if chunk:
-        yield chunk
 
 
 def _numel(parameter: nn.Parameter) -> int:

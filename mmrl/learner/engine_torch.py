@@ -6,7 +6,7 @@ Every rank has the whole model and makes the same update, from gradients summed 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,26 +29,33 @@ class TorchEngine:
         options: OptimizerConfig,
         ranks: Ranks | None = None,
     ) -> None:
-        """Make a fresh optimizer.
-
-        Args:
-            parameters: trained weights of each component.
-            options: learning rates, betas, weight decay and gradient clip of the stage.
-            ranks: the processes of the run; None for one alone.
-        """
+        """Make a fresh optimizer for the trained weights of each component."""
         self._ranks = ranks or SingleProcess()
         self._parameters: list[nn.Parameter] = []
         self._masters: list[torch.Tensor] = []
         self._masters_by_component: dict[Component, list[torch.Tensor]] = {}
+        vector_decay = 0.0 if options.weight_decay_on == "matrices" else options.weight_decay
+        groups: list[dict[str, Any]] = []
         for component, own in parameters.items():
-            masters = list(map(_master_weight, own))
+            masters: list[torch.Tensor] = []
+            for parameter in own:
+                is_float32 = parameter.dtype == torch.float32
+                masters.append(parameter if is_float32 else parameter.detach().float().clone())
             self._parameters += own
             self._masters += masters
             self._masters_by_component[component] = masters
+            # The matrices of a component, then its vectors (norms and biases), which may be spared weight decay.
+            lr_scale = options.component_lr(component) / options.lr
+            matrices = [master for master in masters if master.ndim > 1]
+            vectors = [master for master in masters if master.ndim <= 1]
+            groups.append({"params": matrices, "lr_scale": lr_scale, "weight_decay": options.weight_decay})
+            groups.append({"params": vectors, "lr_scale": lr_scale, "weight_decay": vector_decay})
+        # By AdamW's own index, which names a weight in a checkpoint.
+        self._ordered_masters: list[torch.Tensor] = []
+        for group in groups:
+            self._ordered_masters += group["params"]
         self._max_grad_norm = options.max_grad_norm
-        self._optimizer = torch.optim.AdamW(
-            list(self._parameter_groups(options)), lr=options.lr, betas=options.betas, fused=True
-        )
+        self._optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, fused=True)
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
         """Add the gradient of a scalar loss. `last` makes no difference: ranks sum gradients in `step`."""
@@ -65,14 +72,22 @@ class TorchEngine:
         Returns:
             The norm of each component's gradient, summed over ranks, before clipping.
         """
+        gradients = []
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter and parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
-        self._all_reduce_gradients()
+            # Ranks must sum the same list: a parameter without a gradient, such as the vision tower's after a
+            # text-only batch, counts as zero, as under ZeRO.
+            gradients.append(torch.zeros_like(master) if master.grad is None else master.grad)
+        self._ranks.all_reduce(gradients)
+        for master, gradient in zip(self._masters, gradients, strict=True):
+            master.grad = gradient
         norms = {}
         for component, masters in self._masters_by_component.items():
-            norms[component] = _gradient_norm(masters)
+            own_gradients = [master.grad for master in masters if master.grad is not None]
+            norms[component] = float(nn.utils.get_total_norm(own_gradients))
         total = math.hypot(*norms.values())
+        # Otherwise one overflow would make every weight NaN.
         if math.isfinite(total):
             nn.utils.clip_grads_with_norm_(self._masters, self._max_grad_norm, torch.tensor(total))
             for group in self._optimizer.param_groups:
@@ -87,11 +102,11 @@ class TorchEngine:
         self._optimizer.state.clear()
 
     def state(self) -> dict[str, dict[int, Any]]:
-        """Return this rank's share of what a checkpoint keeps.
+        """Return this rank's share of what a checkpoint keeps, by the index of a weight among AdamW's groups.
 
-        `moments` has the moments of each weight, `masters` the masters of those that are not float32, both by the index
-        of the weight among AdamW's groups, which does not depend on the number of ranks.
+        `moments` has the moments of each weight, `masters` the masters of those that are not float32.
         """
+        # The index does not depend on the number of ranks, so another number of them can continue.
         moments, ordered = self._optimizer.state_dict()["state"], self._ordered_masters
         own = balanced_range([master.numel() for master in ordered], self._ranks)
         pairs = zip(self._masters, self._parameters, strict=True)
@@ -106,52 +121,13 @@ class TorchEngine:
         # The groups hold learning rates and weight decay: those of the stage count, not those of the checkpoint.
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": dict(state["moments"]), "param_groups": groups})
-        ordered = self._ordered_masters
         with torch.no_grad():
             for index, master in state["masters"].items():
-                ordered[index].copy_(master)
+                self._ordered_masters[index].copy_(master)
         self._copy_masters_to_model()
-
-    @property
-    def _ordered_masters(self) -> list[torch.Tensor]:
-        ordered: list[torch.Tensor] = []
-        for group in self._optimizer.param_groups:
-            ordered += group["params"]
-        return ordered
-
-    def _parameter_groups(self, options: OptimizerConfig) -> Iterator[dict[str, Any]]:
-        """Yield AdamW's groups: the matrices of each component, then its vectors, which may be spared weight decay."""
-        vector_decay = 0.0 if options.weight_decay_on == "matrices" else options.weight_decay
-        for component, masters in self._masters_by_component.items():
-            lr_scale = options.component_lr(component) / options.lr
-            matrices = [master for master in masters if master.ndim > 1]
-            vectors = [master for master in masters if master.ndim <= 1]
-            yield {"params": matrices, "lr_scale": lr_scale, "weight_decay": options.weight_decay}
-            yield {"params": vectors, "lr_scale": lr_scale, "weight_decay": vector_decay}
-
-    def _all_reduce_gradients(self) -> None:
-        """Sum gradients over ranks.
-
-        A parameter without a gradient, such as the vision tower's after a text-only batch, counts as zero, as under
-        ZeRO.
-        """
-        gradients = []
-        for master in self._masters:
-            gradients.append(torch.zeros_like(master) if master.grad is None else master.grad)
-        self._ranks.all_reduce(gradients)
-        for master, gradient in zip(self._masters, gradients, strict=True):
-            master.grad = gradient
 
     @torch.no_grad()
     def _copy_masters_to_model(self) -> None:
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter:
                 parameter.copy_(master)
-
-
-def _master_weight(parameter: nn.Parameter) -> torch.Tensor:
-    return parameter if parameter.dtype == torch.float32 else parameter.detach().float().clone()
-
-
-def _gradient_norm(tensors: Sequence[torch.Tensor]) -> float:
-    return float(nn.utils.get_total_norm([tensor.grad for tensor in tensors if tensor.grad is not None]))

@@ -1,5 +1,8 @@
 """One training step: epochs over mini-batches with an update each, in micro-batches. `objective` has the loss.
 
+Before its first update, a learner checks the shared-prefix forward against the plain one, with this model on this
+machine.
+
 Suffix of tensor names: N trained tokens of a micro-batch.
 """
 
@@ -7,17 +10,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import nn
 
 from mmrl.algo.losses import learning_rate
 from mmrl.config.schema import Component, LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaPlacement, Ranks, SingleProcess
 from mmrl.learner.micro_batches import (
-    ExperienceGroups,
     RankMicroBatch,
     add_dummy_media,
     dummy_batch,
@@ -26,11 +30,9 @@ from mmrl.learner.micro_batches import (
     split_into_mini_batches,
 )
 from mmrl.learner.objective import LossDenominators, LossInputs, Objective, PolicyLossFn
-from mmrl.learner.shared_prefix_check import check_shared_prefix
-from mmrl.policy.batch import Batch, collate, group_by_prompt
-from mmrl.policy.prompt_tensors import TensorProvider
-from mmrl.policy.qwen_vl import Policy, TokenLogprobs
-from mmrl.types import Experience
+from mmrl.policy.batch import Batch, TensorProvider, collate, group_by_prompt
+from mmrl.policy.policy import Policy
+from mmrl.types import Experience, UserError
 
 _LOGPROB_DIFF = "rollout/logprob_diff_mean"
 _NONFINITE_UPDATES = "learner/nonfinite_updates"
@@ -46,11 +48,24 @@ class OptimizerEngine(Protocol):
         """Clip and update; return the norm of each component's gradient, summed over ranks, before clipping."""
 
 
-class LogprobModel(Protocol):
-    """A model that scores tokens: the reference. Implemented by `Policy` and `ReferencePolicy`."""
+class ForwardDifference(NamedTuple):
+    """Difference between two ways to score the same tokens."""
 
-    def compute_logprobs(self, batch: Batch) -> TokenLogprobs:
-        """Score every trained token of a batch."""
+    logprobs: float
+    """Largest difference of a log-prob, in nats."""
+    gradient: float
+    """Norm of the difference of the gradients, relative to the norm of the second."""
+
+    def within(self, bound: ForwardDifference) -> bool:
+        """Return True if neither exceeds its bound; a NaN does."""
+        return self.logprobs <= bound.logprobs and self.gradient <= bound.gradient
+
+
+TOLERANCES = {
+    torch.float32: ForwardDifference(logprobs=1e-4, gradient=1e-3),
+    torch.bfloat16: ForwardDifference(logprobs=0.1, gradient=0.1),
+}
+"""Differences that rounding explains, by the data type of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,21 +104,15 @@ class GrpoLearner:
         provider: TensorProvider,
         engine: OptimizerEngine,
         config: LearnerConfig,
-        reference: LogprobModel | None = None,
+        reference: Policy | None = None,
         *,
         ranks: Ranks | None = None,
         placement: MediaPlacement | None = None,
     ) -> None:
         """Set up the learner of a stage.
 
-        Args:
-            policy: the policy in training.
-            provider: provides patches and position ids.
-            engine: the optimizer of the stage.
-            config: settings of the stage.
-            reference: the reference of the KL penalty; None if the loss has none.
-            ranks: the processes of the run; None for one alone.
-            placement: the rank that holds the images of each prompt; None for no preference.
+        `reference` is that of the KL penalty; None if the loss has none. `placement` tells which rank holds the images
+        of each prompt; None for no preference.
         """
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
         if (reference is not None) != self._objective.needs_reference:
@@ -117,16 +126,15 @@ class GrpoLearner:
         self._reference = reference
         self._ranks, self._placement = ranks or SingleProcess(), placement or MediaPlacement()
         self._shared_prefix_checked = not config.shared_prefix
+        self._pack = partial(
+            pack_micro_batches,
+            max_groups=config.micro_batch_groups,
+            max_tokens=config.micro_batch_tokens,
+            shared_prefix=config.shared_prefix,
+        )
 
     def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
-        """Train on the experiences of a step: one update per epoch and mini-batch.
-
-        The loss of an update divides by counts over its whole mini-batch. Experiences without gradient are counted but
-        not run.
-
-        Args:
-            experiences: experiences of all ranks.
-            step: steps of the stage that are done.
+        """Train on the experiences of all ranks: one update per epoch and mini-batch.
 
         Returns:
             Metrics of the last epoch. The difference to the sampler's log-probs is that of the first update, and
@@ -137,23 +145,29 @@ class GrpoLearner:
             UserError: the first shared-prefix forward differs from the plain one, or a policy loss of the user's own
                 returns something else than a loss for each token.
         """
+        config = self._config
         masked = self._objective.mask(experiences)
-        active = []
-        for experience in masked:
-            if self._objective.has_gradient(experience):
-                active.append(experience)
+        active = list(filter(self._objective.has_gradient, masked))
+        lr = learning_rate(
+            step,
+            total=config.total_steps,
+            peak=config.optimizer.lr,
+            warmup=config.optimizer.warmup_steps,
+            decay=config.optimizer.lr_schedule,
+            final_frac=config.optimizer.final_lr_frac,
+        )
         no_gradient_frac = 1.0 - len(active) / len(experiences) if experiences else 0.0
-        metrics = {"learner/lr": self._learning_rate(step), "learner/no_gradient_frac": no_gradient_frac}
+        metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
         if not active:
             return metrics
         self._check_shared_prefix_once(active)
         mini_batches = []
-        for dealt in split_into_mini_batches(masked, self._config.mini_batches):
+        for dealt in split_into_mini_batches(masked, config.mini_batches):
             mini_batch = self._make_mini_batch(dealt)
             if mini_batch is not None:
                 mini_batches.append(mini_batch)
-        for epoch in range(self._config.epochs):
-            latest = _merge_update_metrics([self._update(mini_batch, step) for mini_batch in mini_batches])
+        for epoch in range(config.epochs):
+            latest = _merge_update_metrics([self._update(mini_batch, step, lr) for mini_batch in mini_batches])
             latest[_NONFINITE_UPDATES] += metrics.get(_NONFINITE_UPDATES, 0.0)
             # After the first update, the difference to the sampler tells about the update, not about the sampler.
             if epoch > 0 and _LOGPROB_DIFF in metrics:
@@ -162,38 +176,48 @@ class GrpoLearner:
         return metrics
 
     def _check_shared_prefix_once(self, active: Sequence[Experience]) -> None:
-        """Check the shared-prefix forward before the first update, on the first step that can reveal an error.
-
-        Every rank checks the same groups, because under ZeRO-3 a forward needs all ranks.
-        """
-        groups = [] if self._shared_prefix_checked else _pick_check_groups(group_by_prompt(active))
-        if groups:
+        """Check the shared-prefix forward before the first update, on the first step that can reveal an error."""
+        if self._shared_prefix_checked:
+            return
+        # The smallest input that can reveal an error: two siblings, else two groups that share a row. Taken from the
+        # experiences of all ranks, for every rank must check the same: under ZeRO-3 a forward needs all of them.
+        all_groups = group_by_prompt(active)
+        groups = all_groups[:2]
+        for group in all_groups:
+            if len(group) > 1:
+                groups = [group[:2]]
+                break
+        if sum(map(len, groups)) > 1:
             check_shared_prefix(self._policy, groups, self._provider, pad_id=self._config.pad_id, ranks=self._ranks)
             self._shared_prefix_checked = True
 
     def _make_mini_batch(self, experiences: Sequence[Experience]) -> _MiniBatch | None:
         """Return this rank's micro-batches of a mini-batch; None if nothing in it has a gradient."""
-        active = []
-        for experience in experiences:
-            if self._objective.has_gradient(experience):
-                active.append(experience)
+        active = list(filter(self._objective.has_gradient, experiences))
         if not active:
             return None
-        micro_batches = rank_micro_batches(active, self._placement.rank_by_digest, self._ranks, self._pack)
-        denominators = self._objective.count_denominators(experiences)
-        return _MiniBatch(micro_batches=micro_batches, denominators=denominators)
+        return _MiniBatch(
+            micro_batches=rank_micro_batches(active, self._placement.rank_by_digest, self._ranks, self._pack),
+            # Experiences without a gradient are not run, but the loss is a mean over them too.
+            denominators=self._objective.count_denominators(experiences),
+        )
 
-    def _update(self, mini_batch: _MiniBatch, step: int) -> dict[str, float]:
+    def _update(self, mini_batch: _MiniBatch, step: int, lr: float) -> dict[str, float]:
         """Make one pass over a mini-batch and one update; return its metrics over all ranks."""
         own_metrics: dict[str, float] = {}
-        for index, (micro_batch, batch) in enumerate(self._iter_batches(mini_batch.micro_batches)):
-            self._ranks.set_activity(f"learning from {', '.join(_sample_ids(micro_batch.groups)) or 'a dummy'}")
+        for index, micro_batch in enumerate(mini_batch.micro_batches):
+            # One at a time: the patches of a whole mini-batch would fill the memory.
+            batch = self._build_batch(micro_batch)
+            sample_ids = ", ".join(group[0].rollout.prompt.sample.id for group in micro_batch.groups)
+            self._ranks.set_activity(f"learning from {sample_ids or 'a dummy'}")
             scores = self._policy.compute_logprobs(batch)
             # The first epoch records the log-probs that later epochs compare with.
             if index == len(mini_batch.initial_logprobs):
-                mini_batch.initial_logprobs.append(
-                    _InitialLogprobs(scores.logprobs_N.detach(), self._reference_logprobs(batch))
-                )
+                reference_N = None
+                if self._reference is not None:
+                    with torch.no_grad():
+                        reference_N = self._reference.compute_logprobs(batch).logprobs_N
+                mini_batch.initial_logprobs.append((scores.logprobs_N.detach(), reference_N))
             if micro_batch.groups:
                 experiences: list[Experience] = []
                 for group in micro_batch.groups:
@@ -205,65 +229,89 @@ class GrpoLearner:
                 loss, metrics = scores.logprobs_N.sum(), {}
             self._engine.backward(loss, last=index + 1 == len(mini_batch.micro_batches))
             _accumulate_metrics(own_metrics, {"learner/loss": float(loss.detach()), **metrics})
-        norms = self._engine.step(self._learning_rate(step))
+        norms = self._engine.step(lr)
+        # Losses divide by counts over all ranks, so that metrics of ranks are summed, not averaged.
         all_metrics: dict[str, float] = {}
         for rank_metrics in self._ranks.all_gather(own_metrics):
             _accumulate_metrics(all_metrics, rank_metrics)
-        return all_metrics | _gradient_metrics(norms)
+        total_norm = math.hypot(*norms.values())
+        all_metrics["learner/grad_norm"] = total_norm
+        for component, norm in norms.items():
+            all_metrics[f"learner/grad_norm/{component}"] = norm
+        return all_metrics | {_NONFINITE_UPDATES: float(not math.isfinite(total_norm))}
 
-    def _reference_logprobs(self, batch: Batch) -> torch.Tensor | None:
-        """Return log-probs of a batch under the reference, float32 [N]; None without one."""
-        if self._reference is None:
-            return None
-        with torch.no_grad():
-            return self._reference.compute_logprobs(batch).logprobs_N
-
-    def _pack(self, experiences: Sequence[Experience]) -> list[list[list[Experience]]]:
-        return pack_micro_batches(
-            experiences,
-            max_groups=self._config.micro_batch_groups,
-            max_tokens=self._config.micro_batch_tokens,
-            shared_prefix=self._config.shared_prefix,
-        )
-
-    def _iter_batches(self, micro_batches: Sequence[RankMicroBatch]) -> Iterator[tuple[RankMicroBatch, Batch]]:
-        """Yield micro-batches with their tensors, which are made one at a time to save memory."""
-        config = self._config
-        for micro_batch in micro_batches:
-            if micro_batch.groups:
-                batch = collate(
-                    micro_batch.groups, self._provider, pad_id=config.pad_id, shared_prefix=config.shared_prefix
-                )
-            else:
-                batch = dummy_batch(
-                    pad_id=config.pad_id, patch_dim=self._policy.patch_dim, shared_prefix=config.shared_prefix
-                )
-            # For a weight without a gradient, ZeRO-3 and offloading would take the gradient of the step before: the
-            # vision tower must run even if no rank has an image or video.
-            videos = micro_batch.any_rank_has_videos
-            images = micro_batch.any_rank_has_images or (self._policy.is_sharded and not videos)
-            yield micro_batch, add_dummy_media(batch, self._provider.placeholders, images=images, videos=videos)
-
-    def _learning_rate(self, step: int) -> float:
-        options = self._config.optimizer
-        return learning_rate(
-            step,
-            total=self._config.total_steps,
-            peak=options.lr,
-            warmup=options.warmup_steps,
-            decay=options.lr_schedule,
-            final_frac=options.final_lr_frac,
-        )
+    def _build_batch(self, micro_batch: RankMicroBatch) -> Batch:
+        """Return the tensors of a micro-batch, with dummy media where other ranks have media and this one has none."""
+        config, provider = self._config, self._provider
+        if micro_batch.groups:
+            batch = collate(micro_batch.groups, provider, pad_id=config.pad_id, shared_prefix=config.shared_prefix)
+        else:
+            batch = dummy_batch(
+                pad_id=config.pad_id, patch_dim=self._policy.patch_dim, shared_prefix=config.shared_prefix
+            )
+        # For a weight without a gradient, ZeRO-3 and offloading would take the gradient of the step before: the vision
+        # tower must run even if no rank has an image or video.
+        videos = micro_batch.any_rank_has_videos
+        images = micro_batch.any_rank_has_images or (self._policy.runner.is_sharded and not videos)
+        return add_dummy_media(batch, provider.placeholders, images=images, videos=videos)
 
 
-class _InitialLogprobs(NamedTuple):
-    """Log-probs of a micro-batch's tokens before the first update of the step, float32 [N].
+def check_shared_prefix(
+    policy: Policy,
+    groups: Sequence[Sequence[Experience]],
+    provider: TensorProvider,
+    *,
+    pad_id: int,
+    ranks: Ranks | None = None,
+) -> None:
+    """Score groups packed and as plain rows, and compare log-probs and gradients; every rank must give the same.
 
-    The order of the fields is that of `LossInputs`.
+    `groups` needs two experiences, in one group or two.
+
+    Raises:
+        UserError: log-probs or gradients differ by more than rounding explains.
     """
+    packed = collate(groups, provider, pad_id=pad_id, shared_prefix=True)
+    plain = collate(groups, provider, pad_id=pad_id, shared_prefix=False)
+    # Under ZeRO-3 the gradient of a weight that a pass does not reach would be that of an earlier pass.
+    packed = add_dummy_media(packed, provider.placeholders, images=policy.runner.is_sharded, videos=False)
+    plain = add_dummy_media(plain, provider.placeholders, images=policy.runner.is_sharded, videos=False)
+    # Without dropout: otherwise the two forwards would drop different activations.
+    rates = {module: module.p for module in policy.model.modules() if isinstance(module, nn.Dropout)}
+    for module in rates:
+        module.p = 0.0
+    try:
+        found, bound = compare_layouts(policy, packed, plain, ranks), TOLERANCES[policy.model.dtype]
+    finally:
+        for module, rate in rates.items():
+            module.p = rate
+    if not found.within(bound):
+        raise UserError(
+            f"shared_prefix: on sample {groups[0][0].rollout.prompt.sample.id} it differs from the plain forward by "
+            f"{found.logprobs:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logprobs:g} and "
+            f"{bound.gradient:g} would be rounding. Set shared_prefix: off, and report the model and the versions of "
+            "torch and transformers"
+        )
 
-    policy_N: torch.Tensor
-    reference_N: torch.Tensor | None
+
+def compare_layouts(policy: Policy, batch: Batch, other: Batch, ranks: Ranks | None = None) -> ForwardDifference:
+    """Compare two layouts of the same experiences: log-probs, and the gradients of one scalar function of them.
+
+    Both have the same trained tokens in the same order; every rank must give the same experiences.
+    """
+    ranks = ranks or SingleProcess()
+    logprobs_N, gradient = _logprobs_and_gradient(policy, batch)
+    other_logprobs_N, other_gradient = _logprobs_and_gradient(policy, other)
+    difference_square, norm_square = 0.0, 0.0
+    for own, theirs in zip(gradient, other_gradient, strict=True):
+        difference_square += float((own - theirs).float().square().sum())
+        norm_square += float(theirs.float().square().sum())
+    squares = torch.tensor([difference_square, norm_square], dtype=torch.float64)
+    # Ranks have pieces of a sharded gradient. Of an ordinary one each has the whole: both sums then count it equally
+    # often, so their ratio is the same.
+    ranks.all_reduce([squares])
+    largest = max(ranks.all_gather(float((logprobs_N - other_logprobs_N).abs().max())))
+    return ForwardDifference(largest, float(squares[0] / squares[1]) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,36 +322,15 @@ class _MiniBatch:
     """Those of this rank."""
     denominators: LossDenominators
     """Counts over all ranks."""
-    initial_logprobs: list[_InitialLogprobs] = field(default_factory=list)
-    """One for each micro-batch, recorded by the first epoch."""
+    initial_logprobs: list[tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=list)
+    """Log-probs of each micro-batch before the first update, under the policy and the reference, float32 [N].
 
-
-def _pick_check_groups(groups: ExperienceGroups) -> ExperienceGroups:
-    """Return the smallest input that can reveal a packing error: two siblings, or two groups that share a row.
-
-    Empty if the batch has neither.
+    The first epoch records them. The reference's are None without a KL penalty.
     """
-    for group in groups:
-        if len(group) > 1:
-            return [group[:2]]
-    return groups[:2] if len(groups) > 1 else []
-
-
-def _gradient_metrics(norms: Mapping[Component, float]) -> dict[str, float]:
-    """Return the norm of the whole gradient and of each component's."""
-    total = math.hypot(*norms.values())
-    metrics = {"learner/grad_norm": total}
-    for component, norm in norms.items():
-        metrics[f"learner/grad_norm/{component}"] = norm
-    metrics[_NONFINITE_UPDATES] = float(not math.isfinite(total))
-    return metrics
 
 
 def _merge_update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of an epoch: means over its updates, but extremes and counts for those that are such.
-
-    The difference to the sampler's log-probs is that of the first update alone, before any weight has changed.
-    """
+    """Return the metrics of an epoch: means over its updates, but extremes and counts for those that are such."""
     totals: dict[str, float] = {}
     for update in updates:
         _accumulate_metrics(totals, update)
@@ -316,6 +343,7 @@ def _merge_update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, f
             continue
         is_mean = not name.endswith(("_max", "_min")) and name != _NONFINITE_UPDATES
         merged[name] = total / num_updates[name] if is_mean else total
+    # That of the first update alone, before any weight has changed.
     if _LOGPROB_DIFF in updates[0]:
         merged[_LOGPROB_DIFF] = updates[0][_LOGPROB_DIFF]
     return merged
@@ -334,5 +362,17 @@ def _accumulate_metrics(totals: dict[str, float], metrics: Mapping[str, float]) 
             totals[name] += value
 
 
-def _sample_ids(groups: ExperienceGroups) -> Iterator[str]:
-    return (group[0].rollout.prompt.sample.id for group in groups)
+def _logprobs_and_gradient(policy: Policy, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return the log-probs of a batch, float32 [N], and the gradient of their mean with varying weights."""
+    computed = []
+
+    def loss() -> torch.Tensor:
+        """Return the weighted mean, a scalar, and keep the log-probs."""
+        logprobs_N = policy.compute_logprobs(batch).logprobs_N
+        computed.append(logprobs_N.detach())
+        # With equal weights, errors that only move gradient from one token to another would cancel.
+        weights_N = torch.cos(torch.arange(len(logprobs_N), device=logprobs_N.device))
+        return (logprobs_N * weights_N).mean()
+
+    gradient = policy.runner.compute_gradient(loss, list(policy.trained.values()))
+    return computed[0], gradient

@@ -7,14 +7,13 @@ Suffixes of tensor names as in `mmrl.policy.batch`: B rows, L columns, N trained
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from mmrl.distributed.ranks import Ranks
-from mmrl.policy.batch import Batch, BatchMedia, PrefixGroup, group_by_prompt
-from mmrl.policy.prompt_tensors import Placeholders
+from mmrl.policy.batch import Batch, BatchMedia, Placeholders, PrefixGroup, group_by_prompt
 from mmrl.types import Experience, ImageRef, VideoRef
 
 ExperienceGroups = Sequence[Sequence[Experience]]
@@ -49,24 +48,24 @@ def rank_micro_batches(
 ) -> list[RankMicroBatch]:
     """Return the micro-batches of this rank, as many as any rank has.
 
-    Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks: all of them must run as many passes,
-    and through the same layers, those of the vision tower among them.
-
-    Args:
-        experiences: experiences of all ranks.
-        rank_by_digest: rank that holds the images and videos of a prompt, by the prompt's digest.
-        ranks: the processes of the run.
-        pack: cuts the experiences of a rank into micro-batches.
+    `experiences` are those of all ranks. `rank_by_digest` tells which rank holds the images and videos of a prompt.
     """
+    # Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks: all of them must run as many passes,
+    # and through the same layers, those of the vision tower among them.
     by_rank = list(map(pack, assign_to_ranks(experiences, rank_by_digest, ranks.size)))
     micro_batches = []
     for index in range(max(map(len, by_rank))):
         concurrent: list[ExperienceGroups] = [own[index] if index < len(own) else () for own in by_rank]
+        media_types: set[type] = set()
+        for groups in concurrent:
+            for group in groups:
+                for experience in group:
+                    media_types.update(map(type, experience.rollout.media))
         micro_batches.append(
             RankMicroBatch(
                 groups=concurrent[ranks.rank],
-                any_rank_has_images=any(_has_media(groups, ImageRef) for groups in concurrent),
-                any_rank_has_videos=any(_has_media(groups, VideoRef) for groups in concurrent),
+                any_rank_has_images=ImageRef in media_types,
+                any_rank_has_videos=VideoRef in media_types,
             )
         )
     return micro_batches
@@ -100,41 +99,38 @@ def assign_to_ranks(
 def pack_micro_batches(
     experiences: Sequence[Experience], *, max_groups: int, max_tokens: int, shared_prefix: bool
 ) -> list[list[list[Experience]]]:
-    """Cut experiences into micro-batches of whole groups, those with short completions first.
+    """Cut the experiences of a rank into micro-batches of whole groups, those with short completions first.
 
-    A group with more tokens than `max_tokens` is split and its prompt repeated. A sequence that alone exceeds it is a
-    micro-batch of its own.
-
-    Args:
-        experiences: experiences of this rank.
-        max_groups: most groups of a micro-batch.
-        max_tokens: most tokens of a forward pass, padding included.
-        shared_prefix: a prompt runs once for its group, rather than once for each completion.
+    A group with more tokens than `max_tokens`, padding included, is split and its prompt repeated. A sequence that
+    alone exceeds it is a micro-batch of its own. With `shared_prefix` a prompt counts once for its group.
     """
+    # By length, because without a shared prefix rows are padded to the longest of their micro-batch.
+    groups = group_by_prompt(experiences)
+    groups.sort(key=_num_completion_tokens)
+    parts: list[list[Experience]] = []
+    for group in groups:
+        part: list[Experience] = []
+        for experience in group:
+            if part and _count_forward_tokens([[*part, experience]], shared_prefix=shared_prefix) > max_tokens:
+                parts.append(part)
+                part = []
+            part.append(experience)
+        parts.append(part)
     micro_batches: list[list[list[Experience]]] = []
-    for group in sorted(group_by_prompt(experiences), key=_num_completion_tokens):
-        for part in _split_group(group, max_tokens, shared_prefix=shared_prefix):
-            last = micro_batches[-1] if micro_batches else []
-            has_room = 0 < len(last) < max_groups
-            if has_room and _count_forward_tokens([*last, part], shared_prefix=shared_prefix) <= max_tokens:
-                last.append(part)
-            else:
-                micro_batches.append([part])
+    for part in parts:
+        last = micro_batches[-1] if micro_batches else []
+        has_room = 0 < len(last) < max_groups
+        if has_room and _count_forward_tokens([*last, part], shared_prefix=shared_prefix) <= max_tokens:
+            last.append(part)
+        else:
+            micro_batches.append([part])
     return micro_batches
 
 
 def add_dummy_media(batch: Batch, placeholders: Placeholders, *, images: bool, videos: bool) -> Batch:
-    """Return the batch with a dummy image and a dummy video where it lacks one that is asked for.
-
-    Each is a sequence of its own, of one placeholder that nothing is trained on: it changes no other sequence, and so
-    no gradient, but for rounding.
-
-    Args:
-        batch: the batch of this rank.
-        placeholders: tokens of images and videos.
-        images: True if the batch must contain an image.
-        videos: True if the batch must contain a video.
-    """
+    """Return the batch with a dummy image and a dummy video where it lacks one that is asked for."""
+    # Each is a sequence of its own, of one placeholder that nothing is trained on: it changes no other sequence, and so
+    # no gradient, but for rounding.
     media = batch.media
     merge_size = placeholders.merge_size
     grid = torch.tensor([[1, merge_size, merge_size]])
@@ -152,10 +148,7 @@ def add_dummy_media(batch: Batch, placeholders: Placeholders, *, images: bool, v
 def dummy_batch(*, pad_id: int, patch_dim: int, shared_prefix: bool) -> Batch:
     """Return a batch of one token that is not trained, for a rank without a micro-batch.
 
-    Args:
-        pad_id: id of that token.
-        patch_dim: number of values in a patch.
-        shared_prefix: pack it as a prefix tree, as the batches of other ranks are.
+    `patch_dim` is the number of values in a patch. With `shared_prefix` it is packed as the batches of other ranks are.
     """
     no_patches, no_grids = torch.zeros(0, patch_dim), torch.zeros(0, 3, dtype=torch.int64)
     return Batch(
@@ -178,27 +171,8 @@ def dummy_batch(*, pad_id: int, patch_dim: int, shared_prefix: bool) -> Batch:
     )
 
 
-def _has_media(groups: ExperienceGroups, ref_type: type[ImageRef] | type[VideoRef]) -> bool:
-    for group in groups:
-        for experience in group:
-            if any(isinstance(ref, ref_type) for ref in experience.rollout.media):
-                return True
-    return False
-
-
 def _num_completion_tokens(group: Sequence[Experience]) -> int:
     return sum(experience.rollout.num_tokens for experience in group)
-
-
-def _split_group(group: Sequence[Experience], max_tokens: int, *, shared_prefix: bool) -> Iterator[list[Experience]]:
-    """Yield parts of a group that have at most `max_tokens` each, but at least one experience."""
-    part: list[Experience] = []
-    for experience in group:
-        if part and _count_forward_tokens([[*part, experience]], shared_prefix=shared_prefix) > max_tokens:
-            yield part
-            part = []
-        part.append(experience)
-    yield part
 
 
 def _count_forward_tokens(groups: ExperienceGroups, *, shared_prefix: bool) -> int:

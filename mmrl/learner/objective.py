@@ -12,7 +12,6 @@ Log-probs, log ratios and entropies are in nats.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +32,7 @@ from mmrl.algo.losses import (
     truncate_weights,
 )
 from mmrl.config.schema import CustomPolicyLossConfig, LossConfig
-from mmrl.types import Author, Experience, FinishReason, UserError
+from mmrl.types import TRAINED_AUTHORS, Author, Experience, FinishReason, UserError
 from mmrl.utils.plugins import load_plugin
 
 PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -78,27 +77,18 @@ class Objective:
     """The loss of a stage: policy loss, KL penalty, entropy bonus, and likelihood of demonstrations."""
 
     def __init__(self, options: LossConfig, total_steps: int, policy_loss_fn: PolicyLossFn | None = None) -> None:
-        """Set up the loss.
+        """Set up the loss of a stage of `total_steps`, over which schedules of coefficients run.
 
-        Args:
-            options: the `loss` section.
-            total_steps: steps of the stage, which schedules of coefficients run over.
-            policy_loss_fn: the function that `loss.policy_loss` names, from `load_policy_loss`; None for a built-in
-                loss.
+        `policy_loss_fn` is the function that `loss.policy_loss` names, from `load_policy_loss`; None for a built-in
+        loss.
         """
         if isinstance(options.policy_loss, CustomPolicyLossConfig) != (policy_loss_fn is not None):
             raise ValueError(f"loss.policy_loss is {options.policy_loss!r}, but its function is {policy_loss_fn!r}")
         self._options, self._total_steps, self._policy_loss_fn = options, total_steps, policy_loss_fn
-
-    @property
-    def needs_reference(self) -> bool:
+        self.needs_reference = options.kl.coef > 0.0
         """True if there is a KL penalty."""
-        return self._options.kl.coef > 0.0
-
-    @property
-    def has_entropy_bonus(self) -> bool:
+        self.has_entropy_bonus = options.entropy.coef > 0.0
         """True if there is an entropy bonus."""
-        return self._options.entropy.coef > 0.0
 
     def mask(self, experiences: Sequence[Experience]) -> list[Experience]:
         """Return the experiences that enter the loss and its denominators: all, or all but truncated ones.
@@ -145,17 +135,12 @@ class Objective:
     def __call__(
         self, experiences: Sequence[Experience], inputs: LossInputs, denominators: LossDenominators, *, step: int
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return this micro-batch's share of the loss, a scalar, and of the metrics.
+        """Return this micro-batch's share of the loss, a scalar, and of the metrics; `step` counts from 0 in the stage.
 
-        Shares of a step add up, but for metrics in `_max` and `_min`, of which the extreme is taken.
-
-        Args:
-            experiences: experiences of the micro-batch, in the order of the tokens.
-            inputs: log-probs and entropies of their trained tokens.
-            denominators: counts of the whole step.
-            step: steps of the stage that are done.
+        Shares of a step add up, but for metrics in `_max` and `_min`, of which the extreme is taken. `inputs` are in
+        the order of the tokens of `experiences`, `denominators` those of the whole step.
         """
-        tokens = _LossTokens.from_experiences(experiences, self._options).to(inputs.logprobs_N.device)
+        tokens = _collect_loss_tokens(experiences, self._options, inputs.logprobs_N.device)
         loss = inputs.logprobs_N.new_zeros(())
         metrics: dict[str, float] = {}
         if denominators.demonstration_tokens:
@@ -165,8 +150,12 @@ class Objective:
             loss = loss + coefficient(step, total=self._total_steps, options=self._options.sft_loss) * nll
             metrics["learner/sft_loss_nats"] = float(nll.detach())
         if tokens.is_policy_N.any():
-            policy_inputs = _select_inputs(inputs, tokens.is_policy_N)
-            rl_loss, rl_metrics = self._rl_loss(tokens.select(tokens.is_policy_N), policy_inputs, denominators, step)
+            policy_tokens = _LossTokens._make(values_N[tokens.is_policy_N] for values_N in tokens)
+            # None is the reference's place where there is no KL penalty.
+            policy_inputs = LossInputs._make(
+                None if values_N is None else values_N[tokens.is_policy_N] for values_N in inputs
+            )
+            rl_loss, rl_metrics = self._rl_loss(policy_tokens, policy_inputs, denominators, step)
             loss, metrics = loss + rl_loss, metrics | rl_metrics
         return loss, metrics
 
@@ -176,16 +165,24 @@ class Objective:
         """Return policy loss, KL penalty and entropy bonus over tokens that the policy sampled, and their metrics."""
         options = self._options
         old_T = torch.where(
-            tokens.use_rollout_logprobs_N, tokens.rollout_logprobs_N, inputs.recomputed_logprobs_N
+            tokens.use_recorded_logprobs_N, tokens.rollout_logprobs_N, inputs.recomputed_logprobs_N
         ).detach()
-        ratio_T = importance_ratios(
-            self._clip_log_ratio(inputs.logprobs_N - old_T), tokens.sequence_index_N, options.importance_ratio_level
-        )
+        log_ratio_T = inputs.logprobs_N - old_T
+        if options.log_ratio_clip is not None:
+            # So that no exponential is taken of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
+            log_ratio_T = log_ratio_T.clamp(-options.log_ratio_clip, options.log_ratio_clip)
+        ratio_T = importance_ratios(log_ratio_T, tokens.sequence_index_N, options.importance_ratio_level)
         correction_T = self._rollout_correction(old_T - tokens.rollout_logprobs_N, tokens.sequence_index_N)
         advantage_T, penalty_T = tokens.advantages_N, torch.zeros_like(ratio_T)
-        metrics = self._token_metrics(tokens, inputs, ratio_T, correction_T, denominators)
+        metrics = self._token_metrics(
+            tokens, inputs, denominators, old_T=old_T, ratio_T=ratio_T, correction_T=correction_T
+        )
         if inputs.reference_logprobs_N is not None:
-            kl_T = self._kl(inputs, inputs.reference_logprobs_N)
+            # In the reward, the KL is a fact about the policy that sampled: that of the step's start, without gradient.
+            kl_of_T = inputs.recomputed_logprobs_N.detach() if options.kl.apply_to == "reward" else inputs.logprobs_N
+            kl_T = estimate_kl(
+                kl_of_T, inputs.reference_logprobs_N, options.kl.estimator, log_ratio_clip=options.kl.log_ratio_clip
+            )
             kl_coefficient = coefficient(step, total=self._total_steps, options=options.kl)
             metrics["policy/reference_kl_nats"] = float(kl_T.detach().sum()) / denominators.policy_tokens
             if options.kl.apply_to == "reward":
@@ -209,7 +206,6 @@ class Objective:
     def _policy_loss(
         self, logprobs_T: Tensor, old_T: Tensor, ratio_T: Tensor, advantage_T: Tensor, sequence_T: Tensor
     ) -> Tensor:
-        """Return the policy loss of each token, float32 [T]."""
         options = self._options
         if self._policy_loss_fn is not None:
             return self._custom_policy_loss(self._policy_loss_fn, logprobs_T, old_T, advantage_T, sequence_T)
@@ -236,47 +232,35 @@ class Objective:
             torch.split(advantage_T.detach(), lengths),
             strict=True,
         )
+        name = getattr(self._options.policy_loss, "fn", "")
         losses = []
         for logprobs_S, old_S, advantages_S in by_response:
             # Losses written for padded batches expect a mask. Here nothing is padded.
             mask_S = torch.ones_like(logprobs_S, dtype=torch.bool)
             loss_S = policy_loss_fn(logprobs_S, old_S, advantages_S, mask_S)
-            self._check_custom_loss(loss_S, logprobs_S)
+            if not isinstance(loss_S, Tensor) or loss_S.shape != logprobs_S.shape:
+                returned = f"a tensor {list(loss_S.shape)}" if isinstance(loss_S, Tensor) else type(loss_S).__name__
+                raise UserError(
+                    f"loss.policy_loss {name!r} returned {returned}; it must return the loss of each token, a tensor "
+                    f"{list(logprobs_S.shape)}, and leave sums and means to loss.aggregation"
+                )
+            if logprobs_S.requires_grad and not loss_S.requires_grad:
+                raise UserError(
+                    f"loss.policy_loss {name!r} returned a tensor without gradient; compute it from `logprobs`, "
+                    "without `detach` or `torch.no_grad`"
+                )
             losses.append(loss_S)
         return torch.cat(losses)
-
-    def _check_custom_loss(self, loss_S: object, logprobs_S: Tensor) -> None:
-        name = getattr(self._options.policy_loss, "fn", "")
-        if not isinstance(loss_S, Tensor) or loss_S.shape != logprobs_S.shape:
-            returned = f"a tensor {list(loss_S.shape)}" if isinstance(loss_S, Tensor) else type(loss_S).__name__
-            raise UserError(
-                f"loss.policy_loss {name!r} returned {returned}; it must return the loss of each token, a tensor "
-                f"{list(logprobs_S.shape)}, and leave sums and means to loss.aggregation"
-            )
-        if logprobs_S.requires_grad and not loss_S.requires_grad:
-            raise UserError(
-                f"loss.policy_loss {name!r} returned a tensor without gradient; compute it from `logprobs`, without "
-                "`detach` or `torch.no_grad`"
-            )
-
-    def _clip_log_ratio(self, log_ratio_T: Tensor) -> Tensor:
-        """Bound log ratios, so that no exponential is taken of a large number.
-
-        Source: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
-        """
-        bound = self._options.log_ratio_clip
-        return log_ratio_T if bound is None else log_ratio_T.clamp(-bound, bound)
 
     def _rollout_correction(self, log_weight_T: Tensor, sequence_T: Tensor) -> Tensor:
         """Return importance weights of the learner at the step's start against the sampler, without gradient.
 
-        Args:
-            log_weight_T: log-probs of the learner minus those of the sampler.
-            sequence_T: index of the response that a token belongs to.
+        `log_weight_T` are log-probs of the learner minus those of the sampler.
         """
         options = self._options.rollout_correction
         if options.method == "none":
             return torch.ones_like(log_weight_T)
+        # A weight, not a path for the gradient: it corrects for tokens that are drawn already.
         log_weight_T = log_weight_T.detach()
         if options.level == "sequence":
             log_weight_T = sequence_sums(log_weight_T, sequence_T)
@@ -285,28 +269,32 @@ class Objective:
             return truncate_weights(weight_T, options.high)
         return mask_weights(weight_T, options.low, options.high)
 
-    def _kl(self, inputs: LossInputs, reference_T: Tensor) -> Tensor:
-        """Return the estimate of the KL to the reference at each token; in the reward, that of the step's start."""
-        options = self._options.kl
-        in_reward = options.apply_to == "reward"
-        logprobs_T = inputs.recomputed_logprobs_N.detach() if in_reward else inputs.logprobs_N
-        return estimate_kl(logprobs_T, reference_T, options.estimator, log_ratio_clip=options.log_ratio_clip)
-
     def _token_metrics(
         self,
         tokens: _LossTokens,
         inputs: LossInputs,
+        denominators: LossDenominators,
+        *,
+        old_T: Tensor,
         ratio_T: Tensor,
         correction_T: Tensor,
-        denominators: LossDenominators,
     ) -> dict[str, float]:
-        """Return means over the tokens of the step, whatever the loss aggregates over, and extremes of the ratio."""
+        """Return means over the tokens of the step, whatever the loss aggregates over, and extremes of the ratio.
+
+        Source of `policy/approx_kl`: Schulman, "Approximating KL Divergence" (2020), the estimator k3 of
+        KL(old || policy) at tokens drawn from old: (r - 1) - log r with r = exp(logprob - old log-prob).
+        """
         ratio_T, logprobs_T = ratio_T.detach(), inputs.logprobs_N.detach()
-        is_clipped_T = (ratio_T < 1.0 - self._options.clip_low) | (ratio_T > 1.0 + self._options.clip_high)
+        is_low_T = ratio_T < 1.0 - self._options.clip_low
+        is_high_T = ratio_T > 1.0 + self._options.clip_high
         count = denominators.policy_tokens
         metrics = {
             "policy/entropy_nats": float(inputs.entropies_N.detach().sum()) / count,
-            "policy/clip_frac": float(is_clipped_T.sum()) / count,
+            # Of each token's own ratio, whatever `importance_ratio_level` and `log_ratio_clip` make of it in the loss.
+            "policy/approx_kl": float(estimate_kl(old_T, logprobs_T, "k3").sum()) / count,
+            "policy/clip_frac": float((is_low_T | is_high_T).sum()) / count,
+            "policy/clip_frac_low": float(is_low_T.sum()) / count,
+            "policy/clip_frac_high": float(is_high_T.sum()) / count,
         }
         if self._options.rollout_correction.method != "none":
             metrics["policy/tis_weight_mean"] = float(correction_T.sum()) / count
@@ -336,8 +324,7 @@ def load_policy_loss(options: LossConfig, base_dir: Path) -> PolicyLossFn | None
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LossTokens:
+class _LossTokens(NamedTuple):
     """Facts about the trained tokens of a micro-batch that need no model, each [N]."""
 
     sequence_index_N: Tensor
@@ -348,8 +335,19 @@ class _LossTokens:
     """Part of a demonstration, bool."""
     in_sft_loss_N: Tensor
     """Trained by `loss.sft_loss`, bool."""
-    use_rollout_logprobs_N: Tensor
-    """The importance ratio divides by the log-prob recorded in sampling, not by the recomputed one, bool."""
+    use_recorded_logprobs_N: Tensor
+    """Old log-prob of the importance ratio, bool: True for the one recorded in sampling, False for the recomputed one.
+
+    Three settings decide, each for rollouts of one kind:
+
+    - `loss.old_logprobs` for a rollout of the current policy;
+    - `replay.old_logprobs` for a replayed one;
+    - `SelectionPipeline.stale_old_logprobs` for one that is stale but not replayed, because generation was asynchronous
+      or partial: "recorded", but with a rollout correction `loss.old_logprobs` decides here too.
+
+    The last two arrive as `Experience.old_logprobs_source`. Groups that dynamic sampling carried over from an earlier
+    step arrive as "recorded".
+    """
     is_fresh_N: Tensor
     """Sampled for this step, bool."""
     rollout_logprobs_N: Tensor
@@ -359,43 +357,36 @@ class _LossTokens:
     fixed_lengths_N: Tensor
     """Length that `aggregation: fixed` divides by, float32."""
 
-    @staticmethod
-    def from_experiences(experiences: Sequence[Experience], options: LossConfig) -> _LossTokens:
-        """Return the tokens of experiences, in their order."""
-        tokens: list[_LossToken] = []
-        counts, uses_recorded, is_fresh, advantages, fixed_lengths = [], [], [], [], []
-        for experience in experiences:
-            own = list(_iter_loss_tokens(experience, options))
-            tokens += own
-            counts.append(len(own))
-            # Replay may decide for its rollouts; otherwise the loss does.
-            source = experience.old_logprobs_source or options.old_logprobs
-            uses_recorded.append(source == "recorded")
-            is_fresh.append(experience.staleness == 0)
-            advantages.append(experience.advantage)
-            fixed_lengths.append(float(options.fixed_length or experience.rollout.sampling_params.max_new_tokens))
-        authors = [token.author for token in tokens]
-        # Of an empty list torch would make float32, so bool is spelled out.
-        sequence_N = torch.arange(len(experiences)).repeat_interleave(torch.tensor(counts))
-        return _LossTokens(
-            sequence_index_N=sequence_N,
-            is_policy_N=torch.tensor([author is Author.POLICY for author in authors], dtype=torch.bool),
-            is_demonstration_N=torch.tensor([author is Author.DEMONSTRATION for author in authors], dtype=torch.bool),
-            in_sft_loss_N=torch.tensor([token.in_sft_loss for token in tokens], dtype=torch.bool),
-            use_rollout_logprobs_N=torch.tensor(uses_recorded)[sequence_N],
-            is_fresh_N=torch.tensor(is_fresh)[sequence_N],
-            rollout_logprobs_N=torch.tensor([token.rollout_logprob for token in tokens]),
-            advantages_N=torch.tensor(advantages)[sequence_N],
-            fixed_lengths_N=torch.tensor(fixed_lengths)[sequence_N],
-        )
 
-    def select(self, kept_N: Tensor) -> _LossTokens:
-        """Return some of the tokens, by a bool mask [N]."""
-        return _LossTokens(**{field.name: getattr(self, field.name)[kept_N] for field in fields(self)})
-
-    def to(self, device: torch.device) -> _LossTokens:
-        """Return a copy on another device."""
-        return _LossTokens(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+def _collect_loss_tokens(experiences: Sequence[Experience], options: LossConfig, device: torch.device) -> _LossTokens:
+    """Return the trained tokens of experiences, in their order."""
+    tokens: list[_LossToken] = []
+    counts, uses_recorded, is_fresh, advantages, fixed_lengths = [], [], [], [], []
+    for experience in experiences:
+        own = list(_iter_loss_tokens(experience, options))
+        tokens += own
+        counts.append(len(own))
+        # Which of the two, and why: see `_LossTokens.use_recorded_logprobs_N`.
+        source = experience.old_logprobs_source or options.old_logprobs
+        uses_recorded.append(source == "recorded")
+        is_fresh.append(experience.staleness == 0)
+        advantages.append(experience.advantage)
+        fixed_lengths.append(float(options.fixed_length or experience.rollout.sampling_params.max_new_tokens))
+    authors = [token.author for token in tokens]
+    sequence_N = torch.arange(len(experiences)).repeat_interleave(torch.tensor(counts))
+    # Of an empty list torch would make float32, so bool is spelled out.
+    collected = _LossTokens(
+        sequence_index_N=sequence_N,
+        is_policy_N=torch.tensor([author is Author.POLICY for author in authors], dtype=torch.bool),
+        is_demonstration_N=torch.tensor([author is Author.DEMONSTRATION for author in authors], dtype=torch.bool),
+        in_sft_loss_N=torch.tensor([token.in_sft_loss for token in tokens], dtype=torch.bool),
+        use_recorded_logprobs_N=torch.tensor(uses_recorded)[sequence_N],
+        is_fresh_N=torch.tensor(is_fresh)[sequence_N],
+        rollout_logprobs_N=torch.tensor([token.rollout_logprob for token in tokens]),
+        advantages_N=torch.tensor(advantages)[sequence_N],
+        fixed_lengths_N=torch.tensor(fixed_lengths)[sequence_N],
+    )
+    return _LossTokens._make(values_N.to(device) for values_N in collected)
 
 
 class _LossToken(NamedTuple):
@@ -415,16 +406,9 @@ def _iter_loss_tokens(experience: Experience, options: LossConfig) -> Iterator[_
     has_sft_loss = options.sft_loss.coef > 0.0 and is_good
     has_begun = whole_response
     for segment in experience.rollout.segments:
+        # The trigger opens the imitated part but is FORCED, so it is not trained itself.
         has_begun = has_begun or segment.author is Author.FORCED
-        if segment.author in (Author.POLICY, Author.DEMONSTRATION):
+        if segment.author in TRAINED_AUTHORS:
             in_sft_loss = has_sft_loss and has_begun and segment.author is Author.POLICY
             for logprob in segment.logprobs:
                 yield _LossToken(segment.author, logprob, in_sft_loss)
-
-
-def _select_inputs(inputs: LossInputs, kept_N: Tensor) -> LossInputs:
-    """Return the inputs of some of the tokens, by a bool mask [N]."""
-    reference_N = None if inputs.reference_logprobs_N is None else inputs.reference_logprobs_N[kept_N]
-    return LossInputs(
-        inputs.logprobs_N[kept_N], inputs.entropies_N[kept_N], inputs.recomputed_logprobs_N[kept_N], reference_N
-    )

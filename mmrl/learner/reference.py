@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 import torch
 
 from mmrl.config import schema
 from mmrl.distributed.ranks import Ranks, SingleProcess, balanced_range
-from mmrl.policy.batch import Batch
-from mmrl.policy.qwen_vl import Policy, TokenLogprobs
+from mmrl.policy.policy import Policy
 
 
 class ReferencePolicy:
-    """A copy of the policy, with updates as `reference.update` says.
-
-    `ema` averages in float32, whatever the data type of the model: a change of 0.01 of the difference would often
-    vanish in bfloat16.
-    """
+    """A copy of the policy, with updates as `reference.update` says."""
 
     def __init__(
         self,
@@ -30,53 +24,46 @@ class ReferencePolicy:
     ) -> None:
         """Copy the policy as it is now.
 
-        Args:
-            policy: the policy in training.
-            options: the `reference` section.
-            initial_copy: a policy that equals it now and never changes, such as one without its adapter; None for a
-                new copy.
-            ranks: the processes of the run; None for one alone.
+        `initial_copy` is a policy that equals it now and never changes, such as one without its adapter; None for a new
+        copy.
         """
-        self._options, self._policy, self._ranks = options, policy, ranks or SingleProcess()
-        self._frozen_copy = initial_copy or policy.frozen_copy()
+        self._options, self._trained_policy, self._ranks = options, policy, ranks or SingleProcess()
+        self.policy = initial_copy or policy.frozen_copy()
+        """The copy of the policy, which the learner scores tokens with."""
+        self.is_frozen = options.update == "never"
         tracked = {} if self.is_frozen else policy.trained
         self._tracked_parameters = list(tracked.values())
-        self._weights = [self._frozen_copy.trained[name] for name in tracked]
-        # `float` copies nothing where a weight is float32: the average is then the reference's own weight.
+        self._weights = [self.policy.trained[name] for name in tracked]
+        # In bfloat16 a change of 0.01 of the difference would often vanish, so averages are float32. `float` copies
+        # nothing where a weight is float32: the average is then the reference's own weight.
         self._averages = [weight.float() for weight in self._weights]
 
-    @property
-    def is_frozen(self) -> bool:
-        """True if it never changes."""
-        return self._options.update == "never"
-
-    @property
-    def policy(self) -> Policy:
-        """The copy of the policy."""
-        return self._frozen_copy
-
-    def compute_logprobs(self, batch: Batch) -> TokenLogprobs:
-        """Score every trained token of a batch under the reference."""
-        return self._frozen_copy.compute_logprobs(batch)
-
     @torch.no_grad()
-    def update(self, step: int) -> bool:
+    def update(self, step: int, *, reset_optimizer: Callable[[], None]) -> dict[str, float]:
         """Update the reference after step `step`, counted from 0, if an update is due.
 
         `ema`: reference = decay x reference + (1 - decay) x policy, over the trained weights. `reset`: the reference
-        becomes the policy. Source of the latter: ProRL, arXiv:2505.24864, section 2.3.2.
+        becomes the policy. Source of the latter: ProRL, arXiv:2505.24864, section 2.3.2. With
+        `reference.reset_optimizer` a reset drops the optimizer's moments too, by `reset_optimizer`.
 
         Returns:
-            True if the reference was replaced by the policy.
+            `learner/reference_resets`, 1 if the reference was replaced by the policy, where `update` is `reset`.
         """
-        if self.is_frozen or (step + 1) % self._options.update_every:
-            return False
-        decay = self._options.ema_decay if self._options.update == "ema" else 0.0
-        with self._policy.gather_all():
-            for average, parameter in zip(self._averages, self._tracked_parameters, strict=True):
-                average.mul_(decay).add_(parameter.float(), alpha=1.0 - decay)
-        self._copy_averages_to_model()
-        return self._options.update == "reset"
+        options = self._options
+        is_due = not self.is_frozen and (step + 1) % options.update_every == 0
+        if is_due:
+            decay = options.ema_decay if options.update == "ema" else 0.0
+            with self._trained_policy.runner.gather_all():
+                for weight, average, parameter in zip(
+                    self._weights, self._averages, self._tracked_parameters, strict=True
+                ):
+                    average.mul_(decay).add_(parameter.float(), alpha=1.0 - decay)
+                    weight.copy_(average)
+        if options.update != "reset":
+            return {}
+        if is_due and options.reset_optimizer:
+            reset_optimizer()
+        return {"learner/reference_resets": float(is_due)}
 
     def state(self) -> dict[str, dict[int, torch.Tensor]]:
         """Return this rank's share of the averages by index, float32 in the shape of their weights.
@@ -93,35 +80,4 @@ class ReferencePolicy:
         """Continue from the joined `state()` of all ranks: averages by index, in the shape of their weights."""
         for index, saved in state["reference"].items():
             self._averages[index].copy_(saved)
-        self._copy_averages_to_model()
-
-    def _copy_averages_to_model(self) -> None:
-        for weight, average in zip(self._weights, self._averages, strict=True):
-            weight.copy_(average)
-
-
-class ResettableOptimizer(Protocol):
-    """An optimizer whose moments can be dropped. Implemented by `TorchEngine` and `DeepspeedEngine`."""
-
-    def reset(self) -> None:
-        """Drop the moments, as if the stage began here."""
-
-
-class ReferenceUpdater:
-    """Updates the reference after each step, and resets the optimizer with it if `reference.reset_optimizer` is set."""
-
-    def __init__(
-        self, reference: ReferencePolicy, engine: ResettableOptimizer, options: schema.ReferenceConfig
-    ) -> None:
-        self._reference, self._engine, self._options = reference, engine, options
-
-    def update(self, step: int) -> dict[str, float]:
-        """Update the reference after step `step`, counted from 0, if it is due.
-
-        Returns:
-            `learner/reference_resets`, 1 if the reference was replaced by the policy, where `update` is `reset`.
-        """
-        replaced = self._reference.update(step)
-        if replaced and self._options.reset_optimizer:
-            self._engine.reset()
-        return {"learner/reference_resets": float(replaced)} if self._options.update == "reset" else {}
+            self._weights[index].copy_(saved)

@@ -1,12 +1,15 @@
-"""The table that compares held-out reward before and after training."""
+"""The table that compares held-out reward before and after training: computed, stored in summary.json, printed."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from mmrl.log.console import Console
+from mmrl.log.run_dir import RunDir
 from mmrl.utils.stats import MeanWithInterval, mean_with_interval, paired_improvement
 
 TaskRewards = Mapping[str, Mapping[str, float]]
@@ -53,3 +56,25 @@ def comparison_summary(rows: Sequence[TaskComparison]) -> dict[str, Any]:
         }
         tasks.append(task)
     return {"tasks": tasks, "mean_rise": fmean(row.improvement.value for row in rows) if rows else None}
+
+
+def print_summary(run_dir: RunDir, console: Console) -> None:
+    """Print what a finished run achieved and where its files are."""
+    summary = json.loads(run_dir.summary.read_text())
+    if summary["tasks"]:
+        title = f"Held-out reward before stage {summary['since']} and at the end (greedy, 95 % intervals)"
+        rows = []
+        for task in summary["tasks"]:
+            before, after = task["before"], task["after"]
+            before_text = f"{before:.3f} {_format_interval(task['before_ci'])}"
+            after_text = f"{after:.3f} {_format_interval(task['after_ci'])}"
+            rise = f"{after - before:+.3f} {_format_interval(task['ci'], sign='+')}"
+            rows.append((task["task"], str(task["n"]), before_text, after_text, rise))
+        console.print_table(title, ("task", "n", "before", "after", "rise"), rows)
+    console.info(f"Model: {run_dir.model}\nEverything: {run_dir.path}")
+
+
+def _format_interval(ends: Sequence[float | None], sign: str = "") -> str:
+    # The interval of a single sample is infinite, which summary.json holds as null.
+    texts = ["?" if end is None else f"{end:{sign}.2f}" for end in ends]
+    return f"[{', '.join(texts)}]"

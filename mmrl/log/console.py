@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-SHOWN_METRICS = (  # label, metric, format
+# Label, metric and format of the values behind a step.
+_SHOWN_METRICS = (
     ("accuracy", "accuracy", ".3f"),
     ("reward", "reward/mean", ".3f"),
     ("informative", "groups/nonzero_advantage_frac", ".0%"),
@@ -27,12 +28,12 @@ SHOWN_METRICS = (  # label, metric, format
     ("loss", "learner/loss", ".4f"),
     ("lr", "learner/lr", ".1e"),
 )
-PIPE_WIDTH = 160
-"""Columns of tables in a pipe, which has no width of its own."""
-MAX_SILENCE_S = 60.0
-"""A piped stage prints a line at the end of a step if it has printed none for longer."""
-MIN_STEPS_FOR_ETA = 5
-"""Steps before a remaining time is shown: the first steps are slower and would predict too much."""
+# Columns of tables in a pipe, which has no width of its own.
+_PIPE_WIDTH = 160
+# A piped stage prints a line at the end of a step if it has printed none for longer.
+_MAX_SILENCE_S = 60.0
+# Steps before a remaining time is shown: the first steps are slower and would predict too much.
+_MIN_STEPS_FOR_ETA = 5
 
 Item = TypeVar("Item")
 
@@ -71,7 +72,7 @@ class Console:
         """Print to `file`, or to standard output."""
         self._screen = Screen(file=file, highlight=False, emoji=False)
         if not self._screen.is_terminal:
-            self._screen.width = PIPE_WIDTH
+            self._screen.width = _PIPE_WIDTH
         self._stage: _StageProgress | None = None
         self._bar: _ProgressBar | None = None
 
@@ -122,10 +123,13 @@ class Console:
             self._bar.start()
 
     def show_step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
-        """Show the step that just ended, counted from 1, with those of its values that `SHOWN_METRICS` names."""
-        stage = self._require_stage()
+        """Show the step that just ended, counted from 1, with those of its values that `_SHOWN_METRICS` names."""
+        stage = self._stage
+        if stage is None:
+            raise RuntimeError("no stage has been started")
         stage.step = step
-        values = _format_metrics({**metrics, **times})
+        shown = {**metrics, **times}
+        values = "  ".join(f"{label} {shown[key]:{form}}" for label, key, form in _SHOWN_METRICS if key in shown)
         if self._bar is not None:
             self._bar.metrics_line = values
             self._bar.update(self._bar.task_ids[0], completed=step)
@@ -133,31 +137,26 @@ class Console:
         now = time.monotonic()
         stage.pending_line = f"{stage.name} {step:>{len(str(stage.total_steps))}}/{stage.total_steps}  {values}"
         steps_here = step - stage.first_step
-        if steps_here >= MIN_STEPS_FOR_ETA:
+        if steps_here >= _MIN_STEPS_FOR_ETA:
             seconds_left = (now - stage.started_at) / steps_here * (stage.total_steps - step)
-            stage.pending_line += f"  {_format_duration(seconds_left)} left"
+            minutes, seconds = divmod(round(seconds_left), 60)
+            stage.pending_line += f"  {minutes // 60}:{minutes % 60:02d}:{seconds:02d} left"
         print_every = max(1, round(stage.total_steps / 10))
         if (
             steps_here == 1
             or step % print_every == 0
             or step == stage.total_steps
-            or now - stage.last_printed_at >= MAX_SILENCE_S
+            or now - stage.last_printed_at >= _MAX_SILENCE_S
         ):
             self._print_pending_line(stage, now)
 
     def end_stage(self) -> None:
         """End the display of the stage; the line of its last step stays visible."""
-        stage = self._require_stage()
         if self._bar is not None:
             self._bar.stop()
-        elif stage.pending_line:
-            self._print_pending_line(stage, time.monotonic())
+        elif self._stage is not None and self._stage.pending_line:
+            self._print_pending_line(self._stage, time.monotonic())
         self._bar = self._stage = None
-
-    def _require_stage(self) -> _StageProgress:
-        if self._stage is None:
-            raise RuntimeError("no stage has been started")
-        return self._stage
 
     def _print_pending_line(self, stage: _StageProgress, now: float) -> None:
         self.info(stage.pending_line)
@@ -167,13 +166,3 @@ class Console:
 def null_console() -> Console:
     """Return a console that prints nothing, for all ranks but 0."""
     return Console(Path(os.devnull).open("w", encoding="utf-8"))
-
-
-def _format_metrics(values: Mapping[str, float]) -> str:
-    return "  ".join(f"{label} {values[key]:{form}}" for label, key, form in SHOWN_METRICS if key in values)
-
-
-def _format_duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -1,18 +1,25 @@
-"""The run's logger: each step goes to the metrics file, the timings file, the rollout files and the console."""
+"""The log of a run: metrics and timings as JSON lines, rollouts for people to read, and a line on the console.
+
+metrics.jsonl holds only values that follow from the config and its seed, so a run that was killed and resumed ends with
+the same bytes as one that was not. Wall-clock values go to timings.jsonl, where a repeated step stands twice.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from mmrl.log.console import Console
-from mmrl.log.metrics import MetricsFile, read_records
-from mmrl.log.rollouts import write_rollouts
 from mmrl.log.run_dir import RunDir
-from mmrl.types import Group, TrainingState
+from mmrl.types import Group, ImageRef, Rollout, TrainingState, UserError, VideoRef
+from mmrl.utils.files import json_line, report_write_errors, write_atomically
+
+_MAX_LINE_BYTES = 1 << 20
 
 
 class RunLogger:
@@ -37,6 +44,7 @@ class RunLogger:
             UserError: no line of the file ends at `position`.
         """
         self.metrics.truncate(position)
+        # `checkpoints.best` may name a metric that was last recorded before the run was resumed.
         for record in read_records(self._metrics_path, position):
             for name, value in record.items():
                 if isinstance(value, int | float):
@@ -67,7 +75,11 @@ class RunLogger:
     def log(self, state: TrainingState, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Record one step and show it on the console."""
         self.log_metrics(state, metrics)
-        times = {**times, **self._throughput(times)}
+        seconds = times.get("time/rollout_s", 0.0)
+        if seconds and self._step_tokens:
+            times = {**times, "rollout/tokens_per_s": self._step_tokens / seconds}
+        # A step whose rollouts are not logged here, such as one of supervised training, has no speed of generation.
+        self._step_tokens = 0
         self._timings.append({"stage": self._stage, "step": state.step, **times})
         self.console.show_step(state.step, metrics, times)
 
@@ -91,15 +103,14 @@ class RunLogger:
         self.metrics.close()
         self._timings.close()
 
-    def _throughput(self, times: Mapping[str, float]) -> dict[str, float]:
-        """Return the generation speed of the step in tokens per second, if it generated any."""
-        tokens, self._step_tokens = self._step_tokens, 0
-        seconds = times.get("time/rollout_s", 0.0)
-        return {"rollout/tokens_per_s": tokens / seconds} if seconds and tokens else {}
-
 
 class NullLogger:
     """The logger of all ranks but 0. It writes nothing, because rank 0 logs for the whole run."""
+
+    def _ignore(self, *_: object, **__: object) -> None:
+        """Do nothing."""
+
+    resume_from = log = log_rollouts = log_progress = log_metrics = last_value = sync = close = _ignore
 
     @property
     def metrics(self) -> NullLogger:
@@ -110,59 +121,144 @@ class NullLogger:
         """Return the size of a file to which nothing was written."""
         return 0
 
-    def sync(self) -> None:
-        """Wait for nothing: no file is open."""
-
-    def resume_from(self, position: int) -> None:
-        """Ignore the position: no file is open."""
-
-    def last_value(self, name: str) -> float | None:
-        """Return None: values are recorded on rank 0."""
-
     def log_stage(self, name: str, steps: int, done: int = 0) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return nullcontext()
 
-    def log_rollouts(
-        self, state: TrainingState, groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, force: bool
-    ) -> str | None:
-        """Return None: rank 0 writes the rollouts."""
 
-    def log(self, state: TrainingState, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
-        """Ignore the step: rank 0 records it."""
+class MetricsFile:
+    """A file to which one JSON object a line is appended. A value that is not finite is written as null."""
 
-    def log_progress(self, step: int) -> None:
-        """Ignore the step: rank 0 shows it."""
+    def __init__(self, path: Path) -> None:
+        """Open the file, and cut off a last line that a killed run left incomplete."""
+        self._path = path
+        with report_write_errors(path):
+            # Unbuffered: a killed run loses nothing that `append` has returned from.
+            self._file = path.open("a+b", buffering=0)
+            size = self._file.seek(0, os.SEEK_END)
+            # No line is longer than this, so the last line break lies in the piece that is read.
+            start = max(0, size - _MAX_LINE_BYTES)
+            self._file.seek(start)
+            self._file.truncate(start + self._file.read(size - start).rfind(b"\n") + 1)
 
-    def log_metrics(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
-        """Ignore the values: rank 0 writes them."""
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one line, with the keys in the order given.
+
+        Raises:
+            UserError: the disk is full or the file cannot be written.
+        """
+        remaining = memoryview(json_line(record).encode("utf-8", errors="backslashreplace"))
+        with report_write_errors(self._path):
+            # An unbuffered write may take only a part of the bytes.
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
+
+    def position(self) -> int:
+        """Return the size of the file in bytes; a checkpoint records it."""
+        return self._file.seek(0, os.SEEK_END)
+
+    def sync(self) -> None:
+        """Wait until everything written is on disk; called before a checkpoint that records the position is."""
+        with report_write_errors(self._path):
+            os.fsync(self._file.fileno())
+
+    def truncate(self, position: int) -> None:
+        """Delete everything after byte `position`, where a resumed run continues.
+
+        Raises:
+            UserError: no line of the file ends there.
+        """
+        size = self._file.seek(0, os.SEEK_END)
+        self._file.seek(max(0, position - 1))
+        if position > size or (position and self._file.read(1) != b"\n"):
+            raise UserError(
+                f"{self._path} was changed since the checkpoint: no line ends at byte {position} of {size}; "
+                "restore the file, or choose another run directory"
+            )
+        with report_write_errors(self._path):
+            self._file.truncate(position)
 
     def close(self) -> None:
-        """Close nothing: no file is open."""
+        """Close the file; nothing can be appended then."""
+        self._file.close()
 
 
-def print_summary(run_dir: RunDir, console: Console) -> None:
-    """Print what a finished run achieved and where its files are."""
-    summary = json.loads(run_dir.summary.read_text())
-    if summary["tasks"]:
-        title = f"Held-out reward before stage {summary['since']} and at the end (greedy, 95 % intervals)"
-        rows = list(map(_format_task, summary["tasks"]))
-        console.print_table(title, ("task", "n", "before", "after", "rise"), rows)
-    console.info(f"Model: {run_dir.model}\nEverything: {run_dir.path}")
+def read_records(path: Path, end: int) -> Iterator[dict[str, Any]]:
+    """Yield the records of a metrics file up to byte `end`."""
+    with path.open("rb") as file:
+        while file.tell() < end:
+            yield json.loads(file.readline())
 
 
-def _format_task(task: Mapping[str, Any]) -> tuple[str, ...]:
-    before, after = task["before"], task["after"]
-    return (
-        task["task"],
-        str(task["n"]),
-        f"{before:.3f} {_format_interval(task['before_ci'])}",
-        f"{after:.3f} {_format_interval(task['after_ci'])}",
-        f"{after - before:+.3f} {_format_interval(task['ci'], sign='+')}",
+def write_rollouts(
+    folder: Path, stage: str, step: int, groups: Sequence[Group], advantages: Sequence[Sequence[float]]
+) -> Path:
+    """Write a step's rollouts to `<stage>-<step>.jsonl` in `folder`, one JSON line each, media by path.
+
+    The scored rollouts of a group come first, then its dropped ones. Returns the file.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    path = folder / f"{stage}-{step:06d}.jsonl"
+    with report_write_errors(path):
+        folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for group, group_advantages in zip(groups, advantages, strict=True):
+        for rollout, score, advantage in zip(group.rollouts, group.scores, group_advantages, strict=True):
+            outcome = {
+                "terms": {name: {"value": term.value, "reason": term.reason} for name, term in score.terms.items()},
+                "total": score.total,
+                "advantage": advantage,
+            }
+            lines.append(_rollout_line(folder.parent, rollout, outcome))
+        for rollout, failures in group.dropped:
+            # There are no failures if the rollout was dropped because a sibling failed.
+            reasons = {name: f"{failure.error_kind}: {failure.reason}" for name, failure in failures.items()}
+            lines.append(_rollout_line(folder.parent, rollout, {"skipped": reasons}))
+    write_atomically(path, "".join(lines))
+    return path
+
+
+def _rollout_line(run_dir: Path, rollout: Rollout, outcome: Mapping[str, Any]) -> str:
+    sample = rollout.prompt.sample
+    question = ""
+    for part in sample.parts:
+        match part:
+            case ImageRef():
+                question += "<image>"
+            case VideoRef():
+                question += "<video>"
+            case _:
+                question += part
+    segments = []
+    for segment in rollout.segments:
+        record: dict[str, Any] = {"author": segment.author, "n": len(segment.token_ids)}
+        # The file that a tool showed, and the part of it: an image's crop, or a video's time span in seconds.
+        match segment.observation and segment.observation.ref:
+            case ImageRef(path=path, timestamp=at, crop=crop):
+                record |= {"shows": path, "at": at, "crop": crop}
+            case VideoRef(path=path, start=start, end=end):
+                record |= {"shows": path, "start": start, "end": end}
+        segments.append(record)
+    media = []
+    for ref in sample.media:
+        file = Path(ref.path)
+        # Paths inside the run directory are relative, so that it can be moved.
+        media.append(str(file.relative_to(run_dir) if file.is_relative_to(run_dir) else file))
+    return json_line(
+        {
+            "sample": sample.id,
+            "task": sample.task,
+            "rollout": rollout.index,
+            "question": question,
+            "response": rollout.text,
+            "answer": rollout.answer.value,
+            "target": sample.target.value,
+            "frame": sample.target.coordinate_system,
+            "finish": rollout.finish_reason,
+            "segments": segments,
+            **outcome,
+            "media": media,
+        }
     )
-
-
-def _format_interval(ends: Sequence[float | None], sign: str = "") -> str:
-    """Format an interval; an end that is not finite is null in summary.json and printed as a question mark."""
-    texts = ["?" if end is None else f"{end:{sign}.2f}" for end in ends]
-    return f"[{', '.join(texts)}]"

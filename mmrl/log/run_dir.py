@@ -11,7 +11,6 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,91 +26,44 @@ LIBRARIES = ("torch", "transformers", "peft", "deepspeed", "vllm")
 _MAX_CHANGES_SHOWN = 12
 
 
-@dataclass(frozen=True, slots=True)
 class RunDir:
     """Paths inside a run directory, and what keeps it in the hands of one config and one process."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        """The resolved config, every setting with its value."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """Reproducible metrics, one JSON line for each step and evaluation."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def timings(self) -> Path:
-        """Wall-clock times, one JSON line for each step, repeated steps included."""
-        return self.path / "timings.jsonl"
-
-    @property
-    def manifest(self) -> Path:
-        """Versions, git commit, platform, and digests of config and data."""
-        return self.path / "manifest.json"
-
-    @property
-    def summary(self) -> Path:
-        """Held-out rewards before and after, as JSON."""
-        return self.path / "summary.json"
-
-    @property
-    def rollouts(self) -> Path:
-        """Rollouts of some steps, for people to read."""
-        return self.path / "rollouts"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Checkpoints, a folder for each."""
-        return self.path / "checkpoints"
-
-    @property
-    def data(self) -> Path:
-        """Files that datasets generated or downloaded."""
-        return self.path / "data"
-
-    @property
-    def outputs(self) -> Path:
-        """Tables of stages: rollouts (`sample`), selected samples (`select`), rewards by sample (`rl`)."""
-        return self.path / "outputs"
-
-    @property
-    def opened_media(self) -> Path:
-        """Index of the images that were opened without error, so that a resumed run need not open them again."""
-        return self.path / "pictures.json"
-
-    @property
-    def processor(self) -> Path:
-        """Processor and configuration of a model made from scratch, which no hub has."""
-        return self.path / "reader"
-
-    @property
-    def reference_weights(self) -> Path:
-        """Weights at the start of stages with a KL penalty towards a fixed reference."""
-        return self.path / "references"
-
-    @property
-    def engine(self) -> Path:
-        """Files for a rollout engine in another process: the model, the current adapter, the engine's log."""
-        return self.path / "engine"
-
-    @property
-    def benchmarks(self) -> Path:
-        """Results of benchmarks during training: a folder for each benchmark, and in it one for each evaluation."""
-        return self.path / "benchmarks"
-
-    @property
-    def adapter(self) -> Path:
-        """The final LoRA adapter alone, in peft's format, if the run trains one."""
-        return self.path / "adapter"
-
-    @property
-    def model(self) -> Path:
-        """The final model as a Hugging Face folder. It is written last, so a run that has it is finished."""
-        return self.path / "model"
+    def __init__(self, path: Path) -> None:
+        """Name the files and folders; nothing is made yet."""
+        self.path = path
+        # The resolved config, every setting with its value.
+        self.config = path / "config.yaml"
+        # Reproducible metrics, one JSON line for each step and evaluation.
+        self.metrics = path / "metrics.jsonl"
+        # Wall-clock times, one JSON line for each step, repeated steps included.
+        self.timings = path / "timings.jsonl"
+        # Versions, git commit, platform, and digests of config and data.
+        self.manifest = path / "manifest.json"
+        # Held-out rewards before and after, as JSON.
+        self.summary = path / "summary.json"
+        # Rollouts of some steps, for people to read.
+        self.rollouts = path / "rollouts"
+        # Checkpoints, a folder for each.
+        self.checkpoints = path / "checkpoints"
+        # Files that datasets generated or downloaded.
+        self.data = path / "data"
+        # Tables of stages: rollouts (`sample`), selected samples (`select`), rewards by sample (`rl`).
+        self.outputs = path / "outputs"
+        # Index of the images that were opened without error, so that a resumed run need not open them again.
+        self.opened_media = path / "opened_media.json"
+        # Processor and configuration of a model made from scratch, which no hub has.
+        self.processor = path / "processor"
+        # Weights at the start of stages with a KL penalty towards a fixed reference.
+        self.reference_weights = path / "reference_weights"
+        # Files for a rollout engine in another process: the model, the current adapter, the engine's log.
+        self.engine = path / "engine"
+        # Results of benchmarks during training: a folder for each benchmark, and in it one for each evaluation.
+        self.benchmarks = path / "benchmarks"
+        # The final LoRA adapter alone, in peft's format, if the run trains one.
+        self.adapter = path / "adapter"
+        # The final model as a Hugging Face folder. It is written last, so a run that has it is finished.
+        self.model = path / "model"
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -145,8 +97,15 @@ class RunDir:
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             foreign_files = sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})
-        if self.config.exists() and self._has_checkpoint():
-            self._update_config(config, notify)
+        has_checkpoint = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        if self.config.exists() and has_checkpoint:
+            changed = diff_configs(read_flat_settings(self.config), config)
+            check_same_run(self.path, changed)
+            # A finished run keeps the config it was made with.
+            if changed and not self.model.exists():
+                for change in changed:
+                    notify(f"This run continues with {change} ({change.effect}).")
+                write_atomically(self.config, dump_yaml(config))
             return True
         if self.config.exists():
             # A run without a checkpoint has nothing to resume from and nothing to lose.
@@ -161,14 +120,34 @@ class RunDir:
 
     def write_manifest(self, config: Config, data: Mapping[str, str]) -> None:
         """Write manifest.json; `data` maps each data source to the digest of its samples."""
-        write_atomically(self.manifest, json.dumps(_build_manifest(config, data), indent=2) + "\n")
+        libraries: dict[str, str | None] = {}
+        for name in LIBRARIES:
+            try:
+                libraries[name] = version(name)
+            except PackageNotFoundError:
+                libraries[name] = None
+        package = Path(mmrl.__file__).parent
+        git = None
+        # An installed package may lie inside another repository (a .venv does), whose commit would say nothing.
+        if _run_git(package, "ls-files", "--error-unmatch", "__init__.py") is not None:
+            has_changes = bool(_run_git(package, "status", "--porcelain"))
+            git = {"commit": _run_git(package, "rev-parse", "HEAD"), "dirty": has_changes}
+        manifest = {
+            "mmrl": mmrl.__version__,
+            "python": platform.python_version(),
+            "libraries": libraries,
+            "git": git,
+            "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "cpus": os.cpu_count(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "config_sha256": hashlib.sha256(dump_yaml(config).encode()).hexdigest(),
+            "data": dict(data),
+        }
+        write_atomically(self.manifest, json.dumps(manifest, indent=2) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json; values that are not finite become null."""
         write_atomically(self.summary, json.dumps(replace_nonfinite(summary), indent=2, allow_nan=False) + "\n")
-
-    def _has_checkpoint(self) -> bool:
-        return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
     def _remove_run_files(self) -> list[str]:
         """Remove the files of a run; return the names of what is left."""
@@ -189,16 +168,6 @@ class RunDir:
                 shutil.rmtree(path, ignore_errors=True)
             remove_leftovers(self.path)
             return sorted(entry.name for entry in self.path.iterdir())
-
-    def _update_config(self, config: Config, notify: Callable[[str], None]) -> None:
-        changed = diff_configs(read_flat_settings(self.config), config)
-        check_same_run(self.path, changed)
-        # A finished run keeps the config it was made with.
-        if not changed or self.model.exists():
-            return
-        for change in changed:
-            notify(f"This run continues with {change} ({change.effect}).")
-        write_atomically(self.config, dump_yaml(config))
 
 
 def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
@@ -221,34 +190,6 @@ def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
         lines.append(f"  and {len(refused) - _MAX_CHANGES_SHOWN} more")
     lines.append("set them back, choose another directory with run.dir=... or --run-dir, or delete this one")
     raise UserError("\n".join(lines))
-
-
-def _build_manifest(config: Config, data: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "mmrl": mmrl.__version__,
-        "python": platform.python_version(),
-        "libraries": {name: _library_version(name) for name in LIBRARIES},
-        "git": _git_state(Path(mmrl.__file__).parent),
-        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpus": os.cpu_count(),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "config_sha256": hashlib.sha256(dump_yaml(config).encode()).hexdigest(),
-        "data": dict(data),
-    }
-
-
-def _library_version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
-
-
-def _git_state(package: Path) -> dict[str, Any] | None:
-    """Return the commit and whether files differ from it; None if the package is not under version control."""
-    if _run_git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return None
-    return {"commit": _run_git(package, "rev-parse", "HEAD"), "dirty": bool(_run_git(package, "status", "--porcelain"))}
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:

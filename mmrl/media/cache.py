@@ -33,11 +33,7 @@ class MediaCache:
         self._frame_plans: dict[tuple[VideoRef, FrameSampling], FramePlan] = {}
 
     def image_size(self, ref: ImageRef) -> Size:
-        """Return the size of an image in pixels. It is opened unless its size is known.
-
-        Raises:
-            MediaError: the image cannot be used (see `get_image`).
-        """
+        """Return the size of an image in pixels, opening it unless its size is known; raises as `get_image`."""
         if ref not in self._sizes:
             self.get_image(ref)
         return self._sizes[ref]
@@ -60,21 +56,23 @@ class MediaCache:
         if ref in self._images:
             self._images.move_to_end(ref)
             return self._images[ref]
-        image = self._load_image(ref)
+        if ref.crop is not None:
+            # Through the cache, so that several crops of one image open it once.
+            image = crop_image(self.get_image(replace(ref, crop=None)), ref, ref.crop, self._limits)
+        elif ref.timestamp is not None:
+            image = corrupt_image(read_video_frame(ref, ref.timestamp, self._roots, self._limits), ref)
+        else:
+            image = corrupt_image(open_image(ref, self._roots, self._limits), ref)
         self._sizes[ref] = Size(*image.size)
         self._images[ref] = image
-        self._used_bytes += _num_bytes(image)
+        self._used_bytes += 3 * image.width * image.height
         while self._used_bytes > self._max_bytes:
             _, oldest = self._images.popitem(last=False)
-            self._used_bytes -= _num_bytes(oldest)
+            self._used_bytes -= 3 * oldest.width * oldest.height
         return image
 
     def get_frame_plan(self, ref: VideoRef, sampling: FrameSampling) -> FramePlan:
-        """Return the frames of a video that the model sees, and their size. The file is read unless the plan is known.
-
-        Raises:
-            MediaError: the video cannot be used (see `plan_frames`).
-        """
+        """Return the frames of a video that the model sees, and their size; raises as `plan_frames`."""
         key = _frame_plan_key(ref, sampling)
         if key not in self._frame_plans:
             self._frame_plans[key] = plan_frames(ref, sampling, self._roots, self._limits)
@@ -92,18 +90,7 @@ class MediaCache:
             raise MediaError(f"{ref.path}: its frames are not those planned before; restore it")
         return corrupt_video(video, ref)
 
-    def _load_image(self, ref: ImageRef) -> Image.Image:
-        if ref.crop is not None:
-            return crop_image(self.get_image(replace(ref, crop=None)), ref, ref.crop, self._limits)
-        if ref.timestamp is not None:
-            return corrupt_image(read_video_frame(ref, ref.timestamp, self._roots, self._limits), ref)
-        return corrupt_image(open_image(ref, self._roots, self._limits), ref)
-
 
 def _frame_plan_key(ref: VideoRef, sampling: FrameSampling) -> tuple[VideoRef, FrameSampling]:
     """Return the key of a frame plan. A corruption hides the frames and leaves the plan as it is."""
     return replace(ref, corruption=None), sampling
-
-
-def _num_bytes(image: Image.Image) -> int:
-    return 3 * image.width * image.height

@@ -19,13 +19,7 @@ class MediaRangeError(MediaError):
 
 
 def resolve_media_path(path: str, roots: Sequence[Path], max_bytes: int, limit_name: str) -> Path:
-    """Return the resolved path of a regular file that may be read.
-
-    Args:
-        path: the path as a reference gives it.
-        roots: folders that it must lie in, links followed.
-        max_bytes: the largest size.
-        limit_name: the key of that limit in the config, for the error message.
+    """Return the resolved path of a regular file in one of the `roots`; `limit_name` is the key of `max_bytes`.
 
     Raises:
         MediaError: outside the roots, missing, not a regular file (a folder, a pipe), empty or too large.
@@ -49,11 +43,7 @@ def resolve_media_path(path: str, roots: Sequence[Path], max_bytes: int, limit_n
 
 
 def check_length(path: str, num_frames: int, seconds: float, limits: MediaLimitsConfig) -> None:
-    """Refuse a video with too many frames or seconds.
-
-    Raises:
-        MediaError: it exceeds `max_video_frames` or `max_video_seconds`.
-    """
+    """Raise a MediaError for a video that exceeds `max_video_frames` or `max_video_seconds`."""
     if num_frames > limits.max_video_frames:
         raise MediaError(
             f"{path}: {num_frames:,} frames exceed max_video_frames={limits.max_video_frames:,}; "
@@ -70,22 +60,14 @@ def unreadable_error(path: str, error: OSError) -> MediaError:
     return MediaError(f"{path}: cannot be read ({error.strerror}); check its permissions")
 
 
-def check_digest(path: str, digest: str, expected: str) -> None:
-    """Refuse a file whose sha256 differs from the one in its reference.
-
-    Raises:
-        MediaError: the file has changed since.
-    """
-    if digest != expected:
-        raise MediaError(f"{path}: changed since it was referenced ({digest[:12]} is not {expected[:12]}); restore it")
+def check_sha256(path: str, sha256: str, expected: str) -> None:
+    """Raise a MediaError if the sha256 of a file differs from the one in its reference: the file has changed."""
+    if sha256 != expected:
+        raise MediaError(f"{path}: changed since it was referenced ({sha256[:12]} is not {expected[:12]}); restore it")
 
 
 def check_dimensions(path: str, size: Size, limits: MediaLimitsConfig) -> None:
-    """Refuse an image or frame with too many pixels, or with one side too long for the other.
-
-    Raises:
-        MediaError: it exceeds `max_pixels` or `max_aspect_ratio`.
-    """
+    """Raise a MediaError for an image or frame that exceeds `max_pixels` or `max_aspect_ratio`."""
     width, height = size
     if width * height > limits.max_pixels:
         raise MediaError(

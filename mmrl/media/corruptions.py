@@ -42,14 +42,12 @@ def corrupt_video(video: DecodedVideo, ref: MediaRef) -> DecodedVideo:
             noise = _make_rng(ref).integers(0, 256, tuple(frames.shape), dtype=np.uint8)
             corrupted = torch.from_numpy(noise).to(frames.dtype)
         case Corruption.SHUFFLED:
-            corrupted = frames[_shuffled_order(len(frames), _make_rng(ref))]
+            order = torch.from_numpy(_make_rng(ref).permutation(len(frames)))
+            # A shuffle that happens to change nothing would hide nothing.
+            if torch.equal(order, torch.arange(len(frames))):
+                order = order.roll(1)
+            corrupted = frames[order]
     return replace(video, frames_TCHW=corrupted)
-
-
-def _shuffled_order(count: int, rng: np.random.Generator) -> torch.Tensor:
-    """Return a random order of `count` frames, int64 [count], that differs from theirs if count > 1."""
-    order = torch.from_numpy(rng.permutation(count))
-    return order.roll(1) if torch.equal(order, torch.arange(count)) else order
 
 
 def _make_rng(ref: MediaRef) -> np.random.Generator:

@@ -1,4 +1,4 @@
-"""Open image files. Everything is checked before it is decoded, and nothing is repaired silently."""
+"""Open image files, and give the size to resize them to. All is checked before it is decoded, nothing is repaired."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import hashlib
 import io
 import struct
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +19,8 @@ from mmrl.config.schema import MediaLimitsConfig
 from mmrl.media.checks import (
     MediaError,
     MediaRangeError,
-    check_digest,
     check_dimensions,
+    check_sha256,
     resolve_media_path,
     unreadable_error,
 )
@@ -31,8 +30,7 @@ __all__ = ("IMAGE_FORMATS", "MediaError", "open_image")
 
 IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EIGHT_BIT_MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
-PNG_BIT_DEPTH_OFFSET: Final = 24
-"""Offset of the byte in a PNG file that holds the bits per channel."""
+PNG_BIT_DEPTH_OFFSET: Final = 24  # offset of the byte in a PNG file that holds the bits per channel
 WHITE: Final = (255, 255, 255, 255)
 
 
@@ -43,13 +41,27 @@ def open_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) 
         MediaError: outside the roots, missing, unreadable, changed since it was referenced, over a limit, not a still
             image of a known format, deeper than 8 bits, or damaged.
     """
-    content = _read_file(ref, roots, limits)
+    path = resolve_media_path(ref.path, roots, limits.max_image_bytes, "max_image_bytes")
     try:
-        with _ignore_size_warnings(), Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
+        content = path.read_bytes()
+    except OSError as error:
+        raise unreadable_error(ref.path, error) from error
+    check_sha256(ref.path, hashlib.sha256(content).hexdigest(), ref.sha256)
+    try:
+        # Pillow's warning about large images would repeat our own limit.
+        with (
+            warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning),
+            Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image,
+        ):
             # Pillow reads the header only; `load` decodes the pixels.
             _check_header(image, content, ref.path, limits)
             image.load()
-            return _upright_rgb(image)
+            upright = ImageOps.exif_transpose(image)
+            # Converted straight to RGB, what lies under transparent pixels would show, mostly black.
+            if upright.has_transparency_data:
+                layer = upright.convert("RGBA")
+                upright = Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer)
+            return upright.convert("RGB")
     except UnidentifiedImageError as error:
         raise MediaError(f"{ref.path}: not a {', '.join(IMAGE_FORMATS)} image; convert or remove it") from error
     except Image.DecompressionBombError as error:
@@ -77,22 +89,16 @@ def crop_image(
     return image.crop(box)
 
 
-@contextmanager
-def _ignore_size_warnings() -> Iterator[None]:
-    """Silence Pillow's warning about large images, which would repeat our own limit."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        yield
+def resized_size(size: Size, *, factor: int, min_pixels: int, max_pixels: float) -> Size:
+    """Return the size that an image is resized to, by the rule of the Qwen-VL families and of `qwen_vl_utils`.
 
+    Its sides are multiples of `factor`, its area lies within the limits, and its aspect ratio is nearly kept.
+    """
+    # qwen-vl-utils imports torchvision, which takes seconds: a process that resizes nothing does not wait for it.
+    from qwen_vl_utils.vision_process import smart_resize
 
-def _read_file(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> bytes:
-    path = resolve_media_path(ref.path, roots, limits.max_image_bytes, "max_image_bytes")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise unreadable_error(ref.path, error) from error
-    check_digest(ref.path, hashlib.sha256(content).hexdigest(), ref.sha256)
-    return content
+    height, width = smart_resize(size.height, size.width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
+    return Size(width, height)
 
 
 def _check_header(image: Image.Image, content: bytes, path: str, limits: MediaLimitsConfig) -> None:
@@ -111,11 +117,3 @@ def _check_header(image: Image.Image, content: bytes, path: str, limits: MediaLi
     deep_png = image.format == "PNG" and content[PNG_BIT_DEPTH_OFFSET] > 8
     if deep_png or image.mode not in EIGHT_BIT_MODES:
         raise MediaError(f"{path}: 16 or more bits per channel (mode {image.mode}); convert it to 8 bits")
-
-
-def _upright_rgb(image: Image.Image) -> Image.Image:
-    upright = ImageOps.exif_transpose(image)
-    if not upright.has_transparency_data:
-        return upright.convert("RGB")
-    layer = upright.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer).convert("RGB")

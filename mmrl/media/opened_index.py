@@ -13,13 +13,9 @@ from mmrl.utils.files import report_write_errors, write_atomically
 
 
 class _OpenedFile(NamedTuple):
-    """An image file when it was opened."""
-
-    sha256: str
-    """The digest in its reference."""
+    sha256: str  # the hash in its reference
     num_bytes: int
-    mtime_ns: int
-    """Time of its last change, in nanoseconds since 1970."""
+    mtime_ns: int  # time of its last change, in nanoseconds since 1970
     width: int
     height: int
 
@@ -27,7 +23,7 @@ class _OpenedFile(NamedTuple):
 class OpenedMediaIndex:
     """A JSON file with an entry for each image that was opened without an error.
 
-    It only spares the check before the first step. Training compares the digest of each file that it opens.
+    It only spares the check before the first step. Training compares the sha256 of each file that it opens.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,11 +47,7 @@ class OpenedMediaIndex:
         return sizes
 
     def add(self, sizes: Mapping[ImageRef, Size]) -> None:
-        """Add images that were just opened, and write the file.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
+        """Add images that were just opened, and write the file; raises UserError if it cannot be written."""
         whole = {ref: size for ref, size in sizes.items() if _is_whole_file(ref)}
         if not whole:
             return

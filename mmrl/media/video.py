@@ -16,13 +16,11 @@ from PIL import Image
 
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
 from mmrl.media.checks import MediaError, MediaRangeError
-from mmrl.media.frame_folder import FrameFolderReader
-from mmrl.media.resize import resized_size
-from mmrl.media.video_reader import VideoFileReader, VideoTimeline, open_video_file
+from mmrl.media.image import resized_size
+from mmrl.media.video_reader import FrameFolderReader, VideoFileReader, VideoTimeline, open_video_file
 from mmrl.types import ImageRef, Size, VideoRef
 
-_CHUNK_BYTES: Final = 2**26
-"""Bytes of frames that are in memory at their original size."""
+_CHUNK_BYTES: Final = 2**26  # bytes of frames that are in memory at their original size
 
 VideoReader = VideoFileReader | FrameFolderReader
 
@@ -31,26 +29,19 @@ VideoReader = VideoFileReader | FrameFolderReader
 class FrameSampling:
     """The rule by which frames are chosen and resized."""
 
-    video: VideoConfig
-    """The section `model.video`: frame rate, numbers of frames and pixels."""
-    patch_size: int
-    """Side of a patch of the vision tower, in pixels."""
+    video: VideoConfig  # the section `model.video`: frame rate, numbers of frames and pixels
+    patch_size: int  # side of a patch of the vision tower, in pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FramePlan:
     """The frames of a video that the model sees."""
 
-    indices: tuple[int, ...]
-    """Indices into the frames of the file, ascending."""
-    fps: float
-    """Average frame rate of the file."""
-    total_frames: int
-    """Number of frames in the file."""
-    original_size: Size
-    """Size of a frame in the file, upright."""
-    resized_size: Size
-    """Size of a frame for the model."""
+    indices: tuple[int, ...]  # indices into the frames of the file, ascending
+    fps: float  # average frame rate of the file
+    total_frames: int  # number of frames in the file
+    original_size: Size  # size of a frame in the file, upright
+    resized_size: Size  # size of a frame for the model
 
     @property
     def sampled_fps(self) -> float:
@@ -63,8 +54,7 @@ class DecodedVideo:
     """The decoded frames of a video."""
 
     plan: FramePlan
-    frames_TCHW: torch.Tensor
-    """float32 [time, 3, height, width], RGB from 0 to 255, at the resized size."""
+    frames_TCHW: torch.Tensor  # float32 [time, 3, height, width], RGB from 0 to 255, at the resized size
 
 
 def plan_frames(ref: VideoRef, sampling: FrameSampling, roots: Sequence[Path], limits: MediaLimitsConfig) -> FramePlan:

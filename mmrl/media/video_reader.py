@@ -1,4 +1,4 @@
-"""Read frames of a video file by PyAV: their times, their key frames and their pixels.
+"""Read frames of a video file by PyAV, or of a folder of images: their times, their key frames and their pixels.
 
 decord gives the same pixels in good files. But it repeats a neighbour where a frame does not decode, is some frames off
 after an "open" key frame, and counts frames that an edit list hides, for which it may wait forever. Here a frame is
@@ -27,14 +27,15 @@ from av.video.stream import VideoStream
 from mmrl.config.schema import MediaLimitsConfig
 from mmrl.media.checks import (
     MediaError,
-    check_digest,
     check_dimensions,
     check_length,
+    check_sha256,
     resolve_media_path,
     unreadable_error,
 )
-from mmrl.types import Size, VideoRef
-from mmrl.utils.files import compute_sha256
+from mmrl.media.image import open_image
+from mmrl.types import ImageRef, Size, UserError, VideoRef
+from mmrl.utils.files import compute_frames_digest, compute_sha256, list_frames, resolve_inside
 
 # ffmpeg reads playlists too, which name other files and URLs. These demuxers read only the file that they are given.
 _CONTAINER_OPTIONS: Final = {"format_whitelist": "mov,matroska,avi", "protocol_whitelist": "file"}
@@ -42,22 +43,18 @@ _CONTAINER_OPTIONS: Final = {"format_whitelist": "mov,matroska,avi", "protocol_w
 _QUARTER_TURNS: Final = {(1, 0, 0, 1): 0, (0, -1, 1, 0): 1, (-1, 0, 0, -1): 2, (0, 1, -1, 0): 3}
 _MATRIX_UNIT: Final = 2**16
 
-FramePixels = np.ndarray[Any, np.dtype[np.uint8]]
-"""uint8 [height, width, 3], RGB, upright."""
+FramePixels = np.ndarray[Any, np.dtype[np.uint8]]  # uint8 [height, width, 3], RGB, upright
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoTimeline:
     """The times of a video's frames, in ticks of `time_base`."""
 
-    timestamps: tuple[int, ...]
-    """When each frame is shown, ascending."""
+    timestamps: tuple[int, ...]  # when each frame is shown, ascending
+    # Times of the frames that decode on their own, ascending; an edit list may hide some of them.
     keyframe_timestamps: tuple[int, ...]
-    """Times of the frames that decode on their own, ascending; an edit list may hide some of them."""
-    time_base: Fraction
-    """Seconds per tick."""
-    fps: float
-    """Average frames per second."""
+    time_base: Fraction  # seconds per tick
+    fps: float  # average frames per second
 
     def seconds_at(self, index: int) -> float:
         """Return when a frame is shown, in seconds after the first frame."""
@@ -82,13 +79,9 @@ class VideoFileReader:
         self._check_header()
         self.timeline = self._read_timeline()
         self._quarter_turns = self._read_rotation()
-
-    @property
-    def size(self) -> Size:
-        """Width and height of the frames, upright."""
-        if self._quarter_turns % 2:
-            return Size(self._coded_size.height, self._coded_size.width)
-        return self._coded_size
+        width, height = self._coded_size
+        # Of the frames as they are shown, upright.
+        self.size: Final = Size(height, width) if self._quarter_turns % 2 else Size(width, height)
 
     def read_frames(self, indices: Sequence[int]) -> Iterator[FramePixels]:
         """Yield the frames of these ascending indices: uint8 [height, width, 3], RGB, upright.
@@ -205,8 +198,14 @@ class VideoFileReader:
                 yield from packet.decode()
 
     def _find_frame(self, decoding: Iterator[VideoFrame], time: int) -> VideoFrame:
+        frame: VideoFrame | None = None
         try:
-            frame = next((frame for frame in decoding if _ends_search(frame, time)), None)
+            for frame in decoding:
+                # A damaged frame ends the search, too: it may be the one that is wanted.
+                if frame.is_corrupt or frame.pts is None or frame.pts >= time:
+                    break
+            else:
+                frame = None
         except av.FFmpegError:
             frame = None
         if frame is None or frame.is_corrupt or frame.pts != time:
@@ -230,30 +229,79 @@ def open_video_file(ref: VideoRef, roots: Sequence[Path], limits: MediaLimitsCon
             while frames are read.
     """
     file = resolve_media_path(ref.path, roots, limits.max_video_bytes, "max_video_bytes")
-    check_digest(ref.path, _file_sha256(file, ref.path), ref.sha256)
     try:
-        with _open_container(file, ref.path) as container:
+        sha256 = compute_sha256(file)
+    except OSError as error:
+        raise unreadable_error(ref.path, error) from error
+    check_sha256(ref.path, sha256, ref.sha256)
+    try:
+        # Titles and authors in other encodings than UTF-8 are common and do not matter here.
+        container = av.open(str(file), options=_CONTAINER_OPTIONS, metadata_errors="replace")
+    except av.FFmpegError as error:
+        raise MediaError(
+            f"{ref.path}: no MP4, MOV, MKV, WEBM or AVI video ({error.strerror}); convert, restore or remove it"
+        ) from error
+    try:
+        with container:
             yield VideoFileReader(ref.path, container, limits)
     except av.FFmpegError as error:
         raise MediaError(f"{ref.path}: damaged ({error.strerror}); restore or remove it") from error
 
 
-def _ends_search(frame: VideoFrame, time: int) -> bool:
-    """Return True for the frame at `time` or a later one, and for a damaged one."""
-    return bool(frame.is_corrupt) or frame.pts is None or frame.pts >= time
+class FrameFolderReader:
+    """Reads a folder of images as a video, in natural order of their names: 9.jpg before 10.jpg.
 
+    It has the interface of `VideoFileReader`. The frame rate comes from the reference; all have the size of the first.
+    """
 
-def _open_container(file: Path, path: str) -> InputContainer:
-    try:
-        return av.open(str(file), options=_CONTAINER_OPTIONS, metadata_errors="replace")
-    except av.FFmpegError as error:
-        raise MediaError(
-            f"{path}: no MP4, MOV, MKV, WEBM or AVI video ({error.strerror}); convert, restore or remove it"
-        ) from error
+    def __init__(self, ref: VideoRef, fps: float, roots: Sequence[Path], limits: MediaLimitsConfig) -> None:
+        """List and check the frames.
 
+        Raises:
+            MediaError: outside the roots, missing, changed since it was referenced, over a limit, or not a folder of
+                images alone.
+        """
+        self._path, self._roots, self._limits = ref.path, roots, limits
+        self._frames = self._list_frames()
+        hashes = {Path(frame.path).name: frame.sha256 for frame in self._frames}
+        check_sha256(ref.path, compute_frames_digest(hashes), ref.sha256)
+        count = len(self._frames)
+        check_length(ref.path, count, count / fps, limits)
+        # Time is counted in frames, and each frame decodes on its own.
+        times = tuple(range(count))
+        self.timeline: Final = VideoTimeline(
+            timestamps=times, keyframe_timestamps=times, time_base=1 / Fraction(fps), fps=fps
+        )
+        self.size: Final = Size(*open_image(self._frames[0], roots, limits).size)
 
-def _file_sha256(file: Path, path: str) -> str:
-    try:
-        return compute_sha256(file)
-    except OSError as error:
-        raise unreadable_error(path, error) from error
+    def read_frames(self, indices: Sequence[int]) -> Iterator[FramePixels]:
+        """Yield the frames of these indices: uint8 [height, width, 3], RGB, upright.
+
+        Raises:
+            MediaError: one of them cannot be opened, or has another size than the first.
+        """
+        for index in indices:
+            frame = open_image(self._frames[index], self._roots, self._limits)
+            if frame.size != self.size:
+                size, first_size = "x".join(map(str, frame.size)), "x".join(map(str, self.size))
+                path = self._frames[index].path
+                raise MediaError(f"{path}: a frame of {size} in a folder of {first_size}; make them one size")
+            yield np.asarray(frame)
+
+    def _list_frames(self) -> list[ImageRef]:
+        try:
+            folder = resolve_inside(Path(self._path), self._roots)
+            if not folder.is_dir():
+                raise MediaError(f"{self._path}: no such folder of frames; correct the path or restore it")
+            files = list_frames(folder, self._roots)
+            # Counted before the files are read for their sha256.
+            check_length(self._path, len(files), 0.0, self._limits)
+            frames = []
+            for file in files:
+                path = resolve_media_path(str(file), self._roots, self._limits.max_image_bytes, "max_image_bytes")
+                frames.append(ImageRef(path=str(file), sha256=compute_sha256(path)))
+            return frames
+        except OSError as error:
+            raise unreadable_error(self._path, error) from error
+        except UserError as error:
+            raise MediaError(str(error)) from error

@@ -16,23 +16,87 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, TypeVar
+from math import prod
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch.nn import functional as F
 
-from mmrl.policy.prompt_tensors import (
-    MediaItem,
-    Placeholders,
-    PromptTensors,
-    TensorProvider,
-    check_observation,
-    check_prompt_media,
-    prompt_media_items,
+from mmrl.types import (
+    TRAINED_AUTHORS,
+    Experience,
+    ImageRef,
+    MediaObservation,
+    MediaRef,
+    Prompt,
+    Rollout,
+    UserError,
+    VideoRef,
 )
-from mmrl.types import Author, Experience, ImageRef, Prompt, Rollout, SamplingParams, VideoRef
 
-_TRAINED_AUTHORS = (Author.POLICY, Author.DEMONSTRATION)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placeholders:
+    """The tokens that stand for images and videos in a prompt."""
+
+    image_id: int
+    """Token id of an image's placeholder."""
+    video_id: int
+    """Token id of a video's placeholder."""
+    merge_size: int
+    """Patches per side that one placeholder stands for: 2 in Qwen-VL, so a token is 2 x 2 patches."""
+
+    def token_types(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return 0 for text, 1 for an image and 2 for a video, for each token id; int64 in the shape of `ids`."""
+        return (ids == self.image_id).long() + 2 * (ids == self.video_id).long()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTensors:
+    """The tensors that the model's forward needs of a prompt or of a tool's image or video, besides token ids.
+
+    M and V are 0 where there is no image or no video.
+    """
+
+    image_patches_MD: torch.Tensor
+    """Normalised patches of all images in reading order, float32."""
+    video_patches_MD: torch.Tensor
+    """Normalised patches of all videos in reading order, float32."""
+    position_ids_3P: torch.Tensor
+    """Position ids of the tokens, int64."""
+    second_per_grid_V: torch.Tensor
+    """Seconds from one pair of frames to the next, float32; for vLLM, which derives position ids by itself."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all tensors, in bytes."""
+        patches = self.image_patches_MD.nbytes + self.video_patches_MD.nbytes
+        return patches + self.position_ids_3P.nbytes + self.second_per_grid_V.nbytes
+
+
+class TensorProvider(Protocol):
+    """Provides the tensors of prompts and of images and videos that tools showed.
+
+    Called by the collate functions; implemented by `mmrl.policy.processor.PromptProcessor`.
+    """
+
+    placeholders: Placeholders
+
+    def prompt_tensors(self, prompt: Prompt) -> PromptTensors:
+        """Return the tensors of a prompt."""
+
+    def tool_media_tensors(self, observation: MediaObservation) -> PromptTensors:
+        """Return the tensors of an image or video that a tool showed; positions count from its first token."""
+
+
+class MediaItem(NamedTuple):
+    """An image or video of a prompt or response."""
+
+    ref: MediaRef
+    grid: tuple[int, int, int]
+    """Time, height and width in patches."""
+    key: str
+    """Name of its content, for a cache."""
 
 
 class PrefixGroup(NamedTuple):
@@ -43,7 +107,21 @@ class PrefixGroup(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchMedia:
+class DeviceTensors:
+    """Tensors that move to another device together."""
+
+    def to(self, device: torch.device) -> Self:
+        """Return a copy with all tensors on another device."""
+        moved: dict[str, Any] = {}
+        for own_field in fields(self):
+            value = getattr(self, own_field.name)
+            if isinstance(value, torch.Tensor | DeviceTensors):
+                moved[own_field.name] = value.to(device)
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchMedia(DeviceTensors):
     """Images and videos of a batch, each in the order of their placeholders."""
 
     image_patches_MD: torch.Tensor
@@ -59,13 +137,9 @@ class BatchMedia:
     video_keys: tuple[str, ...]
     """Name of each video's content, for a cache."""
 
-    def to(self, device: torch.device) -> BatchMedia:
-        """Return a copy on another device."""
-        return _to_device(self, device)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(DeviceTensors):
     """Tensors of one forward pass of the learner."""
 
     input_ids_BL: torch.Tensor
@@ -86,13 +160,9 @@ class Batch:
     banned_token_ids: tuple[int, ...]
     """Tokens with probability 0."""
 
-    def to(self, device: torch.device) -> Batch:
-        """Return a copy on another device."""
-        return _to_device(self, device)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptBatch:
+class PromptBatch(DeviceTensors):
     """Tensors of prompts, or of responses without their prompts, padded on the left."""
 
     input_ids_BP: torch.Tensor
@@ -104,10 +174,6 @@ class PromptBatch:
     position_ids_3BP: torch.Tensor
     """Position ids, int64; 0 for padding."""
     media: BatchMedia
-
-    def to(self, device: torch.device) -> PromptBatch:
-        """Return a copy on another device."""
-        return _to_device(self, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +194,11 @@ class TokenSpan:
         Raises:
             UserError: its placeholders, grids and patches disagree.
         """
-        tensors = provider.prompt_tensors(prompt)
-        check_prompt_media(prompt, tensors, provider.placeholders)
+        items, tensors = prompt_media_items(prompt), provider.prompt_tensors(prompt)
+        # Checked at encoding too, but a prompt may come from a checkpoint while its tensors are encoded anew.
+        check_placeholders(prompt.token_ids, items, tensors, provider.placeholders, owner=f"sample {prompt.sample.id}")
         return TokenSpan(
-            ids=prompt.token_ids,
-            position_ids_3S=tensors.position_ids_3P,
-            media_items=prompt_media_items(prompt),
-            tensors=[tensors],
+            ids=prompt.token_ids, position_ids_3S=tensors.position_ids_3P, media_items=items, tensors=[tensors]
         )
 
     @staticmethod
@@ -145,29 +209,37 @@ class TokenSpan:
             UserError: placeholders, grids and patches of what a tool showed disagree.
             ValueError: it contains a placeholder that no tool showed, or a trained token that is banned.
         """
-        _check_completion(rollout, provider.placeholders)
-        owner = f"sample {rollout.prompt.sample.id}: what rollout {rollout.index} was shown"
+        sample_id, placeholders = rollout.prompt.sample.id, provider.placeholders
+        owner = f"sample {sample_id}: rollout {rollout.index}"
         ids: list[int] = []
-        positions, tensors = [torch.zeros(3, 0, dtype=torch.int64)], []
+        # An empty first piece, so that a response without tokens has position ids too.
+        positions, items, tensors = [torch.zeros(3, 0, dtype=torch.int64)], [], []
         next_position = 0
         for segment in rollout.segments:
             if not segment.token_ids:
                 continue
+            stray = {placeholders.image_id, placeholders.video_id}.intersection(segment.token_ids)
+            if stray and segment.observation is None:
+                raise ValueError(f"{owner} contains the placeholder {min(stray)}, which stands for no image or video")
+            params = segment.sampling_params or rollout.sampling_params
+            banned = set(params.banned_token_ids).intersection(segment.token_ids)
+            # A log-probability of -inf would make the loss NaN.
+            if banned and segment.author in TRAINED_AUTHORS:
+                raise ValueError(f"{owner} contains token {min(banned)}, which its sampling params ban")
             ids += segment.token_ids
             steps_3S = torch.arange(len(segment.token_ids)).expand(3, -1)
             if segment.observation is not None:
                 shown = provider.tool_media_tensors(segment.observation)
-                check_observation(segment, segment.observation, shown, provider.placeholders, owner=owner)
+                item = MediaItem(segment.observation.ref, segment.observation.grid, segment.observation.digest)
+                shown_to = f"sample {sample_id}: what rollout {rollout.index} was shown"
+                check_placeholders(segment.token_ids, [item], shown, placeholders, owner=shown_to)
+                items.append(item)
                 tensors.append(shown)
                 steps_3S = shown.position_ids_3P
             positions.append(next_position + steps_3S)
+            # Not the number of tokens: an image's tokens share positions, see `ModelFamily.position_ids`.
             next_position += int(steps_3S.max()) + 1
-        return TokenSpan(
-            ids=ids,
-            position_ids_3S=torch.cat(positions, dim=1),
-            media_items=[MediaItem(shown.ref, shown.grid, shown.digest) for shown in rollout.observations],
-            tensors=tensors,
-        )
+        return TokenSpan(ids=ids, position_ids_3S=torch.cat(positions, dim=1), media_items=items, tensors=tensors)
 
 
 class _TrainedToken(NamedTuple):
@@ -200,14 +272,10 @@ def group_by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]
 def collate(
     groups: Sequence[Sequence[Experience]], provider: TensorProvider, *, pad_id: int, shared_prefix: bool = True
 ) -> Batch:
-    """Pack groups into tensors.
+    """Pack groups of experiences, those of a group with one prompt, into tensors.
 
-    Args:
-        groups: experiences; those of a group have one prompt.
-        provider: provides patches and position ids.
-        pad_id: token id of padding.
-        shared_prefix: pack all groups into one row, each prompt once. Otherwise every experience is a row of its own,
-            padded on the right.
+    With `shared_prefix` all groups stand in one row, each prompt once. Otherwise every experience is a row of its own,
+    padded on the right with `pad_id`.
 
     Raises:
         UserError: placeholders, grids and patches of a prompt, or of what a tool showed, disagree.
@@ -226,6 +294,7 @@ def collate(
     ids, positions, spans = [], [], []
     targets, predictor_index, temperatures = [], [], []
     for row_index, row in enumerate(rows):
+        # On the right, where causal attention hides it from all tokens: no mask is needed.
         padding = length - len(row.ids)
         ids.append(row.ids + [pad_id] * padding)
         positions.append(F.pad(row.position_ids_3L, (0, padding)))
@@ -241,6 +310,7 @@ def collate(
         position_ids_3BL=torch.stack(positions, dim=1),
         prefix_tree=rows[0].prefix_groups if shared_prefix else None,
         media=collect_media(spans),
+        # Of an empty list torch would make float32, so int64 is spelled out.
         target_ids_N=torch.tensor(targets, dtype=torch.int64),
         predictor_index_N=torch.tensor(predictor_index, dtype=torch.int64),
         temperature_N=torch.tensor(temperatures),
@@ -254,7 +324,10 @@ def collate_prompts(prompts: Sequence[Prompt], provider: TensorProvider, *, pad_
     Raises:
         UserError: placeholders, grids and patches of a prompt disagree.
     """
-    return _pad_left([TokenSpan.from_prompt(prompt, provider) for prompt in prompts], provider, pad_id)
+    spans = []
+    for prompt in prompts:
+        spans.append(TokenSpan.from_prompt(prompt, provider))
+    return _pad_left(spans, provider.placeholders, pad_id)
 
 
 def collate_responses(rollouts: Sequence[Rollout], provider: TensorProvider, *, pad_id: int) -> PromptBatch:
@@ -264,53 +337,82 @@ def collate_responses(rollouts: Sequence[Rollout], provider: TensorProvider, *, 
         UserError: placeholders, grids and patches of what a tool showed disagree.
         ValueError: a response contains a placeholder that no tool showed, or a trained token that is banned.
     """
-    return _pad_left([TokenSpan.from_response(rollout, provider) for rollout in rollouts], provider, pad_id)
+    spans = []
+    for rollout in rollouts:
+        spans.append(TokenSpan.from_response(rollout, provider))
+    return _pad_left(spans, provider.placeholders, pad_id)
 
 
 def collect_media(spans: Sequence[TokenSpan]) -> BatchMedia:
-    """Return the images and videos of spans, in order."""
-    items: list[MediaItem] = []
-    tensors: list[PromptTensors] = []
+    """Return the images and videos of spans, each in order."""
+    images, videos, image_patches, video_patches = [], [], [], []
     for span in spans:
-        items += span.media_items
-        tensors += span.tensors
-    images = [item for item in items if isinstance(item.ref, ImageRef)]
-    videos = [item for item in items if isinstance(item.ref, VideoRef)]
+        images += [item for item in span.media_items if isinstance(item.ref, ImageRef)]
+        videos += [item for item in span.media_items if isinstance(item.ref, VideoRef)]
+        for tensors in span.tensors:
+            image_patches.append(tensors.image_patches_MD)
+            video_patches.append(tensors.video_patches_MD)
+    # Responses that no tool showed anything have no tensors at all, and `torch.cat` refuses an empty list.
+    nothing = [torch.zeros(0, 0)]
     return BatchMedia(
-        image_patches_MD=_concat_patches([own.image_patches_MD for own in tensors]),
-        image_grids_I3=_stack_grids(images),
+        image_patches_MD=torch.cat(image_patches or nothing),
+        image_grids_I3=torch.tensor([item.grid for item in images], dtype=torch.int64).reshape(-1, 3),
         image_keys=tuple(item.key for item in images),
-        video_patches_MD=_concat_patches([own.video_patches_MD for own in tensors]),
-        video_grids_V3=_stack_grids(videos),
+        video_patches_MD=torch.cat(video_patches or nothing),
+        video_grids_V3=torch.tensor([item.grid for item in videos], dtype=torch.int64).reshape(-1, 3),
         video_keys=tuple(item.key for item in videos),
     )
 
 
-def _check_completion(rollout: Rollout, placeholders: Placeholders) -> None:
-    owner = f"sample {rollout.prompt.sample.id}: rollout {rollout.index}"
-    placeholder_ids = {placeholders.image_id, placeholders.video_id}
-    for segment, params in zip(rollout.segments, _segment_sampling_params(rollout), strict=True):
-        stray = placeholder_ids.intersection(segment.token_ids)
-        if stray and segment.observation is None:
-            raise ValueError(f"{owner} contains the placeholder {min(stray)}, which stands for no image or video")
-        banned = set(params.banned_token_ids).intersection(segment.token_ids)
-        # A log-probability of -inf would make the loss NaN.
-        if banned and segment.author in _TRAINED_AUTHORS:
-            raise ValueError(f"{owner} contains token {min(banned)}, which its sampling params ban")
+def prompt_media_items(prompt: Prompt) -> list[MediaItem]:
+    """Return the images and videos of a prompt, in reading order."""
+    items = []
+    for index, (ref, grid) in enumerate(zip(prompt.sample.media, prompt.grids, strict=True)):
+        items.append(MediaItem(ref, grid, f"{prompt.digest}:{index}"))
+    return items
 
 
-def _pad_left(spans: Sequence[TokenSpan], provider: TensorProvider, pad_id: int) -> PromptBatch:
+def check_placeholders(
+    ids: Sequence[int],
+    media_items: Sequence[MediaItem],
+    tensors: PromptTensors,
+    placeholders: Placeholders,
+    *,
+    owner: str,
+) -> None:
+    """Check that placeholders, grids, patches and position ids of a prompt, or of what a tool showed, agree.
+
+    Raises:
+        UserError: they disagree. The message begins with `owner`.
+    """
+    for name, ref_type, patches, placeholder in (
+        ("image", ImageRef, len(tensors.image_patches_MD), placeholders.image_id),
+        ("video", VideoRef, len(tensors.video_patches_MD), placeholders.video_id),
+    ):
+        expected = sum(prod(item.grid) for item in media_items if isinstance(item.ref, ref_type))
+        tokens = ids.count(placeholder)
+        if not expected == patches == tokens * placeholders.merge_size**2:
+            raise UserError(
+                f"{owner}: the {name} grids call for {expected} patches, there are {patches}, "
+                f"and {tokens} placeholders stand for {tokens * placeholders.merge_size**2}"
+            )
+    if tensors.position_ids_3P.shape != (3, len(ids)):
+        raise UserError(f"{owner}: {len(ids)} tokens, positions {list(tensors.position_ids_3P.shape)}")
+
+
+def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: int) -> PromptBatch:
     shape = (len(spans), max(len(span.ids) for span in spans))
     input_ids_BP, attention_mask_BP = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.int64)
     position_ids_3BP = torch.zeros(3, *shape, dtype=torch.int64)
     for row, span in enumerate(spans):
+        # On the left, so that the last column predicts the next token of every row.
         start = shape[1] - len(span.ids)
         input_ids_BP[row, start:] = torch.tensor(span.ids, dtype=torch.int64)
         attention_mask_BP[row, start:] = 1
         position_ids_3BP[:, row, start:] = span.position_ids_3S
     return PromptBatch(
         input_ids_BP=input_ids_BP,
-        token_types_BP=provider.placeholders.token_types(input_ids_BP),
+        token_types_BP=placeholders.token_types(input_ids_BP),
         attention_mask_BP=attention_mask_BP,
         position_ids_3BP=position_ids_3BP,
         media=collect_media(spans),
@@ -325,21 +427,27 @@ def _pack_row(groups: Sequence[Sequence[Experience]], provider: TensorProvider) 
     spans: list[TokenSpan] = []
     trained_tokens: list[_TrainedToken] = []
     for group in groups:
-        prompt = TokenSpan.from_prompt(_shared_prompt(group), provider)
-        completions = [TokenSpan.from_response(experience.rollout, provider) for experience in group]
-        ids += prompt.ids
-        positions.append(prompt.position_ids_3S)
-        last_prompt_column, next_position = len(ids) - 1, int(prompt.position_ids_3S.max()) + 1
-        for experience, completion in zip(group, completions, strict=True):
-            trained_tokens += _trained_tokens(
-                experience.rollout, last_prompt_column=last_prompt_column, first_column=len(ids)
-            )
+        prompt = group[0].rollout.prompt
+        num_prompts = len({experience.rollout.prompt.digest for experience in group})
+        if num_prompts != 1:
+            raise ValueError(f"sample {prompt.sample.id}: siblings must share one prompt, got {num_prompts}")
+        prompt_span = TokenSpan.from_prompt(prompt, provider)
+        spans.append(prompt_span)
+        ids += prompt_span.ids
+        positions.append(prompt_span.position_ids_3S)
+        last_prompt_column, next_position = len(ids) - 1, int(prompt_span.position_ids_3S.max()) + 1
+        lengths = []
+        for experience in group:
+            completion = TokenSpan.from_response(experience.rollout, provider)
+            trained_tokens += _trained_tokens(experience.rollout, last_prompt_column, first_column=len(ids))
+            spans.append(completion)
             ids += completion.ids
+            # Every sibling counts on from the prompt, as if it alone stood behind it.
             positions.append(next_position + completion.position_ids_3S)
-        # A completion without tokens takes no place, and the attention kernel refuses blocks of length 0.
-        lengths = tuple(len(completion.ids) for completion in completions if completion.ids)
-        prefix_groups.append(PrefixGroup(len(prompt.ids), lengths))
-        spans += [prompt, *completions]
+            # A completion without tokens takes no place, and the attention kernel refuses blocks of length 0.
+            if completion.ids:
+                lengths.append(len(completion.ids))
+        prefix_groups.append(PrefixGroup(len(prompt_span.ids), tuple(lengths)))
     return _PackedRow(
         ids=ids,
         position_ids_3L=torch.cat(positions, dim=1),
@@ -349,64 +457,31 @@ def _pack_row(groups: Sequence[Sequence[Experience]], provider: TensorProvider) 
     )
 
 
-def _trained_tokens(rollout: Rollout, *, last_prompt_column: int, first_column: int) -> list[_TrainedToken]:
+def _trained_tokens(rollout: Rollout, last_prompt_column: int, *, first_column: int) -> list[_TrainedToken]:
     """Return the trained tokens of a completion that begins at `first_column` of its row."""
-    tokens = []
+    tokens: list[_TrainedToken] = []
     # The prompt's last token predicts the first of every completion, though it does not stand before all of them.
     predictor = last_prompt_column
     column = first_column
-    for segment, params in zip(rollout.segments, _segment_sampling_params(rollout), strict=True):
+    for segment in rollout.segments:
+        # A continuation behind a rethink trigger may have been sampled at another temperature.
+        temperature = (segment.sampling_params or rollout.sampling_params).effective_temperature
         for token_id in segment.token_ids:
-            if segment.author in _TRAINED_AUTHORS:
-                tokens.append(_TrainedToken(token_id, predictor, params.effective_temperature))
+            if segment.author in TRAINED_AUTHORS:
+                tokens.append(_TrainedToken(token_id, predictor, temperature))
             predictor = column
             column += 1
     return tokens
-
-
-def _segment_sampling_params(rollout: Rollout) -> list[SamplingParams]:
-    """Return the sampling params of each segment: its own, else the rollout's."""
-    return [segment.sampling_params or rollout.sampling_params for segment in rollout.segments]
 
 
 def _shared_banned_ids(groups: Sequence[Sequence[Experience]]) -> tuple[int, ...]:
     banned_sets = set()
     for group in groups:
         for experience in group:
-            for params in _segment_sampling_params(experience.rollout):
-                banned_sets.add(params.banned_token_ids)
+            rollout = experience.rollout
+            for segment in rollout.segments:
+                banned_sets.add((segment.sampling_params or rollout.sampling_params).banned_token_ids)
     # The output layer masks one set of tokens for all rows of a batch.
     if len(banned_sets) != 1:
         raise ValueError(f"all rollouts of a batch must ban the same tokens, got {len(banned_sets)} sets")
     return banned_sets.pop()
-
-
-def _shared_prompt(group: Sequence[Experience]) -> Prompt:
-    prompt = group[0].rollout.prompt
-    count = len({experience.rollout.prompt.digest for experience in group})
-    if count != 1:
-        raise ValueError(f"sample {prompt.sample.id}: siblings must share one prompt, got {count}")
-    return prompt
-
-
-def _concat_patches(patches: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return all patches in one tensor, float32 [M, D]; [0, 0] if no tensors are given."""
-    return torch.cat(list(patches)) if patches else torch.zeros(0, 0)
-
-
-def _stack_grids(items: Sequence[MediaItem]) -> torch.Tensor:
-    """Return the grids of images or videos, int64 [items, 3]."""
-    return torch.tensor([item.grid for item in items], dtype=torch.int64).reshape(-1, 3)
-
-
-_BatchT = TypeVar("_BatchT", BatchMedia, Batch, PromptBatch)
-
-
-def _to_device(batch: _BatchT, device: torch.device) -> _BatchT:
-    """Return a copy of a batch with all its tensors on another device."""
-    moved: dict[str, Any] = {}
-    for batch_field in fields(batch):
-        value = getattr(batch, batch_field.name)
-        if isinstance(value, torch.Tensor | BatchMedia):
-            moved[batch_field.name] = value.to(device)
-    return replace(batch, **moved)

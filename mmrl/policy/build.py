@@ -1,15 +1,19 @@
-"""The model, its processor and its prompt encoder, built from a config."""
+"""The model, its processor and its prompt encoder, built from a config; the sizes of the model's components."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from mmrl.answer import ResponseFormat, ResponseSection
 from mmrl.config import Config, EvalConfig
 from mmrl.config.schema import (
+    COMPONENTS,
+    Component,
     EvalGenerationConfig,
     FromScratchConfig,
     RethinkConfig,
@@ -20,11 +24,29 @@ from mmrl.config.schema import (
 )
 from mmrl.media.cache import MediaCache
 from mmrl.policy.encoder import PromptEncoder
-from mmrl.policy.families import FAMILIES, get_family
+from mmrl.policy.families import FAMILIES, ModelFamily, get_family
 from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_pretrained, load_processor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import Sample, UserError
 from mmrl.utils.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentSummary:
+    """Sizes and data types of one component's parameters."""
+
+    component: Component
+    num_tensors: int
+    """Parameter tensors."""
+    num_parameters: int
+    """Numbers in these tensors."""
+    num_trained: int
+    """Numbers in those of them that are trained."""
+    dtypes: tuple[str, ...]
+    """Data types of the tensors, such as `bfloat16`, in alphabetical order."""
 
 
 def build_model(
@@ -32,10 +54,8 @@ def build_model(
 ) -> ModelBundle:
     """Return the model as it is before training: loaded from `model.path`, or new as `model.from_scratch` says.
 
-    Args:
-        config: the config of a run or an evaluation.
-        make_processor_bundle: returns the processor of a new model; not called for a loaded one, which has its own.
-        base_dir: folder that the file of `model.family` starts from; the config's.
+    `make_processor_bundle` returns the processor of a new model; a loaded one has its own. A relative file of
+    `model.family` starts from `base_dir`.
 
     Raises:
         UserError: `model.path` cannot be loaded, or `model.from_scratch` describes no possible model.
@@ -57,10 +77,8 @@ def build_model(
 def build_processor(config: Config, samples: Iterable[Sample], base_dir: Path = Path()) -> ProcessorBundle:
     """Return the processor of the model without the model.
 
-    Args:
-        config: the config of a run.
-        samples: the training samples; the tokenizer of a model from scratch is trained on their text.
-        base_dir: folder that the file of `model.family` starts from; the config's.
+    The tokenizer of a model from scratch is trained on the text of `samples`. A relative file of `model.family` starts
+    from `base_dir`.
 
     Raises:
         UserError: `model.path` has no processor.
@@ -82,11 +100,7 @@ def build_encoder(
 ) -> PromptEncoder:
     """Return the encoder that turns samples into prompts.
 
-    Args:
-        config: the config of a run or an evaluation.
-        bundle: processor and family of the model.
-        media_cache: opens images and videos.
-        limit: most tokens of a prompt, and the YAML key that sets this limit; None for `model.max_prompt_tokens`.
+    `limit` is the most tokens of a prompt, and the YAML key that sets this limit; None for `model.max_prompt_tokens`.
     """
     max_prompt_tokens, limit_key = limit or (config.model.max_prompt_tokens, "model.max_prompt_tokens")
     return PromptEncoder(
@@ -133,11 +147,50 @@ def configs_with_rollout_steps(config: Config) -> tuple[SftStage | RlStage | Sam
     return (*stages, config.evaluation)
 
 
-def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, samples: Iterable[Sample]) -> Iterator[str]:
-    """Yield the texts that a tokenizer from scratch is trained on.
+def summarize_components(model: PreTrainedModel, family: ModelFamily | None = None) -> list[ComponentSummary]:
+    """Count the parameters of each component, each parameter once; a tied one counts where it comes first.
 
-    These are questions, demonstrations, the triggers of rethinking, and the text around the results of tools.
+    `family` None stands for the built-in family of the model's config.
     """
+    family = family or get_family(model.config)
+    summaries = []
+    for component in COMPONENTS:
+        parameters = []
+        for name, parameter in model.named_parameters():
+            if family.component_of(name) == component:
+                parameters.append(parameter)
+        dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
+        summaries.append(
+            ComponentSummary(
+                component=component,
+                num_tensors=len(parameters),
+                num_parameters=sum(parameter.numel() for parameter in parameters),
+                num_trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+                dtypes=tuple(sorted(dtypes)),
+            )
+        )
+    return summaries
+
+
+def enable_gradient_checkpointing(
+    model: PreTrainedModel, components: Sequence[Literal["vision", "language"]], family: ModelFamily | None = None
+) -> None:
+    """Keep only the inputs of the blocks of these components, and run the blocks again in the backward pass.
+
+    `family` None stands for the built-in family of the model's config.
+    """
+    family = family or get_family(model.config)
+    names = {"vision": family.vision_module, "language": family.language_module}
+    for component in components:
+        module: Any = model.get_submodule(names[component])
+        # Reentrant checkpointing passes no gradient on where the inputs of a block need none: below an adapter, say.
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, samples: Iterable[Sample]) -> Iterator[str]:
+    """Yield the texts that a tokenizer from scratch is trained on."""
+    # Not only questions and answers: what a run puts into responses should not fall apart into bytes either, such as
+    # the triggers of rethinking and the text around the results of tools.
     response_format = build_response_format(config)
     coordinate_system = FAMILIES[scratch.family].coordinate_system
     for owner in configs_with_rollout_steps(config):

@@ -1,5 +1,7 @@
 """Samples to prompts: chat template, expanded placeholders, patches, position ids, and a digest over all of them.
 
+`unpatchify` is the way back from patches to pixels, for people to look at.
+
 Suffixes of tensor names: P tokens of a prompt, M patches, D values of a patch, V videos.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -18,13 +21,10 @@ from mmrl.answer import ResponseFormat
 from mmrl.config.schema import VideoConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.video import FrameSampling
-from mmrl.policy.chat_template import ChatTemplate
-from mmrl.policy.families import ModelFamily, VideoTimeEncoding
-from mmrl.policy.mrope import Grid, PlaceholderRun
-from mmrl.policy.prompt_tensors import Placeholders, PromptTensors, check_observation, check_prompt_media
+from mmrl.policy.batch import MediaItem, Placeholders, PromptTensors, check_placeholders, prompt_media_items
+from mmrl.policy.families import Grid, ModelFamily, PlaceholderRun, VideoTimeEncoding
 from mmrl.types import (
     Author,
-    ContentPart,
     ImageRef,
     MediaObservation,
     MediaRef,
@@ -40,6 +40,9 @@ from mmrl.types import (
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
+    from transformers.image_processing_utils import BaseImageProcessor
+
+_TEXT_CACHE_SIZE = 1024  # questions, and texts to tokenize
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +51,6 @@ class EncodedPrompt:
 
     prompt: Prompt
     tensors: PromptTensors
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedToolMedia:
-    """An image or video that a tool shows, as a segment of a response, with its tensors."""
-
-    segment: Segment
-    """Tokens of the environment, with an observation."""
-    tensors: PromptTensors
-    """Patches, and position ids that count from the segment's first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +80,19 @@ class PromptLayout:
 _MediaWithLayout = tuple[MediaRef, MediaLayout]
 
 
+class ChatTemplate:
+    """The chat template and tokenizer of a processor, with caches: many samples ask the same question."""
+
+    def __init__(self, hf_processor: ProcessorMixin) -> None:
+        self._hf_processor = hf_processor
+        self.render = lru_cache(_TEXT_CACHE_SIZE)(partial(_render_chat, hf_processor))
+        self.tokenize = lru_cache(_TEXT_CACHE_SIZE)(partial(_tokenize, hf_processor))
+
+    def __reduce__(self) -> tuple[type[ChatTemplate], tuple[ProcessorMixin]]:
+        """Pickle the processor alone: an `lru_cache` cannot be pickled, and a worker process fills its own."""
+        return ChatTemplate, (self._hf_processor,)
+
+
 class PromptEncoder:
     """Turns samples into prompts and their tensors; a sample always becomes the same bytes."""
 
@@ -102,17 +108,10 @@ class PromptEncoder:
         max_prompt_tokens: int,
         limit_key: str = "model.max_prompt_tokens",
     ) -> None:
-        """Prepare to encode.
+        """Prepare to encode for one model.
 
-        Args:
-            hf_processor: transformers' processor of the model.
-            family: family of the model.
-            response_format: the format that the instruction asks for.
-            media_cache: opens images and videos.
-            video: number and size of the frames of a video.
-            add_instruction: append an instruction about the response format to each question.
-            max_prompt_tokens: most tokens of a prompt.
-            limit_key: the YAML key that sets this limit, for messages.
+        With `add_instruction` an instruction about the response format follows each question. `limit_key` is the YAML
+        key that sets `max_prompt_tokens`, for messages.
         """
         self.hf_processor, self.family, self.response_format = hf_processor, family, response_format
         self._media_cache = media_cache
@@ -120,6 +119,8 @@ class PromptEncoder:
         self._max_prompt_tokens, self._limit_key = max_prompt_tokens, limit_key
         self.frame_sampling = FrameSampling(video=video, patch_size=hf_processor.image_processor.patch_size)
         self._chat_template = ChatTemplate(hf_processor)
+        options = hf_processor.image_processor
+        self._no_patches = torch.zeros(0, 3 * options.temporal_patch_size * options.patch_size**2)
         start, end = re.escape(family.vision_start_token), re.escape(family.vision_end_token)
         image, video_token = re.escape(hf_processor.image_token), re.escape(hf_processor.video_token)
         self._media_pattern = re.compile(f"{start}(?:{image}|{video_token}){end}")
@@ -142,7 +143,7 @@ class PromptEncoder:
         for token in self._special_tokens:
             if token in text:
                 raise UserError(f"its text contains the special token {token!r}; take it out")
-        layouts = tuple(map(self._layout_media, sample.media))
+        layouts = tuple(map(self._media_layout, sample.media))
         ids = self._tokenize_with_media(sample, layouts)
         if len(ids) > self._max_prompt_tokens:
             raise PromptTooLongError(
@@ -158,89 +159,99 @@ class PromptEncoder:
             UserError: as `measure`; or media, placeholders and patches disagree. The message names the sample.
         """
         try:
-            return self._encode(sample)
+            # Decoding a video chooses its frames too; measuring first would open the file twice.
+            video_patches = self._video_patches(sample.media)
+            layout = self.measure(sample)
+            media = list(zip(sample.media, layout.media_layouts, strict=True))
+            tensors = self._make_tensors(layout.ids, media, video_patches)
+            grids = tuple(media_layout.grid for media_layout in layout.media_layouts)
+            prompt = Prompt(
+                sample=sample,
+                token_ids=layout.ids,
+                grids=grids,
+                resize_maps=tuple(media_layout.resize_map for media_layout in layout.media_layouts),
+                coordinate_system=self.family.coordinate_system,
+                digest=_compute_digest(layout.ids, grids, tensors),
+            )
         except UserError as error:
             raise type(error)(f"sample {sample.id}: {error}") from error
+        owner = f"sample {sample.id}"
+        check_placeholders(prompt.token_ids, prompt_media_items(prompt), tensors, self.placeholders, owner=owner)
+        return EncodedPrompt(prompt, tensors)
 
-    def encode_tool_media(self, ref: MediaRef) -> EncodedToolMedia:
+    def encode_tool_media(self, ref: MediaRef) -> tuple[Segment, PromptTensors]:
         """Encode one image or video just as it stands in a prompt, with its start and end tokens and times.
+
+        Returns:
+            A segment of the environment, with an observation, and tensors whose positions count from its first token.
 
         Raises:
             UserError: it cannot be used, or its placeholders and patches disagree.
         """
-        if isinstance(ref, ImageRef):
-            image_patches, video_patches = self._image_patches([ref]), self._no_patches()
-        else:
-            image_patches, video_patches = self._no_patches(), self._video_patches([ref])
-        layout = self._layout_media(ref)
+        video_patches = self._video_patches([ref])
+        layout = self._media_layout(ref)
         ids = self._expand_placeholders(self._media_text(ref, layout), [(ref, layout)])
-        tensors = PromptTensors(
-            image_patches_MD=image_patches,
-            video_patches_MD=video_patches,
-            position_ids_3P=self._position_ids(ids, [(ref, layout)]),
-            second_per_grid_V=_second_per_grid([layout]),
-        )
+        tensors = self._make_tensors(ids, [(ref, layout)], video_patches)
         digest = _compute_digest(ids, [layout.grid], tensors)
         observation = MediaObservation(ref=ref, grid=layout.grid, resize_map=layout.resize_map, digest=digest)
         segment = Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.ENVIRONMENT, observation=observation)
-        check_observation(segment, observation, tensors, self.placeholders, owner=ref.path)
-        return EncodedToolMedia(segment, tensors)
+        check_placeholders(ids, [MediaItem(ref, layout.grid, digest)], tensors, self.placeholders, owner=ref.path)
+        return segment, tensors
 
     def render_chat(self, sample: Sample) -> str:
         """Return the text of a sample in the chat format, with one placeholder for each image or video."""
-        parts = tuple(map(_chat_part, sample.parts))
+        parts: list[tuple[str, str]] = []
+        for part in sample.parts:
+            match part:
+                case ImageRef():
+                    parts.append(("image", ""))
+                case VideoRef():
+                    parts.append(("video", ""))
+                case text:
+                    parts.append(("text", text))
         if self._add_instruction:
             instruction = self.response_format.instruction(sample.target.answer_type, self.family.coordinate_system)
-            parts = (*parts, ("text", f" {instruction}"))
-        return self._chat_template.render(parts)
+            parts.append(("text", f" {instruction}"))
+        return self._chat_template.render(tuple(parts))
 
-    def _encode(self, sample: Sample) -> EncodedPrompt:
-        # Decoding a video chooses its frames too; measuring first would open the file twice.
-        video_patches = self._video_patches([ref for ref in sample.media if isinstance(ref, VideoRef)])
-        layout = self.measure(sample)
-        grids = tuple(media_layout.grid for media_layout in layout.media_layouts)
-        media = list(zip(sample.media, layout.media_layouts, strict=True))
-        tensors = PromptTensors(
-            image_patches_MD=self._image_patches([ref for ref in sample.media if isinstance(ref, ImageRef)]),
-            video_patches_MD=video_patches,
-            position_ids_3P=self._position_ids(layout.ids, media),
-            second_per_grid_V=_second_per_grid(layout.media_layouts),
-        )
-        prompt = Prompt(
-            sample=sample,
-            token_ids=layout.ids,
-            grids=grids,
-            resize_maps=tuple(media_layout.resize_map for media_layout in layout.media_layouts),
-            coordinate_system=self.family.coordinate_system,
-            digest=_compute_digest(layout.ids, grids, tensors),
-        )
-        check_prompt_media(prompt, tensors, self.placeholders)
-        return EncodedPrompt(prompt, tensors)
-
-    def _position_ids(self, ids: Sequence[int], media: Sequence[_MediaWithLayout]) -> torch.Tensor:
-        """Return position ids, int64 [3, P]."""
+    def _make_tensors(
+        self, ids: Sequence[int], media: Sequence[_MediaWithLayout], video_patches: torch.Tensor
+    ) -> PromptTensors:
+        """Return the tensors of a prompt, or of what a tool shows; the patches of videos are cut already."""
         runs: dict[int, list[PlaceholderRun]] = {self.placeholders.image_id: [], self.placeholders.video_id: []}
+        images, seconds_per_grid = [], []
         for ref, layout in media:
             placeholder = self.placeholders.image_id if isinstance(ref, ImageRef) else self.placeholders.video_id
             runs[placeholder] += self._placeholder_runs(ref, layout)
-        return self.family.position_ids(ids, runs, merge_size=self.placeholders.merge_size)
-
-    def _layout_media(self, ref: MediaRef) -> MediaLayout:
-        return self._layout_image(ref) if isinstance(ref, ImageRef) else self._layout_video(ref)
-
-    def _layout_image(self, ref: ImageRef) -> MediaLayout:
-        patch_size = self.frame_sampling.patch_size
-        original = self._media_cache.image_size(ref)
-        resized = self._resized_image_size(original)
-        # A crop's coordinates in the original count from the corner of the whole image.
-        offset = (0, 0) if ref.crop is None else ref.crop[:2]
-        return MediaLayout(
-            resize_map=ResizeMap(original, resized, offset),
-            grid=(1, resized.height // patch_size, resized.width // patch_size),
+            if isinstance(ref, VideoRef):
+                seconds_per_grid.append(layout.second_per_grid)
+                continue
+            image = self._media_cache.get_image(ref)
+            # From the image itself: if the file has changed since it was measured, grid and patches will disagree.
+            resized = self._resized_image_size(Size(*image.size))
+            images.append(image if resized == image.size else image.resize(resized))
+        image_patches = self._no_patches
+        if images:
+            output = self.hf_processor.image_processor(images, do_resize=False, return_tensors="pt")
+            image_patches = output["pixel_values"]
+        return PromptTensors(
+            image_patches_MD=image_patches,
+            video_patches_MD=video_patches,
+            position_ids_3P=self.family.position_ids(ids, runs, merge_size=self.placeholders.merge_size),
+            second_per_grid_V=torch.tensor(seconds_per_grid, dtype=torch.float32),
         )
 
-    def _layout_video(self, ref: VideoRef) -> MediaLayout:
+    def _media_layout(self, ref: MediaRef) -> MediaLayout:
         patch_size = self.frame_sampling.patch_size
+        if isinstance(ref, ImageRef):
+            original = self._media_cache.image_size(ref)
+            resized = self._resized_image_size(original)
+            # A crop's coordinates in the original count from the corner of the whole image.
+            offset = (0, 0) if ref.crop is None else ref.crop[:2]
+            return MediaLayout(
+                resize_map=ResizeMap(original, resized, offset),
+                grid=(1, resized.height // patch_size, resized.width // patch_size),
+            )
         plan = self._media_cache.get_frame_plan(ref, self.frame_sampling)
         frames_per_grid = self.hf_processor.video_processor.temporal_patch_size
         times = [index / plan.fps for index in plan.indices]
@@ -266,12 +277,11 @@ class PromptEncoder:
     def _tokenize_with_media(self, sample: Sample, layouts: Sequence[MediaLayout]) -> tuple[int, ...]:
         """Return the question as token ids, each placeholder as often as its image or video has tokens.
 
-        Placeholders are expanded here because transformers 5 leaves a second pair of start and end tokens around the
-        frames of a Qwen3-VL video.
-
         Raises:
             UserError: the chat template of the model omits an image or video, or shows one twice.
         """
+        # Not left to transformers 5, which keeps a second pair of start and end tokens around the frames of a Qwen3-VL
+        # video.
         texts = self._media_pattern.split(self.render_chat(sample))
         if len(texts) - 1 != len(layouts):
             raise UserError(
@@ -301,6 +311,7 @@ class PromptEncoder:
         placeholder = self.hf_processor.image_token if isinstance(ref, ImageRef) else self.hf_processor.video_token
         run = f"{self.family.vision_start_token}{placeholder}{self.family.vision_end_token}"
         if isinstance(ref, VideoRef) and self.family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS:
+            # The wording of transformers' Qwen3-VL processor, on which the model was trained.
             return "".join(f"<{seconds:.1f} seconds>{run}" for seconds in layout.frame_times)
         return run
 
@@ -309,50 +320,55 @@ class PromptEncoder:
             return (PlaceholderRun(layout.grid),)
         return self.family.video_placeholder_runs(layout.grid, layout.second_per_grid)
 
-    def _image_patches(self, refs: Sequence[ImageRef]) -> torch.Tensor:
-        """Return the patches of these images, float32 [M, D]."""
-        if not refs:
-            return self._no_patches()
-        images = []
-        for ref in refs:
-            image = self._media_cache.get_image(ref)
-            resized = self._resized_image_size(Size(*image.size))
-            images.append(image if resized == image.size else image.resize(resized))
-        output = self.hf_processor.image_processor(images, do_resize=False, return_tensors="pt")
-        patches: torch.Tensor = output["pixel_values"]
-        return patches
-
-    def _video_patches(self, refs: Sequence[VideoRef]) -> torch.Tensor:
-        """Return the patches of these videos, float32 [M, D]."""
-        if not refs:
-            return self._no_patches()
+    def _video_patches(self, media: Sequence[MediaRef]) -> torch.Tensor:
+        """Return the patches of the videos among these media, float32 [M, D]."""
         clips = []
-        for ref in refs:
-            clips.append(self._media_cache.read_video(ref, self.frame_sampling).frames_TCHW)
+        for ref in media:
+            if isinstance(ref, VideoRef):
+                clips.append(self._media_cache.read_video(ref, self.frame_sampling).frames_TCHW)
+        if not clips:
+            return self._no_patches
         # Frames are chosen and resized already; the cap is about resizing, and transformers warns unless it is set.
         options = {"do_resize": False, "do_sample_frames": False, "cap_pixels_per_frame": False}
         output = self.hf_processor.video_processor(clips, return_tensors="pt", **options)
         patches: torch.Tensor = output["pixel_values_videos"]
         return patches
 
-    def _no_patches(self) -> torch.Tensor:
-        """Return an empty tensor of patches, float32 [0, D]."""
-        options = self.hf_processor.image_processor
-        return torch.zeros(0, 3 * options.temporal_patch_size * options.patch_size**2)
+
+def unpatchify(patches_MD: torch.Tensor, grid: tuple[int, int, int], processor: BaseImageProcessor) -> torch.Tensor:
+    """Return the frames that patches were cut from, uint8 [frames, height, width, 3] in pixels.
+
+    Args:
+        patches_MD: patches, float32. An image was repeated to fill a pair, so its frames are equal.
+        grid: time, height and width in patches, time in pairs of frames.
+        processor: the image processor that cut the patches.
+    """
+    # Inverts Qwen2VLImageProcessor of transformers 5: patches stand in blocks of merge x merge, and hold channels,
+    # frames, rows and columns in this order, normalised by the processor's mean and deviation.
+    merge, side, pair = processor.merge_size, processor.patch_size, processor.temporal_patch_size
+    time, height, width = grid
+    blocks = patches_MD.reshape(time, height // merge, width // merge, merge, merge, 3, pair, side, side)
+    # To time, frame of the pair; then block, patch and pixel row; then block, patch and pixel column; then channel.
+    frames = blocks.permute(0, 6, 1, 3, 7, 2, 4, 8, 5).reshape(time * pair, height * side, width * side, 3)
+    scaled = frames.float() * torch.tensor(processor.image_std) + torch.tensor(processor.image_mean)
+    return (scaled * 255).round().clamp(0, 255).to(torch.uint8)
 
 
-def _second_per_grid(layouts: Sequence[MediaLayout]) -> torch.Tensor:
-    """Return the seconds from one pair of frames to the next, of each video, float32 [V]."""
-    return torch.tensor([layout.second_per_grid for layout in layouts if layout.frame_times], dtype=torch.float32)
+def _render_chat(hf_processor: ProcessorMixin, parts: tuple[tuple[str, str], ...]) -> str:
+    """Return one user turn and the opening of the assistant's, with one placeholder for each image or video.
+
+    `parts` are ("text", the text), ("image", "") or ("video", ""), in reading order.
+    """
+    content = []
+    for kind, text in parts:
+        content.append({"type": kind, "text": text} if kind == "text" else {"type": kind})
+    messages = [{"role": "user", "content": content}]
+    return str(hf_processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
 
-def _chat_part(part: ContentPart) -> tuple[str, str]:
-    match part:
-        case ImageRef():
-            return "image", ""
-        case VideoRef():
-            return "video", ""
-    return "text", part
+def _tokenize(hf_processor: ProcessorMixin, text: str) -> tuple[int, ...]:
+    """Return the token ids of a text; special tokens written in it count as such."""
+    return tuple(hf_processor.tokenizer(text).input_ids)
 
 
 def _compute_digest(ids: Sequence[int], grids: Sequence[Grid], tensors: PromptTensors) -> str:

@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
 
 from mmrl.config.schema import Component
 from mmrl.config.schema.model import LoraTarget
-from mmrl.media.resize import resized_size
-from mmrl.policy.mrope import Grid, PlaceholderRun, mrope_positions
+from mmrl.media.image import resized_size
 from mmrl.types import CoordinateSystem, Size, UserError
 from mmrl.utils.plugins import load_plugin
 
@@ -44,24 +41,24 @@ _QWEN_STRUCTURAL_TOKENS = (
 )
 
 
+Grid = tuple[int, int, int]
+"""Time, height and width of an image or video, in patches. Time counts pairs of frames; an image has 1."""
+
+
+class PlaceholderRun(NamedTuple):
+    """Adjacent placeholder tokens that stand for one image, or for a video or a part of it."""
+
+    grid: Grid
+    time_step: float = 1.0
+    """Positions from one pair of frames to the next."""
+
+
 class VideoTimeEncoding(StrEnum):
     """The way in which a model learns when the frames of a video were taken."""
 
     FRAME_INDEX = "steps"  # it does not: each pair of frames stands one position after the last
     SECONDS = "seconds"  # by position ids, in proportion to seconds
     TEXT_TIMESTAMPS = "stamps"  # in words before each pair of frames, which is a run of placeholders of its own
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginSource:
-    """The function in a user's file that made a family, so that another process can make it again."""
-
-    function: str
-    """`./file.py:function` or `package.module:function`."""
-    base_dir: Path
-    """Folder that a relative file starts from."""
-    args: Mapping[str, Any]
-    """Options of the function, from YAML."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +93,15 @@ class ModelFamily:
     """Token after the placeholders of an image or video."""
     structural_tokens: tuple[str, ...] = _QWEN_STRUCTURAL_TOKENS
     """Tokens that a response must never contain; end-of-sequence stays allowed, even if it is listed."""
-    source: PluginSource | None = None
-    """The user's function that made this family; None for a built-in one."""
+    source: tuple[str, Path, Mapping[str, Any]] | None = None
+    """Arguments of the `load_family` that made this family; None for a built-in one."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401  (object's own signature)
-        """Pickle a user's family by its function: a worker process has not imported the user's file."""
-        return super().__reduce_ex__(protocol) if self.source is None else (_load_from_source, (self.source,))
+        """Pickle a user's family by its function."""
+        if self.source is None:
+            return super().__reduce_ex__(protocol)
+        # A worker process has not imported the user's file, so it could not find the class.
+        return load_family, self.source
 
     def component_of(self, parameter_name: str) -> Component:
         """Return the component that a parameter belongs to, by its name; the projector is named as in the tower."""
@@ -109,14 +109,6 @@ class ModelFamily:
         if f".{vision_name}." not in f".{parameter_name}":
             return "language"
         return "projector" if self.projector_name in parameter_name else "vision"
-
-    def get_vision_module(self, model: nn.Module) -> nn.Module:
-        """Return the vision tower of a model of this family, with the projector in it."""
-        return model.get_submodule(self.vision_module)
-
-    def get_language_module(self, model: nn.Module) -> nn.Module:
-        """Return the language model of a model of this family, without its output layer."""
-        return model.get_submodule(self.language_module)
 
     def resized_image_size(self, size: Size, *, factor: int, min_pixels: int, max_pixels: int) -> Size:
         """Return the size that an image is resized to, in pixels: by default qwen-vl-utils' `smart_resize`.
@@ -132,16 +124,52 @@ class ModelFamily:
     def position_ids(
         self, ids: Sequence[int], runs: Mapping[int, Sequence[PlaceholderRun]], *, merge_size: int
     ) -> torch.Tensor:
-        """Return the position ids of a prompt, int64 [3, P] for P tokens: by default those of M-RoPE.
+        """Return the time, height and width position of each token of a prompt, int64 [3, P], by default M-RoPE's.
 
-        A completion goes on from the largest of them plus one, alike on all three axes.
+        Text advances all three together. A placeholder token takes its time, row and column, and the text after it goes
+        on from the largest position so far plus one. A completion does so too, alike on all three axes.
+
+        Source: Qwen2-VL, arXiv:2409.12191v2, section 2.1 "Multimodal Rotary Position Embedding"; times in seconds as in
+        Qwen2.5-VL, arXiv:2502.13923v1, section 2.1.2, rounded down. Departure from transformers 5: there, text after a
+        video goes on from the larger side of its frames and overlaps the later frames' times.
 
         Args:
             ids: token ids of the prompt, each placeholder repeated as often as its image or video has tokens.
-            runs: runs of placeholder tokens in order, by placeholder id.
+            runs: runs of placeholder tokens in reading order, by placeholder id.
             merge_size: patches per side that one placeholder token stands for.
+
+        Raises:
+            UserError: the placeholder tokens in `ids` do not fit the grids of `runs`.
         """
-        return mrope_positions(ids, runs, merge_size=merge_size)
+        parts: list[torch.Tensor] = []
+        position, column = 0, 0
+        remaining = {placeholder: list(expected) for placeholder, expected in runs.items()}
+        while column < len(ids):
+            placeholder = ids[column]
+            if placeholder not in remaining:
+                parts.append(torch.full((3, 1), position))
+                position, column = position + 1, column + 1
+                continue
+            if not remaining[placeholder]:
+                raise UserError(f"token {column} is placeholder {placeholder}, but all its grids are used up")
+            run = remaining[placeholder].pop(0)
+            time, height, width = run.grid
+            # float64: times are rounded down, so a product just below a whole number would move a position.
+            times = (torch.arange(time, dtype=torch.float64) * run.time_step).long()
+            rows, columns = torch.arange(height // merge_size), torch.arange(width // merge_size)
+            block = torch.stack(torch.meshgrid(times, rows, columns, indexing="ij")).reshape(3, -1) + position
+            end = column + block.shape[1]
+            if len(ids) < end or any(token != placeholder for token in ids[column:end]):
+                raise UserError(f"{block.shape[1]} tokens {placeholder} must stand from token {column} on, and do not")
+            parts.append(block)
+            # The largest of the three axes: a block of 2 x 4 tokens moves the text on by 4, not by 8.
+            position, column = int(block.max()) + 1, end
+        unused = sum(map(len, remaining.values()))
+        if unused:
+            raise UserError(
+                f"{unused} of {sum(map(len, runs.values()))} media have no placeholder tokens in the prompt"
+            )
+        return torch.cat(parts, dim=1)
 
     def video_placeholder_runs(self, grid: Grid, second_per_grid: float) -> tuple[PlaceholderRun, ...]:
         """Return the runs that the placeholder tokens of a video form.
@@ -162,49 +190,36 @@ class ModelFamily:
                 return (PlaceholderRun((1, height, width)),) * time
 
 
+# Class of transformers, coordinates of boxes and points, and encoding of video time, by `model_type`.
+_BUILTIN: Mapping[str, tuple[str, CoordinateSystem, VideoTimeEncoding]] = {
+    # arXiv:2409.12191, "Unified multimodal training": boxes normalised to [0, 1000).
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration", CoordinateSystem.NORM_1000, VideoTimeEncoding.FRAME_INDEX),
+    # arXiv:2502.13923, "Absolute coordinates": pixels of the resized image.
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", CoordinateSystem.PX_RESIZED, VideoTimeEncoding.SECONDS),
+    # arXiv:2511.21631, "Grounding": back to the relative range of 1000; "Timestamp": times in words.
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", CoordinateSystem.NORM_1000, VideoTimeEncoding.TEXT_TIMESTAMPS),
+}
+
+
 class _BuiltinFamilies(Mapping[str, ModelFamily]):
     """The built-in families by `model_type`. A lookup makes the family, because its class takes seconds to import."""
 
     def __getitem__(self, model_type: str) -> ModelFamily:
-        return _make_builtin_family(model_type)
+        class_name, coordinate_system, video_time = _BUILTIN[model_type]
+        import transformers
+
+        return ModelFamily(
+            model_type=model_type,
+            model_class=getattr(transformers, class_name),
+            coordinate_system=coordinate_system,
+            video_time=video_time,
+        )
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
+        return iter(_BUILTIN)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-@cache
-def _make_builtin_family(model_type: str) -> ModelFamily:
-    import transformers
-
-    match model_type:
-        # arXiv:2409.12191, "Unified multimodal training": boxes normalised to [0, 1000).
-        case "qwen2_vl":
-            return ModelFamily(
-                model_type=model_type,
-                model_class=transformers.Qwen2VLForConditionalGeneration,
-                coordinate_system=CoordinateSystem.NORM_1000,
-                video_time=VideoTimeEncoding.FRAME_INDEX,
-            )
-        # arXiv:2502.13923, "Absolute coordinates": pixels of the resized image.
-        case "qwen2_5_vl":
-            return ModelFamily(
-                model_type=model_type,
-                model_class=transformers.Qwen2_5_VLForConditionalGeneration,
-                coordinate_system=CoordinateSystem.PX_RESIZED,
-                video_time=VideoTimeEncoding.SECONDS,
-            )
-        # arXiv:2511.21631, "Grounding": back to the relative range of 1000; "Timestamp": times in words.
-        case "qwen3_vl":
-            return ModelFamily(
-                model_type=model_type,
-                model_class=transformers.Qwen3VLForConditionalGeneration,
-                coordinate_system=CoordinateSystem.NORM_1000,
-                video_time=VideoTimeEncoding.TEXT_TIMESTAMPS,
-            )
-    raise KeyError(model_type)
+        return len(_BUILTIN)
 
 
 FAMILIES: Mapping[str, ModelFamily] = _BuiltinFamilies()
@@ -235,9 +250,5 @@ def load_family(function: str, base_dir: Path, args: Mapping[str, Any]) -> Model
             f"model.family {function!r} returned {type(family).__name__} {family!r:.60}; it must return a "
             "mmrl.policy.families.ModelFamily"
         )
-    # The folder is made absolute because another process may have another working directory.
-    return replace(family, source=PluginSource(function=function, base_dir=base_dir.absolute(), args=args))
-
-
-def _load_from_source(source: PluginSource) -> ModelFamily:
-    return load_family(source.function, source.base_dir, source.args)
+    # Absolute, because the process that unpickles it may have another working directory.
+    return replace(family, source=(function, base_dir.absolute(), args))

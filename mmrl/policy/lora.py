@@ -35,11 +35,8 @@ class LoraAdapter:
     ) -> None:
         """Put a new adapter into `model`, on the CPU, and freeze the rest.
 
-        Args:
-            model: the model; changed in place.
-            options: rank, targets and kind of the adapter.
-            seed: decides A, whatever the state of torch's generator, which stays as it is.
-            family: its family, which knows the names of the targets; None for the built-in family of its config.
+        `seed` decides A, whatever the state of torch's generator, which stays as it is. `family` knows the names of the
+        targets; None for the built-in family of the model's config.
         """
         # peft takes a second to import, and most runs train no adapter.
         from peft import LoraConfig as PeftLoraConfig
@@ -107,7 +104,7 @@ def iter_adapted_layers(model: nn.Module) -> Iterator[tuple[str, BaseTunerLayer]
 @torch.no_grad()
 def merged_weight(layer: BaseTunerLayer) -> torch.Tensor:
     """Return the weight matrix of an adapted layer with the adapter added, [out, in]; the layer stays as it is."""
-    # peft merges in place.
+    # peft merges in place, and the adapter must stay apart to be trained further.
     merged = copy.deepcopy(layer)
     merged.merge()
     return merged.get_base_layer().get_parameter("weight")

@@ -1,4 +1,4 @@
-"""Models and processors from a local folder or the Hugging Face hub."""
+"""Models and processors from a local folder or the Hugging Face hub, without transformers' progress bars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from safetensors import SafetensorError
 
 from mmrl.config.schema import ModelConfig
 from mmrl.policy.families import FAMILIES, ModelFamily, get_family, load_family
-from mmrl.policy.progress_bars import hide_progress_bars
 from mmrl.types import UserError
 
 if TYPE_CHECKING:
@@ -38,20 +37,26 @@ class ModelBundle(ProcessorBundle):
 def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBundle:
     """Load the processor of the model at `options.path`, with the pixel limits of `options`.
 
-    Args:
-        options: the `model` section.
-        base_dir: folder that the file of `model.family` starts from; the config's.
+    A relative file of `model.family` starts from `base_dir`.
 
     Raises:
         UserError: nothing loadable is there, its family is unknown, or `model.family` makes none.
     """
-    from transformers import AutoProcessor
+    from transformers import AutoConfig, AutoProcessor
 
     path = str(options.path)
     family = load_family(options.family.fn, base_dir, options.family.args) if options.family else None
     with _explain_load_errors(path):
-        family = family or _find_builtin_family(path)
+        if family is None:
+            config = AutoConfig.from_pretrained(path)
+            if config.model_type not in FAMILIES:
+                raise UserError(
+                    f"model.path: {path!r} is a {config.model_type!r} model; mmrl trains {', '.join(FAMILIES)}, and "
+                    "others through `model.family: {fn: ./file.py:function}`"
+                )
+            family = get_family(config)
         processor = AutoProcessor.from_pretrained(path)
+    # The names are those of sides, but Qwen's image processors read areas in pixels from them.
     processor.image_processor.size = {"shortest_edge": options.min_pixels, "longest_edge": options.max_pixels}
     return ProcessorBundle(family=family, processor=processor)
 
@@ -59,9 +64,7 @@ def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBu
 def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundle:
     """Load the model at `options.path` with its processor, in the data type and attention of `options`.
 
-    Args:
-        options: the `model` section.
-        base_dir: folder that the file of `model.family` starts from; the config's.
+    A relative file of `model.family` starts from `base_dir`.
 
     Raises:
         UserError: nothing loadable is there, its family is unknown, or weights are missing.
@@ -82,16 +85,22 @@ def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundl
     return ModelBundle(family=bundle.family, processor=bundle.processor, model=model)
 
 
-def _find_builtin_family(path: str) -> ModelFamily:
-    from transformers import AutoConfig
+@contextmanager
+def hide_progress_bars() -> Iterator[None]:
+    """Hide transformers' bars for reading and writing weights inside this block; the console has its own display."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
 
-    config = AutoConfig.from_pretrained(path)
-    if config.model_type not in FAMILIES:
-        raise UserError(
-            f"model.path: {path!r} is a {config.model_type!r} model; mmrl trains {', '.join(FAMILIES)}, and others "
-            "through `model.family: {fn: ./file.py:function}`"
-        )
-    return get_family(config)
+    shows_weights, shows_downloads = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    # transformers switches off the bars of huggingface_hub too, which tell of downloads of minutes.
+    logging.disable_progress_bar()
+    if shows_downloads:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        if shows_weights:
+            logging.enable_progress_bar()
 
 
 @contextmanager

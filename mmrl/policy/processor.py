@@ -10,8 +10,8 @@ from typing import Literal
 
 from mmrl.answer import convert_coordinates, validate_value
 from mmrl.answer.tool_calls import split_turns
+from mmrl.policy.batch import PromptTensors
 from mmrl.policy.encoder import EncodedPrompt, PromptEncoder
-from mmrl.policy.prompt_tensors import PromptTensors
 from mmrl.types import (
     Author,
     FinishReason,
@@ -27,19 +27,19 @@ from mmrl.types import (
 )
 from mmrl.utils.picklable_lock import PicklableLock
 
-_CACHE_BYTES = 2**30
+_CACHE_BYTES = 2**30  # the patches of an image of 1000 x 1000 pixels take 24 MB
 _TOOL_MEDIA_CACHE_BYTES = 2**28
 
 
-class QwenProcessor:
+class PromptProcessor:
     """Builds prompts and demonstrations, parses rollouts, and provides the tensors of both to sampler and learner.
 
     An image is opened, resized and cut into patches once: patches of recent prompts stay in a cache of bounded size. A
-    prompt that has left the cache is encoded again, and must then have the same digest. The samples of the last
-    `retained_steps` steps stay whatever their size. A lock makes threads take turns.
+    prompt that has left the cache is encoded again, and must then have the same digest.
     """
 
     def __init__(self, encoder: PromptEncoder, *, retained_steps: int = 1) -> None:
+        """Start with empty caches; prompts of the last `retained_steps` steps stay, whatever their size."""
         self.encoder = encoder
         self.hf_processor = encoder.hf_processor
         self.tokenizer = encoder.hf_processor.tokenizer
@@ -50,6 +50,7 @@ class QwenProcessor:
         self._retained_ids: deque[frozenset[str]] = deque(maxlen=retained_steps)
         self._tool_media: OrderedDict[str, PromptTensors] = OrderedDict()
         self._tool_media_bytes = 0
+        # Asynchronous rollouts build prompts in a thread while the learner asks for the tensors of others.
         self._lock = PicklableLock()
 
     def build(self, sample: Sample) -> Prompt:
@@ -81,13 +82,13 @@ class QwenProcessor:
             UserError: it cannot be used.
         """
         with self._lock:
-            encoded = self.encoder.encode_tool_media(ref)
-            segment = encoded.segment
+            segment, tensors = self.encoder.encode_tool_media(ref)
             assert segment.observation is not None
             digest = segment.observation.digest
+            # A tool may show the same crop twice: it takes memory once, and counts as the latest.
             replaced = self._tool_media.pop(digest, None)
-            self._tool_media[digest] = encoded.tensors
-            self._tool_media_bytes += encoded.tensors.nbytes - (replaced.nbytes if replaced else 0)
+            self._tool_media[digest] = tensors
+            self._tool_media_bytes += tensors.nbytes - (replaced.nbytes if replaced else 0)
             while len(self._tool_media) > 1 and self._tool_media_bytes > _TOOL_MEDIA_CACHE_BYTES:
                 self._tool_media_bytes -= self._tool_media.popitem(last=False)[1].nbytes
             return segment
@@ -100,14 +101,16 @@ class QwenProcessor:
         """
         with self._lock:
             if observation.digest not in self._tool_media:
-                rebuilt = self.build_tool_segment(observation.ref).observation
-                if rebuilt is None or rebuilt.digest != observation.digest:
+                self.build_tool_segment(observation.ref)
+                # The digest is the key: had the file stayed as it was, it would be there now.
+                if observation.digest not in self._tool_media:
                     raise UserError(f"{observation.ref.path}: changed since a tool showed it; restore the file")
             self._tool_media.move_to_end(observation.digest)
             return self._tool_media[observation.digest]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
+        # `tokenize` sets an option of the Rust tokenizer; a thread that decodes meanwhile raises "Already borrowed".
         with self._lock:
             return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
@@ -123,6 +126,7 @@ class QwenProcessor:
         The answer must stand behind the last forced trigger or tool result; the text of a tool is never an answer.
         """
         answer_type = rollout.prompt.sample.target.answer_type
+        # `is_correct` is reset below: it was the verdict on the response as it stood before.
         start = _last_continuation_start(rollout.segments)
         if start is None:
             text = self._decode_segments(rollout.segments)
@@ -182,21 +186,13 @@ class QwenProcessor:
                 target=prompt.coordinate_system,
             )
             value = convert_coordinates(answer.answer_type, validate_value(answer.answer_type, answer.value), convert)
-            answer = Target(
-                answer_type=answer.answer_type,
-                value=value,
-                coordinate_system=prompt.coordinate_system,
-                media_index=answer.media_index,
-            )
+            answer = replace(answer, value=value, coordinate_system=prompt.coordinate_system)
         return self.response_format.render(answer, prompt.sample.thinking)
 
     def _demonstration_segments(
         self, prompt: Prompt, text: str, loss_on: Literal["response", "answer"]
     ) -> tuple[Segment, ...]:
-        """Return the segments of a response and its EOS; a segment ends after each tool call.
-
-        A token in which the answer begins belongs to the answer.
-        """
+        """Return the segments of a response and its EOS; a segment ends after each tool call."""
         answer_start = self.response_format.find_answer_opening(text) if loss_on == "answer" else 0
         if answer_start is None:
             raise UserError(f"sample {prompt.sample.id}: the response {text[:60]!r} has no answer to be learned alone")
@@ -205,14 +201,14 @@ class QwenProcessor:
             encoding = self.tokenizer(
                 turn, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
             )
+            # A token in which the answer begins belongs to the answer.
             num_forced = sum(start + end <= answer_start for _, end in encoding.offset_mapping)
             forced, trained = encoding.input_ids[:num_forced], encoding.input_ids[num_forced:]
             if start + len(turn) == len(text):
                 trained = [*trained, self.tokenizer.eos_token_id]
-            if forced:
-                segments.append(_unsampled_segment(forced, Author.FORCED))
-            if trained:
-                segments.append(_unsampled_segment(trained, Author.DEMONSTRATION))
+            for ids, author in ((forced, Author.FORCED), (trained, Author.DEMONSTRATION)):
+                if ids:
+                    segments.append(Segment(token_ids=tuple(ids), logprobs=(0.0,) * len(ids), author=author))
         return tuple(segments)
 
     def encode(self, sample: Sample) -> EncodedPrompt:
@@ -246,31 +242,28 @@ class QwenProcessor:
     def _get_encoded(self, sample: Sample) -> EncodedPrompt:
         with self._lock:
             encoded = self.get_cached(sample)
-            return self._put_in_cache(self.encode(sample) if encoded is None else encoded)
+            if encoded is None:
+                encoded = self.encode(sample)
+                self._put_in_cache(encoded)
+            self._cache.move_to_end(sample.id)
+            return encoded
 
-    def _put_in_cache(self, encoded: EncodedPrompt) -> EncodedPrompt:
+    def _put_in_cache(self, encoded: EncodedPrompt) -> None:
         """Put a prompt last into the cache; the first that are not retained leave if the cache is full."""
         sample_id = encoded.prompt.sample.id
         replaced = self._cache.pop(sample_id, None)
         self._cached_bytes += encoded.tensors.nbytes - (replaced.tensors.nbytes if replaced else 0)
         self._cache[sample_id] = encoded
+        # The last one stays: whoever put it in is about to use it.
         for candidate in list(self._cache)[:-1] if self._cached_bytes > _CACHE_BYTES else ():
             if self._cached_bytes <= _CACHE_BYTES:
                 break
             if not any(candidate in retained for retained in self._retained_ids):
                 self._cached_bytes -= self._cache.pop(candidate).tensors.nbytes
-        return encoded
-
-
-def _unsampled_segment(ids: Sequence[int], author: Author) -> Segment:
-    return Segment(token_ids=tuple(ids), logprobs=(0.0,) * len(ids), author=author)
 
 
 def _last_continuation_start(segments: Sequence[Segment]) -> int | None:
-    """Return the index of the segment from which on the answer counts: the last trigger, or what follows a tool result.
-
-    None if nothing was forced and no tool was called.
-    """
+    """Return the index of the segment where the text that may answer begins; None if nothing was forced or shown."""
     for index in reversed(range(len(segments))):
         match segments[index].author:
             case Author.FORCED:

@@ -4,9 +4,7 @@
 
 A completion attends to its prompt and to itself. On a CPU no mask is made: the visible part of a group consists of a
 few rectangles and triangles, each a call of the flash kernel, and parts that share queries are merged by their
-log-sum-exps in float32. The flash backward derives the probabilities of a part from the log-sum-exp it is given; given
-the merged one, its gradients are those of the whole. CUDA has FlexAttention, which skips the blocks that a mask
-empties.
+log-sum-exps in float32. CUDA has FlexAttention, which skips the blocks that a mask empties.
 
 Letters in shapes: T tokens of the row, D channels of a head, H query heads, K key heads, G = H / K.
 """
@@ -103,9 +101,13 @@ def shared_prefix_attention(
         raise UserError(
             "shared_prefix: the model attends within a sliding window, which a shared prompt cannot; use off"
         )
-    plan = AttentionPlan(prefix_tree, scaling)
     if query.is_cuda:
-        return _flex_attention(query, key, value, plan), None
+        mask = build_block_mask(prefix_tree, query.device)
+        flex: torch.Tensor = _compiled_flex_attention()(
+            query, key, value, block_mask=mask, scale=scaling, enable_gqa=True
+        )
+        return flex.transpose(1, 2).contiguous(), None
+    plan = AttentionPlan(prefix_tree, scaling)
     merged: torch.Tensor = _BlockwiseAttention.apply(query, key, value, plan)  # type: ignore[no-untyped-call]
     return merged, None
 
@@ -130,15 +132,24 @@ def attention_blocks(prefix_tree: PrefixTree) -> Iterator[AttentionBlock]:
 @lru_cache(maxsize=2)  # every layer of a forward pass asks for the same
 def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask:
     """Return the mask of a packed row for FlexAttention."""
-    piece, prompt_piece = _piece_labels(prefix_tree)
-    piece_T, prompt_piece_T = torch.tensor(piece, device=device), torch.tensor(prompt_piece, device=device)
+    # The number of each token's piece, a prompt or a completion, and that of its prompt.
+    pieces: list[int] = []
+    prompt_pieces: list[int] = []
+    next_piece = 0
+    for prompt_length, completion_lengths in prefix_tree:
+        prompt_piece = next_piece
+        for length in (prompt_length, *completion_lengths):
+            pieces += [next_piece] * length
+            prompt_pieces += [prompt_piece] * length
+            next_piece += 1
+    piece_T, prompt_piece_T = torch.tensor(pieces, device=device), torch.tensor(prompt_pieces, device=device)
 
     def is_visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Return True where a query sees a key, bool in the shape of their places in the row."""
         same_piece, own_prompt = piece_T[query] == piece_T[key], prompt_piece_T[query] == piece_T[key]
         return (query >= key) & (same_piece | own_prompt)
 
-    return create_block_mask(is_visible, None, None, len(piece), len(piece), device=str(device))
+    return create_block_mask(is_visible, None, None, len(pieces), len(pieces), device=str(device))
 
 
 class _AttentionContext(BackwardCFunction):
@@ -189,7 +200,8 @@ class _BlockwiseAttention(torch.autograd.Function):
         d_k, d_v = torch.zeros(key.shape, device=q.device), torch.zeros(key.shape, device=q.device)
         for block in attention_blocks(ctx.plan.prefix_tree):
             rows, columns = (..., block.queries, slice(None)), (..., block.keys, slice(None))
-            # The kernel gets the merged output and log-sum-exp, not those of this block: see the top of the file.
+            # The kernel derives the probabilities of a block from the log-sum-exp that it is given: with the merged
+            # output and log-sum-exp, not those of this block, its gradients are those of the whole.
             part_q, part_k, part_v = _flash_backward(
                 d_out[rows],
                 q[rows],
@@ -216,29 +228,7 @@ def _group_by_key_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
     return by_key_head.transpose(0, 1), key.expand(groups, -1, -1, -1), value.expand(groups, -1, -1, -1)
 
 
-def _flex_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
-    """Return the output [1, T, H, D] by FlexAttention; shapes of the inputs as in `shared_prefix_attention`."""
-    mask = build_block_mask(plan.prefix_tree, query.device)
-    output: torch.Tensor = _compiled_flex_attention()(
-        query, key, value, block_mask=mask, scale=plan.scaling, enable_gqa=True
-    )
-    return output.transpose(1, 2).contiguous()
-
-
 @cache
 def _compiled_flex_attention() -> Callable[..., Any]:
+    # Dynamic shapes, because every batch has another length and would be compiled anew.
     return torch.compile(flex_attention, dynamic=True)
-
-
-def _piece_labels(prefix_tree: PrefixTree) -> tuple[list[int], list[int]]:
-    """Return the number of each token's piece, a prompt or a completion, and that of its prompt; [T] each."""
-    pieces: list[int] = []
-    prompt_pieces: list[int] = []
-    piece = 0
-    for prompt_length, completion_lengths in prefix_tree:
-        prompt_piece = piece
-        for length in (prompt_length, *completion_lengths):
-            pieces += [piece] * length
-            prompt_pieces += [prompt_piece] * length
-            piece += 1
-    return pieces, prompt_pieces

@@ -44,9 +44,7 @@ _CHAT_TEMPLATE = (
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer with Qwen's special tokens; any other text still encodes, byte by byte.
 
-    Args:
-        texts: what it is trained on.
-        vocab_size: most tokens, special tokens and tags included; at least 300.
+    It has at most `vocab_size` tokens, special tokens and tags included; at least 300.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -75,21 +73,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 def make_processor(
     spec: FromScratchConfig, tokenizer: PreTrainedTokenizerFast, pixels: tuple[int, int]
 ) -> ProcessorMixin:
-    """Return the processor of a tiny model.
-
-    Args:
-        spec: family and patch size.
-        tokenizer: its tokenizer.
-        pixels: least and largest area of a resized image.
-    """
-    from transformers import (
-        Qwen2_5_VLProcessor,
-        Qwen2VLImageProcessor,
-        Qwen2VLProcessor,
-        Qwen2VLVideoProcessor,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
+    """Return the processor of a tiny model; `pixels` are the least and largest area of a resized image."""
+    import transformers
 
     geometry = {
         "patch_size": spec.vision.patch_size,
@@ -98,13 +83,13 @@ def make_processor(
         "size": {"shortest_edge": pixels[0], "longest_edge": pixels[1]},
     }
     classes = {
-        "qwen2_vl": (Qwen2VLProcessor, Qwen2VLVideoProcessor),
-        "qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor),
-        "qwen3_vl": (Qwen3VLProcessor, Qwen3VLVideoProcessor),
+        "qwen2_vl": (transformers.Qwen2VLProcessor, transformers.Qwen2VLVideoProcessor),
+        "qwen2_5_vl": (transformers.Qwen2_5_VLProcessor, transformers.Qwen2VLVideoProcessor),
+        "qwen3_vl": (transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor),
     }
     processor_class, video_class = classes[spec.family]
     return processor_class(
-        image_processor=Qwen2VLImageProcessor(**geometry),
+        image_processor=transformers.Qwen2VLImageProcessor(**geometry),
         tokenizer=tokenizer,
         video_processor=video_class(**geometry),
         chat_template=_CHAT_TEMPLATE,
@@ -121,12 +106,8 @@ def make_model(
 ) -> PreTrainedModel:
     """Return a newly initialised model, on the CPU, whose embedding has a row for each token.
 
-    Args:
-        spec: family and sizes.
-        tokenizer: its tokenizer.
-        seed: decides all weights, whatever the state of torch's generator, which stays as it is.
-        dtype: data type of the weights, `float32` or `bfloat16`.
-        attention: attention implementation of transformers, `sdpa` or `eager`.
+    `seed` decides all weights, whatever the state of torch's generator, which stays as it is. `attention` is
+    transformers' implementation, `sdpa` or `eager`.
 
     Raises:
         UserError: qwen2_vl cannot have a vision tower of these sizes.
@@ -150,6 +131,7 @@ def make_model(
         model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
         if spec.init == "fan_in":
             _init_fan_in(model)
+    # A folder that it is saved to then generates as a released model does.
     model.generation_config.eos_token_id = ids["<|im_end|>"]
     model.generation_config.pad_token_id = ids["<|endoftext|>"]
     return model
@@ -212,10 +194,8 @@ def _vision_config(spec: FromScratchConfig) -> dict[str, object]:
 
 @torch.no_grad()
 def _init_fan_in(model: PreTrainedModel) -> None:
-    """Initialise matrices with std 1 / sqrt(fan in), half of it where a residual branch ends.
-
-    With transformers' own std of 0.02, the image hardly reaches the output of so narrow a model.
-    """
+    """Initialise matrices with std 1 / sqrt(fan in), half of it where a residual branch ends."""
+    # With transformers' own std of 0.02, the image hardly reaches the output of so narrow a model.
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or "embed_tokens" in name or "pos_embed" in name:
             continue

@@ -13,26 +13,30 @@ import torch
 from mmrl import checkpoint
 from mmrl.config import Config, EvalConfig
 from mmrl.config.schema import (
+    CustomEngineConfig,
+    CustomStepConfig,
     EvalGenerationConfig,
     RethinkConfig,
     RlStage,
-    RolloutStepConfig,
     SampleStage,
     SamplingConfig,
     ToolsConfig,
 )
-from mmrl.config.schema.custom_rollouts import CustomEngineConfig, CustomStepConfig
 from mmrl.distributed.ranks import Ranks
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.lora import LoraAdapter, without_adapter
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Learner, Sampler
-from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, SleepDuringLearning, WeightPublisher
+from mmrl.rollout.engines.base import (
+    EngineSampler,
+    RolloutEngine,
+    SleepDuringLearning,
+    WeightPublisher,
+    build_engine_args,
+)
 from mmrl.rollout.engines.custom import EngineContext, load_engine
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.rollout.engines.shared_server import SharedServer
-from mmrl.rollout.engines.vllm_args import build_engine_args
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import SamplingParams, UserError
 from mmrl.utils.torch_threads import init_worker_thread
@@ -53,7 +57,7 @@ class SamplerFactory:
         self,
         config: Config | EvalConfig,
         policy: Policy,
-        processor: QwenProcessor,
+        processor: PromptProcessor,
         *,
         adapter: LoraAdapter | None,
         run_dir: RunDir,
@@ -63,15 +67,7 @@ class SamplerFactory:
     ) -> None:
         """Start the engine with the model that the policy started from. It gets the policy's weights at the first sync.
 
-        Args:
-            config: the run's config, or that of `mmrl eval`.
-            policy: the learner's policy.
-            processor: encodes prompts and parses responses.
-            adapter: the policy's LoRA adapter, if it has one.
-            run_dir: folder of the run; the engine's files go below it.
-            ranks: all processes of the run.
-            warn: told of an engine that had to be restarted.
-            base_dir: folder that files of the user's own functions start from.
+        `warn` is told of an engine that had to be restarted. Paths of the user's own functions start from `base_dir`.
 
         Raises:
             UserError: the engine does not start.
@@ -93,19 +89,14 @@ class SamplerFactory:
             self._publisher = WeightPublisher(self._start_engine(), self._send_weights)
 
     def gather_for_sampling(self) -> AbstractContextManager[None]:
-        """Gather ZeRO-3 shards so that the policy itself can generate inside this block.
-
-        Does nothing when a vLLM engine generates.
-        """
-        return nullcontext() if self._publisher else self._policy.gather_all()
+        """Gather ZeRO-3 shards so that the policy itself can generate inside this block, unless vLLM generates."""
+        return nullcontext() if self._publisher else self._policy.runner.gather_all()
 
     def make_sampler(self, *salt: str | int, version: int = 0, concurrent: bool = False) -> Sampler:
-        """Return a sampler whose random numbers derive from `salt`. It has to be synced before it generates.
+        """Return a sampler whose random numbers derive from `salt`: the run's seed and words for its purpose.
 
-        Args:
-            salt: seed of the run and the sampler's purpose.
-            version: policy version that its segments carry until the first sync.
-            concurrent: let it generate in `rollout_thread` while the learner updates the policy.
+        It has to be synced before it generates; until then its segments would carry `version`. A `concurrent` one may
+        generate in `rollout_thread` while the learner updates the policy.
         """
         if self._make_custom_sampler is not None:
             context = EngineContext(
@@ -128,12 +119,7 @@ class SamplerFactory:
         return HfSampler(self._policy, self._processor, salt=salt, version=version, copy_policy=concurrent)
 
     def sync_weights(self, version: int) -> None:
-        """Send the policy's weights to the engine, unless it has those of `version`.
-
-        Raises:
-            UserError: the engine runs another model.
-            RuntimeError: the weights did not arrive.
-        """
+        """Send the policy's weights to the engine, unless it has those of `version`."""
         if self._publisher is not None:
             self._publisher.publish(version)
         for sampler in self._custom_samplers:
@@ -145,11 +131,9 @@ class SamplerFactory:
 
     @property
     def rollout_thread(self) -> Executor:
-        """The thread that generates while the learner updates the policy.
-
-        It lives as long as the engine does: the kernel ends a server when the thread that started it ends, and this one
-        restarts servers.
-        """
+        """The thread that generates while the learner updates the policy."""
+        # Kept as long as the engine: the kernel ends a server when the thread that started it ends (not only when the
+        # process does), and this thread restarts servers.
         if self._rollout_thread is None:
             init_thread = partial(init_worker_thread, self._policy.device, torch.get_num_threads())
             self._rollout_thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts", initializer=init_thread)
@@ -166,7 +150,13 @@ class SamplerFactory:
 
     def _start_engine(self) -> RolloutEngine:
         options = self._config.rollout
-        model = self._find_model_path()
+        model = self._config.model.path
+        if model is None:
+            # A model made from scratch is in no folder yet. It is exported without an adapter, which follows later.
+            bare = without_adapter(self._policy.model) if self._adapter else self._policy.model
+            export = partial(checkpoint.export_hf_folder, self._exported_model_dir, bare, self._processor.hf_processor)
+            self._ranks.on_rank0(export)
+            model = str(self._exported_model_dir)
         cuda = torch.cuda.is_available()
         engine_args = build_engine_args(
             options.vllm,
@@ -189,31 +179,20 @@ class SamplerFactory:
                 f"rollout.engine vllm_server: {self._ranks.size} processes share servers that run already; start them "
                 "as docs/vllm.md says, and name them in rollout.server.urls"
             )
-        engine = ServerEngine(
+        return ServerEngine(
             make_replicas(model, engine_args, options.server, self._engine_dir),
             self._processor,
             workers_per_replica=options.vllm.tensor_parallel_size,
             warn=self._warn,
             # Servers that several ranks share are never restarted, so their weights need not be kept.
             keep_weights=self._uses_async_rollouts and self._ranks.size == 1,
+            ranks=self._ranks,
         )
-        return SharedServer(engine, self._ranks) if self._ranks.size > 1 else engine
-
-    def _find_model_path(self) -> str:
-        """Return the folder or hub id that the policy was loaded from; a model made from scratch is exported first."""
-        if self._config.model.path is not None:
-            return self._config.model.path
-        model = without_adapter(self._policy.model) if self._adapter else self._policy.model
-        export = partial(checkpoint.export_hf_folder, self._exported_model_dir, model, self._processor.hf_processor)
-        self._ranks.on_rank0(export)
-        return str(self._exported_model_dir)
 
     @property
     def _sends_adapter_files(self) -> bool:
-        """True if the engine gets the adapter's files, False if it gets weights with the adapter merged into them.
-
-        vLLM knows adapters of the language model, without DoRA. Its server must see the learner's file system.
-        """
+        """True if the engine gets the adapter's files, False if it gets weights with the adapter merged into them."""
+        # vLLM knows adapters of the language model, without DoRA. Its server must see the learner's file system.
         lora, rollout = self._config.model.lora, self._config.rollout
         if lora is None or lora.use_dora:
             return False
@@ -225,7 +204,7 @@ class SamplerFactory:
             engine.load_weights(PolicyWeightStream(self._policy))
             return
         folder = self._engine_dir / "adapter"
-        with self._policy.gather_params(list(self._policy.trained.values())):
+        with self._policy.runner.gather_params(list(self._policy.trained.values())):
             checkpoint.export_hf_folder(folder, self._adapter)
         engine.load_adapter(folder.absolute())
 
@@ -256,19 +235,34 @@ def compute_max_response_tokens(config: Config | EvalConfig) -> int:
             generating.append((stage.sampling.max_new_tokens, stage.rollout_steps))
     longest = 0
     for max_new_tokens, steps in generating:
-        longest = max(longest, max_new_tokens + sum(map(_max_added_tokens, steps)))
+        length = max_new_tokens
+        for step in steps:
+            match step:
+                case RethinkConfig():
+                    # A token is a byte at least.
+                    length += step.max_new_tokens + max(len(trigger.text.encode()) for trigger in step.triggers)
+                case ToolsConfig():
+                    # One more result may follow a response of `max_total_tokens`.
+                    brackets = len(step.result_prefix.encode()) + len(step.result_suffix.encode())
+                    labels = _MEDIA_LABEL_BYTES * (1 + step.max_media)
+                    length += step.max_total_tokens + brackets + _TOKENS_PER_CHAR * step.max_result_chars + labels
+                case CustomStepConfig():
+                    length += step.max_added_tokens
+        longest = max(longest, length)
     return longest
 
 
 def compute_max_model_len(config: Config | EvalConfig, policy: Policy) -> int:
     """Return the tokens of the longest prompt and response together, as far as the engine takes so many."""
     rollout = config.rollout
+    # A smaller limit than the model's own saves the engine memory for keys and values.
     wanted = config.model.max_prompt_tokens + compute_max_response_tokens(config)
     if rollout.engine == "vllm_server" and rollout.server.urls:
         from mmrl.rollout.engines.vllm_server import common_max_model_len
 
         return min(wanted, common_max_model_len(rollout.server.urls, rollout.server))
-    return min(wanted, policy.max_positions)
+    model_limit: int = policy.model.config.get_text_config().max_position_embeddings
+    return min(wanted, model_limit)
 
 
 def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]:
@@ -290,19 +284,3 @@ def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]
         )
     engine_limit = (model_len - response, f"{model_len} tokens of the rollout engine less {response} for the response")
     return min(limit, engine_limit)
-
-
-def _max_added_tokens(step: RolloutStepConfig) -> int:
-    """Return the tokens that a step may add to a response, at most."""
-    match step:
-        case RethinkConfig():
-            return step.max_new_tokens + max(len(trigger.text.encode()) for trigger in step.triggers)
-        case ToolsConfig():
-            # A result may follow a response of `max_total_tokens`. A token is a byte at least.
-            brackets = len(step.result_prefix.encode()) + len(step.result_suffix.encode())
-            labels = _MEDIA_LABEL_BYTES * (1 + step.max_media)
-            return step.max_total_tokens + brackets + _TOKENS_PER_CHAR * step.max_result_chars + labels
-        case CustomStepConfig():
-            return step.max_added_tokens
-        case _:
-            return 0

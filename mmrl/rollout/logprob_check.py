@@ -8,15 +8,15 @@ importance ratios of training would be wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 import torch
 
 from mmrl.config.schema import LogprobCheckConfig
 from mmrl.policy.batch import collate
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Sampler
 from mmrl.types import Experience, ImageRef, Prompt, Rollout, Sample, SamplingParams, UserError, VideoRef
 
@@ -25,27 +25,19 @@ Modality = Literal["text", "image", "video"]
 _METRIC = "logprob_check/diff_mean"
 
 
+@dataclass(frozen=True, slots=True)
 class LogprobCheck:
     """Measures the mean absolute difference of a token's log-probability between a sampler and the policy, in nats."""
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        policy: Policy,
-        processor: QwenProcessor,
-        *,
-        samples: Sequence[Sample],
-        sampling_params: SamplingParams,
-        options: LogprobCheckConfig,
-        warn: Callable[[str], None],
-    ) -> None:
-        """Prepare a check of the first samples of each modality, `options.prompts_per_modality` of them."""
-        self._sampler, self._policy, self._processor = sampler, policy, processor
-        self._samples = take_per_modality(samples, options.prompts_per_modality)
-        self._sampling_params = replace(
-            sampling_params, max_new_tokens=min(sampling_params.max_new_tokens, options.max_new_tokens)
-        )
-        self._options, self._warn = options, warn
+    sampler: Sampler
+    policy: Policy
+    processor: PromptProcessor
+    _: KW_ONLY
+    samples: Sequence[Sample]
+    """The first of each modality are used, `options.prompts_per_modality` of them."""
+    sampling_params: SamplingParams
+    options: LogprobCheckConfig
+    warn: Callable[[str], None]
 
     def measure(self, step: int) -> dict[str, float]:
         """Return the difference over all tokens, and by modality, as metrics; `step` seeds the sampling.
@@ -53,18 +45,31 @@ class LogprobCheck:
         Raises:
             UserError: the difference of a modality is above `logprob_check.stop_above`.
         """
-        prompts: list[Prompt] = [self._processor.build(sample) for sample in self._samples]
+        samples = take_per_modality(self.samples, self.options.prompts_per_modality)
+        prompts: list[Prompt] = [self.processor.build(sample) for sample in samples]
+        max_new_tokens = min(self.sampling_params.max_new_tokens, self.options.max_new_tokens)
+        sampling_params = replace(self.sampling_params, max_new_tokens=max_new_tokens)
         diffs_of: dict[Modality, list[torch.Tensor]] = {}
-        for group in self._sampler.generate(prompts, 1, self._sampling_params, step=step):
+        for group in self.sampler.generate(prompts, 1, sampling_params, step=step):
             rollout = group[0]
             diffs_of.setdefault(modality_of(rollout.prompt.sample), []).append(self._logprob_diffs(rollout))
         metrics: dict[str, float] = {}
         all_diffs: list[torch.Tensor] = []
         for modality, diffs in diffs_of.items():
             diff = float(torch.cat(diffs).mean())
-            self._enforce_limits(modality, diff)
+            finding = f"on {modality} prompts, rollout engine and learner differ by {diff:.2g} nats a token"
+            # Written as "not below", so that NaN ends the run too.
+            if not diff <= self.options.stop_above:
+                raise UserError(
+                    f"{finding} (rollout.logprob_check.stop_above is {self.options.stop_above:g}): what is learned is "
+                    "not what is sampled. Are vLLM and transformers versions that fit, and the server's model the one "
+                    "that is trained?"
+                )
+            if diff > self.options.warn_above:
+                self.warn(f"{finding} (rollout.logprob_check.warn_above is {self.options.warn_above:g})")
             metrics[f"{_METRIC}/{modality}"] = diff
             all_diffs += diffs
+        # The mean over tokens, not over modalities: a modality with few tokens must not weigh as much as one with many.
         return {_METRIC: float(torch.cat(all_diffs).mean()), **metrics}
 
     def measure_if_due(self, version: int) -> dict[str, float]:
@@ -73,7 +78,7 @@ class LogprobCheck:
         Raises:
             UserError: as `measure`.
         """
-        if not self._options.every or version % self._options.every:
+        if not self.options.every or version % self.options.every:
             return {}
         return self.measure(version)
 
@@ -81,23 +86,11 @@ class LogprobCheck:
     def _logprob_diffs(self, rollout: Rollout) -> torch.Tensor:
         """Return |policy - sampler| for each token of a response: float32 [tokens], nats, on the CPU."""
         experience = Experience(rollout=rollout, advantage=0.0)
-        eos_id: int = self._processor.tokenizer.eos_token_id
+        eos_id: int = self.processor.tokenizer.eos_token_id
         # Without prefix sharing: the check must not depend on the learner's optimization either.
-        batch = collate([[experience]], self._processor, pad_id=eos_id, shared_prefix=False).to(self._policy.device)
+        batch = collate([[experience]], self.processor, pad_id=eos_id, shared_prefix=False).to(self.policy.device)
         recorded = torch.tensor([logprob for segment in rollout.segments for logprob in segment.logprobs])
-        return (self._policy.compute_logprobs(batch).logprobs_N.cpu() - recorded).abs()
-
-    def _enforce_limits(self, modality: Modality, diff: float) -> None:
-        finding = f"on {modality} prompts, rollout engine and learner differ by {diff:.2g} nats a token"
-        # Written as "not below", so that NaN ends the run too.
-        if not diff <= self._options.stop_above:
-            raise UserError(
-                f"{finding} (rollout.logprob_check.stop_above is {self._options.stop_above:g}): what is learned is not "
-                "what is sampled. Are vLLM and transformers versions that fit, and the server's model the one that is "
-                "trained?"
-            )
-        if diff > self._options.warn_above:
-            self._warn(f"{finding} (rollout.logprob_check.warn_above is {self._options.warn_above:g})")
+        return (self.policy.compute_logprobs(batch).logprobs_N.cpu() - recorded).abs()
 
 
 def modality_of(sample: Sample) -> Modality:

@@ -1,4 +1,8 @@
-"""The rollout pipeline: generate first responses, then apply the steps of `rollout_steps` in their order."""
+"""The rollout pipeline: generate first responses, then apply the steps of `rollout_steps` in their order.
+
+A prompt's rollouts form a group. A rollout consists of segments: runs of tokens that one author wrote (`Author`: the
+policy, a demonstration, forced text, or the environment), which decides whether and by which loss they are trained.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +13,47 @@ from pathlib import Path
 from mmrl.answer.tool_calls import CALL_END
 from mmrl.config.schema import (
     BlindProbeConfig,
+    CustomStepConfig,
     GenerateConfig,
     RethinkConfig,
     RolloutStepConfigs,
     ToolsConfig,
 )
-from mmrl.config.schema.custom_rollouts import CustomStepConfig
 from mmrl.config.schema.rollout_steps import step_name
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
+from mmrl.ports import Sampler
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.rollout.steps.blind_probe import BlindProbe
 from mmrl.rollout.steps.custom import CustomStep, load_step_factory
-from mmrl.rollout.steps.generate import CompleteRollouts, ResponseGenerator
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.rollout.steps.rethink import CorrectnessCheck, ForcedRethink, tokenize_trigger
 from mmrl.rollout.steps.tools import ToolStep
 from mmrl.rollout.tools.executor import ToolLoader
-from mmrl.types import Prompt, Rollout, RolloutBatch, UserError
+from mmrl.types import Prompt, Rollout, RolloutBatch, SamplingParams, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPipeline:
-    """A rollout pipeline that calls a generator once, then each step on what the one before returned."""
+    """A rollout pipeline that generates first responses, then calls each step on what the one before returned."""
 
-    generator: ResponseGenerator
+    sampler: Sampler
+    group_size: int
+    """First responses to each prompt."""
+    sampling_params: SamplingParams
+    """The distribution of first responses."""
     steps: tuple[RolloutStep, ...] = ()
+    partial_rollouts: PartialRollouts | None = None
+    """Generates first responses in chunks and leaves some of them unfinished; None to generate until all have ended."""
 
     def run(
         self, prompts: Sequence[Prompt], *, step: int, unfinished: Sequence[tuple[Rollout, ...]] = ()
     ) -> RolloutBatch:
         """Return a group of rollouts for each prompt, in order, after the groups of `unfinished` that are complete."""
-        batch = self.generator.generate(prompts, step=step, unfinished=unfinished)
+        if self.partial_rollouts is None:
+            groups = self.sampler.generate(prompts, self.group_size, self.sampling_params, step=step)
+            batch = RolloutBatch(groups=tuple(map(tuple, groups)))
+        else:
+            batch = self.partial_rollouts.generate(prompts, step=step, unfinished=unfinished)
         for rollout_step in self.steps:
             batch = rollout_step(batch, step=step)
         return batch
@@ -55,24 +69,55 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
         # A tool call ends a response until the tool has replied, so the closing tag is one more stop string.
         stop = (*context.sampling_params.stop, CALL_END)
         context = replace(context, sampling_params=replace(context.sampling_params, stop=stop))
+    partial_rollouts: PartialRollouts | None = None
     steps: list[RolloutStep] = []
     for config in step_configs:
         match config:
+            case GenerateConfig() if config.partial_rollout_tokens is not None:
+                partial_rollouts = PartialRollouts(
+                    sampler=context.sampler,
+                    group_size=context.group_size,
+                    sampling_params=context.sampling_params,
+                    chunk_tokens=config.partial_rollout_tokens,
+                    groups_per_step=context.groups_per_step,
+                    ranks=context.ranks,
+                    token_budget=config.max_tokens_per_step,
+                )
             case RethinkConfig():
                 steps.append(_build_rethink(config, context))
             case ToolsConfig():
-                steps.append(_build_tools(config, context))
+                executor = context.tool_runner.make_executor(config, context.processor)
+                sampling_params = context.sampling_params
+                steps.append(ToolStep(executor=executor, sampler=context.sampler, sampling_params=sampling_params))
             case CustomStepConfig():
-                steps.append(_build_custom(config, context))
+                make_step = load_step_factory(config, context.base_dir)
+                steps.append(CustomStep(name=step_name(config), function=make_step(context)))
     # Probes come last and take all other steps along, wherever they stand in the config: what a rethink or a tool adds
     # must not look like what seeing the image adds.
-    probes = [_build_probe(config, steps, context) for config in step_configs if isinstance(config, BlindProbeConfig)]
-    return StepPipeline(generator=_build_generator(step_configs, context), steps=(*steps, *probes))
+    probes = []
+    for config in step_configs:
+        if isinstance(config, BlindProbeConfig):
+            probe = BlindProbe(
+                options=config,
+                prompt_builder=context.processor,
+                sampler=context.sampler,
+                sampling_params=context.sampling_params,
+                swap_samples=context.swap_samples,
+                steps=tuple(steps),
+            )
+            probes.append(probe)
+    return StepPipeline(
+        sampler=context.sampler,
+        group_size=context.group_size,
+        sampling_params=context.sampling_params,
+        steps=(*steps, *probes),
+        partial_rollouts=partial_rollouts,
+    )
 
 
 def check_steps(
     step_configs: RolloutStepConfigs,
-    processor: QwenProcessor,
+    processor: PromptProcessor,
     banned_token_ids: Collection[int],
     reward_terms: Collection[str],
     load_tool: ToolLoader,
@@ -81,13 +126,7 @@ def check_steps(
 ) -> None:
     """Check, before any training, that the steps can run.
 
-    Args:
-        step_configs: the steps of one stage, or of the evaluation.
-        processor: tokenizes triggers.
-        banned_token_ids: tokens that no response may contain.
-        reward_terms: names of the reward terms that `correct` may name.
-        load_tool: loads a tool.
-        base_dir: folder that files of the user's own steps start from.
+    `step_configs` are those of one stage, or of the evaluation. `correct` of a rethink step may name `reward_terms`.
 
     Raises:
         UserError: a trigger contains tokens that no response may contain, `correct` names no reward term, or a function
@@ -109,28 +148,6 @@ def check_steps(
                 load_step_factory(config, base_dir)
 
 
-def _build_generator(step_configs: RolloutStepConfigs, context: RolloutContext) -> ResponseGenerator:
-    config = next(config for config in step_configs if isinstance(config, GenerateConfig))
-    if config.partial_rollout_tokens is None:
-        return CompleteRollouts(
-            sampler=context.sampler, group_size=context.group_size, sampling_params=context.sampling_params
-        )
-    return PartialRollouts(
-        sampler=context.sampler,
-        group_size=context.group_size,
-        sampling_params=context.sampling_params,
-        chunk_tokens=config.partial_rollout_tokens,
-        groups_per_step=context.groups_per_step,
-        ranks=context.ranks,
-        token_budget=config.max_tokens_per_step,
-    )
-
-
-def _build_tools(config: ToolsConfig, context: RolloutContext) -> ToolStep:
-    executor = context.tool_runner.make_executor(config, context.processor)
-    return ToolStep(executor=executor, sampler=context.sampler, sampling_params=context.sampling_params)
-
-
 def _build_rethink(config: RethinkConfig, context: RolloutContext) -> ForcedRethink:
     first = context.sampling_params
     temperature = first.temperature if config.temperature is None else config.temperature
@@ -147,20 +164,4 @@ def _build_rethink(config: RethinkConfig, context: RolloutContext) -> ForcedReth
         trigger_ids=tuple(triggers),
         processor=context.processor,
         seed=context.seed,
-    )
-
-
-def _build_custom(config: CustomStepConfig, context: RolloutContext) -> CustomStep:
-    make_step = load_step_factory(config, context.base_dir)
-    return CustomStep(name=step_name(config), function=make_step(context))
-
-
-def _build_probe(config: BlindProbeConfig, other_steps: Sequence[RolloutStep], context: RolloutContext) -> BlindProbe:
-    return BlindProbe(
-        options=config,
-        prompt_builder=context.processor,
-        sampler=context.sampler,
-        sampling_params=context.sampling_params,
-        swap_samples=context.swap_samples,
-        steps=tuple(other_steps),
     )

@@ -1,4 +1,7 @@
-"""Responses as samplers build them: an empty rollout first, then one segment for each call of the engine."""
+"""Responses as samplers build them: an empty rollout first, then one segment for each call of the engine.
+
+A segment is a run of tokens that one author wrote; here the author is the policy.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.types import Answer, Author, FinishReason, Prompt, Rollout, SamplingParams, Segment
 
 
@@ -38,12 +41,12 @@ def append_generated(
     rollout: Rollout,
     generated: GeneratedTokens,
     sampling_params: SamplingParams,
-    *,
     version: int,
-    processor: QwenProcessor,
+    processor: PromptProcessor,
 ) -> Rollout:
     """Append a segment by POLICY of policy `version`, drawn under `sampling_params`, and parse the response anew."""
     generated = _cut_at_stop_string(rollout, generated, sampling_params, processor)
+    # None stands for the rollout's own parameters, so that records of most rollouts name them once.
     segment = Segment(
         token_ids=tuple(generated.ids),
         logprobs=tuple(generated.logps),
@@ -83,7 +86,7 @@ class StopStringMatcher:
 
 
 def _cut_at_stop_string(
-    rollout: Rollout, generated: GeneratedTokens, sampling_params: SamplingParams, processor: QwenProcessor
+    rollout: Rollout, generated: GeneratedTokens, sampling_params: SamplingParams, processor: PromptProcessor
 ) -> GeneratedTokens:
     """Cut generated tokens behind one that completes a stop string which the policy began in an earlier segment.
 
@@ -92,21 +95,14 @@ def _cut_at_stop_string(
     if not (sampling_params.stop and rollout.segments) or rollout.finish_reason is not FinishReason.LENGTH:
         return generated
     matcher = StopStringMatcher(sampling_params.stop, processor.decode)
-    earlier = _last_policy_tokens(rollout)[-matcher.window_tokens :]
+    # A string that the policy began counts only as far back as it wrote without interruption.
+    earlier: list[int] = []
+    for earlier_segment in rollout.segments:
+        earlier = [*earlier, *earlier_segment.token_ids] if earlier_segment.author is Author.POLICY else []
+    earlier = earlier[-matcher.window_tokens :]
     if not earlier:
         return generated
     for count in range(1, min(matcher.window_tokens, len(generated.ids) + 1)):
         if matcher.matches_end([*earlier, *generated.ids[:count]]):
             return GeneratedTokens(generated.ids[:count], generated.logps[:count], FinishReason.STOP)
     return generated
-
-
-def _last_policy_tokens(rollout: Rollout) -> list[int]:
-    """Return the tokens that the policy has written since any other author did."""
-    token_ids: list[int] = []
-    for segment in rollout.segments:
-        if segment.author is Author.POLICY:
-            token_ids += segment.token_ids
-        else:
-            token_ids = []
-    return token_ids

@@ -1,15 +1,21 @@
-"""Weights on their way from the learner to an engine, and fingerprints that prove their arrival."""
+"""Weights on their way from the learner to an engine, and fingerprints that prove their arrival.
+
+A fingerprint is a weight's shape with a digest, which is a SHA-256 hash of some of its values. A pass is one iteration
+over all weights, from the first to the last.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
-from mmrl.policy.qwen_vl import Policy
+from mmrl.distributed.ranks import Ranks
+from mmrl.policy.policy import Policy
 from mmrl.types import UserError
 
 _FINGERPRINT_VALUES = 1000
@@ -31,33 +37,90 @@ class WeightSpec(NamedTuple):
     shape: tuple[int, ...]
 
 
-class WeightStream(Protocol):
+class WeightStream(ABC):
     """Full weights under transformers' names. It can be iterated again and again, always in the same order.
 
     Weights that an engine fuses (query, key and value, say), and both names of a tied matrix, are all there or all
     missing. Iterating over sharded weights gathers them one after the other: every rank must do so together.
     """
 
-    def specs(self) -> Sequence[WeightSpec]:
-        """Return name, dtype and shape of what iterating will yield. Nothing is gathered."""
-
+    @abstractmethod
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield name and tensor of each weight."""
 
+    def specs(self) -> list[WeightSpec]:
+        """Return name, dtype and shape of each weight, which takes one iteration over all of them."""
+        return [WeightSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
 
-@dataclass(frozen=True, slots=True)
-class PolicyWeightStream:
+
+@dataclass(frozen=True)
+class PolicyWeightStream(WeightStream):
     """The weights that training changes. An adapter is added into the matrices that it adapts."""
 
     policy: Policy
 
-    def specs(self) -> list[WeightSpec]:
-        """Return name, dtype and shape of each weight."""
-        return [WeightSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
-
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield name and tensor of each weight."""
-        yield from self.policy.iter_export_weights()
+        return self.policy.iter_export_weights()
+
+
+@dataclass(eq=False)
+class ShardedWeightStream(WeightStream):
+    """Weights that may be sharded over ranks, as an engine of rank 0 reads them.
+
+    Iterating over sharded weights is collective, and only the engine knows how often it iterates. So rank 0 tells the
+    other ranks before each pass over the weights, and when there are no more. No rank ever holds all of them.
+    """
+
+    weights: WeightStream
+    ranks: Ranks
+    _specs: list[WeightSpec] | None = None
+    _current_pass: Iterator[tuple[str, torch.Tensor]] = field(default_factory=lambda: iter(()))
+
+    def load_on_rank0(self, load: Callable[[WeightStream], None]) -> None:
+        """Call `load` on rank 0. Every rank must call this, and takes part in each pass over the weights.
+
+        Raises:
+            UserError: `load` raised it on rank 0; it is raised on every rank.
+        """
+        if self.ranks.rank:
+            while self.ranks.on_rank0(lambda: True):
+                for _ in self.weights:
+                    pass
+            return
+        failure: UserError | None = None
+        try:
+            load(self)
+        except UserError as error:
+            failure = error
+        self._finish_pass()
+
+        def report_end() -> bool:
+            if failure is not None:
+                raise failure
+            return False
+
+        # Each `on_rank0` of rank 0 meets one in the loop above, whose own function does not run: True from rank 0 means
+        # one more pass, False the end, and an error that rank 0 raises here is raised on every rank.
+        self.ranks.on_rank0(report_end)
+
+    def specs(self) -> list[WeightSpec]:
+        """Return name, dtype and shape of each weight. The first call costs a pass."""
+        if self._specs is None:
+            self._specs = super().specs()
+        return self._specs
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Start a pass on all ranks and yield name and tensor of each weight. Only rank 0 calls this."""
+        self._finish_pass()
+        self.ranks.on_rank0(lambda: True)
+        self._current_pass = iter(self.weights)
+        return self._current_pass
+
+    def _finish_pass(self) -> None:
+        # The engine may have broken a pass off, and the other ranks gather it to the end.
+        for _ in self._current_pass:
+            pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +134,7 @@ class TensorFingerprint:
 
 def fingerprint(tensor: torch.Tensor) -> TensorFingerprint:
     """Return the fingerprint of a tensor of any shape and floating dtype."""
+    # Evenly spaced, so that a tensor of which only a part arrived differs as well.
     stride = max(1, tensor.numel() // _FINGERPRINT_VALUES)
     values = tensor.detach().flatten()[::stride].float().cpu().contiguous()
     return TensorFingerprint(shape=tuple(tensor.shape), digest=hashlib.sha256(values.numpy().tobytes()).hexdigest())

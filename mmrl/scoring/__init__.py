@@ -1,7 +1,6 @@
 """Scores rollouts by reward functions, which no other package calls."""
 
-from mmrl.scoring.call import RewardError
-from mmrl.scoring.combine import BoundTerm
 from mmrl.scoring.scorer import RewardFunctionScorer
+from mmrl.scoring.terms import BoundTerm, RewardError
 
 __all__ = ["BoundTerm", "RewardError", "RewardFunctionScorer"]

@@ -1,4 +1,4 @@
-"""Answer samples with the current policy, and score the answers: what stages without learning and evaluation share.
+"""Answer samples with the current policy and score the answers, in `sample` stages, validation and evaluation.
 
 The training loop in `mmrl.training.rl` makes the same calls one by one, because it measures the time of each and may
 make the first two in another thread.
@@ -27,8 +27,7 @@ def answer_samples(
     samples: Sequence[Sample], prompt_builder: PromptBuilder, rollout_pipeline: RolloutPipeline, *, step: int
 ) -> RolloutBatch:
     """Build a prompt for each sample and generate its group of rollouts; random choices derive from `step`."""
-    prompts = list(map(prompt_builder.build, samples))
-    return rollout_pipeline.run(prompts, step=step)
+    return rollout_pipeline.run(list(map(prompt_builder.build, samples)), step=step)
 
 
 def answer_and_score(

@@ -1,4 +1,8 @@
-"""Builds the scorer and the group rewards of a config."""
+"""Builds the scorer and the group rewards of a config.
+
+A reward term scores each response by itself. A group reward compares a rollout with the others of its prompt; its value
+is added to the total after the terms have been combined.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from pathlib import Path
 
 from mmrl.algo.group_rewards import BoundGroupReward
 from mmrl.config import Config
-from mmrl.config.schema import GroupRewardConfig, RewardTermConfig
+from mmrl.config.schema import matches_conditions
 from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
 from mmrl.types import Sample, UserError
 from mmrl.utils.plugins import load_plugin
@@ -16,7 +20,15 @@ from mmrl.utils.plugins import load_plugin
 
 def build_scorer(config: Config, base: Path) -> RewardFunctionScorer:
     """Return the scorer of `rewards.terms`. Files are relative to `base`."""
-    return RewardFunctionScorer([_bind_term(term, base) for term in config.rewards.terms], config.rewards)
+    terms = []
+    for options in config.rewards.terms:
+        # Worker processes load the reward again: the module of a user's file does not exist there before.
+        load = partial(registry.load_bound_reward, options.fn, base, options.args)
+        reward = load()
+        terms.append(
+            BoundTerm(name=options.name or reward.reward.name, reward=reward, load_reward=load, options=options)
+        )
+    return RewardFunctionScorer(terms, config.rewards)
 
 
 def build_group_rewards(config: Config, base: Path) -> tuple[BoundGroupReward, ...]:
@@ -28,7 +40,11 @@ def build_group_rewards(config: Config, base: Path) -> tuple[BoundGroupReward, .
     term_names = [
         term.name or registry.load_bound_reward(term.fn, base, term.args).reward.name for term in config.rewards.terms
     ]
-    bound = [_bind_group_reward(term, base) for term in config.rewards.group_rewards]
+    bound = []
+    for options in config.rewards.group_rewards:
+        compute = load_plugin(options.fn, base, options.args, role="group reward", parameters=("group",))
+        name = options.name or options.fn.rpartition(":")[2]
+        bound.append(BoundGroupReward(name=name, compute=compute, options=options))
     names = [*term_names, *(group_reward.name for group_reward in bound)]
     for name in names:
         if names.count(name) > 1:
@@ -57,26 +73,13 @@ def check_group_rewards(
         UserError: a group reward applies to a sample, and a term that it reads does not.
     """
     for group_reward in group_rewards:
-        for sample in filter(group_reward.options.applies_to, samples):
-            applicable = scorer.applicable_term_names(sample)
-            missing = []
-            for name in group_reward.options.args.get("correct", ()):
-                if name not in applicable:
-                    missing.append(name)
+        for sample in samples:
+            if not matches_conditions(group_reward.options.when, sample):
+                continue
+            applicable = [term.name for term in scorer.applicable_terms(sample)]
+            missing = [name for name in group_reward.options.args.get("correct", ()) if name not in applicable]
             if missing:
                 raise UserError(
                     f"group reward {group_reward.name!r} reads the term {missing[0]!r}, which does not apply to sample "
                     f"{sample.id!r} of task {sample.task!r}: give both the same `when`"
                 )
-
-
-def _bind_term(term: RewardTermConfig, base: Path) -> BoundTerm:
-    load = partial(registry.load_bound_reward, term.fn, base, term.args)
-    reward = load()
-    return BoundTerm(name=term.name or reward.reward.name, reward=reward, load_reward=load, options=term)
-
-
-def _bind_group_reward(term: GroupRewardConfig, base: Path) -> BoundGroupReward:
-    compute = load_plugin(term.fn, base, term.args, role="group reward", parameters=("group",))
-    name = term.name or term.fn.rpartition(":")[2]
-    return BoundGroupReward(name=name, compute=compute, options=term)

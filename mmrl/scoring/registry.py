@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ import mmrl_rewards
 from mmrl.config.schema import ToolConfig
 from mmrl.rollout.tools.workers import ToolFunction
 from mmrl.types import UserError
-from mmrl.utils.plugins import load_object, load_plugin
+from mmrl.utils.plugins import load_function, load_plugin
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, Reward, bind
 
@@ -45,9 +45,7 @@ def qualified_name(name: str) -> str:
     known_names = builtin_rewards()
     if f"mmrl_rewards.{name}" in known_names:
         return f"mmrl_rewards.{name}"
-    short_names = []
-    for known_name in known_names:
-        short_names.append(known_name.removeprefix("mmrl_rewards."))
+    short_names = [known_name.removeprefix("mmrl_rewards.") for known_name in known_names]
     close = get_close_matches(name, short_names, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "`mmrl reward list` shows all"
     raise UserError(f"there is no reward {name!r}; {hint}")
@@ -59,7 +57,7 @@ def load_reward(name: str, base: Path) -> AnyReward:
     Raises:
         UserError: there is nothing of this name, or it is not a reward.
     """
-    found = load_object(qualified_name(name), base)
+    found = load_function(qualified_name(name), base, role="reward")
     if not isinstance(found, Reward):
         raise UserError(f"{name!r} is not a reward: decorate the function with @mmrl_rewards.contract.reward(name=...)")
     return found
@@ -89,7 +87,7 @@ def builtin_case_tables() -> tuple[Path, ...]:
     Raises:
         UserError: mmrl was installed without them.
     """
-    tables = _list_builtin_tables()
+    tables = tuple(sorted(_CASES_DIR.glob("*.json")))
     if not tables:
         raise UserError(
             f"there are no case tables in {_CASES_DIR}: they come with the source tree; name a table of your own"
@@ -107,7 +105,7 @@ def find_cases(name: str, base: Path) -> tuple[tuple[Case, ...], Path]:
     """
     reward_name, own_table = _own_case_table(name, base)
     tables, folder = ((own_table,), own_table.parent) if own_table else (builtin_case_tables(), base)
-    rows = _rows_for_reward(reward_name, tables)
+    rows = tuple(case for table in tables for case in load_case_table(table) if case.fn == reward_name)
     if not rows:
         raise UserError(f"no case table has a row about {reward_name!r}; looked in {', '.join(map(str, tables))}")
     return rows, folder
@@ -122,15 +120,12 @@ def check_case_tables(names: Iterable[str], base: Path) -> None:
     load_table = cache(load_case_table)
     for name in dict.fromkeys(names):
         reward_name, own_table = _own_case_table(name, base)
-        tables = _list_builtin_tables() if own_table is None else tuple(filter(Path.is_file, [own_table]))
-        for case in _rows_for_reward(reward_name, tables, load_table):
+        # A reward of a user may have no table; those that come with mmrl are missing from an installed package.
+        tables = sorted(_CASES_DIR.glob("*.json")) if own_table is None else filter(Path.is_file, [own_table])
+        for case in [case for table in tables for case in load_table(table) if case.fn == reward_name]:
             failure = case.failure_message(load_bound_reward(name, base, case.args))
             if failure:
                 raise UserError(f"reward {name!r} contradicts its case table: {failure}")
-
-
-def _list_builtin_tables() -> tuple[Path, ...]:
-    return tuple(sorted(_CASES_DIR.glob("*.json")))
 
 
 def _own_case_table(name: str, base: Path) -> tuple[str, Path | None]:
@@ -140,9 +135,3 @@ def _own_case_table(name: str, base: Path) -> tuple[str, Path | None]:
     if not module.endswith(".py"):
         return full_name, None
     return f"./{Path(module).name}:{function}", (base / module).with_suffix(".json")
-
-
-def _rows_for_reward(
-    reward_name: str, tables: Iterable[Path], load_table: Callable[[Path], tuple[Case, ...]] = load_case_table
-) -> tuple[Case, ...]:
-    return tuple(case for table in tables for case in load_table(table) if case.fn == reward_name)

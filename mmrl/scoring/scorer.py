@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 from mmrl.answer import ResponseFormat
-from mmrl.config.schema import RewardFailurePolicy, ScoringConfig
-from mmrl.scoring.call import RewardError, RewardOutcome, call_reward
-from mmrl.scoring.combine import BoundTerm, check_terms, combine_terms
-from mmrl.scoring.reward_workers import RewardCall, RewardWorkers
+from mmrl.config.schema import RewardFailurePolicy, ScoringConfig, matches_conditions
+from mmrl.scoring.terms import BoundTerm, RewardError, RewardOutcome, call_reward, check_terms, combine_terms
 from mmrl.types import (
     Answer,
     AnswerType,
@@ -28,7 +30,12 @@ from mmrl.types import (
     Size,
     UserError,
 )
+from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
+from mmrl.utils.worker_server import ReportActivity
+from mmrl_rewards.contract import BoundReward
 
+_STARTUP_TIMEOUT_S = 60.0
+_MAX_BATCH_SIZE = 32  # most rewards take microseconds, less than a message between processes
 _MAX_RESPONSE_CHARS = 200
 _CHECK_BATCH_SIZE = 1000
 
@@ -36,6 +43,14 @@ ScoringPair = tuple[Response, Sample]
 """The arguments of a reward."""
 OutcomesByTerm = Mapping[str, RewardOutcome]
 """Value or failure of each term that applies to a response."""
+
+
+class RewardCall(NamedTuple):
+    """One call of a reward."""
+
+    term: str  # name of the reward term
+    response: Response
+    sample: Sample
 
 
 class RewardFunctionScorer:
@@ -49,18 +64,26 @@ class RewardFunctionScorer:
         """
         check_terms(terms, options.combine)
         self._terms, self._options = tuple(terms), options
-        self._terms_by_name = {term.name: term for term in terms}
-        self._worker_terms = {term.name for term in terms if options.workers or term.timeout_s is not None}
-        self._workers: RewardWorkers | None = None
+        # Seconds that a call may take, of the terms that run in worker processes.
+        self._timeouts_s: dict[str, float] = {}
+        for term in terms:
+            if options.workers or term.timeout_s is not None:
+                self._timeouts_s[term.name] = term.timeout_s or options.timeout_s
+        self._pool: WorkerPool[RewardCall, RewardOutcome] | None = None
 
     @property
     def term_weights(self) -> dict[str, float]:
         """The weight of each term by its name, without schedules."""
-        return {term.name: term.weight_at(None) for term in self._terms}
+        return {term.name: term.options.weight for term in self._terms}
 
-    def applicable_term_names(self, sample: Sample) -> tuple[str, ...]:
-        """Return the names of the terms that apply to a sample in training."""
-        return tuple(term.name for term in self._terms if term.applies_to(sample, evaluation=False))
+    def applicable_terms(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
+        """Return the terms that score responses to a sample; in evaluation, none that is `training_only`."""
+        terms = []
+        for term in self._terms:
+            is_left_out = evaluation and term.options.training_only
+            if not is_left_out and matches_conditions(term.options.when, sample):
+                terms.append(term)
+        return terms
 
     def score_groups(
         self,
@@ -96,11 +119,7 @@ class RewardFunctionScorer:
         """Return one score for each rollout, in order, without schedules and without `training_only` terms.
 
         No rollout is dropped, so that two evaluations cover the same samples: a term that fails counts its fallback
-        where training would drop the rollout.
-
-        Raises:
-            RewardError: a reward failed, and the config says to stop.
-            UserError: no term applies to a sample.
+        where training would drop the rollout. Raises the same errors as `score_groups`.
         """
         return self.score(list(map(_scoring_pair, rollouts)))
 
@@ -115,12 +134,8 @@ class RewardFunctionScorer:
     def check_samples(self, samples: Sequence[Sample], grammar: ResponseFormat, *, evaluation: bool = False) -> None:
         """Call every reward for every sample, with an empty response and with the correct one.
 
-        A run does this at its start, so that an unusable target or a broken reward stops it before the first step.
-
-        Args:
-            samples: those of the stage.
-            grammar: the format that the correct response is written in.
-            evaluation: leave out `training_only` terms.
+        A run does this at its start, so that an unusable target or a broken reward stops it before the first step. The
+        correct response is written in the format of `grammar`. In evaluation, `training_only` terms are left out.
 
         Raises:
             RewardError: a reward failed, whatever `on_error` and `on_unscorable` say.
@@ -129,11 +144,12 @@ class RewardFunctionScorer:
         empty_answers = {}
         for answer_type in AnswerType:
             empty_answers[answer_type] = grammar.parse("", answer_type)
+        # Scores of a whole dataset at once would fill memory; one sample at a time would leave workers idle.
         for start in range(0, len(samples), _CHECK_BATCH_SIZE):
-            chunk = samples[start : start + _CHECK_BATCH_SIZE]
             pairs: list[ScoringPair] = []
-            for sample in chunk:
-                pairs += [(response, sample) for response in _trial_responses(sample, grammar, empty_answers)]
+            for sample in samples[start : start + _CHECK_BATCH_SIZE]:
+                empty_answer = empty_answers[sample.target.answer_type]
+                pairs += [(response, sample) for response in _make_trial_responses(sample, grammar, empty_answer)]
             all_outcomes = self._call_rewards(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
                 self._combine_outcomes(sample, outcomes, None)
@@ -142,80 +158,97 @@ class RewardFunctionScorer:
         """Return the names of the terms that apply to none of the samples."""
         used = set[str]()
         for sample in samples:
-            used.update(self.applicable_term_names(sample))
+            used.update(term.name for term in self.applicable_terms(sample))
         return tuple(term.name for term in self._terms if term.name not in used)
 
     def close(self) -> None:
         """End the worker processes, if any were started."""
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     def _call_rewards(
         self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
     ) -> list[OutcomesByTerm]:
         """Return the outcome of each term that applies to each response. A trial tolerates no failure."""
-        terms_of_pairs = [self._applicable_terms(sample, evaluation) for _, sample in pairs]
+        terms_of_pairs = []
         worker_calls: list[RewardCall] = []
-        for terms, pair in zip(terms_of_pairs, pairs, strict=True):
-            worker_calls += [RewardCall(term.name, *pair) for term in terms if term.name in self._worker_terms]
-        worker_outcomes = iter(self._run_in_workers(worker_calls, warm_up=worker_calls if trial else []))
+        for response, sample in pairs:
+            terms = self.applicable_terms(sample, evaluation=evaluation)
+            if not terms:
+                where = ", in evaluation" if evaluation else ""
+                raise UserError(
+                    f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
+                )
+            terms_of_pairs.append(terms)
+            for term in terms:
+                if term.name in self._timeouts_s:
+                    worker_calls.append(RewardCall(term.name, response, sample))
+        # The calls of all responses go to the workers together, so that none of them idles.
+        worker_outcomes = iter(self._run_in_workers(worker_calls, warm_up=trial) if worker_calls else [])
         all_outcomes: list[OutcomesByTerm] = []
         for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
             outcomes: dict[str, RewardOutcome] = {}
             for term in terms:
-                if term.name in self._worker_terms:
+                if term.name in self._timeouts_s:
                     outcomes[term.name] = next(worker_outcomes)
                 else:
                     outcomes[term.name] = call_reward(term.reward, response, sample)
-            for name, failure in _failures_by_term(outcomes):
+            for name, failure in _failures_by_term(outcomes).items():
                 if trial or self._failure_action(failure) == "stop":
                     raise _make_error(name, failure, response, sample)
             all_outcomes.append(outcomes)
         return all_outcomes
 
-    def _applicable_terms(self, sample: Sample, evaluation: bool) -> list[BoundTerm]:
-        terms = []
-        for term in self._terms:
-            if term.applies_to(sample, evaluation=evaluation):
-                terms.append(term)
-        if not terms:
-            where = ", in evaluation" if evaluation else ""
-            raise UserError(
-                f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
-            )
-        return terms
+    def _run_in_workers(self, calls: Sequence[RewardCall], *, warm_up: bool) -> list[RewardOutcome]:
+        """Return the outcomes of calls in worker processes. One that hangs or dies costs a single call.
 
-    def _run_in_workers(self, calls: Sequence[RewardCall], *, warm_up: Sequence[RewardCall]) -> list[RewardOutcome]:
-        """Return the outcomes of calls in workers, which make one `warm_up` call of each term when they are started."""
-        if not calls:
-            return []
+        Raises:
+            RewardError: a reward did not load, no process can be started, or a sample cannot be sent to one.
+        """
         try:
-            if self._workers is None:
-                terms = [term for term in self._terms if term.name in self._worker_terms]
-                self._workers = RewardWorkers(
-                    {term.name: term.load_reward for term in terms},
-                    {term.name: term.timeout_s or self._options.timeout_s for term in terms},
+            if self._pool is None:
+                loaders = {term.name: term.load_reward for term in self._terms if term.name in self._timeouts_s}
+                # Made before workers are forked and without deadline, so that the libraries which a first call imports
+                # do not count against it.
+                warm_up_calls = {call.term: call for call in calls} if warm_up else {}
+                self._pool = WorkerPool(
+                    partial(_load_rewards, loaders, list(warm_up_calls.values())),
                     max(1, self._options.workers),
-                    list({call.term: call for call in warm_up}.values()),
+                    startup_timeout_s=_STARTUP_TIMEOUT_S,
+                    max_batch_size=_MAX_BATCH_SIZE,
                 )
-            return self._workers.run(calls)
+                self._pool.wait_until_ready()
+            futures = self._pool.submit_all(calls, [self._timeouts_s[call.term] for call in calls])
+            # One wake-up for all: waking up for each would take longer than the calls.
+            wait(futures)
+            return _read_outcomes(futures, calls)
+        except WorkerStartError as error:
+            self.close()
+            raise RewardError(f"a process for rewards {error}") from error
+        # KeyboardInterrupt too: the workers are in the middle of calls whose outcomes nobody will read.
         except BaseException:
-            self.close()  # the workers are in the middle of calls whose outcomes nobody will read
+            self.close()
             raise
 
     def _build_group(self, rollout_outcomes: Sequence[tuple[Rollout, OutcomesByTerm]], step: int) -> Group:
+        """Return the scored group of one prompt, without the rollouts that the config drops for a failed reward."""
         prompt = rollout_outcomes[0][0].prompt
         kept: list[tuple[Rollout, OutcomesByTerm]] = []
         failures_of_rollouts: list[Dropped] = []
+        skip_group = False
         for rollout, outcomes in rollout_outcomes:
-            failures = self._dropping_failures(outcomes)
+            failures = {}
+            for name, failure in _failures_by_term(outcomes).items():
+                action = self._failure_action(failure)
+                skip_group |= action == "skip_group"
+                if action != "fallback":
+                    failures[name] = failure
             failures_of_rollouts.append(Dropped(rollout, failures))
             if not failures:
                 kept.append((rollout, outcomes))
-        for dropped in failures_of_rollouts:
-            if any(self._failure_action(failure) == "skip_group" for failure in dropped.failures.values()):
-                return Group(prompt=prompt, rollouts=(), scores=(), dropped=tuple(failures_of_rollouts))
+        if skip_group:
+            return Group(prompt=prompt, rollouts=(), scores=(), dropped=tuple(failures_of_rollouts))
         return Group(
             prompt=prompt,
             rollouts=tuple(rollout for rollout, _ in kept),
@@ -223,29 +256,24 @@ class RewardFunctionScorer:
             dropped=tuple(dropped for dropped in failures_of_rollouts if dropped.failures),
         )
 
-    def _dropping_failures(self, outcomes: OutcomesByTerm) -> dict[str, RewardFailure]:
-        """Return the failures for which the config drops the rollout, by term."""
-        return {
-            name: failure
-            for name, failure in _failures_by_term(outcomes)
-            if self._failure_action(failure) != "fallback"
-        }
-
     def _failure_action(self, failure: RewardFailure) -> RewardFailurePolicy:
         return self._options.on_error if failure.error_kind is RewardErrorKind.ERROR else self._options.on_unscorable
 
     def _combine_outcomes(self, sample: Sample, outcomes: OutcomesByTerm, step: int | None) -> Score:
         """Return the score of a response, with the fallback in place of each failure."""
         terms = [term for term in self._terms if term.name in outcomes]
-        reward_values = {term.name: _value_or_fallback(term, outcomes[term.name]) for term in terms}
-        values = {}
-        for name, reward_value in reward_values.items():
-            values[name] = reward_value.value
+        reward_values: dict[str, RewardValue] = {}
+        for term in terms:
+            outcome = outcomes[term.name]
+            if isinstance(outcome, RewardFailure):
+                outcome = RewardValue(term.fallback, f"fallback: {outcome.reason}")
+            reward_values[term.name] = outcome
+        values = {name: reward_value.value for name, reward_value in reward_values.items()}
         try:
             total = combine_terms(terms, values, self._options.combine, step=step)
         except UserError as error:
             raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-        return Score(terms=reward_values, total=total, failures=dict(_failures_by_term(outcomes)))
+        return Score(terms=reward_values, total=total, failures=_failures_by_term(outcomes))
 
 
 def _scoring_pair(rollout: Rollout) -> ScoringPair:
@@ -263,43 +291,30 @@ def _scoring_pair(rollout: Rollout) -> ScoringPair:
     return response, prompt.sample
 
 
-def _trial_responses(
-    sample: Sample, grammar: ResponseFormat, empty_answers: Mapping[AnswerType, Answer]
-) -> tuple[Response, Response]:
-    """Return an empty response and the correct one. `empty_answers` holds the parsed empty response for each type."""
-    answer_type = sample.target.answer_type
+def _make_trial_responses(sample: Sample, grammar: ResponseFormat, empty_answer: Answer) -> list[Response]:
+    """Return an empty response and the correct one, which nobody sampled. `empty_answer` is the parsed empty one."""
     try:
         correct = grammar.build_example(sample.target)
     except UserError as error:
         raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-    return (
-        _make_trial_response("", empty_answers[answer_type], sample),
-        _make_trial_response(correct, grammar.parse(correct, answer_type), sample),
-    )
-
-
-def _make_trial_response(text: str, answer: Answer, sample: Sample) -> Response:
-    """Return a response that nobody sampled.
-
-    No image is opened for it: each counts as 1000 x 1000 pixels, and the coordinates as those of the target.
-    """
+    # No image is opened for this check: each counts as this large, and the coordinates as those of the target.
     nominal_size = Size(1000, 1000)
-    return Response(
-        text=text,
-        answer=answer,
-        finish_reason=FinishReason.EOS,
-        num_tokens=0,
-        resize_maps=tuple(ResizeMap(nominal_size, nominal_size) for _ in sample.media),
-        coordinate_system=sample.target.coordinate_system or CoordinateSystem.PX_ORIGINAL,
-    )
+    responses = []
+    for text, answer in (("", empty_answer), (correct, grammar.parse(correct, sample.target.answer_type))):
+        response = Response(
+            text=text,
+            answer=answer,
+            finish_reason=FinishReason.EOS,
+            num_tokens=0,
+            resize_maps=tuple(ResizeMap(nominal_size, nominal_size) for _ in sample.media),
+            coordinate_system=sample.target.coordinate_system or CoordinateSystem.PX_ORIGINAL,
+        )
+        responses.append(response)
+    return responses
 
 
-def _failures_by_term(outcomes: OutcomesByTerm) -> list[tuple[str, RewardFailure]]:
-    return [(name, outcome) for name, outcome in outcomes.items() if isinstance(outcome, RewardFailure)]
-
-
-def _value_or_fallback(term: BoundTerm, outcome: RewardOutcome) -> RewardValue:
-    return RewardValue(term.fallback, f"fallback: {outcome.reason}") if isinstance(outcome, RewardFailure) else outcome
+def _failures_by_term(outcomes: OutcomesByTerm) -> dict[str, RewardFailure]:
+    return {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, RewardFailure)}
 
 
 def _make_error(name: str, failure: RewardFailure, response: Response, sample: Sample) -> RewardError:
@@ -307,3 +322,44 @@ def _make_error(name: str, failure: RewardFailure, response: Response, sample: S
     return RewardError(
         f"reward {name!r} on sample {sample.id!r} (task {sample.task!r}): {failure.reason}; response: {text!r}"
     )
+
+
+def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> list[RewardOutcome]:
+    outcomes: list[RewardOutcome] = []
+    for future in futures:
+        try:
+            outcomes.append(future.result())
+        except WorkerTimeoutError as error:
+            outcomes.append(RewardFailure(RewardErrorKind.TIMEOUT, str(error)))
+        except WorkerDiedError:
+            outcomes.append(RewardFailure(RewardErrorKind.CRASH, "its process died"))
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            # Calls are pickled by the batch: its error does not say which of them is at fault.
+            sample_ids = set()
+            for call in calls:
+                try:
+                    pickle.dumps(call)
+                except (pickle.PicklingError, TypeError, AttributeError):
+                    sample_ids.add(call.sample.id)
+            listed = f"{', '.join(sorted(sample_ids)):.200}"
+            raise RewardError(f"cannot send samples {listed} to a worker process: {error}") from error
+    return outcomes
+
+
+def _load_rewards(
+    loaders: Mapping[str, Callable[[], BoundReward]], warm_up_calls: Sequence[RewardCall], report: ReportActivity
+) -> Callable[[RewardCall], RewardOutcome]:
+    """Load and warm up the rewards, and return the function that calls them."""
+    # Workers are forked from the process that runs this, so a reward and its libraries are loaded once for all of them.
+    rewards: dict[str, BoundReward] = {}
+    for term, load in loaders.items():
+        report(f"loading reward {term!r}")
+        rewards[term] = load()
+    for call in warm_up_calls:
+        report(f"scoring sample {call.sample.id!r} with reward {call.term!r}")
+        call_reward(rewards[call.term], call.response, call.sample)
+    return partial(_call_loaded_reward, rewards)
+
+
+def _call_loaded_reward(rewards: Mapping[str, BoundReward], call: RewardCall) -> RewardOutcome:
+    return call_reward(rewards[call.term], call.response, call.sample)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from mmrl.distributed.ranks import Ranks, rank_slice
-from mmrl.distributed.sharing import count_dropped_samples, sum_over_ranks
+from mmrl.distributed.ranks import Ranks, count_dropped_samples, rank_slice, sum_over_ranks
 from mmrl.ports import RolloutPipeline
 from mmrl.training import rl
 from mmrl.types import Author, Prompt, Rollout, RolloutBatch, TrainingState

@@ -13,20 +13,21 @@ from typing import Any, NamedTuple
 from mmrl import checkpoint
 from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.predictions import Prediction
-from mmrl.benchmarks.readers.questions import BenchmarkQuestions
+from mmrl.benchmarks.readers.questions import BenchmarkQuestions, read_questions
 from mmrl.benchmarks.registry import get_benchmark, load_benchmark
-from mmrl.benchmarks.score_responses import write_report
+from mmrl.benchmarks.report import write_report
 from mmrl.config import Config, EvalConfig, load_eval_config
 from mmrl.config.schema import BenchmarkConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.evaluation.model_source import inherit_settings
-from mmrl.evaluation.provenance import describe_generation, evaluation_identity
-from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set, read_benchmark_files
+from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set
 from mmrl.evaluation.session import (
     EvalDir,
     EvalSession,
     build_eval_pipeline,
     check_missing,
+    describe_generation,
+    evaluation_identity,
     find_unusable_questions,
     make_batches,
     run_session,
@@ -55,7 +56,7 @@ def read_benchmark_questions(
         UserError: the benchmark does not exist, or its files cannot be used; the message names it.
     """
     try:
-        questions = read_benchmark_files(
+        questions = read_questions(
             _load_benchmark(options, base_dir),
             options.data,
             _make_dataset_context(options, config, base_dir, work_dir),
@@ -122,7 +123,8 @@ class TrainingBenchmarks:
             if moment == "before" or due_at_step == (moment == "step"):
                 due.append(prepared)
         # Hashing all weights takes a while, so only when a benchmark is due.
-        revision = checkpoint.fingerprint_weights(self._run_context.policy.iter_params()) if due else ""
+        policy = self._run_context.policy
+        revision = checkpoint.fingerprint_weights(policy.runner.iter_params(policy.trained)) if due else ""
         metrics: dict[str, float] = {}
         for prepared in due:
             metrics |= self._evaluate(prepared, state, revision)

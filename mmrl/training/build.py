@@ -13,7 +13,6 @@ from mmrl.algo.advantages import compute_advantages, load_custom_advantage
 from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config import Config
-from mmrl.config.check_term_names import check_reward_names
 from mmrl.config.schema import (
     CurriculumOrderConfig,
     EvalGenerationConfig,
@@ -22,21 +21,23 @@ from mmrl.config.schema import (
     SampleStage,
     SamplingConfig,
     SftStage,
+    matches_conditions,
 )
-from mmrl.data.check_stages import check_demonstrations
+from mmrl.config.schema.stage_checks import check_reward_names
 from mmrl.data.context import make_dataset_context
+from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import DatasetLoader, DataSplits
 from mmrl.data.stage_data import StageData
 from mmrl.distributed.ranks import MediaPlacement, Ranks
 from mmrl.distributed.sharing import (
     MediaCheck,
     SharedDemonstrationTools,
-    SharedMediaCheck,
     SharedRewardScorer,
     SharedRolloutPipeline,
+    check_media_across_ranks,
 )
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnerConfig, LogprobModel, OptimizerEngine
+from mmrl.learner.learner import GrpoLearner, LearnerConfig, OptimizerEngine
 from mmrl.learner.objective import load_policy_loss
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
@@ -48,19 +49,19 @@ from mmrl.policy.build import (
     build_processor,
     build_response_format,
     configs_with_rollout_steps,
+    enable_gradient_checkpointing,
     select_device,
+    summarize_components,
 )
-from mmrl.policy.components import enable_gradient_checkpointing, summarize_components
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.lora import create_adapter
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer, RolloutPipeline, Sampler
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
 from mmrl.rollout.pipeline import build_pipeline, check_steps
 from mmrl.rollout.steps.base import RolloutContext
-from mmrl.rollout.tools.demonstrations import DemonstrationTools
-from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.rollout.tools.executor import DemonstrationTools, ToolRunner
 from mmrl.scoring import registry
 from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights
 from mmrl.training.callbacks import measure_rewards
@@ -127,7 +128,7 @@ class RunContext:
         limit = prompt_limit(config, self.policy)
         encoder = build_encoder(config, self.model_bundle, media_cache, limit)
         # With asynchronous rollouts two steps are in progress at a time, and each needs its encoded prompts.
-        self.processor = QwenProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
+        self.processor = PromptProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
         enable_gradient_checkpointing(model, config.model.gradient_checkpointing, family)
         self.eos_token_id: int = self.processor.tokenizer.eos_token_id
         self.samples = ranks.on_rank0(partial(_drop_unusable_samples, loader, self.samples, encoder))
@@ -236,7 +237,9 @@ class RunContext:
         find_problems: MediaCheck = partial(find_media_problems, self.processor.build)
         if self.ranks.size > 1:
             # One rank may still hold in memory what another would find changed: they must agree.
-            find_problems = SharedMediaCheck(check=find_problems, ranks=self.ranks, placement=placement)
+            find_problems = partial(
+                check_media_across_ranks, check=find_problems, ranks=self.ranks, placement=placement
+            )
         weights = reward_weights(self.scorer, self.group_rewards)
         replay = None
         if stage.replay is not None:
@@ -267,14 +270,16 @@ class RunContext:
     def build_engine(self, stage: SftStage | RlStage) -> StageEngine:
         """Return a new optimizer for a stage."""
         if self._sharded is not None:
-            return self._sharded.create_stage_engine(stage.optimizer)
+            from mmrl.learner.engine_deepspeed import DeepspeedEngine
+
+            return DeepspeedEngine(self._sharded, stage.optimizer)
         return TorchEngine(self.policy.trained_by_component, stage.optimizer, self.ranks)
 
     def build_learner(
         self,
         stage: SftStage | RlStage,
         engine: OptimizerEngine,
-        reference: LogprobModel | None,
+        reference: Policy | None,
         placement: MediaPlacement,
     ) -> GrpoLearner:
         """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""
@@ -319,7 +324,7 @@ class RunContext:
             if isinstance(stage, RlStage):
                 load_custom_advantage(stage.advantage, self.base_dir)
                 load_policy_loss(stage.loss, self.base_dir)
-        check_reward_names(self.config, self.scorer.term_weights, [term.name for term in self.group_rewards])
+        check_reward_names(self.config.stages, self.scorer.term_weights, [term.name for term in self.group_rewards])
         self.scorer.check_samples(self.samples.train, self.response_format)
         self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
         check_group_rewards(self.group_rewards, self.scorer, self.samples.train)
@@ -329,7 +334,7 @@ class RunContext:
             all_samples += split
         unused = list(self.scorer.unused_terms(all_samples))
         for term in self.group_rewards:
-            if not any(map(term.options.applies_to, self.samples.train)):
+            if not any(matches_conditions(term.options.when, sample) for sample in self.samples.train):
                 unused.append(term.name)
         for name in unused:
             self.console.warn(f"reward term {name!r} applies to none of the samples: see its `when`")

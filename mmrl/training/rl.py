@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mmrl.algo.step_metrics import compute_step_metrics
-from mmrl.distributed.ranks import Ranks
-from mmrl.distributed.sharing import count_dropped_samples
+from mmrl.distributed.ranks import Ranks, count_dropped_samples
 from mmrl.ports import ExperienceSelector, Learner, PromptBuilder, RewardScorer, RolloutPipeline, SampleSource
 from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Group, Prompt, RolloutBatch, SelectedExperiences, TrainingState

@@ -25,12 +25,12 @@ from mmrl.data.stage_tables import write_history_table
 from mmrl.distributed.ranks import MediaPlacement, RankLostError, Ranks
 from mmrl.distributed.sharing import SharedDemonstrationLearner, measure_across_ranks
 from mmrl.distributed.torch_ranks import join_ranks
-from mmrl.learner.reference import ReferencePolicy, ReferenceUpdater
-from mmrl.log.comparison import compare_rewards, comparison_summary
+from mmrl.learner.reference import ReferencePolicy
+from mmrl.log.comparison import compare_rewards, comparison_summary, print_summary
 from mmrl.log.console import Console, null_console
-from mmrl.log.logger import NullLogger, RunLogger, print_summary
+from mmrl.log.logger import NullLogger, RunLogger
 from mmrl.log.run_dir import RunDir, check_same_run
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
 from mmrl.ports import Learner, Sampler, SampleSource
 from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
@@ -112,7 +112,7 @@ def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
 
 def _write_run_info(run_dir: RunDir, context: RunContext) -> None:
     """Write the manifest, and for a model made from scratch its processor."""
-    run_dir.write_manifest(context.config, context.samples.digests())
+    run_dir.write_manifest(context.config, context.samples.content_hashes())
     if context.config.model.from_scratch and not run_dir.processor.exists():
         checkpoint.export_hf_folder(run_dir.processor, context.processor.hf_processor, context.policy.model.config)
 
@@ -254,7 +254,7 @@ class TrainingRun:
             engine.load_state(self._optimizer)
             self._optimizer = {}
         learner = context.samplers.sleep_during_learning(
-            context.build_learner(stage, engine, reference, self._placement)
+            context.build_learner(stage, engine, reference.policy if reference else None, self._placement)
         )
         health = HealthMonitor(stage.health, self._console.warn) if isinstance(stage, RlStage) else None
         callbacks = self._build_callbacks(stage, engine, reference, health)
@@ -271,8 +271,10 @@ class TrainingRun:
             )
             run_sft_stage(build_sft_settings(stage, self._config.run.seed), components, state)
             return
-        updater = None if reference is None else ReferenceUpdater(reference, engine, stage.reference)
-        self._train_rl_stage(stage, source, learner, callbacks, updater)
+        update_reference = None
+        if reference is not None and not reference.is_frozen:
+            update_reference = partial(reference.update, reset_optimizer=engine.reset)
+        self._train_rl_stage(stage, source, learner, callbacks, update_reference)
         if health is not None:
             self._console.info(health.summary())
 
@@ -319,7 +321,7 @@ class TrainingRun:
         source: SampleSource,
         learner: Learner,
         callbacks: Sequence[Callback],
-        updater: ReferenceUpdater | None,
+        update_reference: Callable[[int], dict[str, float]] | None,
     ) -> None:
         context, version = self._context, self._state.version
         sampler = context.samplers.make_sampler(
@@ -337,7 +339,7 @@ class TrainingRun:
             add_group_rewards=partial(add_group_rewards, group_rewards=context.group_rewards),
             selector=context.build_selector(stage, self._placement),
             learner=learner,
-            update_reference=updater.update if updater is not None else lambda _step: {},
+            update_reference=update_reference or (lambda _step: {}),
             sync_weights=partial(self._sync_weights, sampler, check),
             callbacks=callbacks,
             ranks=self._ranks,
@@ -433,11 +435,10 @@ class TrainingRun:
     def _save_checkpoint(self, optimizer: dict[str, Any], state: TrainingState) -> None:
         """Save the run; every rank writes its own share. Collective."""
         state.metrics_bytes = self._logger.metrics.position()
-        best = self._config.checkpoints.best
+        best, policy = self._config.checkpoints.best, self._context.policy
+        trained = policy.runner.local_shard(policy.trained, self._ranks)
         snapshot = checkpoint.Snapshot(
-            weights=checkpoint.CheckpointWeights(
-                trained=self._context.policy.local_shard(self._ranks), frozen_fingerprint=self._frozen_fingerprint
-            ),
+            weights=checkpoint.CheckpointWeights(trained=trained, frozen_fingerprint=self._frozen_fingerprint),
             optimizer=optimizer,
             rng=checkpoint.read_rng_states(),
             state=state,

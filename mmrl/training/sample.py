@@ -90,7 +90,7 @@ def compute_table_metrics(path: Path) -> dict[str, float]:
         **{name: fmean(values) for name, values in rewards.items() if values},
         "reward/dropped": float(len(rows) - len(scored)),
         "rollout/count": float(len(rows)),
-        "rethink/frac": fmean(row["second_look"] for row in rows),
+        "rethink/frac": fmean(row["rethink"] for row in rows),
         "rollout/truncated_frac": fmean(row["finish"] == FinishReason.LENGTH for row in rows),
     }
 
@@ -124,7 +124,7 @@ def _group_rows(group: Group, folder: Path) -> list[dict[str, Any]]:
                 "rollout": rollout.index,
                 "response": rollout.text,
                 "finish": rollout.finish_reason,
-                "second_look": rollout.parent_index is not None,
+                "rethink": rollout.parent_index is not None,
                 "tokens": rollout.num_tokens,
                 "terms": terms,
                 "total": None if score is None else score.total,

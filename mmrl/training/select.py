@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mmrl.training.build import RunContext
 
 TableRow = Mapping[str, Any]
-_ROLLOUT_COLUMNS = ("rollout", "finish", "second_look", "tokens", "terms", "total", "skipped", "visits")
+_ROLLOUT_COLUMNS = ("rollout", "finish", "rethink", "tokens", "terms", "total", "skipped", "visits")
 
 
 class SelectionCounts(NamedTuple):

@@ -10,8 +10,7 @@ from typing import Literal
 
 from mmrl.config.schema import SftStage
 from mmrl.data.demonstrations import TargetField, demonstration_text
-from mmrl.distributed.ranks import Ranks
-from mmrl.distributed.sharing import count_dropped_samples
+from mmrl.distributed.ranks import Ranks, count_dropped_samples
 from mmrl.ports import DemonstrationCompleter, Learner, PromptBuilder, SampleSource
 from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Experience, Group, Rollout, Sample, Score, SelectedExperiences, TrainingState

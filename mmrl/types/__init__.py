@@ -26,6 +26,7 @@ Each is made from the one before it, by the part of the loop that is named above
 
 from mmrl.types.errors import PromptTooLongError, RunInterrupted, Unscorable, UserError
 from mmrl.types.rollout import (
+    TRAINED_AUTHORS,
     Answer,
     Author,
     Dropped,
@@ -65,6 +66,7 @@ from mmrl.types.sample import (
 from mmrl.types.state import Experience, SampleStats, SelectedExperiences, TrainingState
 
 __all__ = [
+    "TRAINED_AUTHORS",
     "Action",
     "Answer",
     "AnswerType",

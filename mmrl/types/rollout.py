@@ -19,6 +19,10 @@ class Author(StrEnum):
     ENVIRONMENT = "environment"  # a tool's reply: never trained on
 
 
+TRAINED_AUTHORS = (Author.POLICY, Author.DEMONSTRATION)
+"""The authors whose tokens are scored and trained. Everything that skips the others' tokens reads this."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
     """A rollout as reward functions see it, beside the sample."""

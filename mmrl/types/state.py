@@ -14,7 +14,8 @@ class Experience:
     """A rollout to train on.
 
     `old_logprobs_source` says whose log-probs stand below the importance ratio: those recorded while sampling, or those
-    that the learner computes at the start of the step. None leaves it to `loss.old_logprobs`.
+    that the learner computes at the start of the step. None leaves it to `loss.old_logprobs`. `_LossTokens` in
+    `mmrl/learner/objective.py` lists all settings that decide.
     """
 
     rollout: Rollout  # the prompt, and tokens with the log-probs that they were sampled with

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from threading import RLock
+import _thread
 
 
-class PicklableLock:
+# `threading.RLock` is a function, so its class is taken from where it is defined. typeshed calls it final; it is not.
+class PicklableLock(_thread.RLock):  # type: ignore[misc]
     """A reentrant lock for the learner's thread and the thread of asynchronous rollouts.
 
     A copy, or the same object in another process, is a new and open lock: the state of a lock means nothing there.
     """
-
-    def __init__(self) -> None:
-        self._lock = RLock()
-
-    def __enter__(self) -> None:
-        """Wait for the lock and take it."""
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        """Release the lock once."""
-        self._lock.release()
 
     def __reduce__(self) -> tuple[type[PicklableLock], tuple[()]]:
         """Pickle nothing but the class."""

@@ -27,11 +27,7 @@ class PluginOption(NamedTuple):
 
 
 def check_positional_parameters(function: Callable[..., Any], parameters: Sequence[str], *, role: str) -> None:
-    """Check that a function can be called with these positional arguments, by their number.
-
-    Raises:
-        UserError: it takes fewer of them, or needs more.
-    """
+    """Check that a function takes as many positional arguments as `parameters` names. Raises UserError if not."""
     own = list(_read_signature(function).parameters.values())
     positional = [entry for entry in own if entry.kind in (entry.POSITIONAL_ONLY, entry.POSITIONAL_OR_KEYWORD)]
     required = [entry for entry in positional if entry.default is entry.empty]
@@ -74,11 +70,22 @@ def validate_args(owner: str, options: Mapping[str, PluginOption], args: Mapping
     """
     for name in args:
         if name not in options:
-            raise UserError(f"{owner} has no option {name!r}; {_suggest_options(name, options)}")
+            close = difflib.get_close_matches(name, options, n=1)
+            known = f"it has {', '.join(map(repr, options))}" if options else "it has none"
+            hint = f"did you mean {close[0]!r}?" if close else known
+            raise UserError(f"{owner} has no option {name!r}; {hint}")
     for name, option in options.items():
         if option.required and name not in args:
             raise UserError(f"{owner} needs the option {name!r}")
-    return {name: _validate_value(owner, name, options[name], value) for name, value in args.items()}
+    validated = {}
+    for name, value in args.items():
+        adapter: TypeAdapter[object] = TypeAdapter(options[name].type_hint)
+        try:
+            # By way of JSON, because strict checks of Python objects would refuse a list where a tuple is wanted.
+            validated[name] = adapter.validate_json(_JSON.dump_json(value), strict=True)
+        except ValidationError as error:
+            raise UserError(f"{owner}, option {name!r} = {value!r}: {error.errors()[0]['msg']}") from None
+    return validated
 
 
 def locate_function(function: Callable[..., Any]) -> str:
@@ -91,20 +98,6 @@ def locate_function(function: Callable[..., Any]) -> str:
 def _read_signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function)
-    except (TypeError, ValueError) as error:  # some functions written in C have none
+    # Some functions written in C have none.
+    except (TypeError, ValueError) as error:
         raise UserError(f"{locate_function(function)}: its parameters cannot be read: {error}") from error
-
-
-def _validate_value(owner: str, name: str, option: PluginOption, value: object) -> object:
-    adapter: TypeAdapter[object] = TypeAdapter(option.type_hint)
-    try:
-        return adapter.validate_json(_JSON.dump_json(value), strict=True)
-    except ValidationError as error:
-        raise UserError(f"{owner}, option {name!r} = {value!r}: {error.errors()[0]['msg']}") from None
-
-
-def _suggest_options(name: str, options: Mapping[str, PluginOption]) -> str:
-    close = difflib.get_close_matches(name, options, n=1)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"it has {', '.join(map(repr, options))}" if options else "it has none"

@@ -75,7 +75,13 @@ def load_object(name: str, base_dir: Path) -> object:
     is_file = place.endswith(".py")
     if not attribute or not (is_file or all(part.isidentifier() for part in place.split("."))):
         raise UserError(f"{name!r} names no function: write `package.module:function` or `./file.py:function`")
-    module = _import_file(base_dir / place, name) if is_file else _import_package_module(place, name)
+    if is_file:
+        module = _import_file(base_dir / place, name)
+    elif place in sys.modules:
+        module = sys.modules[place]
+    else:
+        with _import_errors_explained(name, place):
+            module = importlib.import_module(place)
     members = vars(module)
     if attribute not in members:
         close = difflib.get_close_matches(attribute, members, n=1)
@@ -86,13 +92,6 @@ def load_object(name: str, base_dir: Path) -> object:
 
 class _ImportTimeoutError(BaseException):
     """The deadline of an import has passed. Not an `Exception`, so that a plug-in's own `except` cannot swallow it."""
-
-
-def _import_package_module(module_name: str, name: str) -> ModuleType:
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    with _import_errors_explained(name, module_name):
-        return importlib.import_module(module_name)
 
 
 def _import_file(path: Path, name: str) -> ModuleType:

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import comb, sqrt
 from statistics import fmean, stdev
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 Z95: Final = 1.959963984540054
 """Two-sided 95 % point of the normal distribution."""
+# The same to six decimals, for the intervals of mean rewards; Z95 would change their last digits in summary.json.
 _ROUNDED_Z95: Final = 1.959964
-"""The same to six decimals, for the intervals of mean rewards; Z95 would change their last digits in summary.json."""
 _NUM_RESAMPLES: Final = 2000
 
 
@@ -35,12 +34,9 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeanWithInterval:
+class MeanWithInterval(Interval):
     """A mean with its 95 % interval and the count behind it."""
 
-    value: float
-    low: float
-    high: float
     n: int
     """Number of values."""
 
@@ -70,11 +66,7 @@ def mean_with_interval(values: Sequence[float]) -> MeanWithInterval:
 
 
 def paired_improvement(before: Mapping[str, float], after: Mapping[str, float]) -> MeanWithInterval:
-    """Return the mean change over the same samples, paired by id.
-
-    Raises:
-        ValueError: the two were not measured on the same samples.
-    """
+    """Return the mean change over the same samples, paired by id. Raises ValueError if they are not the same."""
     if before.keys() != after.keys():
         raise ValueError(f"cannot pair {len(before)} samples with {len(after)} others")
     return mean_with_interval([after[sample] - before[sample] for sample in before])
@@ -83,11 +75,9 @@ def paired_improvement(before: Mapping[str, float], after: Mapping[str, float]) 
 def wilson_interval(successes: float, trials: int) -> Interval:
     """Return the share of successes with Wilson's score interval; (0, 0, 1) for no trials.
 
-    Source: Wilson 1927, (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), without continuity correction.
+    A success may be a fraction, as the mean of several responses to one question is.
 
-    Args:
-        successes: may be a fraction, as the mean of several responses to one question is.
-        trials: number of questions.
+    Source: Wilson 1927, (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), without continuity correction.
 
     Raises:
         ValueError: successes are negative or more than trials.
@@ -109,22 +99,20 @@ def cluster_bootstrap(
 ) -> Interval:
     """Return the mean with a percentile interval over resampled clusters.
 
-    Questions on one image are right or wrong together, so images are resampled, not questions.
+    `values` and `clusters` have an entry for each question.
 
     Source: the cluster bootstrap, Davison and Hinkley 1997, section 3.8; the mean of a draw is over all its questions.
-
-    Args:
-        values: one for each question.
-        clusters: the cluster of each question.
-        seed: of the resampling.
-        num_resamples: number of draws.
 
     Raises:
         ValueError: there are no values, or not one cluster for each.
     """
     if not values or len(values) != len(clusters):
         raise ValueError(f"{len(values)} values in {len(clusters)} clusters cannot be resampled")
-    sums, sizes = _cluster_sums(values, clusters)
+    # Questions on one image are right or wrong together, so images (clusters) are resampled, not questions. First the
+    # sum and number of the values of each cluster, in order of appearance.
+    index_of: dict[Hashable, int] = {}
+    cluster_indices = np.array([index_of.setdefault(cluster, len(index_of)) for cluster in clusters])
+    sums, sizes = np.bincount(cluster_indices, weights=values), np.bincount(cluster_indices)
     rng = np.random.default_rng(seed)
     means = []
     for _ in range(num_resamples):
@@ -134,33 +122,19 @@ def cluster_bootstrap(
     return Interval(value=float(np.mean(values)), low=float(low), high=float(high))
 
 
-def paired_cluster_bootstrap(
-    a: Sequence[float],
-    b: Sequence[float],
-    clusters: Sequence[Hashable],
-    *,
-    seed: int = 0,
-    num_resamples: int = _NUM_RESAMPLES,
-) -> Interval:
-    """Return the mean of a - b with the interval of `cluster_bootstrap`; a and b are resampled together.
-
-    Raises:
-        ValueError: a and b have different lengths.
-    """
+def paired_cluster_bootstrap(a: Sequence[float], b: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
+    """Return the mean of a - b with the interval of `cluster_bootstrap`. Raises ValueError for different lengths."""
     if len(a) != len(b):
         raise ValueError(f"{len(a)} values cannot be paired with {len(b)}")
-    differences = []
-    for value_a, value_b in zip(a, b, strict=True):
-        differences.append(value_a - value_b)
-    return cluster_bootstrap(differences, clusters, seed=seed, num_resamples=num_resamples)
+    # The difference of a pair is resampled, so a and b are drawn together.
+    differences = [value_a - value_b for value_a, value_b in zip(a, b, strict=True)]
+    return cluster_bootstrap(differences, clusters)
 
 
 def mcnemar_test(a: Mapping[str, bool], b: Mapping[str, bool]) -> McNemarResult:
-    """Return McNemar's exact test: a two-sided binomial test, p = 1/2, over the questions on which two runs differ.
+    """Return McNemar's exact test of two runs' verdicts by question.
 
-    Args:
-        a: the first run's verdicts by question.
-        b: the second run's verdicts by question.
+    It is a two-sided binomial test, p = 1/2, over the questions on which the runs differ.
 
     Raises:
         ValueError: the runs did not answer the same questions.
@@ -179,16 +153,9 @@ def mcnemar_test(a: Mapping[str, bool], b: Mapping[str, bool]) -> McNemarResult:
 
 
 def pass_at_k(num_correct: int, num_samples: int, k: int) -> float:
-    """Return the chance that one of k responses or more, drawn without replacement, is correct.
+    """Return the chance that one of k responses or more, drawn without replacement, is correct: 1 - C(n-c,k) / C(n,k).
 
-    The chance is 1 - C(n - c, k) / C(n, k).
-
-    Source: the unbiased estimator of Chen et al. (arXiv:2107.03374, eq. 1).
-
-    Args:
-        num_correct: c, the correct responses.
-        num_samples: n, all responses.
-        k: responses drawn.
+    Source: the unbiased estimator of Chen et al. (arXiv:2107.03374, eq. 1), with c = `num_correct`, n = `num_samples`.
 
     Raises:
         ValueError: k is not from 1 to n, or c not from 0 to n.
@@ -203,12 +170,9 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
 
     Where equal answers have different verdicts, the first one's counts. At k = 1 it is pass@1.
 
-    Source: self-consistency (arXiv:2203.11171), unweighted.
+    `answers` and `correct` have an entry for each response; an answer None is no vote.
 
-    Args:
-        answers: one for each response; None is no vote.
-        correct: the verdict on each response.
-        k: votes in a run.
+    Source: self-consistency (arXiv:2203.11171), unweighted.
 
     Raises:
         ValueError: k is not from 1 to the number of answers.
@@ -217,23 +181,9 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
         raise ValueError(f"maj@{k} of {len(answers)} answers and {len(correct)} verdicts is not defined")
     verdicts = []
     for start in range(0, len(answers) - k + 1, k):
-        verdicts.append(_is_majority_correct(answers[start : start + k], correct[start : start + k]))
+        votes = answers[start : start + k]
+        counts = Counter(answer for answer in votes if answer is not None)
+        # Of several answers that were given most often, this is the one given first.
+        majority = max(counts, key=counts.__getitem__, default=None)
+        verdicts.append(majority is not None and correct[start + list(votes).index(majority)])
     return fmean(verdicts)
-
-
-def majority_answer(answers: Sequence[Hashable | None]) -> Hashable | None:
-    """Return the answer given most often, of several the one given first; None without any vote."""
-    votes = Counter(answer for answer in answers if answer is not None)
-    return max(votes, key=votes.__getitem__, default=None)
-
-
-def _is_majority_correct(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> bool:
-    majority = majority_answer(answers)
-    return majority is not None and correct[list(answers).index(majority)]
-
-
-def _cluster_sums(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return sum and number of the values of each cluster, in order of appearance."""
-    index_of: dict[Hashable, int] = {}
-    cluster_indices = np.array([index_of.setdefault(cluster, len(index_of)) for cluster in clusters])
-    return np.bincount(cluster_indices, weights=values), np.bincount(cluster_indices)

@@ -1,7 +1,7 @@
-"""Worker processes with a deadline for each call.
+"""Worker processes. One that hangs past a call's deadline is killed, one that dies is replaced; each costs one call.
 
-One that hangs is killed, one that dies is replaced, and either costs the pool a single call.
-Rewards, media, tools and drawings all run here. `worker_server` is the other side of the line.
+Rewards, tools, drawings and media run here. Calls for media have no deadline today: a decoder that hangs is waited for.
+`worker_server` is the other side of the line.
 """
 
 from __future__ import annotations
@@ -55,16 +55,14 @@ class WorkerDiedError(WorkerError):
 
     def __init__(self, exit_code: int | None) -> None:
         """`exit_code` is negative for a signal, 1 after an error whose traceback was printed, None when unknown."""
-        super().__init__(exit_code)
         self.exit_code = exit_code
-
-    def __str__(self) -> str:
-        """Say how the process ended, to follow its name in a sentence."""
-        if self.exit_code is None:
-            return "ended together with its pool"
-        if self.exit_code < 0:
-            return f"was killed by {signal.Signals(-self.exit_code).name}"
-        return f"ended with exit code {self.exit_code}"
+        # Messages put the name of the process before this.
+        if exit_code is None:
+            super().__init__("ended together with its pool")
+        elif exit_code < 0:
+            super().__init__(f"was killed by {signal.Signals(-exit_code).name}")
+        else:
+            super().__init__(f"ended with exit code {exit_code}")
 
 
 class WorkerStartError(WorkerError):
@@ -112,15 +110,12 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         self._make_error = make_error
         self._threads: list[Thread] = []
         self._num_workers, self._fork_each_call = num_workers, fork_each_call
+        # Finalize must not hold the pool itself, or the pool would never be collected.
         # Runs at the latest when the interpreter exits; not in a fork of this process, whose pool this is not.
         self.close = Finalize(self, _close, (self._queue, self._workers, self._threads), exitpriority=0)
 
     def wait_until_ready(self) -> None:
-        """Wait until the server has loaded, which the first call does otherwise.
-
-        Raises:
-            WorkerStartError: it hung or died.
-        """
+        """Wait until the server has loaded, which the first call does otherwise. Raises WorkerStartError."""
         self._workers.server.wait_until_ready(self._workers.startup_timeout_s)
 
     def submit(self, payload: PayloadT, timeout_s: float | None = None) -> Future[ResultT]:
@@ -171,11 +166,6 @@ class _TaskQueue:
         self._closed = False
 
     def add(self, tasks: Sequence[_Task[Any]]) -> None:
-        """Append tasks.
-
-        Raises:
-            RuntimeError: the pool is closed.
-        """
         with self._changed:
             if self._closed:
                 raise RuntimeError("the worker pool is closed")
@@ -192,17 +182,15 @@ class _TaskQueue:
                 self._cancel_all()
 
     def take(self) -> list[_Task[Any]]:
-        """Wait for tasks and return those for one worker; empty once the queue is closed.
-
-        These are a batch at most, and fewer towards the end, so that no worker is left with the rest while others
-        idle.
-        """
+        """Wait for tasks and return a batch for one worker; empty once the queue is closed."""
         taken: list[_Task[Any]] = []
         with self._changed:
             while not taken and not self._closed:
+                # Fewer towards the end, so that no worker is left with the rest while others idle.
                 size = max(1, min(self._max_batch_size, len(self._waiting) // (2 * self._num_workers)))
                 while self._waiting and len(taken) < size:
                     task = self._waiting.popleft()
+                    # A task that was put back runs already; of the others, one whose future was cancelled is left out.
                     if task.future.running() or task.future.set_running_or_notify_cancel():
                         taken.append(task)
                 if not taken and not self._waiting:
@@ -210,7 +198,6 @@ class _TaskQueue:
         return taken
 
     def close(self) -> None:
-        """Cancel all tasks and let `take` return."""
         with self._changed:
             self._closed = True
             self._cancel_all()
@@ -232,11 +219,6 @@ class _Worker:
     pid: int
     line: MessageSocket
 
-    @property
-    def has_ended(self) -> bool:
-        """True when an idle worker has died: it says nothing unasked, so only its end can be waiting to be read."""
-        return bool(wait([self.line.connection], timeout=0.0))
-
 
 class _Server:
     """The process that forks workers. Its methods may be called from any thread."""
@@ -256,29 +238,21 @@ class _Server:
         self.close = Finalize(self, _end_server, (self._process, ours), exitpriority=0)
         try:
             self._control.send(setup)
-        except ConnectionError:  # it died; waiting for it says so
-            pass
-        except BaseException:  # the setup cannot be pickled, or somebody pressed Ctrl-C
+        except ConnectionError:
+            pass  # the server died; waiting for it says so
+        # The setup cannot be pickled, or somebody pressed Ctrl-C.
+        except BaseException:
             self.close()
             raise
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Return when the server has loaded.
-
-        Raises:
-            WorkerStartError: it hung or died, now or before.
-        """
+        """Return when the server has loaded; WorkerStartError if it hung or died, now or before."""
         with self._lock:
             if not self._ready:
                 _wait_until_loaded(self._control, timeout_s)
                 self._ready = True
 
     def fork_worker(self) -> _Worker:
-        """Return a new worker.
-
-        Raises:
-            WorkerStartError: the server died.
-        """
         ours, theirs = socket.socketpair()
         try:
             with self._lock, theirs:
@@ -306,28 +280,22 @@ class _WorkerStarter:
     def __init__(self, server: _Server, setup: WorkerSetup | None, startup_timeout_s: float) -> None:
         """Store the server; `setup` is sent to each worker, and is None where the server has loaded for all."""
         self.server, self.startup_timeout_s = server, startup_timeout_s
+        # A server that loaded for its workers is used by no other pool.
+        self.owns_server = setup is None
         self._setup = setup
         self._lock = Lock()
         self._living: set[int] = set()
 
-    @property
-    def owns_server(self) -> bool:
-        """True when no other pool uses the server."""
-        return self._setup is None
-
     def start(self) -> _Worker:
-        """Return a worker that waits for its first payloads.
-
-        Raises:
-            WorkerStartError: it hung or died while it loaded, or the server did.
-        """
+        """Return a worker that has loaded; WorkerStartError if it or the server hung or died meanwhile."""
         self.server.wait_until_ready(self.startup_timeout_s)
         worker = self.server.fork_worker()
         with self._lock:
             self._living.add(worker.pid)
         if self._setup is not None:
             try:
-                with suppress(ConnectionError):  # it died; waiting for it says so
+                # After a ConnectionError the worker is dead, which waiting for it says.
+                with suppress(ConnectionError):
                     worker.line.send(self._setup)
                 _wait_until_loaded(worker.line, self.startup_timeout_s)
             except WorkerStartError:
@@ -336,13 +304,13 @@ class _WorkerStarter:
         return worker
 
     def end(self, worker: _Worker) -> int | None:
-        """Kill a worker and return its exit code, None when the server is gone."""
         with self._lock:
             # Until the server has waited for it, the pid is nobody else's: from here on it may be.
             self._living.discard(worker.pid)
         worker.line.connection.close()
         exit_code = self.server.end_worker(worker)
-        if exit_code is None and self.server.close.still_active():  # a server that was killed left it behind
+        # A server that was killed left the worker behind.
+        if exit_code is None and self.server.close.still_active():
             _kill(worker.pid)
         return exit_code
 
@@ -356,16 +324,13 @@ class _WorkerStarter:
 @cache
 def _share_server(process_id: int, imports: tuple[str, ...]) -> _Server:
     """Return the server of all pools of this process that load after the fork."""
-    del process_id  # a fork of this process needs a server of its own
+    # A part of the cache's key alone: a fork of this process needs a server of its own.
+    del process_id
     return _Server(ServerSetup(imports, None))
 
 
 def _wait_until_loaded(line: MessageSocket, timeout_s: float) -> None:
-    """Read what a loader reports until it is done.
-
-    Raises:
-        WorkerStartError: it died, or reported nothing for `timeout_s` seconds.
-    """
+    # For the error message: what the loader did last.
     activity = "starting"
     try:
         report = line.receive(timeout_s)
@@ -384,7 +349,8 @@ def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool)
     """Keep one worker busy until the queue is closed. Each worker has a thread of its own that runs this."""
     worker: _Worker | None = None
     while tasks := queue.take():
-        if worker is not None and worker.has_ended:
+        # An idle worker says nothing unasked, so what can be read from its line is that it has died.
+        if worker is not None and wait([worker.line.connection], timeout=0.0):
             workers.end(worker)
             worker = None
         try:
@@ -402,10 +368,7 @@ def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool)
 
 
 def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, workers: _WorkerStarter) -> _Worker | None:
-    """Run tasks in a worker and return it, or None when it hung or died.
-
-    In that case the running task fails, and the others go back to the queue.
-    """
+    """Run tasks in a worker and return it; None if it hung or died, which fails one task and puts the rest back."""
     # Pickling calls code of the payloads, which may raise anything.
     with ErrorCatcher() as sending:
         worker.line.send([task.payload for task in tasks])
@@ -420,7 +383,13 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
             result = worker.line.receive(task.timeout_s)
         if receiving.error is not None:
             exit_code = workers.end(worker)
-            task.fail(_explain_lost_result(receiving.error, task, exit_code))
+            error: Exception | SystemExit = receiving.error
+            # A TimeoutError is an OSError, too, so it is asked for first.
+            if isinstance(error, TimeoutError):
+                error = WorkerTimeoutError(f"took more than {task.timeout_s:g} s")
+            elif isinstance(error, EOFError | OSError):
+                error = WorkerDiedError(exit_code)
+            task.fail(error)
             queue.put_back(tasks[index + 1 :])
             return None
         if isinstance(result, UserError):
@@ -430,32 +399,21 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
     return worker
 
 
-def _explain_lost_result(
-    error: Exception | SystemExit, task: _Task[Any], exit_code: int | None
-) -> Exception | SystemExit:
-    """Return the error of a task whose result could not be read."""
-    match error:
-        case TimeoutError():
-            return WorkerTimeoutError(f"took more than {task.timeout_s:g} s")
-        case EOFError() | OSError():
-            return WorkerDiedError(exit_code)
-        case _:
-            return error
-
-
 def _close(queue: _TaskQueue, workers: _WorkerStarter, threads: Sequence[Thread]) -> None:
     queue.close()
     workers.kill_all()
     if workers.owns_server:
         workers.server.close()
     for thread in threads:
-        if thread is not current_thread():  # in which the pool may have been garbage-collected
+        # The pool may have been garbage-collected in one of its own threads, which cannot wait for itself.
+        if thread is not current_thread():
             thread.join(_SHUTDOWN_TIMEOUT_S)
 
 
 def _end_server(process: subprocess.Popen[bytes], control: socket.socket) -> None:
     """End a server, which takes its workers with it."""
-    with suppress(OSError):  # it is gone already
+    # An OSError means that it is gone already.
+    with suppress(OSError):
         control.shutdown(socket.SHUT_RDWR)
     try:
         process.wait(_SHUTDOWN_TIMEOUT_S)

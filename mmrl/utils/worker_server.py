@@ -21,7 +21,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from mmrl.types import UserError
@@ -60,7 +59,8 @@ class MessageSocket:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._received = bytearray()  # results of microseconds come several at a time; one system call reads them all
+        # Results of calls that take microseconds come several at a time; one system call reads them all.
+        self._received = bytearray()
 
     def send(self, message: object, pickler: type[pickle.Pickler] = pickle.Pickler) -> None:
         """Send an object.
@@ -123,14 +123,22 @@ def run_server(control_fd: int) -> None:
     worker_pids: set[int] = set()
     control = MessageSocket(socket.socket(fileno=control_fd))
     with suppress(EOFError, ConnectionError):
-        answer = _load_for_workers(control)
+        setup: ServerSetup = control.receive()
+        for module in setup.imports:
+            control.send(f"importing {module}")
+            importlib.import_module(module)
+        work: Callable[[Any], object] | None = None
+        if setup.workers is None:
+            control.send(None)
+        else:
+            work = _load_and_report(setup.workers.load, control)
         try:
             while True:
                 # Read by the byte: `receive` may read ahead, which would lose the socket sent along.
                 command, sockets, _, _ = socket.recv_fds(control.connection, 1, 1)
                 match command:
                     case b"f":
-                        pid = _fork_worker(control, sockets[0], answer)
+                        pid = _fork_worker(control, sockets[0], setup.workers, work)
                         worker_pids.add(pid)
                         control.send(pid)
                     case b"e":
@@ -144,70 +152,60 @@ def run_server(control_fd: int) -> None:
                 _end_worker(pid)
 
 
-def _load_for_workers(control: MessageSocket) -> Callable[[MessageSocket], NoReturn]:
-    """Read the setup, load, and return what a worker does with the socket to the pool."""
-    setup: ServerSetup = control.receive()
-    for module in setup.imports:
-        control.send(f"importing {module}")
-        importlib.import_module(module)
-    if setup.workers is None:
-        control.send(None)
-        return _load_and_answer
-    return partial(_answer_payloads, _load_and_report(setup.workers.load, control), setup.workers.pickler)
-
-
-def _load_and_answer(line: MessageSocket) -> NoReturn:
-    setup: WorkerSetup = line.receive()
-    _answer_payloads(_load_and_report(setup.load, line), setup.pickler, line)
-
-
 def _load_and_report(load: Loader, line: MessageSocket) -> Callable[[Any], object]:
     """Call a loader. The pool hears of each activity, then None; or a UserError, which ends this process."""
     try:
         work = load(line.send)
     except UserError as error:
         line.send(error)
-        os._exit(1)  # without a traceback: the pool raises the error
+        # Without a traceback, because the pool raises the error.
+        os._exit(1)
     line.send(None)
     return work
 
 
-def _answer_payloads(work: Callable[[Any], object], pickler: type[pickle.Pickler], line: MessageSocket) -> NoReturn:
-    while True:
-        for payload in line.receive():
-            result: object
-            try:
-                result = work(payload)
-            except UserError as error:
-                result = error
-            line.send(result, pickler)
-
-
-def _fork_worker(control: MessageSocket, socket_fd: int, answer: Callable[[MessageSocket], NoReturn]) -> int:
+def _fork_worker(
+    control: MessageSocket, socket_fd: int, setup: WorkerSetup | None, work: Callable[[Any], object] | None
+) -> int:
     """Return the pid of a new worker, which answers at a socket of its own; in the worker this never returns."""
     connection = socket.socket(fileno=socket_fd)
     pid = os.fork()
     if pid == 0:
         control.connection.close()
-        _run_worker(MessageSocket(connection), answer)
+        _run_worker(MessageSocket(connection), setup, work)
     connection.close()
     return pid
 
 
 def _end_worker(pid: int) -> int:
     """Kill a worker, if it still lives, and return its exit code: negative for the signal that ended it."""
-    os.kill(pid, signal.SIGKILL)  # the pid is nobody else's before it is waited for
+    # The pid is nobody else's before it is waited for.
+    os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _run_worker(line: MessageSocket, answer: Callable[[MessageSocket], NoReturn]) -> NoReturn:
-    """Answer until the pool closes the socket. An error that is no UserError ends the process with exit code 1."""
+def _run_worker(line: MessageSocket, setup: WorkerSetup | None, work: Callable[[Any], object] | None) -> NoReturn:
+    """Answer until the pool closes the socket. An error that is no UserError ends the process with exit code 1.
+
+    `setup` and `work` are None where the server has not loaded for its workers: each then loads what it is sent.
+    """
     exit_code = 1
     try:
-        answer(line)
+        if setup is None or work is None:
+            setup = line.receive()
+            work = _load_and_report(setup.load, line)
+        while True:
+            for payload in line.receive():
+                result: object
+                try:
+                    result = work(payload)
+                except UserError as error:
+                    result = error
+                line.send(result, setup.pickler)
     except (EOFError, ConnectionError):
         exit_code = 0
-    except BaseException:  # noqa: BLE001 - SystemExit too: its traceback is all that is left of it
+    # SystemExit too: its traceback is all that is left of it.
+    except BaseException:  # noqa: BLE001
         traceback.print_exc()
     finally:
         sys.stderr.flush()

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import rescale_above, reward, target_value
 
 # Value of GIoU or DIoU, in [-1, 1), at and below which a box earns nothing.
 Floor = Annotated[float, Field(ge=-1.0, lt=1.0)]
@@ -24,15 +24,13 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
     Source: Jaccard index as in PASCAL VOC (IJCV 2010, eq. 3); the soft form as in VLM-R1 (arXiv:2504.07615, 3.2).
     Departures: coordinates are continuous, so a side is x2 - x1, not x2 - x1 + 1. The answer is converted from the
     model's coordinate system by the resize map of the target's image.
-
-    Raises:
-        Unscorable: the target is not four finite numbers with x1 < x2 and y1 < y2, or it has no coordinate system, or
-            its image or video does not exist.
+    Unscorable: the target is not four finite numbers with x1 < x2 and y1 < y2, or it has no coordinate system, or its
+    image or video does not exist.
     """
     overlap, reason = _measure_boxes(response, sample, "IoU", geometry.iou)
     if overlap is None:
         return RewardValue(0.0, reason)
-    return RewardValue(geometry.apply_threshold(overlap, threshold), reason)
+    return RewardValue(overlap if threshold is None else float(overlap >= threshold), reason)
 
 
 @reward(name="iou_ladder", answer_types=(AnswerType.BOX,))
@@ -43,9 +41,7 @@ def ladder(
 
     Source: the ten thresholds over which COCO averages (arXiv:1405.0312; cocodataset.org, detection evaluation).
     Departures: one box has no precision to average, so each threshold counts 1 or 0.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
+    Unscorable: the target is invalid, see `iou`.
     """
     overlap, reason = _measure_boxes(response, sample, "IoU", geometry.iou)
     if overlap is None:
@@ -62,14 +58,12 @@ def giou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> RewardVal
     is twice this value at floor -1.
     Departures: the range is [0, 1]. Disjoint boxes earn nothing by default, because with a floor below 0 a box around
     the whole image earns more than a near miss: half of the maximum at floor -1.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
+    Unscorable: the target is invalid, see `iou`.
     """
     overlap, reason = _measure_boxes(response, sample, "GIoU", geometry.giou)
     if overlap is None:
         return RewardValue(0.0, reason)
-    return RewardValue(_rescale_above(overlap, floor), reason)
+    return RewardValue(rescale_above(overlap, floor), reason)
 
 
 @reward(name="diou", answer_types=(AnswerType.BOX,))
@@ -81,14 +75,12 @@ def diou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> RewardVal
     Source: distance IoU (arXiv:1911.08287, eq. 7).
     Departures: the range is [0, 1]. A floor below 0 rewards near misses, but also a box around the whole image, with up
     to half of the maximum at floor -1.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
+    Unscorable: the target is invalid, see `iou`.
     """
     overlap, reason = _measure_boxes(response, sample, "DIoU", geometry.diou)
     if overlap is None:
         return RewardValue(0.0, reason)
-    return RewardValue(_rescale_above(overlap, floor), reason)
+    return RewardValue(rescale_above(overlap, floor), reason)
 
 
 @reward(name="referring", answer_types=(AnswerType.JSON,))
@@ -99,16 +91,14 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
     order. Boxes are converted by the resize map of the image they name.
 
     Source: IoU as in `iou`; the condition on the image is this library's own rule. Departures: none.
-
-    Raises:
-        Unscorable: the target is not such an object, names an image that the sample lacks, or has no coordinate system.
+    Unscorable: the target is not such an object, names an image that the sample lacks, or has no coordinate system.
     """
     try:
         target_image, target = _parse_image_box(target_value(sample, AnswerType.JSON))
     except ValueError as error:
         raise Unscorable(f"the target {error}") from error
-    resize = geometry.resize_map(response, sample, target_image - 1)
-    expected = geometry.to_pixels(resize, target, geometry.target_coordinate_system(sample))
+    # The image that the target names, which need not be the one that the sample's target lies in.
+    expected = geometry.target_to_pixels(response, sample, target, target_image - 1)
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     try:
@@ -117,40 +107,28 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
         return RewardValue(0.0, f"the answer {error}")
     if image != target_image:
         return RewardValue(0.0, f"image {image!r:.20}, expected {target_image}")
-    answer = geometry.to_pixels(resize, corners, response.coordinate_system)
+    answer = geometry.answer_to_pixels(response, sample, corners, target_image - 1)
     value = geometry.iou(answer, expected)
     boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(expected)}"
     reason = f"image {image}, IoU {value:.2f}: {boxes} px_original"
-    return RewardValue(geometry.apply_threshold(value, threshold), reason)
+    return RewardValue(value if threshold is None else float(value >= threshold), reason)
 
 
 def _measure_boxes(
-    response: Response,
-    sample: Sample,
-    name: str,
-    measure: Callable[[Sequence[float], Sequence[float]], float],
+    response: Response, sample: Sample, name: str, measure: Callable[[Sequence[float], Sequence[float]], float]
 ) -> tuple[float | None, str]:
     """Return `measure` of the answer's box and the target's in px_original, and a reason that shows both.
 
     The value is None if the answer holds no box. The reason then says why.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
     """
-    corners = target_value(sample, AnswerType.BOX)
-    resize = geometry.resize_map(response, sample)
-    target = geometry.to_pixels(resize, corners, geometry.target_coordinate_system(sample))
+    # The target comes first: a sample that is broken has to be unscorable for every response.
+    target = geometry.target_to_pixels(response, sample, target_value(sample, AnswerType.BOX))
     if response.answer.value is None:
         return None, response.answer.problems[0]
-    answer = geometry.to_pixels(resize, response.answer.value, response.coordinate_system)
+    answer = geometry.answer_to_pixels(response, sample, response.answer.value)
     value = measure(answer, target)
     boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(target)}"
     return value, f"{name} {value:.2f}: {boxes} px_original"
-
-
-def _rescale_above(value: float, floor: float) -> float:
-    """Map [floor, 1] linearly to [0, 1], and clip values outside."""
-    return min(1.0, max(0.0, (value - floor) / (1.0 - floor)))
 
 
 def _parse_image_box(value: object) -> tuple[int, tuple[float, ...]]:
@@ -160,6 +138,7 @@ def _parse_image_box(value: object) -> tuple[int, tuple[float, ...]]:
         ValueError: the value is not such an object or the box is invalid.
     """
     match value:
+        # int() also matches True and False.
         case {"image": int(image), "bbox_2d": box} if not isinstance(image, bool):
             return image, geometry.parse_box(box)
         case _:

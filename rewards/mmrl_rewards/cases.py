@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
@@ -18,7 +17,6 @@ from mmrl.types import (
     CoordinateSystem,
     FinishReason,
     ImageRef,
-    MediaRef,
     ResizeMap,
     Response,
     RewardValue,
@@ -29,6 +27,7 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
+from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl_rewards.contract import BoundReward
 
 _ModelT = TypeVar("_ModelT")
@@ -40,6 +39,15 @@ class _CaseModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, row: object) -> object:
+        # Before pydantic's own check, which would complain first about the key that a misspelled one was meant to be.
+        unknown = sorted(row.keys() - cls.model_fields.keys()) if isinstance(row, dict) else []
+        if unknown:
+            raise ValueError(f"unknown key {unknown[0]!r}; known keys: {', '.join(cls.model_fields)}")
+        return row
+
 
 class CaseMedium(_CaseModel):
     """Describes an image or video of a case."""
@@ -49,30 +57,20 @@ class CaseMedium(_CaseModel):
     resized: tuple[int, int] | None = None  # width and height in pixels after resizing; None for the same
     duration: float | None = None  # seconds of a video
 
-    def make_ref(self) -> MediaRef:
-        """Return a reference to a file that does not exist. Rewards open no files."""
-        if self.type == "image":
-            return ImageRef(path="case.png", sha256="")
-        return VideoRef(path="case.mp4", sha256="", start=0.0 if self.duration else None, end=self.duration)
-
-    def make_resize_map(self) -> ResizeMap:
-        """Return the map from sizes before resizing to sizes after it."""
-        return ResizeMap(Size(*self.size), Size(*(self.resized or self.size)))
-
 
 class CaseSample(_CaseModel):
     """Describes the sample of a case. `image` and `resized` abbreviate `media` with one image."""
 
-    kind: AnswerType  # of the target
+    answer_type: AnswerType  # of the target
     value: Any  # of the target
     coordinates: CoordinateSystem | None = None  # of the target
-    medium: int = 0  # index of the image or video that the target lies in
+    media_index: int = 0  # of the image or video that the target lies in, from 0
     image: tuple[int, int] | None = None  # width and height in pixels
     resized: tuple[int, int] | None = None  # width and height of the image after resizing
     media: tuple[CaseMedium, ...] = ()
     question: str = "question"
     label: Any = None  # the value that an annotator wrote, where it is not the target's
-    thought: str | None = None  # of the sample's demonstration
+    thinking: str | None = None  # of the sample's demonstration
     meta: dict[str, Any] = {}  # all other columns of the row
 
     @model_validator(mode="after")
@@ -91,19 +89,26 @@ class CaseSample(_CaseModel):
         Its label has the answer type and the coordinate system of the target.
         """
         target = Target(
-            answer_type=self.kind,
+            answer_type=self.answer_type,
             value=self.value,
             coordinate_system=self.coordinates,
-            media_index=self.medium,
+            media_index=self.media_index,
         )
-        label = None if self.label is None else replace(target, value=self.label)
+        # The files do not exist: rewards open none.
+        media: list[ImageRef | VideoRef] = []
+        for medium in self.all_media():
+            if medium.type == "image":
+                media.append(ImageRef(path="case.png", sha256=""))
+            else:
+                start = 0.0 if medium.duration else None
+                media.append(VideoRef(path="case.mp4", sha256="", start=start, end=medium.duration))
         return Sample(
             id="case",
             task="case",
-            parts=(*(medium.make_ref() for medium in self.all_media()), self.question),
+            parts=(*media, self.question),
             target=target,
-            label=label,
-            thinking=self.thought,
+            label=None if self.label is None else replace(target, value=self.label),
+            thinking=self.thinking,
             meta=self.meta,
         )
 
@@ -127,10 +132,10 @@ class Case(_CaseModel):
     coordinates: CoordinateSystem = CoordinateSystem.PX_ORIGINAL  # of the response
     thinking: Literal["none", "optional", "required"] = "optional"
     response_format: dict[str, Any] = {}  # other settings of the format that the response is parsed by
-    finish: FinishReason = FinishReason.EOS
+    finish_reason: FinishReason = FinishReason.EOS
     tokens: int | None = None  # length of the response; by default, its number of words
     expected: float | Literal["unscorable"]
-    tol: float = 1e-6  # difference from `expected` that is still equal
+    tolerance: float = 1e-6  # difference from `expected` that is still equal
     source: str  # where the expected value comes from: a paper, a rule, an arithmetic
 
     @field_validator("response_format")
@@ -147,12 +152,15 @@ class Case(_CaseModel):
         """Return the response and the sample that the reward is called with."""
         text = self.response * self.repeat
         response_format = _RESPONSE_FORMAT_ADAPTER.validate_python({"thinking": self.thinking, **self.response_format})
+        resize_maps = []
+        for medium in self.sample.all_media():
+            resize_maps.append(ResizeMap(Size(*medium.size), Size(*(medium.resized or medium.size))))
         response = Response(
             text=text,
-            answer=response_format.parse(text, self.sample.kind),
-            finish_reason=self.finish,
+            answer=response_format.parse(text, self.sample.answer_type),
+            finish_reason=self.finish_reason,
             num_tokens=len(text.split()) if self.tokens is None else self.tokens,
-            resize_maps=tuple(medium.make_resize_map() for medium in self.sample.all_media()),
+            resize_maps=tuple(resize_maps),
             coordinate_system=self.coordinates,
         )
         return response, self.sample.build()
@@ -173,7 +181,7 @@ class Case(_CaseModel):
             return CaseResult(None, f"returned {value!r:.80}, which is no number", False)
         if not reward.reward.low <= value <= reward.reward.high:
             return CaseResult(value, f"outside its range; {reason}", False)
-        passed = self.expected != "unscorable" and abs(value - self.expected) <= self.tol
+        passed = self.expected != "unscorable" and abs(value - self.expected) <= self.tolerance
         return CaseResult(value, reason, passed)
 
     def failure_message(self, reward: BoundReward) -> str:
@@ -184,23 +192,6 @@ class Case(_CaseModel):
         if result.value == "unscorable":
             return f"expected {self.expected}, but it is unscorable: {result.reason}; source: {self.source}"
         return f"expected {self.expected}, got {result.value} ({result.reason}); source: {self.source}"
-
-
-class ErrorCatcher:
-    """Suppresses the error that ends its block and keeps it in `error`, for reports on code of users."""
-
-    error: Exception | SystemExit | None = None  # None while the block has not failed
-
-    def __enter__(self) -> ErrorCatcher:
-        """Return this object, whose `error` is read after the block."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        """Keep and suppress the error. KeyboardInterrupt and the like pass through."""
-        self.error = error if isinstance(error, Exception | SystemExit) else None
-        return self.error is not None
 
 
 def load_case_table(path: Path) -> tuple[Case, ...]:
@@ -222,17 +213,7 @@ def load_sample(path: Path) -> CaseSample:
 
 
 def _read_json(adapter: TypeAdapter[_ModelT], path: Path, file_kind: str, prefix: str) -> _ModelT:
-    """Return the validated content of a JSON file.
-
-    Args:
-        adapter: validator of the content.
-        path: the file.
-        file_kind: noun for the file in messages.
-        prefix: text before the position of an error in the file, such as "row ".
-
-    Raises:
-        UserError: the file cannot be read or its content is invalid.
-    """
+    """Return the validated content; in messages, `file_kind` names the file and `prefix` precedes the place in it."""
     try:
         return adapter.validate_json(path.read_bytes())
     except OSError as error:
@@ -245,4 +226,5 @@ def first_error_message(error: ValidationError, prefix: str = "") -> str:
     """Return the message of the first error, after `prefix` and the path of keys to the wrong value."""
     first = error.errors()[0]
     keys = ".".join(map(str, first["loc"]))
-    return f"{prefix}{keys}: {first['msg']}" if keys else first["msg"]
+    message = first["msg"].removeprefix("Value error, ")  # pydantic's prefix for the errors of our own checks
+    return f"{prefix}{keys}: {message}" if keys else message

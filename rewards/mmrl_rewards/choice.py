@@ -28,9 +28,7 @@ def exact(response: Response, sample: Sample) -> RewardValue:
 
     Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2).
     Departures: none. The text of an option does not count as an answer, only its letter does.
-
-    Raises:
-        Unscorable: the target is not one letter from A to Z.
+    Unscorable: the target is not one letter from A to Z.
     """
     target = target_value(sample, AnswerType.CHOICE)
     value = response.answer.value
@@ -49,9 +47,7 @@ def option(response: Response, sample: Sample) -> RewardValue:
     Source: the answer matching of MathVista (arXiv:2310.02255).
     Departures: rules decide instead of a model, and no answer is mapped to the most similar option. If two options have
     equal texts, either letter is correct.
-
-    Raises:
-        Unscorable: the target is not one letter from A to Z, or the question lists options without it.
+    Unscorable: the target is not one letter from A to Z, or the question lists options without it.
     """
     target = target_value(sample, AnswerType.CHOICE)
     options = _parse_options(sample)
@@ -73,9 +69,7 @@ def yes_no(response: Response, sample: Sample) -> RewardValue:
     Source: the yes/no questions of POPE (arXiv:2305.10355).
     Departures: only whole words count, ignoring case. An answer with both words or neither is wrong, as is one of more
     than 1000 characters.
-
-    Raises:
-        Unscorable: the target is neither yes nor no.
+    Unscorable: the target is neither yes nor no.
     """
     target = target_value(sample, AnswerType.TEXT).strip().rstrip(".").casefold()
     if target not in ("yes", "no"):
@@ -97,6 +91,7 @@ def _parse_options(sample: Sample) -> Mapping[str, str]:
     """
     question = "\n".join(part for part in sample.parts if isinstance(part, str))
     lines = _LISTED_OPTION.findall(question)
+    # Examples of other questions may come first, so the last list is the question's own.
     starts = [index for index, (letter, _) in enumerate(lines) if letter == "A"]
     last_list = lines[starts[-1] :] if starts else []
     options: dict[str, str] = {}
@@ -112,17 +107,13 @@ def _named_options(content: str, options: Mapping[str, str]) -> Sequence[str]:
 
     More than one letter is returned only if their options have equal texts.
     """
-    answer = _MARKUP.sub(_markup_content, content).strip()
+    answer = _MARKUP.sub(r"\1\2", content).strip()
     same_text = [letter for letter, text in options.items() if _normalize(text) == _normalize(answer)]
     if same_text:
         return same_text
     letters = set(_candidate_letters(answer, options))
+    # An answer that may mean two options names none.
     return tuple(letters) if len(letters) == 1 and letters <= set(options or ascii_uppercase) else ()
-
-
-def _markup_content(markup: re.Match[str]) -> str:
-    r"""Return the text inside \boxed{...} or **...**."""
-    return markup[1] or markup[2] or ""
 
 
 def _candidate_letters(answer: str, options: Mapping[str, str]) -> Sequence[str]:
@@ -132,6 +123,7 @@ def _candidate_letters(answer: str, options: Mapping[str, str]) -> Sequence[str]
         return [alone[1].upper()]
     letter_and_text = _LETTER_AND_TEXT.fullmatch(answer)
     if letter_and_text:
+        # "B. red" names B only if red is the text of B; without listed options there is no text to compare with.
         letter, text = letter_and_text.groups()
         if _normalize(options.get(letter, text)) == _normalize(text):
             return [letter]

@@ -30,14 +30,13 @@ def label(
 
     Source: CLS-RL (arXiv:2503.16188).
     Departures: names must be equal. Containment would accept an empty answer and a list of all classes.
-
-    Raises:
-        Unscorable: the target is not text.
+    Unscorable: the target is not text.
     """
     target = target_value(sample, AnswerType.TEXT)
     content = response.answer.value
     if content is None:
         return RewardValue(0.0, response.answer.problems[0])
+    # Aliases are normalised as answers are, while the class they stand for stays as written, for `verbatim`.
     other_names = {_normalize(name): stands_for for name, stands_for in aliases.items()}
     named = other_names.get(_normalize(content), content)
     equal = named == target if verbatim else _normalize(named) == _normalize(target)
@@ -60,15 +59,21 @@ def fuzzy(
 
     Source: rapidfuzz's `ratio`, the default reward of VLM-R1 (arXiv:2504.07615).
     Departures: there is a threshold, because the plain ratio rewards letters that agree by chance.
-
-    Raises:
-        Unscorable: the target is not text, or the column is not a list of texts that contains the target.
+    Unscorable: the target is not text, or the column is not a list of texts that contains the target.
     """
     target = _normalize(target_value(sample, AnswerType.TEXT))
-    classes = [target] if column is None else _read_classes(sample.meta.get(column), column, target)
+    classes = [target]
+    if column is not None:
+        names = sample.meta.get(column)
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise Unscorable(f"the column {column!r} holds {names!r:.80}, not a list of classes")
+        classes = [_normalize(name) for name in names]
+        if target not in classes:
+            raise Unscorable(f"the target {excerpt(target)} is none of the {len(classes)} classes in {column!r}")
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     answer = _normalize(response.answer.value)
+    # rapidfuzz counts in per cent.
     nearest = process.extractOne(answer, classes, scorer=fuzz.ratio, score_cutoff=100 * threshold)
     if nearest is None:
         return RewardValue(0.0, f"{excerpt(answer)} is near none, expected {excerpt(target)}")
@@ -85,9 +90,7 @@ def labels(response: Response, sample: Sample) -> RewardValue:
 
     Source: the classification reward of Curr-ReFT (arXiv:2503.07065), an IoU of sets.
     Departures: two empty sets earn 1. If only one set is empty, the value is 0.
-
-    Raises:
-        Unscorable: the target is not a list of texts.
+    Unscorable: the target is not a list of texts.
     """
     expected = {_normalize(name) for name in target_value(sample, AnswerType.LIST)}
     if response.answer.value is None:
@@ -95,20 +98,6 @@ def labels(response: Response, sample: Sample) -> RewardValue:
     given = {_normalize(name) for name in response.answer.value}
     shared, union = len(given & expected), len(given | expected)
     return RewardValue(shared / union if union else 1.0, f"{shared} shared of {len(given)}, expected {len(expected)}")
-
-
-def _read_classes(names: object, column: str, target: str) -> list[str]:
-    """Return the normalised names of all classes.
-
-    Raises:
-        Unscorable: `names` is not a list of texts, or the target is not among them.
-    """
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise Unscorable(f"the column {column!r} holds {names!r:.80}, not a list of classes")
-    classes = [_normalize(name) for name in names]
-    if target not in classes:
-        raise Unscorable(f"the target {excerpt(target)} is none of the {len(classes)} classes in {column!r}")
-    return classes
 
 
 def _normalize(name: str) -> str:

@@ -7,32 +7,35 @@ The decorator states name, range and answer types. The options are the keyword-o
 
     bind(iou, {"threshold": 0.5})(response, sample)
 
+Its docstring, which `mmrl reward show` prints, has the formula, `Source:` with `Departures:`, and `Unscorable:`.
+
 A bad answer gets the low end of the range. A bad sample raises `Unscorable` for every response, so that checks before
 training find it. A reward does no I/O and uses no clock, no randomness and no global state.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from types import MappingProxyType
-from typing import Any, Concatenate, Generic, ParamSpec
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias
 
 from mmrl.answer import COORDINATE_TYPES, AnswerValue, validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable, UserError
 from mmrl.utils.plugin_args import PluginOption, read_plugin_options, validate_args
 
 RewardOptions = ParamSpec("RewardOptions")
+RewardFn: TypeAlias = Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward(Generic[RewardOptions]):
     """Holds a reward function and its declaration. A call passes its arguments on to the function."""
 
-    fn: Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
+    fn: RewardFn[RewardOptions]
     name: str  # in metrics
     low: float  # lowest value, which bad answers get
     high: float  # highest value
@@ -53,9 +56,10 @@ class Reward(Generic[RewardOptions]):
         """Return the function's value for one response."""
         return self.fn(response, sample, *args, **kwargs)
 
-    def __reduce__(self) -> tuple[Callable[[str, str], object], tuple[str, str]]:
-        """Pickle by module and name, because the decorated function cannot be found under its own name."""
-        return _import_by_name, (self.fn.__module__, self.fn.__qualname__)
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        """Pickle by module and name."""
+        # pickle looks a function up by its name, and would find this object there.
+        return pkgutil.resolve_name, (f"{self.fn.__module__}:{self.fn.__qualname__}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,7 @@ class BoundReward:
 
     def __call__(self, response: Response, sample: Sample) -> float | RewardValue:
         """Return the reward of one response under these options."""
-        return self.reward(response, sample, **self.args)
+        return self.reward.fn(response, sample, **self.args)
 
 
 def reward(
@@ -79,7 +83,7 @@ def reward(
     attack_tolerance: Mapping[str, float] | float = 0.1,
     uses_service: bool = False,
     timeout_s: float | None = None,
-) -> Callable[[Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]], Reward[RewardOptions]]:
+) -> Callable[[RewardFn[RewardOptions]], Reward[RewardOptions]]:
     """Declare a reward function.
 
     Args:
@@ -105,9 +109,7 @@ def reward(
     if not all(0.0 <= share <= 1.0 for share in shares):
         raise UserError(f"reward {name!r}: attack_tolerance {attack_tolerance} is no share from 0 to 1")
 
-    def declare(
-        fn: Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue],
-    ) -> Reward[RewardOptions]:
+    def declare(fn: RewardFn[RewardOptions]) -> Reward[RewardOptions]:
         return Reward(
             fn=fn,
             name=name,
@@ -154,5 +156,17 @@ def target_value(sample: Sample, answer_type: AnswerType) -> AnswerValue:
     return value
 
 
-def _import_by_name(module: str, qualname: str) -> object:
-    return getattr(importlib.import_module(module), qualname)
+def column_value(sample: Sample, column: str) -> object:
+    """Return what the sample's row holds in a column.
+
+    Raises:
+        Unscorable: the row has no such column.
+    """
+    if column not in sample.meta:
+        raise Unscorable(f"the sample has no column {column!r}; it has {', '.join(map(repr, sample.meta)) or 'none'}")
+    return sample.meta[column]
+
+
+def rescale_above(value: float, floor: float) -> float:
+    """Map [floor, 1] linearly to [0, 1], and clip values outside, such as those below the level of chance."""
+    return min(1.0, max(0.0, (value - floor) / (1.0 - floor)))

@@ -31,9 +31,7 @@ def exact(response: Response, sample: Sample, *, words: bool = False) -> RewardV
     Source: the counting reward of R1-V (github.com/Deep-Agent/R1-V).
     Departures: only the answer is read, never the thinking, and it must hold exactly one number. Number words go up to
     twenty.
-
-    Raises:
-        Unscorable: the target is not a whole number of 0 or more.
+    Unscorable: the target is not a whole number of 0 or more.
     """
     target = _target_count(sample)
     value = response.answer.value
@@ -52,9 +50,7 @@ def graded(response: Response, sample: Sample) -> RewardValue:
 
     Source: this library's own, one minus the relative counting error.
     Departures: a target of 0 is divided by as if it were 1.
-
-    Raises:
-        Unscorable: the target is not a whole number of 0 or more.
+    Unscorable: the target is not a whole number of 0 or more.
     """
     target = _target_count(sample)
     value = response.answer.value
@@ -64,11 +60,7 @@ def graded(response: Response, sample: Sample) -> RewardValue:
 
 
 def _target_count(sample: Sample) -> int:
-    """Return the target's count.
-
-    Raises:
-        Unscorable: the target is not a whole number of 0 or more.
-    """
+    """Return the target's count, a whole number of 0 or more."""
     target = target_value(sample, AnswerType.NUMBER)
     if target < 0 or target != int(target):
         raise Unscorable(f"the target {target!r:.40} is not a number of things")

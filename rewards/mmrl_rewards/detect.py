@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmrl.types import AnswerType, CoordinateSystem, Region, ResizeMap, Response, RewardValue, Sample
+from mmrl.types import AnswerType, Region, Response, RewardValue, Sample
 from mmrl_rewards import geometry, matching
 from mmrl_rewards.contract import reward, target_value
 
@@ -40,12 +40,10 @@ def iou(
     above 0.5; optimal matching as in DETR (arXiv:2005.12872, 3.1).
     Departures: boxes are matched by overlap instead of greedily by confidence, and repeated boxes are superfluous
     boxes. The text of the answer is never compared, only its boxes.
-
-    Raises:
-        Unscorable: the target is not a list of boxes with x1 < x2 and y1 < y2, or it has no coordinate system, or its
-            image or video does not exist.
+    Unscorable: the target is not a list of boxes with x1 < x2 and y1 < y2, or it has no coordinate system, or its image
+    or video does not exist.
     """
-    target, answer = _target_boxes(response, sample), _answer_boxes(response, sample)
+    answer, target = _read_boxes(response, sample)
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
     if count == "exact" and len(answer.boxes) != len(target.boxes):
@@ -62,11 +60,9 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
 
     Source: F1 is 2 P R / (P + R) with precision and recall summed over soft matches; assignment by scipy.
     Departures: none.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
+    Unscorable: the target is invalid, see `iou`.
     """
-    target, answer = _target_boxes(response, sample), _answer_boxes(response, sample)
+    answer, target = _read_boxes(response, sample)
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
     gains = _matching_gains(answer, target, threshold)
@@ -86,11 +82,9 @@ def average_precision(
     the best 100 boxes per label, precision interpolated at 101 recall levels.
     Departures: a box without a confidence has confidence 1. Boxes of equal confidence are ranked by overlap instead of
     their order in the list.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
+    Unscorable: the target is invalid, see `iou`.
     """
-    target, answer = _target_boxes(response, sample), _answer_boxes(response, sample)
+    answer, target = _read_boxes(response, sample)
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
     num_answers, num_targets = len(answer.boxes), len(target.boxes)
@@ -106,6 +100,7 @@ def average_precision(
         label_overlaps = overlaps[answers_of_label][:, targets_of_label]
         boxes, confidences = answer.boxes[answers_of_label], answer.confidences[answers_of_label]
         precisions.append(_label_precision(label_overlaps, boxes, confidences, thresholds))
+    # AP does not count superfluous boxes that rank behind the last hit; the factor does.
     precision, factor = fmean(precisions), min(1.0, num_targets / num_answers)
     reason = f"AP {precision:.2f} x {factor:.2f}: {num_answers} boxes, expected {num_targets}"
     return RewardValue(precision * factor, reason)
@@ -121,14 +116,13 @@ def confidence(response: Response, sample: Sample, *, threshold: geometry.Thresh
     Source: the detection reward of Visual-RFT (arXiv:2503.01785, 3.2, R_IoU + R_conf).
     Departures: confidence multiplies R_IoU instead of being added, so a wrong box with confidence 0 earns nothing.
     Labels must agree. The departures of `iou` apply.
-
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
+    Unscorable: the target is invalid, see `iou`.
     """
-    target, answer = _target_boxes(response, sample), _answer_boxes(response, sample)
+    answer, target = _read_boxes(response, sample)
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
     matched = matching.match_one_to_one(_matching_gains(answer, target, threshold))
+    # Matched boxes are overwritten below.
     box_scores = 1.0 - answer.confidences
     box_scores[matched.rows] = answer.confidences[matched.rows]
     confidence_score = float(box_scores.mean()) if matched.num_answers else 1.0
@@ -143,32 +137,24 @@ class _LabeledBoxes(NamedTuple):
     labels: tuple[str, ...]  # as written; empty for a box without a label
     confidences: NDArray[np.float64]  # [N]; 1 for a box without a confidence
 
+    @classmethod
+    def from_regions(cls, regions: Sequence[Region], coordinates: Sequence[float]) -> _LabeledBoxes:
+        """Return the boxes of `regions`, whose coordinates in px_original are x1, y1, x2, y2, x1, ..."""
+        confidences = [1.0 if region.confidence is None else region.confidence for region in regions]
+        boxes = np.array(coordinates, dtype=np.float64).reshape(-1, 4)
+        return cls(boxes, tuple(region.label for region in regions), np.array(confidences, dtype=np.float64))
 
-def _target_boxes(response: Response, sample: Sample) -> _LabeledBoxes:
-    """Return the target's boxes.
 
-    Raises:
-        Unscorable: the target is invalid, see `iou`.
-    """
+def _read_boxes(response: Response, sample: Sample) -> tuple[_LabeledBoxes | None, _LabeledBoxes]:
+    """Return the answer's boxes, or None if it holds no list of boxes, and the target's."""
     regions = target_value(sample, AnswerType.BOXES)
-    return _boxes_in_pixels(regions, geometry.resize_map(response, sample), geometry.target_coordinate_system(sample))
-
-
-def _answer_boxes(response: Response, sample: Sample) -> _LabeledBoxes | None:
-    """Return the answer's boxes, or None if it holds no list of boxes."""
+    # One conversion for all boxes: an answer may list thousands.
+    coordinates = geometry.target_to_pixels(response, sample, geometry.region_coordinates(regions))
+    target = _LabeledBoxes.from_regions(regions, coordinates)
     if response.answer.value is None:
-        return None
-    return _boxes_in_pixels(response.answer.value, geometry.resize_map(response, sample), response.coordinate_system)
-
-
-def _boxes_in_pixels(regions: Sequence[Region], resize: ResizeMap, source: CoordinateSystem) -> _LabeledBoxes:
-    """Return the boxes of `regions`, converted from `source` to px_original."""
-    confidences = [1.0 if region.confidence is None else region.confidence for region in regions]
-    return _LabeledBoxes(
-        boxes=np.array(geometry.regions_to_pixels(resize, regions, source), dtype=np.float64).reshape(-1, 4),
-        labels=tuple(region.label for region in regions),
-        confidences=np.array(confidences, dtype=np.float64),
-    )
+        return None, target
+    coordinates = geometry.answer_to_pixels(response, sample, geometry.region_coordinates(response.answer.value))
+    return _LabeledBoxes.from_regions(response.answer.value, coordinates), target
 
 
 def _matching_gains(answer: _LabeledBoxes, target: _LabeledBoxes, threshold: float | None) -> matching.Matrix:
@@ -179,41 +165,26 @@ def _matching_gains(answer: _LabeledBoxes, target: _LabeledBoxes, threshold: flo
 
 
 def _label_precision(
-    overlaps: matching.Matrix,
-    boxes: NDArray[np.float64],
-    confidences: NDArray[np.float64],
-    thresholds: Sequence[float],
+    overlaps: matching.Matrix, boxes: NDArray[np.float64], confidences: NDArray[np.float64], thresholds: Sequence[float]
 ) -> float:
     """Return the AP of one label, averaged over `thresholds`, in [0, 1].
 
-    Args:
-        overlaps: IoU of the label's answers and targets, [answers, targets].
-        boxes: the label's answers, [answers, 4].
-        confidences: their confidences, [answers].
-        thresholds: IoU at and above which an answer finds a target.
+    `overlaps` [answers, targets] are the IoUs of its answers `boxes` [answers, 4], with `confidences` [answers].
     """
     # Ties in confidence and overlap are broken by the coordinates, so that the order of the list has no effect.
     ranking = np.lexsort((*boxes.T, -overlaps.max(axis=1), -confidences))[:_MAX_RANKED]
     ranked, num_targets = overlaps[ranking].tolist(), overlaps.shape[1]
     precisions = []
     for threshold in thresholds:
-        hits = _hit_ranks(ranked, num_targets, threshold)
+        free, hits = list(range(num_targets)), []
+        for rank, row in enumerate(ranked, 1):
+            # As pycocotools: each answer takes the free target that overlaps it most, if the overlap suffices.
+            best = max(free, key=row.__getitem__, default=None)
+            if best is not None and row[best] >= threshold:
+                free.remove(best)
+                hits.append(rank)
         precisions.append(_interpolated_precision(hits, num_targets))
     return fmean(precisions)
-
-
-def _hit_ranks(overlaps: Sequence[Sequence[float]], num_targets: int, threshold: float) -> list[int]:
-    """Return the ranks, from 1, of the answers that find a target.
-
-    Each answer takes the target that overlaps it most among those still free, if the overlap reaches the threshold.
-    """
-    free, hits = list(range(num_targets)), []
-    for rank, row in enumerate(overlaps, 1):
-        best = max(free, key=row.__getitem__, default=None)
-        if best is not None and row[best] >= threshold:
-            free.remove(best)
-            hits.append(rank)
-    return hits
 
 
 def _interpolated_precision(hits: Sequence[int], num_targets: int) -> float:
@@ -225,6 +196,7 @@ def _interpolated_precision(hits: Sequence[int], num_targets: int) -> float:
     falling = list(accumulate(reversed(precisions), max))[::-1]
     weighted = []
     levels_before = 0
+    # Every recall level beyond the last hit has the precision 0, and adds nothing.
     for num_found, precision in enumerate(falling, 1):
         levels_reached = bisect_right(_RECALL_LEVELS, num_found / num_targets)
         weighted.append(precision * (levels_reached - levels_before))

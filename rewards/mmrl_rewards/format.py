@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from mmrl.answer.sections import split_tags
+from mmrl.answer.response_format import split_tags
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import reward, target_value
 
@@ -71,9 +71,7 @@ def fields(response: Response, sample: Sample, *, names: tuple[str, ...] = ()) -
 
     Source: the format reward of Affordance-R1 (arXiv:2508.06206), which counts the fields that are present.
     Departures: unknown fields lower the value, so listing every conceivable name does not pay.
-
-    Raises:
-        Unscorable: `names` is empty and the target is not a JSON object with fields.
+    Unscorable: `names` is empty and the target is not a JSON object with fields.
     """
     target = target_value(sample, AnswerType.JSON)
     wanted = set(names) or (set(target) if isinstance(target, Mapping) else set())

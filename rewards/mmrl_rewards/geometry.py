@@ -7,6 +7,7 @@ so boxes in fractions of the image are measured like any other.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -21,33 +22,48 @@ COCO_THRESHOLDS: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 """The thresholds over which the COCO benchmark averages."""
 
 
-def resize_map(response: Response, sample: Sample, medium: int | None = None) -> ResizeMap:
-    """Return the resize map of an image or video of the sample.
-
-    Args:
-        response: holds the resize maps.
-        sample: names the target's image.
-        medium: index of the image or video, from 0. None means the one that the target lies in.
+def resize_map(response: Response, sample: Sample, media_index: int | None = None) -> ResizeMap:
+    """Return the resize map of image or video number `media_index`, from 0; None means the one the target lies in.
 
     Raises:
         Unscorable: the sample has no such image or video.
     """
-    number = sample.target.media_index if medium is None else medium
-    if not 0 <= number < len(response.resize_maps):
-        raise Unscorable(f"the target belongs to medium {number}, and the sample has {len(response.resize_maps)}")
-    return response.resize_maps[number]
+    index = sample.target.media_index if media_index is None else media_index
+    if not 0 <= index < len(response.resize_maps):
+        raise Unscorable(f"the target belongs to medium {index}, and the sample has {len(response.resize_maps)}")
+    return response.resize_maps[index]
 
 
-def target_coordinate_system(sample: Sample) -> CoordinateSystem:
-    """Return the coordinate system of the target.
+def target_to_pixels(
+    response: Response, sample: Sample, values: Sequence[float], media_index: int | None = None
+) -> tuple[float, ...]:
+    """Return coordinates of the target, x, y, x, y, ..., in px_original of image or video number `media_index`.
 
     Raises:
-        Unscorable: the target does not name one.
+        Unscorable: the sample has no such image or video, or the target does not name its coordinate system.
     """
-    if sample.target.coordinate_system is None:
+    resize, source = resize_map(response, sample, media_index), sample.target.coordinate_system
+    if source is None:
         target = f"{sample.target.value!r:.80}"
         raise Unscorable(f"the target {target} does not name the coordinate system of its coordinates")
-    return sample.target.coordinate_system
+    return resize.convert(values, source, CoordinateSystem.PX_ORIGINAL)
+
+
+def answer_to_pixels(
+    response: Response, sample: Sample, values: Sequence[float], media_index: int | None = None
+) -> tuple[float, ...]:
+    """Return coordinates of the response, x, y, x, y, ..., in px_original of image or video number `media_index`.
+
+    Raises:
+        Unscorable: the sample has no such image or video.
+    """
+    resize = resize_map(response, sample, media_index)
+    return resize.convert(values, response.coordinate_system, CoordinateSystem.PX_ORIGINAL)
+
+
+def region_coordinates(regions: Sequence[Region]) -> list[float]:
+    """Return the coordinates of all regions, one after the other, to be converted by one call."""
+    return [*chain.from_iterable(region.coordinates for region in regions)]
 
 
 def parse_box(values: object) -> tuple[float, ...]:
@@ -61,29 +77,6 @@ def parse_box(values: object) -> tuple[float, ...]:
     except ValueError as error:
         raise ValueError(f"{values!r:.80} is {error}") from error
     return box
-
-
-def to_pixels(resize: ResizeMap, values: Sequence[float], source: CoordinateSystem) -> tuple[float, ...]:
-    """Return coordinates converted from `source` to px_original."""
-    return resize.convert(values, source, CoordinateSystem.PX_ORIGINAL)
-
-
-def regions_to_pixels(
-    resize: ResizeMap, regions: Sequence[Region], source: CoordinateSystem
-) -> tuple[tuple[float, ...], ...]:
-    """Return the coordinates of every region, converted from `source` to px_original.
-
-    All regions must have the same number of coordinates.
-    """
-    if not regions:
-        return ()
-    # One conversion for all regions: an answer may list thousands.
-    coordinates: list[float] = []
-    for region in regions:
-        coordinates.extend(region.coordinates)
-    converted = to_pixels(resize, coordinates, source)
-    arity = len(regions[0].coordinates)
-    return tuple(converted[start : start + arity] for start in range(0, len(converted), arity))
 
 
 def area(box: Sequence[float]) -> float:
@@ -110,40 +103,29 @@ def iou(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def giou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return IoU - (1 - |A | B| / |C|), where C is the smallest box around A and B, in (-1, 1].
-
-    Source: generalised IoU (arXiv:1902.09630, algorithm 1). Departures: none.
-    """
+    """Return IoU - (1 - |A | B| / |C|), where C is the smallest box around A and B, in (-1, 1]."""
     shared = intersection(a, b)
     union, enclosed = area(a) + area(b) - shared, area(enclosing_box(a, b))
     return shared / union - (1.0 - union / enclosed)
 
 
 def diou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return IoU - d^2 / c^2 of two boxes, in (-1, 1].
-
-    d is the distance of the centres and c the diagonal of the smallest box around both.
-
-    Source: distance IoU (arXiv:1911.08287, eq. 7). Departures: none.
-    """
+    """Return IoU - d^2 / c^2, in (-1, 1]: d is the distance of the centres, c the diagonal of the box around both."""
     x1, y1, x2, y2 = enclosing_box(a, b)
     dx, dy = (a[0] + a[2] - b[0] - b[2]) / 2, (a[1] + a[3] - b[1] - b[3]) / 2
     return iou(a, b) - (dx**2 + dy**2) / ((x2 - x1) ** 2 + (y2 - y1) ** 2)
 
 
-def point_in_polygon(point: Sequence[float], polygon: Sequence[Sequence[float]]) -> bool:
-    """Return True if a ray from the point to the right crosses the polygon's outline an odd number of times."""
+def point_in_region(point: Sequence[float], polygons: Sequence[Sequence[Sequence[float]]]) -> bool:
+    """Return True if a ray from the point to the right crosses the polygons' outlines an odd number of times."""
     x, y = point
     inside = False
-    for (x1, y1), (x2, y2) in zip(polygon, [*polygon[1:], polygon[0]], strict=True):
-        if (y1 > y) != (y2 > y) and x < x1 + (y - y1) / (y2 - y1) * (x2 - x1):
-            inside = not inside
+    for polygon in polygons:
+        for (x1, y1), (x2, y2) in zip(polygon, [*polygon[1:], polygon[0]], strict=True):
+            # Half open in y, so that a ray through a vertex crosses only one of its two sides.
+            if (y1 > y) != (y2 > y) and x < x1 + (y - y1) / (y2 - y1) * (x2 - x1):
+                inside = not inside
     return inside
-
-
-def apply_threshold(overlap: float, threshold: float | None) -> float:
-    """Return the overlap itself, or if there is a threshold, 1 for an overlap that reaches it and else 0."""
-    return overlap if threshold is None else float(overlap >= threshold)
 
 
 def format_coordinates(values: Sequence[float]) -> str:

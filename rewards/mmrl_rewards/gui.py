@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from math import hypot
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from mmrl.answer import COORDINATE_KEYS
-from mmrl.types import Action, AnswerType, ResizeMap, Response, RewardValue, Sample, Unscorable
+from mmrl.types import Action, AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry
 from mmrl_rewards.contract import reward, target_value
 
@@ -33,9 +33,7 @@ def action(response: Response, sample: Sample) -> RewardValue:
     Names are compared without case, and open_app, open-app and "open app" are equal.
 
     Source: the action type reward of UI-R1 (arXiv:2503.21620). Departures: none.
-
-    Raises:
-        Unscorable: the target is not an action or has no coordinate system.
+    Unscorable: the target is not an action or has no coordinate system.
     """
     target = target_value(sample, AnswerType.ACTION)
     answer = response.answer.value
@@ -57,18 +55,21 @@ def click(
     Source: the coordinate reward of UI-R1 (arXiv:2503.21620) for boxes; for points the 14 % of Android in the Wild
     (arXiv:2307.10088).
     Departures: an action without coordinates earns 1 only if its name is correct.
-
-    Raises:
-        Unscorable: the target is not an action or has no coordinate system, its image or video does not exist, or the
-            column holds no box.
+    Unscorable: the target is not an action or has no coordinate system, its image or video does not exist, or the
+    column holds no box.
     """
     target = target_value(sample, AnswerType.ACTION)
-    click_target = _ClickTarget(response, sample, column=column, radius=radius)
+    target_box = _read_target_box(response, sample, column)
     answer = response.answer.value
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
-    keys = [key for key in COORDINATE_KEYS if key in target.arguments]
-    return _score_action(answer, target, (click_target.miss_reason(key, answer, target) for key in keys))
+    misses = []
+    for key in COORDINATE_KEYS:
+        if key in target.arguments:
+            misses.append(
+                _miss_reason(response, sample, key, target.arguments[key], target_box=target_box, radius=radius)
+            )
+    return _score_action(answer, target, misses)
 
 
 # The lint attack that clicks has no text, so it matches a target without the argument.
@@ -84,9 +85,7 @@ def argument(
 
     Source: GUI-R1 (arXiv:2504.10458) for the direction and the text.
     Departures: the F1 itself is returned, without the paper's threshold of 0.5.
-
-    Raises:
-        Unscorable: the target is not an action or has no coordinate system.
+    Unscorable: the target is not an action or has no coordinate system.
     """
     target = target_value(sample, AnswerType.ACTION)
     answer = response.answer.value
@@ -116,83 +115,70 @@ def step(
 
     Source: the step accuracy of AndroidControl (arXiv:2406.03679); the F1, at 0.5, is from GUI-R1 (arXiv:2504.10458).
     Departures: no action replaces another. AndroidControl accepts opening an app in place of a click on its icon.
-
-    Raises:
-        Unscorable: the target is not an action or has no coordinate system, its image or video does not exist, or the
-            column holds no box.
+    Unscorable: the target is not an action or has no coordinate system, its image or video does not exist, or the
+    column holds no box.
     """
     target = target_value(sample, AnswerType.ACTION)
-    click_target = _ClickTarget(response, sample, column=column, radius=radius)
+    target_box = _read_target_box(response, sample, column)
     answer = response.answer.value
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
-
-    def find_mismatches() -> Iterator[str]:
-        for key, expected in target.arguments.items():
-            if key in COORDINATE_KEYS:
-                yield click_target.miss_reason(key, answer, target)
-            else:
-                yield _argument_mismatch(key, answer.arguments.get(key), expected, text_f1)
-
-    return _score_action(answer, target, find_mismatches())
+    mismatches = []
+    for key, expected in target.arguments.items():
+        if key in COORDINATE_KEYS:
+            mismatches.append(_miss_reason(response, sample, key, expected, target_box=target_box, radius=radius))
+        else:
+            mismatches.append(_argument_mismatch(key, answer.arguments.get(key), expected, text_f1))
+    return _score_action(answer, target, mismatches)
 
 
-class _ClickTarget:
-    """Decides whether the coordinates of an action hit the target's."""
+def _read_target_box(response: Response, sample: Sample, column: str | None) -> tuple[float, ...] | None:
+    """Return the box to click in px_original, or None without a column, or for an action without `coordinate`.
 
-    def __init__(self, response: Response, sample: Sample, *, column: str | None, radius: float) -> None:
-        """Read the box to click, if there is one.
+    Raises:
+        Unscorable: the target's image or video does not exist, or the column holds no box.
+    """
+    # Checked for every sample, since all coordinates need it.
+    geometry.resize_map(response, sample)
+    if column is None or "coordinate" not in target_value(sample, AnswerType.ACTION).arguments:
+        return None
+    try:
+        return geometry.target_to_pixels(response, sample, geometry.parse_box(sample.meta.get(column)))
+    except ValueError as error:
+        raise Unscorable(f"the column {column!r}: {error}") from error
 
-        Args:
-            response: the answer's coordinate system and the resize maps.
-            sample: the target and the row.
-            column: column of `sample.meta` with the box for `coordinate`; None for none.
-            radius: distance, a fraction of width and height, that counts as a hit where there is no box.
 
-        Raises:
-            Unscorable: the target has no coordinate system, its image or video does not exist, or the column holds no
-                box.
-        """
-        self._resize: ResizeMap = geometry.resize_map(response, sample)
-        self._answer_system, self._target_system = response.coordinate_system, geometry.target_coordinate_system(sample)
-        self._box = None if column is None else self._read_box(sample, column)
-        self._radius = radius
-
-    def _read_box(self, sample: Sample, column: str) -> tuple[float, ...] | None:
-        """Return the box to click in px_original, or None if the target's action has no `coordinate`.
-
-        Raises:
-            Unscorable: the column holds no box.
-        """
-        if "coordinate" not in target_value(sample, AnswerType.ACTION).arguments:
-            return None
-        try:
-            box = geometry.parse_box(sample.meta.get(column))
-            return geometry.to_pixels(self._resize, box, self._target_system)
-        except ValueError as error:
-            raise Unscorable(f"the column {column!r}: {error}") from error
-
-    def miss_reason(self, key: str, answer: Action, target: Action) -> str:
-        """Return why the answer's coordinate misses the target's, or "" if it hits."""
-        if key not in answer.arguments:
-            return f"no {key!r}"
-        given = geometry.to_pixels(self._resize, answer.arguments[key], self._answer_system)
-        given_text = geometry.format_coordinates(given)
-        expected = geometry.to_pixels(self._resize, target.arguments[key], self._target_system)
-        if key == "coordinate" and self._box is not None:
-            x1, y1, x2, y2 = self._box
-            if x1 <= given[0] <= x2 and y1 <= given[1] <= y2:
-                return ""
-            return f"{given_text} not in {geometry.format_coordinates(self._box)} px_original"
-        width, height = self._resize.original
-        corners = zip(given[::2], given[1::2], expected[::2], expected[1::2], strict=True)
-        farthest = max(hypot((x - u) / width, (y - v) / height) for x, y, u, v in corners)
-        if farthest <= self._radius:
+def _miss_reason(
+    response: Response,
+    sample: Sample,
+    key: str,
+    target: Sequence[float],
+    *,
+    target_box: tuple[float, ...] | None,
+    radius: float,
+) -> str:
+    """Return why the answer's coordinate `key` misses `target`, the target's, or "" if it hits."""
+    answer: Action = response.answer.value
+    if key not in answer.arguments:
+        return f"no {key!r}"
+    given = geometry.answer_to_pixels(response, sample, answer.arguments[key])
+    given_text = geometry.format_coordinates(given)
+    if key == "coordinate" and target_box is not None:
+        x1, y1, x2, y2 = target_box
+        if x1 <= given[0] <= x2 and y1 <= given[1] <= y2:
             return ""
-        return f"{given_text} is {farthest:.2f} off {geometry.format_coordinates(expected)} px_original"
+        return f"{given_text} not in {geometry.format_coordinates(target_box)} px_original"
+    expected = geometry.target_to_pixels(response, sample, target)
+    width, height = geometry.resize_map(response, sample).original
+    # One corner of a point and two of a box, each within the radius.
+    corners = zip(given[::2], given[1::2], expected[::2], expected[1::2], strict=True)
+    farthest = max(hypot((x - u) / width, (y - v) / height) for x, y, u, v in corners)
+    if farthest <= radius:
+        return ""
+    return f"{given_text} is {farthest:.2f} off {geometry.format_coordinates(expected)} px_original"
 
 
-def _score_action(answer: Action, target: Action, mismatches: Iterable[str]) -> RewardValue:
+def _score_action(answer: Action, target: Action, mismatches: Sequence[str]) -> RewardValue:
     """Return 1 if the action's name is correct and every mismatch is "", else 0 with the first mismatch as reason."""
     if not _same_action(answer, target):
         return RewardValue(0.0, f"action {answer.name!r:.40}, expected {target.name!r:.40}")
@@ -208,7 +194,8 @@ def _same_action(a: Action, b: Action) -> bool:
 def _argument_mismatch(name: str, answer: object, target: object, text_f1: float | None = None) -> str:
     """Return how an argument differs from the target's, or "" if it is correct."""
     if isinstance(answer, str) and isinstance(target, str):
-        same = _words(answer) == _words(target) or (text_f1 is not None and _word_f1(answer, target) >= text_f1)
+        same_words = answer.casefold().split() == target.casefold().split()
+        same = same_words or (text_f1 is not None and _word_f1(answer, target) >= text_f1)
     else:
         # True == 1 in Python, but they are different arguments.
         same = answer == target and isinstance(answer, bool) == isinstance(target, bool)
@@ -217,12 +204,7 @@ def _argument_mismatch(name: str, answer: object, target: object, text_f1: float
 
 def _word_f1(answer: str, target: str) -> float:
     """Return the F1 of two texts as multisets of words, in [0, 1]. Two empty texts get 1."""
-    answer_words, target_words = Counter(_words(answer)), Counter(_words(target))
+    answer_words, target_words = Counter(answer.casefold().split()), Counter(target.casefold().split())
     if not (answer_words or target_words):
         return 1.0
     return 2 * (answer_words & target_words).total() / (answer_words.total() + target_words.total())
-
-
-def _words(text: str) -> list[str]:
-    """Return the words of a text in folded case."""
-    return text.casefold().split()

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import rescale_above, reward, target_value
 
 GridSide = Annotated[int, Field(ge=1)]  # number of rows or columns
 PermutationForm = Literal["tiles", "places"]  # forms of an answer, see above
@@ -28,14 +28,11 @@ def exact(response: Response, sample: Sample) -> RewardValue:
     """Return 1 if the order is correct everywhere, else 0. Chance level: 1 / n! for n things.
 
     Source: the exact reward of Jigsaw-R1 (arXiv:2505.23590). Departures: none.
-
-    Raises:
-        Unscorable: the target is not a permutation of two or more things.
+    Unscorable: the target is not a permutation of two or more things.
     """
-    target = _target_permutation(sample)
-    rejected = _reject_wrong_length(response, target)
-    if rejected is not None:
-        return rejected
+    target, refusal = _read_target(response, sample)
+    if refusal is not None:
+        return refusal
     correct = response.answer.value == target
     return RewardValue(float(correct), "in order" if correct else f"not in order: {len(target)} things")
 
@@ -48,17 +45,14 @@ def positions(response: Response, sample: Sample, *, above_chance: bool = False)
 
     Source: the partial reward of Jigsaw-R1 (arXiv:2505.23590).
     Departures: an answer that is not a permutation earns 0.
-
-    Raises:
-        Unscorable: the target is not a permutation of two or more things.
+    Unscorable: the target is not a permutation of two or more things.
     """
-    target = _target_permutation(sample)
-    rejected = _reject_wrong_length(response, target)
-    if rejected is not None:
-        return rejected
+    target, refusal = _read_target(response, sample)
+    if refusal is not None:
+        return refusal
     correct = sum(a == b for a, b in zip(response.answer.value, target, strict=True))
     chance = 1 / len(target) if above_chance else 0.0
-    return RewardValue(_rescale_above_chance(correct / len(target), chance), f"{correct} of {len(target)} in place")
+    return RewardValue(rescale_above(correct / len(target), chance), f"{correct} of {len(target)} in place")
 
 
 @reward(name="jigsaw_neighbours", answer_types=(AnswerType.PERMUTATION,))
@@ -80,16 +74,19 @@ def neighbours(
     Source: the connections of Jigsaw-R1 (arXiv:2505.23590).
     Departures: neighbours are counted in the image as the answer arranges it, for both forms of an answer, so that the
     correct answer always earns 1.
-
-    Raises:
-        Unscorable: the target is not a permutation of two or more tiles, or the grid has another number of tiles.
+    Unscorable: the target is not a permutation of two or more tiles, or the grid has another number of tiles.
     """
-    target = _target_permutation(sample)
-    rows, columns = _grid_shape(sample, grid, len(target))
-    rejected = _reject_wrong_length(response, target)
-    if rejected is not None:
-        return rejected
-    origins = _correct_positions(response.answer.value, target, answer)
+    target, refusal = _read_target(response, sample)
+    rows, columns = grid or (sample.meta.get("rows"), sample.meta.get("columns"))
+    # `type`, since True is an int to isinstance.
+    if type(rows) is not int or type(columns) is not int or min(rows, columns) < 1 or rows * columns != len(target):
+        raise Unscorable(f"{rows!r:.40} rows and {columns!r:.40} columns do not hold the target's {len(target)} tiles")
+    if refusal is not None:
+        return refusal
+    # For each place, the correct place, from 0, of the tile that the answer puts there.
+    tile_at = response.answer.value if answer == "tiles" else _invert(response.answer.value)
+    place_of = _invert(target) if answer == "tiles" else target
+    origins = [place_of[tile - 1] - 1 for tile in tile_at]
     correct = 0
     for place, origin in enumerate(origins):
         # A place at the end of a row has no neighbour to the right, and a tile at the start of a row has none to the
@@ -102,7 +99,7 @@ def neighbours(
     pairs = horizontal + vertical
     chance = (horizontal**2 + vertical**2) / (pairs * num_tiles * (num_tiles - 1)) if above_chance else 0.0
     reason = f"{correct} of {pairs} neighbours in {rows} x {columns}"
-    return RewardValue(_rescale_above_chance(correct / pairs, chance), reason)
+    return RewardValue(rescale_above(correct / pairs, chance), reason)
 
 
 @reward(name="order", answer_types=(AnswerType.PERMUTATION,))
@@ -115,67 +112,34 @@ def order(
     `above_chance`, the value is r.
 
     Source: Kendall 1938, A new measure of rank correlation. Departures: negative values become 0.
-
-    Raises:
-        Unscorable: the target is not a permutation of two or more things.
+    Unscorable: the target is not a permutation of two or more things.
     """
-    target = _target_permutation(sample)
-    rejected = _reject_wrong_length(response, target)
-    if rejected is not None:
-        return rejected
-    answer_ranks = np.array(_positions_by_tile(response.answer.value, answer))
-    target_ranks = np.array(_positions_by_tile(target, answer))
+    target, refusal = _read_target(response, sample)
+    if refusal is not None:
+        return refusal
+    given, correct_order = response.answer.value, target
+    if answer == "tiles":
+        given, correct_order = _invert(given), _invert(target)
+    answer_ranks, target_ranks = np.array(given), np.array(correct_order)
     answer_after = answer_ranks[:, None] > answer_ranks[None, :]
     target_after = target_ranks[:, None] > target_ranks[None, :]
     pairs = len(target) * (len(target) - 1) // 2
     # Each pair is True in one of the two triangles of `target_after`, so it is counted once.
     correct = int((answer_after & target_after).sum())
-    value = _rescale_above_chance(correct / pairs, 0.5 if above_chance else 0.0)
+    value = rescale_above(correct / pairs, 0.5 if above_chance else 0.0)
     return RewardValue(value, f"{correct} of {pairs} pairs in the right order")
 
 
-def _target_permutation(sample: Sample) -> tuple[int, ...]:
-    """Return the target's permutation.
-
-    Raises:
-        Unscorable: the target is not a permutation of two or more things.
-    """
+def _read_target(response: Response, sample: Sample) -> tuple[Sequence[int], RewardValue | None]:
+    """Return the target's permutation, and the value of an answer that is none of its length, or None if it is one."""
     target: tuple[int, ...] = target_value(sample, AnswerType.PERMUTATION)
     if len(target) < 2:
         raise Unscorable(f"the target {target} leaves nothing to put in order")
-    return target
-
-
-def _reject_wrong_length(response: Response, target: Sequence[int]) -> RewardValue | None:
-    """Return the value for an answer that is not a permutation of the target's length, or None if it is one."""
     if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
+        return target, RewardValue(0.0, response.answer.problems[0])
     if len(response.answer.value) != len(target):
-        return RewardValue(0.0, f"orders {len(response.answer.value)} things, expected {len(target)}")
-    return None
-
-
-def _grid_shape(sample: Sample, grid: tuple[int, int] | None, num_tiles: int) -> tuple[int, int]:
-    """Return the numbers of rows and columns, from `grid` or the sample's row.
-
-    Raises:
-        Unscorable: they are missing, or their product is not `num_tiles`.
-    """
-    rows, columns = grid or (sample.meta.get("rows"), sample.meta.get("columns"))
-    if type(rows) is not int or type(columns) is not int or min(rows, columns) < 1 or rows * columns != num_tiles:
-        raise Unscorable(f"{rows!r:.40} rows and {columns!r:.40} columns do not hold the target's {num_tiles} tiles")
-    return rows, columns
-
-
-def _correct_positions(given: Sequence[int], target: Sequence[int], form: PermutationForm) -> list[int]:
-    """Return, for each place, the correct place of the tile that the answer puts there, from 0."""
-    tile_at, place_of = (given, _invert(target)) if form == "tiles" else (_invert(given), target)
-    return [place_of[tile - 1] - 1 for tile in tile_at]
-
-
-def _positions_by_tile(permutation: Sequence[int], form: PermutationForm) -> Sequence[int]:
-    """Return the place of each tile, from 1."""
-    return _invert(permutation) if form == "tiles" else permutation
+        return target, RewardValue(0.0, f"orders {len(response.answer.value)} things, expected {len(target)}")
+    return target, None
 
 
 def _invert(permutation: Sequence[int]) -> list[int]:
@@ -184,8 +148,3 @@ def _invert(permutation: Sequence[int]) -> list[int]:
     for place, tile in enumerate(permutation, start=1):
         inverse[tile - 1] = place
     return inverse
-
-
-def _rescale_above_chance(share: float, chance: float) -> float:
-    """Map [chance, 1] linearly to [0, 1]. A share below `chance` gives 0."""
-    return max(0.0, (share - chance) / (1.0 - chance))

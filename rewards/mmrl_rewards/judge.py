@@ -5,20 +5,18 @@ Use them for answers that no rule can check, and beside rules rather than instea
 
 from __future__ import annotations
 
-import unicodedata
 from math import exp
 from statistics import median
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards import strings
 from mmrl_rewards.contract import reward, target_value
 from mmrl_rewards.services.endpoint import RequestRejected
-from mmrl_rewards.services.judge import JudgeService
-from mmrl_rewards.services.scorer import RewardModelService
+from mmrl_rewards.services.judge import JudgeService, RewardModelService
 
-ServiceT = TypeVar("ServiceT")
 MaxGrade = Annotated[int, Field(ge=1, le=100)]  # highest grade; the lowest is 0
 
 
@@ -37,17 +35,17 @@ def pointwise(
     self-consistency (arXiv:2203.11171).
     Departures: the judge is not asked about an answer that equals the target, which earns 1, nor about one that cannot
     be parsed or is longer than `judge.max_chars`, which earns 0. The judge replies with one strict JSON object.
-
-    Raises:
-        Unscorable: there is no judge, it fails, or the target is not text.
+    Unscorable: there is no judge, it fails, or the target is not text.
     """
-    service, target = _require_service(judge, "judge"), target_value(sample, AnswerType.TEXT)
-    known = _score_without_service(response, target, service.max_chars, if_equal=1.0)
+    if judge is None:
+        raise Unscorable("no judge is configured: set args.judge.url")
+    target = target_value(sample, AnswerType.TEXT)
+    known = _score_without_service(response, target, judge.max_chars, if_equal=1.0)
     if known is not None:
         return known
     material = {"question": _question_text(sample), "reference": target, "response": response.answer.value}
-    grades = service.grade(material, rubric, scale)
-    return RewardValue(median(grades) / scale, f"{service.model} says {', '.join(map(str, grades))} of {scale}")
+    grades = judge.grade(material, rubric, scale)
+    return RewardValue(median(grades) / scale, f"{judge.model} says {', '.join(map(str, grades))} of {scale}")
 
 
 @reward(name="duel", answer_types=(AnswerType.TEXT,), uses_service=True)
@@ -66,16 +64,16 @@ def pairwise(
     both orders.
     Departures: the judge is not asked about an answer that equals the target, which earns 0.5, nor about one that
     cannot be parsed or is longer than `judge.max_chars`, which earns 0.
-
-    Raises:
-        Unscorable: there is no judge, it fails, or the target is not text.
+    Unscorable: there is no judge, it fails, or the target is not text.
     """
-    service, target = _require_service(judge, "judge"), target_value(sample, AnswerType.TEXT)
-    known = _score_without_service(response, target, service.max_chars, if_equal=0.5)
+    if judge is None:
+        raise Unscorable("no judge is configured: set args.judge.url")
+    target = target_value(sample, AnswerType.TEXT)
+    known = _score_without_service(response, target, judge.max_chars, if_equal=0.5)
     if known is not None:
         return known
-    results = service.compare(_question_text(sample), response.answer.value, target, rubric)
-    return RewardValue(median(results), f"{service.model} says {', '.join(f'{result:g}' for result in results)}")
+    results = judge.compare(_question_text(sample), response.answer.value, target, rubric)
+    return RewardValue(median(results), f"{judge.model} says {', '.join(f'{result:g}' for result in results)}")
 
 
 @reward(name="reward_model", answer_types=(AnswerType.TEXT,), uses_service=True)
@@ -91,62 +89,42 @@ def scored(
     Source: PAR, preference as reward (arXiv:2502.18770), with the target as its one reference.
     Departures: the model is not asked about an answer that equals the target, which earns 0.5, nor about one that
     cannot be parsed or is longer than `max_chars`, which earns 0.
-
-    Raises:
-        Unscorable: there is no reward model, it fails, or the target is not text.
+    Unscorable: there is no reward model, it fails, or the target is not text.
     """
-    service, target = _require_service(scorer, "scorer"), target_value(sample, AnswerType.TEXT)
+    if scorer is None:
+        raise Unscorable("no scorer is configured: set args.scorer.url")
+    target = target_value(sample, AnswerType.TEXT)
     known = _score_without_service(response, target, max_chars, if_equal=0.5)
     if known is not None:
         return known
     question = _question_text(sample)
     try:
-        answer_score = service.score(question, response.answer.value)
-        target_score = service.score(question, target)
+        answer_score = scorer.score(question, response.answer.value)
+        target_score = scorer.score(question, target)
     except RequestRejected as error:
-        raise Unscorable(f"{service.url} refuses to score: {error}") from error
+        raise Unscorable(f"{scorer.url} refuses to score: {error}") from error
     reason = f"scores {answer_score:.3g}, the target {target_score:.3g}"
-    return RewardValue(_sigmoid(answer_score - target_score), reason)
-
-
-def _require_service(service: ServiceT | None, name: str) -> ServiceT:
-    """Return the service that the option `name` configures.
-
-    Raises:
-        Unscorable: the option is not set.
-    """
-    if service is None:
-        raise Unscorable(f"no {name} is configured: set args.{name}.url")
-    return service
+    gap = answer_score - target_score
+    # 1 / (1 + e^-gap), written so that neither sign overflows.
+    value = 1.0 / (1.0 + exp(-gap)) if gap >= 0.0 else exp(gap) / (1.0 + exp(gap))
+    return RewardValue(value, reason)
 
 
 def _score_without_service(response: Response, target: str, max_chars: int, *, if_equal: float) -> RewardValue | None:
     """Return the value of an answer that needs no service, or None for one that does.
 
-    Args:
-        response: the response.
-        target: text of the target.
-        max_chars: a longer answer gets 0.
-        if_equal: value for an answer that equals the target.
+    An answer that equals the target gets `if_equal`; one of more than `max_chars` characters gets 0.
     """
     answer = response.answer.value
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
     if len(answer) > max_chars:
         return RewardValue(0.0, f"{len(answer)} characters, at most {max_chars} are read")
-    return RewardValue(if_equal, "the target itself") if _normalize(answer) == _normalize(target) else None
-
-
-def _normalize(text: str) -> str:
-    """Return the text after NFKC and collapsing white space."""
-    return " ".join(unicodedata.normalize("NFKC", text).split())
+    # A judge may err on what needs no judgement.
+    equal = strings.normalize(answer) == strings.normalize(target)
+    return RewardValue(if_equal, "the target itself") if equal else None
 
 
 def _question_text(sample: Sample) -> str:
     """Return the text parts of the prompt, one per line."""
     return "\n".join(part for part in sample.parts if isinstance(part, str))
-
-
-def _sigmoid(x: float) -> float:
-    """Return 1 / (1 + e^-x), written so that neither sign of x overflows."""
-    return 1.0 / (1.0 + exp(-x)) if x >= 0.0 else exp(x) / (1.0 + exp(x))

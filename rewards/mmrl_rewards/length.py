@@ -54,9 +54,7 @@ def cosine(
     Source: the cosine reward of Yeo et al. (arXiv:2502.03373), with VLM-R1's 1 to 0.5 over 1024 tokens.
     Departures: t ends at 1, because the cosine would rise again beyond. A wrong answer earns 0 at any length, because a
     value that grows with its length would reward rambling.
-
-    Raises:
-        Unscorable: the target has a type without a reward in `ACCURACY_REWARDS`, or that reward raises it.
+    Unscorable: the target has a type without a reward in `ACCURACY_REWARDS`, or that reward raises it.
     """
     share = (1.0 + cos(pi * min(1.0, response.num_tokens / max_tokens))) / 2.0
     return _score_if_correct(response, sample, threshold, floor, share)
@@ -71,9 +69,7 @@ def brevity(
     Source: the length penalty of Kimi k1.5 (arXiv:2501.12599, 2.3.3), linear in the length.
     Departures: the length is measured against a fixed maximum instead of the group's lengths. A wrong answer earns 0 at
     any length.
-
-    Raises:
-        Unscorable: the target has a type without a reward in `ACCURACY_REWARDS`, or that reward raises it.
+    Unscorable: the target has a type without a reward in `ACCURACY_REWARDS`, or that reward raises it.
     """
     return _score_if_correct(response, sample, threshold, floor, 1.0 - min(1.0, response.num_tokens / max_tokens))
 
@@ -91,9 +87,9 @@ def window(
     """Return 1 for a correct answer with least <= tokens <= most, `floor` for another correct answer, else 0.
 
     Source: the length reward of Video-R1 (arXiv:2503.21776), 320 to 512. Departures: none.
+    Unscorable: the target has a type without a reward in `ACCURACY_REWARDS`, or that reward raises it.
 
     Raises:
-        Unscorable: the target has a type without a reward in `ACCURACY_REWARDS`, or that reward raises it.
         UserError: `least` is greater than `most`.
     """
     if least > most:
@@ -131,18 +127,7 @@ def surrogate(response: Response, sample: Sample, *, max_tokens: Tokens = 3072, 
 def _score_if_correct(
     response: Response, sample: Sample, threshold: float, floor: float, length_score: float
 ) -> RewardValue:
-    """Return floor + (1 - floor) * length_score for a correct answer, else 0.
-
-    Args:
-        response: the response.
-        sample: its sample.
-        threshold: value of the accuracy reward, in (0, 1], at and above which an answer is correct.
-        floor: lowest value of a correct answer.
-        length_score: score of the response's length, in [0, 1].
-
-    Raises:
-        Unscorable: the target has a type without a reward in `ACCURACY_REWARDS`, or that reward raises it.
-    """
+    """Return floor + (1 - floor) * length_score for a correct answer, else 0. `length_score` is in [0, 1]."""
     accuracy_reward = ACCURACY_REWARDS.get(sample.target.answer_type)
     if accuracy_reward is None:
         raise Unscorable(

@@ -56,15 +56,11 @@ def pairwise_box_iou(answers: Matrix, targets: Matrix) -> Matrix:
     """Return the IoU of every answer's box [answers, 4] with every target's [targets, 4], as [answers, targets]."""
     a, b = answers[:, None], targets[None, :]
     sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
+    # Disjoint boxes have a negative side; two negative ones would give a positive area.
     shared = np.maximum(sides, 0.0).prod(axis=-1)
-    ious: Matrix = shared / (_box_areas(a) + _box_areas(b) - shared)
+    areas_a, areas_b = (a[..., 2:] - a[..., :2]).prod(axis=-1), (b[..., 2:] - b[..., :2]).prod(axis=-1)
+    ious: Matrix = shared / (areas_a + areas_b - shared)
     return ious
-
-
-def _box_areas(boxes: Matrix) -> Matrix:
-    """Return the areas [...] of boxes [..., 4]."""
-    areas: Matrix = (boxes[..., 2:] - boxes[..., :2]).prod(axis=-1)
-    return areas
 
 
 def match_labels(answers: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:

@@ -36,11 +36,15 @@ def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(
     Departures: the whole answer must be one formula, and no number is extracted from it. More than 300 characters, or
     three words in a row, are not a formula. An answer identical to the target is correct even if neither is
     mathematics. Plain numbers are compared as numbers.
-
-    Raises:
-        Unscorable: the target has another type, is empty, or is not one formula.
+    Unscorable: the target has another type, is empty, or is not one formula.
     """
-    target = _target_formula(sample)
+    if sample.target.answer_type not in _ANSWER_TYPES:
+        written = sample.target.answer_type
+        raise Unscorable(f"the target is a {written}, this reward compares {', '.join(_ANSWER_TYPES)}")
+    try:
+        target = _normalize_formula(validate_value(sample.target.answer_type, sample.target.value))
+    except ValueError as error:
+        raise Unscorable(f"the target {sample.target.value!r:.80} is {error}") from error
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     try:
@@ -51,28 +55,14 @@ def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(
     return RewardValue(float(_formulas_equal(target, answer, decimals)), reason)
 
 
-def _target_formula(sample: Sample) -> str:
-    """Return the target's normalised formula.
-
-    Raises:
-        Unscorable: the target has another type or is not one formula.
-    """
-    target = sample.target
-    if target.answer_type not in _ANSWER_TYPES:
-        raise Unscorable(f"the target is a {target.answer_type}, this reward compares {', '.join(_ANSWER_TYPES)}")
-    try:
-        return _normalize_formula(validate_value(target.answer_type, target.value))
-    except ValueError as error:
-        raise Unscorable(f"the target {target.value!r:.80} is {error}") from error
-
-
 def _normalize_formula(value: str | float) -> str:
     """Return a formula on one line and without delimiters, from an answer of any type.
 
     Raises:
         ValueError: the value is not one formula.
     """
-    written = value if isinstance(value, str) else f"{Decimal(repr(value)):f}"  # e in 6e23 would be Euler's number
+    # Written out, since the e in 6e23 would be Euler's number.
+    written = value if isinstance(value, str) else f"{Decimal(repr(value)):f}"
     formula: str = validate_value(AnswerType.LATEX, " ".join(written.split()))
     return formula
 
@@ -89,36 +79,26 @@ def _formulas_equal(target: str, answer: str, decimals: int) -> bool:
             == round(parse_answer_value(AnswerType.NUMBER, answer), decimals)
         )
     except ValueError:  # not both are plain numbers
-        return _load_math_verify().equal(target, answer, decimals)
+        return _verify(target, answer, decimals)
 
 
-class _MathVerify:
-    """Holds math-verify's functions. It is created at the first use, because the import takes a second."""
+@lru_cache(maxsize=4096)  # siblings share their target, and often their answers
+def _verify(target: str, answer: str, decimals: int) -> bool:
+    """Return math-verify's verdict. It is False if math-verify cannot read the target."""
+    from math_verify import verify  # takes a second
 
-    def __init__(self) -> None:
-        """Import the library and set up its caches."""
-        import math_verify
-
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own deadline is switched off
-        self._verify, self._parse = math_verify.verify, math_verify.parse
-        self._extraction_config = (math_verify.LatexExtractionConfig(),)
-        # Siblings share their target, and often their answers.
-        self._parse_target = lru_cache(maxsize=256)(self._parse_formula)
-        self.equal = lru_cache(maxsize=4096)(self._verify_equal)
-
-    def _verify_equal(self, target: str, answer: str, decimals: int) -> bool:
-        """Return True if the answer equals the target. It is False if math-verify cannot read the target."""
-        gold = self._parse_target(target)
-        return bool(gold) and self._verify(
-            gold, self._parse_formula(answer), float_rounding=decimals, timeout_seconds=None
-        )
-
-    def _parse_formula(self, formula: str) -> list[Any]:
-        """Return math-verify's readings of a formula, empty if it cannot read it."""
-        found: list[Any] = self._parse(
-            f"${formula}$", extraction_config=self._extraction_config, fallback_mode="no_fallback", parsing_timeout=None
-        )
-        return found
+    gold = _parse_formula(target)
+    return bool(gold) and verify(gold, _parse_formula(answer), float_rounding=decimals, timeout_seconds=None)
 
 
-_load_math_verify = lru_cache(maxsize=1)(_MathVerify)
+@lru_cache(maxsize=256)
+def _parse_formula(formula: str) -> list[Any]:
+    """Return math-verify's readings of a formula, empty if it cannot read it."""
+    from math_verify import LatexExtractionConfig, parse
+
+    # It warns at every call that its own time limit is switched off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    found: list[Any] = parse(
+        f"${formula}$", extraction_config=(LatexExtractionConfig(),), fallback_mode="no_fallback", parsing_timeout=None
+    )
+    return found

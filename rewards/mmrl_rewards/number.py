@@ -76,9 +76,7 @@ def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0) -> 
 
     Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2).
     Departures: there is an absolute tolerance, in the unit of the target.
-
-    Raises:
-        Unscorable: the target is not a finite number.
+    Unscorable: the target is not a finite number.
     """
     target = target_value(sample, AnswerType.NUMBER)
     value = response.answer.value
@@ -96,9 +94,7 @@ def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05) -
     Five per cent of a year is a century, so use `number:exact` for questions about years.
 
     Source: ChartQA (arXiv:2203.10244), after PlotQA. Departures: none for numbers.
-
-    Raises:
-        Unscorable: the target is not a finite number.
+    Unscorable: the target is not a finite number.
     """
     target = target_value(sample, AnswerType.NUMBER)
     value = response.answer.value
@@ -115,12 +111,16 @@ def rounded(response: Response, sample: Sample, *, decimals: Decimals = 2, colum
     With `column`, the number of places of each sample is in `sample.meta[column]`.
 
     Source: MathVista's `precision` (arXiv:2310.02255). Departures: the target is rounded too.
-
-    Raises:
-        Unscorable: the target is not a finite number, or the column holds no whole number from 0 to 12.
+    Unscorable: the target is not a finite number, or the column holds no whole number from 0 to 12.
     """
     target = target_value(sample, AnswerType.NUMBER)
-    places = decimals if column is None else _read_decimals(sample.meta.get(column), column)
+    places = decimals
+    if column is not None:
+        given = sample.meta.get(column)
+        # True == 1, and 2.0 is what a table with a gap in this column holds.
+        if isinstance(given, bool) or not isinstance(given, int | float) or given not in range(13):
+            raise Unscorable(f"the column {column!r} says {given!r:.40}, not how many decimals from 0 to 12 there are")
+        places = int(given)
     value = response.answer.value
     if value is None:
         return RewardValue(0.0, response.answer.problems[0])
@@ -139,9 +139,7 @@ def quantity(
 
     Source: MathVista's `unit` (arXiv:2310.02255), which its evaluation does not check.
     Departures: the unit is checked, against a closed table.
-
-    Raises:
-        Unscorable: the target is not a number with a known unit or with none.
+    Unscorable: the target is not a number with a known unit or with none.
     """
     try:
         expected, unit = _parse_quantity(target_value(sample, AnswerType.TEXT))
@@ -154,6 +152,7 @@ def quantity(
     except ValueError as error:
         return RewardValue(0.0, f"the answer is {error}")
     if not unit_required:
+        # Whichever of the two has a unit lends it to the other.
         unit, given_unit = unit or given_unit, given_unit or unit
     given_unit, unit = given_unit or _PLAIN_NUMBER, unit or _PLAIN_NUMBER
     if given_unit.dimension != unit.dimension:
@@ -161,18 +160,6 @@ def quantity(
     value, target = given * given_unit.factor, expected * unit.factor
     equal = abs(value - target) <= max(relative, _CONVERSION_TOLERANCE) * abs(target)
     return RewardValue(float(equal), f"{value:g}, expected {target:g} ({unit.dimension})")
-
-
-def _read_decimals(places: object, column: str) -> int:
-    """Return a column's number of decimal places.
-
-    Raises:
-        Unscorable: the value is not a whole number from 0 to 12.
-    """
-    number = places if isinstance(places, int | float) and not isinstance(places, bool) else -1
-    if number not in range(13):
-        raise Unscorable(f"the column {column!r} says {places!r:.40}, not how many decimals from 0 to 12 there are")
-    return int(number)
 
 
 def _parse_quantity(text: str) -> tuple[float, Unit | None]:
@@ -188,6 +175,7 @@ def _parse_quantity(text: str) -> tuple[float, Unit | None]:
     name = match[1] or (match[3] or "").strip().rstrip(".").replace("²", "^2").replace("³", "^3")
     if not name:
         return number, None
+    # As written first, since names such as K and USD have capitals; then in lower case, and then without a plural s.
     unit = UNITS.get(name) or UNITS.get(name.lower()) or UNITS.get(name.lower().removesuffix("s"))
     if unit is None:
         raise ValueError(f"in an unknown unit: {name[:40]!r}")

@@ -27,19 +27,19 @@ def exact(response: Response, sample: Sample, *, column: str | None = None) -> R
 
     Source: word accuracy of scene text recognition, case-insensitive and alphanumeric (arXiv:1904.01906, 4.1).
     Departures: letters and digits of all scripts count, after NFKC.
-
-    Raises:
-        Unscorable: a target is not text, or has no letter and no digit.
+    Unscorable: a target is not text, or has no letter and no digit.
     """
     targets = strings.normalized_targets(sample, column)
     for target in targets:
         if not _keep_alphanumeric(target):
             raise Unscorable(f"the target {target!r:.80} has no letter and no digit")
-
-    def measure(text: str, target: str) -> float:
-        return float(_keep_alphanumeric(text) == _keep_alphanumeric(target))
-
-    return _best_over_targets("exact", response, targets, measure)
+    if response.answer.value is None:
+        return RewardValue(0.0, response.answer.problems[0])
+    text = strings.normalize(response.answer.value)
+    equal = [target for target in targets if _keep_alphanumeric(target) == _keep_alphanumeric(text)]
+    target = equal[0] if equal else targets[0]
+    value = float(bool(equal))
+    return RewardValue(value, f"exact {value:.2f}: {strings.excerpt(text)}, expected {strings.excerpt(target)}")
 
 
 @reward(name="cer", answer_types=(AnswerType.TEXT,), attack_tolerance=0.2)  # letters that happen to agree
@@ -48,11 +48,9 @@ def cer(response: Response, sample: Sample, *, ignore_case: bool = False, column
 
     Source: the character error rate of OCR evaluation, e.g. Rice, Jenkins and Nartker 1995.
     Departures: the value is clipped at 0. NFKC, stripping and collapsing white space come first.
-
-    Raises:
-        Unscorable: a target is not text, or is empty once normalised.
+    Unscorable: a target is not text, or is empty once normalised.
     """
-    targets = _fold_case(strings.normalized_targets(sample, column), ignore_case)
+    targets = strings.normalized_targets(sample, column)
     return _best_over_targets("1 - CER", response, targets, _one_minus_error_rate, ignore_case)
 
 
@@ -62,15 +60,13 @@ def wer(response: Response, sample: Sample, *, ignore_case: bool = False, column
 
     Source: the word error rate of speech recognition, as reward 1 - WER for OCR in Video-R1 (arXiv:2503.21776).
     Departures: the value is clipped at 0. NFKC comes first. Punctuation belongs to its word.
-
-    Raises:
-        Unscorable: a target is not text, or is empty once normalised.
+    Unscorable: a target is not text, or is empty once normalised.
     """
 
     def measure(text: str, target: str) -> float:
         return _one_minus_error_rate(text.split(), target.split())
 
-    targets = _fold_case(strings.normalized_targets(sample, column), ignore_case)
+    targets = strings.normalized_targets(sample, column)
     return _best_over_targets("1 - WER", response, targets, measure, ignore_case)
 
 
@@ -82,16 +78,14 @@ def anls(response: Response, sample: Sample, *, threshold: Threshold = 0.5, colu
 
     Source: average normalised Levenshtein similarity (ST-VQA, arXiv:1905.13648, eq. 1), for one question.
     Departures: NFKC, stripping and collapsing white space come first.
-
-    Raises:
-        Unscorable: a target is not text, or is empty once normalised.
+    Unscorable: a target is not text, or is empty once normalised.
     """
 
     def measure(text: str, target: str) -> float:
         distance = Levenshtein.normalized_distance(text, target, score_cutoff=threshold)
         return 1.0 - distance if distance < threshold else 0.0
 
-    targets = _fold_case(strings.normalized_targets(sample, column), ignore_case=True)
+    targets = strings.normalized_targets(sample, column)
     return _best_over_targets("ANLS", response, targets, measure, ignore_case=True)
 
 
@@ -105,9 +99,7 @@ def fields(response: Response, sample: Sample) -> RewardValue:
 
     Source: entity F1 of key information extraction, SROIE task 3 (arXiv:2103.10213).
     Departures: forms may be nested, as in CORD.
-
-    Raises:
-        Unscorable: the target has no field.
+    Unscorable: the target has no field.
     """
     targets = Counter(_iter_leaves(target_value(sample, AnswerType.JSON)))
     if not targets:
@@ -121,26 +113,18 @@ def fields(response: Response, sample: Sample) -> RewardValue:
 
 
 def _best_over_targets(
-    name: str,
-    response: Response,
-    targets: Sequence[str],
-    measure: Callable[[str, str], float],
-    ignore_case: bool = False,
+    name: str, response: Response, targets: Sequence[str], measure: Callable[[str, str], float], ignore_case: bool
 ) -> RewardValue:
     """Return the highest `measure` of the answer and a target. Among equal ones, the reason shows the first target."""
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     text = strings.normalize(response.answer.value)
-    text = text.casefold() if ignore_case else text
+    if ignore_case:
+        text, targets = text.casefold(), [target.casefold() for target in targets]
     values = [measure(text, target) for target in targets]
     value = max(values)
     target = targets[values.index(value)]
     return RewardValue(value, f"{name} {value:.2f}: {strings.excerpt(text)}, expected {strings.excerpt(target)}")
-
-
-def _fold_case(targets: Sequence[str], ignore_case: bool) -> Sequence[str]:
-    """Return the targets in folded case if `ignore_case`, else unchanged."""
-    return [target.casefold() for target in targets] if ignore_case else targets
 
 
 def _one_minus_error_rate(answer: Sequence[Hashable], target: Sequence[Hashable]) -> float:
@@ -157,12 +141,14 @@ def _keep_alphanumeric(text: str) -> str:
 
 def _iter_leaves(form: object) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield path and normalised value of everything in a form that is neither object nor list."""
+    # A list of what is still to be visited, since an answer may be nested more deeply than Python calls may be.
     waiting: list[tuple[tuple[str, ...], object]] = [((), form)]
     while waiting:
         path, value = waiting.pop()
         if isinstance(value, dict):
             waiting += [((*path, key), inner) for key, inner in value.items()]
         elif isinstance(value, list | tuple):
+            # One sign for every position, because the order of a list does not count.
             waiting += [((*path, "*"), inner) for inner in value]
         else:
             yield path, strings.normalize(value if isinstance(value, str) else json.dumps(value)).casefold()

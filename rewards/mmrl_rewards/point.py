@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import exp, hypot
 from typing import Annotated, Literal
 
@@ -12,7 +11,7 @@ from pydantic import Field
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import column_value, reward, target_value
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]  # fraction of the image's diagonal
 
@@ -26,20 +25,21 @@ def in_box(response: Response, sample: Sample, *, column: str = "box") -> Reward
 
     Source: ScreenSpot's click accuracy (arXiv:2401.10935).
     Departures: none. A box around the whole image counts as a click on the image's centre.
-
-    Raises:
-        Unscorable: there is no box of four finite numbers with x1 < x2 and y1 < y2, or the target has no coordinate
-            system, or its image or video does not exist.
+    Unscorable: there is no box of four finite numbers with x1 < x2 and y1 < y2, or the target has no coordinate system,
+    or its image or video does not exist.
     """
     if sample.target.answer_type is AnswerType.BOX:
         corners = target_value(sample, AnswerType.BOX)
     else:
-        corners = _parse_box(_read_column(sample, AnswerType.POINT, column))
-    resize = geometry.resize_map(response, sample)
-    x1, y1, x2, y2 = geometry.to_pixels(resize, corners, geometry.target_coordinate_system(sample))
+        target_value(sample, AnswerType.POINT)  # only its type counts
+        try:
+            corners = geometry.parse_box(column_value(sample, column))
+        except ValueError as error:
+            raise Unscorable(f"the column {error}") from error
+    x1, y1, x2, y2 = geometry.target_to_pixels(response, sample, corners)
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
-    point = geometry.to_pixels(resize, response.answer.value, response.coordinate_system)
+    point = geometry.answer_to_pixels(response, sample, response.answer.value)
     x, y = point if len(point) == 2 else ((point[0] + point[2]) / 2, (point[1] + point[3]) / 2)
     hit = x1 <= x <= x2 and y1 <= y <= y2
     target_box = geometry.format_coordinates((x1, y1, x2, y2))
@@ -57,18 +57,15 @@ def distance(
 
     Source: the Gaussian point reward of GUI-G2 (arXiv:2507.15846).
     Departures: the scale is fixed, because a target point has no size. The linear form is this library's own.
-
-    Raises:
-        Unscorable: the target is not two finite numbers, or it has no coordinate system, or its image or video does not
-            exist.
+    Unscorable: the target is not two finite numbers, or it has no coordinate system, or its image or video does not
+    exist.
     """
-    resize = geometry.resize_map(response, sample)
-    coordinate_system = geometry.target_coordinate_system(sample)
-    target = geometry.to_pixels(resize, target_value(sample, AnswerType.POINT), coordinate_system)
+    target = geometry.target_to_pixels(response, sample, target_value(sample, AnswerType.POINT))
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
-    point = geometry.to_pixels(resize, response.answer.value, response.coordinate_system)
-    d = hypot(point[0] - target[0], point[1] - target[1]) / hypot(*resize.original)
+    point = geometry.answer_to_pixels(response, sample, response.answer.value)
+    diagonal = hypot(*geometry.resize_map(response, sample).original)
+    d = hypot(point[0] - target[0], point[1] - target[1]) / diagonal
     value = exp(-((d / scale) ** 2) / 2) if falloff == "gaussian" else max(0.0, 1.0 - d / scale)
     points = f"{geometry.format_coordinates(point)} vs {geometry.format_coordinates(target)}"
     return RewardValue(value, f"{d:.1%} off: {points} px_original")
@@ -83,19 +80,19 @@ def f1(response: Response, sample: Sample, *, radius: Share = 0.025) -> RewardVa
 
     Source: the Hungarian-matched points of VisionReasoner (arXiv:2505.12081), 30 px on 840 x 840, which is 0.025.
     Departures: the number of matched pairs is maximised, and F1 makes superfluous and missing points cost.
-
-    Raises:
-        Unscorable: the target is not a list of points of two finite numbers, or it has no coordinate system, or its
-            image or video does not exist.
+    Unscorable: the target is not a list of points of two finite numbers, or it has no coordinate system, or its image
+    or video does not exist.
     """
     targets = target_value(sample, AnswerType.POINTS)
-    resize = geometry.resize_map(response, sample)
-    target_points = geometry.regions_to_pixels(resize, targets, geometry.target_coordinate_system(sample))
+    target_points = geometry.target_to_pixels(response, sample, geometry.region_coordinates(targets))
     answers = response.answer.value
     if answers is None:
         return RewardValue(0.0, response.answer.problems[0])
-    answer_points = geometry.regions_to_pixels(resize, answers, response.coordinate_system)
-    near = _pairwise_distances(answer_points, target_points) <= radius * hypot(*resize.original)
+    answer_points = geometry.answer_to_pixels(response, sample, geometry.region_coordinates(answers))
+    # [answers, targets, 2]
+    offsets = np.reshape(answer_points, (-1, 1, 2)) - np.reshape(target_points, (1, -1, 2))
+    diagonal = hypot(*geometry.resize_map(response, sample).original)
+    near = np.hypot(offsets[..., 0], offsets[..., 1]) <= radius * diagonal
     labels = matching.match_labels([answer.label for answer in answers], [target.label for target in targets])
     matched = matching.match_one_to_one((near & labels).astype(np.float64))
     return RewardValue(matched.f1, f"F1 {matched.f1:.2f}: {matched.summary}")
@@ -111,61 +108,24 @@ def in_region(response: Response, sample: Sample, *, column: str = "region") -> 
     Source: the accuracy of RoboPoint (arXiv:2406.10721) on affordances.
     Departures: the region is polygons instead of a pixel mask. Equal points count once, because otherwise repeating a
     safe point would outweigh the others.
-
-    Raises:
-        Unscorable: the target has another type, there is no such region, the target has no coordinate system, or its
-            image or video does not exist.
+    Unscorable: the target has another type, there is no such region, the target has no coordinate system, or its image
+    or video does not exist.
     """
-    polygons = _parse_polygons(_read_column(sample, AnswerType.POINTS, column))
-    resize = geometry.resize_map(response, sample)
-    coordinate_system = geometry.target_coordinate_system(sample)
+    target_value(sample, AnswerType.POINTS)  # only its type counts
+    polygons = _parse_polygons(column_value(sample, column))
     region = []
     for polygon in polygons:
-        region.append([geometry.to_pixels(resize, vertex, coordinate_system) for vertex in polygon])
+        region.append([geometry.target_to_pixels(response, sample, vertex) for vertex in polygon])
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
-    points = set(geometry.regions_to_pixels(resize, response.answer.value, response.coordinate_system))
-    inside = sum(_is_in_region(point, region) for point in points)
+    numbers = geometry.answer_to_pixels(response, sample, geometry.region_coordinates(response.answer.value))
+    points = set(zip(numbers[::2], numbers[1::2], strict=True))
+    inside = sum(geometry.point_in_region(point, region) for point in points)
     return RewardValue(inside / len(points) if points else 0.0, f"{inside} of {len(points)} points inside the region")
 
 
-def _is_in_region(point: Sequence[float], region: Sequence[Sequence[Sequence[float]]]) -> bool:
-    """Return True if an odd number of the region's polygons contain the point."""
-    num_containing = sum(geometry.point_in_polygon(point, polygon) for polygon in region)
-    return num_containing % 2 == 1
-
-
-def _read_column(sample: Sample, answer_type: AnswerType, column: str) -> object:
-    """Return a column of the sample's row, after checking that the target has this type.
-
-    Raises:
-        Unscorable: the target has another type or is invalid, or the row has no such column.
-    """
-    target_value(sample, answer_type)
-    if column not in sample.meta:
-        columns = ", ".join(map(repr, sample.meta)) or "none"
-        raise Unscorable(f"the sample has no column {column!r}; it has {columns}")
-    return sample.meta[column]
-
-
-def _parse_box(corners: object) -> tuple[float, ...]:
-    """Return a column's box.
-
-    Raises:
-        Unscorable: the column holds no box.
-    """
-    try:
-        return geometry.parse_box(corners)
-    except ValueError as error:
-        raise Unscorable(f"the column {error}") from error
-
-
 def _parse_polygons(region: object) -> list[list[tuple[float, ...]]]:
-    """Return the polygons of a region, each a list of (x, y).
-
-    Raises:
-        Unscorable: the region is not a list of polygons with three valid vertices or more.
-    """
+    """Return the polygons of a region, each a list of three (x, y) or more."""
     if not isinstance(region, list | tuple) or not region:
         raise Unscorable(f"the region {region!r:.80} is not a list of polygons")
     for polygon in region:
@@ -178,11 +138,3 @@ def _parse_polygons(region: object) -> list[list[tuple[float, ...]]]:
     except ValueError as error:
         raise Unscorable(f"the region {region!r:.80} has a vertex that is {error}") from error
     return polygons
-
-
-def _pairwise_distances(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> matching.Matrix:
-    """Return the Euclidean distance of every point of `a` to every point of `b`, [len(a), len(b)] float64."""
-    left = np.asarray(a, dtype=np.float64).reshape(-1, 1, 2)
-    right = np.asarray(b, dtype=np.float64).reshape(1, -1, 2)
-    offsets = left - right
-    return np.hypot(offsets[..., 0], offsets[..., 1])

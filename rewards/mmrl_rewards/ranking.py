@@ -15,7 +15,7 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import rescale_above, reward, target_value
 
 Depth = Annotated[int, Field(ge=1)]
 _ANSWER_TYPES = (AnswerType.LIST, AnswerType.PERMUTATION)
@@ -31,7 +31,7 @@ class RankingTarget(NamedTuple):
         """Return `value`, for a permutation rescaled so that `chance` earns 0, with a reason."""
         if self.num_items is None:
             return RewardValue(value, f"{name} {value:.2f} for {len(self.relevant)} relevant")
-        above = max(0.0, (value - chance) / (1.0 - chance))
+        above = rescale_above(value, chance)
         return RewardValue(above, f"{name} {value:.2f} for {self.num_items} items, where chance earns {chance:.2f}")
 
 
@@ -44,9 +44,7 @@ def ndcg(response: Response, sample: Sample, *, k: Depth = 10) -> RewardValue:
     Source: Järvelin and Kekäläinen 2002, 2.2, with the discount of Burges et al. 2005; as reward in VRAG-RL
     (arXiv:2505.22019).
     Departures: repeats and permutations are treated as the module states.
-
-    Raises:
-        Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
+    Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
     """
     target = _ranking_target(sample)
     if response.answer.value is None:
@@ -70,9 +68,7 @@ def mrr(response: Response, sample: Sample, *, k: Depth = 10) -> RewardValue:
 
     Source: the reciprocal rank of TREC-8 question answering (Voorhees 1999), MRR@10 of MS MARCO (arXiv:1611.09268).
     Departures: permutations are treated as the module states.
-
-    Raises:
-        Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
+    Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
     """
     target = _ranking_target(sample)
     if response.answer.value is None:
@@ -98,9 +94,7 @@ def recall(response: Response, sample: Sample, *, k: Depth | None = None) -> Rew
 
     Source: recall@k of information retrieval; without k, R-precision (Manning et al. 2008, 8.4).
     Departures: permutations are treated as the module states.
-
-    Raises:
-        Unscorable: the target has nothing relevant, names an item twice, or is a permutation of k or fewer.
+    Unscorable: the target has nothing relevant, names an item twice, or is a permutation of k or fewer.
     """
     target = _ranking_target(sample)
     depth = k or (len(target.relevant) if target.num_items is None else target.num_items // 2)
@@ -115,17 +109,13 @@ def recall(response: Response, sample: Sample, *, k: Depth | None = None) -> Rew
 
 
 def _ranking_target(sample: Sample) -> RankingTarget:
-    """Return the target's items.
-
-    Raises:
-        Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
-    """
+    """Return the target's items, at least one, or two of a permutation, each once."""
     if sample.target.answer_type is AnswerType.PERMUTATION:
         order = target_value(sample, AnswerType.PERMUTATION)
         if len(order) < 2:
             raise Unscorable("the target is a permutation of one: there is nothing to rank")
         return RankingTarget(tuple(map(str, order)), len(order))
-    targets = tuple(map(_normalize_name, target_value(sample, AnswerType.LIST)))
+    targets = tuple(strings.normalize(name).casefold() for name in target_value(sample, AnswerType.LIST))
     if not targets:
         raise Unscorable("the target lists nothing that is relevant")
     if len(set(targets)) < len(targets):
@@ -136,13 +126,8 @@ def _ranking_target(sample: Sample) -> RankingTarget:
 def _blank_repeats(answer: Sequence[object]) -> list[str]:
     """Return the names in their order, with an empty name in place of each repetition."""
     seen: dict[str, int] = {}
-    names = [_normalize_name(entry) for entry in answer]
+    names = [strings.normalize(str(entry)).casefold() for entry in answer]
     return [name if seen.setdefault(name, rank) == rank else "" for rank, name in enumerate(names)]
-
-
-def _normalize_name(entry: object) -> str:
-    """Return an item's name, normalised and in folded case."""
-    return strings.normalize(str(entry)).casefold()
 
 
 def _dcg(gains: Sequence[float], k: int) -> float:

@@ -7,13 +7,14 @@ best as its gate. All need a response in the correct format and read only its th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from mmrl.types import AnswerType, Response, RewardValue, Sample, Size, Unscorable
+from mmrl.answer import AnswerValue
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry
 from mmrl_rewards.contract import reward, target_value
 
@@ -46,24 +47,29 @@ def boxes(response: Response, sample: Sample, *, most: Count = 20, largest: Shar
     Source: the grounded-reasoning and counting rewards of GRIT (arXiv:2505.15879).
     Departures: syntax alone earns nothing where agreement can be checked. Agreement is with the given answer instead of
     the correct one.
-
-    Raises:
-        Unscorable: the target's value does not fit its type, or its image or video does not exist.
+    Unscorable: the target's value does not fit its type, or its image or video does not exist.
     """
     target_value(sample, sample.target.answer_type)
-    resize = geometry.resize_map(response, sample)
+    image = geometry.resize_map(response, sample).original
     if response.answer.problems:
         return RewardValue(0.0, response.answer.problems[0])
     found = []
-    for match in _first_matches(_BOX, response.answer.thinking or "", most + 1):
+    # One more than is allowed shows that there are too many. A thought may list thousands.
+    for match in islice(_BOX.finditer(response.answer.thinking or ""), most + 1):
         found.append(tuple(map(float, match.groups())))
     if not found:
         return RewardValue(0.0, "no box in the thought")
     if len(found) > most:
         return RewardValue(0.0, f"more than {most} boxes in the thought")
-    placed = [geometry.to_pixels(resize, box, response.coordinate_system) for box in found]
-    valid = list(dict.fromkeys(box for box in placed if _is_valid_box(box, resize.original, largest)))
-    agreement = _answer_agreement(response, sample, valid) if valid else 0.0
+    # A dictionary keeps the order and drops repetitions.
+    valid: dict[Box, None] = {}
+    for numbers in found:
+        x1, y1, x2, y2 = box = geometry.answer_to_pixels(response, sample, numbers)
+        # Half a pixel of slack, for coordinates that were rounded up to the far edge.
+        inside = 0.0 <= x1 < x2 <= image.width + 0.5 and 0.0 <= y1 < y2 <= image.height + 0.5
+        if inside and geometry.area(box) <= largest * image.width * image.height:
+            valid[box] = None
+    agreement = _answer_agreement(response, sample, list(valid)) if valid else 0.0
     value = len(valid) / len(found) * agreement
     return RewardValue(value, f"{len(valid)} of {len(found)} boxes valid, agreement with the answer {agreement:.2f}")
 
@@ -77,9 +83,7 @@ def consistency(response: Response, sample: Sample) -> RewardValue:
 
     Source: the consistency reward of R1-Reward (arXiv:2505.02835), which asks a judge.
     Departures: a rule decides. The paper multiplies it with the reward for the correct answer, which a gate does here.
-
-    Raises:
-        Unscorable: the target has another type, or its value does not fit its type.
+    Unscorable: the target has another type, or its value does not fit its type.
     """
     kind = sample.target.answer_type
     if kind not in _CHECKABLE_TYPES:
@@ -90,7 +94,7 @@ def consistency(response: Response, sample: Sample) -> RewardValue:
         return RewardValue(0.0, response.answer.problems[0])
     if not thought:
         return RewardValue(0.0, "no thought")
-    concluded, agrees = _FINAL_ANSWER_CHECKS[kind](thought[-_ENDING_CHARS:], answer)
+    concluded, agrees = _read_conclusion(kind, thought[-_ENDING_CHARS:], answer)
     return RewardValue(float(agrees), f"the thought ends on {concluded!r:.40}, the answer is {answer!r:.40}")
 
 
@@ -111,14 +115,13 @@ def reflection(
     for one or two, else -0.2 each.
     Departures: there are more markers than "wait", empty or repeated reflections earn nothing, and more than five
     superfluous ones cost no more.
-
-    Raises:
-        Unscorable: the target's value does not fit its type.
+    Unscorable: the target's value does not fit its type.
     """
     target_value(sample, sample.target.answer_type)
     if response.answer.problems:
         return RewardValue(0.0, response.answer.problems[0])
     pattern = re.compile("|".join(rf"\b{re.escape(marker)}\b" for marker in markers), re.IGNORECASE)
+    # maxsplit, because more superfluous ones cost nothing more.
     _, *after = pattern.split(response.answer.thinking or "", maxsplit=_MAX_COUNTED + most)
     count = len(after)
     if count > most:
@@ -129,82 +132,45 @@ def reflection(
     return RewardValue(float(earns), f"{count} reflections, {num_full} with something to say")
 
 
-def _first_matches(pattern: re.Pattern[str], text: str, limit: int) -> list[re.Match[str]]:
-    """Return the first `limit` matches."""
-    return [match for match, _ in zip(pattern.finditer(text), range(limit), strict=False)]
-
-
-def _is_valid_box(box: Box, size: Size, max_area_fraction: float) -> bool:
-    """Return True if a box in px_original has an area, lies in the image and is not larger than the fraction."""
-    x1, y1, x2, y2 = box
-    within = 0.0 <= x1 < x2 <= size.width + 0.5 and 0.0 <= y1 < y2 <= size.height + 0.5
-    return within and geometry.area(box) <= max_area_fraction * size.width * size.height
-
-
 def _answer_agreement(response: Response, sample: Sample, valid_boxes: Sequence[Box]) -> float:
-    """Return how well the answer agrees with the boxes of the thinking, in [0, 1].
-
-    Args:
-        response: the response.
-        sample: names the type of the answer and its image.
-        valid_boxes: boxes of the thinking in px_original, at least one.
-    """
-    answer, resize = response.answer.value, geometry.resize_map(response, sample)
-
-    def placed(values: Sequence[float]) -> Box:
-        return geometry.to_pixels(resize, values, response.coordinate_system)
-
+    """Return how well the answer agrees with `valid_boxes`, those of the thinking in px_original, in [0, 1]."""
+    answer = response.answer.value
     match sample.target.answer_type:
         case AnswerType.NUMBER:
             return float(answer == len(valid_boxes))
         case AnswerType.BOX:
-            return max(geometry.iou(placed(answer), box) for box in valid_boxes)
+            answer_box = geometry.answer_to_pixels(response, sample, answer)
+            return max(geometry.iou(answer_box, box) for box in valid_boxes)
         case AnswerType.BOXES:
             best = []
             for region in answer:
-                answer_box = placed(region.coordinates)
+                answer_box = geometry.answer_to_pixels(response, sample, region.coordinates)
                 best.append(max(geometry.iou(answer_box, box) for box in valid_boxes))
             return sum(best) / len(best) if best else 0.0
         case AnswerType.POINT:
-            x, y = placed(answer)
+            x, y = geometry.answer_to_pixels(response, sample, answer)
             return float(any(x1 <= x <= x2 and y1 <= y <= y2 for x1, y1, x2, y2 in valid_boxes))
         case _:
             return 1.0
 
 
-def _check_final_number(thought: str, answer: float) -> tuple[Any, bool]:
-    """Return the last number and whether it is the answer."""
-    found = _NUMBER.findall(thought)
-    return (found[-1], float(found[-1]) == answer) if found else ("no number", False)
-
-
-def _check_final_letter(thought: str, answer: str) -> tuple[Any, bool]:
-    """Return the last letter written as a choice and whether it is the answer."""
-    found = [match[1] or match[2] or match[3] for match in _LETTER.finditer(thought)]
-    return (found[-1], found[-1] == answer) if found else ("no letter", False)
-
-
-def _check_final_box(thought: str, answer: Box) -> tuple[Any, bool]:
-    """Return the last box and whether it is nearly the answer. Both are in the model's coordinate system."""
-    found = [tuple(map(float, match.groups())) for match in _BOX.finditer(thought)]
-    if not found or not (found[-1][0] < found[-1][2] and found[-1][1] < found[-1][3]):
-        return "no box", False
-    return found[-1], geometry.iou(found[-1], answer) >= _SAME_BOX_IOU
-
-
-def _check_final_text(thought: str, answer: str) -> tuple[Any, bool]:
-    """Return the end of the thinking and whether the answer occurs in it as whole words."""
-    # Spaces at both ends, so that only whole words match.
-    ending = f" {' '.join(_WORD.findall(thought.casefold()))} "
-    words = f" {' '.join(_WORD.findall(answer.casefold()))} "
-    return ending.strip()[-20:], bool(words.strip()) and words in ending
-
-
-_FINAL_ANSWER_CHECKS: Final = MappingProxyType[AnswerType, Callable[[str, Any], tuple[Any, bool]]](
-    {
-        AnswerType.NUMBER: _check_final_number,
-        AnswerType.CHOICE: _check_final_letter,
-        AnswerType.BOX: _check_final_box,
-        AnswerType.TEXT: _check_final_text,
-    }
-)
+def _read_conclusion(answer_type: AnswerType, ending: str, answer: AnswerValue) -> tuple[Any, bool]:
+    """Return the answer on which the thinking ends, and True if it is the given one. `ending` is its last part."""
+    match answer_type:
+        case AnswerType.NUMBER:
+            numbers = _NUMBER.findall(ending)
+            return (numbers[-1], float(numbers[-1]) == answer) if numbers else ("no number", False)
+        case AnswerType.CHOICE:
+            letters = [match[1] or match[2] or match[3] for match in _LETTER.finditer(ending)]
+            return (letters[-1], letters[-1] == answer) if letters else ("no letter", False)
+        case AnswerType.BOX:
+            # Both boxes are in the model's coordinate system, so neither is converted.
+            boxes = [tuple(map(float, match.groups())) for match in _BOX.finditer(ending)]
+            if not boxes or not (boxes[-1][0] < boxes[-1][2] and boxes[-1][1] < boxes[-1][3]):
+                return "no box", False
+            return boxes[-1], geometry.iou(boxes[-1], answer) >= _SAME_BOX_IOU
+        case _:
+            # Spaces at both ends, so that only whole words match.
+            text = f" {' '.join(_WORD.findall(ending.casefold()))} "
+            words = f" {' '.join(_WORD.findall(answer.casefold()))} "
+            return text.strip()[-20:], bool(words.strip()) and words in text

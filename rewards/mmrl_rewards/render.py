@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Annotated, Literal
+from typing import Annotated, Final
 
 import numpy as np
 from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import rescale_above, reward, target_value
 from mmrl_rewards.services.encoder import embed_image
 from mmrl_rewards.services.renderer import DrawingError, DrawingLimits, ExternalRenderer, ImageArray, draw
 
@@ -25,6 +25,7 @@ SimilarityFn = Callable[[ImageArray, ImageArray], float]
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 _SSIM_WINDOW = 11  # side in pixels; SSIM needs images at least as large
 _MAX_REASON_CHARS = 80
+_draw_cached: Final = lru_cache(maxsize=64)(draw)  # the target of a group is drawn once
 
 
 @reward(name="render_svg", answer_types=(AnswerType.SVG,), uses_service=True)
@@ -45,9 +46,7 @@ def svg(
     (arXiv:2509.05208), which uses DINO.
     Departures: the value is measured from the best blank page, as the module states. resvg draws with one font and fits
     each drawing into the square.
-
-    Raises:
-        Unscorable: the target is not SVG, cannot be drawn or draws a blank page, or `encoder` holds no backbone.
+    Unscorable: the target is not SVG, cannot be drawn or draws a blank page, or `encoder` holds no backbone.
     """
     target = target_value(sample, AnswerType.SVG)
     paint = partial(_draw_cached, "svg", side=side, limits=limits)
@@ -69,9 +68,7 @@ def latex(
     Source: the rendered comparison of Table2LaTeX-RL (arXiv:2509.17589), which uses CW-SSIM above 0.6.
     Departures: it is SSIM, measured from the best blank page, as the module states. ziamath draws a subset of LaTeX
     without packages or macros.
-
-    Raises:
-        Unscorable: the target is not a formula, cannot be drawn or draws nothing, or `encoder` holds no backbone.
+    Unscorable: the target is not a formula, cannot be drawn or draws nothing, or `encoder` holds no backbone.
     """
     target = target_value(sample, AnswerType.LATEX)
     paint = partial(_draw_cached, "latex", side=0, limits=limits)
@@ -89,9 +86,7 @@ def page(
 
     Source: visual similarity of rendered code as in Design2Code (arXiv:2403.03163), which uses CLIP.
     Departures: similarity is SSIM or the given backbone, measured from the best blank page, as the module states.
-
-    Raises:
-        Unscorable: there is no renderer or it fails, or the target is not text, cannot be drawn or draws a blank page.
+    Unscorable: there is no renderer or it fails, or the target is not text, cannot be drawn or draws a blank page.
     """
     if renderer is None:
         raise Unscorable("no renderer is configured: set args.renderer.command or args.renderer.endpoint.url")
@@ -99,10 +94,7 @@ def page(
 
 
 def ssim(image: ImageArray, target: ImageArray) -> float:
-    """Return the structural similarity of the lightness of two images [height, width, 3] of one size, in [-1, 1].
-
-    Source: Wang et al. 2004, eq. 13. Departures: none.
-    """
+    """Return the SSIM (Wang et al. 2004, eq. 13) of the lightness of two images [height, width, 3], in [-1, 1]."""
     from skimage.metrics import structural_similarity
 
     return float(
@@ -126,14 +118,19 @@ def similarity_beyond_blank(image: ImageArray, target: ImageArray, similarity: S
         Unscorable: a blank page is as similar to the target as the target itself.
     """
     height, width, _ = np.maximum.reduce([image.shape, target.shape, (_SSIM_WINDOW, _SSIM_WINDOW, 3)])
-    image, target = _pad_with_white(image, height, width), _pad_with_white(target, height, width)
+    pages = []
+    for drawing in (image, target):
+        margins = ((0, height - drawing.shape[0]), (0, width - drawing.shape[1]), (0, 0))
+        pages.append(np.pad(drawing, margins, constant_values=255))
+    image, target = pages
     median_colour = np.median(target, axis=(0, 1)).astype(np.uint8)
     white_page = np.broadcast_to(np.full_like(median_colour, 255), target.shape)
     median_page = np.broadcast_to(median_colour, target.shape)
+    # A drawing on coloured ground is nearer to a page of that colour than to a white one.
     blank = max(similarity(white_page, target), similarity(median_page, target))
     if blank >= 1.0:
         raise Unscorable("the target draws next to nothing")
-    return min(1.0, max(0.0, (similarity(image, target) - blank) / (1.0 - blank)))
+    return rescale_above(similarity(image, target), blank)
 
 
 def _score_drawing(
@@ -141,14 +138,13 @@ def _score_drawing(
 ) -> RewardValue:
     """Draw answer and target, and return the answer's similarity beyond a blank page.
 
-    Raises:
-        Unscorable: the target cannot be drawn or draws a blank page.
+    A target that cannot be drawn, or has one colour, is unscorable.
     """
     try:
         expected = draw_source(target)
     except DrawingError as error:
         raise Unscorable(f"the target {target!r:.80}: {error}") from error
-    if _is_blank(expected):
+    if (expected == expected[0, 0]).all():
         raise Unscorable(f"the target {target!r:.80} draws a plain page")
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
@@ -156,20 +152,10 @@ def _score_drawing(
         given = draw_source(response.answer.value)
     except DrawingError as error:
         return RewardValue(0.0, f"the drawing {error}"[:_MAX_REASON_CHARS])
-    if _is_blank(given):
+    if (given == given[0, 0]).all():
         return RewardValue(0.0, "a plain page")
     value = similarity_beyond_blank(given, expected, similarity)
     return RewardValue(value, f"{value:.2f} of the way from a plain page to the target's picture")
-
-
-@lru_cache(maxsize=64)  # the target of a group is drawn once
-def _draw_cached(language: Literal["svg", "latex"], source: str, *, side: int, limits: DrawingLimits) -> ImageArray:
-    """Return the drawing [height, width, 3], uint8.
-
-    Raises:
-        DrawingError: the source cannot be drawn.
-    """
-    return draw(language, source, side=side, limits=limits)
 
 
 def _choose_similarity(encoder: str | None) -> SimilarityFn:
@@ -180,15 +166,3 @@ def _choose_similarity(encoder: str | None) -> SimilarityFn:
 def _embedding_cosine(encoder: str, image: ImageArray, target: ImageArray) -> float:
     """Return the cosine of the embeddings of two images, in [-1, 1]."""
     return float(embed_image(encoder, image) @ embed_image(encoder, target))
-
-
-def _pad_with_white(image: ImageArray, height: int, width: int) -> ImageArray:
-    """Return the image in the top left of a white page [height, width, 3]."""
-    page = np.full((height, width, 3), 255, dtype=np.uint8)
-    page[: image.shape[0], : image.shape[1]] = image
-    return page
-
-
-def _is_blank(image: ImageArray) -> bool:
-    """Return True if all pixels have one colour."""
-    return bool((image == image[0, 0]).all())

@@ -16,7 +16,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import column_value, reward, target_value
 
 _MAX_MESSAGE_CHARS: Final = 120
 
@@ -42,13 +42,17 @@ def valid(
 
     Source: JSON Schema 2020-12 (json-schema.org), or the draft that `$schema` names, by the library jsonschema.
     Departures: `$ref` can only refer to the schema itself, and `format` is not checked.
-
-    Raises:
-        Unscorable: there is no schema, it is invalid, or the target does not satisfy it.
+    Unscorable: there is no schema, it is invalid, or the target does not satisfy it.
     """
     target = target_value(sample, AnswerType.JSON)
+    given: object = schema
+    if schema is None:
+        if column is None:
+            raise Unscorable("there is no schema: set args.schema, or args.column to the column that holds it")
+        given = column_value(sample, column)
     try:
-        validator = _build_validator(json.dumps(_read_schema(sample, column) if schema is None else schema))
+        # A column holds it as JSON text, or parsed.
+        validator = _build_validator(json.dumps(json.loads(given) if isinstance(given, str) else given))
     except ValueError as error:
         raise Unscorable(f"column {column!r}: {error}") from error
     target_violation = _first_violation(validator, target)
@@ -58,21 +62,6 @@ def valid(
         return RewardValue(0.0, response.answer.problems[0])
     violation = _first_violation(validator, response.answer.value)
     return RewardValue(float(not violation), violation or "meets the schema")
-
-
-def _read_schema(sample: Sample, column: str | None) -> object:
-    """Return the schema in a sample's column, which holds it as JSON text or parsed.
-
-    Raises:
-        Unscorable: no column is named, or the sample lacks it.
-        ValueError: the text is not JSON.
-    """
-    if column is None:
-        raise Unscorable("there is no schema: set args.schema, or args.column to the column that holds it")
-    if column not in sample.meta:
-        raise Unscorable(f"the sample has no column {column!r}; it has {', '.join(map(repr, sample.meta)) or 'none'}")
-    given = sample.meta[column]
-    return json.loads(given) if isinstance(given, str) else given
 
 
 @lru_cache(maxsize=256)
@@ -91,12 +80,14 @@ def _build_validator(text: str) -> Validator:
     except SchemaError as error:
         raise ValueError(f"no JSON Schema: at {error.json_path}: {error.message:.200}") from None
     own = Registry[Any]().resolver_with_root(Resource.from_contents(schema, default_specification=DRAFT202012))
+    # Looked up now, so that a broken reference is found before training rather than by the first answer that meets it.
     for reference in _iter_references(schema):
         try:
             own.lookup(reference)
         except Unresolvable:
             raise ValueError(f"no JSON Schema: $ref {reference!r:.80} leads nowhere in it") from None
-    return kind(schema, registry=Registry())  # an empty one fetches nothing
+    # An empty registry, because the default one fetches what `$ref` names from the network.
+    return kind(schema, registry=Registry())
 
 
 def _iter_references(schema: object) -> Iterator[str]:

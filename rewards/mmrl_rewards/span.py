@@ -22,19 +22,15 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
 
     Source: tIoU as in ActivityNet and TALL (arXiv:1705.02101); the soft form as reward in Time-R1 (arXiv:2503.13377).
     Departures: none.
-
-    Raises:
-        Unscorable: the target is not two finite numbers with 0 <= start < end.
+    Unscorable: the target is not two finite numbers with 0 <= start < end.
     """
     target = target_value(sample, AnswerType.SPAN)
     answer = response.answer.value
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
     value = _temporal_iou(answer, target)
-    return RewardValue(
-        geometry.apply_threshold(value, threshold),
-        f"tIoU {value:.2f}: {_format_span(answer)} vs {_format_span(target)}",
-    )
+    reason = f"tIoU {value:.2f}: {_format_span(answer)} vs {_format_span(target)}"
+    return RewardValue(value if threshold is None else float(value >= threshold), reason)
 
 
 @reward(name="span_aligned", answer_types=(AnswerType.SPAN,))
@@ -46,10 +42,8 @@ def aligned(response: Response, sample: Sample, *, column: str = "duration") -> 
     Source: the timestamp-aware IoU of Time-R1 (arXiv:2503.13377).
     Departures: no factor falls below 0. An answer far beyond the video would make two factors negative and their
     product positive.
-
-    Raises:
-        Unscorable: the target is not two finite numbers with 0 <= start < end, or the column holds no length that
-            covers it.
+    Unscorable: the target is not two finite numbers with 0 <= start < end, or the column holds no length that covers
+    it.
     """
     target, seconds = target_value(sample, AnswerType.SPAN), sample.meta.get(column)
     if not isinstance(seconds, int | float) or not target[1] <= seconds < inf:
@@ -75,18 +69,19 @@ def union_iou(response: Response, sample: Sample, *, threshold: geometry.Thresho
     0.
 
     Source: the Jaccard index of two sets of moments. Departures: none.
-
-    Raises:
-        Unscorable: the target is not a list of at least one span.
+    Unscorable: the target is not a list of at least one span.
     """
-    targets = _target_spans(sample)
+    targets = target_value(sample, AnswerType.SPANS)
+    if not targets:
+        raise Unscorable("the target has no spans")
     answers = response.answer.value
     if answers is None:
         return RewardValue(0.0, response.answer.problems[0])
-    value = _covered_iou(answers, targets)
-    return RewardValue(
-        geometry.apply_threshold(value, threshold), f"tIoU {value:.2f}: {len(answers)} spans vs {len(targets)}"
-    )
+    # |A & B| = |A| + |B| - |A | B|
+    union = _covered_seconds([*answers, *targets])
+    value = min(1.0, max(0.0, (_covered_seconds(answers) + _covered_seconds(targets) - union) / union))
+    reason = f"tIoU {value:.2f}: {len(answers)} spans vs {len(targets)}"
+    return RewardValue(value if threshold is None else float(value >= threshold), reason)
 
 
 @reward(name="spans_f1", answer_types=(AnswerType.SPANS,))
@@ -97,11 +92,11 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
 
     Source: F1 is 2 P R / (P + R) with precision and recall summed over soft matches; assignment by scipy.
     Departures: none.
-
-    Raises:
-        Unscorable: the target is not a list of at least one span.
+    Unscorable: the target is not a list of at least one span.
     """
-    targets = _target_spans(sample)
+    targets = target_value(sample, AnswerType.SPANS)
+    if not targets:
+        raise Unscorable("the target has no spans")
     answers = response.answer.value
     if answers is None:
         return RewardValue(0.0, response.answer.problems[0])
@@ -111,24 +106,6 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
     overlaps = np.array(rows, dtype=np.float64).reshape(len(answers), len(targets))
     matched = matching.match_one_to_one(overlaps if threshold is None else (overlaps >= threshold).astype(np.float64))
     return RewardValue(matched.f1, f"F1 {matched.f1:.2f}: {matched.summary}")
-
-
-def _target_spans(sample: Sample) -> Sequence[TimeSpan]:
-    """Return the target's spans.
-
-    Raises:
-        Unscorable: the target is not a list of at least one span.
-    """
-    spans: Sequence[TimeSpan] = target_value(sample, AnswerType.SPANS)
-    if not spans:
-        raise Unscorable("the target has no spans")
-    return spans
-
-
-def _covered_iou(a: Sequence[TimeSpan], b: Sequence[TimeSpan]) -> float:
-    """Return the Jaccard index of the time that two lists of spans cover, by |A & B| = |A| + |B| - |A | B|."""
-    union = _covered_seconds([*a, *b])
-    return min(1.0, max(0.0, (_covered_seconds(a) + _covered_seconds(b) - union) / union))
 
 
 def _covered_seconds(spans: Sequence[TimeSpan]) -> float:
@@ -143,7 +120,8 @@ def _covered_seconds(spans: Sequence[TimeSpan]) -> float:
 def _temporal_iou(a: TimeSpan, b: TimeSpan) -> float:
     """Return the intersection over union of two spans, in [0, 1]."""
     shared = max(0.0, min(a[1], b[1]) - max(a[0], b[0]))
-    return shared / ((a[1] - a[0]) + (b[1] - b[0]) - shared)  # in this order it cannot round to more than 1
+    # In this order it cannot round to more than 1.
+    return shared / ((a[1] - a[0]) + (b[1] - b[0]) - shared)
 
 
 def _format_span(span: TimeSpan) -> str:

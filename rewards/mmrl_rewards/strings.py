@@ -10,7 +10,7 @@ import unicodedata
 
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Sample, Unscorable
-from mmrl_rewards.contract import target_value
+from mmrl_rewards.contract import column_value, target_value
 
 # Normalising a run of combining marks takes CPython time that grows with its square, so long runs that are not ASCII
 # are cut. Nothing composes with an ASCII character that follows it: every other seam is exact.
@@ -31,11 +31,6 @@ def words(text: str) -> list[str]:
     return _WORD.findall(normalize(text).casefold())
 
 
-def is_overlong(text: str, target: str) -> bool:
-    """Return True if an answer is so long that it could contain the target only by chance."""
-    return len(text) > 10 * len(target) + 1000
-
-
 def normalized_targets(sample: Sample, column: str | None) -> tuple[str, ...]:
     """Return the correct texts, normalised: the target, and those in `sample.meta[column]` if a column is named.
 
@@ -44,7 +39,11 @@ def normalized_targets(sample: Sample, column: str | None) -> tuple[str, ...]:
     """
     targets = [target_value(sample, AnswerType.TEXT)]
     if column is not None:
-        targets.extend(_read_text_list(sample, column))
+        listed = column_value(sample, column)
+        try:
+            targets.extend(validate_value(AnswerType.LIST, listed))
+        except ValueError as error:
+            raise Unscorable(f"column {column!r} is {error}: {listed!r:.80}") from error
     normalized = tuple(map(normalize, targets))
     if "" in normalized:
         raise Unscorable(f"the target {targets[normalized.index('')]!r:.80} is empty once normalised")
@@ -54,18 +53,3 @@ def normalized_targets(sample: Sample, column: str | None) -> tuple[str, ...]:
 def excerpt(text: str, max_chars: int = 40) -> str:
     """Return the start of a text, for a reason."""
     return repr(text if len(text) <= max_chars else text[:max_chars] + "...")
-
-
-def _read_text_list(sample: Sample, column: str) -> tuple[str, ...]:
-    """Return the list of texts in `sample.meta[column]`.
-
-    Raises:
-        Unscorable: there is no such column, or it is not a list.
-    """
-    if column not in sample.meta:
-        raise Unscorable(f"the sample has no column {column!r}; it has {', '.join(map(repr, sample.meta)) or 'none'}")
-    try:
-        listed: tuple[str, ...] = validate_value(AnswerType.LIST, sample.meta[column])
-    except ValueError as error:
-        raise Unscorable(f"column {column!r} is {error}: {sample.meta[column]!r:.80}") from error
-    return listed

@@ -60,9 +60,7 @@ def teds(response: Response, sample: Sample, *, structure_only: bool = False) ->
     Source: TEDS of PubTabNet (arXiv:1911.10683, eq. 1).
     Departures: thead, tbody and markup inside cells are not nodes, and th equals td, so that Markdown can be compared
     with HTML. An answer with more than twice the target's nodes earns 0.
-
-    Raises:
-        Unscorable: the target is not one table of 1 to 1000 nodes.
+    Unscorable: the target is not one table of 1 to 1000 nodes.
     """
     target = _target_table(sample)
     if response.answer.value is None:
@@ -113,13 +111,11 @@ def tree_edit_distance(a: ParsedTable, b: ParsedTable, structure_only: bool = Fa
 
 
 def _forest_distance(costs: CostMatrix, own_a: Sequence[int], own_b: Sequence[int]) -> float:
-    """Return the edit distance of two forests in postorder.
+    """Return the edit distance of two forests in postorder, given the `costs` of turning subtrees into each other.
 
-    Args:
-        costs: cost of turning each subtree of one forest into each subtree of the other.
-        own_a: for each node of the first forest, the number of nodes of its subtree before it.
-        own_b: the same for the second forest.
+    `own_a` and `own_b` are, for each node of a forest, the number of nodes of its subtree before it.
     """
+    # Row i, column j: the distance of the first i nodes of one forest and the first j of the other.
     table: list[Sequence[float]] = [range(len(own_b) + 1)]
     before_b = [j - own for j, own in enumerate(own_b)]
     for i, (replacing, own) in enumerate(zip(costs, own_a, strict=True)):
@@ -166,16 +162,13 @@ def _cell_replacement_costs(
         costs += cdist(texts_a, texts_b, scorer=Levenshtein.normalized_distance, dtype=np.float64)
     spans_a = np.array([cell[1:] for cell in a])
     spans_b = np.array([cell[1:] for cell in b])
+    # Colspan and rowspan together: cells of another size are other cells.
     costs[(spans_a[:, None] != spans_b[None]).any(axis=-1)] = 1.0
     return costs
 
 
 def _target_table(sample: Sample) -> ParsedTable:
-    """Return the target's table.
-
-    Raises:
-        Unscorable: the target is not one table of 1 to 1000 nodes.
-    """
+    """Return the target's table, of 1 to 1000 nodes."""
     try:
         table = parse_table(target_value(sample, AnswerType.TEXT))
     except ValueError as error:
@@ -188,11 +181,7 @@ def _target_table(sample: Sample) -> ParsedTable:
 
 
 def _parse_html(source: str) -> list[tuple[TableCell, ...]]:
-    """Return the rows of the one table in an HTML text.
-
-    Raises:
-        ValueError: there is no table, more than one, or text beside it.
-    """
+    """Return the rows of the one table in an HTML text."""
     try:
         parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)
         root = html.document_fromstring(_CONTROL_CHARS.sub("", source).encode(), parser=parser)
@@ -205,15 +194,13 @@ def _parse_html(source: str) -> list[tuple[TableCell, ...]]:
         raise ValueError("text beside the table")
     rows = []
     for row in tables[0].iter("tr"):
-        rows.append(tuple(map(_parse_html_cell, row.iter("td", "th"))))
+        cells = []
+        for element in row.iter("td", "th"):
+            text = strings.normalize("".join(element.itertext()))
+            colspan, rowspan = _parse_span(element.get("colspan", "1")), _parse_span(element.get("rowspan", "1"))
+            cells.append(TableCell(text, colspan, rowspan))
+        rows.append(tuple(cells))
     return rows
-
-
-def _parse_html_cell(element: html.HtmlElement) -> TableCell:
-    """Return the cell of a td or th element."""
-    text = strings.normalize("".join(element.itertext()))
-    colspan, rowspan = _parse_span(element.get("colspan", "1")), _parse_span(element.get("rowspan", "1"))
-    return TableCell(text, colspan, rowspan)
 
 
 def _parse_span(text: str) -> int:
@@ -222,19 +209,14 @@ def _parse_span(text: str) -> int:
 
 
 def _parse_markdown(source: str) -> list[tuple[TableCell, ...]]:
-    """Return the rows of a Markdown table.
-
-    Raises:
-        ValueError: the text is not one table.
-    """
+    """Return the rows of a Markdown table."""
     lines = [line.strip() for line in source.splitlines()]
     if len(lines) < 2 or not all("|" in line for line in lines) or not _MARKDOWN_RULE.fullmatch(lines[1]):
         raise ValueError("no table")
-    return [_parse_markdown_row(line) for line in (lines[0], *lines[2:])]
-
-
-def _parse_markdown_row(line: str) -> tuple[TableCell, ...]:
-    """Return the cells of a line. Pipes at its start and end are optional."""
-    parts = _PIPE.split(line)
-    start, end = not parts[0].strip(), len(parts) - (not parts[-1].strip())
-    return tuple(TableCell(strings.normalize(part.replace(r"\|", "|"))) for part in parts[start:end])
+    rows = []
+    for line in (lines[0], *lines[2:]):
+        parts = _PIPE.split(line)
+        # Pipes at the start and end of a line are optional.
+        start, end = not parts[0].strip(), len(parts) - (not parts[-1].strip())
+        rows.append(tuple(TableCell(strings.normalize(part.replace(r"\|", "|"))) for part in parts[start:end]))
+    return rows

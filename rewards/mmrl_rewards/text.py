@@ -1,6 +1,7 @@
 """Rewards for text: equality with the target, shared words, and few repetitions.
 
-If `column` names a column of `sample.meta`, it lists further correct texts.
+If `column` names a column of `sample.meta`, it lists further correct texts. ROUGE, BLEU and chrF give 0 to an answer
+of more than 10 times the longest target's length + 1000 characters.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ def exact(response: Response, sample: Sample, *, column: str | None = None) -> R
 
     Source: exact match as in SQuAD (arXiv:1606.05250, 6.1).
     Departures: articles and punctuation are kept, and Unicode is normalised.
-
-    Raises:
-        Unscorable: a target is not text, or is empty once normalised.
+    Unscorable: a target is not text, or is empty once normalised.
     """
     targets = strings.normalized_targets(sample, column)
     if response.answer.value is None:
@@ -51,11 +50,8 @@ def rouge(
 
     Source: Lin 2004, eq. 1 and, with beta = 1, 2 to 4.
     Departures: the value is F1, because recall alone rewards rambling. The best of several targets counts. Words are
-    not stemmed, and each ideograph is a word. An answer of more than 10 times the longest target's length + 1000
-    characters earns 0.
-
-    Raises:
-        Unscorable: a target is not text, or has no word (for variant 2, no two).
+    not stemmed, and each ideograph is a word. Long answers earn 0, as the module states.
+    Unscorable: a target is not text, or has no word (for variant 2, no two).
     """
     targets = strings.normalized_targets(sample, column)
     wanted = [strings.words(target) for target in targets]
@@ -66,7 +62,9 @@ def rouge(
         return refusal
     given = strings.words(response.answer.value)
     value = max(_rouge_f1(variant, given, target) for target in wanted)
-    reason = f"ROUGE-{variant} {value:.2f}: {strings.excerpt(response.answer.value)}, {_expected_text(targets)}"
+    reason = (
+        f"ROUGE-{variant} {value:.2f}: {strings.excerpt(response.answer.value)}, expected {strings.excerpt(targets[0])}"
+    )
     return RewardValue(value, reason)
 
 
@@ -83,11 +81,8 @@ def bleu(
 
     Source: Papineni et al. 2002, 2.3, as in sacrebleu (arXiv:1804.08771) with exponential smoothing and the effective
     order, so that short sentences can reach 1.
-    Departures: NFKC and collapsing white space come first. An answer of more than 10 times the longest target's length
-    + 1000 characters earns 0.
-
-    Raises:
-        Unscorable: a target is not text, or is empty once normalised.
+    Departures: NFKC and collapsing white space come first. Long answers earn 0, as the module states.
+    Unscorable: a target is not text, or is empty once normalised.
     """
     from sacrebleu.metrics.bleu import BLEU
 
@@ -97,8 +92,9 @@ def bleu(
         return refusal
     text = strings.normalize(response.answer.value)
     metric = BLEU(max_ngram_order=order, tokenize=tokenize, effective_order=True)
-    value = _percent_to_fraction(metric.sentence_score(text, targets).score)
-    return RewardValue(value, f"BLEU {value:.2f}: {strings.excerpt(text)}, {_expected_text(targets)}")
+    # Per cent; rounding may carry a perfect score past 100.
+    value = min(1.0, metric.sentence_score(text, targets).score / 100.0)
+    return RewardValue(value, f"BLEU {value:.2f}: {strings.excerpt(text)}, expected {strings.excerpt(targets[0])}")
 
 
 @reward(name="chrf", answer_types=(AnswerType.TEXT,), attack_tolerance=0.25)  # letters that happen to agree
@@ -110,11 +106,9 @@ def chrf(
     With `word_order` 2 it is chrF++.
 
     Source: Popović 2015 and 2017, as in sacrebleu (arXiv:1804.08771).
-    Departures: NFKC and collapsing white space come first. The best of several targets counts. An answer of more than
-    10 times the longest target's length + 1000 characters earns 0.
-
-    Raises:
-        Unscorable: a target is not text, or is empty once normalised.
+    Departures: NFKC and collapsing white space come first. The best of several targets counts. Long answers earn 0, as
+    the module states.
+    Unscorable: a target is not text, or is empty once normalised.
     """
     from sacrebleu.metrics.chrf import CHRF
 
@@ -123,8 +117,9 @@ def chrf(
     if refusal:
         return refusal
     text = strings.normalize(response.answer.value)
-    value = _percent_to_fraction(CHRF(word_order=word_order).sentence_score(text, targets).score)
-    return RewardValue(value, f"chrF {value:.2f}: {strings.excerpt(text)}, {_expected_text(targets)}")
+    # Per cent; rounding may carry a perfect score past 100.
+    value = min(1.0, CHRF(word_order=word_order).sentence_score(text, targets).score / 100.0)
+    return RewardValue(value, f"chrF {value:.2f}: {strings.excerpt(text)}, expected {strings.excerpt(targets[0])}")
 
 
 @reward(name="repetition", low=-1.0, high=0.0, attack_tolerance=1.0)  # an empty response gets the maximum
@@ -147,8 +142,9 @@ def _reject(response: Response, targets: Sequence[str]) -> RewardValue | None:
     text = response.answer.value
     if text is None:
         return RewardValue(0.0, response.answer.problems[0])
-    if strings.is_overlong(text, max(targets, key=len)):
-        return RewardValue(0.0, f"{len(text)} characters, {_expected_text(targets)}")
+    # An answer so long could contain the target by chance alone.
+    if len(text) > 10 * max(map(len, targets)) + 1000:
+        return RewardValue(0.0, f"{len(text)} characters, expected {strings.excerpt(targets[0])}")
     return None
 
 
@@ -165,13 +161,3 @@ def _rouge_f1(variant: str, answer: Sequence[str], target: Sequence[str]) -> flo
 def _count_ngrams(words: Sequence[str], order: int) -> NgramCounts:
     """Return how often each run of `order` words occurs."""
     return Counter(zip(*(words[start:] for start in range(order)), strict=False))
-
-
-def _percent_to_fraction(percent: float) -> float:
-    """Return a percentage as a fraction of at most 1, because rounding may carry a perfect score past 100."""
-    return min(1.0, percent / 100.0)
-
-
-def _expected_text(targets: Sequence[str]) -> str:
-    """Return the first target as text, for the reason of a reward."""
-    return f"expected {strings.excerpt(targets[0])}"

@@ -30,10 +30,8 @@ def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=
 
     Source: VidSTG (arXiv:2001.06891).
     Departures: instants replace frames, because a policy writes its boxes down. Boxes are compared in px_original.
-
-    Raises:
-        Unscorable: the target is not such a list, is empty or has two boxes at one instant, or it has no coordinate
-            system, or its image or video does not exist.
+    Unscorable: the target is not such a list, is empty or has two boxes at one instant, or it has no coordinate system,
+    or its image or video does not exist.
     """
     try:
         expected = _parse_tube(target_value(sample, AnswerType.JSON), step)
@@ -41,7 +39,7 @@ def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=
         raise Unscorable(f"the target {error}") from error
     if not expected:
         raise Unscorable("the target has no boxes")
-    resize, target_system = geometry.resize_map(response, sample), geometry.target_coordinate_system(sample)
+    targets = {time: geometry.target_to_pixels(response, sample, box) for time, box in expected.items()}
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     try:
@@ -51,9 +49,8 @@ def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=
     both = given.keys() & expected.keys()
     overlaps = []
     for instant in sorted(both):
-        answer_box = geometry.to_pixels(resize, given[instant], response.coordinate_system)
-        target_box = geometry.to_pixels(resize, expected[instant], target_system)
-        overlaps.append(geometry.iou(answer_box, target_box))
+        answer_box = geometry.answer_to_pixels(response, sample, given[instant])
+        overlaps.append(geometry.iou(answer_box, targets[instant]))
     value = sum(overlaps) / len(given.keys() | expected.keys())
     reason = f"vIoU {value:.2f}: {len(both)} instants shared of {len(given)}, expected {len(expected)}"
     return RewardValue(value, reason)
@@ -67,9 +64,7 @@ def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Fi
     or of texts that hold decimals.
 
     Source: F1 over a set. Departures: a frame that is named twice counts as two.
-
-    Raises:
-        Unscorable: the target is not a list of at least one number.
+    Unscorable: the target is not a list of at least one number.
     """
     try:
         expected = _parse_numbers(target_value(sample, AnswerType.LIST))
@@ -99,7 +94,10 @@ def _parse_tube(value: object, step: float) -> BoxesByInstant:
     boxes: BoxesByInstant = {}
     for item in value:
         match item:
-            case {"time": int() | float() as time, "bbox_2d": box} if _is_valid_time(time):
+            # bool is a subclass of int.
+            case {"time": int() | float() as time, "bbox_2d": box} if (
+                type(time) is not bool and 0 <= time <= _MAX_SECONDS
+            ):
                 instant = floor(time / step + 0.5)  # round() would bring 0.5 and 1.5 to even instants
             case _:
                 raise ValueError(f'{item!r:.80} is not {{"time": 0.0, "bbox_2d": [x1, y1, x2, y2]}}')
@@ -109,11 +107,6 @@ def _parse_tube(value: object, step: float) -> BoxesByInstant:
     return boxes
 
 
-def _is_valid_time(value: float) -> bool:
-    """Return True for a number of seconds from 0 to `_MAX_SECONDS`."""
-    return not isinstance(value, bool) and 0 <= value <= _MAX_SECONDS
-
-
 def _parse_numbers(items: Sequence[str]) -> NDArray[np.float64]:
     """Return the numbers of frames, [len(items)].
 
@@ -121,6 +114,7 @@ def _parse_numbers(items: Sequence[str]) -> NDArray[np.float64]:
         ValueError: a text is not a decimal number.
     """
     for item in items:
+        # float() would also read "nan", "1e9" and digits of other scripts.
         if not _NUMERAL.fullmatch(item):
             raise ValueError(f"{item!r:.80} is not the number of a frame")
     return np.array(items, dtype=np.float64)

@@ -23,16 +23,14 @@ from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.learner import engine_deepspeed
 from mmrl.learner.engine_deepspeed import DeepspeedEngine, DeepspeedModel
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnerConfig
-from mmrl.learner.shared_prefix_check import compare_layouts
+from mmrl.learner.learner import GrpoLearner, LearnerConfig, compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.components import enable_gradient_checkpointing
+from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.lora import create_adapter, has_adapter
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
-from mmrl.rollout.engines.shared_server import SharedServer
-from mmrl.rollout.weight_sync import PolicyWeightStream, WeightStream
+from mmrl.rollout.weight_sync import PolicyWeightStream, ShardedWeightStream, WeightStream
 from mmrl.types import Experience, UserError
 
 CHUNK_ELEMENTS = 3000
@@ -83,7 +81,7 @@ class Lessons:
     """A world, and trials by name."""
 
     policy: Policy
-    processor: QwenProcessor
+    processor: PromptProcessor
     eos_id: int
     trials: dict[str, Trial]
 
@@ -100,9 +98,9 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
     stretched = replace(plain, position_ids_3BL=2 * plain.position_ids_3BL)
     apart = [tuple(compare_layouts(policy, packed, other, ranks)) for other in (plain, stretched)]
     weights, engine_fed = PolicyWeightStream(policy), Fed(policy)
-    feeder = SharedServer(engine_fed, ranks)
+    feeder = ShardedWeightStream(weights, ranks)
     if trial.feeds:
-        feeder.load_weights(weights)  # what it is given now is not what it must have in the end
+        feeder.load_on_rank0(engine_fed.load_weights)  # what it is given now is not what it must have in the end
     for step, experiences in enumerate(trial.steps):
         if step == trial.resume_after:
             saved, state = copy.deepcopy(everything(policy, engine, ranks))
@@ -123,11 +121,12 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
             policy, lessons.processor, engine, plan, reference, ranks=ranks, placement=MediaPlacement(trial.homes)
         )
         metrics.append(dict(learner.step(experiences, step=step)))
-    parts = ranks.all_gather(sum(tensor.numel() for tensor in policy.local_shard(ranks).values()))
+    shard = policy.runner.local_shard(policy.trained, ranks)
+    parts = ranks.all_gather(sum(tensor.numel() for tensor in shard.values()))
     kept, state = everything(policy, engine, ranks)
     result = {"apart": apart, "metrics": metrics, "weights": kept, "state": state, "parts": parts}
     if trial.feeds:
-        result |= {"refused": fed_once_more(feeder, engine_fed, weights), "most_whole": engine_fed.most_whole}
+        result |= {"refused": fed_once_more(feeder, engine_fed), "most_whole": engine_fed.most_whole}
         result["fed"] = engine_fed.held
     if sharded:
         sharded.unwrap(policy)
@@ -138,7 +137,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
 def everything(policy: Policy, engine, ranks: Ranks):
     """Weights and the engine's tables, from the parts of all ranks."""
     weights, tables = {}, {}
-    for part, state in ranks.all_gather((policy.local_shard(ranks), engine.state())):
+    for part, state in ranks.all_gather((policy.runner.local_shard(policy.trained, ranks), engine.state())):
         assert not part.keys() & weights.keys()
         weights |= part
         for table, kept in state.items():
@@ -146,15 +145,15 @@ def everything(policy: Policy, engine, ranks: Ranks):
     return weights, tables
 
 
-def fed_once_more(feeder: SharedServer, engine: Fed, weights: WeightStream) -> str:
+def fed_once_more(feeder: ShardedWeightStream, engine: Fed) -> str:
     """Feed an engine that breaks off, and then takes all; what it said."""
     engine.breaks_off, said = True, ""
     try:
-        feeder.load_weights(weights)
+        feeder.load_on_rank0(engine.load_weights)
     except UserError as error:
         said = str(error)
     engine.breaks_off = False
-    feeder.load_weights(weights)
+    feeder.load_on_rank0(engine.load_weights)
     return said
 
 

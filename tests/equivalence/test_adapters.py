@@ -14,10 +14,10 @@ from torch import nn
 from mmrl.config.schema import LoraConfig, OptimizerConfig
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.components import enable_gradient_checkpointing
+from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.families import get_family
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
 
 EVERYWHERE = ("language.attention", "language.mlp", "vision.attention", "vision.mlp", "projector.mlp")
 VARIANTS = {

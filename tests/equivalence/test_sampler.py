@@ -13,7 +13,7 @@ from rounding import LOGPROBS
 from transformers import GenerationConfig
 
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.logits import compute_logprobs, sample_tokens
+from mmrl.policy.logprobs import compute_logprobs, sample_tokens
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import Author, Experience, FinishReason, SamplingParams
 

@@ -19,7 +19,7 @@ from mmrl.media.cache import MediaCache
 from mmrl.policy import shared_prefix_attention
 from mmrl.policy.batch import PrefixGroup
 from mmrl.policy.encoder import PromptEncoder
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.training import sft
 from mmrl.types import Author, Experience, MediaPolicy, Target, UserError
 
@@ -31,7 +31,7 @@ def thinking(world, **grammar):
     known = world.processor.encoder
     store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
     options = {"video": SMALL, "add_instruction": False, "max_prompt_tokens": 500}
-    return QwenProcessor(PromptEncoder(known.hf_processor, known.family, ResponseFormat(**grammar), store, **options))
+    return PromptProcessor(PromptEncoder(known.hf_processor, known.family, ResponseFormat(**grammar), store, **options))
 
 
 def lessons(world, samples, **options):

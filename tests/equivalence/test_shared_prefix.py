@@ -8,7 +8,7 @@ import pytest
 import torch
 from rounding import GRADIENTS, LOGPROBS
 
-from mmrl.learner.shared_prefix_check import TOLERANCES, ForwardDifference, check_shared_prefix, compare_layouts
+from mmrl.learner.learner import TOLERANCES, ForwardDifference, check_shared_prefix, compare_layouts
 from mmrl.policy import shared_prefix_attention
 from mmrl.policy.batch import PrefixGroup, collate, group_by_prompt
 from mmrl.types import Experience, UserError

@@ -10,10 +10,10 @@ from PIL import Image
 from recorded import recorded
 from rounding import GRADIENTS, LOGPROBS
 
-from mmrl.learner.shared_prefix_check import ForwardDifference, compare_layouts
+from mmrl.learner.learner import ForwardDifference, compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.mrope import PlaceholderRun, mrope_positions
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.families import PlaceholderRun
+from mmrl.policy.policy import Policy
 from mmrl.types import Author, CoordinateSystem, Experience, ImageRef, ResizeMap, Segment, Size, UserError
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -132,7 +132,7 @@ def test_positions_are_those_of_one_sequence(tiny, clip, family):
             rollout.observations[1].grid, float(video.second_per_grid_V)
         ),
     }
-    expected = mrope_positions(batch.input_ids_BL[0].tolist(), runs, merge_size=known.merge_size)
+    expected = encoder.family.position_ids(batch.input_ids_BL[0].tolist(), runs, merge_size=known.merge_size)
     assert torch.equal(batch.position_ids_3BL[:, 0], expected)
 
 
@@ -231,7 +231,8 @@ def test_what_has_left_the_memory_is_shown_anew(tiny, monkeypatch, room, opened)
     refs_shown = [replace(tiny().samples[0].images[0], crop=(0, 0, side, 24)) for side in (16, 24, 32)]
     views = [processor.build_tool_segment(ref).observation for ref in refs_shown]
     for ref, view in zip(refs_shown[:2], views, strict=False):
-        assert torch.equal(processor.tool_media_tensors(view).image_patches_MD, honest(ref).tensors.image_patches_MD)
+        _, tensors = honest(ref)
+        assert torch.equal(processor.tool_media_tensors(view).image_patches_MD, tensors.image_patches_MD)
     assert len(calls) == opened
 
 

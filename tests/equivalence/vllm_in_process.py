@@ -18,7 +18,7 @@ from mmrl.checkpoint import export_hf_folder
 from mmrl.config.schema import LoraConfig
 from mmrl.policy.families import VideoTimeEncoding
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
 from mmrl.policy.tiny_models import make_model
 from mmrl.rollout.engines.base import EngineSampler, RolloutEngine
 from mmrl.rollout.engines.vllm_colocated import VllmEngine

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from vllm_scenes import VIDEO, Scene, media_store
 
-from mmrl.media.resize import resized_size
+from mmrl.media.image import resized_size
 from mmrl.media.video import FrameSampling
+from mmrl.policy.batch import PromptTensors
 from mmrl.policy.families import VideoTimeEncoding
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.prompt_tensors import PromptTensors
+from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.vllm_inputs import build_engine_input
 from mmrl.rollout.responses import empty_rollout
 from mmrl.types import MediaObservation, Prompt, Sample, Size, VideoRef
@@ -35,7 +35,7 @@ def _resized(image: Image.Image, **area: int) -> Image.Image:
     return image.resize(resized_size(Size(*image.size), **area))
 
 
-def _rendered(llm: Any, processor: QwenProcessor, sample: Sample) -> Any:
+def _rendered(llm: Any, processor: PromptProcessor, sample: Sample) -> Any:
     """What vLLM's own processor makes of a sample with one placeholder per medium, pictures and frames resized."""
     images, store = processor.hf_processor.image_processor, media_store()
     area = {"factor": 16, "min_pixels": images.size["shortest_edge"], "max_pixels": images.size["longest_edge"]}
@@ -57,7 +57,7 @@ def _rendered(llm: Any, processor: QwenProcessor, sample: Sample) -> Any:
     return rendered
 
 
-def _collapsed(processor: QwenProcessor, sample: Sample) -> str:
+def _collapsed(processor: PromptProcessor, sample: Sample) -> str:
     """The question with one placeholder per medium.
 
     Each frame of a Qwen3-VL video has its own vision tokens; transformers 5, and vLLM with it, would leave those of the

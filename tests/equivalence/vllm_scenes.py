@@ -31,15 +31,13 @@ from mmrl.config.schema import (
     VllmConfig,
 )
 from mmrl.media.cache import MediaCache
-from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.policy.batch import TensorProvider, collate, group_by_prompt
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.prompt_tensors import TensorProvider
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model
-from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, WeightPublisher
-from mmrl.rollout.engines.vllm_args import build_engine_args
+from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, WeightPublisher, build_engine_args
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import (
     Author,
@@ -71,7 +69,7 @@ class Questions:
     """A tiny world, its samples by name, a video, and a folder to work in."""
 
     spec: FromScratchConfig
-    processor: QwenProcessor
+    processor: PromptProcessor
     samples: dict[str, Sample]
     clip: VideoRef
     law: SamplingParams
@@ -103,7 +101,7 @@ def questions(world: Any, family: str, clip: VideoRef, folder: Path) -> Question
                 hidden_size=64, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=330
             ),
         ),
-        processor=QwenProcessor(encoder),
+        processor=PromptProcessor(encoder),
         samples=dict(zip(SAMPLES, (text, one, two, video, both), strict=True)),
         clip=clip,
         law=replace(world.law, temperature=0.7, max_new_tokens=12),

@@ -116,7 +116,7 @@ def raising_reward(folder: Path) -> Config:
 
 
 def wrong_table(folder: Path) -> Config:
-    row = {"fn": "./mine.py:raises", "sample": {"kind": "number", "value": 1}, "response": "", "expected": 1}
+    row = {"fn": "./mine.py:raises", "sample": {"answer_type": "number", "value": 1}, "response": "", "expected": 1}
     (folder / "mine.json").write_text(json.dumps([{**row, "source": "as wished"}]))
     return raising_reward(folder)
 

@@ -59,7 +59,7 @@ def test_the_nearer_the_page_the_more_it_earns(tmp_path):
     answers = [TARGET, PAGE.format("Opening hourz", "teal"), PAGE.format("Closed", "wheat")]
     values = []
     for answer in answers:
-        row = {"fn": "", "sample": {"kind": "text", "value": TARGET}, "response": f"<answer>{answer}</answer>"}
+        row = {"fn": "", "sample": {"answer_type": "text", "value": TARGET}, "response": f"<answer>{answer}</answer>"}
         values.append(page(*Case.model_validate({**row, "expected": 0, "source": ""}).build()).value)
     assert values[0] == 1.0
     assert 1.0 > values[1] > values[2]

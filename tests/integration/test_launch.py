@@ -87,7 +87,7 @@ def test_other_launchers_start_the_same_run(launcher: list[str], module: list[st
     config = write(experiment(tmp_path / "run", data=data, stages=stages), tmp_path / "tiny.yaml")
     if "deepspeed" in launcher[1]:
         pytest.importorskip("deepspeed")
-    words = [sys.executable, *launcher, str(launch._find_free_port()), *module, "mmrl", "train", str(config)]
+    words = [sys.executable, *launcher, str(launch.find_free_port()), *module, "mmrl", "train", str(config)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [(record["stage"], record["step"]) for record in metrics(tmp_path / "run") if "learner/lr" in record]

@@ -89,7 +89,7 @@ def test_under_deepspeed_processes_come_and_go(zero: int, base: Path, tmp_path: 
 def test_only_what_is_trained_is_kept_and_told(adapted: Path) -> None:
     checkpoint = find_latest(adapted / "checkpoints", pytest.fail)
     assert checkpoint is not None
-    for file in (checkpoint / "model.safetensors", adapted / "references" / "rl" / "model.safetensors"):
+    for file in (checkpoint / "model.safetensors", adapted / "reference_weights" / "rl" / "model.safetensors"):
         assert all("lora_" in name for name in load_file(file))
     steps = [record for record in metrics(adapted) if "policy/reference_kl_nats" in record]
     assert max(step["groups/nonzero_advantage_frac"] for step in steps) > 0  # there was something to learn
@@ -105,7 +105,7 @@ def test_the_first_stage_needs_no_reference_of_its_own(base: Path, tmp_path: Pat
     assert done.code == 0, done.errors
     assert re.search(r"^ *vision +13 +[\d,]+ +0 +float32 *$", done.output, re.MULTILINE), done.output
     assert re.search(r"^ *projector +9 +[\d,]+ +[1-9][\d,]* +float32 +0.001 *$", done.output, re.MULTILINE)
-    assert not (tmp_path / "run" / "references").exists()
+    assert not (tmp_path / "run" / "reference_weights").exists()
     gone = [
         record["policy/reference_kl_nats"]
         for record in metrics(tmp_path / "run")
@@ -188,5 +188,5 @@ def test_a_later_stage_may_measure_from_the_base_model(base: Path, tmp_path: Pat
         for name in ("run", "other")
     ]
     assert gone[0][0] > 10 * gone[1][0]  # what is left is the adapter's dropout
-    assert not (tmp_path / "run" / "references").exists()
-    assert (tmp_path / "other" / "references" / "rl").is_dir()
+    assert not (tmp_path / "run" / "reference_weights").exists()
+    assert (tmp_path / "other" / "reference_weights" / "rl").is_dir()

@@ -70,7 +70,7 @@ def test_what_was_drawn_is_written_whole(harvested: Path) -> None:
     assert [row["rollout"] for row in drawn[:4]] == [0, 1, 2, 3]
     assert len({row["id"] for row in drawn}) == 48
     assert {row["terms"]["count"] for row in drawn} == {0.0, 1.0}  # the cold start left something to choose
-    seconds = [row for row in drawn if row["second_look"]]
+    seconds = [row for row in drawn if row["rethink"]]
     assert 0 < len(seconds) < 48 and all(" Wait." in row["response"] for row in seconds)
     told = next(record for record in metrics(harvested) if record["stage"] == "draw")
     assert told["rethink/frac"] == len(seconds) / 48

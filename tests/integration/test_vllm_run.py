@@ -245,7 +245,7 @@ def follows(run_dir: Path, steps: int) -> None:
 def test_the_engine_sees_in_a_response_what_tools_show_the_learner_in_it(session: Session) -> None:
     follows(session.folder / "zoom", steps=4)
     steps = [record for record in metrics(session.folder / "zoom") if "rollout/response_tokens_mean" in record]
-    assert len(steps) == 4 and min(record["tools/shown"] for record in steps) > 0
+    assert len(steps) == 4 and min(record["tools/media_shown"] for record in steps) > 0
 
 
 def test_samples_of_every_kind_come_in_parts_look_again_and_are_replayed(session: Session) -> None:

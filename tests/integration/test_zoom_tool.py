@@ -53,16 +53,16 @@ def test_the_policy_calls_the_tool_by_itself(zoomed):
     told = metrics(zoomed)
     cold = [record for record in told if record["stage"] == "cold" and "learner/loss" in record]
     assert len(cold) == 90
-    assert {record["tools/shown"] for record in cold} == {12.0}  # every demonstration was shown what it looks at
+    assert {record["tools/media_shown"] for record in cold} == {12.0}  # every demonstration was shown what it looks at
     assert cold[-1]["learner/loss"] < cold[0]["learner/loss"] / 10
     steps = [record for record in told if record["stage"] == "rl" and "learner/loss" in record]
     assert len(steps) == 4
     for record in steps:
-        assert record["tools/shown"] >= 4
+        assert record["tools/media_shown"] >= 4
         assert record["tools/errors"] == record["tools/timeouts"] == 0
     assert any(record["learner/grad_norm/vision"] > 0.0 for record in steps)
     tested = [record for record in told if "test/corner" in record]
-    assert tested[0]["test/tools/shown"] > 0
+    assert tested[0]["test/tools/media_shown"] > 0
 
 
 def test_what_was_shown_stands_in_its_responses(zoomed):
@@ -114,10 +114,12 @@ def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
     done = mmrl("train", twice, "--nproc", 2)
     assert done.code == 0, done.errors
     told = metrics(tmp_path / "once")
-    assert {record["tools/shown"] for record in told if record["stage"] == "cold" and "learner/loss" in record} == {5.0}
+    assert {
+        record["tools/media_shown"] for record in told if record["stage"] == "cold" and "learner/loss" in record
+    } == {5.0}
     steps = [record for record in told if record["stage"] == "rl" and "learner/loss" in record]
     assert [record["rollout/staleness_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
-    assert min(record["tools/shown"] for record in steps) > 0
+    assert min(record["tools/media_shown"] for record in steps) > 0
     alike(metrics(tmp_path / "twice"), told)
 
 
@@ -155,7 +157,7 @@ def test_responses_in_parts_zoom_look_again_and_are_replayed(here, tmp_path, mon
     for name in (
         "rollout/unfinished_groups",
         "rollout/resumed_rollouts",
-        "tools/shown",
+        "tools/media_shown",
         "rethink/attempted",
         "replay/frac",
     ):

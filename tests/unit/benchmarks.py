@@ -12,7 +12,7 @@ from PIL import Image
 
 from mmrl.benchmarks.readers.questions import Question
 from mmrl.types import DatasetContext, MediaPolicy, VideoRef
-from mmrl_datasets.formats import parquet
+from mmrl_datasets.formats.tables import write_parquet
 
 
 def png(shade: int = 0) -> bytes:
@@ -39,7 +39,7 @@ def place(folder: Path) -> DatasetContext:
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Rows in the format that the name's ending says."""
     if path.suffix == ".parquet":
-        parquet.write_rows(path, rows)
+        write_parquet(path, rows)
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif path.suffix == ".json":

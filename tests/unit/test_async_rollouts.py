@@ -18,9 +18,9 @@ from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import LoraConfig
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.rollout.steps.generate import CompleteRollouts
+from mmrl.rollout.pipeline import StepPipeline
 from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
 from mmrl.training.rl import RlSettings
 from mmrl.types import Group, RolloutBatch, TrainingState, UserError
@@ -67,11 +67,11 @@ def test_what_is_drawn_while_weights_change_is_what_they_were(tiny, made):
     copied = salted(world.policy, copy_policy=True)
     begun, changed = threading.Event(), threading.Event()
 
-    class Slowly(CompleteRollouts):
+    class Slowly(StepPipeline):
         def run(self, prompts, *, step):
             begun.set()
             assert changed.wait(60)
-            return self.generate(prompts, step=step)
+            return super().run(prompts, step=step)
 
     program = Slowly(sampler=copied, group_size=2, sampling_params=world.law)
     with ThreadPoolExecutor(1) as thread:

@@ -7,8 +7,7 @@ import torch
 
 from mmrl.answer import ResponseFormat
 from mmrl.learner.micro_batches import pack_micro_batches
-from mmrl.policy.batch import PrefixGroup, collate, collate_prompts, group_by_prompt
-from mmrl.policy.prompt_tensors import Placeholders, PromptTensors
+from mmrl.policy.batch import Placeholders, PrefixGroup, PromptTensors, collate, collate_prompts, group_by_prompt
 from mmrl.types import (
     AnswerType,
     Author,

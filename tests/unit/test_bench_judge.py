@@ -5,7 +5,7 @@ import json
 import pytest
 from serving import judging, reply, served
 
-from mmrl.benchmarks.report.compare import compare_runs
+from mmrl.benchmarks.compare import compare_runs
 from mmrl.benchmarks.verdict import read_verdicts
 from mmrl.cli import main
 

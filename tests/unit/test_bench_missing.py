@@ -6,12 +6,11 @@ import pytest
 from benchmarks import place, write
 from PIL import Image
 
+from mmrl.benchmarks.grading import score_responses
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.readers.questions import read_questions
 from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
-from mmrl.benchmarks.report.markdown import report_markdown
-from mmrl.benchmarks.report.report import build_report
-from mmrl.benchmarks.score_responses import score_responses
+from mmrl.benchmarks.report import build_report, report_markdown
 from mmrl.evaluation.session import check_missing, make_batches
 from mmrl.types import Region, UserError
 

@@ -18,7 +18,7 @@ from mmrl.benchmarks.readers.published import LAYOUTS, get_layouts
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions, read_questions
 from mmrl.benchmarks.registry import BENCHMARK_NAMES, BENCHMARKS, get_benchmark
 from mmrl.types import CoordinateSystem, Size, UserError
-from mmrl_datasets.generators.mp4_writer import RenderedVideo, save_mp4
+from mmrl_datasets.media_files import RenderedVideo, save_mp4
 
 BOX = [4.0, 6.0, 8.0, 16.0]
 

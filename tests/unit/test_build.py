@@ -109,7 +109,7 @@ def test_a_digest_follows_what_the_samples_say_not_where_they_lie():
     def digest(path="a.png", sha256="12", answer=3):
         target = Target(answer_type=AnswerType.NUMBER, value=answer)
         sample = Sample(id="x", task="t", parts=(ImageRef(path=path, sha256=sha256), "?"), target=target)
-        return DataSplits(train=(sample,), validation=(), test=(), source_indices={}).digests()["train"]
+        return DataSplits(train=(sample,), validation=(), test=(), source_indices={}).content_hashes()["train"]
 
     assert digest(path="elsewhere/b.png") == digest()
     assert len({digest(), digest(sha256="34"), digest(answer=4)}) == 3

@@ -6,7 +6,7 @@ from rounding import GRADIENTS, LOGPROBS
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmrl.policy.chunked_logprobs import LogprobHead, LogprobRequest
+from mmrl.policy.logprobs import LogprobHead, LogprobRequest
 
 WIDTH, VOCABULARY, TOKENS = 8, 50, 9
 

@@ -7,7 +7,7 @@ import pytest
 from scoring import COUNT, FIND, GRAMMAR, constant, judge_of, rollout, scored, term
 
 from mmrl.config.schema import WeightScheduleConfig
-from mmrl.scoring.combine import combine_terms
+from mmrl.scoring.terms import combine_terms
 from mmrl.types import UserError
 from mmrl_rewards import box, number
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from mmrl.config.schema import LoraConfig
-from mmrl.policy.components import enable_gradient_checkpointing, summarize_components
+from mmrl.policy.build import enable_gradient_checkpointing, summarize_components
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -152,10 +152,41 @@ def test_explain_says_whose_rollouts_an_overlapping_step_learns_from(tmp_path):
     corrected = "stages.rl.loss={old_logprobs: recomputed, rollout_correction: {method: tis}}"
     assert "version older" not in explain(load_config(path))
     words = explain(load_config(path, ["stages.rl.async_rollouts=true"]))
-    assert "async      from the second step on, rollouts are generated while the step before trains" in words
+    assert "off-policy from the second step on, rollouts are generated while the step before trains" in words
     assert "π_old as recorded while sampling; clipped per token" in words
     words = explain(load_config(path, ["stages.rl.async_rollouts=true", "stages.rl.loss.old_logprobs=recomputed"]))
-    assert "of rollouts that are a version old as recorded while sampling; clipped per token" in words
+    assert "but as recorded while sampling for rollouts of an older policy; clipped per token" in words
     words = explain(load_config(path, ["stages.rl.async_rollouts=true", corrected]))
     assert "computed by the learner as the step begins; 1 up to rounding" in words
     assert "w_t = π_old(y_t) / π_sampler(y_t), at most 2" in words
+
+
+@pytest.mark.parametrize(
+    ("override", "expected", "ratio"),
+    [
+        (
+            "rollout_steps=[{kind: generate, partial_rollout_tokens: 8, oversampling: 2}]",
+            "the tokens of an unfinished rollout are a version older with every step that it waits",
+            "clipped per token",
+        ),
+        (
+            "dynamic_sampling={ranges: [{term: count}], max_rounds: 2, extra: carry}",
+            "groups carried over from the step before are a version older",
+            "clipped per token",
+        ),
+        ("replay={max_staleness: 7}", "replayed rollouts are of older versions of the policy, up to 7", "1 up to"),
+        (
+            "replay={max_staleness: null}",
+            "replayed rollouts are of older versions of the policy, of any",
+            "1 up to",
+        ),
+        ("num_mini_batches=4", "from the second of the 4 optimizer steps on, the policy is newer", "clipped per token"),
+        ("ppo_epochs=2", "from the second of the 2 optimizer steps on, the policy is newer", "clipped per token"),
+    ],
+)
+def test_explain_gives_every_reason_why_rollouts_are_off_policy(tmp_path, override, expected, ratio):
+    path = write(tmp_path, SMALL)
+    assert "off-policy" not in explain(load_config(path))
+    words = explain(load_config(path, [f"stages.rl.{override}"]))
+    assert f"\n  off-policy {expected}" in words
+    assert f"π_old as recorded while sampling; {ratio}" in words

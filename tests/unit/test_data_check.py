@@ -9,11 +9,11 @@ from PIL import Image
 
 from mmrl.config.schema import DataConfig
 from mmrl.data_check.duplicates import find_repeated_questions, find_similar_images, find_training_overlap
-from mmrl.data_check.findings import FindingCode, Severity, severity_of
-from mmrl.data_check.image_similarity import find_most_similar, find_near_duplicates, image_fingerprint
+from mmrl.data_check.fingerprints import find_most_similar, find_near_duplicates, image_fingerprint
 from mmrl.data_check.lengths import draw_histograms, make_bins, summarize_lengths, text_histogram
-from mmrl.data_check.outside_image import find_outside_image
-from mmrl.policy.unpatchify import unpatchify
+from mmrl.data_check.report import FindingCode, Severity, severity_of
+from mmrl.data_check.sample_view import find_outside_image
+from mmrl.policy.encoder import unpatchify
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Region, ResizeMap, Sample, Size, Target
 
 
@@ -56,7 +56,7 @@ def test_copies_are_alike_and_other_pictures_are_not(draw):
 
 
 def test_a_repeat_names_the_first_of_its_kind_across_blocks(monkeypatch):
-    monkeypatch.setattr("mmrl.data_check.image_similarity._BLOCK_ROWS", 3)
+    monkeypatch.setattr("mmrl.data_check.fingerprints._BLOCK_ROWS", 3)
     a, b, c, d, e, f = (image_fingerprint(photograph(seed)) for seed in range(6))
     assert find_near_duplicates([a, b, c, a, b, b, a]) == {3: 0, 4: 1, 5: 1, 6: 0}
     assert find_most_similar([c, a, a, b], [d, e, b, f, a]) == {1: 4, 2: 4, 3: 2}

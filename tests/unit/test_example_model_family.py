@@ -17,9 +17,9 @@ from mmrl.media.cache import MediaCache
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES, load_family
 from mmrl.policy.lora import create_adapter
+from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.pretrained import load_pretrained
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import CoordinateSystem, Experience, MediaPolicy, SamplingParams, Size, UserError
 
@@ -52,7 +52,7 @@ def test_a_model_trains_one_step_through_it(tiny, folder):
         add_instruction=False,
         max_prompt_tokens=500,
     )
-    processor = QwenProcessor(encoder)
+    processor = PromptProcessor(encoder)
     prompt = processor.build(tiny().samples[0])
     assert prompt.resize_maps[0].resized == Size(48, 48)
     assert prompt.coordinate_system is CoordinateSystem.NORM_1000

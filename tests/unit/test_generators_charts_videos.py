@@ -16,8 +16,8 @@ from mmrl.media.video import FrameSampling
 from mmrl.types import AnswerType, DatasetContext, MediaPolicy, VideoRef
 from mmrl_datasets.generators import charts, shape_videos
 from mmrl_datasets.generators.drawing import COLOURS
-from mmrl_datasets.generators.mp4_writer import RenderedVideo, encode_mp4
 from mmrl_datasets.generators.photos import SPLITS
+from mmrl_datasets.media_files import RenderedVideo, encode_mp4
 
 STEP = 5  # the charts' default; a labelled line stands at every second one
 
@@ -59,7 +59,7 @@ def columns_of(mask):
 def height_to_value(image, row):
     """A value on the axis, by the labelled lines: the base has most ink, and lines stand 2 steps apart."""
     (base,) = rows_of(image, charts.CHART_INK, 60)
-    lines = rows_of(image, charts.GRID_COLOR, 30)
+    lines = rows_of(image, charts.LINE_COLOR, 30)
     pitch = (base - lines[0]) / len(lines)
     return round((base - row) / pitch * 2) * STEP
 

@@ -15,8 +15,7 @@ from PIL import Image
 from mmrl.config import Config
 from mmrl.config.schema import MediaLimitsConfig
 from mmrl.data.context import make_dataset_context
-from mmrl.data.load import DatasetLoader
-from mmrl.data.open_media import open_all_media
+from mmrl.data.load import DatasetLoader, open_all_media
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
@@ -194,32 +193,32 @@ def test_a_resumed_run_opens_only_what_is_new_or_was_touched(tmp_path):
     for number, path in enumerate(paths):
         Image.new("RGB", (20 + number, 30), (number, 9, 99)).save(path)
     refs = [ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths]
-    OpenedMediaIndex(tmp_path / "pictures.json").add({ref: Size(20 + n, 30) for n, ref in enumerate(refs[:4])})
+    OpenedMediaIndex(tmp_path / "opened_media.json").add({ref: Size(20 + n, 30) for n, ref in enumerate(refs[:4])})
     dated = os.stat(paths[1]).st_mtime_ns
     os.utime(paths[1], ns=(dated, dated + 1))
     paths[2].unlink()
     other = ImageRef(path=refs[3].path, sha256=refs[4].sha256)
-    assert OpenedMediaIndex(tmp_path / "pictures.json").known_sizes([*refs, other]) == {
+    assert OpenedMediaIndex(tmp_path / "opened_media.json").known_sizes([*refs, other]) == {
         refs[0]: Size(20, 30),
         refs[3]: Size(23, 30),
     }
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a.png": 3}', '{"a.png": [1]}'])
-def test_a_damaged_ledger_knows_nothing(tmp_path, content):
-    (tmp_path / "pictures.json").write_text(content)
-    assert OpenedMediaIndex(tmp_path / "pictures.json").known_sizes([ImageRef(path="a.png", sha256="")]) == {}
+def test_a_damaged_index_knows_nothing(tmp_path, content):
+    (tmp_path / "opened_media.json").write_text(content)
+    assert OpenedMediaIndex(tmp_path / "opened_media.json").known_sizes([ImageRef(path="a.png", sha256="")]) == {}
 
 
-def test_what_the_ledger_knows_is_not_opened(folder):
-    settings, ledger = config(), folder / "pictures.json"
+def test_what_the_index_knows_is_not_opened(folder):
+    settings, index_path = config(), folder / "opened_media.json"
     place = make_dataset_context(settings, folder, folder / "work")
 
     def load(store):
-        return DatasetLoader(settings, place, store, Console(), OpenedMediaIndex(ledger)).load()
+        return DatasetLoader(settings, place, store, Console(), OpenedMediaIndex(index_path)).load()
 
     first = load(MediaCache(place.media_policy, MediaLimitsConfig(), max_bytes=0))
-    assert len(json.loads(ledger.read_text())) == 50
+    assert len(json.loads(index_path.read_text())) == 50
     store = MediaCache(place.media_policy, MediaLimitsConfig(max_pixels=1), max_bytes=0)  # it would refuse to open any
     assert load(store).train == first.train
     assert store.image_size(first.train[0].images[0]) == Size(20, 30)

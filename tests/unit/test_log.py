@@ -216,7 +216,7 @@ def test_a_run_without_a_checkpoint_has_nothing_to_lose(tmp_path):
     run.metrics.write_text("{}\n")
     (run.data / "count-train").mkdir(parents=True)
     (run.path / ".reader.partial").mkdir()
-    (run.path / ".pictures.json.tmp").touch()
+    (run.path / ".opened_media.json.tmp").touch()
     corrected = config_of(seed=3)
     assert run.claim(corrected, silent) is False
     assert os.listdir(run.path) == ["config.yaml"]

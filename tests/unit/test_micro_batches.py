@@ -14,8 +14,8 @@ from torch.distributed import TCPStore
 from waiting import wait_for
 
 from mmrl.distributed import launch
-from mmrl.distributed.ranks import MediaPlacement, RankShard, SingleProcess, rank_slice
-from mmrl.distributed.sharing import SharedDemonstrationTools, count_dropped_samples, measure_across_ranks
+from mmrl.distributed.ranks import MediaPlacement, RankShard, SingleProcess, count_dropped_samples, rank_slice
+from mmrl.distributed.sharing import SharedDemonstrationTools, measure_across_ranks
 from mmrl.distributed.torch_ranks import Heartbeat
 from mmrl.learner.micro_batches import add_dummy_media, assign_to_ranks, dummy_batch, rank_micro_batches
 from mmrl.policy.batch import collate, group_by_prompt
@@ -57,9 +57,9 @@ def test_a_portion_keeps_the_cursor_of_the_whole():
         def take(self, cursor, count):
             return list(range(cursor, cursor + count))
 
-    taken = [RankShard(Count(), Rank(rank, 3), 7).take(10, 7) for rank in range(3)]
+    taken = [RankShard(Count().take, Rank(rank, 3), 7).take(10, 7) for rank in range(3)]
     assert [row for part in taken for row in part] == list(range(10, 17))
-    assert RankShard(Count(), SingleProcess(), 7).take(10, 7) == list(range(10, 17))
+    assert RankShard(Count().take, SingleProcess(), 7).take(10, 7) == list(range(10, 17))
 
 
 def test_groups_that_wait_have_the_first_places_of_a_round():
@@ -72,7 +72,7 @@ def test_groups_that_wait_have_the_first_places_of_a_round():
     for waiting in range(8):
         waits = [f"waits-{place}" for place in range(waiting)]
         rounds = [
-            [*waits[rank_slice(7, Rank(rank, 3))], *RankShard(Count(), Rank(rank, 3), 7).take(20, 7 - waiting)]
+            [*waits[rank_slice(7, Rank(rank, 3))], *RankShard(Count().take, Rank(rank, 3), 7).take(20, 7 - waiting)]
             for rank in range(3)
         ]
         assert [each for own in rounds for each in own] == [*waits, *Count().take(20, 7 - waiting)]

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.policy.families import FAMILIES
-from mmrl.policy.mrope import PlaceholderRun, mrope_positions
+from mmrl.policy.families import FAMILIES, PlaceholderRun
 from mmrl.types import UserError
 
 IMAGE, VIDEO, TEXT = 7, 8, 1
@@ -21,7 +20,9 @@ PROMPTS = {
 
 
 def positions(ids, images=(), videos=()):
-    return mrope_positions(ids, {IMAGE: [PlaceholderRun(grid) for grid in images], VIDEO: list(videos)}, merge_size=2)
+    return FAMILIES["qwen2_vl"].position_ids(
+        ids, {IMAGE: [PlaceholderRun(grid) for grid in images], VIDEO: list(videos)}, merge_size=2
+    )
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])

@@ -241,6 +241,46 @@ def test_the_gap_to_the_sampler_is_that_of_fresh_tokens():
     assert "rollout/logprob_diff_mean" not in metrics
 
 
+@pytest.mark.parametrize("replayed", [False, True], ids=["fresh", "replayed"])
+def test_the_update_is_measured_token_by_token(replayed):
+    """Clipped shares by side, and Schulman's k3 of KL(old || policy); `old` is recorded or recomputed by response."""
+    experiences, scores, _ = problem()
+    whose = ["recomputed" if replayed and i % 2 else None for i in range(len(experiences))]
+    aged = [
+        replace(e, staleness=int(old is not None), old_logprobs_source=old)
+        for e, old in zip(experiences, whose, strict=True)
+    ]
+    options = LossConfig(clip_low=0.1, clip_high=0.15)
+    divergence, low, high, count, at = 0.0, 0, 0, 0, 0
+    for each, old in zip(aged, whose, strict=True):
+        for segment in each.rollout.segments:
+            if segment.author not in (Author.POLICY, Author.DEMONSTRATION):
+                continue
+            for behaviour in segment.logprobs:
+                before = float(scores.recomputed_logprobs_N[at]) if old == "recomputed" else behaviour
+                if segment.author is Author.POLICY:
+                    ratio = math.exp(float(scores.logprobs_N[at]) - before)
+                    divergence += (ratio - 1) - math.log(ratio)
+                    low, high, count = low + (ratio < 0.9), high + (ratio > 1.15), count + 1
+                at += 1
+    objective = Objective(options, STEPS)
+    _, metrics = objective(aged, taken(scores, reference=False), objective.count_denominators(aged), step=STEP)
+    assert low > 0 and high > 0 and low + high < count
+    assert metrics["policy/approx_kl"] == pytest.approx(divergence / count, rel=1e-4)
+    assert metrics["policy/clip_frac_low"] == pytest.approx(low / count)
+    assert metrics["policy/clip_frac_high"] == pytest.approx(high / count)
+    assert metrics["policy/clip_frac"] == pytest.approx((low + high) / count)
+
+
+def test_a_policy_that_has_not_moved_is_no_distance_away():
+    experiences, scores, _ = problem()
+    still = taken(scores._replace(logprobs_N=scores.recomputed_logprobs_N), reference=False)
+    objective = Objective(LossConfig(old_logprobs="recomputed"), STEPS)
+    _, metrics = objective(experiences, still, objective.count_denominators(experiences), step=STEP)
+    names = ("policy/approx_kl", "policy/clip_frac", "policy/clip_frac_low", "policy/clip_frac_high")
+    assert [metrics[name] for name in names] == [0.0] * 4
+
+
 def distance(a, b):
     assert float(b.norm()) > 0
     return float((a - b).norm() / b.norm())

@@ -5,9 +5,7 @@ from itertools import count, islice
 
 import pytest
 
-from mmrl.data.mixture import BLOCK_SIZE, allocate_quotas, fixed_mixture
-from mmrl.data.order import CachedOrder, ShuffledOrder
-from mmrl.data.streaming import StreamingOrder
+from mmrl.data.order import BLOCK_SIZE, CachedOrder, ShuffledOrder, StreamingOrder, allocate_quotas, fixed_mixture
 from mmrl.types import AnswerType, RejectedRow, Sample, Target, UserError
 
 

@@ -13,9 +13,9 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, ModelConfig, VisionFromScratchConfig
 from mmrl.policy.batch import collate
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.logits import sample_tokens
+from mmrl.policy.logprobs import sample_tokens
+from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.pretrained import load_pretrained
-from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import Experience, SamplingParams, UserError
 

@@ -17,9 +17,8 @@ from PIL import Image
 from waiting import PATIENCE_S, wait_for
 
 import mmrl.policy.processor as processor_module
-from mmrl.data.order import CachedOrder, ShuffledOrder
+from mmrl.data.order import CachedOrder, ShuffledOrder, StreamingOrder
 from mmrl.data.prefetch import Prefetcher
-from mmrl.data.streaming import StreamingOrder
 from mmrl.media.media_workers import start_media_workers
 from mmrl.types import AnswerType, ImageRef, PromptTooLongError, RejectedRow, Sample, Target, UserError
 from mmrl.utils.worker_pool import WorkerPool

@@ -11,8 +11,7 @@ from mmrl.config.explain import explain
 from mmrl.config.export import dump_yaml
 from mmrl.config.load import flatten_settings
 from mmrl.config.schema import ReplayConfig, RlStage
-from mmrl.config.schema.presets import ALGORITHM_PRESETS
-from mmrl.config.schema.replay import REPLAY_PRESETS
+from mmrl.config.schema.presets import ALGORITHM_PRESETS, REPLAY_PRESETS
 
 
 def loaded(tmp_path, *overrides):

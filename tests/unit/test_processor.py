@@ -11,7 +11,7 @@ from PIL import Image
 
 import mmrl.policy.processor as processor_module
 from mmrl.algo.replay import find_changed_media, find_media_problems
-from mmrl.policy.chat_template import ChatTemplate
+from mmrl.policy.encoder import ChatTemplate
 from mmrl.types import (
     AnswerType,
     Author,

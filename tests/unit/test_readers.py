@@ -30,7 +30,7 @@ from mmrl.types import (
     Target,
     UserError,
 )
-from mmrl_datasets.formats import jsonl
+from mmrl_datasets.formats import tables
 from mmrl_datasets.readers import chat, row_to_sample, table, vlmevalkit
 from mmrl_rewards import box
 
@@ -413,7 +413,7 @@ def test_a_bom_is_no_content_and_utf16_is_refused(place):
 
 
 def test_a_line_without_end_is_rejected_in_bounded_memory(place, monkeypatch):
-    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(tables, "MAX_LINE_BYTES", 1000)
     (place.base_dir / "a.jsonl").write_bytes(b'{"q": "' + b"x" * 9_000_000 + b'"}\n{"q": "?", "a": 1}\n')
     tracemalloc.start()
     bad, good = table.rows(place, path="a.jsonl", columns={"question": "q", "answer": "a"}, answer_type="number")
@@ -443,7 +443,7 @@ def test_what_is_no_list_is_refused(place, content):
 
 
 def test_a_list_too_large_for_memory_is_refused(place, monkeypatch):
-    monkeypatch.setattr("mmrl_datasets.formats.json_file.MAX_BYTES", 5)
+    monkeypatch.setattr("mmrl_datasets.formats.tables.MAX_JSON_BYTES", 5)
     (place.base_dir / "a.json").write_text("[{}, {}]")
     with pytest.raises(UserError, match="write it as JSON Lines"):
         list(table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, answer_type="number"))
@@ -652,7 +652,7 @@ def test_bad_records_of_a_text_table(place):
 
 
 def test_a_quote_that_never_ends_stops_at_the_limit(place, monkeypatch):
-    monkeypatch.setattr("mmrl_datasets.formats.csv_tsv.MAX_CELL_CHARS", 200_000)
+    monkeypatch.setattr("mmrl_datasets.formats.tables.MAX_CELL_CHARS", 200_000)
     (place.base_dir / "a.csv").write_text('q,a\n"1+1?\n' + "2,2\n" * 100_000)
     results = list(
         table.rows(place, path="a.csv", columns={"question": "q", "answer": "a"}, answer_type="number", limit=2)

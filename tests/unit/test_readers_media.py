@@ -279,7 +279,7 @@ def test_what_the_network_gives_is_checked(place, server, monkeypatch):
     )
     wanted = ["404", "is no image", f"broke off after {len(PNG)} of", "has more than 1,000,000 bytes"]
     check(results, [*wanted, "cannot be downloaded", "refused", "cannot be downloaded"])
-    monkeypatch.setattr("mmrl_datasets.readers.download.READ_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("mmrl_datasets.readers.media_resolver.READ_TIMEOUT_S", 0.3)
     check(read(allowing(place, "http"), {"images": at(server, "/silent")}), ["timed out"])
     assert [file for file in (place.work_dir / "media").rglob("*") if file.is_file()] == [], (
         "nothing half-written stays"
@@ -287,7 +287,7 @@ def test_what_the_network_gives_is_checked(place, server, monkeypatch):
 
 
 def test_a_server_that_drips_is_given_up(place, server, monkeypatch):
-    monkeypatch.setattr("mmrl_datasets.readers.download.TOTAL_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("mmrl_datasets.readers.media_resolver.TOTAL_TIMEOUT_S", 0.0)
     check(read(allowing(place, "http"), {"images": at(server, "/endless")}), ["not complete within 0 s"])
 
 

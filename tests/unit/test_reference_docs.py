@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.log.metric_names import METRIC_MEANINGS
-
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS = {name.partition("/")[0] for name in METRIC_MEANINGS if "/" in name} - {"<step>"}
 
 
 def load_tool():
@@ -18,6 +15,10 @@ def load_tool():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+METRIC_MEANINGS = load_tool().METRIC_MEANINGS
+GROUPS = {name.partition("/")[0] for name in METRIC_MEANINGS if "/" in name} - {"<step>"}
 
 
 @pytest.mark.parametrize("name", ["config.md", "metrics.md", "rewards.md", "commands.md"])

@@ -17,7 +17,7 @@ from mmrl.algo.replay import (
     update_buffer,
 )
 from mmrl.config.schema import ReplayConfig
-from mmrl.config.schema.replay import REPLAY_PRESETS
+from mmrl.config.schema.presets import REPLAY_PRESETS
 from mmrl.types import Experience, TrainingState, UserError
 
 CHI2_999 = {3: 16.27, 5: 20.52}

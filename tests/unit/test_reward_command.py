@@ -105,7 +105,7 @@ def test_a_new_reward_passes_its_table_and_lint_from_any_folder(tmp_path, capsys
 def test_a_failing_row_shows_what_came_instead(made, tmp_path, capsys):
     special = '{"None": None, "2": 2.0}.get(response.text, right * 1.0)'
     made(f'if response.text == "boom": raise KeyError("oh")\n    return {special}')
-    row = {"fn": "./mine.py:r", "sample": {"kind": "number", "value": 3}, "expected": 1, "source": "a rule"}
+    row = {"fn": "./mine.py:r", "sample": {"answer_type": "number", "value": 3}, "expected": 1, "source": "a rule"}
     texts = ["<answer>3</answer>", "<answer>4</answer>", "boom", "None", "2"]
     (tmp_path / "t.json").write_text(json.dumps([row | {"response": text} for text in texts]))
     assert main(["reward", "test", str(tmp_path / "t.json")]) == 1
@@ -119,7 +119,9 @@ def test_a_failing_row_shows_what_came_instead(made, tmp_path, capsys):
 
 def test_score_prints_value_and_reason(tmp_path, capsys):
     sample = tmp_path / "s.json"
-    sample.write_text('{"kind": "box", "value": [0, 0, 10, 10], "coordinates": "px_original", "image": [100, 100]}')
+    sample.write_text(
+        '{"answer_type": "box", "value": [0, 0, 10, 10], "coordinates": "px_original", "image": [100, 100]}'
+    )
     words = ["reward", "try", "--fn", "box:iou", "--sample", str(sample)]
     assert main([*words, "--response", "<answer>[0, 0, 5, 10]</answer>"]) == 0
     assert json.loads(capsys.readouterr().out) == {
@@ -137,7 +139,7 @@ def test_score_prints_value_and_reason(tmp_path, capsys):
     ]
     assert main([*words, *rest]) == 0
     assert json.loads(capsys.readouterr().out)["value"] == 0.0
-    sample.write_text('{"kind": "box", "value": [9, 0, 1, 1], "coordinates": "px_original", "image": [10, 10]}')
+    sample.write_text('{"answer_type": "box", "value": [9, 0, 1, 1], "coordinates": "px_original", "image": [10, 10]}')
     assert main([*words, "--response", ""]) == 0
     assert json.loads(capsys.readouterr().out)["value"] == "unscorable"
 
@@ -146,7 +148,7 @@ def test_score_prints_value_and_reason(tmp_path, capsys):
     ("content", "complaint"),
     [
         (b"{", "s.json: Invalid JSON"),
-        (b'{"kind": "box"}', "s.json: value: Field required"),
+        (b'{"answer_type": "box"}', "s.json: value: Field required"),
         (b"\xff\xfe", "s.json: Invalid JSON"),
         (None, "cannot read the sample"),
     ],
@@ -160,14 +162,14 @@ def test_score_refuses_a_broken_sample(tmp_path, content, complaint, capsys):
 
 
 def test_score_refuses_a_key_that_no_row_has(tmp_path, capsys):
-    (tmp_path / "s.json").write_text('{"kind": "number", "value": 3}')
+    (tmp_path / "s.json").write_text('{"answer_type": "number", "value": 3}')
     words = ["reward", "try", "--fn", "number:exact", "--sample", str(tmp_path / "s.json"), "--response", "3"]
     assert main([*words, "--case", '{"frmae": "norm_1"}']) == 2
-    assert "--case: frmae: Extra inputs are not permitted" in capsys.readouterr().err
+    assert "--case: unknown key 'frmae'; known keys: fn, args, sample, response, " in capsys.readouterr().err
 
 
 def test_score_refuses_a_response_that_is_not_text(tmp_path, capsys):
-    (tmp_path / "s.json").write_text('{"kind": "number", "value": 3}')
+    (tmp_path / "s.json").write_text('{"answer_type": "number", "value": 3}')
     (tmp_path / "r.txt").write_bytes(b"<answer>\xff\xfe3</answer>")
     words = ["reward", "try", "--fn", "number:exact", "--sample", str(tmp_path / "s.json")]
     assert main([*words, "--response", f"@{tmp_path / 'r.txt'}"]) == 2
@@ -279,7 +281,7 @@ def test_lint_takes_samples_from_a_table(made, tmp_path, capsys):
     assert main(["reward", "lint", name]) == 2
     assert "cannot read the case table" in capsys.readouterr().err
     row = {"fn": "./mine.py:r", "response": "", "expected": 0, "source": "s"}
-    row["sample"] = {"kind": "number", "value": 347, "meta": {"unit": "cm"}}
+    row["sample"] = {"answer_type": "number", "value": 347, "meta": {"unit": "cm"}}
     (tmp_path / "t.json").write_text(json.dumps([row | {"expected": "unscorable"}]))
     assert main(["reward", "lint", name, "--cases", str(tmp_path / "t.json")]) == 2
     assert "no row of the case table of reward 'r' expects a value" in capsys.readouterr().err
@@ -294,17 +296,17 @@ def test_a_case_may_have_several_media_and_any_grammar(tmp_path):
     row = {
         "fn": "mmrl_rewards.number:exact",
         "sample": {
-            "kind": "number",
+            "answer_type": "number",
             "value": 3,
-            "medium": 1,
+            "media_index": 1,
             "media": [{"size": [10, 20], "resized": [5, 5]}, {"type": "video", "size": [8, 8], "duration": 4.5}],
             "meta": {"unit": "cm"},
             "label": 4,
-            "thought": "hm",
+            "thinking": "hm",
         },
         "response": r"so \boxed{3}",
         "response_format": {"style": "boxed"},
-        "finish": "length",
+        "finish_reason": "length",
         "tokens": 7,
         "expected": 1,
         "source": "s",

@@ -218,7 +218,7 @@ def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(
 
 
 def test_a_reward_that_hangs_at_its_first_call_is_named(judge_of, monkeypatch):
-    monkeypatch.setattr("mmrl.scoring.reward_workers._STARTUP_TIMEOUT_S", 10.0)
+    monkeypatch.setattr("mmrl.scoring.scorer._STARTUP_TIMEOUT_S", 10.0)
     sample = Sample(id="h", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="hang"))
     with pytest.raises(RewardError, match="hung while scoring sample 'h' with reward 'wary': more than 10 s"):
         judge_of("wary").check_samples([sample], GRAMMAR)
@@ -295,12 +295,12 @@ def test_an_interruption_ends_the_workers_and_the_judge_can_go_on(judge_of, monk
     judge = judge_of("moody", workers=1)
     judge.score_groups(groups_of(["fine"]), step=0)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("mmrl.scoring.reward_workers._read_outcome", interrupted)
+        patched.setattr("mmrl.scoring.scorer._read_outcomes", interrupted)
         judge.score_groups(groups_of(["x"]), step=0)
     assert judge.score_groups(groups_of(["fine"]), step=0)[0].totals == (4 / 7,)
 
 
-def interrupted(future):
+def interrupted(futures, calls):
     raise KeyboardInterrupt
 
 

@@ -62,7 +62,7 @@ def test_a_case_can_fail():
     case = Case.model_validate(
         {
             "fn": "",
-            "sample": {"kind": "number", "value": 3},
+            "sample": {"answer_type": "number", "value": 3},
             "response": "<answer>4</answer>",
             "expected": 1,
             "source": "s",
@@ -78,7 +78,9 @@ def test_a_case_can_fail():
     ("content", "complaint"),
     [
         ('[{"fn": "m:f"}]', r"row 0.sample: Field required"),
-        ('[{"fn": "m:f", "smaple": 1}]', r"Field required|Extra inputs"),
+        ('[{"fn": "m:f", "smaple": 1}]', r"row 0: unknown key 'smaple'; known keys: fn, args, sample, response, "),
+        ('[{"fn": "m:f", "tol": 1}]', r"row 0: unknown key 'tol'; .*, tolerance, source"),
+        ('[{"fn": "m:f", "sample": {"kind": "box"}}]', r"row 0.sample: unknown key 'kind'; known keys: answer_type, "),
         ("[", "Invalid JSON"),
         (None, "cannot read the case table"),
     ],

@@ -395,7 +395,7 @@ def test_inside_equals_a_library():
         points = rng.uniform(0, 10, (50, 2))
         expected = points_in_poly(points, polygon)
         assert [
-            geometry.point_in_polygon(p, [tuple(vertex) for vertex in polygon]) for p in points
+            geometry.point_in_region(p, [[tuple(vertex) for vertex in polygon]]) for p in points
         ] == expected.tolist()
 
 

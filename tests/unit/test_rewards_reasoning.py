@@ -12,7 +12,7 @@ from mmrl_rewards.contract import bind
 
 
 def scored(fn, thought, answer, kind="number", value=2, args=None, **case):
-    row = {"kind": kind, "value": value, "image": [200, 100], **case.pop("sample", {})}
+    row = {"answer_type": kind, "value": value, "image": [200, 100], **case.pop("sample", {})}
     text = f"<think>{thought}</think><answer>{answer}</answer>"
     built = Case.model_validate(
         {"fn": "", "sample": row, "response": text, "expected": 0, "source": "", **case}

@@ -24,7 +24,7 @@ def svg(inside="", side=64):
 
 
 def scored(fn, kind, value, answer, **args):
-    sample = {"kind": kind, "value": value}
+    sample = {"answer_type": kind, "value": value}
     case = {"fn": "", "sample": sample, "response": f"<answer>{answer}</answer>", "expected": 0, "source": ""}
     return bind(fn, args)(*Case.model_validate(case).build())
 

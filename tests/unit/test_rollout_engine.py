@@ -11,9 +11,14 @@ from config_samples import SMALL, refused, write
 from mmrl.config import load_config
 from mmrl.config.schema import LogprobCheckConfig, LoraConfig, VllmConfig
 from mmrl.policy.lora import LoraAdapter
-from mmrl.policy.qwen_vl import Policy
-from mmrl.rollout.engines.base import EngineSampler, GenerationRequest, WeightPublisher, parse_completion
-from mmrl.rollout.engines.vllm_args import build_engine_args
+from mmrl.policy.policy import Policy
+from mmrl.rollout.engines.base import (
+    EngineSampler,
+    GenerationRequest,
+    WeightPublisher,
+    build_engine_args,
+    parse_completion,
+)
 from mmrl.rollout.factory import prompt_limit
 from mmrl.rollout.logprob_check import LogprobCheck, modality_of, take_per_modality
 from mmrl.rollout.responses import empty_rollout

@@ -80,7 +80,7 @@ def content(text):
 
 
 def scored(fn, args, answer="A kite", **sample):
-    row = {"kind": "text", "value": "A red kite", "question": "What is it?", **sample}
+    row = {"answer_type": "text", "value": "A red kite", "question": "What is it?", **sample}
     case = {"fn": "", "sample": row, "response": f"<answer>{answer}</answer>", "expected": 0, "source": ""}
     return bind(fn, args)(*Case.model_validate(case).build())
 

@@ -11,7 +11,6 @@ from mmrl.config.schema import ValidationConfig
 from mmrl.data.order import ShuffledOrder
 from mmrl.log.comparison import compare_rewards
 from mmrl.rollout.pipeline import StepPipeline
-from mmrl.rollout.steps.generate import CompleteRollouts
 from mmrl.training.callbacks import PeriodicCheckpointer, Validation, measure_rewards
 from mmrl.types import (
     AnswerType,
@@ -67,7 +66,7 @@ def test_the_table_has_a_row_for_each_task():
 
 
 def once(world):
-    return StepPipeline(generator=CompleteRollouts(sampler=world.sampler(), group_size=1, sampling_params=world.law))
+    return StepPipeline(sampler=world.sampler(), group_size=1, sampling_params=world.law)
 
 
 def test_the_evaluator_measures_each_sample_once(tiny):

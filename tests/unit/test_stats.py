@@ -52,9 +52,11 @@ def test_pass_at_k_of_more_than_there_are():
 
 
 def test_majority():
-    assert stats.majority_answer(["A", "B", "B", None, None, None]) == "B"
-    assert stats.majority_answer(["B", "A", "A", "B"]) == "B"  # a tie goes to the one given first
-    assert stats.majority_answer([None]) is None
+    assert stats.maj_at_k(["A", "B", "B", None, None, None], [False, True, True, False, False, False], 6) == 1.0
+    assert (
+        stats.maj_at_k(["B", "A", "A", "B"], [True, False, False, True], 4) == 1.0
+    )  # a tie goes to the one given first
+    assert stats.maj_at_k([None], [True], 1) == 0.0
     assert stats.maj_at_k(["A", "B", "B"], [False, True, True], 3) == 1.0
     assert stats.maj_at_k([None, None], [False, False], 2) == 0.0
     # runs of two of AABBA: AA and BB; the fifth answer begins no run

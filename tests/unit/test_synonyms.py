@@ -6,9 +6,12 @@ import pytest
 from config_samples import SMALL, refused, write
 from pydantic import BaseModel
 
-from mmrl.config import schema
-from mmrl.config.schema import data, eval_command, root
-from mmrl.config.synonyms import MOVED_SINCE_0_1, OTHER_FRAMEWORKS, RENAMED_SINCE_0_1
+from mmrl.config.errors import read_synonyms
+from mmrl.config.schema import Config
+from mmrl.config.schema.base import StrictModel
+
+SYNONYMS = read_synonyms()
+OTHER_FRAMEWORKS, RENAMED_SINCE_0_1 = SYNONYMS["other_frameworks"], SYNONYMS["renamed_since_0_1"]
 
 
 def models_in(annotation) -> list[type[BaseModel]]:
@@ -20,7 +23,7 @@ def models_in(annotation) -> list[type[BaseModel]]:
 
 
 def has_key(path: str) -> bool:
-    sections = [schema.Config]
+    sections = [Config]
     *way, last = path.replace("[]", "").split(".")
     for key in way:
         sections = [
@@ -32,33 +35,35 @@ def has_key(path: str) -> bool:
     return any(last in section.model_fields for section in sections)
 
 
-def section_named(name: str) -> type[BaseModel]:
-    for module in (schema, root, data, eval_command):
-        if name in vars(module):
-            return vars(module)[name]
-    raise AssertionError(f"no section {name}")
+def sections_below(base: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    sections = {}
+    for section in base.__subclasses__():
+        sections |= {section.__name__: section} | sections_below(section)
+    return sections
 
 
-@pytest.mark.parametrize("synonym", OTHER_FRAMEWORKS.values())
+@pytest.mark.parametrize("synonym", OTHER_FRAMEWORKS)
 def test_a_synonym_leads_to_a_key_that_exists(synonym):
-    assert has_key(synonym.path), synonym.path
+    assert has_key(synonym["ours"]), synonym["ours"]
 
 
-def test_there_are_enough_synonyms():
-    assert len(OTHER_FRAMEWORKS) >= 60
+def test_there_are_enough_synonyms_and_none_is_listed_twice():
+    theirs = [key for synonym in OTHER_FRAMEWORKS for key in synonym["theirs"]]
+    assert len(theirs) >= 60
+    assert len(set(theirs)) == len(theirs)
     assert sum(map(len, RENAMED_SINCE_0_1.values())) > 150
 
 
 @pytest.mark.parametrize("name", RENAMED_SINCE_0_1)
 def test_a_key_of_0_1_leads_to_a_key_of_its_section(name):
-    section = section_named(name)
+    section = sections_below(StrictModel)[name]
     for old, new in RENAMED_SINCE_0_1[name].items():
         assert new in section.model_fields, (name, old, new)
         assert old not in section.model_fields, (name, old)
 
 
 def test_a_moved_key_leads_to_a_key_that_exists():
-    assert all(has_key(path) for path in MOVED_SINCE_0_1.values())
+    assert all(has_key(path) for path in SYNONYMS["moved_since_0_1"].values())
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from mmrl.answer.tool_calls import find_final_call, split_turns
 from mmrl.config import explain, load_config
 from mmrl.config.schema import ToolConfig, ToolsConfig
 from mmrl.policy.batch import collate
-from mmrl.rollout.tools.demonstrations import DemonstrationTools
-from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.rollout.tools.executor import DemonstrationTools, ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, Experience, UserError
 
@@ -83,7 +82,7 @@ def test_a_result_equals_that_of_a_rollout(world, tool_runner, tools):
     assert rollout.segments[-1].token_ids[-1] == world.eos_id
     assert rollout.answer.value == 3
     assert {name: count for name, count in counts.items() if count} == dict.fromkeys(
-        ("tools/calls", "tools/answers", "tools/shown"), 1.0
+        ("tools/calls", "tools/results", "tools/media_shown"), 1.0
     )
 
 
@@ -115,7 +114,7 @@ def test_demonstrations_go_on_turn_by_turn(world, tools):
     assert "Medium 3: the part [0, 24, 24, 48] of medium 2." in "".join(words(world, twice))
     assert "\n7 seen by" in words(world, told)[0]
     assert (twice.answer.value, told.answer.value) == (3, 3)
-    assert (counts["tools/calls"], counts["tools/shown"]) == (3.0, 2.0)
+    assert (counts["tools/calls"], counts["tools/media_shown"]) == (3.0, 2.0)
 
 
 def test_tool_processes_stay_until_they_are_closed(world, tool_runner, tools):

@@ -19,7 +19,7 @@ from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import GenerateConfig, MediaLimitsConfig, ToolConfig, ToolsConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.image import crop_image
-from mmrl.policy.unpatchify import unpatchify
+from mmrl.policy.encoder import unpatchify
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.builtin import frames, passage, zoom
@@ -87,7 +87,7 @@ def test_zoom_shows_a_part_of_an_image_with_a_label(world, tool_runner):
         "\n</tool_response>\n",
     ]
     assert [s.author for s in rollout.segments] == [Author.POLICY, *[Author.ENVIRONMENT] * 3, Author.POLICY]
-    assert (found.metrics["tools/shown"], found.metrics["tools/answers"]) == (1.0, 1.0)
+    assert (found.metrics["tools/media_shown"], found.metrics["tools/results"]) == (1.0, 1.0)
     seen = unpatchify(
         world.processor.tool_media_tensors(view).image_patches_MD,
         view.grid,
@@ -127,7 +127,7 @@ def test_frames_and_passages_of_a_video(world, tool_runner, clip):
     ]
     assert "Medium 3: medium 1 at 1.5 seconds." in "".join(words(world, still))
     assert "Medium 2: from 0.5 to 1.5 seconds of medium 1." in words(world, part)[0]
-    assert found.metrics["tools/shown"] == 3.0
+    assert found.metrics["tools/media_shown"] == 3.0
 
 
 REFUSED = {

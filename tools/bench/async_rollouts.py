@@ -1,4 +1,4 @@
-"""What overlapping steps save: the seconds of a step whose next rollouts are drawn meanwhile, beside one that waits.
+"""Seconds of a step with asynchronous rollouts, beside one that generates before it learns.
 
     python tools/bench/async_rollouts.py                 # a vLLM server
     python tools/bench/async_rollouts.py --engine hf       # a copy of the model in a thread
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def run_training(arguments: argparse.Namespace, *, async_rollouts: bool) -> list[dict[str, float]]:
-    """The seconds of each step's verbs."""
+    """Train, and return the seconds of each part of each step."""
     with TemporaryDirectory() as folder:
         config = Path(folder) / "bench.json"
         config.write_text(json.dumps(make_config(arguments, Path(folder) / "run", async_rollouts=async_rollouts)))
@@ -82,7 +82,7 @@ def _median_step(steps: list[dict[str, float]]) -> float:
 
 
 def make_config(arguments: argparse.Namespace, run_dir: Path, *, async_rollouts: bool) -> dict[str, Any]:
-    """A config whose rollouts are long enough for answering to take about as long as learning."""
+    """Return a config whose rollouts are long enough to take about as much time as learning."""
     stage = {
         "name": "rl",
         "kind": "rl",

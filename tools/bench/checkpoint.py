@@ -1,4 +1,4 @@
-"""What saving costs the loop, and how soon a run goes on.
+"""Seconds that saving costs the training loop, and seconds until a resumed run trains.
 
     python tools/bench/checkpoint.py                   # saving: about 3 minutes
     python tools/bench/checkpoint.py --resume          # going on: about 2 minutes
@@ -145,7 +145,7 @@ def time_to_next_step(folder: Path) -> float:
 
 
 def count_lines(path: Path) -> int:
-    """How many lines a file has; none where there is none."""
+    """Return the number of lines of a file, 0 if there is none."""
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 

@@ -1,4 +1,4 @@
-"""What a learner's pass over one group costs, in TRL's GRPOTrainer and here: CPU time and peak memory.
+"""CPU time and peak memory of a learner's pass over one group, in TRL's GRPOTrainer and here.
 
     pip install trl
     python tools/bench/learner_vs_trl.py                                # all cells, 5 pairs
@@ -53,7 +53,7 @@ from mmrl.distributed.ranks import MediaPlacement, SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.progress_bars import hide_progress_bars
+from mmrl.policy.pretrained import hide_progress_bars
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.training.build import RunContext
@@ -98,7 +98,7 @@ DEFAULT_WORKLOADS = ("300x100", "1000x100", "300x100-ragged", "300x300")
 
 
 class LearnerUnderTest(Protocol):
-    """A learner with a group to learn from."""
+    """Holds a learner and a group to learn from."""
 
     model: nn.Module
     settings: str
@@ -112,7 +112,7 @@ RunInProcess = Callable[[Callable[[LearnerUnderTest], Any]], Any]
 
 
 class GradientOnlyEngine:
-    """An engine of ours that leaves the weights alone."""
+    """Computes gradients and leaves the weights alone."""
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         """Add the gradient of `loss`; `last` marks a step's final one, which only ranks need to know."""
@@ -140,7 +140,7 @@ class MmrlLearner:
         self.settings = f"mmrl {version('mmrl')}: {json.dumps(mmrl_config(folder, 'policy'))}"
 
     def run_pass(self) -> float:
-        """As `Side.learn`."""
+        """Compute loss and gradient of the group once."""
         return self._learner.step(self._experiences, step=0)["learner/loss"]
 
 
@@ -199,7 +199,7 @@ class TrlLearner:
         self.settings = f"trl {version('trl')}: GRPOConfig {json.dumps(settings)}"
 
     def run_pass(self) -> float:
-        """As `Side.learn`."""
+        """Compute loss and gradient of the group once."""
         batch = dict(self._batch)
         batch["ref_per_token_logps"] = self._reference_logps()
         loss = self._trainer.compute_loss(self.model, batch)
@@ -208,7 +208,7 @@ class TrlLearner:
 
     @torch.no_grad()
     def _reference_logps(self) -> torch.Tensor:
-        """As `GRPOTrainer._generate_and_score_completions` does it."""
+        """Compute reference log-probs as `GRPOTrainer._generate_and_score_completions` does."""
         batch = self._batch
         logps, _, _ = self._trainer._get_per_token_logps_and_entropies(
             self._trainer.ref_model,
@@ -286,7 +286,7 @@ def sample_rollouts(folder: Path, workload: Workload) -> list[Rollout]:
     endless = replace(plain, banned_token_ids=(*world.banned_token_ids, world.eos_token_id))
     sampler = HfSampler(world.policy, world.processor, salt=("bench",))
     (group,) = sampler.generate([prompt], len(workload.completion_tokens), endless, step=0)
-    # TRL's learner knows no banned tokens, so ours is told of none.
+    # TRL's learner knows no banned tokens, so ours gets none either.
     return [truncate(rollout, length, plain) for rollout, length in zip(group, workload.completion_tokens, strict=True)]
 
 
@@ -328,7 +328,7 @@ def resident_bytes(field: str) -> int:
 
 @cache
 def process_learner(make: MakeLearner, folder: Path, workload: Workload) -> LearnerUnderTest:
-    """The side of this process."""
+    """Return the learner that this process measures."""
     torch.set_num_threads(1)
     return make(folder, workload)
 
@@ -341,7 +341,7 @@ def run_task(task: Callable[[LearnerUnderTest], Any], make: MakeLearner, folder:
 
 @contextmanager
 def run_in_own_process(make: MakeLearner, folder: Path, workload: Workload) -> Iterator[RunInProcess]:
-    """A side in a process of its own; what is given does a task there."""
+    """Start a learner in a process of its own; return a function that runs a task there."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
 
         def run(task: Callable[[LearnerUnderTest], Any]) -> Any:
@@ -351,7 +351,7 @@ def run_in_own_process(make: MakeLearner, folder: Path, workload: Workload) -> I
 
 
 def relative_differences(ours: RunInProcess, theirs: RunInProcess) -> tuple[float, float]:
-    """How far loss and gradient lie apart, relative to TRL's; the gradient in the role where that is most."""
+    """Return how far loss and gradient are from TRL's, relatively; for the gradient, in the worst component."""
     (loss, gradient), (their_loss, their_gradient) = ours(loss_and_gradients), theirs(loss_and_gradients)
     if gradient.keys() != their_gradient.keys():
         raise SystemExit(f"only one side trains {sorted(gradient.keys() ^ their_gradient.keys())}")
@@ -363,7 +363,7 @@ def relative_differences(ours: RunInProcess, theirs: RunInProcess) -> tuple[floa
 
 
 def measure_workload(name: str, workload: Workload, pairs: int) -> list[str] | None:
-    """A row of the table; None where both sides did not compute the same."""
+    """Return a row of the table, or None if the two sides did not compute the same."""
     print(f"{name}: {workload.side}x{workload.side} of {workload.prompt_tokens} tokens are the image")
     print(f"  tokens of each completion: {workload.completion_tokens}")
     with tempfile.TemporaryDirectory() as temporary:

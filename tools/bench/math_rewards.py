@@ -1,4 +1,4 @@
-"""How many formulas a second `maths:equal` judges in a worker process with a deadline, beside math-verify called bare.
+"""Formulas that `maths:equal` compares per second, in a worker with a deadline, beside math-verify called directly.
 
     python tools/bench/math_rewards.py [--rounds 5]
 
@@ -65,7 +65,8 @@ from mmrl_rewards.contract import reward
 
 @reward(name="forget")
 def forget(response, sample) -> float:
-    maths._load_math_verify.cache_clear()
+    maths._verify.cache_clear()
+    maths._parse_formula.cache_clear()
     return 1.0
 """
 
@@ -96,7 +97,7 @@ def make_rollouts(target: str, answers: Sequence[str], task: str = "maths") -> l
 
 
 def make_scorer(folder: Path) -> RewardFunctionScorer:
-    """A judge of formulas with one worker, which forgets its verdicts when told to."""
+    """Scores formulas in one worker, and can forget the scores it has cached."""
     (folder / "forgetful.py").write_text(CLEAR_CACHE_REWARD)
     terms = []
     for fn, task in (("mmrl_rewards.maths:equal", "maths"), ("./forgetful.py:forget", "forget")):
@@ -118,7 +119,7 @@ def fastest_round(work: Callable[[], object], rounds: int, setup: Callable[[], o
 
 
 def call_math_verify() -> None:
-    """What the judge does, by math-verify alone."""
+    """Compare two formulas by math-verify alone."""
     for target, answers in ANSWERS.items():
         for answer in answers:
             math_verify.verify(math_verify.parse(f"${target}$"), math_verify.parse(f"${answer}$"))

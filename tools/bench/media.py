@@ -1,4 +1,4 @@
-"""What our handling of media costs: against a bare Pillow + processor loop, and with processes working ahead.
+"""Cost of opening and encoding media, beside a plain Pillow and processor loop, and with worker processes.
 
     python tools/bench/media.py throughput        # ratio of CPU time, both loops over the same files, interleaved
     python tools/bench/media.py ahead             # seconds a training step, data.workers 0 against 1, interleaved
@@ -34,7 +34,7 @@ from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.tiny_models import make_processor, train_tokenizer
 from mmrl.types import AnswerType, ImageRef, MediaPolicy, Sample, Target, VideoRef
-from mmrl_datasets.generators.mp4_writer import RenderedVideo, encode_mp4
+from mmrl_datasets.media_files import RenderedVideo, encode_mp4
 
 QUESTION = "How many flowers are there in the picture?"
 SCRATCH = FromScratchConfig(vision=VisionFromScratchConfig(patch_size=14))
@@ -195,7 +195,7 @@ def benchmark_prefetch(steps: int, rounds: int) -> dict[str, float]:
 
 
 def _run_step_timings(folder: Path, name: str, workers: int, steps: int) -> list[dict[str, float]]:
-    """The timings of a run's steps but the first, which nobody can work ahead of."""
+    """Return the timings of a run's steps without the first, which cannot be prefetched."""
     columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
     table = {"path": "rows.jsonl", "answer_type": "number", "columns": columns}
     config = {

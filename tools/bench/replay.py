@@ -1,4 +1,4 @@
-"""What selective sample replay costs a step: choosing with a memory of 4096 rollouts, against choosing without one.
+"""Cost of selective sample replay: selecting with a buffer of 4096 rollouts, beside selecting without one.
 
     python tools/bench/replay.py [--capacity 4096] [--step-s 0.3]
 
@@ -46,7 +46,7 @@ MAX_STEP_FRACTION = 0.01
 
 
 def make_prompt(name: str) -> Prompt:
-    """A question."""
+    """Return a prompt."""
     sample = Sample(id=name, task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1))
     return Prompt(
         sample=sample,
@@ -59,7 +59,7 @@ def make_prompt(name: str) -> Prompt:
 
 
 def make_group(name: str, version: int, rewards: Sequence[float]) -> Group:
-    """A group with these rewards."""
+    """Return a group with these rewards."""
     prompt = make_prompt(name)
     segment = Segment(token_ids=(5,) * 100, logprobs=(-1.0,) * 100, author=Author.POLICY, version=version)
     answer = Answer(text="1", thinking=None, value=1)

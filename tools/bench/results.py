@@ -1,4 +1,4 @@
-"""The `--json FILE` option of every benchmark: its numbers, with the date, the machine and the versions behind them."""
+"""Adds the option `--json FILE` to a benchmark: its numbers, with date, machine and versions of libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many times a second a reward scores a response, on one core, against the floor it must keep.
+"""Responses that each reward scores per second on one core, beside the floor that it must keep.
 
     python tools/bench/rewards.py [--seconds 1.0]
 
@@ -83,8 +83,8 @@ def measure_rate(calls: Sequence[Callable[[], object]], seconds: float) -> float
 
 
 def make_page_case(fn: str) -> Case:
-    """A text of 200 characters, read with some mistakes."""
-    sample = {"kind": "text", "value": PAGE_TEXT}
+    """Return a text of 200 characters, read with some mistakes."""
+    sample = {"answer_type": "text", "value": PAGE_TEXT}
     row = {"fn": fn, "sample": sample, "response": f"<answer>{MISREAD_TEXT}</answer>", "expected": 0, "source": ""}
     return Case.model_validate(row)
 

@@ -1,9 +1,9 @@
-"""What our sampler saves: CPU time of transformers' `generate` with `num_return_sequences`, over ours.
+"""CPU time of transformers' `generate` with `num_return_sequences`, divided by that of our sampler.
 
     python tools/bench/rollout.py
 
 Both draw the same tokens: transformers' logits are turned into our choice by the same random numbers. Then the learner
-scores what was sampled, and the mean difference of log-probs is told.
+scores what was sampled, and the mean difference of log-probs is printed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from mmrl.media.cache import MediaCache
 from mmrl.policy.batch import collate, collate_prompts, group_by_prompt
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.logits import compute_logprobs, sample_tokens
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.logprobs import compute_logprobs, sample_tokens
+from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import AnswerType, Experience, ImageRef, MediaPolicy, Prompt, Sample, SamplingParams, Target
@@ -58,10 +58,10 @@ SCRATCH = FromScratchConfig(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationComparison:
-    """A model, prompts, and how much is drawn."""
+    """Holds a model, prompts, and the numbers of rollouts and tokens to generate."""
 
     policy: Policy
-    processor: QwenProcessor
+    processor: PromptProcessor
     prompts: Sequence[Prompt]
     sampling_params: SamplingParams
     group_size: int
@@ -95,7 +95,7 @@ class GenerationComparison:
         return drawn
 
     def make_sampler(self) -> HfSampler:
-        """A fresh one of ours."""
+        """Return a new sampler."""
         return HfSampler(self.policy, self.processor, salt=SALT)
 
     def logprob_diff(self) -> float:
@@ -110,7 +110,7 @@ class GenerationComparison:
 
 
 class ForcedTokenProcessor(LogitsProcessor):
-    """Leaves of the logits the one token that our law and our random numbers choose."""
+    """Masks all logits but that of the token that our sampling parameters and random numbers choose."""
 
     def __init__(self, comparison: GenerationComparison) -> None:
         rows = [(prompt.sample.id, index) for prompt in comparison.prompts for index in range(comparison.group_size)]
@@ -133,7 +133,7 @@ class ForcedTokenProcessor(LogitsProcessor):
 
 
 def make_comparison(folder: Path, prompts: int, group: int, completion: int) -> GenerationComparison:
-    """A model of random weights, and questions about cuts of a photograph."""
+    """Return a model with random weights, and questions about crops of a photograph."""
     tokenizer = train_tokenizer([QUESTION], SCRATCH.language.vocab_size)
     processor = make_processor(SCRATCH, tokenizer, (16 * 16 * 14 * 16, 16 * 16 * 14 * 16))
     store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=2**26)
@@ -142,7 +142,7 @@ def make_comparison(folder: Path, prompts: int, group: int, completion: int) -> 
         processor, family, ResponseFormat(), store, video=video, add_instruction=False, max_prompt_tokens=4096
     )
     policy = Policy(make_model(SCRATCH, tokenizer, seed=0))
-    asker = QwenProcessor(encoder)
+    asker = PromptProcessor(encoder)
     eos: int = tokenizer.eos_token_id
     banned = tuple(sorted({*banned_ids(tokenizer, policy.model.get_input_embeddings().num_embeddings), eos}))
     photograph = Image.fromarray(load_sample_images().images[0])
@@ -158,7 +158,7 @@ def make_comparison(folder: Path, prompts: int, group: int, completion: int) -> 
 
 
 def make_sample(folder: Path, photograph: Image.Image, index: int) -> Sample:
-    """A question about a cut of its own."""
+    """Return a question about a crop."""
     path = folder / f"{index}.png"
     ImageOps.fit(photograph.crop((10 * index, 0, 400 + 10 * index, 400)), (256, 224)).save(path)
     ref = ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())

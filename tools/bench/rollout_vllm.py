@@ -1,4 +1,4 @@
-"""What rollouts by vLLM cost beside vLLM alone, what a sync of weights costs, and how far engine and learner differ.
+"""Speed of rollouts by vLLM beside vLLM alone, cost of a weight sync, and difference between engine and learner.
 
     python tools/bench/rollout_vllm.py            # in float32
     python tools/bench/rollout_vllm.py --dtype bfloat16
@@ -36,11 +36,10 @@ from mmrl.media.cache import MediaCache
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import get_family
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
-from mmrl.rollout.engines.base import EngineSampler, GenerationRequest, WeightPublisher
-from mmrl.rollout.engines.vllm_args import build_engine_args
+from mmrl.rollout.engines.base import EngineSampler, GenerationRequest, WeightPublisher, build_engine_args
 from mmrl.rollout.engines.vllm_colocated import VllmEngine
 from mmrl.rollout.responses import empty_rollout
 from mmrl.rollout.weight_sync import PolicyWeightStream, check_weights_arrived, fingerprint
@@ -84,7 +83,7 @@ def measure_all(cli_args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     hf = make_processor(SCRATCH, tokenizer, (12544, 12544))
     store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=10**8)
     options: dict[str, Any] = {"video": VideoConfig(), "add_instruction": False, "max_prompt_tokens": 500}
-    processor = QwenProcessor(PromptEncoder(hf, get_family(model.config), grammar, store, **options))
+    processor = PromptProcessor(PromptEncoder(hf, get_family(model.config), grammar, store, **options))
     policy = Policy(model)
     export_hf_folder(folder / "model", model, hf)
     cuda = torch.cuda.is_available()
@@ -100,11 +99,17 @@ def measure_all(cli_args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         salt=("bench",),
     )
     sampler.sync(0)
-    law = SamplingParams(banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=cli_args.tokens)
+    sampling_params = SamplingParams(
+        banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=cli_args.tokens
+    )
     prompts = [processor.build(sample) for sample in samples]
-    found = compare_speed(engine, sampler, prompts, law, cli_args)
+    found = compare_speed(engine, sampler, prompts, sampling_params, cli_args)
     found["prompt tokens"] = len(prompts[0].token_ids)
-    return found | measure_weight_sync(engine, weights) | measure_logprob_diff(sampler, policy, processor, prompts, law)
+    return (
+        found
+        | measure_weight_sync(engine, weights)
+        | measure_logprob_diff(sampler, policy, processor, prompts, sampling_params)
+    )
 
 
 def read_clock() -> float:
@@ -137,7 +142,7 @@ def compare_speed(
 
 
 def prepare_requests(engine: VllmEngine, prompts: list, sampling_params: SamplingParams, group_size: int) -> Any:
-    """The same requests, up to the moment of sending them."""
+    """Build the same requests as the engine, without sending them."""
     from vllm import SamplingParams as VllmSamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -188,7 +193,7 @@ def measure_weight_sync(engine: VllmEngine, weights: PolicyWeightStream) -> dict
 
 @torch.no_grad()
 def measure_logprob_diff(
-    sampler: EngineSampler, policy: Policy, processor: QwenProcessor, prompts: list, sampling_params: SamplingParams
+    sampler: EngineSampler, policy: Policy, processor: PromptProcessor, prompts: list, sampling_params: SamplingParams
 ) -> dict:
     """Return the difference in nats a token: engine from learner, and between two runs of the engine.
 

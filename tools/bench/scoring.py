@@ -1,4 +1,4 @@
-"""What scoring costs: the judge's own work on one core, worker processes, and calls that hang.
+"""Cost of scoring: the scorer's own work on one core, worker processes, and calls that hang.
 
     python tools/bench/scoring.py [--seconds 1.0]
 
@@ -69,7 +69,7 @@ def sleepy(response, sample) -> float:
 
 
 def make_rollout(target: Target, text: str, index: int) -> Rollout:
-    """A response to a question about one picture."""
+    """Return a response to a question about one image."""
     sample = Sample(id="s", task="t", parts=(ImageRef(path="a.png", sha256=""), "Where?"), target=target)
     prompt = Prompt(
         sample=sample,
@@ -91,7 +91,7 @@ def make_rollout(target: Target, text: str, index: int) -> Rollout:
 
 
 def make_scorer(names: Sequence[str], base: Path, workers: int) -> RewardFunctionScorer:
-    """A judge of these rewards."""
+    """Return a scorer of these rewards."""
     loads = [partial(registry.load_bound_reward, name, base, {}) for name in names]
     terms = [
         BoundTerm(name=name, reward=load(), load_reward=load, options=Options(fn=name))
@@ -112,7 +112,7 @@ def make_groups(fn: str) -> list[list[Rollout]]:
 
 @contextmanager
 def warm_scorer(scorer: RewardFunctionScorer, groups: Sequence[Sequence[Rollout]]) -> Iterator[RewardFunctionScorer]:
-    """A judge whose workers run."""
+    """Return a scorer whose workers have started."""
     with closing(scorer):
         scorer.score_groups(groups[:1], step=0)
         yield scorer

@@ -1,4 +1,4 @@
-"""What a second process gains and what DeepSpeed costs, in whole steps of GRPO that learn; a thread a process.
+"""Speed-up by a second process and cost of DeepSpeed, in whole GRPO steps with one thread for each process.
 
     python tools/bench/two_processes.py --only two            # about 4 minutes
     python tools/bench/two_processes.py --only zero            # about 4 minutes

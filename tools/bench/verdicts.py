@@ -1,4 +1,4 @@
-"""How many verdicts a second one core gives on MathVista's published responses, and how long hostile responses take.
+"""Verdicts per second of one core on MathVista's published responses, and the time that hostile responses take.
 
 python tools/bench/verdicts.py --data ../shared/eval/mathvista
 """

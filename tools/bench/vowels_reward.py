@@ -1,4 +1,4 @@
-"""A reward of which every response earns something, so that a benchmark's steps learn from the first on."""
+"""Rewards vowels: nearly every response earns something, so that a benchmark's steps have a gradient from the start."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ DOCUMENTED = (*FUNCTIONS, ast.ClassDef, ast.Module)
 
 @dataclass(slots=True)
 class Measures:
-    """What is counted over all files of the product."""
+    """Counts over all files of the product."""
 
     lines: int = 0
     files: int = 0

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-Cells = Mapping[str, Any]
-"""The values of a row by column name."""
+Cells = Mapping[str, Any]  # the values of a row by column name
 _MAX_REPR_CHARS = 60
 
 
@@ -26,12 +25,9 @@ class MissingColumnError(BadRowError):
 class Row(NamedTuple):
     """One row of a file."""
 
-    name: str
-    """The row within its file, such as `line-7`: its id unless a column gives one."""
-    location: str
-    """The row for error messages, such as `a.jsonl:7`."""
-    cells: Cells | BadRowError
-    """The values, or the reason why they cannot be read."""
+    name: str  # the row within its file, such as `line-7`: its id unless a column gives one
+    location: str  # the row for error messages, such as `a.jsonl:7`
+    cells: Cells | BadRowError  # the values, or the reason why they cannot be read
 
 
 def has_column(cells: Cells, column: str) -> bool:
@@ -40,12 +36,9 @@ def has_column(cells: Cells, column: str) -> bool:
 
 
 def get_cell(cells: Cells, column: str) -> object:
-    """Return the value of a column.
+    """Return the value of a column; raises MissingColumnError if the row has none of that name.
 
     `a.b` is the column of that name or, if there is none, the value under the key `b` in column `a`.
-
-    Raises:
-        MissingColumnError: the row has no such column.
     """
     found, value = _look_up(cells, column)
     if not found:
@@ -54,7 +47,8 @@ def get_cell(cells: Cells, column: str) -> object:
 
 
 def _look_up(cells: Cells, column: str) -> tuple[bool, object]:
-    """Return whether the column was found, and its value, which may be None."""
+    # True if the column was found, and its value, which may be None. Published tables have names with dots in them,
+    # so the whole name is tried first.
     if column in cells:
         return True, cells[column]
     outer, _, inner = column.partition(".")

@@ -17,50 +17,32 @@ from PIL import Image, ImageDraw, ImageFont
 
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import format_choices
-from mmrl_datasets.generators.common import (
-    RenderedSample,
-    SampleRngs,
-    check_at_least,
-    check_one_of,
-    generate_samples,
-    shuffle_options,
-)
-from mmrl_datasets.generators.drawing import SUPERSAMPLING, draw_composition
+from mmrl_datasets.generators import common, drawing
 from mmrl_datasets.generators.photos import parse_split
 
 ChartType = Literal["bar", "line", "pie"]
 ChartQuestion = Literal["value", "difference", "largest", "month"]
-MonthlyValues = Sequence[tuple[str, int]]
-"""Months with their values."""
+MonthlyValues = Sequence[tuple[str, int]]  # months with their values
 
 MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 CHART_BACKGROUND: Final = (255, 255, 255)
 CHART_INK: Final = (20, 20, 20)
-GRID_COLOR: Final = (208, 208, 208)
+LINE_COLOR: Final = (208, 208, 208)
 MARK_COLOR: Final = (36, 84, 220)
 SLICE_COLORS: Final = ((244, 150, 150), (150, 214, 160), (160, 182, 246), (250, 226, 130))
 FONT_PX: Final = 10
-MIN_STEP_PX: Final = 4
-"""Least distance between two neighbouring values on the axis, in pixels."""
-MIN_SHARE_PERCENT: Final = 10
-"""Smallest slice of a pie; the name of a month fits into it."""
-LABEL_PX: Final = 22
-"""Width of the widest month's name with space around it, in pixels."""
+MIN_STEP_PX: Final = 4  # least distance between two neighbouring values on the axis, in pixels
+MIN_SHARE_PERCENT: Final = 10  # smallest slice of a pie; the name of a month fits into it
+LABEL_PX: Final = 22  # width of the widest month's name with space around it, in pixels
 
 
 class _PlotArea(NamedTuple):
-    """The area inside the axes."""
+    """The area inside the axes, which leaves room for labels on the left and below."""
 
     left: int
     top: int
     right: int
     bottom: int
-    max_value: int
-    """The value at the upper edge; the lower edge is 0."""
-
-    def row_of(self, value: int) -> int:
-        """Return the pixel row of a value."""
-        return self.bottom - round(value * (self.bottom - self.top) / self.max_value)
 
 
 def charts(
@@ -78,9 +60,7 @@ def charts(
 ) -> Iterator[Sample]:
     """Yield samples of task "chart_<ask>": a question about a chart. Values of a pie are per cent and add up to 100.
 
-    Options:
-        split: train, validation or test.
-        size: number of samples; null never ends.
+    Options, besides those of all generators (see the package):
         chart: bar, line or pie.
         ask: `value` of a month or `difference` of two months, which are numbers, each equally likely in bars and lines;
             `largest`, a choice among the months, each letter equally likely; `month` with a given value, which is text.
@@ -88,43 +68,42 @@ def charts(
         step: all values are multiples of it; for a pie it divides 100.
         max_value: largest value of bars and lines.
         image_px: side of the square image; the same values are easier to read in a larger chart.
-        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range, or values would be too close to tell apart.
     """
     split_name = parse_split(split)
-    check_one_of(get_args(ChartType), chart=chart)
-    check_one_of(get_args(ChartQuestion), ask=ask)
-    check_at_least(1, size=size, step=step)
-    check_at_least(96, image_px=image_px)
+    common.check_one_of(get_args(ChartType), chart=chart)
+    common.check_one_of(get_args(ChartQuestion), ask=ask)
+    common.check_at_least(1, size=size, step=step)
+    common.check_at_least(96, image_px=image_px)
     is_pie = chart == "pie"
     levels = _allowed_shares(months, step) if is_pie else _allowed_values(months, step, max_value, image_px)
 
-    def render(rngs: SampleRngs) -> RenderedSample:
+    def render(rngs: common.SampleRngs) -> common.RenderedSample:
         # Shares must add up to 100, so those of a pie cannot be fixed before the others.
         fixed = [] if is_pie else _draw_asked_values(rngs.layout, ask, levels)
         draw = partial(_draw_values, rngs.layout, months, fixed, levels, shares=is_pie)
-        drawn = draw_composition(split_name, draw)
+        drawn = drawing.draw_composition(split_name, draw)
         values = _sort_by_month(drawn)
         if is_pie:
             canvas = _draw_pie_chart(values, image_px)
         else:
             canvas = _draw_axes_chart(values, image_px, step, max_value, bars=chart == "bar")
         question, target = _make_question(rngs.layout, ask, drawn, unit="percentage" if is_pie else "value")
-        return RenderedSample(
+        return common.RenderedSample(
             parts=(canvas, question),
             target=target,
             meta={"chart": chart, "values": [{"month": month, "value": value} for month, value in values]},
         )
 
-    return generate_samples(context, f"chart_{ask}", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, f"chart_{ask}", split_name, render, size=size, seed=seed)
 
 
 def _allowed_values(months: int, step: int, max_value: int, image_px: int) -> list[int]:
-    """Return the values that bars and points may have, or refuse options that leave too few or too close ones."""
+    # The values that bars and points may have; a UserError for options that leave too few or too close ones.
     levels = list(range(step, max_value + 1, step))
-    plot = _make_plot_area(image_px, max_value)
+    plot = _make_plot_area(image_px)
     if not 3 <= months <= len(MONTHS) or months * LABEL_PX > plot.right - plot.left:
         most = min(len(MONTHS), (plot.right - plot.left) // LABEL_PX)
         raise UserError(f"months={months} must lie between 3 and {most} in image_px={image_px}, for their names to fit")
@@ -137,7 +116,7 @@ def _allowed_values(months: int, step: int, max_value: int, image_px: int) -> li
 
 
 def _allowed_shares(months: int, step: int) -> list[int]:
-    """Return the shares that slices may have, in per cent, or refuse options for which none add up to 100."""
+    # The shares that slices may have, in per cent; a UserError for options for which none add up to 100.
     smallest = ceil(MIN_SHARE_PERCENT / step) * step
     levels = list(range(smallest, 100, step))
     if not 3 <= months <= min(len(SLICE_COLORS), len(levels)) or 100 % step or sum(levels[:months]) > 100:
@@ -151,7 +130,7 @@ def _allowed_shares(months: int, step: int) -> list[int]:
 def _draw_asked_values(rng: np.random.Generator, ask: str, levels: Sequence[int]) -> list[int]:
     """Draw the values that the question is about, so that every answer is equally likely."""
     if ask != "difference":
-        return [levels[int(rng.integers(len(levels)))]]
+        return [drawing.choose(rng, levels)]
     distance = 1 + int(rng.integers(len(levels) - 1))
     low = int(rng.integers(len(levels) - distance))
     return [levels[low + distance], levels[low]]
@@ -165,17 +144,11 @@ def _draw_values(
     Returns None if the values are shares and cannot add up to 100.
     """
     start = int(rng.integers(len(MONTHS)))
-    names = []
-    for offset in rng.permutation(months):
-        names.append(MONTHS[(start + int(offset)) % len(MONTHS)])
-    free = []
-    for level in levels:
-        if level not in fixed:
-            free.append(level)
-    picked = []
-    for index in rng.permutation(len(free))[: months - len(fixed)]:
-        picked.append(free[int(index)])
+    names = drawing.shuffle(rng, [MONTHS[(start + offset) % len(MONTHS)] for offset in range(months)])
+    free = [level for level in levels if level not in fixed]
+    picked = drawing.shuffle(rng, free)[: months - len(fixed)]
     if shares:
+        # The last share is what the others leave; many draws fail here, and `draw_composition` draws again.
         picked[-1] = 100 - sum(picked[:-1])
         if picked[-1] not in levels or len(set(picked)) < len(picked):
             return None
@@ -203,32 +176,36 @@ def _make_question(rng: np.random.Generator, ask: str, drawn: MonthlyValues, uni
             return question, Target(answer_type=AnswerType.NUMBER, value=abs(value - other_value))
         case "largest":
             largest = max(drawn, key=lambda entry: entry[1])[0]
-            options, letter = shuffle_options(rng, [name for name, _ in drawn], largest)
+            options, letter = common.shuffle_options(rng, [name for name, _ in drawn], largest)
             question = f"Which month has the largest {unit}?{format_choices(options)}"
             return question, Target(answer_type=AnswerType.CHOICE, value=letter)
         case _:
             return f"Which month has the {unit} {value}?", Target(answer_type=AnswerType.TEXT, value=month)
 
 
-def _make_plot_area(image_px: int, max_value: int) -> _PlotArea:
-    return _PlotArea(left=22, top=8, right=image_px - 4, bottom=image_px - 16, max_value=max_value)
+def _make_plot_area(image_px: int) -> _PlotArea:
+    return _PlotArea(left=22, top=8, right=image_px - 4, bottom=image_px - 16)
 
 
 def _draw_axes_chart(values: MonthlyValues, image_px: int, step: int, max_value: int, *, bars: bool) -> Image.Image:
-    """Draw bars, or points joined by lines, over a grid with labelled lines."""
+    """Draw bars, or points joined by lines, over horizontal lines with their values."""
     canvas = Image.new("RGB", (image_px, image_px), CHART_BACKGROUND)
-    draw, plot = ImageDraw.Draw(canvas), _make_plot_area(image_px, max_value)
+    draw, plot = ImageDraw.Draw(canvas), _make_plot_area(image_px)
+
+    def row_of(value: int) -> int:
+        return plot.bottom - round(value * (plot.bottom - plot.top) / max_value)
+
     font = ImageFont.load_default(size=FONT_PX)
     # At most five labelled lines above the base, and never one at every step: the model has to estimate between them.
     tick = step * max(2, -(-max_value // (5 * step)))
     for value in range(0, max_value + 1, tick):
-        row = plot.row_of(value)
-        draw.line((plot.left, row, plot.right, row), fill=GRID_COLOR if value else CHART_INK)
+        row = row_of(value)
+        draw.line((plot.left, row, plot.right, row), fill=LINE_COLOR if value else CHART_INK)
         draw.text((plot.left - 4, row), str(value), fill=CHART_INK, font=font, anchor="rm")
     slot = (plot.right - plot.left) / len(values)
     points = []
     for position, (_, value) in enumerate(values):
-        points.append((round(plot.left + (position + 0.5) * slot), plot.row_of(value)))
+        points.append((round(plot.left + (position + 0.5) * slot), row_of(value)))
     if not bars:
         draw.line(points, fill=MARK_COLOR, width=2)
     for (x, y), (month, _) in zip(points, values, strict=True):
@@ -241,14 +218,14 @@ def _draw_axes_chart(values: MonthlyValues, image_px: int, step: int, max_value:
 
 
 def _draw_pie_chart(values: MonthlyValues, image_px: int) -> Image.Image:
-    """Draw slices clockwise from the top, each with the name of its month."""
-    large = Image.new("RGB", (image_px * SUPERSAMPLING, image_px * SUPERSAMPLING), CHART_BACKGROUND)
-    draw, margin = ImageDraw.Draw(large), 4 * SUPERSAMPLING
+    large = Image.new("RGB", (image_px * drawing.SUPERSAMPLING, image_px * drawing.SUPERSAMPLING), CHART_BACKGROUND)
+    draw, margin = ImageDraw.Draw(large), 4 * drawing.SUPERSAMPLING
     circle = (margin, margin, large.width - margin - 1, large.height - margin - 1)
     # Pillow counts degrees clockwise from three o'clock; 1 per cent is 3.6 degrees.
     edges = np.cumsum([0, *(value for _, value in values)]) * 3.6 - 90.0
     for colour, start, end in zip(SLICE_COLORS, edges[:-1], edges[1:], strict=False):
         draw.pieslice(circle, start, end, fill=colour)
+    # The names are written afterwards, at the final size: the font is drawn for its pixels.
     canvas = large.resize((image_px, image_px), Image.Resampling.BOX)
     font = ImageFont.load_default(size=FONT_PX)
     centre, radius = image_px / 2, 0.33 * image_px

@@ -13,39 +13,33 @@ from PIL import Image
 
 from mmrl.types import ContentPart, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import LETTERS
-from mmrl_datasets.generators.drawing import SceneObject, save_png
-from mmrl_datasets.generators.mp4_writer import RenderedVideo, save_mp4
+from mmrl_datasets.generators.drawing import SceneObject, shuffle
 from mmrl_datasets.generators.photos import Split
 from mmrl_datasets.generators.random_streams import make_rngs
+from mmrl_datasets.media_files import RenderedVideo, save_mp4, save_png
 
-RNG_BATCH_SIZE: Final = 256
-"""Samples whose random generators are seeded together, which is faster than one by one."""
+RNG_BATCH_SIZE: Final = 256  # samples whose random generators are seeded together, which is faster than one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRngs:
     """The random generators of one sample. They are independent, so that noisier labels leave the images unchanged."""
 
-    layout: np.random.Generator
-    """Decides the objects, their places, the question and the order of its options."""
-    pixels: np.random.Generator
-    """Decides the background, the crops of photographs and the noise."""
-    label: np.random.Generator
-    """Decides the mistakes of the simulated annotator."""
+    layout: np.random.Generator  # decides the objects, their places, the question and the order of its options
+    pixels: np.random.Generator  # decides the background, the crops of photographs and the noise
+    label: np.random.Generator  # decides the mistakes of the simulated annotator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedSample:
     """A sample whose images and videos are not saved yet."""
 
-    parts: tuple[str | Image.Image | RenderedVideo, ...]
-    """Text, images and videos in reading order."""
-    target: Target
-    """The correct answer."""
+    parts: tuple[str | Image.Image | RenderedVideo, ...]  # text, images and videos in reading order
+    target: Target  # the correct answer
+    # The answer of the simulated annotator, who may be wrong; None if there is no annotator.
     label: Target | None = None
-    """The answer of the simulated annotator, who may be wrong; None if there is no annotator."""
+    # Facts about the sample that rewards and readers of the data may use, JSON only.
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Facts about the sample that rewards and readers of the data may use, JSON only."""
 
 
 def generate_samples(
@@ -59,8 +53,6 @@ def generate_samples(
 ) -> Iterator[Sample]:
     """Render samples, save their media and yield them.
 
-    A sample depends on the seed, the task, the split and its index alone.
-
     Args:
         context: the folder for the media, and the seed of the run.
         task: first part of each sample's id, `task/split/000007`.
@@ -72,6 +64,7 @@ def generate_samples(
     root_seed = context.seed if seed is None else seed
     folder = context.work_dir / f"{task}-{split}"
     indices = count() if size is None else range(size)
+    # Streams are named by id, so a sample depends on the seed and its id alone: not on `size`, nor on earlier samples.
     for index, rngs in enumerate(_make_sample_rngs(root_seed, f"{task}/{split}", indices)):
         rendered = render(rngs)
         yield Sample(
@@ -96,40 +89,26 @@ def choose_phrasing(rng: np.random.Generator, first: str, second: str) -> str:
 
 def shuffle_options(rng: np.random.Generator, options: Sequence[str], correct: str) -> tuple[list[str], str]:
     """Return the options in random order and the letter of the correct one; every letter is equally likely."""
-    shuffled = []
-    for index in rng.permutation(len(options)):
-        shuffled.append(options[int(index)])
+    shuffled = shuffle(rng, options)
     return shuffled, LETTERS[shuffled.index(correct)]
 
 
 def check_fractions(**options: float) -> None:
-    """Refuse options that do not lie between 0 and 1.
-
-    Raises:
-        UserError: one of them does not.
-    """
+    """Raise a UserError if an option does not lie between 0 and 1."""
     for name, value in options.items():
         if not 0.0 <= value <= 1.0:
             raise UserError(f"{name}={value} must lie between 0 and 1")
 
 
 def check_at_least(least: int, **options: int | None) -> None:
-    """Refuse options below `least`. None means "no limit" and passes.
-
-    Raises:
-        UserError: one of them is below it.
-    """
+    """Raise a UserError if an option is below `least`. None means "no limit" and passes."""
     for name, value in options.items():
         if value is not None and value < least:
             raise UserError(f"{name}={value} must be at least {least}")
 
 
 def check_one_of(words: Sequence[str], **options: str) -> None:
-    """Refuse options that are none of these words.
-
-    Raises:
-        UserError: one of them is another word.
-    """
+    """Raise a UserError if an option is none of these words."""
     for name, value in options.items():
         if value not in words:
             raise UserError(f"{name}={value!r} is unknown; use {', '.join(map(repr, words))}")
@@ -138,17 +117,14 @@ def check_one_of(words: Sequence[str], **options: str) -> None:
 def _make_sample_rngs(seed: int, prefix: str, indices: Iterable[int]) -> Iterator[SampleRngs]:
     """Yield the random generators of samples `prefix`/000000, `prefix`/000001, ... in order."""
     remaining = iter(indices)
-    while True:
-        names = []
-        for index in islice(remaining, RNG_BATCH_SIZE):
-            names.append(f"{prefix}/{index:06d}")
-        if not names:
-            return
+    names = [f"{prefix}/{index:06d}" for index in islice(remaining, RNG_BATCH_SIZE)]
+    while names:
         layout_rngs = make_rngs(seed, [f"{name}/layout" for name in names])
         pixel_rngs = make_rngs(seed, [f"{name}/pixels" for name in names])
         label_rngs = make_rngs(seed, [f"{name}/label" for name in names])
         for layout, pixels, label in zip(layout_rngs, pixel_rngs, label_rngs, strict=True):
             yield SampleRngs(layout=layout, pixels=pixels, label=label)
+        names = [f"{prefix}/{index:06d}" for index in islice(remaining, RNG_BATCH_SIZE)]
 
 
 def _save_media(parts: Sequence[str | Image.Image | RenderedVideo], folder: Path, stem: str) -> tuple[ContentPart, ...]:

@@ -9,26 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 from mmrl.answer import ResponseFormat
 from mmrl.types import AnswerType, DatasetContext, Sample, Target
-from mmrl_datasets.generators.common import (
-    RenderedSample,
-    SampleRngs,
-    check_at_least,
-    check_fractions,
-    choose_phrasing,
-    generate_samples,
-    objects_meta,
-)
-from mmrl_datasets.generators.drawing import PAPER_GREY, make_background, paste_digits, place_in_line
+from mmrl_datasets.generators import common, drawing
 from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
 
-RESPONSE_FORMAT: Final = ResponseFormat(thinking="optional")
-"""How demonstrations are written."""
+RESPONSE_FORMAT: Final = ResponseFormat(thinking="optional")  # how demonstrations are written
 
 
 def sums(
@@ -47,62 +35,47 @@ def sums(
 ) -> Iterator[Sample]:
     """Yield samples of task "add": the sum of real handwritten digits on faintly textured paper.
 
-    Options:
-        split: train, validation or test; no handwriting of one occurs in another.
-        size: number of samples; null never ends.
-        image_px: side of the square image.
+    Options, besides those of all generators (see the package):
         length: number of digits.
-        background: strength of the real texture behind the digits, 0 to 1.
         rethink_prob: probability that a demonstration has a second answer.
         first_wrong_prob: probability that the first of two answers is wrong, by 1 to 3.
         repeat_prob: probability that the second of two answers repeats the first, without spelling out the digits.
         rethink_text: text between the two answers.
-        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range.
     """
     split_name = parse_split(split)
-    check_fractions(
+    common.check_fractions(
         background=background, rethink_prob=rethink_prob, first_wrong_prob=first_wrong_prob, repeat_prob=repeat_prob
     )
-    check_at_least(1, size=size, length=length)
-    check_at_least(12 * length, image_px=image_px)
+    common.check_at_least(1, size=size, length=length)
+    common.check_at_least(12 * length, image_px=image_px)
     textures = load_textures(split_name, image_px)
     handwriting = load_handwritten_digits(split_name)
 
-    def render(rngs: SampleRngs) -> RenderedSample:
+    def render(rngs: common.SampleRngs) -> common.RenderedSample:
         chosen = list(map(int, rngs.layout.integers(len(handwriting), size=length)))
-        boxes = place_in_line(rngs.layout, length, image_px // length, image_px)
-        canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PAPER_GREY)
-        written = paste_digits(canvas, handwriting, chosen, boxes)
+        boxes = drawing.place_in_line(rngs.layout, length, image_px // length, image_px)
+        canvas = drawing.make_background(rngs.pixels, textures, image_px, background, drawing.PAPER_GREY)
+        written = drawing.paste_digits(canvas, handwriting, chosen, boxes)
         total = sum(handwriting[index].value for index in chosen)
-        demonstration = _draw_demonstration(rngs.label, total, rethink_prob, first_wrong_prob, repeat_prob)
-        return RenderedSample(
-            parts=(canvas, choose_phrasing(rngs.layout, "Add the digits.", "What do the digits add up to?")),
+
+        # All numbers are drawn whatever the options, so that each option changes its own choice only.
+        wrong = abs(total + int(rngs.label.integers(1, 4)) * (1 if rngs.label.random() < 0.5 else -1))
+        first_answer = wrong if rngs.label.random() < first_wrong_prob else total
+        rethinks = bool(rngs.label.random() < rethink_prob)
+        # `first` is null where there is one answer only; `looks`: the digits are spelled out before the second.
+        looks = bool(rngs.label.random() >= repeat_prob) and rethinks
+        demonstration = {"first": first_answer if rethinks else None, "looks": looks}
+        return common.RenderedSample(
+            parts=(canvas, common.choose_phrasing(rngs.layout, "Add the digits.", "What do the digits add up to?")),
             target=_sum_target(total),
-            meta={"things": objects_meta(written), **demonstration},
+            meta={"things": common.objects_meta(written), **demonstration},
         )
 
-    for sample in generate_samples(context, "add", split_name, render, size=size, seed=seed):
+    for sample in common.generate_samples(context, "add", split_name, render, size=size, seed=seed):
         yield replace(sample, response=_write_demonstration(sample, rethink_text))
-
-
-def _draw_demonstration(
-    rng: np.random.Generator, total: int, rethink_prob: float, first_wrong_prob: float, repeat_prob: float
-) -> dict[str, Any]:
-    """Draw what the annotator does, for `meta`.
-
-    Returns:
-        `first` is the first of two answers, or None if there is one answer. `looks` is True if the annotator spells out
-        the digits before the second answer.
-    """
-    # All numbers are drawn whatever the options, so that each option changes its own choice only.
-    wrong = abs(total + int(rng.integers(1, 4)) * (1 if rng.random() < 0.5 else -1))
-    first_answer = wrong if rng.random() < first_wrong_prob else total
-    rethinks = bool(rng.random() < rethink_prob)
-    spells_out = bool(rng.random() >= repeat_prob)
-    return {"first": first_answer if rethinks else None, "looks": rethinks and spells_out}
 
 
 def _write_demonstration(sample: Sample, rethink_text: str) -> str:
@@ -116,6 +89,7 @@ def _write_demonstration(sample: Sample, rethink_text: str) -> str:
         second = RESPONSE_FORMAT.render(sample.target, thinking)
     else:
         second = first
+    # The second answer is the one that counts, as in a rollout that was forced to rethink.
     return first + rethink_text + second
 
 

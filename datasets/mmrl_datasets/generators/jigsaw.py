@@ -3,15 +3,12 @@
 Photographs of different splits share no pixel. No two tiles of a puzzle look alike, so there is one correct answer. A
 sample depends on the seed, the split and its index alone.
 
-Options that both share:
-    split: train, validation or test.
-    size: number of samples; null never ends.
+Options that both share, besides those of all generators (see the package):
     rows, columns: number of tiles down and across.
     tile_px: side of a square tile. A multiple of the model's merged patch (28 pixels for Qwen2-VL and Qwen2.5-VL, 32
         for Qwen3-VL) keeps every visual token within one tile.
     margin_fraction: fraction of a tile's side that is blanked at each of its edges, 0 to 0.4, so that matching edges do
         not give the answer away.
-    seed: fixes the samples; null takes the seed of the run.
 """
 
 from __future__ import annotations
@@ -27,21 +24,11 @@ from PIL import Image
 
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import format_choices
-from mmrl_datasets.generators.common import (
-    RenderedSample,
-    SampleRngs,
-    check_at_least,
-    check_one_of,
-    generate_samples,
-    shuffle_options,
-)
-from mmrl_datasets.generators.drawing import MAX_DRAWS
+from mmrl_datasets.generators import common, drawing
 from mmrl_datasets.generators.photos import load_scene_photos, parse_split, random_crop
 
-MIN_DIFFERENCE: Final = 8.0
-"""Least mean absolute difference between two tiles of a puzzle, in grey levels (0 to 255)."""
-BLANK_LEVEL: Final = 128
-"""Grey level of the blanked edges of tiles."""
+MIN_DIFFERENCE: Final = 8.0  # least mean absolute difference between two tiles of a puzzle, in grey levels (0 to 255)
+BLANK_LEVEL: Final = 128  # grey level of the blanked edges of tiles
 RELATIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
     {
         "to the left": (-1, 0),
@@ -57,15 +44,11 @@ RELATIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
 """Columns to the right and rows down from the first tile to the second."""
 
 
-class _TileGrid(NamedTuple):
-    """The size of a puzzle."""
-
+class _Puzzle(NamedTuple):
     rows: int
     columns: int
-    tile_px: int
-    """Side of a square tile."""
-    margin_px: int
-    """Pixels blanked at each edge of a tile."""
+    tile_px: int  # side of a square tile
+    margin_px: int  # pixels blanked at each edge of a tile
 
 
 def order(
@@ -97,30 +80,33 @@ def order(
         UserError: an option is out of range.
     """
     split_name = parse_split(split)
-    check_at_least(1, size=size)
-    grid = _make_grid(rows, columns, tile_px, margin_fraction)
-    check_one_of(("tiles", "places"), answer=answer)
+    common.check_at_least(1, size=size)
+    puzzle = _check_puzzle(rows, columns, tile_px, margin_fraction)
+    common.check_one_of(("tiles", "places"), answer=answer)
     count = rows * columns
     if count == 2 and not allow_identity:
         raise UserError("two tiles can be shuffled in one way only: cut more of them, or set `allow_identity: true`")
     photos = load_scene_photos(split_name, max(rows, columns) * tile_px)
+    question = _question_text(rows, columns, answer, separate_images=separate_images)
 
-    def render(rngs: SampleRngs) -> RenderedSample:
-        tiles = _cut_tiles(rngs.pixels, photos, grid)
+    def render(rngs: common.SampleRngs) -> common.RenderedSample:
+        tiles = _cut_tiles(rngs.pixels, photos, puzzle)
         # places[i] is the place, counted from 0, where the i-th tile shown belongs.
         places = rngs.layout.permutation(count)
         while not allow_identity and (places == np.arange(count)).all():
             places = rngs.layout.permutation(count)
         shown = [tiles[place] for place in places]
         value = places if answer == "places" else np.argsort(places)
-        images = map(Image.fromarray, shown if separate_images else [_assemble_tiles(shown, columns)])
-        return RenderedSample(
-            parts=(*images, _question_text(rows, columns, answer, separate_images=separate_images)),
+        if not separate_images:
+            shown_rows = [np.hstack(shown[start : start + columns]) for start in range(0, count, columns)]
+            shown = [np.vstack(shown_rows)]
+        return common.RenderedSample(
+            parts=(*map(Image.fromarray, shown), question),
             target=Target(answer_type=AnswerType.PERMUTATION, value=tuple(int(index) + 1 for index in value)),
             meta={"rows": rows, "columns": columns},
         )
 
-    return generate_samples(context, "jigsaw", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, "jigsaw", split_name, render, size=size, seed=seed)
 
 
 def relation(
@@ -143,70 +129,63 @@ def relation(
         UserError: an option is out of range.
     """
     split_name = parse_split(split)
-    check_at_least(1, size=size)
-    grid = _make_grid(rows, columns, tile_px, margin_fraction)
+    common.check_at_least(1, size=size)
+    puzzle = _check_puzzle(rows, columns, tile_px, margin_fraction)
     photos = load_scene_photos(split_name, max(rows, columns) * tile_px)
     possible = [name for name, (right, down) in RELATIONS.items() if abs(right) < columns and abs(down) < rows]
 
-    def render(rngs: SampleRngs) -> RenderedSample:
-        tiles = _cut_tiles(rngs.pixels, photos, grid)
-        name = possible[int(rngs.layout.integers(len(possible)))]
+    def render(rngs: common.SampleRngs) -> common.RenderedSample:
+        tiles = _cut_tiles(rngs.pixels, photos, puzzle)
+        name = drawing.choose(rngs.layout, possible)
         right, down = RELATIONS[name]
+        # Drawn among the tiles that have a neighbour on that side.
         column = int(rngs.layout.integers(max(0, -right), columns - max(0, right)))
         row = int(rngs.layout.integers(max(0, -down), rows - max(0, down)))
         pair = tiles[row * columns + column], tiles[(row + down) * columns + column + right]
-        options, letter = shuffle_options(rngs.layout, possible, name)
+        options, letter = common.shuffle_options(rngs.layout, possible, name)
         question = "These are two neighbouring tiles of one photograph. Where does the second lie from the first?"
-        return RenderedSample(
+        return common.RenderedSample(
             parts=(*map(Image.fromarray, pair), question + format_choices(options)),
             target=Target(answer_type=AnswerType.CHOICE, value=letter),
             meta={"relation": name},
         )
 
-    return generate_samples(context, "relation", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, "relation", split_name, render, size=size, seed=seed)
 
 
-def _make_grid(rows: int, columns: int, tile_px: int, margin_fraction: float) -> _TileGrid:
-    check_at_least(1, rows=rows, columns=columns)
-    check_at_least(8, tile_px=tile_px)
+def _check_puzzle(rows: int, columns: int, tile_px: int, margin_fraction: float) -> _Puzzle:
+    common.check_at_least(1, rows=rows, columns=columns)
+    common.check_at_least(8, tile_px=tile_px)
     if rows * columns < 2:
         raise UserError(f"rows={rows} and columns={columns} leave nothing to shuffle: cut two tiles or more")
     if not 0.0 <= margin_fraction <= 0.4:
         raise UserError(f"margin_fraction={margin_fraction} must lie between 0 and 0.4")
-    return _TileGrid(rows, columns, tile_px, margin_px=round(margin_fraction * tile_px))
+    return _Puzzle(rows, columns, tile_px, margin_px=round(margin_fraction * tile_px))
 
 
-def _cut_tiles(rng: np.random.Generator, photos: Sequence[Image.Image], grid: _TileGrid) -> list[NDArray[np.uint8]]:
+def _cut_tiles(rng: np.random.Generator, photos: Sequence[Image.Image], puzzle: _Puzzle) -> list[NDArray[np.uint8]]:
     """Cut a random crop of a random photograph into tiles, row by row, that all differ by `MIN_DIFFERENCE`.
 
     Returns:
         The tiles, uint8 [tile_px, tile_px, 3] each.
     """
-    side = grid.tile_px
-    for _ in range(MAX_DRAWS):
-        photo = photos[int(rng.integers(len(photos)))]
-        crop = np.asarray(random_crop(rng, photo, grid.columns * side, grid.rows * side))
-        corners = product(range(0, grid.rows * side, side), range(0, grid.columns * side, side))
+    side = puzzle.tile_px
+    inner = slice(puzzle.margin_px, side - puzzle.margin_px)
+    for _ in range(drawing.MAX_DRAWS):
+        photo = drawing.choose(rng, photos)
+        crop = np.asarray(random_crop(rng, photo, puzzle.columns * side, puzzle.rows * side))
+        corners = product(range(0, puzzle.rows * side, side), range(0, puzzle.columns * side, side))
         tiles = []
         for y, x in corners:
-            tiles.append(_blank_margin(crop[y : y + side, x : x + side], grid.margin_px))
+            tile = np.full((side, side, 3), BLANK_LEVEL, np.uint8)
+            tile[inner, inner] = crop[y : y + side, x : x + side][inner, inner]
+            tiles.append(tile)
+        # Compared with their blanked edges, as they are shown. Integers, because uint8 would wrap around below 0.
         if all(np.abs(a.astype(int) - b).mean() >= MIN_DIFFERENCE for a, b in combinations(tiles, 2)):
             return tiles
     raise UserError(
-        f"no photograph has {grid.rows} x {grid.columns} tiles that all look different; use fewer or larger tiles"
+        f"no photograph has {puzzle.rows} x {puzzle.columns} tiles that all look different; use fewer or larger tiles"
     )
-
-
-def _blank_margin(tile: NDArray[np.uint8], margin_px: int) -> NDArray[np.uint8]:
-    inner = slice(margin_px, len(tile) - margin_px)
-    blanked = np.full_like(tile, BLANK_LEVEL)
-    blanked[inner, inner] = tile[inner, inner]
-    return blanked
-
-
-def _assemble_tiles(tiles: Sequence[NDArray[np.uint8]], columns: int) -> NDArray[np.uint8]:
-    """Join tiles, given row by row, to one image: uint8 [rows * tile_px, columns * tile_px, 3]."""
-    return np.vstack([np.hstack(tiles[start : start + columns]) for start in range(0, len(tiles), columns)])
 
 
 def _question_text(rows: int, columns: int, answer: str, *, separate_images: bool) -> str:

@@ -11,24 +11,7 @@ import numpy as np
 
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import LETTERS, format_choices
-from mmrl_datasets.generators.common import (
-    RenderedSample,
-    SampleRngs,
-    check_at_least,
-    check_fractions,
-    generate_samples,
-    objects_meta,
-)
-from mmrl_datasets.generators.drawing import (
-    COLOURS,
-    SCENE_GREY,
-    SHAPES,
-    SceneObject,
-    choose_with_replacement,
-    draw_composition,
-    draw_shape,
-    make_background,
-)
+from mmrl_datasets.generators import common, drawing
 from mmrl_datasets.generators.photos import load_textures, parse_split
 
 NONE_OF_THESE: Final = "none of these"
@@ -40,12 +23,9 @@ CORNERS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
 
 
 class _ChoiceQuestion(NamedTuple):
-    """A question before its options are chosen."""
-
     text: str
     answer: str
-    distractors: list[str]
-    """Wrong answers, the most plausible first."""
+    distractors: list[str]  # wrong answers, the most plausible first
 
 
 def shapes(
@@ -67,114 +47,98 @@ def shapes(
     Compositions (which shapes stand where) and texture pixels belong to one split. A sample depends on the seed, the
     split and its index alone.
 
-    Options:
-        split: train, validation or test.
-        size: number of samples; null never ends.
-        image_px: side of the square image.
+    Options, besides those of all generators (see the package):
         max_objects: most shapes, 1 to 4, each in a quarter of its own.
         options: number of options, 2 to 4.
         none_of_these: make the last option "none of these", which is correct as often as any other.
         topics: topics of the questions, each equally likely.
-        background: strength of the real texture behind the shapes, 0 to 1.
-        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range.
     """
     split_name = parse_split(split)
-    check_fractions(background=background)
-    check_at_least(1, size=size)
-    check_at_least(24, image_px=image_px)
-    _check_question_options(max_objects, options, topics)
-    textures = load_textures(split_name, image_px)
-
-    def render(rngs: SampleRngs) -> RenderedSample:
-        count = 1 + int(rngs.layout.integers(max_objects))
-        scene = draw_composition(split_name, partial(_draw_scene, rngs.layout, count, image_px))
-        canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=SCENE_GREY)
-        for shape in scene:
-            draw_shape(canvas, shape)
-        topic = topics[int(rngs.layout.integers(len(topics)))]
-        question = _make_question(rngs.layout, topic, scene, image_px)
-        letter = LETTERS[int(rngs.layout.integers(options))]
-        choices = _arrange_options(rngs.layout, question, letter, options, none_of_these=none_of_these)
-        return RenderedSample(
-            parts=(canvas, question.text + format_choices(choices)),
-            target=Target(answer_type=AnswerType.CHOICE, value=letter),
-            meta={"things": objects_meta(scene)},
-        )
-
-    return generate_samples(context, "mcq", split_name, render, size=size, seed=seed)
-
-
-def _check_question_options(max_objects: int, options: int, topics: Sequence[str]) -> None:
+    common.check_fractions(background=background)
+    common.check_at_least(1, size=size)
+    common.check_at_least(24, image_px=image_px)
     for name, value, least in (("max_objects", max_objects, 1), ("options", options, 2)):
         if not least <= value <= 4:
             raise UserError(f"{name}={value} must lie between {least} and 4")
     if not topics or set(topics) - set(get_args(Topic)):
         raise UserError(f"topics={list(topics)} must be some of {', '.join(get_args(Topic))}")
+    textures = load_textures(split_name, image_px)
+
+    def render(rngs: common.SampleRngs) -> common.RenderedSample:
+        count = 1 + int(rngs.layout.integers(max_objects))
+        scene = drawing.draw_composition(split_name, partial(_draw_scene, rngs.layout, count, image_px))
+        canvas = drawing.make_background(rngs.pixels, textures, image_px, background, drawing.SCENE_GREY)
+        for shape in scene:
+            drawing.draw_shape(canvas, shape)
+        topic = drawing.choose(rngs.layout, topics)
+        question = _make_question(rngs.layout, topic, scene, image_px)
+        letter = drawing.choose(rngs.layout, LETTERS[:options])
+        choices = _arrange_options(rngs.layout, question, letter, options, none_of_these=none_of_these)
+        return common.RenderedSample(
+            parts=(canvas, question.text + format_choices(choices)),
+            target=Target(answer_type=AnswerType.CHOICE, value=letter),
+            meta={"things": common.objects_meta(scene)},
+        )
+
+    return common.generate_samples(context, "mcq", split_name, render, size=size, seed=seed)
 
 
-def _draw_scene(rng: np.random.Generator, count: int, image_px: int) -> list[SceneObject]:
+def _draw_scene(rng: np.random.Generator, count: int, image_px: int) -> list[drawing.SceneObject]:
     """Place shapes of different colours in different quarters; no other has the form of the first."""
     half = image_px // 2
-    colours = [list(COLOURS)[int(index)] for index in rng.permutation(len(COLOURS))[:count]]
-    quarters = [list(CORNERS.values())[int(index)] for index in rng.permutation(len(CORNERS))[:count]]
-    first_form, *other_forms = _shuffle(rng, SHAPES)
-    forms = [first_form, *choose_with_replacement(rng, other_forms, count - 1)]
+    colours = drawing.shuffle(rng, list(drawing.COLOURS))[:count]
+    quarters = drawing.shuffle(rng, list(CORNERS.values()))[:count]
+    first_form, *other_forms = drawing.shuffle(rng, drawing.SHAPES)
+    forms = [first_form, *drawing.choose_with_replacement(rng, other_forms, count - 1)]
     scene = []
     for colour, form, (right, down) in zip(colours, forms, quarters, strict=True):
         side = int(rng.integers(half // 2, half - 1))
         x = right * half + 1 + int(rng.integers(half - 1 - side))
         y = down * half + 1 + int(rng.integers(half - 1 - side))
-        scene.append(SceneObject(f"{colour} {form}", (x, y, x + side, y + side)))
+        scene.append(drawing.SceneObject(f"{colour} {form}", (x, y, x + side, y + side)))
     return scene
 
 
 def _make_question(
-    rng: np.random.Generator, topic: str, scene: Sequence[SceneObject], image_px: int
+    rng: np.random.Generator, topic: str, scene: Sequence[drawing.SceneObject], image_px: int
 ) -> _ChoiceQuestion:
     """Return a question about the number of all shapes, or about the colour or place of the first."""
     if topic == "count":
         count = len(scene)
+        # Of two numbers equally near, either may come first; the random draw decides.
         near = sorted((n for n in range(1, 7) if n != count), key=lambda n: (abs(n - count), rng.random()))
         return _ChoiceQuestion("How many shapes are there?", str(count), list(map(str, near)))
     colours = [shape.name.split()[0] for shape in scene]
     if topic == "colour":
         form = scene[0].name.split()[1]
-        return _ChoiceQuestion(f"What colour is the {form}?", colours[0], _order_distractors(rng, COLOURS, colours))
-    corners = [_corner_of(shape, image_px) for shape in scene]
+        distractors = _order_distractors(rng, drawing.COLOURS, colours)
+        return _ChoiceQuestion(f"What colour is the {form}?", colours[0], distractors)
+    corner_at = {quarter: name for name, quarter in CORNERS.items()}
+    corners = []
+    for shape in scene:
+        x, y, *_ = shape.box
+        corners.append(corner_at[2 * x >= image_px, 2 * y >= image_px])
     return _ChoiceQuestion(f"Where is the {colours[0]} shape?", corners[0], _order_distractors(rng, CORNERS, corners))
-
-
-def _corner_of(shape: SceneObject, image_px: int) -> str:
-    x, y, *_ = shape.box
-    quarter = (2 * x >= image_px, 2 * y >= image_px)
-    return next(name for name, corner in CORNERS.items() if corner == quarter)
 
 
 def _order_distractors(rng: np.random.Generator, words: Mapping[str, object], shown: Sequence[str]) -> list[str]:
     """Return all words but the answer, which is `shown[0]`: the others that are shown, then the rest at random."""
-    rest = []
-    for word in words:
-        if word not in shown:
-            rest.append(word)
-    return [*shown[1:], *_shuffle(rng, rest)]
+    rest = [word for word in words if word not in shown]
+    return [*shown[1:], *drawing.shuffle(rng, rest)]
 
 
 def _arrange_options(
     rng: np.random.Generator, question: _ChoiceQuestion, letter: str, options: int, *, none_of_these: bool
 ) -> list[str]:
-    """Return the options in an order that makes the one with `letter` correct."""
+    # `letter` was drawn first, so that each is correct equally often; the options are put around it.
     position = LETTERS.index(letter)
     num_named = options - none_of_these
     if position == num_named:
         # "none of these" is correct, so the answer is left out.
-        return [*_shuffle(rng, question.distractors[:num_named]), NONE_OF_THESE]
-    choices = _shuffle(rng, question.distractors[: num_named - 1])
+        return [*drawing.shuffle(rng, question.distractors[:num_named]), NONE_OF_THESE]
+    choices = drawing.shuffle(rng, question.distractors[: num_named - 1])
     choices.insert(position, question.answer)
     return [*choices, NONE_OF_THESE] if none_of_these else choices
-
-
-def _shuffle(rng: np.random.Generator, words: Sequence[str]) -> list[str]:
-    return [words[int(index)] for index in rng.permutation(len(words))]

@@ -22,25 +22,18 @@ SPLIT_RANGES: Final[dict[Split, tuple[float, float]]] = {
     "test": (0.8, 1.0),
 }
 """The fraction of a photograph's columns, or of the handwritten digits, where each split begins and ends."""
-MAX_ZOOM: Final = 4 / 3
-"""Side of the largest region that a crop shrinks, in sides of the crop."""
+MAX_ZOOM: Final = 4 / 3  # side of the largest region that a crop shrinks, in sides of the crop
 
 
 class HandwrittenDigit(NamedTuple):
     """One handwritten digit."""
 
-    ink: Image.Image
-    """8 x 8 pixels, mode L: 0 is paper, 255 full ink."""
-    value: int
-    """0 to 9."""
+    ink: Image.Image  # 8 x 8 pixels, mode L: 0 is paper, 255 full ink
+    value: int  # 0 to 9
 
 
 def parse_split(name: str) -> Split:
-    """Return `name` as a split.
-
-    Raises:
-        UserError: there is no such split.
-    """
+    """Return `name` as a split; raises UserError if there is no such split."""
     for split in SPLITS:
         if split == name:
             return split

@@ -16,27 +16,11 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
-from mmrl_datasets.generators.common import (
-    RenderedSample,
-    SampleRngs,
-    check_at_least,
-    check_fractions,
-    check_one_of,
-    choose_phrasing,
-    generate_samples,
-)
-from mmrl_datasets.generators.drawing import (
-    INK_COLOR,
-    PRINT_PAPER_GREY,
-    SUPERSAMPLING,
-    draw_composition,
-    make_background,
-)
+from mmrl_datasets.generators import common, drawing
 from mmrl_datasets.generators.photos import load_textures, parse_split
 
 MIN_FONT_PX: Final = 10
-MAX_NOISE_STD: Final = 64.0
-"""Standard deviation of the noise for `noise: 1`, in grey levels (0 to 255)."""
+MAX_NOISE_STD: Final = 64.0  # standard deviation of the noise for `noise: 1`, in grey levels (0 to 255)
 Characters = Literal["words", "digits", "mixed"]
 # `mixed` leaves out characters that the font draws alike (I, l and 1; O, o and 0), and letters whose two cases differ
 # in size alone, such as C and c.
@@ -66,61 +50,48 @@ def text(
 
     Each length from `min_length` to `length` is equally likely.
 
-    Options:
-        split: train, validation or test.
-        size: number of samples; null never ends.
-        image_px: side of the square image.
+    Options, besides those of all generators (see the package):
         characters: `words` are pronounceable but meaningless; `digits`; `mixed` are letters of both cases and digits.
         length: most characters.
         min_length: fewest characters, at least 2, because there are too few single characters for three splits.
         rotation: largest rotation of the line in either direction, in degrees, at most 45.
         noise: strength of the noise, 0 to 1.
         contrast: darkness of the ink, 0.1 to 1.
-        background: strength of the real texture behind the text, 0 to 1.
-        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range.
     """
     split_name = parse_split(split)
-    check_one_of(get_args(Characters), characters=characters)
-    check_fractions(noise=noise, background=background)
-    check_at_least(1, size=size)
-    _check_sizes(min_length, length, image_px)
-    _check_appearance(rotation, contrast)
+    common.check_one_of(get_args(Characters), characters=characters)
+    common.check_fractions(noise=noise, background=background)
+    common.check_at_least(1, size=size)
+    common.check_at_least(2, min_length=min_length)
+    common.check_at_least(min_length, length=length)
+    common.check_at_least(12 * length, image_px=image_px)
+    if not (0.0 <= rotation <= 45.0 and 0.1 <= contrast <= 1.0):
+        raise UserError(f"rotation={rotation} must lie between 0 and 45, and contrast={contrast} between 0.1 and 1")
     textures = load_textures(split_name, image_px)
 
-    def render(rngs: SampleRngs) -> RenderedSample:
+    def render(rngs: common.SampleRngs) -> common.RenderedSample:
         count = int(rngs.layout.integers(min_length, length + 1))
-        written = draw_composition(split_name, partial(_draw_text, rngs.layout, characters, count))[0]
-        canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PRINT_PAPER_GREY)
+        written = drawing.draw_composition(split_name, partial(_draw_text, rngs.layout, characters, count))[0]
+        canvas = drawing.make_background(rngs.pixels, textures, image_px, background, drawing.PRINT_PAPER_GREY)
         ink = _render_to_fit(rngs.layout, written, image_px, float(rngs.layout.uniform(-rotation, rotation)))
         left = int(rngs.layout.integers(image_px - ink.width + 1))
         top = int(rngs.layout.integers(image_px - ink.height + 1))
-        canvas.paste(INK_COLOR, (left, top), ink.point(lambda level: round(level * contrast)))
-        question = choose_phrasing(rngs.layout, "Read the text.", "What is written here?")
-        return RenderedSample(
+        canvas.paste(drawing.INK_COLOR, (left, top), ink.point(lambda level: round(level * contrast)))
+        question = common.choose_phrasing(rngs.layout, "Read the text.", "What is written here?")
+        return common.RenderedSample(
             parts=(_add_noise(canvas, rngs.pixels, noise), question),
             target=Target(answer_type=AnswerType.TEXT, value=written),
             meta={"box": [left, top, left + ink.width, top + ink.height]},
         )
 
-    return generate_samples(context, "ocr", split_name, render, size=size, seed=seed)
-
-
-def _check_sizes(min_length: int, length: int, image_px: int) -> None:
-    check_at_least(2, min_length=min_length)
-    check_at_least(min_length, length=length)
-    check_at_least(12 * length, image_px=image_px)
-
-
-def _check_appearance(rotation: float, contrast: float) -> None:
-    if not (0.0 <= rotation <= 45.0 and 0.1 <= contrast <= 1.0):
-        raise UserError(f"rotation={rotation} must lie between 0 and 45, and contrast={contrast} between 0.1 and 1")
+    return common.generate_samples(context, "ocr", split_name, render, size=size, seed=seed)
 
 
 def _draw_text(rng: np.random.Generator, characters: str, count: int) -> list[str]:
-    """Draw a text, which is the only fact of its composition."""
+    # A list, because a composition is a list of facts. This one has a single fact, its text.
     if characters != "words":
         return ["".join(rng.choice(list(ALPHABETS[characters]), size=count))]
     # Consonants and vowels take turns; `starts_with_vowel` decides which comes first.
@@ -128,7 +99,7 @@ def _draw_text(rng: np.random.Generator, characters: str, count: int) -> list[st
     letters = []
     for position in range(count):
         alphabet = VOWELS if (position + starts_with_vowel) % 2 else CONSONANTS
-        letters.append(alphabet[int(rng.integers(len(alphabet)))])
+        letters.append(drawing.choose(rng, alphabet))
     return ["".join(letters)]
 
 
@@ -136,6 +107,7 @@ def _render_to_fit(rng: np.random.Generator, written: str, image_px: int, angle:
     """Return the ink of a rotated line of text (mode L), cropped, in a random size and weight that fit the image."""
     # The weight is the width of a stroke added around the letters, in font sizes.
     weight = float(rng.uniform(0.0, 0.06))
+    # Largest first, so that the text fills the image as far as its angle allows.
     for font_px in range(int(rng.integers(12, image_px // 2 + 1)), MIN_FONT_PX - 1, -1):
         ink = _render_text(written, font_px, weight, angle)
         if max(ink.size) <= image_px:
@@ -144,15 +116,16 @@ def _render_to_fit(rng: np.random.Generator, written: str, image_px: int, angle:
 
 
 def _render_text(written: str, font_px: int, weight: float, angle: float) -> Image.Image:
-    font = ImageFont.load_default(size=font_px * SUPERSAMPLING)
-    stroke = round(weight * font_px * SUPERSAMPLING)
+    # Two pixels of margin on each side take up what rotation and smoothing spread beyond the letters.
+    font = ImageFont.load_default(size=font_px * drawing.SUPERSAMPLING)
+    stroke = round(weight * font_px * drawing.SUPERSAMPLING)
     left, top, right, bottom = map(int, font.getbbox(written))
     sheet = Image.new("L", (right - left + 2 * stroke + 4, bottom - top + 2 * stroke + 4))
     ImageDraw.Draw(sheet).text(
         (2 + stroke - left, 2 + stroke - top), written, fill=255, font=font, stroke_width=stroke, stroke_fill=255
     )
     rotated = sheet.rotate(angle, Image.Resampling.BICUBIC, expand=True)
-    extent = (ceil(rotated.width / SUPERSAMPLING), ceil(rotated.height / SUPERSAMPLING))
+    extent = (ceil(rotated.width / drawing.SUPERSAMPLING), ceil(rotated.height / drawing.SUPERSAMPLING))
     small = rotated.resize(extent, Image.Resampling.BOX)
     return small.crop(small.getbbox())
 
@@ -160,5 +133,6 @@ def _render_text(written: str, font_px: int, weight: float, angle: float) -> Ima
 def _add_noise(canvas: Image.Image, rng: np.random.Generator, noise: float) -> Image.Image:
     if not noise:
         return canvas
+    # One number a pixel for all three channels: the noise of a camera in the dark, not coloured specks.
     levels = np.asarray(canvas) + rng.normal(0.0, MAX_NOISE_STD * noise, (canvas.height, canvas.width, 1))
     return Image.fromarray(levels.clip(0, 255).round().astype(np.uint8))

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import DTypeLike, NDArray
 
-POOL_WORDS: Final = 4
-"""32-bit words in the entropy pool of numpy's `SeedSequence`."""
+POOL_WORDS: Final = 4  # 32-bit words in the entropy pool of numpy's `SeedSequence`
 # The constants of numpy's `SeedSequence` (numpy/random/bit_generator.pyx).
 XSHIFT: Final = np.uint32(16)
 MIX_MULT_L, MIX_MULT_R = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
@@ -27,22 +26,19 @@ def make_rngs(seed: int, names: Sequence[str]) -> list[np.random.Generator]:
     """
     # Seeding the generators together is five times faster than calling default_rng for each: numpy's SeedSequence
     # makes many small arrays.
-    digests = []
+    hashed = b""
     for name in names:
-        digests.append(hashlib.sha256(f"{seed}/{name}".encode()).digest())
-    hashed = b"".join(digest[: 4 * POOL_WORDS] for digest in digests)
+        hashed += hashlib.sha256(f"{seed}/{name}".encode()).digest()[: 4 * POOL_WORDS]
     # SeedSequence splits a big integer into words, the lowest first.
     entropy = np.frombuffer(hashed, ">u4").reshape(-1, POOL_WORDS)[:, ::-1]
-    return list(map(_make_rng, _seed_states(entropy.astype(np.uint32))))
-
-
-def _make_rng(state: NDArray[np.uint64]) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(_PrecomputedSeed(state)))  # type: ignore[arg-type] # numpy's stubs omit ISeedSequence
+    rngs = []
+    for state in _seed_states(entropy.astype(np.uint32)):
+        bits = np.random.PCG64(_PrecomputedSeed(state))  # type: ignore[arg-type] # numpy's stubs omit ISeedSequence
+        rngs.append(np.random.Generator(bits))
+    return rngs
 
 
 class _PrecomputedSeed(ISeedSequence):
-    """Hands a bit generator a start state that was computed before."""
-
     def __init__(self, state: NDArray[np.uint64]) -> None:
         self._state = state
 
@@ -63,6 +59,7 @@ def _seed_states(entropy_ND: Words) -> NDArray[np.uint64]:
 
     Source: M. O'Neill, "Developing a seed_seq alternative" (2015), as implemented in numpy/random/bit_generator.pyx.
     """
+    # First every word is hashed into the pool, then each is mixed into the others, then the state is read out.
     multipliers = _multiplier_powers(INIT_A, MULT_A, POOL_WORDS * POOL_WORDS + 1)
     pool = [_hash_words(entropy_ND[:, i], *multipliers[i : i + 2]) for i in range(POOL_WORDS)]
     used = POOL_WORDS
@@ -75,6 +72,7 @@ def _seed_states(entropy_ND: Words) -> NDArray[np.uint64]:
                 used += 1
     multipliers = _multiplier_powers(INIT_B, MULT_B, 2 * POOL_WORDS + 1)
     words = [_hash_words(pool[i % POOL_WORDS], *multipliers[i : i + 2]) for i in range(2 * POOL_WORDS)]
+    # Two words make one of 64 bits, the lower half first, on machines of either byte order.
     return np.stack(words, axis=1).astype("<u4").view("<u8").astype(np.uint64)
 
 
@@ -85,5 +83,5 @@ def _hash_words(words: Words, before: np.uint32, after: np.uint32) -> Words:
 
 
 def _multiplier_powers(first: int, factor: int, count: int) -> list[np.uint32]:
-    """Return `first * factor**k` modulo 2**32 for k = 0 to count - 1."""
+    # In numpy's C code the multiplier changes after every word that is hashed; here all its values come in a list.
     return [np.uint32(first * pow(factor, k, 2**32) % 2**32) for k in range(count)]

@@ -3,13 +3,6 @@
 Backgrounds, compositions and handwritten digits of one split occur in no other. A sample depends on the seed, the split
 and its index alone. Its `label` is the answer of a simulated careless annotator, drawn from a random generator of its
 own, so that the image does not depend on the label.
-
-Options that all three share:
-    split: train, validation or test.
-    size: number of samples; null never ends.
-    image_px: side of the square image.
-    background: strength of the real texture behind the objects, 0 to 1.
-    seed: fixes the samples; null takes the seed of the run.
 """
 
 from __future__ import annotations
@@ -22,42 +15,11 @@ import numpy as np
 from PIL import Image
 
 from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, Sample, Target, UserError
-from mmrl_datasets.generators.common import (
-    RenderedSample,
-    SampleRngs,
-    check_at_least,
-    check_fractions,
-    check_one_of,
-    choose_phrasing,
-    generate_samples,
-    objects_meta,
-)
-from mmrl_datasets.generators.drawing import (
-    COLOURS,
-    PAPER_GREY,
-    SCENE_GREY,
-    SHAPES,
-    Box,
-    SceneObject,
-    choose_with_replacement,
-    draw_composition,
-    draw_shape,
-    make_background,
-    paste_digits,
-    paste_photo,
-    place_boxes,
-    place_in_line,
-)
-from mmrl_datasets.generators.photos import (
-    load_handwritten_digits,
-    load_materials,
-    load_textures,
-    parse_split,
-    random_crop,
-)
+from mmrl_datasets.generators import common, drawing, photos
 
 UNCLEAR_LABEL: Final = "unclear"
-SHAPE_NAMES: Final = tuple(f"{colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in SHAPES)
+SHAPE_COLOURS: Final = ("red", "green", "blue", "yellow")
+SHAPE_NAMES: Final = tuple(f"{colour} {shape}" for colour in SHAPE_COLOURS for shape in drawing.SHAPES)
 
 
 def counting(
@@ -67,7 +29,7 @@ def counting(
     size: int | None,
     image_px: int = 48,
     max_count: int = 4,
-    colours: Sequence[str] = ("red", "green", "blue", "yellow"),
+    colours: Sequence[str] = SHAPE_COLOURS,
     background: float = 0.3,
     label_miss_prob: float = 0.0,
     seed: int | None = None,
@@ -84,34 +46,37 @@ def counting(
     Raises:
         UserError: an option is out of range.
     """
-    split_name = parse_split(split)
-    check_fractions(background=background, label_miss_prob=label_miss_prob)
-    check_at_least(1, size=size, max_count=max_count)
-    check_at_least(24, image_px=image_px)
-    _check_colours(colours)
-    textures = load_textures(split_name, image_px)
+    split_name = photos.parse_split(split)
+    common.check_fractions(background=background, label_miss_prob=label_miss_prob)
+    common.check_at_least(1, size=size, max_count=max_count)
+    common.check_at_least(24, image_px=image_px)
+    for colour in colours:
+        if colour not in drawing.COLOURS:
+            raise UserError(f"colour {colour!r} is unknown; there are {', '.join(drawing.COLOURS)}")
+    if len(set(colours)) < max(2, len(colours)):
+        raise UserError(f"colours={list(colours)} must be two or more different ones")
+    textures = photos.load_textures(split_name, image_px)
 
-    def render(rngs: SampleRngs) -> RenderedSample:
-        colour = colours[int(rngs.layout.integers(len(colours)))]
+    def render(rngs: common.SampleRngs) -> common.RenderedSample:
+        colour = drawing.choose(rngs.layout, colours)
+        # The answer is drawn before the scene, so that every answer is equally likely.
         count = int(rngs.layout.integers(max_count + 1))
-        others = []
-        for other in colours:
-            if other != colour:
-                others.append(other)
+        others = [other for other in colours if other != colour]
         draw = partial(_draw_coloured_shapes, rngs.layout, [colour] * count, others, image_px)
-        shapes = draw_composition(split_name, draw)
-        canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=SCENE_GREY)
+        shapes = drawing.draw_composition(split_name, draw)
+        canvas = drawing.make_background(rngs.pixels, textures, image_px, background, drawing.SCENE_GREY)
         for shape in shapes:
-            draw_shape(canvas, shape)
+            drawing.draw_shape(canvas, shape)
         noticed = max(count - int(rngs.label.random() < label_miss_prob), 0)
-        return RenderedSample(
-            parts=(canvas, choose_phrasing(rngs.layout, f"How many {colour} shapes?", f"Count the {colour} shapes.")),
+        question = common.choose_phrasing(rngs.layout, f"How many {colour} shapes?", f"Count the {colour} shapes.")
+        return common.RenderedSample(
+            parts=(canvas, question),
             target=Target(answer_type=AnswerType.NUMBER, value=count),
             label=Target(answer_type=AnswerType.NUMBER, value=noticed),
-            meta={"things": objects_meta(shapes)},
+            meta={"things": common.objects_meta(shapes)},
         )
 
-    return generate_samples(context, "count", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, "count", split_name, render, size=size, seed=seed)
 
 
 def grounding(
@@ -131,41 +96,44 @@ def grounding(
 
     Options:
         max_objects: most objects in an image; their names differ.
-        grid_px: corners lie on a grid of this many pixels, which divides `image_px`.
+        grid_px: corners of boxes lie at multiples of this many pixels, which divides `image_px`.
         objects: prints of real photographs ("coins"), or drawn shapes ("red disc").
         label_pad_px: the annotator moves each side of the box outwards by this, with probability 3/4 for each side.
 
     Raises:
         UserError: an option is out of range.
     """
-    split_name = parse_split(split)
-    check_fractions(background=background)
-    check_at_least(1, size=size, max_objects=max_objects, grid_px=grid_px)
-    check_at_least(0, label_pad_px=label_pad_px)
+    split_name = photos.parse_split(split)
+    common.check_fractions(background=background)
+    common.check_at_least(1, size=size, max_objects=max_objects, grid_px=grid_px)
+    common.check_at_least(0, label_pad_px=label_pad_px)
     sides = _allowed_sides(image_px, grid_px)
-    check_one_of(("photos", "shapes"), objects=objects)
-    photos = load_materials(split_name, sides[-1]) if objects == "photos" else {}
-    names = tuple(photos) or SHAPE_NAMES
+    common.check_one_of(("photos", "shapes"), objects=objects)
+    materials = photos.load_materials(split_name, sides[-1]) if objects == "photos" else {}
+    names = tuple(materials) or SHAPE_NAMES
     if max_objects > len(names):
         raise UserError(f"max_objects={max_objects} exceeds the {len(names)} objects there are: {', '.join(names)}")
-    textures = load_textures(split_name, image_px)
+    textures = photos.load_textures(split_name, image_px)
 
-    def render(rngs: SampleRngs) -> RenderedSample:
+    def render(rngs: common.SampleRngs) -> common.RenderedSample:
         count = 1 + int(rngs.layout.integers(max_objects))
         draw = partial(_draw_named_objects, rngs.layout, names, sides, count=count, image_px=image_px, grid_px=grid_px)
-        placed = draw_composition(split_name, draw)
-        canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=SCENE_GREY)
+        placed = drawing.draw_composition(split_name, draw)
+        canvas = drawing.make_background(rngs.pixels, textures, image_px, background, drawing.SCENE_GREY)
         for scene_object in placed:
-            _draw_object(canvas, scene_object, photos, rngs.pixels)
-        wanted = placed[0]
-        return RenderedSample(
-            parts=(canvas, choose_phrasing(rngs.layout, f"Find the {wanted.name}.", f"Locate the {wanted.name}.")),
-            target=_box_target(wanted.box),
-            label=_box_target(_pad_box(rngs.label, wanted.box, label_pad_px, image_px)),
-            meta={"things": objects_meta(placed)},
+            if materials:
+                _paste_photo(canvas, materials[scene_object.name], scene_object.box, rngs.pixels)
+            else:
+                drawing.draw_shape(canvas, scene_object)
+        name, box = placed[0]
+        return common.RenderedSample(
+            parts=(canvas, common.choose_phrasing(rngs.layout, f"Find the {name}.", f"Locate the {name}.")),
+            target=_box_target(box),
+            label=_box_target(_pad_box(rngs.label, box, label_pad_px, image_px)),
+            meta={"things": common.objects_meta(placed)},
         )
 
-    return generate_samples(context, "ground", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, "ground", split_name, render, size=size, seed=seed)
 
 
 def digits(
@@ -190,48 +158,51 @@ def digits(
     Raises:
         UserError: an option is out of range.
     """
-    split_name = parse_split(split)
+    split_name = photos.parse_split(split)
     fewest = length if min_length is None else min_length
-    check_fractions(background=background, label_unclear_prob=label_unclear_prob)
-    check_at_least(1, size=size, min_length=fewest)
-    check_at_least(fewest, length=length)
-    check_at_least(12 * length, image_px=image_px)
-    textures = load_textures(split_name, image_px)
-    handwriting = load_handwritten_digits(split_name)
+    common.check_fractions(background=background, label_unclear_prob=label_unclear_prob)
+    common.check_at_least(1, size=size, min_length=fewest)
+    common.check_at_least(fewest, length=length)
+    common.check_at_least(12 * length, image_px=image_px)
+    textures = photos.load_textures(split_name, image_px)
+    handwriting = photos.load_handwritten_digits(split_name)
 
-    def render(rngs: SampleRngs) -> RenderedSample:
+    def render(rngs: common.SampleRngs) -> common.RenderedSample:
         count = int(rngs.layout.integers(fewest, length + 1))
-        chosen = choose_with_replacement(rngs.layout, range(len(handwriting)), count)
-        boxes = place_in_line(rngs.layout, count, image_px // length, image_px)
-        canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PAPER_GREY)
-        written = paste_digits(canvas, handwriting, chosen, boxes)
+        chosen = drawing.choose_with_replacement(rngs.layout, range(len(handwriting)), count)
+        boxes = drawing.place_in_line(rngs.layout, count, image_px // length, image_px)
+        canvas = drawing.make_background(rngs.pixels, textures, image_px, background, drawing.PAPER_GREY)
+        written = drawing.paste_digits(canvas, handwriting, chosen, boxes)
         number = "".join(digit.name for digit in written)
         label = UNCLEAR_LABEL if rngs.label.random() < label_unclear_prob else number
-        return RenderedSample(
-            parts=(canvas, choose_phrasing(rngs.layout, "Read the number.", "Which number is this?")),
+        return common.RenderedSample(
+            parts=(canvas, common.choose_phrasing(rngs.layout, "Read the number.", "Which number is this?")),
             target=Target(answer_type=AnswerType.TEXT, value=number),
             label=Target(answer_type=AnswerType.TEXT, value=label),
-            meta={"things": objects_meta(written)},
+            meta={"things": common.objects_meta(written)},
         )
 
-    return generate_samples(context, "read", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, "read", split_name, render, size=size, seed=seed)
 
 
 def _draw_coloured_shapes(
     rng: np.random.Generator, wanted: Sequence[str], others: Sequence[str], image_px: int
-) -> list[SceneObject] | None:
+) -> list[drawing.SceneObject] | None:
     """Place discs and squares of the wanted colours and of up to two others; None if they find no room."""
-    colours = [*wanted, *choose_with_replacement(rng, others, int(rng.integers(3)))]
-    sides = choose_with_replacement(rng, range(image_px // 7, image_px // 4), len(colours))
-    boxes = place_boxes(rng, [(side, side) for side in sides], image_px=image_px, step=1, gap=2)
+    colours = [*wanted, *drawing.choose_with_replacement(rng, others, int(rng.integers(3)))]
+    sides = drawing.choose_with_replacement(rng, range(image_px // 7, image_px // 4), len(colours))
+    boxes = drawing.place_boxes(rng, [(side, side) for side in sides], image_px=image_px, step=1, gap=2)
     if boxes is None:
         return None
-    forms = choose_with_replacement(rng, ("disc", "square"), len(colours))
-    return [SceneObject(f"{colour} {form}", box) for colour, form, box in zip(colours, forms, boxes, strict=True)]
+    forms = drawing.choose_with_replacement(rng, ("disc", "square"), len(colours))
+    shapes = []
+    for colour, form, box in zip(colours, forms, boxes, strict=True):
+        shapes.append(drawing.SceneObject(f"{colour} {form}", box))
+    return shapes
 
 
 def _allowed_sides(image_px: int, grid_px: int) -> list[int]:
-    """Return the sides that an object may have: multiples of the grid from a quarter to half of the image."""
+    # An object is at least a quarter of the image wide, or it would be hard to see, and at most half.
     if image_px % grid_px or image_px < 4 * grid_px or image_px < 32:
         raise UserError(f"image_px={image_px} must be at least 32, and 4 or more times grid_px={grid_px} without rest")
     return [side for side in range(grid_px, image_px // 2 + 1, grid_px) if side >= image_px // 4]
@@ -239,43 +210,35 @@ def _allowed_sides(image_px: int, grid_px: int) -> list[int]:
 
 def _draw_named_objects(
     rng: np.random.Generator, names: Sequence[str], sides: Sequence[int], *, count: int, image_px: int, grid_px: int
-) -> list[SceneObject] | None:
+) -> list[drawing.SceneObject] | None:
     """Place objects of different names, photos as rectangles and shapes as squares; None if they find no room."""
-    chosen = []
-    for index in rng.permutation(len(names))[:count]:
-        chosen.append(names[int(index)])
-    widths = choose_with_replacement(rng, sides, count)
-    heights = widths if names is SHAPE_NAMES else choose_with_replacement(rng, sides, count)
-    boxes = place_boxes(rng, list(zip(widths, heights, strict=True)), image_px=image_px, step=grid_px, gap=0)
+    chosen = drawing.shuffle(rng, names)[:count]
+    # Photos may be stretched, shapes may not: a stretched square is no square.
+    widths = drawing.choose_with_replacement(rng, sides, count)
+    heights = widths if names is SHAPE_NAMES else drawing.choose_with_replacement(rng, sides, count)
+    boxes = drawing.place_boxes(rng, list(zip(widths, heights, strict=True)), image_px=image_px, step=grid_px, gap=0)
     if boxes is None:
         return None
-    return [SceneObject(name, box) for name, box in zip(chosen, boxes, strict=True)]
+    return list(map(drawing.SceneObject, chosen, boxes))
 
 
-def _draw_object(
-    canvas: Image.Image, scene_object: SceneObject, photos: dict[str, Image.Image], rng: np.random.Generator
-) -> None:
-    if not photos:
-        draw_shape(canvas, scene_object)
-        return
-    x1, y1, x2, y2 = scene_object.box
-    paste_photo(canvas, random_crop(rng, photos[scene_object.name], x2 - x1, y2 - y1), scene_object.box)
+def _paste_photo(canvas: Image.Image, photo: Image.Image, box: drawing.Box, rng: np.random.Generator) -> None:
+    """Paste a crop of a photo with a thin white margin; both together fill the box."""
+    x1, y1, x2, y2 = box
+    crop = photos.random_crop(rng, photo, x2 - x1, y2 - y1)
+    margin = max(1, canvas.width // 64)
+    canvas.paste(drawing.COLOURS["white"], box)
+    inner = (x1 + margin, y1 + margin, x2 - margin, y2 - margin)
+    canvas.paste(crop.resize((inner[2] - inner[0], inner[3] - inner[1])), inner)
 
 
-def _box_target(box: Box) -> Target:
+def _box_target(box: drawing.Box) -> Target:
     return Target(answer_type=AnswerType.BOX, value=list(box), coordinate_system=CoordinateSystem.PX_ORIGINAL)
 
 
-def _pad_box(rng: np.random.Generator, box: Box, pad_px: int, image_px: int) -> Box:
+def _pad_box(rng: np.random.Generator, box: drawing.Box, pad_px: int, image_px: int) -> drawing.Box:
     """Move each side outwards by `pad_px` with probability 3/4, at most to the edge of the image."""
+    # Four numbers are drawn whatever `pad_px` is, so that the option changes no other label.
     left, top, right, bottom = (pad_px * int(moves) for moves in rng.random(4) < 0.75)
     x1, y1, x2, y2 = box
     return max(x1 - left, 0), max(y1 - top, 0), min(x2 + right, image_px), min(y2 + bottom, image_px)
-
-
-def _check_colours(colours: Sequence[str]) -> None:
-    for colour in colours:
-        if colour not in COLOURS:
-            raise UserError(f"colour {colour!r} is unknown; there are {', '.join(COLOURS)}")
-    if len(set(colours)) < max(2, len(colours)):
-        raise UserError(f"colours={list(colours)} must be two or more different ones")

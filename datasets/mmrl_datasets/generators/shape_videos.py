@@ -5,50 +5,28 @@ the model sees every frame. Videos are H.264 in mp4. A composition (which shape 
 one split alone, and textures of different splits share no pixel. A sample depends on the seed, the split and its index
 alone.
 
-Options that all three share:
-    split: train, validation or test.
-    size: number of samples; null never ends.
+Options that all three share, besides those of all generators (see the package):
     image_px: side of the square frames, an even number.
     frames: number of frames.
     fps: frames per second.
     distractors: number of other shapes, of other colours, 0 to 3.
-    background: strength of the real texture behind the shapes, 0 to 1.
-    seed: fixes the samples; null takes the seed of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import format_choices
-from mmrl_datasets.generators.common import (
-    RenderedSample,
-    SampleRngs,
-    check_at_least,
-    check_fractions,
-    generate_samples,
-    shuffle_options,
-)
-from mmrl_datasets.generators.drawing import (
-    SCENE_GREY,
-    SHAPES,
-    Box,
-    SceneObject,
-    choose_with_replacement,
-    draw_composition,
-    draw_shape,
-    make_background,
-    place_boxes,
-)
-from mmrl_datasets.generators.mp4_writer import RenderedVideo
+from mmrl_datasets.generators import common, drawing
 from mmrl_datasets.generators.photos import Split, load_textures, parse_split
+from mmrl_datasets.media_files import RenderedVideo
 
 SHAPE_COLOURS: Final = ("red", "green", "blue", "yellow")
 DIRECTIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
@@ -64,29 +42,34 @@ DIRECTIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
     }
 )
 """Signs of the movement: to the right, and down."""
-MIN_SPEED_PX: Final = 2
-"""Least movement between two frames, in pixels."""
+MIN_SPEED_PX: Final = 2  # least movement between two frames, in pixels
 
 
 class _ShapeInFrame(NamedTuple):
     """A shape in one frame. In a composition, those of the shape asked about come last in their frame."""
 
     frame: int
-    shape: SceneObject
+    shape: drawing.SceneObject
 
     def __repr__(self) -> str:
-        """Return the text that `assign_split` hashes. It is fixed: another text would move videos between splits."""
+        """Return the text that `draw_composition` hashes, which is fixed: another would move videos between splits."""
         return f"_Still(frame={self.frame!r}, thing={self.shape!r})"
+
+
+_Video = tuple[Sequence[_ShapeInFrame], str, Target]  # the shapes of a video, the question about them and its answer
 
 
 class _VideoSettings(NamedTuple):
     """Options that all samples of a source share."""
 
+    split: Split
     textures: Sequence[Image.Image]
     image_px: int
     frames: int
     fps: int
+    distractors: int
     background: float
+    sides: range  # of the shapes, in pixels
 
 
 def direction(
@@ -110,23 +93,22 @@ def direction(
     Raises:
         UserError: an option is out of range.
     """
-    split_name = parse_split(split)
-    check_at_least(1, size=size)
-    settings = _make_settings(split_name, image_px, frames, fps, background)
-    _check_distractors(distractors)
+    settings = _check_settings(
+        split, size, image_px=image_px, frames=frames, fps=fps, distractors=distractors, background=background
+    )
     if (image_px - image_px // 4) // (frames - 1) < MIN_SPEED_PX:
         raise UserError(f"frames={frames} are too many to move through image_px={image_px}; use larger or fewer ones")
     directions = list(DIRECTIONS)[: 8 if diagonals else 4]
 
-    def render(rngs: SampleRngs) -> RenderedSample:
-        asked = directions[int(rngs.layout.integers(len(directions)))]
-        draw = partial(_draw_moving_shapes, rngs.layout, asked, directions, distractors, settings)
-        shapes = draw_composition(split_name, draw)
-        options, letter = shuffle_options(rngs.layout, directions, asked)
+    def ask(rng: np.random.Generator) -> _Video:
+        asked = drawing.choose(rng, directions)
+        draw = partial(_draw_moving_shapes, rng, asked, directions, settings)
+        shapes = drawing.draw_composition(settings.split, draw)
+        options, letter = common.shuffle_options(rng, directions, asked)
         question = f"Which way does the {shapes[-1].shape.name} move?{format_choices(options)}"
-        return _render_video(rngs, settings, shapes, question, Target(answer_type=AnswerType.CHOICE, value=letter))
+        return shapes, question, Target(answer_type=AnswerType.CHOICE, value=letter)
 
-    return generate_samples(context, "direction", split_name, render, size=size, seed=seed)
+    return _generate_videos(context, "direction", settings, ask, size=size, seed=seed)
 
 
 def appearance_count(
@@ -152,24 +134,28 @@ def appearance_count(
     Raises:
         UserError: an option is out of range.
     """
-    split_name = parse_split(split)
-    check_at_least(1, size=size, max_count=max_count)
-    settings = _make_settings(split_name, image_px, frames, fps, background)
-    _check_distractors(distractors)
-    check_at_least(2 * max_count, frames=frames)
+    settings = _check_settings(
+        split, size, image_px=image_px, frames=frames, fps=fps, distractors=distractors, background=background
+    )
+    common.check_at_least(1, max_count=max_count)
+    common.check_at_least(2 * max_count, frames=frames)
 
-    def render(rngs: SampleRngs) -> RenderedSample:
-        count = 1 + int(rngs.layout.integers(max_count))
+    def ask(rng: np.random.Generator) -> _Video:
+        count = 1 + int(rng.integers(max_count))
 
         def draw() -> list[_ShapeInFrame] | None:
-            visible = _draw_visible_frames(rngs.layout, count, frames)
-            return _draw_static_shapes(rngs.layout, visible, distractors, settings)
+            # A shape appears and vanishes at `count` pairs of edges between frames; all patterns are equally likely.
+            edges = sorted(int(edge) + 1 for edge in rng.permutation(frames)[: 2 * count])
+            visible: list[int] = []
+            for start, end in zip(edges[::2], edges[1::2], strict=True):
+                visible += range(start, end)
+            return _draw_static_shapes(rng, visible, settings)
 
-        shapes = draw_composition(split_name, draw)
+        shapes = drawing.draw_composition(settings.split, draw)
         question = f"How many times does the {shapes[-1].shape.name} appear?"
-        return _render_video(rngs, settings, shapes, question, Target(answer_type=AnswerType.NUMBER, value=count))
+        return shapes, question, Target(answer_type=AnswerType.NUMBER, value=count)
 
-    return generate_samples(context, "blinks", split_name, render, size=size, seed=seed)
+    return _generate_videos(context, "blinks", settings, ask, size=size, seed=seed)
 
 
 def visible_span(
@@ -192,61 +178,88 @@ def visible_span(
     Raises:
         UserError: an option is out of range.
     """
-    split_name = parse_split(split)
-    check_at_least(1, size=size)
-    settings = _make_settings(split_name, image_px, frames, fps, background)
-    _check_distractors(distractors)
+    settings = _check_settings(
+        split, size, image_px=image_px, frames=frames, fps=fps, distractors=distractors, background=background
+    )
 
-    def render(rngs: SampleRngs) -> RenderedSample:
-        first, end = sorted(map(int, rngs.layout.permutation(frames + 1)[:2]))
-        draw = partial(_draw_static_shapes, rngs.layout, range(first, end), distractors, settings)
-        shapes = draw_composition(split_name, draw)
+    def ask(rng: np.random.Generator) -> _Video:
+        first, end = sorted(map(int, rng.permutation(frames + 1)[:2]))
+        draw = partial(_draw_static_shapes, rng, range(first, end), settings)
+        shapes = drawing.draw_composition(settings.split, draw)
         question = f"From when to when is the {shapes[-1].shape.name} visible, in seconds?"
-        target = Target(answer_type=AnswerType.SPAN, value=(first / fps, end / fps))
-        return _render_video(rngs, settings, shapes, question, target)
+        return shapes, question, Target(answer_type=AnswerType.SPAN, value=(first / fps, end / fps))
 
-    return generate_samples(context, "presence", split_name, render, size=size, seed=seed)
+    return _generate_videos(context, "presence", settings, ask, size=size, seed=seed)
 
 
-def _make_settings(split: Split, image_px: int, frames: int, fps: int, background: float) -> _VideoSettings:
-    check_fractions(background=background)
-    check_at_least(32, image_px=image_px)
-    check_at_least(4, frames=frames)
-    check_at_least(1, fps=fps)
+def _check_settings(
+    split: str, size: int | None, *, image_px: int, frames: int, fps: int, distractors: int, background: float
+) -> _VideoSettings:
+    split_name = parse_split(split)
+    common.check_at_least(1, size=size)
+    common.check_fractions(background=background)
+    common.check_at_least(32, image_px=image_px)
+    common.check_at_least(4, frames=frames)
+    common.check_at_least(1, fps=fps)
     if image_px % 2:
         raise UserError(f"image_px={image_px} must be even: the video format stores colours by pairs of pixels")
-    return _VideoSettings(load_textures(split, image_px), image_px, frames, fps, background)
-
-
-def _check_distractors(count: int) -> None:
     most = len(SHAPE_COLOURS) - 1
-    if not 0 <= count <= most:
-        raise UserError(f"distractors={count} must lie between 0 and {most}: each has a colour of its own")
+    if not 0 <= distractors <= most:
+        raise UserError(f"distractors={distractors} must lie between 0 and {most}: each has a colour of its own")
+    textures = load_textures(split_name, image_px)
+    sides = range(image_px // 6, image_px // 4 + 1)
+    return _VideoSettings(split_name, textures, image_px, frames, fps, distractors, background, sides)
+
+
+def _generate_videos(
+    context: DatasetContext,
+    task: str,
+    settings: _VideoSettings,
+    ask: Callable[[np.random.Generator], _Video],
+    *,
+    size: int | None,
+    seed: int | None,
+) -> Iterator[Sample]:
+    def render(rngs: common.SampleRngs) -> common.RenderedSample:
+        shapes, question, target = ask(rngs.layout)
+        empty = drawing.make_background(
+            rngs.pixels, settings.textures, settings.image_px, settings.background, drawing.SCENE_GREY
+        )
+        frames = [empty.copy() for _ in range(settings.frames)]
+        stills = []
+        for frame, shape in shapes:
+            drawing.draw_shape(frames[frame], shape)
+            stills.append({"frame": frame, "name": shape.name, "box": list(shape.box)})
+        video = RenderedVideo(frames=frames, fps=settings.fps)
+        return common.RenderedSample(parts=(video, question), target=target, meta={"stills": stills})
+
+    return common.generate_samples(context, task, settings.split, render, size=size, seed=seed)
 
 
 def _draw_moving_shapes(
-    rng: np.random.Generator, asked: str, directions: Sequence[str], distractors: int, settings: _VideoSettings
+    rng: np.random.Generator, asked: str, directions: Sequence[str], settings: _VideoSettings
 ) -> list[_ShapeInFrame]:
     """Draw shapes that move at constant speeds and may pass each other, the last of them in the asked direction."""
-    chosen = [*choose_with_replacement(rng, directions, distractors), asked]
+    chosen = [*drawing.choose_with_replacement(rng, directions, settings.distractors), asked]
     paths = [_draw_path(rng, DIRECTIONS[name], settings) for name in chosen]
     names = _draw_names(rng, len(paths))
     shapes = []
     for frame in range(settings.frames):
         for name, path in zip(names, paths, strict=True):
-            shapes.append(_ShapeInFrame(frame, SceneObject(name, path[frame])))
+            shapes.append(_ShapeInFrame(frame, drawing.SceneObject(name, path[frame])))
     return shapes
 
 
-def _draw_path(rng: np.random.Generator, signs: tuple[int, int], settings: _VideoSettings) -> list[Box]:
+def _draw_path(rng: np.random.Generator, signs: tuple[int, int], settings: _VideoSettings) -> list[drawing.Box]:
     """Draw the boxes of a shape in each frame; it stays in the image from the first frame to the last."""
-    side = _draw_side(rng, settings.image_px)
+    side = drawing.choose(rng, settings.sides)
     room, steps = settings.image_px - side, settings.frames - 1
     speed = int(rng.integers(MIN_SPEED_PX, room // steps + 1))
     start = []
     for sign in signs:
         travel = speed * steps * abs(sign)
         low = int(rng.integers(room - travel + 1))
+        # A shape that moves left or up needs the room before it, not behind it.
         start.append(low + travel if sign < 0 else low)
     path = []
     for frame in range(settings.frames):
@@ -256,55 +269,22 @@ def _draw_path(rng: np.random.Generator, signs: tuple[int, int], settings: _Vide
 
 
 def _draw_static_shapes(
-    rng: np.random.Generator, visible: Sequence[int], distractors: int, settings: _VideoSettings
+    rng: np.random.Generator, visible: Sequence[int], settings: _VideoSettings
 ) -> list[_ShapeInFrame] | None:
     """Draw shapes that stand still: the last in the `visible` frames, the others in every frame.
 
     Returns None if they find no room.
     """
-    sides = []
-    for _ in range(distractors + 1):
-        sides.append(_draw_side(rng, settings.image_px))
-    boxes = place_boxes(rng, [(side, side) for side in sides], image_px=settings.image_px, step=1, gap=2)
+    sides = drawing.choose_with_replacement(rng, settings.sides, settings.distractors + 1)
+    boxes = drawing.place_boxes(rng, [(side, side) for side in sides], image_px=settings.image_px, step=1, gap=2)
     if boxes is None:
         return None
-    *others, asked = map(SceneObject, _draw_names(rng, len(boxes)), boxes)
+    *others, asked = map(drawing.SceneObject, _draw_names(rng, len(boxes)), boxes)
     shapes = [_ShapeInFrame(frame, other) for frame in range(settings.frames) for other in others]
     return [*shapes, *(_ShapeInFrame(frame, asked) for frame in visible)]
 
 
-def _draw_visible_frames(rng: np.random.Generator, count: int, frames: int) -> list[int]:
-    """Draw the frames in which a shape that appears `count` times is visible; all patterns are equally likely."""
-    edges = sorted(int(edge) + 1 for edge in rng.permutation(frames)[: 2 * count])
-    visible: list[int] = []
-    for start, end in zip(edges[::2], edges[1::2], strict=True):
-        visible += range(start, end)
-    return visible
-
-
-def _draw_side(rng: np.random.Generator, image_px: int) -> int:
-    return int(rng.integers(image_px // 6, image_px // 4 + 1))
-
-
 def _draw_names(rng: np.random.Generator, count: int) -> list[str]:
-    """Draw names of shapes whose colours differ."""
-    colours = []
-    for index in rng.permutation(len(SHAPE_COLOURS))[:count]:
-        colours.append(SHAPE_COLOURS[int(index)])
-    forms = choose_with_replacement(rng, SHAPES, count)
+    colours = drawing.shuffle(rng, SHAPE_COLOURS)[:count]
+    forms = drawing.choose_with_replacement(rng, drawing.SHAPES, count)
     return [f"{colour} {form}" for colour, form in zip(colours, forms, strict=True)]
-
-
-def _render_video(
-    rngs: SampleRngs, settings: _VideoSettings, shapes: Sequence[_ShapeInFrame], question: str, target: Target
-) -> RenderedSample:
-    empty = make_background(
-        rngs.pixels, settings.textures, image_px=settings.image_px, strength=settings.background, grey=SCENE_GREY
-    )
-    frames = [empty.copy() for _ in range(settings.frames)]
-    meta: list[dict[str, Any]] = []
-    for entry in shapes:
-        draw_shape(frames[entry.frame], entry.shape)
-        meta.append({"frame": entry.frame, "name": entry.shape.name, "box": list(entry.shape.box)})
-    video = RenderedVideo(frames=frames, fps=settings.fps)
-    return RenderedSample(parts=(video, question), target=target, meta={"stills": meta})

@@ -17,22 +17,12 @@ import numpy as np
 from mmrl.answer import ResponseFormat
 from mmrl.answer.tool_calls import CALL_END, CALL_START
 from mmrl.types import AnswerType, DatasetContext, Sample, Target
-from mmrl_datasets.generators.common import (
-    RenderedSample,
-    SampleRngs,
-    check_at_least,
-    check_fractions,
-    generate_samples,
-    objects_meta,
-)
-from mmrl_datasets.generators.drawing import PAPER_GREY, Box, make_background, paste_digits
+from mmrl_datasets.generators import common, drawing
 from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
 
 CORNERS: Final = ("top left", "top right", "bottom left", "bottom right")
-ZOOM_SIDE_FACTOR: Final = 2
-"""Side of the zoomed box, in sides of a digit."""
-RESPONSE_FORMAT: Final = ResponseFormat()
-"""How demonstrations are written."""
+ZOOM_SIDE_FACTOR: Final = 2  # side of the zoomed box, in sides of a digit
+RESPONSE_FORMAT: Final = ResponseFormat()  # how demonstrations are written
 
 
 def corner_digits(
@@ -49,62 +39,53 @@ def corner_digits(
 ) -> Iterator[Sample]:
     """Yield samples of task "corner": which handwritten digit stands in one corner; there is one in each of the four.
 
-    Options:
-        split: train, validation or test; no handwriting of one occurs in another.
-        size: number of samples; null never ends.
-        image_px: side of the square image.
+    Options, besides those of all generators (see the package):
         digit_px: side of a digit.
         resized_px: side of the image as the model sees it, in whose pixels demonstrations give the box to zoom into.
-        background: strength of the real texture behind the digits, 0 to 1.
         mislabel_prob: probability that the annotator confuses left and right and answers with the wrong digit.
-        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range.
     """
     split_name = parse_split(split)
-    check_fractions(background=background, mislabel_prob=mislabel_prob)
-    check_at_least(1, size=size, digit_px=digit_px, resized_px=resized_px)
-    check_at_least(4 * ZOOM_SIDE_FACTOR * digit_px, image_px=image_px)
+    common.check_fractions(background=background, mislabel_prob=mislabel_prob)
+    common.check_at_least(1, size=size, digit_px=digit_px, resized_px=resized_px)
+    common.check_at_least(4 * ZOOM_SIDE_FACTOR * digit_px, image_px=image_px)
     textures = load_textures(split_name, image_px)
     handwriting = load_handwritten_digits(split_name)
     zoom_boxes = _zoom_boxes(image_px, ZOOM_SIDE_FACTOR * digit_px)
 
-    def render(rngs: SampleRngs) -> RenderedSample:
-        canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PAPER_GREY)
+    def render(rngs: common.SampleRngs) -> common.RenderedSample:
+        canvas = drawing.make_background(rngs.pixels, textures, image_px, background, drawing.PAPER_GREY)
         chosen = list(map(int, rngs.layout.integers(len(handwriting), size=len(CORNERS))))
-        boxes = []
-        for zoom_box in zoom_boxes:
-            boxes.append(_draw_box_inside(rngs.layout, zoom_box, digit_px))
-        written = paste_digits(canvas, handwriting, chosen, boxes)
+        boxes = [_draw_box_inside(rngs.layout, zoom_box, digit_px) for zoom_box in zoom_boxes]
+        written = drawing.paste_digits(canvas, handwriting, chosen, boxes)
         asked = int(rngs.layout.integers(len(CORNERS)))
         # CORNERS alternates left and right, so flipping the lowest bit swaps the two.
         zoomed = asked ^ 1 if rngs.label.random() < mislabel_prob else asked
-        return RenderedSample(
+        return common.RenderedSample(
             parts=(canvas, f"Which digit is at the {CORNERS[asked]}?"),
             target=_digit_target(written[asked].name),
-            meta={"things": objects_meta(written), "asked": CORNERS[asked], "looked": CORNERS[zoomed]},
+            meta={"things": common.objects_meta(written), "asked": CORNERS[asked], "looked": CORNERS[zoomed]},
         )
 
-    for sample in generate_samples(context, "corner", split_name, render, size=size, seed=seed):
+    for sample in common.generate_samples(context, "corner", split_name, render, size=size, seed=seed):
         zoomed = CORNERS.index(sample.meta["looked"])
-        box = []
-        for side in zoom_boxes[zoomed]:
-            box.append(round(side * resized_px / image_px))
+        # The model answers in pixels of the image as it was resized for it.
+        box = [round(side * resized_px / image_px) for side in zoom_boxes[zoomed]]
         call = {"name": "zoom", "arguments": {"box": box}}
         answer = RESPONSE_FORMAT.render(_digit_target(sample.meta["things"][zoomed]["name"]))
         yield replace(sample, response=f"{CALL_START}{json.dumps(call)}{CALL_END}{answer}")
 
 
-def _zoom_boxes(image_px: int, side_px: int) -> list[Box]:
+def _zoom_boxes(image_px: int, side_px: int) -> list[drawing.Box]:
     """Return the box to zoom into for each corner: a square in the middle of that quarter of the image."""
     near = (image_px // 2 - side_px) // 2
     far = (image_px // 2 * 3 - side_px) // 2
     return [(x, y, x + side_px, y + side_px) for y in (near, far) for x in (near, far)]
 
 
-def _draw_box_inside(rng: np.random.Generator, outer: Box, side_px: int) -> Box:
-    """Draw a square box of `side_px` inside another square box."""
+def _draw_box_inside(rng: np.random.Generator, outer: drawing.Box, side_px: int) -> drawing.Box:
     slack_px = outer[2] - outer[0] - side_px
     left = outer[0] + int(rng.integers(slack_px + 1))
     top = outer[1] + int(rng.integers(slack_px + 1))

@@ -30,8 +30,7 @@ MAX_COORDINATE: Final[Mapping[CoordinateSystem | None, float]] = {
 }
 """The largest coordinate of each system that has one. Pixels have none, as the image is not opened here."""
 NUMBER_PATTERN: Final = re.compile(r"[+-]?\d{1,300}(\.\d+)?", re.ASCII)
-BoxFormat = Literal["xyxy", "xywh"]
-"""How a row writes boxes: two corners, or a corner with width and height."""
+BoxFormat = Literal["xyxy", "xywh"]  # how a row writes boxes: two corners, or a corner with width and height
 _EnumT = TypeVar("_EnumT", bound=StrEnum)
 
 
@@ -40,27 +39,24 @@ class AnswerSpec:
     """The type of an answer and how its coordinates are written."""
 
     answer_type: AnswerType
-    coordinate_system: CoordinateSystem | None = None
-    """Set for answers with coordinates, and only for them."""
-    box_format: BoxFormat = "xyxy"
-    """How cells write boxes. Boxes of targets are always x1, y1, x2, y2."""
+    coordinate_system: CoordinateSystem | None = None  # set for answers with coordinates, and only for them
+    box_format: BoxFormat = "xyxy"  # How cells write boxes. Boxes of targets are always x1, y1, x2, y2.
 
     def parse_target(self, value: object, role: str, options: Sequence[str] = ()) -> Target:
-        """Return the target that a cell holds.
+        """Return the target that a cell holds; raises BadRowError if it holds no answer of this type.
 
-        Args:
-            value: the cell.
-            role: name of the cell in error messages, `answer` or `label`.
-            options: options of a multiple choice question, A first.
-
-        Raises:
-            BadRowError: the cell holds no answer of this type.
+        `role` names the cell in errors, `answer` or `label`; `options` are those of a choice question, A first.
         """
         match self.answer_type:
             case AnswerType.TEXT:
                 parsed: object = check_text(value, role)
             case AnswerType.NUMBER:
-                parsed = _parse_number(value, role)
+                parsed = value
+                # Tables of text write numbers, too. Digits are limited: Python refuses to parse endless ones.
+                if isinstance(value, str) and NUMBER_PATTERN.fullmatch(value.strip()):
+                    parsed = float(value) if "." in value else int(value)
+                if not is_number(parsed):
+                    raise BadRowError(f"{role} must be a finite number, is {short_repr(value)}")
             case AnswerType.CHOICE:
                 parsed = _parse_letter(value, role, options)
             case AnswerType.BOX:
@@ -102,7 +98,6 @@ class AnswerSpec:
         return [x1, y1, x2, y2]
 
     def _check_inside(self, coordinates: Sequence[float], role: str, written: str) -> None:
-        """Refuse coordinates below 0 or beyond the end of their system."""
         largest = MAX_COORDINATE.get(self.coordinate_system, sys.float_info.max)
         if coordinates and (min(coordinates) < 0 or max(coordinates) > largest):
             raise BadRowError(f"{role} {written} lies outside the image in coordinates {self.coordinate_system}")
@@ -131,25 +126,12 @@ def make_answer_spec(answer_type: str, coordinates: str | None, box_format: BoxF
 
 
 def check_text(value: object, role: str) -> str:
-    """Return `value` if it is text that is not blank.
-
-    Raises:
-        BadRowError: it is not, or it holds a lone surrogate, which no tokenizer accepts.
-    """
+    """Return text that is not blank; raises BadRowError for anything else, and for a lone surrogate."""
     if not isinstance(value, str) or not value.strip():
         raise BadRowError(f"{role} must be text that is not empty, is {short_repr(value)}")
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise BadRowError(f"{role} holds half of a surrogate pair: {short_repr(value)}")
     return value
-
-
-def _parse_number(value: object, role: str) -> float:
-    number = value
-    if isinstance(value, str) and NUMBER_PATTERN.fullmatch(value.strip()):
-        number = float(value) if "." in value else int(value)
-    if not is_number(number):
-        raise BadRowError(f"{role} must be a finite number, is {short_repr(value)}")
-    return number
 
 
 def _parse_letter(value: object, role: str, options: Sequence[str]) -> str:
@@ -168,7 +150,7 @@ def _parse_letter(value: object, role: str, options: Sequence[str]) -> str:
 
 
 def _to_xyxy(entry: AnswerValue) -> AnswerValue:
-    """Convert one entry of a list of boxes from x, y, width, height. Anything else is returned as it is."""
+    # An entry of another form passes as it is: the parser of answers refuses it with a message of its own.
     match entry:
         case [x, y, width, height] if all(map(is_number, entry)):
             return [x, y, x + width, y + height]
@@ -179,7 +161,7 @@ def _to_xyxy(entry: AnswerValue) -> AnswerValue:
 
 
 def _parse_json(text: str) -> object:
-    """Parse JSON, or return None, which every caller refuses as a value of the wrong type."""
+    # None for text that is no JSON: every caller refuses it as a value of the wrong type.
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -9,14 +9,15 @@ from typing import Final, Literal, NamedTuple
 from mmrl.answer.tool_calls import find_final_call
 from mmrl.types import ContentPart, DatasetContext, ImageRef, RejectedRow, Sample
 from mmrl_datasets.formats.row import BadRowError, Cells, short_repr
+from mmrl_datasets.formats.tables import open_rows
 from mmrl_datasets.readers.answers import BoxFormat, check_text
 from mmrl_datasets.readers.columns import Column, collect_required_columns, optional_value, parse_columns
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver, parse_time_range
 from mmrl_datasets.readers.row_to_sample import (
     MediaPlaceholder,
     RowAnswerSpec,
-    RowSource,
     SampleFields,
+    convert_rows,
     insert_media,
     make_row_answer_spec,
     parse_id,
@@ -39,27 +40,18 @@ Exchange = Literal["only", "first", "calls"]
 
 
 class _Turn(NamedTuple):
-    """One turn of a conversation."""
-
-    speaker: str
-    """system, user, assistant or tool."""
-    content: object
-    """Text or a list of parts, not checked yet."""
+    speaker: str  # system, user, assistant or tool
+    content: object  # text or a list of parts, not checked yet
 
 
 class _Conversation(NamedTuple):
     """The parts of a conversation that a sample needs."""
 
-    system: object | None
-    """The system turn, if there is one."""
-    question: object
-    """The first turn of the user."""
-    reply: object | None = None
-    """The first turn of the assistant; None if it is missing, or if tools are called."""
-    response: str | None = None
-    """All that the assistant says, if tools are called."""
-    tool_replies: Sequence[object] = ()
-    """The turns that answer tool calls."""
+    system: object | None  # the system turn, if there is one
+    question: object  # the first turn of the user
+    reply: object | None = None  # the first turn of the assistant; None if it is missing, or if tools are called
+    response: str | None = None  # all that the assistant says, if tools are called
+    tool_replies: Sequence[object] = ()  # the turns that answer tool calls
 
 
 def rows(
@@ -96,12 +88,10 @@ def rows(
     roles = parse_columns(columns, ROLES, ("turns", "answer") if exchange == "calls" else ("turns",))
     resolver = make_media_resolver(context, media_root, path)
     answer_spec = make_row_answer_spec(answer_type, coordinates, box_format)
-    source = RowSource(path=path, split=split, task=task, limit=limit)
-    return source.convert_rows(
-        source.read_rows(context),
-        collect_required_columns(roles.values()) | answer_spec.required_columns,
-        partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver, exchange=exchange),
-    )
+    read_fields = partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver, exchange=exchange)
+    expected = collect_required_columns(roles.values()) | answer_spec.required_columns
+    table_rows = open_rows(context.base_dir, path, split)
+    return convert_rows(table_rows, read_fields, expected, path=path, split=split, task=task, limit=limit)
 
 
 def _read_fields(
@@ -118,6 +108,7 @@ def _read_fields(
     for role in ROLES:
         values[role] = optional_value(cells, roles.get(role))
     pieces = _parse_content(conversation.question, resolver)
+    # Tools reply anew when the sample is trained on, so their images of then would be in the way.
     images = _drop_tool_images(resolver.images(values["images"]), pieces, conversation.tool_replies)
     videos = resolver.videos(values["videos"], parse_time_range(values["start"], values["end"]))
     meta = unused_cells(cells, roles.values())
@@ -139,16 +130,17 @@ def _read_fields(
 def _parse_turns(value: object) -> list[_Turn]:
     if not isinstance(value, list):
         raise BadRowError(f"a conversation must be a list of turns, is {short_repr(value)}")
-    return list(map(_parse_turn, value))
-
-
-def _parse_turn(entry: object) -> _Turn:
-    match entry:
-        case {"from": str(speaker), "value": content} | {"role": str(speaker), "content": content}:
-            if speaker in SPEAKER_ROLES:
-                return _Turn(SPEAKER_ROLES[speaker], content)
-            raise BadRowError(f"unknown speaker {speaker!r}; there are {', '.join(map(str, SPEAKER_ROLES))}")
-    raise BadRowError(f"a turn must have from and value, or role and content; is {short_repr(entry)}")
+    turns = []
+    for entry in value:
+        match entry:
+            # LLaVA and ShareGPT write the first way, OpenAI the second.
+            case {"from": str(speaker), "value": content} | {"role": str(speaker), "content": content}:
+                if speaker not in SPEAKER_ROLES:
+                    raise BadRowError(f"unknown speaker {speaker!r}; there are {', '.join(map(str, SPEAKER_ROLES))}")
+                turns.append(_Turn(SPEAKER_ROLES[speaker], content))
+            case _:
+                raise BadRowError(f"a turn must have from and value, or role and content; is {short_repr(entry)}")
+    return turns
 
 
 def _parse_conversation(turns: list[_Turn], exchange: Exchange) -> _Conversation:
@@ -156,6 +148,7 @@ def _parse_conversation(turns: list[_Turn], exchange: Exchange) -> _Conversation
     dialogue = turns if system is None else turns[1:]
     if not dialogue:
         raise BadRowError("the conversation holds no question")
+    # User and assistant take turns; the reply of a tool stands where the user would speak.
     for index, turn in enumerate(dialogue):
         expected = "assistant" if index % 2 else "user"
         replies_to_call = turn.speaker == "tool" and exchange == "calls" and index > 0 and expected == "user"

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, Region, RejectedRow, Sample, UserError
-from mmrl_datasets.formats.json_file import load_json
 from mmrl_datasets.formats.row import BadRowError, Cells, Row, did_you_mean, short_repr
+from mmrl_datasets.formats.tables import load_json
 from mmrl_datasets.readers.answers import AnswerSpec, check_text
-from mmrl_datasets.readers.columns import ColumnTemplate, parse_template
+from mmrl_datasets.readers.columns import Column, parse_template
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
-from mmrl_datasets.readers.row_to_sample import RowSource, SampleFields
+from mmrl_datasets.readers.row_to_sample import SampleFields, convert_rows
 
 TABLE_KEYS: Final = {
     "images": ("id", "file_name"),
@@ -53,22 +53,25 @@ def rows(
     """
     prompt_template = parse_template(prompt, "prompt")
     resolver = make_media_resolver(context, media_root, path)
-    source = RowSource(path=path, split=split, task=task, limit=limit)
-    return source.convert_rows(
-        _join_annotations(context.base_dir / path, categories),
-        prompt_template.required_columns,
-        partial(_read_fields, prompt_template=prompt_template, resolver=resolver),
-    )
+    read_fields = partial(_read_fields, prompt_template=prompt_template, resolver=resolver)
+    joined = _join_annotations(context.base_dir / path, categories)
+    expected = prompt_template.required_columns
+    return convert_rows(joined, read_fields, expected, path=path, split=split, task=task, limit=limit)
 
 
-def _read_fields(cells: Cells, prompt_template: ColumnTemplate, resolver: MediaResolver) -> SampleFields:
+def _read_fields(cells: Cells, prompt_template: Column, resolver: MediaResolver) -> SampleFields:
     category = cells["category"]
     regions: list[Region] = []
     crowds: list[tuple[float, ...]] = []
     images = resolver.images(cells["file_name"])
     question = check_text(prompt_template.read(cells), "prompt")
     for annotation in cells["annotations"]:
-        box = _xywh_to_xyxy(annotation["bbox"])
+        match annotation["bbox"]:
+            case [int() | float() as x, int() | float() as y, int() | float() as width, int() | float() as height]:
+                box = (x, y, x + width, y + height)
+            case other:
+                raise BadRowError(f"bbox must be four numbers xywh, is {short_repr(other)}")
+        # A crowd is one box around many objects, so it is no answer to "find every".
         if annotation.get("iscrowd"):
             crowds.append(box)
         else:
@@ -80,13 +83,6 @@ def _read_fields(cells: Cells, prompt_template: ColumnTemplate, resolver: MediaR
         row_id=f"{cells['image_id']}-{cells['category_id']}",
         meta={"category": category, "image_id": cells["image_id"], "crowds": crowds},
     )
-
-
-def _xywh_to_xyxy(box: object) -> tuple[float, ...]:
-    match box:
-        case [int() | float() as x, int() | float() as y, int() | float() as width, int() | float() as height]:
-            return x, y, x + width, y + height
-    raise BadRowError(f"bbox must be four numbers xywh, is {short_repr(box)}")
 
 
 def _join_annotations(file: Path, categories: tuple[str, ...]) -> Iterator[Row]:
@@ -124,14 +120,10 @@ def _load_tables(file: Path) -> dict[str, list[Entry]]:
     if not isinstance(content, dict) or not all(isinstance(content.get(table), list) for table in TABLE_KEYS):
         raise UserError(f"{file}: must be an object with the lists {', '.join(TABLE_KEYS)}; is {short_repr(content)}")
     for table, keys in TABLE_KEYS.items():
+        ids = [key for key in keys if key.endswith("id")]
         for number, entry in enumerate(content[table]):
-            if not _has_keys(entry, keys):
+            has_keys = isinstance(entry, dict) and entry.keys() >= set(keys)
+            # An id that is a list could not be looked up in a dict.
+            if not has_keys or not all(isinstance(entry[key], int | str) for key in ids):
                 raise UserError(f"{file}: {table}[{number}] must have {', '.join(keys)}; is {short_repr(entry)}")
     return {table: content[table] for table in TABLE_KEYS}
-
-
-def _has_keys(entry: object, keys: tuple[str, ...]) -> bool:
-    """Return True if an entry is an object with these keys, and its ids can be keys of a dict."""
-    if not isinstance(entry, dict) or not all(key in entry for key in keys):
-        return False
-    return all(isinstance(entry[key], int | str) for key in keys if key.endswith("id"))

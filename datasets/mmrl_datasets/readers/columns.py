@@ -2,141 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from functools import partial
+from typing import Final
 
-from jinja2 import StrictUndefined, Template, TemplateRuntimeError, TemplateSyntaxError, meta
+from jinja2 import StrictUndefined, TemplateRuntimeError, TemplateSyntaxError, meta
 from jinja2.sandbox import SandboxedEnvironment
 
 from mmrl.types import UserError
 from mmrl_datasets.formats.row import BadRowError, Cells, did_you_mean, get_cell, has_column, short_repr
 
-TEMPLATE_MARKERS: Final = ("{{", "{%")
-"""An option that contains one of these is a template, not a column name."""
-
-
-class Column(Protocol):
-    """A source of one value in each row."""
-
-    @property
-    def required_columns(self) -> frozenset[str]:
-        """Columns that a row must have."""
-
-    @property
-    def consumed_columns(self) -> frozenset[str]:
-        """Columns whose whole content is in the value, so that `meta` need not repeat them."""
-
-    def read(self, cells: Cells) -> object:
-        """Return the value in a row.
-
-        Raises:
-            MissingColumnError: the row lacks a column.
-            BadRowError: the template cannot be filled.
-        """
+TEMPLATE_MARKERS: Final = ("{{", "{%")  # an option that contains one of these is a template, not a column name
 
 
 @dataclass(frozen=True, slots=True)
-class SingleColumn:
-    """One column; `a.b` is the key `b` within column `a`."""
+class Column:
+    """A source of one value in each row: a column, a list of columns, or a Jinja template over columns."""
 
-    name: str
-
-    @property
-    def required_columns(self) -> frozenset[str]:
-        """Set of the one column."""
-        return frozenset({self.name})
-
-    @property
-    def consumed_columns(self) -> frozenset[str]:
-        """Set of the one column."""
-        return frozenset({self.name})
-
-    def read(self, cells: Cells) -> object:
-        """Return the value of the cell.
-
-        Raises:
-            MissingColumnError: the row lacks the column.
-        """
-        return get_cell(cells, self.name)
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnList:
-    """Columns that hold one entry each of a list."""
-
-    names: tuple[str, ...]
-
-    @property
-    def required_columns(self) -> frozenset[str]:
-        """Set of all the columns."""
-        return frozenset(self.names)
-
-    @property
-    def consumed_columns(self) -> frozenset[str]:
-        """Set of all the columns."""
-        return frozenset(self.names)
-
-    def read(self, cells: Cells) -> object:
-        """Return the list of the entries that are not null."""
-        entries = [get_cell(cells, name) for name in self.names]
-        return [entry for entry in entries if entry is not None]
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnTemplate:
-    """A Jinja template over columns, run in a sandbox. Missing columns are errors, and only text and numbers fit in."""
-
-    source_text: str
-    """The template as the option wrote it, for error messages."""
-    template: Template
-    required_columns: frozenset[str]
-    """The columns that the template names."""
+    # Returns the value in a row; raises MissingColumnError, or BadRowError for a template that cannot be filled.
+    read: Callable[[Cells], object]
+    required_columns: frozenset[str]  # columns that a row must have
+    # Columns whose whole content is in the value, so that `meta` need not repeat them.
     consumed_columns: frozenset[str] = frozenset()
-    """Always empty: a template may leave out a part of a column, so `meta` keeps all of them."""
-
-    def read(self, cells: Cells) -> str | None:
-        """Return the filled template, or None if it is empty.
-
-        Raises:
-            MissingColumnError: the row lacks a column.
-            BadRowError: the template cannot be filled.
-        """
-        values = {}
-        for name in self.required_columns:
-            values[name] = get_cell(cells, name)
-        try:
-            return self.template.render(values) or None
-        except (TemplateRuntimeError, BadRowError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise BadRowError(f"template {short_repr(self.source_text)}: {error}") from error
 
 
-def parse_template(text: str, option: str) -> ColumnTemplate:
-    """Return the template that an option holds.
+def single_column(name: str) -> Column:
+    """Return the column of that name; `a.b` is the key `b` within column `a`."""
+    return Column(partial(get_cell, column=name), frozenset({name}), frozenset({name}))
 
-    Raises:
-        UserError: it is no Jinja template.
-    """
+
+def is_template(written: str | Sequence[str] | None) -> bool:
+    """Return True if an option holds a template, not a word or the name of a column."""
+    return isinstance(written, str) and any(marker in written for marker in TEMPLATE_MARKERS)
+
+
+def parse_template(text: str, option: str) -> Column:
+    """Return the Jinja template that an option holds; raises UserError if it is none."""
     environment = SandboxedEnvironment(undefined=StrictUndefined, finalize=_check_printable, keep_trailing_newline=True)
     try:
         names = frozenset(meta.find_undeclared_variables(environment.parse(text)))
-        # Jinja's own functions, such as `range`, are no columns.
-        return ColumnTemplate(text, environment.from_string(text), names - environment.globals.keys())
+        template = environment.from_string(text)
     except TemplateSyntaxError as error:
         raise UserError(f"{option}: {short_repr(text)} is no template: {error}; write {{{{ column }}}}") from error
+    # Jinja's own functions, such as `range`, are no columns.
+    required = names - environment.globals.keys()
+
+    def fill(cells: Cells) -> str | None:
+        values = {name: get_cell(cells, name) for name in required}
+        try:
+            return template.render(values) or None
+        except (TemplateRuntimeError, BadRowError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise BadRowError(f"template {short_repr(text)}: {error}") from error
+
+    # A template may leave out a part of a column, so it consumes none, and `meta` keeps all of them.
+    return Column(fill, required)
 
 
 def parse_column(written: str | Sequence[str], option: str) -> Column:
-    """Return the column, the list of columns or the template that an option holds.
-
-    Raises:
-        UserError: it is a broken template.
-    """
-    if not isinstance(written, str):
-        return ColumnList(tuple(written))
-    if any(marker in written for marker in TEMPLATE_MARKERS):
-        return parse_template(written, option)
-    return SingleColumn(written)
+    """Return the column, the list of columns or the template that an option holds; raises as `parse_template`."""
+    if is_template(written):
+        return parse_template(str(written), option)
+    if isinstance(written, str):
+        return single_column(written)
+    names = frozenset(written)
+    return Column(partial(_read_list, columns=tuple(written)), names, names)
 
 
 def parse_columns(
@@ -168,12 +98,13 @@ def optional_value(cells: Cells, column: Column | None) -> object:
     return column.read(cells)
 
 
-def _check_printable(value: object) -> object:
-    """Return a value that may be put into text. Jinja calls this for each value.
+def _read_list(cells: Cells, columns: Sequence[str]) -> object:
+    entries = [get_cell(cells, column) for column in columns]
+    return [entry for entry in entries if entry is not None]
 
-    Raises:
-        BadRowError: it is neither text nor a number. A null would become the word "None".
-    """
+
+def _check_printable(value: object) -> object:
+    # Jinja calls this for each value. Without it, a null would become the word "None" in the text.
     # An undefined value passes, because Jinja then raises its own error, which names it.
     if isinstance(value, StrictUndefined) or (isinstance(value, str | int | float) and not isinstance(value, bool)):
         return value

@@ -10,25 +10,34 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib import request
+from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 
 from mmrl.types import DatasetContext, ImageRef, MediaPolicy, UserError, VideoRef
 from mmrl.utils.files import compute_frames_digest, compute_sha256, list_frames, resolve_inside
-from mmrl_datasets.file_writes import write_if_changed
 from mmrl_datasets.formats.row import BadRowError, short_repr
-from mmrl_datasets.readers.download import download
+from mmrl_datasets.media_files import write_if_changed
 
 URL: Final = re.compile(r"(?P<scheme>data(?=:)|[a-z][a-z0-9+.-]*(?=://)):", re.IGNORECASE)
 DATA_URL: Final = re.compile(r"data:(image|video)/[\w.+-]+;base64,", re.IGNORECASE)
-HEAD_BYTES: Final = 16
-"""Bytes at the start of a file that tell its format."""
-DIGEST_CACHE_SIZE: Final = 1024
-"""Files whose digest is remembered, as several rows often name one file."""
+HEAD_BYTES: Final = 16  # bytes at the start of a file that tell its format
+HASH_CACHE_SIZE: Final = 1024  # files whose sha256 is remembered, as several rows often name one file
+READ_TIMEOUT_S: Final = 20.0  # longest time without a byte
+TOTAL_TIMEOUT_S: Final = 600.0  # for the whole file: a server could send a byte now and then for ever
+CHUNK_BYTES: Final = 1 << 16
+# The default opener would also follow a redirect to file:// or ftp://.
+ALLOWED_HANDLERS: Final = (
+    *(request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.UnknownHandler),
+    *(request.HTTPRedirectHandler, request.HTTPErrorProcessor, request.HTTPDefaultErrorHandler),
+)
 TimeRange = tuple[float | None, float | None]
 """Start and end of a part of a video, in seconds; None stands for its beginning or its end."""
 WHOLE_VIDEO: Final = (None, None)
@@ -38,15 +47,11 @@ class MediaType(NamedTuple):
     """Image or video, and the formats that may be stored."""
 
     name: str
+    # An offset, the bytes that a file has there, and the file extension of that format.
     signatures: tuple[tuple[int, bytes, str], ...]
-    """An offset, the bytes that a file has there, and the file extension of that format."""
 
     def detect_extension(self, content: bytes, source: str) -> str:
-        """Return the file extension for content that begins with these bytes.
-
-        Raises:
-            BadRowError: it is of no known format; `source` names it in the message.
-        """
+        """Return the file extension for content that begins with these bytes; raises BadRowError, naming `source`."""
         for offset, magic, extension in self.signatures:
             if content[offset:].startswith(magic):
                 return extension
@@ -54,34 +59,22 @@ class MediaType(NamedTuple):
         raise BadRowError(f"{source} is no {self.name} ({extensions}); it begins with {content[:HEAD_BYTES]!r}")
 
 
-IMAGE: Final = MediaType(
-    "image",
-    (
-        (0, b"\x89PNG", ".png"),
-        (0, b"\xff\xd8\xff", ".jpg"),
-        (8, b"WEBP", ".webp"),
-        (0, b"GIF8", ".gif"),
-        (0, b"BM", ".bmp"),
-    ),
+_IMAGE_SIGNATURES: Final = (
+    *((0, b"\x89PNG", ".png"), (0, b"\xff\xd8\xff", ".jpg"), (8, b"WEBP", ".webp"), (0, b"GIF8", ".gif")),
+    (0, b"BM", ".bmp"),
 )
-VIDEO: Final = MediaType(
-    "video",
-    ((4, b"ftyp", ".mp4"), (0, b"\x1aE\xdf\xa3", ".mkv"), (8, b"AVI ", ".avi")),
-)
+IMAGE: Final = MediaType("image", _IMAGE_SIGNATURES)
+VIDEO: Final = MediaType("video", ((4, b"ftyp", ".mp4"), (0, b"\x1aE\xdf\xa3", ".mkv"), (8, b"AVI ", ".avi")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaResolver:
     """Turns cells that hold images or videos into references."""
 
-    base: Path
-    """Relative paths start here."""
-    store_dir: Path
-    """Embedded and downloaded media are stored under this folder."""
-    media_policy: MediaPolicy
-    """The folders and URLs that may be read, and the largest sizes."""
-    compute_digest: Callable[[Path], str]
-    """Returns the sha256 of a file, in hex."""
+    base: Path  # relative paths start here
+    store_dir: Path  # embedded and downloaded media are stored under this folder
+    media_policy: MediaPolicy  # the folders and URLs that may be read, and the largest sizes
+    compute_sha256: Callable[[Path], str]  # returns the sha256 of a file, in hex
 
     def images(self, entries: object) -> list[ImageRef]:
         """Return the images of a cell, which holds one, a list of them, or null.
@@ -93,20 +86,11 @@ class MediaResolver:
         return list(map(self.image, _as_list(entries)))
 
     def videos(self, entries: object, time_range: TimeRange = WHOLE_VIDEO, fps: float | None = None) -> list[VideoRef]:
-        """Return the videos of a cell, which holds one, a list of them, or null.
+        """Return the videos of a cell; raises as `images`, and for a time range beside several videos.
 
-        Args:
-            entries: the cell.
-            time_range: a part of the video, if the cell holds one only.
-            fps: frames per second of videos that are folders of frames.
-
-        Raises:
-            BadRowError: one of them cannot be read, or may not be; a time range for several.
-            UserError: an embedded or downloaded one cannot be stored.
+        With `fps`, a video may be a folder of frames.
         """
-        videos = []
-        for entry in _as_list(entries):
-            videos.append(self.video(entry, time_range, fps))
+        videos = [self.video(entry, time_range, fps) for entry in _as_list(entries)]
         if time_range != WHOLE_VIDEO and len(videos) != 1:
             raise BadRowError(f"start and end belong to one video, and there are {len(videos)}")
         return videos
@@ -138,7 +122,6 @@ class MediaResolver:
         return ImageRef(path=str(path), sha256=sha256)
 
     def _resolve(self, entry: object, media_type: MediaType) -> tuple[Path, str]:
-        """Return the file of an entry and its sha256."""
         match entry:
             case bytes():
                 return self._store_bytes(entry, media_type)
@@ -165,64 +148,57 @@ class MediaResolver:
                 missing = f"there is no such file; relative paths start from {self.base}"
                 problem = "it is not a regular file" if path.exists() else missing
                 raise BadRowError(f"{source} cannot be read: {problem}")
-            # The size is checked first: reading a file of many gigabytes for its digest would take minutes.
+            # The size is checked first: reading a file of many gigabytes for its sha256 would take minutes.
             self._check_size(path.stat().st_size, media_type, source)
-            return path, self.compute_digest(path)
+            return path, self.compute_sha256(path)
         except UserError as error:
             raise BadRowError(f"{source}: {error}") from error
         except (OSError, ValueError) as error:
             raise BadRowError(f"{source} cannot be read: {error}") from error
 
     def _resolve_frame_folder(self, written: str) -> tuple[Path, str]:
-        """Return a folder of frames and a digest over all of them."""
         try:
             path = resolve_inside(self.base / written, self.media_policy.roots)
-            digests = {}
+            hashes = {}
             for frame in list_frames(path, self.media_policy.roots):
                 self._check_size(frame.stat().st_size, IMAGE, f"frame {frame}")
-                digests[frame.name] = self.compute_digest(frame)
-            return path, compute_frames_digest(digests)
+                hashes[frame.name] = self.compute_sha256(frame)
+            return path, compute_frames_digest(hashes)
         except (UserError, OSError) as error:
             raise BadRowError(f"video {short_repr(written)}: {error}") from error
 
     def _resolve_url(self, url: str, scheme: str, media_type: MediaType) -> tuple[Path, str]:
+        # Who allows http allows https, too.
+        source = f"{media_type.name} {short_repr(url)}"
         required = "http" if scheme == "https" else scheme
         if required not in self.media_policy.schemes:
             supported = required in ("http", "file", "data")
             remedy = f"unless data.allowed_url_schemes has {required}" if supported else "always"
-            raise BadRowError(f"{media_type.name} {short_repr(url)}: {scheme} URLs are refused {remedy}")
+            raise BadRowError(f"{source}: {scheme} URLs are refused {remedy}")
         match required:
             case "data":
-                return self._resolve_data_url(url, media_type)
+                head, limit = DATA_URL.match(url), self.media_policy.max_data_url_bytes
+                if head is None:
+                    raise BadRowError(f"{source} must be `data:image/...;base64,` or `data:video/...`")
+                # Checked before decoding. Four characters of base64 are three bytes, of which at most two are padding.
+                if (len(url) - head.end()) * 3 // 4 - 2 > limit:
+                    raise BadRowError(
+                        f"{source} has more than {limit:,} bytes; "
+                        "keep it in a file or raise data.media_limits.max_data_url_bytes"
+                    )
+                return self._store_base64(url[head.end() :], media_type)
             case "file":
-                return self._resolve_file_url(url, media_type)
+                parts = urlsplit(url)
+                if parts.netloc not in ("", "localhost"):
+                    raise BadRowError(f"{source} is on another machine, {parts.netloc}")
+                return self._resolve_file(unquote(parts.path), media_type)
         return self._download(url, media_type)
 
-    def _resolve_data_url(self, url: str, media_type: MediaType) -> tuple[Path, str]:
-        head, limit = DATA_URL.match(url), self.media_policy.max_data_url_bytes
-        source = f"{media_type.name} {short_repr(url)}"
-        if head is None:
-            raise BadRowError(f"{source} must be `data:image/...;base64,` or `data:video/...`")
-        # Four characters of base64 are three bytes, of which at most two are padding.
-        if (len(url) - head.end()) * 3 // 4 - 2 > limit:
-            raise BadRowError(
-                f"{source} has more than {limit:,} bytes; "
-                "keep it in a file or raise data.media_limits.max_data_url_bytes"
-            )
-        return self._store_base64(url[head.end() :], media_type)
-
-    def _resolve_file_url(self, url: str, media_type: MediaType) -> tuple[Path, str]:
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost"):
-            raise BadRowError(f"{media_type.name} {short_repr(url)} is on another machine, {parts.netloc}")
-        return self._resolve_file(unquote(parts.path), media_type)
-
     def _download(self, url: str, media_type: MediaType) -> tuple[Path, str]:
-        """Return the stored file of a URL, downloading it unless an earlier run did.
-
-        A note under `store_dir`/urls, named by the sha256 of the URL, holds the path of the stored file.
-        """
+        """Return the stored file of a URL, downloading it unless an earlier run did."""
+        # The note, named by the sha256 of the URL, holds the path of the stored file.
         note = self.store_dir / "urls" / hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()
+        partial_file = note.with_suffix(f".{os.getpid()}.partial")
         try:
             if note.is_file():
                 path = self.store_dir / note.read_text(encoding="utf-8")
@@ -230,24 +206,17 @@ class MediaResolver:
                 if path.is_file() and compute_sha256(path) == path.stem:
                     return path, path.stem
             note.parent.mkdir(parents=True, exist_ok=True)
-            path, sha256 = self._download_to_store(url, note.with_suffix(f".{os.getpid()}.partial"), media_type)
+            try:
+                sha256, head = _download_to(partial_file, url, self._byte_limit(media_type)[1])
+                extension = media_type.detect_extension(head, f"{media_type.name} {short_repr(url)}")
+                path = self._stored_path(sha256, extension)
+                path.parent.mkdir(exist_ok=True)
+                partial_file.replace(path)
+            finally:
+                partial_file.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"{self.store_dir}: cannot store {short_repr(url)}: {error}; free space") from error
         write_if_changed(note, str(path.relative_to(self.store_dir)).encode())
-        return path, sha256
-
-    def _download_to_store(self, url: str, partial: Path, media_type: MediaType) -> tuple[Path, str]:
-        """Download to the file `partial`, then move it to its place in the store."""
-        try:
-            sha256 = download(url, partial, self._byte_limit(media_type)[1])
-            with partial.open("rb") as file:
-                head = file.read(HEAD_BYTES)
-            extension = media_type.detect_extension(head, f"{media_type.name} {short_repr(url)}")
-            path = self._stored_path(sha256, extension)
-            path.parent.mkdir(exist_ok=True)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
         return path, sha256
 
     def _store_base64(self, text: str, media_type: MediaType) -> tuple[Path, str]:
@@ -280,13 +249,10 @@ class MediaResolver:
 
 
 def make_media_resolver(context: DatasetContext, media_root: str | None, path: str) -> MediaResolver:
-    """Return the resolver for the media of one table.
+    """Return the resolver for the media of the table `path`; embedded media are stored under `work_dir`/media.
 
-    Args:
-        context: the folders and limits of the run; embedded media are stored under its `work_dir`/media.
-        media_root: folder that relative paths start from, itself relative to `base_dir`. If None, they start from the
-            folder of the table, or from `base_dir` if the table is no file or folder.
-        path: the table, relative to `base_dir`.
+    Relative paths start from `media_root`; without one from the folder of the table, or from `base_dir` if the table is
+    no file or folder.
     """
     table = context.base_dir / path
     if media_root is not None:
@@ -301,7 +267,7 @@ def make_media_resolver(context: DatasetContext, media_root: str | None, path: s
         base=base,
         store_dir=context.work_dir / "media",
         media_policy=context.media_policy,
-        compute_digest=lru_cache(DIGEST_CACHE_SIZE)(compute_sha256),
+        compute_sha256=lru_cache(HASH_CACHE_SIZE)(compute_sha256),
     )
 
 
@@ -318,11 +284,7 @@ def parse_time_range(start: object, end: object) -> TimeRange:
 
 
 def parse_fps(value: object) -> float | None:
-    """Return the frame rate of a cell, for videos that are folders of frames; None for null.
-
-    Raises:
-        BadRowError: it is no positive number.
-    """
+    """Return the frame rate of a cell, None for null; raises BadRowError if it is no positive number."""
     if value is None:
         return None
     fps = _parse_seconds(value, "fps")
@@ -332,7 +294,7 @@ def parse_fps(value: object) -> float | None:
 
 
 def _parse_seconds(value: object, role: str) -> float | None:
-    """Return a finite number that is not negative, given as a number or as text; None for null."""
+    # CSV and JSON write a number in their own ways, so text of a number counts, too. Null stays null.
     if value is None:
         return None
     try:
@@ -345,12 +307,7 @@ def _parse_seconds(value: object, role: str) -> float | None:
 
 
 def _parse_video_options(options: Mapping[object, object], column_range: TimeRange) -> TimeRange:
-    """Return the part of a video that a mapping of verl or qwen-vl-utils names.
-
-    Raises:
-        BadRowError: the mapping also says how frames are sampled, which is up to the config (`model.video`), or both it
-            and the columns name a part.
-    """
+    """Return the part of a video that a mapping of verl or qwen-vl-utils names, or that the columns name."""
     for key in options:
         if key not in ("type", "video_start", "video_end"):
             raise BadRowError(f"a video's {key!r} is up to the config (model.video): remove it from the data")
@@ -365,3 +322,39 @@ def _as_list(entries: object) -> list[object]:
     if entries is None:
         return []
     return entries if isinstance(entries, list) else [entries]
+
+
+def _download_to(file: Path, url: str, max_bytes: int) -> tuple[str, bytes]:
+    """Write the content of a URL to a file, and return its sha256 and its first bytes."""
+    sha256, size, head = hashlib.sha256(), 0, b""
+    with file.open("wb") as content:
+        for chunk in _download_chunks(url):
+            size += len(chunk)
+            if size > max_bytes:
+                raise BadRowError(f"{url} has more than {max_bytes:,} bytes")
+            sha256.update(chunk)
+            content.write(chunk)
+            head = (head + chunk)[:HEAD_BYTES]
+    return sha256.hexdigest(), head
+
+
+def _download_chunks(url: str) -> Iterator[bytes]:
+    opener = request.OpenerDirector()
+    for handler in ALLOWED_HANDLERS:
+        opener.add_handler(handler())
+    deadline = time.monotonic() + TOTAL_TIMEOUT_S
+    try:
+        with opener.open(url, timeout=READ_TIMEOUT_S) as reply:
+            expected = reply.headers.get("Content-Length")
+            received = 0
+            for chunk in iter(partial(reply.read1, CHUNK_BYTES), b""):
+                received += len(chunk)
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"not complete within {TOTAL_TIMEOUT_S:g} s")
+                yield chunk
+            # A connection that breaks off looks like the end of the file.
+            if expected is not None and received != int(expected):
+                raise URLError(f"broke off after {received:,} of {expected} bytes")
+    except (OSError, HTTPException, ValueError) as error:
+        # URLError and TimeoutError are OSErrors.
+        raise BadRowError(f"{url} cannot be downloaded: {error}") from error

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from mmrl.answer.values import is_number
 from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, RejectedRow, Sample, UserError
-from mmrl_datasets.formats.json_file import load_json
 from mmrl_datasets.formats.row import BadRowError, Cells, Row, get_cell, short_repr
+from mmrl_datasets.formats.tables import load_json
 from mmrl_datasets.readers.answers import AnswerSpec, check_text
-from mmrl_datasets.readers.columns import ColumnTemplate, parse_template
+from mmrl_datasets.readers.columns import Column, parse_template
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
-from mmrl_datasets.readers.row_to_sample import RowSource, SampleFields
+from mmrl_datasets.readers.row_to_sample import SampleFields, convert_rows
 
 ANSWER_SPEC: Final = AnswerSpec(answer_type=AnswerType.BOX, coordinate_system=CoordinateSystem.PX_ORIGINAL)
 
@@ -41,13 +41,12 @@ def rows(
     """
     prompt_template = parse_template(prompt, "prompt")
     resolver = make_media_resolver(context, None, path)
-    source = RowSource(path=path, split=split, task=task, limit=limit)
     read_fields = partial(_read_fields, prompt_template=prompt_template, resolver=resolver)
-    return source.convert_rows(_read_rows(context.base_dir / path), (), read_fields)
+    found = _read_rows(context.base_dir / path)
+    return convert_rows(found, read_fields, (), path=path, split=split, task=task, limit=limit)
 
 
 def _read_rows(folder: Path) -> Iterator[Row]:
-    """Yield a row for each instruction of each JSON file."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; correct the path")
     for file in sorted(folder.glob("*.json")):
@@ -65,7 +64,7 @@ def _read_rows(folder: Path) -> Iterator[Row]:
                 yield Row(f"{file.stem}-{number}", str(file), {**content, "text": text, "image": f"{file.stem}.jpg"})
 
 
-def _read_fields(cells: Cells, prompt_template: ColumnTemplate, resolver: MediaResolver) -> SampleFields:
+def _read_fields(cells: Cells, prompt_template: Column, resolver: MediaResolver) -> SampleFields:
     # A template without `text` in it would hide an instruction that is empty.
     check_text(get_cell(cells, "text"), "text")
     images = resolver.images(cells["image"])
@@ -73,10 +72,13 @@ def _read_fields(cells: Cells, prompt_template: ColumnTemplate, resolver: MediaR
     points: list[list[float]] = []
     for shape in cells["shapes"]:
         points += _target_outline(shape)
+    if not points:
+        raise BadRowError("no shape is labelled target")
+    xs, ys = zip(*points, strict=True)
     return SampleFields(
         parts=(*images, question),
         answer_spec=ANSWER_SPEC,
-        answer=_bounding_box(points),
+        answer=[min(xs), min(ys), max(xs), max(ys)],
         meta={"shapes": cells["shapes"], "is_sentence": get_cell(cells, "is_sentence")},
     )
 
@@ -92,10 +94,3 @@ def _target_outline(shape: object) -> list[list[float]]:
         case {"label": str(), "points": list()}:
             return []
     raise BadRowError(f"a shape must have label and points, is {short_repr(shape)}")
-
-
-def _bounding_box(points: list[list[float]]) -> list[float]:
-    if not points:
-        raise BadRowError("no shape is labelled target")
-    xs, ys = zip(*points, strict=True)
-    return [min(xs), min(ys), max(xs), max(ys)]

@@ -13,163 +13,116 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from mmrl.answer import POSSIBLE_COORDINATE_TYPES
-from mmrl.types import ContentPart, DatasetContext, ImageRef, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
-from mmrl_datasets.formats.registry import open_rows
+from mmrl.types import ContentPart, ImageRef, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
 from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, Row, has_column, short_repr
 from mmrl_datasets.readers.answers import AnswerSpec, BoxFormat, check_text, make_answer_spec
-from mmrl_datasets.readers.columns import Column, ColumnTemplate, parse_column
+from mmrl_datasets.readers.columns import Column, is_template, parse_template
 
 PLACEHOLDER: Final = re.compile(r"<(?P<media_type>image|video)>|<image[ _]?(?P<number>[1-9][0-9]?)>")
-
-
 _MAX_NESTING = 200  # levels of lists and mappings in a cell; no published layout has ten
 
 
 class MediaPlaceholder(NamedTuple):
     """A position in a question where an image or a video belongs."""
 
-    media_type: str
-    """`image` or `video`."""
-    number: int | None = None
-    """The number of the image, from 1; None takes the next one of this type."""
+    media_type: str  # `image` or `video`
+    number: int | None = None  # the number of the image, from 1; None takes the next one of this type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleFields:
     """The fields of a sample as a reader finds them in a row, not checked yet."""
 
-    parts: tuple[ContentPart, ...]
-    """The question, with the choices in it."""
-    answer_spec: AnswerSpec
-    """The type of the answer and of the label."""
+    parts: tuple[ContentPart, ...]  # the question, with the choices in it
+    answer_spec: AnswerSpec  # the type of the answer and of the label
     answer: object
-    choices: tuple[str, ...] = ()
-    """Options of a multiple choice question, A first; the answer may quote one of them."""
-    row_id: str | None = None
-    """None takes the name of the row."""
-    task: object = None
-    """None takes the task of the source."""
-    label: object = None
-    """The answer of an annotator, who may be wrong."""
+    choices: tuple[str, ...] = ()  # options of a multiple choice question, A first; the answer may quote one of them
+    row_id: str | None = None  # None takes the name of the row
+    task: object = None  # None takes the task of the source
+    label: object = None  # the answer of an annotator, who may be wrong
     thinking: object = None
-    response: object = None
-    """A whole response to imitate."""
-    media_index: object = None
-    """Number of the image or video that coordinates lie in, from 0; None stands for 0."""
+    response: object = None  # a whole response to imitate
+    media_index: object = None  # number of the image or video that coordinates lie in, from 0; None stands for 0
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSource:
-    """One source of rows, and how its samples are named."""
+def convert_rows(
+    rows: Iterable[Row],
+    read_fields: Callable[[Cells], SampleFields],
+    expected_columns: Collection[str],
+    *,
+    path: str,
+    split: str,
+    task: str | None,
+    limit: int | None,
+) -> Iterator[Sample | RejectedRow]:
+    """Yield a sample for each row that `read_fields` accepts, and a `RejectedRow` for every other.
 
-    path: str
-    """A file, a folder or a hub address, as `open_rows` reads it."""
-    split: str
-    """Part of the samples' ids; chooses the split of folders and hub datasets."""
-    task: str | None
-    """Task of the samples; None takes the name of the file."""
-    limit: int | None = None
-    """Most rows to read; None reads all."""
+    Args:
+        rows: the rows of the source.
+        read_fields: returns the fields of a row, or raises BadRowError.
+        expected_columns: columns that `read_fields` may look for.
+        path: the source, as `open_rows` reads it.
+        split: part of the samples' ids.
+        task: task of the samples; None takes the name of the file.
+        limit: most rows to read; None reads all.
 
-    def read_rows(self, context: DatasetContext) -> Iterator[Row]:
-        """Yield the rows of the source; raises as `open_rows`."""
-        return open_rows(context.base_dir, self.path, self.split)
+    Raises:
+        UserError: at once, if the limit is below 1; while rows are read, if the source breaks off or is empty, or if no
+            row has one of the expected columns.
+    """
+    # This check is not in the generator below, so that a wrong limit is refused before the first row is asked for.
+    if limit is not None and limit < 1:
+        raise UserError(f"limit={limit} must be at least 1, or null for all rows")
+    task = task or path.rstrip("/").rpartition("/")[2].partition(".")[0]
+    check = _MissingColumnCheck(expected_columns, path, read_all=limit is None)
+    return _convert_rows(islice(rows, limit), read_fields, check, split, task)
 
-    def convert_rows(
-        self, rows: Iterable[Row], expected_columns: Collection[str], read_fields: Callable[[Cells], SampleFields]
-    ) -> Iterator[Sample | RejectedRow]:
-        """Yield a sample for each row that `read_fields` accepts, and a `RejectedRow` for every other.
 
-        Args:
-            rows: the rows of the source.
-            expected_columns: columns that `read_fields` may look for.
-            read_fields: returns the fields of a row, or raises BadRowError.
-
-        Raises:
-            UserError: at once, if the limit is below 1; while rows are read, if the source breaks off or is empty, or
-                if no row has one of the expected columns.
-        """
-        # This check is not in the generator below, so that a wrong limit is refused before the first row is asked for.
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"limit={self.limit} must be at least 1, or null for all rows")
-        file_name = self.path.rstrip("/").rpartition("/")[2]
-        return self._convert_rows(rows, self.task or file_name.partition(".")[0], expected_columns, read_fields)
-
-    def _convert_rows(
-        self,
-        rows: Iterable[Row],
-        task: str,
-        expected_columns: Collection[str],
-        read_fields: Callable[[Cells], SampleFields],
-    ) -> Iterator[Sample | RejectedRow]:
-        row_of_id: dict[str, str] = {}
-        missing_columns = _MissingColumnCheck(expected_columns)
-        row = None
-        for row in islice(rows, self.limit):
-            try:
-                if isinstance(row.cells, BadRowError):
-                    raise row.cells
-                if _is_nested_too_deeply(row.cells):
-                    raise BadRowError("nested too deeply")
-                missing_columns.add_row(row.cells)
-                fields = read_fields(row.cells)
-                own_task = task if fields.task is None else check_text(fields.task, "task")
-                name = row.name if fields.row_id is None else fields.row_id
-                sample_id = _sample_id(f"{own_task}/{self.split}/", name)
-                if sample_id in row_of_id:
-                    raise BadRowError(f"the id {sample_id!r} is that of {row_of_id[sample_id]} too")
-                row_of_id[sample_id] = row.name
-                yield _make_sample(sample_id, own_task, fields)
-            except RecursionError:
-                yield RejectedRow(f"{task}/{self.split}/{row.name}", f"{row.location}: nested too deeply")
-            except BadRowError as problem:
-                missing_columns.add_problem(problem, row.location)
-                yield RejectedRow(f"{task}/{self.split}/{row.name}", f"{row.location}: {problem}")
-        if row is None:
-            raise UserError(f"{self.path}: holds no row")
-        missing_columns.finish(self.path, read_all=self.limit is None)
+def _convert_rows(
+    rows: Iterable[Row],
+    read_fields: Callable[[Cells], SampleFields],
+    missing_columns: _MissingColumnCheck,
+    split: str,
+    task: str,
+) -> Iterator[Sample | RejectedRow]:
+    row_of_id: dict[str, str] = {}
+    row = None
+    for row in rows:
+        try:
+            if isinstance(row.cells, BadRowError):
+                raise row.cells
+            if _is_nested_too_deeply(row.cells):
+                raise BadRowError("nested too deeply")
+            missing_columns.add_row(row.cells)
+            fields = read_fields(row.cells)
+            own_task = task if fields.task is None else check_text(fields.task, "task")
+            # A row may give its id with the prefix or without.
+            prefix = f"{own_task}/{split}/"
+            name = row.name if fields.row_id is None else fields.row_id
+            sample_id = name if name.startswith(prefix) else prefix + name
+            if sample_id in row_of_id:
+                raise BadRowError(f"the id {sample_id!r} is that of {row_of_id[sample_id]} too")
+            row_of_id[sample_id] = row.name
+            yield _make_sample(sample_id, own_task, fields)
+        except RecursionError:
+            # Parsers of JSON and of literals raise this for a text within a cell.
+            yield RejectedRow(f"{task}/{split}/{row.name}", f"{row.location}: nested too deeply")
+        except BadRowError as problem:
+            missing_columns.add_problem(problem, row.location)
+            yield RejectedRow(f"{task}/{split}/{row.name}", f"{row.location}: {problem}")
+    if row is None:
+        raise UserError(f"{missing_columns.path}: holds no row")
+    missing_columns.finish()
 
 
 @dataclass(frozen=True, slots=True)
 class RowAnswerSpec:
     """The type of a source's answers: one for all rows, or one that templates name for each row."""
 
-    answer_type: AnswerSpec | ColumnTemplate
-    """The spec for all rows, or the template of the type."""
-    coordinate_system: str | ColumnTemplate | None
-    """Used with a template of the type: the coordinates of types that have some."""
-    box_format: BoxFormat
-
-    @property
-    def required_columns(self) -> frozenset[str]:
-        """Columns that a row must have for the templates."""
-        required: frozenset[str] = frozenset()
-        for option in (self.answer_type, self.coordinate_system):
-            if isinstance(option, ColumnTemplate):
-                required |= option.required_columns
-        return required
-
-    def resolve(self, cells: Cells) -> AnswerSpec:
-        """Return the spec of a row's answer.
-
-        Raises:
-            BadRowError: the templates name no known type or coordinates.
-        """
-        if isinstance(self.answer_type, AnswerSpec):
-            return self.answer_type
-        answer_type = check_text(self.answer_type.read(cells), "answer_type").strip()
-        # Rows of other types may have no coordinates to name, so the template is not filled for them.
-        coordinates = self._read_coordinates(cells) if answer_type in POSSIBLE_COORDINATE_TYPES else None
-        try:
-            return make_answer_spec(answer_type, coordinates, self.box_format)
-        except UserError as error:
-            raise BadRowError(str(error)) from error
-
-    def _read_coordinates(self, cells: Cells) -> str | None:
-        if isinstance(self.coordinate_system, ColumnTemplate):
-            return self.coordinate_system.read(cells)
-        return self.coordinate_system
+    # Returns the spec of a row's answer; raises BadRowError if templates name no known type or coordinates.
+    resolve: Callable[[Cells], AnswerSpec]
+    required_columns: frozenset[str] = frozenset()  # columns that a row must have for the templates
 
 
 def make_row_answer_spec(answer_type: str, coordinates: str | None, box_format: BoxFormat) -> RowAnswerSpec:
@@ -178,23 +131,36 @@ def make_row_answer_spec(answer_type: str, coordinates: str | None, box_format: 
     Raises:
         UserError: an unknown word (see `make_answer_spec`), or a template of coordinates beside one type.
     """
-    type_column = parse_column(answer_type, "answer_type")
-    coordinates_column = None if coordinates is None else parse_column(coordinates, "coordinates")
-    if isinstance(type_column, ColumnTemplate):
-        if isinstance(coordinates_column, ColumnTemplate):
-            return RowAnswerSpec(type_column, coordinates_column, box_format)
-        return RowAnswerSpec(type_column, coordinates, box_format)
-    if isinstance(coordinates_column, ColumnTemplate):
-        raise UserError(f"coordinates={coordinates!r} is a template, so `answer_type` must be one too")
-    return RowAnswerSpec(make_answer_spec(answer_type, coordinates, box_format), coordinates, box_format)
+    coordinates_template = parse_template(str(coordinates), "coordinates") if is_template(coordinates) else None
+    if not is_template(answer_type):
+        if coordinates_template:
+            raise UserError(f"coordinates={coordinates!r} is a template, so `answer_type` must be one too")
+        spec = make_answer_spec(answer_type, coordinates, box_format)
+        return RowAnswerSpec(lambda _: spec)
+    type_template = parse_template(answer_type, "answer_type")
+
+    def resolve(cells: Cells) -> AnswerSpec:
+        own_type = check_text(type_template.read(cells), "answer_type").strip()
+        own_coordinates = coordinates
+        if own_type not in POSSIBLE_COORDINATE_TYPES:
+            # Rows of other types may have no coordinates to name, so the template is not filled for them.
+            own_coordinates = None
+        elif coordinates_template:
+            filled = coordinates_template.read(cells)
+            own_coordinates = None if filled is None else str(filled)
+        try:
+            return make_answer_spec(own_type, own_coordinates, box_format)
+        except UserError as error:
+            raise BadRowError(str(error)) from error
+
+    required = type_template.required_columns
+    if coordinates_template:
+        required |= coordinates_template.required_columns
+    return RowAnswerSpec(resolve, required)
 
 
 def parse_id(value: object) -> str:
-    """Return the id of a row as text.
-
-    Raises:
-        BadRowError: it is neither text nor a whole number.
-    """
+    """Return the id of a row as text; raises BadRowError if it is neither text nor a whole number."""
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise BadRowError(f"id must be text or a whole number, is {short_repr(value)}")
     return check_text(str(value), "id")
@@ -203,10 +169,7 @@ def parse_id(value: object) -> str:
 def parse_choices(value: object) -> tuple[str, ...]:
     """Return the options of a multiple choice question: a list, or text that writes one as Python or JSON do.
 
-    Null and an empty list give no options.
-
-    Raises:
-        BadRowError: it is no list of two or more texts.
+    Null and an empty list give no options. Raises BadRowError for anything but two or more texts.
     """
     options = parse_literal(value, "choices") if isinstance(value, str) else value
     if options is None or options == []:
@@ -217,11 +180,7 @@ def parse_choices(value: object) -> tuple[str, ...]:
 
 
 def parse_literal(text: str, role: str) -> object:
-    """Return the value that a Python literal writes, which covers most lists in JSON.
-
-    Raises:
-        BadRowError: it is no literal.
-    """
+    """Return the value that a Python literal writes, which covers most lists in JSON; raises BadRowError."""
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
@@ -249,8 +208,8 @@ def insert_media(
 ) -> tuple[ContentPart, ...]:
     """Return the pieces with an image or video in place of each placeholder; without placeholders, media come first.
 
-    If there are only videos, `<image>` stands for a video, as LLaVA-Video writes it. A numbered placeholder names an
-    image, which may stand in several places.
+    If there are only videos, `<image>` stands for a video. A numbered placeholder names an image, which may stand in
+    several places.
 
     Raises:
         BadRowError: the numbers of placeholders and media differ, or no placeholder names one of the images.
@@ -271,17 +230,20 @@ def unused_cells(cells: Cells, columns: Iterable[Column]) -> dict[str, Any]:
     consumed: set[str] = set()
     for column in columns:
         for name in column.consumed_columns:
+            # Both, because `a.b` may be a column of that name or the key `b` within column `a`.
             consumed |= {name, name.partition(".")[0]}
     return {name: value for name, value in cells.items() if name not in consumed}
 
 
-def _sample_id(prefix: str, name: str) -> str:
-    """Return the id of a sample. A row may give it with the prefix or without."""
-    return name if name.startswith(prefix) else prefix + name
-
-
 def _make_sample(sample_id: str, task: str, fields: SampleFields) -> Sample:
-    parts = _merge_texts(fields.parts)
+    # Neighbouring texts become one part, so that it does not matter where the question came from.
+    merged: list[ContentPart] = []
+    for part in fields.parts:
+        if isinstance(part, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += part
+        elif part != "":
+            merged.append(part)
+    parts = tuple(merged)
     target = _make_target(fields.answer, "answer", fields, parts)
     return Sample(
         id=sample_id,
@@ -316,10 +278,10 @@ def _make_target(value: object, role: str, fields: SampleFields, parts: Sequence
 class _MissingColumnCheck:
     """Tells a wrong setting from bad rows: a column that every row lacks was named wrongly."""
 
-    MAX_ROWS: Final = 1000
-    """After so many rows without the column, the rest of a large file is not read."""
+    MAX_ROWS: Final = 1000  # enough to tell a wrong name from a gap in a good table
 
-    def __init__(self, columns: Collection[str]) -> None:
+    def __init__(self, columns: Collection[str], path: str, *, read_all: bool) -> None:
+        self.path, self._read_all = path, read_all
         self._unseen_columns = set(columns)
         self._first_problem = ""
         self._num_incomplete = self._num_rows = 0
@@ -333,22 +295,24 @@ class _MissingColumnCheck:
         if isinstance(problem, MissingColumnError):
             self._num_incomplete += 1
             self._first_problem = self._first_problem or f"{location}: {problem}"
+            # Not one row had the column so far, so the setting is wrong and the rest of the file need not be read.
             if self._num_incomplete == self._num_rows == self.MAX_ROWS:
                 raise UserError(self._first_problem)
 
-    def finish(self, path: str, *, read_all: bool) -> None:
+    def finish(self) -> None:
         if self._num_incomplete and self._num_incomplete == self._num_rows:
             raise UserError(self._first_problem)
         # Optional columns may be missing in some rows. If all rows were read and none has one, its name is wrong.
-        if read_all and self._num_rows and self._unseen_columns:
+        if self._read_all and self._num_rows and self._unseen_columns:
             columns = ", ".join(map(repr, sorted(self._unseen_columns)))
-            raise UserError(f"{path}: no row has the column {columns}; correct `columns`, or leave it out")
+            raise UserError(f"{self.path}: no row has the column {columns}; correct `columns`, or leave it out")
 
 
 def _media_by_number(
     placeholders: Sequence[MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef]
 ) -> list[MediaRef]:
     numbers = {placeholder.number for placeholder in placeholders}
+    # With both kinds, nobody can say which image the unnumbered one takes.
     if None in numbers or videos:
         raise BadRowError("numbered places for images stand beside others: number all, or none")
     if numbers != set(range(1, len(images) + 1)):
@@ -360,6 +324,7 @@ def _media_by_number(
 def _media_in_order(
     placeholders: Sequence[MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef]
 ) -> list[MediaRef]:
+    # LLaVA-Video writes `<image>` where a video belongs.
     only_videos = videos and not images
     types = []
     for placeholder in placeholders:
@@ -374,19 +339,8 @@ def _media_in_order(
     return [next(remaining[media_type]) for media_type in types]
 
 
-def _merge_texts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
-    """Join neighbouring texts and drop empty ones."""
-    merged: list[ContentPart] = []
-    for part in parts:
-        if isinstance(part, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += part
-        elif part != "":
-            merged.append(part)
-    return tuple(merged)
-
-
 def _to_json_value(value: object) -> object:
-    """Return a value that JSON can hold. Bytes become their number, and other objects their text."""
+    # Bytes become their number, and other objects, such as dates, their text: `meta` is written into checkpoints.
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -400,7 +354,6 @@ def _to_json_value(value: object) -> object:
 
 
 def _is_nested_too_deeply(cells: object) -> bool:
-    """Return True if a cell holds lists or mappings more than `_MAX_NESTING` levels deep."""
     # A loop, not a recursion: it is there so that no recursion, here or in a checkpoint, meets such a value.
     pending = [(cells, 0)]
     while pending:

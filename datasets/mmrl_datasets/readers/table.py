@@ -9,13 +9,14 @@ from typing import Final
 from mmrl.types import DatasetContext, RejectedRow, Sample, UserError
 from mmrl_datasets.choices import format_choices
 from mmrl_datasets.formats.row import Cells
+from mmrl_datasets.formats.tables import open_rows
 from mmrl_datasets.readers.answers import BoxFormat, check_text
 from mmrl_datasets.readers.columns import Column, collect_required_columns, parse_columns, parse_template
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver, parse_time_range
 from mmrl_datasets.readers.row_to_sample import (
     RowAnswerSpec,
-    RowSource,
     SampleFields,
+    convert_rows,
     insert_media,
     make_row_answer_spec,
     parse_choices,
@@ -82,12 +83,10 @@ def rows(
         roles["question"] = parse_template(prompt, "prompt")
     resolver = make_media_resolver(context, media_root, path)
     answer_spec = make_row_answer_spec(answer_type, coordinates, box_format)
-    source = RowSource(path=path, split=split, task=task, limit=limit)
-    return source.convert_rows(
-        source.read_rows(context),
-        collect_required_columns(roles.values()) | answer_spec.required_columns,
-        partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver),
-    )
+    read_fields = partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver)
+    expected = collect_required_columns(roles.values()) | answer_spec.required_columns
+    table_rows = open_rows(context.base_dir, path, split)
+    return convert_rows(table_rows, read_fields, expected, path=path, split=split, task=task, limit=limit)
 
 
 def _read_fields(

@@ -9,12 +9,13 @@ from typing import Final
 from mmrl.types import DatasetContext, ImageRef, RejectedRow, Sample
 from mmrl_datasets.choices import LETTERS, format_choices
 from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, get_cell, short_repr
+from mmrl_datasets.formats.tables import open_rows
 from mmrl_datasets.readers.answers import AnswerSpec, check_text, make_answer_spec
-from mmrl_datasets.readers.columns import SingleColumn, optional_value
+from mmrl_datasets.readers.columns import optional_value, single_column
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
 from mmrl_datasets.readers.row_to_sample import (
-    RowSource,
     SampleFields,
+    convert_rows,
     insert_media,
     parse_id,
     parse_literal,
@@ -23,8 +24,7 @@ from mmrl_datasets.readers.row_to_sample import (
 )
 
 REQUIRED_COLUMNS: Final = ("index", "question", "answer")
-MAX_INDEX_CHARS: Final = 64
-"""An `image` up to this length is the index of the row that holds the image; longer ones are base64."""
+MAX_INDEX_CHARS: Final = 64  # up to this length, `image` is the index of the row with the image; beyond, base64
 
 
 def rows(
@@ -48,20 +48,15 @@ def rows(
     resolver = make_media_resolver(context, media_root, path)
     answer_spec = make_answer_spec(answer_type, None)
     images_by_index: dict[str, list[ImageRef]] = {}
-    source = RowSource(path=path, split=split, task=task, limit=limit)
-    return source.convert_rows(
-        source.read_rows(context),
-        REQUIRED_COLUMNS,
-        partial(_read_fields, answer_spec=answer_spec, resolver=resolver, images_by_index=images_by_index),
-    )
+    read_fields = partial(_read_fields, answer_spec=answer_spec, resolver=resolver, images_by_index=images_by_index)
+    table_rows = open_rows(context.base_dir, path, split)
+    return convert_rows(table_rows, read_fields, REQUIRED_COLUMNS, path=path, split=split, task=task, limit=limit)
 
 
 def read_images(cells: Cells, resolver: MediaResolver, images_by_index: Mapping[str, list[ImageRef]]) -> list[ImageRef]:
     """Return the images of a row; `images_by_index` holds those of the rows before it.
 
-    Raises:
-        MissingColumnError: there is neither `image` nor `image_path`.
-        BadRowError: both are empty, or the image cannot be read.
+    Raises MissingColumnError or BadRowError if there is none, or if it cannot be read.
     """
     image = cell_text(cells, "image")
     if image:
@@ -79,12 +74,9 @@ def read_images(cells: Cells, resolver: MediaResolver, images_by_index: Mapping[
 
 
 def read_options(cells: Cells) -> tuple[str, ...]:
-    """Return the options in columns A, B, ...
-
-    Raises:
-        BadRowError: one between them is empty.
-    """
+    """Return the options in columns A, B, ...; raises BadRowError if one between them is empty."""
     options = [cell_text(cells, letter) for letter in LETTERS]
+    # Questions have different numbers of options; the columns beyond are empty.
     count = options.index("") if "" in options else len(options)
     if any(options[count:]):
         raise BadRowError(f"option {LETTERS[count]} is empty, and a later one is not")
@@ -92,12 +84,8 @@ def read_options(cells: Cells) -> tuple[str, ...]:
 
 
 def cell_text(cells: Cells, column: str) -> str:
-    """Return the text of a cell, or an empty string if it is null or missing.
-
-    Raises:
-        BadRowError: it holds something else.
-    """
-    value = optional_value(cells, SingleColumn(column))
+    """Return the text of a cell, empty if it is null or missing; raises BadRowError if it holds something else."""
+    value = optional_value(cells, single_column(column))
     if not isinstance(value, str | None):
         raise BadRowError(f"{column} must be text, is {short_repr(value)}")
     return (value or "").strip()
@@ -109,6 +97,7 @@ def _read_fields(
     index, question, answer = (get_cell(cells, column) for column in REQUIRED_COLUMNS)
     row_id = parse_id(index)
     images = read_images(cells, resolver, images_by_index)
+    # VLMEvalKit writes an image once; later rows with the same image name this row.
     images_by_index[row_id] = images
     hint = cell_text(cells, "hint")
     text = check_text(question, "question")
@@ -121,12 +110,11 @@ def _read_fields(
         answer=answer,
         choices=options,
         row_id=row_id,
-        meta=unused_cells(cells, map(SingleColumn, (*REQUIRED_COLUMNS, "image", "image_path", "hint", *LETTERS))),
+        meta=unused_cells(cells, map(single_column, (*REQUIRED_COLUMNS, "image", "image_path", "hint", *LETTERS))),
     )
 
 
 def _parse_list(text: str) -> list[str]:
-    """Return the entries of a cell: a list as Python or JSON writes it, or one entry."""
     if not text.startswith("["):
         return [text]
     entries = parse_literal(text, "image")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from mmrl.benchmarks.extraction import letters, open_answer, phrases
@@ -26,20 +27,16 @@ _NEGATED_BEFORE: Final = re.compile(r"\bnot(?: option)?\s*$", re.IGNORECASE)
 _BUT_OPTION: Final = re.compile(r"\b(?:but|rather)\s+(?:option\s+)?\(?([A-Z])\b")
 _OR_WORD: Final = re.compile(r"\bor\b|或")
 _LATEX_WRAPPER: Final = re.compile(letters.LATEX_WRAPPER)
-_BUT_WINDOW: Final = 12
-"""Characters before "B is correct" in which a "not" turns it round."""
-_MENTION_WINDOW: Final = 40
-"""Characters before such a letter in which an option's text may end with it."""
-_MAX_SENTENCES: Final = 12
-"""Sentences at the end of a response that may state its conclusion."""
-_MAX_YES_NO_SENTENCES: Final = 20
-"""Sentences at the start of a response that may answer a yes-or-no question."""
-_MIN_SHARED_WORDS: Final = 0.5
-"""Share of the question's words that a sentence must have to answer it."""
+_BUT_WINDOW: Final = 12  # characters before "B is correct" in which a "not" turns it round
+_MENTION_WINDOW: Final = 40  # characters before such a letter in which an option's text may end with it
+_MAX_SENTENCES: Final = 12  # sentences at the end of a response that may state its conclusion
+_MAX_YES_NO_SENTENCES: Final = 20  # sentences at the start of a response that may answer a yes-or-no question
+_MIN_SHARED_WORDS: Final = 0.5  # share of the question's words that a sentence must have to answer it
 
 
 def option_in_span(text: str, span: CharSpan, options: AnswerOptions, rule: str) -> ChosenOption | None:
     """Return the option that the content of a box or of answer tags names, by letter, by text or as a number."""
+    # Blanked out, not removed, so that places stay.
     inner = _LATEX_WRAPPER.sub(lambda match: " " * len(match[0]), text[slice(*span)])
     bare = inner.strip(" \t\r\n$\"'.")
     start = span.start + inner.find(bare)
@@ -51,7 +48,7 @@ def option_in_span(text: str, span: CharSpan, options: AnswerOptions, rule: str)
     found = (
         letters.label_at(bare, 0, options)
         or _exact_option(bare, options)
-        or _single_mention(list(options.find_mentions(bare, 0, len(bare))), rule)
+        or _only_option(list(options.find_mentions(bare, 0, len(bare))), rule)
         or _option_by_number(bare, options)
     )
     return found and ChosenOption(found.option_index, rule, start, start + len(bare))
@@ -68,6 +65,7 @@ def announced_option(text: str, options: AnswerOptions) -> ChosenOption | None:
 
 def is_ambiguous(text: str, options: AnswerOptions) -> bool:
     """Return True when a box, answer tags or the last announcement leaves open which of several options it is."""
+    # The last announcement alone: a response may weigh several options before.
     position = next(phrases.find_answer_phrases(text), None)
     announced = None if position is None else CharSpan(position, sentence_end(text, position))
     span = last_boxed_span(text) or last_answer_tag_span(text) or announced
@@ -77,26 +75,26 @@ def is_ambiguous(text: str, options: AnswerOptions) -> bool:
 
 
 def leading_option(text: str, options: AnswerOptions) -> ChosenOption | None:
-    """Return an answer that stands alone or first.
-
-    Where a letter and the text behind it name two options, the text counts: "A: no" is short for "Answer: no".
-    """
+    """Return an answer that stands alone or first."""
+    # A list of options begins with letters, too, and chooses none.
     is_listing = len(letters.listed_letters(text)) > 1
     if options.yes_no_indices and not is_listing:
         yes_no = _LEADING_YES_NO.match(text)
         if yes_no:
             option_index = options.yes_no_indices[yes_no[1].lower() == "no"]
             return ChosenOption(option_index, "yes_no_first", yes_no.start(1), yes_no.end(1))
+    start = len(text) - len(text.lstrip())
     label = letters.leading_label(text)
     labelled = options.index_of_letter(label[0]) if label else None
     if label is None or labelled is None:
         whole = _exact_option(text.strip(), options) if len(text) < HEAD_CHARS else None
-        return whole and ChosenOption(whole.option_index, "whole_text", *_stripped_bounds(text))
+        return whole and ChosenOption(whole.option_index, "whole_text", start, len(text.rstrip()))
     if is_listing or letters.second_letter(text, *label):
         return None
-    start, end = len(text) - len(text.lstrip()), label[1]
+    end = label[1]
     rest = text[end : sentence_end(text, end)].strip(" \t\r\n:.)-,]")
     spelled = options.index_of_text(rest) if rest else None
+    # Where the letter and the text name two options, the text counts: "A: no" is short for "Answer: no".
     if spelled is not None and spelled != labelled:
         return ChosenOption(spelled, "first_text", start, end + len(rest))
     return ChosenOption(labelled, "first_letter", start, end)
@@ -111,19 +109,22 @@ def implied_option(text: str, options: AnswerOptions, question: str) -> ChosenOp
     sentences = list(iter_sentences_backwards(text))
     labels = list(letters.find_labels(text, options))
     found = letters.last_letter(text, sentences[0], options) if sentences else None
-    if found is None and len({label.option_index for label in labels}) == 1:
-        found = labels[-1]._replace(rule="only_letter")
-    found = found or _yes_no_option(text, options, question)
+    found = found or _only_option(labels, "only_letter") or _yes_no_option(text, options, question)
     if found is None and sentences:
         found = _option_in_sentence(text, sentences[0], labels, options, question)
-    found = found or _single_mention(list(options.find_mentions(text, 0, len(text))), "only_text")
+    found = found or _only_option(list(options.find_mentions(text, 0, len(text))), "only_text")
     if found is not None:
         return found
+    # Backwards, since a conclusion stands near the end.
     for sentence in sentences[1:_MAX_SENTENCES]:
         found = _option_in_sentence(text, sentence, labels, options, question)
         if found is not None:
             return found
-    return _option_by_concluding_number(text, options, question)
+    number = open_answer.concluding_number(text, question, open_answer.numbers_in_question(question))
+    option_index = options.index_of_number(number.number) if number and number.number is not None else None
+    if number is None or option_index is None:
+        return None
+    return ChosenOption(option_index, "concluding_number", number.start, number.end)
 
 
 def _option_called_correct(text: str, options: AnswerOptions) -> ChosenOption | None:
@@ -162,8 +163,9 @@ def _option_in_sentence(
     """Return the option that one sentence states: its letter, its text, or the words that only it has."""
     inside = [label for label in labels if sentence.start <= label.start < sentence.end]
     if inside:
-        is_single = len({label.option_index for label in inside}) == 1
-        return inside[-1]._replace(rule="concluding_letter") if is_single else None
+        # A sentence that names several letters chooses none, whatever texts it has besides.
+        return _only_option(inside, "concluding_letter")
+    # An opening clause such as "since the cat is red," gives a reason; the answer is behind it.
     condition = _CONDITIONAL_CLAUSE.match(text, sentence.start, sentence.end)
     if condition:
         sentence = CharSpan(condition.end(), sentence.end)
@@ -173,7 +175,7 @@ def _option_in_sentence(
     for mention in mentions:
         if text[mention.start : mention.end].lower() not in question.lower():
             new_mentions.append(mention)
-    found = _single_mention(mentions, "concluding_text") or _single_mention(new_mentions, "concluding_text")
+    found = _only_option(mentions, "concluding_text") or _only_option(new_mentions, "concluding_text")
     if found is not None:
         return found
     option_index = options.index_by_distinctive_words(text[sentence.start : sentence.end])
@@ -185,16 +187,6 @@ def _option_in_sentence(
     return ChosenOption(option_index, "distinctive_words", sentence.start, sentence.end)
 
 
-def _option_by_concluding_number(text: str, options: AnswerOptions, question: str) -> ChosenOption | None:
-    found = open_answer.concluding_number(text, question, open_answer.numbers_in_question(question))
-    if found is None or found.number is None:
-        return None
-    option_index = options.index_of_number(found.number)
-    if option_index is None:
-        return None
-    return ChosenOption(option_index, "concluding_number", found.start, found.end)
-
-
 def _option_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
     """Return the option that the words from a position on name."""
     label = letters.label_at(text, position, options)
@@ -204,7 +196,7 @@ def _option_at(text: str, position: int, options: AnswerOptions) -> ChosenOption
     whole = _exact_option(text[position:end].strip(" \t\r\n\"'.:"), options)
     if whole is not None:
         return ChosenOption(whole.option_index, "announced_text", position, end)
-    mentioned = _single_mention(list(options.find_mentions(text, position, end)), "announced_text")
+    mentioned = _only_option(list(options.find_mentions(text, position, end)), "announced_text")
     if mentioned is not None:
         return mentioned
     number = _option_by_number(text[position:end], options)
@@ -230,19 +222,15 @@ def _option_by_number(text: str, options: AnswerOptions) -> ChosenOption | None:
     return hits[0] if len({hit.option_index for hit in hits}) == 1 else None
 
 
-def _single_mention(mentions: list[OptionMention], rule: str) -> ChosenOption | None:
-    """Return the option mentioned, if only one is."""
-    if len({mention.option_index for mention in mentions}) != 1:
+def _only_option(found: Sequence[ChosenOption | OptionMention], rule: str) -> ChosenOption | None:
+    """Return the last of the places found, if all name one option."""
+    if len({place.option_index for place in found}) != 1:
         return None
-    return ChosenOption(mentions[-1].option_index, rule, mentions[-1].start, mentions[-1].end)
+    return ChosenOption(found[-1].option_index, rule, found[-1].start, found[-1].end)
 
 
 def _yes_no_option(text: str, options: AnswerOptions, question: str) -> ChosenOption | None:
-    """Return yes or no by the sentence most like the question.
-
-    The sentence says no when it turns the question round an odd number of times, by a negation, by "is false" or by
-    the opposite of a word.
-    """
+    """Return yes or no by the sentence most like the question."""
     if options.yes_no_indices is None:
         return None
     sentence = _sentence_answering(text, question)
@@ -250,12 +238,15 @@ def _yes_no_option(text: str, options: AnswerOptions, question: str) -> ChosenOp
         return None
     yes_index, no_index = options.yes_no_indices
     statement = text[slice(*sentence)]
+    # It says no when it turns the question round an odd number of times.
     is_opposite = bool(phrases.NEGATION.search(statement)) ^ bool(phrases.NEGATION.search(question))
     is_opposite ^= bool(phrases.DECLARED_FALSE.search(statement)) and not _TRUTH_WORD.search(question)
     for word, opposite in phrases.OPPOSITES:
-        is_opposite ^= _has_opposite(question, statement, word, opposite) or _has_opposite(
-            question, statement, opposite, word
-        )
+        in_question = bool(word.search(question)), bool(opposite.search(question))
+        # The question has one of the two words alone, and the statement only the other.
+        if in_question[0] != in_question[1]:
+            in_statement = bool(word.search(statement)), bool(opposite.search(statement))
+            is_opposite ^= in_statement == in_question[::-1]
     option_index = no_index if is_opposite else yes_index
     return ChosenOption(option_index, "yes_no_statement", sentence.start, sentence.end)
 
@@ -264,6 +255,7 @@ def _sentence_answering(text: str, question: str) -> CharSpan | None:
     """Return the last concluding sentence that has half of the question's words, else the one with most of them."""
     question_words = content_words(question)
     sentences = list(iter_sentences_backwards(text))[::-1][:_MAX_YES_NO_SENTENCES]
+    # A question of the response's own answers nothing.
     sentences = [sentence for sentence in sentences if not text[slice(*sentence)].rstrip().endswith("?")]
     if not sentences or not question_words:
         return None
@@ -276,14 +268,3 @@ def _sentence_answering(text: str, question: str) -> CharSpan | None:
         if share >= _MIN_SHARED_WORDS and phrases.is_conclusion(text, *sentence):
             return sentence
     return sentences[shares.index(max(shares))]
-
-
-def _has_opposite(question: str, statement: str, word: re.Pattern[str], opposite: re.Pattern[str]) -> bool:
-    """Return True when the question has only the word, and the statement only its opposite."""
-    if not (word.search(question) and opposite.search(statement)):
-        return False
-    return not (opposite.search(question) or word.search(statement))
-
-
-def _stripped_bounds(text: str) -> tuple[int, int]:
-    return len(text) - len(text.lstrip()), len(text.rstrip())

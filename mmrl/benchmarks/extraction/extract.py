@@ -7,13 +7,14 @@ all the same.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from mmrl.answer import parse_answer_value
 from mmrl.benchmarks.extraction import choice, open_answer, phrases
-from mmrl.benchmarks.extraction.coordinates import find_boxes, find_points, parse_labelled_boxes
 from mmrl.benchmarks.extraction.letters import ChosenOption
-from mmrl.benchmarks.extraction.numbers import find_numbers
+from mmrl.benchmarks.extraction.numbers import BOX_PATTERN, POINT_PATTERN, find_coordinates, find_numbers
 from mmrl.benchmarks.extraction.options import prepare_options
 from mmrl.benchmarks.extraction.text import (
     TAIL_CHARS,
@@ -24,27 +25,23 @@ from mmrl.benchmarks.extraction.text import (
     sentence_end,
     to_plain_text,
 )
-from mmrl.types import Region
+from mmrl.types import AnswerType, Region
 
 NoAnswerReason = Literal["", "no_answer", "refusal", "truncated"]
 ExpectedType = Literal["choice", "number", "list", "text", "box", "boxes", "point"]
 _STRIP_CHARS: Final = " \t\r\n$\"'.:;,"
-_MAX_TERSE_CHARS: Final = 100
-"""Characters of the longest answer in tags that is no explanation."""
-_MAX_NUMBER_WORDS: Final = 5
-"""Spaces in a number with its unit and a word such as "about"."""
+_BRACKETED_LIST: Final = re.compile(r"\[[^\[\]]{1,500}\]")
+_MAX_TERSE_CHARS: Final = 100  # characters of the longest answer in tags that is no explanation
+_MAX_NUMBER_WORDS: Final = 5  # spaces in a number with its unit and a word such as "about"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractionQuery:
     """A question as the rules see it."""
 
-    expected_type: ExpectedType
-    """Type of the answer."""
-    question: str = ""
-    """Text of the question; its numbers and words tell a repetition from an answer."""
-    options: tuple[str, ...] = ()
-    """Texts of the options, where the answer is one of them."""
+    expected_type: ExpectedType  # type of the answer
+    question: str = ""  # text of the question; its numbers and words tell a repetition from an answer
+    options: tuple[str, ...] = ()  # texts of the options, where the answer is one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +71,28 @@ def extract(response: str, query: ExtractionQuery) -> Extraction:
         return Extraction(None, "unclosed_thinking", 0, len(response), "truncated")
     if not response[answer.start : answer.end].strip():
         return Extraction(None, "empty", answer.start, answer.end, "no_answer")
+    # Only the end is searched for words: a conclusion stands there, and the patterns take time.
     start = max(answer.start, answer.end - TAIL_CHARS)
     text_with_emphasis = response[start : answer.end]
+    # One rule for numbers looks for bold type, which plain text has lost.
     text = to_plain_text(text_with_emphasis)
     span = _tagged_response_span(text, query.expected_type) or CharSpan(0, len(text))
-    extraction = _extract_by_type(text[slice(*span)], text_with_emphasis[slice(*span)], query)
-    return _shift(extraction, start + span.start)
-
-
-def _extract_by_type(text: str, text_with_emphasis: str, query: ExtractionQuery) -> Extraction:
+    text, text_with_emphasis = text[slice(*span)], text_with_emphasis[slice(*span)]
     match query.expected_type:
         case "choice":
-            return _extract_choice(text, query)
+            extraction = _extract_choice(text, query)
         case "number":
-            return _extract_number(text, text_with_emphasis, query)
+            extraction = _extract_number(text, text_with_emphasis, query)
         case "list":
-            found = open_answer.last_list(text)
-            return Extraction(found.value, found.rule, found.start, found.end) if found else _no_answer(text)
+            lists = list(_BRACKETED_LIST.finditer(text))
+            extraction = Extraction(lists[-1][0], "last_list", *lists[-1].span()) if lists else _no_answer(text)
         case "text":
-            return _extract_text(text)
+            extraction = _extract_text(text)
         case "boxes":
-            return _extract_boxes(text)
+            extraction = _extract_boxes(text)
         case "box" | "point":
-            return _extract_coordinates(text, query.expected_type)
+            extraction = _extract_coordinates(text, query.expected_type)
+    return _shift(extraction, start + span.start)
 
 
 def _extract_choice(text: str, query: ExtractionQuery) -> Extraction:
@@ -109,6 +105,7 @@ def _extract_choice(text: str, query: ExtractionQuery) -> Extraction:
     chosen = chosen or choice.announced_option(text, options) or choice.leading_option(text, options)
     if chosen:
         return _from_option(chosen, options.letters)
+    # Who answers "A or B" answers neither, and no later rule may pick one.
     if choice.is_ambiguous(text, options):
         return _no_answer(text)
     if boxed and next(find_numbers(text[slice(*boxed)]), None):
@@ -131,6 +128,7 @@ def _extract_number(text: str, text_with_emphasis: str, query: ExtractionQuery) 
     found = found or open_answer.announced_number(text)
     if found:
         return _from_open_answer(found)
+    # Who answers "3 or 5" answers neither, and no later rule may pick one.
     if open_answer.is_ambiguous(text):
         return _no_answer(text)
     question_numbers = open_answer.numbers_in_question(query.question)
@@ -148,6 +146,7 @@ def _extract_number(text: str, text_with_emphasis: str, query: ExtractionQuery) 
 
 def _extract_text(text: str) -> Extraction:
     """Return the content of a box or of answer tags, else what is announced, else the whole text."""
+    # A box behind the tags is the more explicit answer.
     boxed = last_boxed_span(text)
     if boxed:
         return _extract_span(text, boxed, "boxed")
@@ -156,6 +155,7 @@ def _extract_text(text: str) -> Extraction:
     for offset in phrases.find_answer_phrases(text[slice(*searched)]):
         start = searched.start + offset
         announced = CharSpan(start, min(searched.end, sentence_end(text, start)))
+        # An announcement may end the text; then an earlier one counts.
         if text[slice(*announced)].strip(_STRIP_CHARS):
             return _extract_span(text, announced, "answer_tag" if tagged else "announced_text")
     return _extract_span(text, searched, "answer_tag" if tagged else "whole_text")
@@ -170,15 +170,18 @@ def _extract_span(text: str, span: CharSpan, rule: str) -> Extraction:
 
 
 def _extract_boxes(text: str) -> Extraction:
+    """Return the boxes of a JSON list with labels, in a code fence or not."""
     span = last_answer_tag_span(text) or CharSpan(0, len(text))
-    regions = parse_labelled_boxes(text[slice(*span)])
-    if regions is None:
+    inner = text[slice(*span)]
+    try:
+        regions = parse_answer_value(AnswerType.BOXES, inner[inner.find("[") : inner.rfind("]") + 1])
+    except ValueError:
         return _no_answer(text)
-    return Extraction(text[slice(*span)].strip(), "json_boxes", *span, regions=regions)
+    return Extraction(inner.strip(), "json_boxes", *span, regions=regions)
 
 
 def _extract_coordinates(text: str, expected_type: Literal["box", "point"]) -> Extraction:
-    """Return the last box or point in answer tags, else in a box, else anywhere; as a point, a box is its centre."""
+    """Return the last box or point in answer tags, else in a box, else anywhere."""
     searched = (
         (last_answer_tag_span(text), "answer_tag"),
         (last_boxed_span(text), "boxed"),
@@ -188,11 +191,12 @@ def _extract_coordinates(text: str, expected_type: Literal["box", "point"]) -> E
         if span is None:
             continue
         inner = text[slice(*span)]
-        found = list(find_boxes(inner))
+        found = list(find_coordinates(BOX_PATTERN, inner))
         if not found and expected_type == "point":
-            found = list(find_points(inner))
+            found = list(find_coordinates(POINT_PATTERN, inner))
         if found:
             values, place = found[-1]
+            # As a point, a box is its centre.
             if expected_type == "point" and len(values) == 4:
                 values = ((values[0] + values[2]) / 2, (values[1] + values[3]) / 2)
             start, end = span.start + place.start, span.start + place.end
@@ -201,10 +205,7 @@ def _extract_coordinates(text: str, expected_type: Literal["box", "point"]) -> E
 
 
 def _tagged_response_span(text: str, expected_type: ExpectedType) -> CharSpan | None:
-    """Return the content of answer tags that hold a whole explanation, which is then read like a response.
-
-    None where the tags hold a bare answer, or a box comes behind them.
-    """
+    """Return the content of answer tags that hold a whole explanation; None where they hold a bare answer."""
     tagged = last_answer_tag_span(text) if expected_type in ("choice", "number") else None
     if tagged is None:
         return None
@@ -217,14 +218,11 @@ def _tagged_response_span(text: str, expected_type: ExpectedType) -> CharSpan | 
 
 
 def _resumption_start(text: str) -> int | None:
-    """Return from where a text without an announced answer may still give one.
-
-    That is its start, or, when it declines to answer, the place where it goes on to answer all the same; None when it
-    does not.
-    """
+    """Return from where a text without an announced answer may still give one; None where it declines to."""
     refusal = phrases.find_refusal(text)
     if refusal is None:
         return 0
+    # After a refusal a response may go on to answer all the same.
     resumption = phrases.RESUMPTION.search(text, refusal[1])
     return resumption and resumption.start()
 

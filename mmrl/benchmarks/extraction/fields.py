@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+# Characters of a field that are read; parsing takes more than linear time in some literals.
 MAX_FIELD_CHARS: Final = 20_000
-"""Characters of a field that are read; parsing takes more than linear time in some literals."""
 
 
 def select_fields(text: str, names: Sequence[str]) -> Mapping[str, Any]:

@@ -10,8 +10,8 @@ from mmrl.benchmarks.extraction import phrases
 from mmrl.benchmarks.extraction.options import AnswerOptions
 from mmrl.benchmarks.extraction.text import CharSpan
 
+# LaTeX command around a letter or text, to its opening brace.
 LATEX_WRAPPER: Final = r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boxed|rm|bf)\s*\{"
-"""LaTeX command around a letter or text, to its opening brace."""
 _LABEL_PREFIX: Final = rf"[\s\"'\[<{{$:]*(?:(?:\\[(\[]|{LATEX_WRAPPER})[\s$]*)*"
 _OPTION_LABEL: Final = re.compile(
     r"[\s\"'\[<{$:,-]*(?:(?:the|most likely|likely|probably|either)\s+)?"
@@ -20,11 +20,11 @@ _OPTION_LABEL: Final = re.compile(
     r"|\s+(?:-|because|since|as|is|and|or|&|\()|\s*[\u4e00-\u9fff])|([a-z])(?=[.)]?\s*\Z))"
 )
 _BARE_LABEL: Final = re.compile(r"[\s\"'\[{$:]*([A-Z])[ \t]+(\S[^\n]{0,200})")
+# A second letter behind the first; who names two options chooses neither.
 _SECOND_LETTER: Final = re.compile(
     r"[\s)\].,]{0,3}\s*(?:and|or|&|/|或|和|与|及)[\s}]*(?:option\s+)?\(?([A-Z])(?![A-Za-z'])"
     r"|[)\]]?(?:\s*,\s*|\s+)\(?([A-Z])\)?(?=\s*(?:[,}\]]|\.?\s*(?:$|\n|</)|(?:,\s*)?(?:and|or)\s+\(?[A-Z]\b))"
 )
-"""A second letter behind the first; who names two options chooses neither."""
 _LEADING_LABEL: Final = re.compile(
     r"[\s\"'\[{]*(?:(?i:answer|option|choice)\s*:?\s*)?"
     r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=[).:\]]|\s*$|\s*\n|\s*,)|([a-z])(?=[).]?\s*\Z))"
@@ -33,16 +33,12 @@ _ANY_LABEL: Final = re.compile(
     r"\(([A-Z])\)|(?<![A-Za-z0-9_(])([A-Z])\)(?=\s|$|[.,])"
     r"|\b(?:[Oo]ption|[Cc]hoice)s?\s+\"?([A-Z])\b|选项?\s*([A-Z])(?![A-Za-z])"
 )
+# A bracket that is open before a letter; the bracket behind the letter closes it, and makes no label of it.
 _UNCLOSED_BRACKET: Final = re.compile(r"\([^()\n]{0,38}$")
-"""A bracket that is open before a letter; the bracket behind the letter closes it, and makes no label of it."""
-_ELIMINATION_WINDOW: Final = 60
-"""Characters before a letter in which "eliminate" excludes it."""
-_MAX_LETTER_SENTENCE_CHARS: Final = 60
-"""Characters of the longest last sentence that may be nothing but a letter."""
-_CONCLUDING_WINDOW: Final = 40
-"""Characters at the end of a sentence that may name a letter after a comma."""
-_MAX_LISTED_LINES: Final = 40
-"""Lines at the start of a response that may list options."""
+_ELIMINATION_WINDOW: Final = 60  # characters before a letter in which "eliminate" excludes it
+_MAX_LETTER_SENTENCE_CHARS: Final = 60  # characters of the longest last sentence that may be nothing but a letter
+_CONCLUDING_WINDOW: Final = 40  # characters at the end of a sentence that may name a letter after a comma
+_MAX_LISTED_LINES: Final = 40  # lines at the start of a response that may list options
 _LONE_LETTER: Final = re.compile(
     r"(?<![A-Za-z0-9_(\\])\(?([A-Z])\)?(?=[.,;:!]|\s*$|\s+(?:because|since|it is)\b|\s*(?:选项|项)?是?正确)", re.M
 )
@@ -68,14 +64,10 @@ _CONCLUDING_LETTER: Final = re.compile(
 class ChosenOption(NamedTuple):
     """An option that a response names."""
 
-    option_index: int
-    """0 is A."""
-    rule: str
-    """Name of the rule that found it."""
-    start: int
-    """First character of the words that name it."""
-    end: int
-    """Character behind them."""
+    option_index: int  # 0 is A
+    rule: str  # name of the rule that found it
+    start: int  # first character of the words that name it
+    end: int  # character behind them
 
 
 def label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
@@ -83,6 +75,7 @@ def label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption |
     match = _OPTION_LABEL.match(text, position)
     letter = match and match[match.lastindex or 0]
     if match is None or letter is None:
+        # No sign follows the letter; the text of its option may.
         return _bare_label_at(text, position, options)
     option_index = options.index_of_letter(letter)
     if option_index is None or second_letter(text, letter, match.end()):
@@ -121,6 +114,7 @@ def last_letter(text: str, sentence: CharSpan, options: AnswerOptions) -> Chosen
     if sentence.end - sentence.start < _MAX_LETTER_SENTENCE_CHARS:
         match = _LAST_SENTENCE_LETTER.match(text, sentence.start, sentence.end)
     if match is None:
+        # No match at its start: the letter may still follow a comma at the end.
         window_start = max(sentence.start, sentence.end - _CONCLUDING_WINDOW)
         match = _CONCLUDING_LETTER.search(text, window_start, sentence.end)
     option_index = options.index_of_letter(match[1]) if match else None
@@ -138,6 +132,7 @@ def find_labels(text: str, options: AnswerOptions) -> Iterator[ChosenOption]:
         window_start = max(0, match.start() - _ELIMINATION_WINDOW)
         if phrases.ELIMINATED_BEFORE.search(text, window_start, match.start()):
             continue
+        # With "A and B" both are yielded; callers then find that the letters disagree.
         for named in (letter, second_letter(text, letter, match.end())):
             option_index = options.index_of_letter(named) if named else None
             if option_index is not None:
@@ -156,33 +151,25 @@ def listed_letters(text: str) -> set[str]:
 
 def blank_out_listing(text: str, options: AnswerOptions) -> str:
     """Return a text of the same length without its list of options, on lines or in a row."""
-    if len(listed_letters(text)) < 2:
-        return _blank_out_row(text, options)
-    lines = text.splitlines(keepends=True)
-    return "".join(" " * len(line) if _LEADING_LABEL.match(line) else line for line in lines)
+    if len(listed_letters(text)) >= 2:
+        # Blanks of the same length, so that places stay.
+        lines = text.splitlines(keepends=True)
+        return "".join(" " * len(line) if _LEADING_LABEL.match(line) else line for line in lines)
+    # A row is "A) text", "B) text", ...; it counts only if it has every option.
+    row = [f"{letter}) {option}" for letter, option in zip(options.letters, options.texts, strict=True)]
+    if all(entry in text for entry in row):
+        for entry in row:
+            text = text.replace(entry, " " * len(entry), 1)
+    return text
 
 
 def _bare_label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
-    """Return the option of a letter that is followed by its text, such as "B 5".
-
-    An A followed by other words in lower case is an article.
-    """
+    """Return the option of a letter that is followed by its text, such as "B 5"."""
     match = _BARE_LABEL.match(text, position)
     option_index = options.index_of_letter(match[1]) if match else None
     if match is None or option_index is None:
         return None
     rest = match[2].strip(" .\"'")
+    # An A followed by other words in lower case is an article.
     is_label = options.index_of_text(rest) == option_index or (match[1] != "A" and not rest[:1].islower())
     return ChosenOption(option_index, "announced_letter", *match.span(1)) if is_label else None
-
-
-def _blank_out_row(text: str, options: AnswerOptions) -> str:
-    """Blank out the first "A) text", "B) text", ..., if a text has them for every option."""
-    listed = []
-    for letter, option in zip(options.letters, options.texts, strict=True):
-        listed.append(f"{letter}) {option}")
-    if not all(entry in text for entry in listed):
-        return text
-    for entry in listed:
-        text = text.replace(entry, " " * len(entry), 1)
-    return text

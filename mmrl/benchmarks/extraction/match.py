@@ -16,14 +16,12 @@ from mmrl_rewards import box, detect
 from mmrl_rewards.number import UNITS, Unit
 from mmrl_rewards.strings import words
 
-LATEX_MARKUP: Final = re.compile(r"\\[a-z]|\^|√|π")
-"""Signs that a text is a formula."""
+LATEX_MARKUP: Final = re.compile(r"\\[a-z]|\^|√|π")  # signs that a text is a formula
 _UNIT_TEXT: Final = re.compile(r"\s*(?:\\(?:text|mathrm)\s*\{\s*)?([A-Za-zµ°%]{1,12}(?:/[a-z]{1,2}|\^[23]|[²³])?)")
 _IOU_THRESHOLD: Final = 0.5
 _RELATIVE_TOLERANCE: Final = 1e-9
 _DEFAULT_FORMULA_DECIMALS: Final = 6
-_UNIT_WINDOW: Final = 40
-"""Characters behind a number in which its unit is looked for."""
+_UNIT_WINDOW: Final = 40  # characters behind a number in which its unit is looked for
 _SINGLE_NUMBER: Final = re.compile(r"[\s$]*-?(?:0|[1-9][\d,]*)?(?:\.\d+)?\s*(?:\\?%|°|\^\\circ|[A-Za-z]{1,9})?[\s$]*")
 
 
@@ -37,7 +35,8 @@ def is_correct(item: Item, response: ItemResponse, extraction: Extraction) -> bo
         case "integer" | "float" | "count":
             correct = _is_number_correct(item, response, extraction)
         case "list":
-            correct = _is_list_correct(item, extraction)
+            reference = [number.value for entry in item.accepted_answers for number in find_numbers(str(entry))]
+            correct = [number.value for number in find_numbers(extraction.value)] == reference
         case "text":
             correct = _is_text_correct(item, response, extraction)
         case "box":
@@ -59,6 +58,7 @@ def box_iou(item: Item, response: ItemResponse, extraction: Extraction) -> float
     """Return the IoU of the box found with the item's box, both in original pixels; 0 for a box with negative sides."""
     coordinates = extraction.regions[0].coordinates
     x1, y1, x2, y2 = coordinates
+    # Corners in the wrong order enclose nothing.
     if not (x1 < x2 and y1 < y2):
         return 0.0
     return reward_score(
@@ -93,9 +93,10 @@ def detection_f1(item: Item, response: ItemResponse, extraction: Extraction) -> 
 
 
 def is_single_number(answer: object) -> bool:
-    """Return True for a text that is one number, with or without a unit. Digits that begin with 0 are a code."""
+    """Return True for a text that is one number, with or without a unit."""
     if not isinstance(answer, str) or parse_single_number(answer) is None:
         return False
+    # Digits that begin with 0 are a code.
     return _SINGLE_NUMBER.fullmatch(answer) is not None
 
 
@@ -127,6 +128,7 @@ def _unit_factor(item: Item, after_reference: str, after_extraction: str) -> flo
     """Return the response's unit in units of the item's; 1 unless both are known and measure the same quantity."""
     reference_unit = _parse_unit(after_reference) or UNITS.get(item.unit or "")
     unit = _parse_unit(after_extraction)
+    # Without two units of one quantity the numbers alone are compared.
     if unit is None or reference_unit is None or unit.dimension != reference_unit.dimension:
         return 1.0
     return unit.factor / reference_unit.factor
@@ -138,17 +140,10 @@ def _parse_unit(text: str) -> Unit | None:
     return UNITS.get(name) or UNITS.get(name.removesuffix("s"))
 
 
-def _is_list_correct(item: Item, extraction: Extraction) -> bool:
-    entries = item.answer if isinstance(item.answer, list) else [item.answer]
-    reference = [number.value for entry in entries for number in find_numbers(str(entry))]
-    return [number.value for number in find_numbers(extraction.value or "")] == reference
-
-
 def _is_text_correct(item: Item, response: ItemResponse, extraction: Extraction) -> bool:
     if isinstance(item.answer, Mapping):
         predicted = select_fields(extraction.value or "", [*item.answer])
         return all(texts_equal(str(predicted[name]), str(value)) for name, value in item.answer.items())
     if extraction.number is not None:
         return _is_number_correct(item, response, extraction)
-    answers = item.answer if isinstance(item.answer, list) else [item.answer]
-    return any(texts_equal(extraction.value or "", str(answer)) for answer in answers)
+    return any(texts_equal(extraction.value or "", str(answer)) for answer in item.accepted_answers)

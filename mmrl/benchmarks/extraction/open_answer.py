@@ -32,52 +32,44 @@ _SUBCLAUSE: Final = re.compile(
 _RANGE_TO: Final = re.compile(r"[^\d\n.,]{0,12}\b(?:to)\b[ $€£]*")
 _OR_BETWEEN: Final = re.compile(r"[^\d\n.,]{0,12}(?:\bor\b|[ ]/[ ])[ $€£\\a-z{}]{0,12}")
 _BETWEEN_WORD: Final = re.compile(r"\bbetween[^\d\n]{0,12}$", re.IGNORECASE)
+# Numbers in a row and nothing else, such as "3, 5 and 7".
 _NUMBER_ROW: Final = re.compile(r"[^\w\n-]*-?[\d.]{1,12}(?:[ ]?,[ ]{0,2}(?:and[ ])?-?[\d.]{1,12})+[^\w\n]*\Z")
-"""Numbers in a row and nothing else, such as "3, 5 and 7"."""
 _NEGATED_BEFORE: Final = re.compile(r"(?:\bnot|n't) $", re.IGNORECASE)
+# Text behind a number that is given first and then explained: a unit, and the end of the line or "Because".
 _AFTER_LEADING_NUMBER: Final = re.compile(
     r"[ \t]*(?:[A-Za-z%°²³$]+[ \t]*){0,2}[.!]?(?:[ \t]*\n|[ ]+(?:This|That|Because|Since|Explanation)\b)"
 )
-"""Text behind a number that is given first and then explained: a unit, and the end of the line or "Because"."""
+# Characters besides digits that a number may begin with: signs, fractions, currencies.
 _NUMBER_START_CHARS: Final = "+-.\\S\u20ac\u00a3\u00a5"
-"""Characters besides digits that a number may begin with: signs, fractions, currencies."""
-_BRACKETED_LIST: Final = re.compile(r"\[[^\[\]]{1,500}\]")
 _BOLD_TEXT: Final = re.compile(r"\*\*[^*\n]{1,80}\*\*")
 _CLOSING_REMARK: Final = re.compile(r"\s*(?:I hope|let me know|please let|note that|if you)\b", re.IGNORECASE)
-_MAX_LONE_CHARS: Final = 60
-"""Characters of a text whose only number is its answer."""
-_MAX_SENTENCES: Final = 60
-"""Sentences at the end of a response in which a conclusion is looked for."""
-_MIN_SHARED_WORDS: Final = 0.4
-"""Share of the question's words that a sentence must have to answer it."""
-_EQUATION_WINDOW: Final = 40
-"""Characters behind the last = in which its result stands."""
+_MAX_LONE_CHARS: Final = 60  # characters of a text whose only number is its answer
+_MAX_SENTENCES: Final = 60  # sentences at the end of a response in which a conclusion is looked for
+_MIN_SHARED_WORDS: Final = 0.4  # share of the question's words that a sentence must have to answer it
+_EQUATION_WINDOW: Final = 40  # characters behind the last = in which its result stands
 
 
 class OpenAnswer(NamedTuple):
     """An answer as the response writes it."""
 
-    value: str
-    """The text of the answer."""
-    rule: str
-    """Name of the rule that found it."""
-    start: int
-    """First character of the answer."""
-    end: int
-    """Character behind it."""
-    number: float | None = None
-    """Value of a number."""
+    value: str  # the text of the answer
+    rule: str  # name of the rule that found it
+    start: int  # first character of the answer
+    end: int  # character behind it
+    number: float | None = None  # value of a number
 
 
 def number_in_span(text: str, span: CharSpan, rule: str) -> OpenAnswer | None:
     """Return the number that the content of a box or of answer tags states."""
     inner = text[slice(*span)]
+    # "Cannot be found from 3 and 4" states neither.
     if phrases.REFUSAL.search(inner):
         return None
     number = _stated_number(inner, CharSpan(0, len(inner)), frozenset())
     if number is None:
         return None
-    return _to_open_answer(text, _shift(number, span.start), rule)
+    number = number._replace(start=number.start + span.start, end=number.end + span.start)
+    return _to_open_answer(text, number, rule)
 
 
 @lru_cache(maxsize=4096)  # many responses answer one question
@@ -103,21 +95,20 @@ def lone_number(text: str, question_numbers: frozenset[float]) -> OpenAnswer | N
     if len(text) > _MAX_LONE_CHARS or phrases.REFUSAL.search(text):
         return None
     numbers = [number for number in (*find_numbers(text), *find_number_words(text)) if not _is_negated(text, number)]
+    # A number that the question gives counts only if there is no other.
     numbers = [number for number in numbers if number.value not in question_numbers] or numbers
     return _to_open_answer(text, numbers[0], "lone_number") if len(numbers) == 1 else None
 
 
 def leading_number(text: str) -> OpenAnswer | None:
-    """Return the number that a text begins with, alone in its line or explained after it.
-
-    None where a later sentence concludes something else.
-    """
+    """Return the number that a text begins with, alone in its line or explained after it."""
     first_char = text.lstrip(" \t\n$")[:1]
     if not (first_char.isdigit() or first_char in _NUMBER_START_CHARS):
         return None
     number = next(find_numbers(text), None)
     if number is None or text[: number.start].strip(" \t\n$") or not _AFTER_LEADING_NUMBER.match(text, number.end):
         return None
+    # A later sentence may conclude something else.
     for sentence in iter_sentences_backwards(text):
         if sentence.start >= number.end and phrases.CONCLUSION_START.match(text, *sentence):
             return None
@@ -136,10 +127,7 @@ def is_ambiguous(text: str) -> bool:
 def bold_number(text: str, text_with_emphasis: str, question_numbers: frozenset[float]) -> OpenAnswer | None:
     """Return the number in bold in the last sentence that concludes, else the first number in bold.
 
-    Args:
-        text: the response with its emphasis blanked out.
-        text_with_emphasis: the same text, as long, with its asterisks.
-        question_numbers: numbers that the question gives; these are no answers.
+    `text` is the response with its emphasis blanked out, `text_with_emphasis` the same with its asterisks.
     """
     stated = []
     for match in _BOLD_TEXT.finditer(text_with_emphasis):
@@ -156,6 +144,7 @@ def bold_number(text: str, text_with_emphasis: str, question_numbers: frozenset[
 
 def concluding_number(text: str, question: str, question_numbers: frozenset[float]) -> OpenAnswer | None:
     """Return the number of the last sentence that concludes, else of the one most like the question, else the last."""
+    # "I hope this helps" concludes nothing.
     sentences = [
         sentence for sentence in iter_sentences_backwards(text) if not _CLOSING_REMARK.match(text, sentence.start)
     ]
@@ -167,12 +156,15 @@ def concluding_number(text: str, question: str, question_numbers: frozenset[floa
     if not stated:
         return None
     question_words = content_words(question)
-    equation_value = _last_equation_value(text)
+    equals = text.rfind("=")
+    result = next(find_numbers(text, equals, equals + _EQUATION_WINDOW), None) if equals >= 0 else None
 
     def rank(sentence: CharSpan, number: Number) -> float:
-        is_last_equation = sentence == stated[0][0] and number.value == equation_value
+        # A conclusion, or the result of the last equation, beats any likeness to the question, which is at most 1.
+        is_last_equation = sentence == stated[0][0] and result is not None and number.value == result.value
         if phrases.is_conclusion(text, *sentence) or is_last_equation:
             return 2.0
+        # "First, we need .." says what will be done, not what came of it.
         is_plan = phrases.PLAN_START.match(text, sentence.start) is not None
         if number.value in question_numbers or is_plan or not question_words:
             return 0.0
@@ -182,20 +174,6 @@ def concluding_number(text: str, question: str, question_numbers: frozenset[floa
     # Sentences come last first, and `max` keeps the first of equals.
     best = max(stated, key=lambda entry: rank(*entry))
     return _to_open_answer(text, best[1], "concluding_number")
-
-
-def last_list(text: str) -> OpenAnswer | None:
-    """Return the last list in brackets."""
-    matches = list(_BRACKETED_LIST.finditer(text))
-    return OpenAnswer(matches[-1][0], "last_list", *matches[-1].span()) if matches else None
-
-
-def _last_equation_value(text: str) -> float | None:
-    """Return the first number behind the last = of a text."""
-    equals = text.rfind("=")
-    if equals < 0:
-        return None
-    return next((number.value for number in find_numbers(text, equals, equals + _EQUATION_WINDOW)), None)
 
 
 def _stated_number(
@@ -211,6 +189,7 @@ def _stated_number(
         return candidates[0] if candidates else None
     if _leaves_open(text, span, candidates, single_expected=not prefer_last):
         return None
+    # Numbers behind "because" or "compared" are reasons.
     subclause = _SUBCLAUSE.search(text, candidates[0].end, span.end)
     if subclause is not None:
         candidates = [number for number in candidates if number.start < subclause.start()]
@@ -221,6 +200,7 @@ def _stated_number(
             range_ends.append(second)
     if range_ends:
         return range_ends[-1]
+    # The result stands behind the last equals sign or verb.
     anchor_pattern = _VALUE_ANCHOR if prefer_last else _EQUALS_SIGN
     anchors = list(anchor_pattern.finditer(text, span.start, candidates[-1].start))
     if anchors:
@@ -265,10 +245,6 @@ def _leaves_open(text: str, span: CharSpan, numbers: Sequence[Number], *, single
 def _is_negated(text: str, number: Number) -> bool:
     """Return True for a number behind "not"."""
     return _NEGATED_BEFORE.search(text, max(0, number.start - 5), number.start) is not None
-
-
-def _shift(number: Number, offset: int) -> Number:
-    return number._replace(start=number.start + offset, end=number.end + offset)
 
 
 def _to_open_answer(text: str, number: Number, rule: str) -> OpenAnswer:

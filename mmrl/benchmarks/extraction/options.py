@@ -55,8 +55,7 @@ _NO_WORDS: Final = frozenset({"no", "false", "incorrect", "wrong", "not", "否",
 class OptionMention(NamedTuple):
     """The text of an option in a response."""
 
-    option_index: int
-    """0 is A."""
+    option_index: int  # 0 is A
     start: int
     end: int
 
@@ -70,6 +69,9 @@ class AnswerOptions:
         self.letters = tuple(ascii_uppercase[: len(self.texts)])
         self._normalized_texts = tuple(map(normalize_option, self.texts))
         self._numbers = tuple(map(parse_single_number, self.texts))
+        self.all_numeric = None not in self._numbers
+        # One option may be that there is no telling; a refusal is then an answer.
+        self.has_refusal_option = any(map(phrases.find_refusal, self.texts))
 
     def index_of_letter(self, letter: str) -> int | None:
         """Return the index of a letter of either case; None for a letter beyond the last option."""
@@ -83,6 +85,7 @@ class AnswerOptions:
             return None
         if normalized in self._normalized_texts:
             return self._normalized_texts.index(normalized)
+        # "145" is "145°" where only one option is.
         without_degrees = normalized.rstrip("°")
         if not without_degrees:
             return None
@@ -95,18 +98,17 @@ class AnswerOptions:
         for index, number in enumerate(self._numbers):
             if number is not None and abs(number - value) <= _RELATIVE_TOLERANCE * abs(value):
                 indices.append(index)
+        # Options of one text count as one.
         is_single = len({self._normalized_texts[index] for index in indices}) == 1
         return indices[0] if is_single else None
 
     def index_by_distinctive_words(self, sentence: str) -> int | None:
-        """Return the one option whose distinctive words a sentence has all.
-
-        Of several, it is the one whose words include those of all others.
-        """
+        """Return the one option whose distinctive words a sentence has all."""
         said = word_stems(sentence)
         hits = [index for index, stems in enumerate(self._distinctive_stems) if stems and stems <= said]
         if not hits:
             return None
+        # Of several, the one whose words include those of all others.
         best = hits[0]
         for index in hits[1:]:
             if len(self._distinctive_stems[index]) > len(self._distinctive_stems[best]):
@@ -121,19 +123,12 @@ class AnswerOptions:
         if self._pattern is None:
             return
         for match in self._pattern.finditer(text, start, end):
-            index = self._index_of_mention(match[0])
-            if index is not None:
-                yield OptionMention(index, match.start(), match.end())
-
-    @cached_property
-    def has_refusal_option(self) -> bool:
-        """True when one option is that there is no telling."""
-        return any(map(phrases.find_refusal, self.texts))
-
-    @cached_property
-    def all_numeric(self) -> bool:
-        """True when every option is one number."""
-        return all(number is not None for number in self._numbers)
+            # A mention may be in the singular or plural of the option.
+            for form in (match[0], f"{match[0]}s", match[0].removesuffix("s"), match[0].removesuffix("es")):
+                index = self.index_of_text(form)
+                if index is not None:
+                    yield OptionMention(index, match.start(), match.end())
+                    break
 
     @cached_property
     def yes_no_indices(self) -> tuple[int, int] | None:
@@ -156,16 +151,9 @@ class AnswerOptions:
     @cached_property
     def _pattern(self) -> re.Pattern[str] | None:
         """Pattern of any option's text as whole words, the longest first."""
-        texts = sorted({text.strip() for text in self.texts if text.strip()}, key=len, reverse=True)
+        # The longest first, since the first alternative that fits is taken.
+        texts = sorted({*map(str.strip, self.texts)} - {""}, key=len, reverse=True)
         return re.compile("|".join(map(_whole_word_pattern, texts)), re.IGNORECASE) if texts else None
-
-    def _index_of_mention(self, mention: str) -> int | None:
-        """Return the option of a mention in singular or plural."""
-        for form in (mention, f"{mention}s", mention.removesuffix("s"), mention.removesuffix("es")):
-            index = self.index_of_text(form)
-            if index is not None:
-                return index
-        return None
 
 
 @lru_cache(maxsize=4096)  # many responses answer one question
@@ -184,9 +172,9 @@ def normalize_option(text: str) -> str:
     # Plain searches first: most texts need none of the substitutions.
     if "\\" in text:
         text = _LATEX_COMMAND.sub(_replace_latex_command, text)
-        text = _LATEX_FRACTION.sub(_write_fraction, text)
+        text = _LATEX_FRACTION.sub(r"\1/\2", text)
     if "√" in text or "sqrt" in text:
-        text = _SQUARE_ROOT.sub(_write_square_root, text)
+        text = _SQUARE_ROOT.sub(r"√\1\2\3", text)
     if "°" in text or "^o" in text or "degree" in text:
         text = _DEGREES.sub("°", text).replace("^°", "°")
     return _IGNORED_CHARS.sub("", _ARTICLE.sub("", text.strip()))
@@ -202,14 +190,6 @@ def _replace_latex_command(match: re.Match[str]) -> str:
     return _LATEX_REPLACEMENTS.get(match[0], "")
 
 
-def _write_fraction(match: re.Match[str]) -> str:
-    return f"{match[1].strip()}/{match[2].strip()}"
-
-
-def _write_square_root(match: re.Match[str]) -> str:
-    return f"√{match[1] or match[2] or match[3]}"
-
-
 def _whole_word_pattern(text: str) -> str:
     """Return a pattern for a text that is no part of a longer word or number."""
     if len(text) == 1 and text.isalpha():
@@ -217,6 +197,7 @@ def _whole_word_pattern(text: str) -> str:
         article = r"|[ ]+(?!(?:is|and|or|because|since|as)\b)[a-z]" if text in "AaI" else ""
         return rf"(?<![A-Za-z0-9_'])(?-i:{text})(?![A-Za-z0-9_']{article})"
     plural = "(?:e?s)?" if text[-1].isalpha() and len(text) > 3 else ""
+    # The option may be the plural of what the response says, or the reverse.
     words = text.removesuffix("s").split() if plural else text.split()
     body = r"\s+".join(map(re.escape, words)) + plural
     before = r"(?<![A-Za-z0-9_.√/^-])" if text[0].isalnum() else ""

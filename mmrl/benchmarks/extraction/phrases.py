@@ -18,12 +18,14 @@ _BE_VERB: Final = _any_of(
     *("is", "are", "was", "were", "equals", "becomes", "has to be"),
     "(?:would|will|should|must|could|can|might|may) be",
 )
+# "The other answer is" announces nothing.
 _ANSWER_NOUN: Final = r"(?<!other )(?<!one )(?<!each )(?<!every )" + _any_of(
     "answers?", "option", "choice", "solution", "conclusion", "final (?:value|result|list)", "guess"
 )
 _ANSWER_QUALIFIER: Final = _any_of("letter", "option", "choice", "answer", "value", "number", "response")
 _PREPOSITION: Final = _any_of("to", "for", "of", "that", "which", "from", "among", "here", "in", "based", "on", "given")
 
+# Phrases that an answer follows.
 ANSWER_PHRASE: Final = re.compile(
     # First characters of the alternatives: looking for one of them first saves a third of the time.
     r"(?=[acfgilorsw#答结故应选因所正])"
@@ -47,52 +49,49 @@ ANSWER_PHRASE: Final = re.compile(
     ),
     re.IGNORECASE | re.MULTILINE,
 )
-"""Phrases that an answer follows."""
 
+# Every announcement contains one of these, in lower case.
 _ANSWER_PHRASE_STEMS: Final = (
     *("answer", "option", "choice", "solution", "conclusion", "final ", "choose", "select", "pick", "go with", "guess"),
     *("conclude", "####", "letter", "ans:", "ans.", "ans ", "actually", "wait", "result", "output"),
     *("答", "结果", "选", "正确"),
 )
-"""Every announcement contains one of these, in lower case."""
 
-_NEGATION_WINDOW: Final = 40
-"""Characters before an announcement in which a negation denies it."""
-_MAX_PHRASES: Final = 60
-"""Announcements at the end of a response that are looked at."""
+_NEGATION_WINDOW: Final = 40  # characters before an announcement in which a negation denies it
+_MAX_PHRASES: Final = 60  # announcements at the end of a response that are looked at
+# Words before an announcement that deny it, as in "this is not the answer".
 NEGATED_BEFORE: Final = re.compile(
     r"\b(?:not|incorrect|wrong)\s+(?:the\s+)?(?:correct\s+)?$|n't\s+(?:the\s+)?(?:correct\s+)?$", re.I
 )
-"""Words before an announcement that deny it, as in "this is not the answer"."""
 
+# Words before a letter that exclude it.
 ELIMINATED_BEFORE: Final = re.compile(
     r"\b(?:eliminat|ruled? out|ruling out|exclud|reject|discard)[^.\n]*$", re.IGNORECASE
 )
-"""Words before a letter that exclude it."""
 
+# Words that call a letter the answer; `LETTER_IS_CORRECT` contains one of these.
 CORRECTNESS_WORDS: Final = ("correct", "right", "best", "accurate", "appropriate", "likely", "closest")
-"""Words that call a letter the answer; `LETTER_IS_CORRECT` contains one of these."""
 
+# A letter that is called correct; group 1 or 2 is the letter.
 LETTER_IS_CORRECT: Final = re.compile(
     r"(?:\boption|\bchoice|\banswer)?\s*(?:\(([A-Za-z])\)|\b([A-Z])\b[).]?)(?:[^.\n]{0,80}?)"
     r"\s+(?:is|would be|seems|appears to be)\s+(?:likely\s+|probably\s+)?(?:the\s+)?(?:most\s+)?"
     rf"{_any_of(*CORRECTNESS_WORDS)}\b"
 )
-"""A letter that is called correct; group 1 or 2 is the letter."""
 
+# A letter that is called the answer; group 1 or 2 is the letter.
 LETTER_IS_ANSWER: Final = re.compile(
     r"(?:\(([A-Za-z])\)|\b([A-Z])\b[).]?)\s+(?:is|would be)\s+the\s+(?:answer|solution)\b"
 )
-"""A letter that is called the answer; group 1 or 2 is the letter."""
 
+# Words that tell one of two cases from the other.
 _ALTERNATIVE: Final = re.compile(r"\b(?:otherwise|else|if not)\b", re.IGNORECASE)
-"""Words that tell one of two cases from the other."""
 
+# Verbs that announce an answer only in an imagined case.
 _MODAL_BE: Final = re.compile(r"\b(?:would|could|might|may) be\b", re.IGNORECASE)
-"""Verbs that announce an answer only in an imagined case."""
 
+# Words that make an announcement hold in one case only.
 CONDITIONAL: Final = re.compile(r"\b(?:if|assuming|suppose|unless)\b", re.IGNORECASE)
-"""Words that make an announcement hold in one case only."""
 
 CONCLUSION_WORD: Final = _any_of(
     *("therefore", "thus", "hence", "so", "consequently", "in conclusion", "accordingly"),
@@ -104,11 +103,11 @@ CONCLUSION_START: Final = re.compile(
     re.IGNORECASE,
 )
 _CONCLUSION_AFTER_COMMA: Final = re.compile(rf"[,;] (?:and )?{CONCLUSION_WORD}\b", re.IGNORECASE)
+# Beginnings of sentences that only say what will be done.
 PLAN_START: Final = re.compile(
     r"\s*(?:to (?:find|determine|calculate|solve|answer|get|compute)\b|first\b|let's\b|we (?:need|have|know)\b)",
     re.IGNORECASE,
 )
-"""Beginnings of sentences that only say what will be done."""
 
 _CANNOT: Final = _any_of(
     *("can\\s?not", "can't", "could not", "couldn't", "unable to", "not able to", "no way to"),
@@ -127,6 +126,7 @@ _INFORMATION_NOUN: Final = _any_of(
     "information", "context", "details?", "data", "image", "picture", "figure", "graph", "table"
 )
 REFUSAL: Final = re.compile(
+    # First characters of the alternatives, as above.
     r"(?=[acdhinprsuw无不没抱需选])(?:\b"
     + _any_of(
         rf"{_CANNOT}\s+(?:\w+\s+){{0,3}}?{_ANSWER_VERB}\b",
@@ -145,23 +145,21 @@ REFUSAL: Final = re.compile(
     + "|无法|不能确定|没有提供|抱歉|需要更多|没有足够|选项中没有|不在选项)",
     re.IGNORECASE,
 )
-"""Phrases that decline to answer."""
 
+# Words with which a response goes on to answer after it declined to.
 RESUMPTION: Final = re.compile(
     rf"(?:(?<=[.!?\n;,])|^)\s*(?:{CONCLUSION_WORD}\b"
     r"|(?:however|but|still|nevertheless|based on|from the)\b|因此|所以|但)",
     re.IGNORECASE,
 )
-"""Words with which a response goes on to answer after it declined to."""
 
 NEGATION: Final = re.compile(
     r"\b(?:not|no|never|cannot|neither|nor|none|unlikely|impossible)\b|n't\b|不|没有", re.IGNORECASE
 )
-"""Words that negate a statement."""
 
 DECLARED_FALSE: Final = re.compile(r"\b(?:is|are|was) (?:false|incorrect|untrue)\b", re.IGNORECASE)
-"""Phrases that call a statement false."""
 
+# Pairs of opposites; one in the question and the other in a statement negate it.
 OPPOSITES: Final = tuple(
     (re.compile(rf"\b(?:{words})\b", re.IGNORECASE), re.compile(rf"\b(?:{opposites})\b", re.IGNORECASE))
     for words, opposites in (
@@ -183,15 +181,10 @@ OPPOSITES: Final = tuple(
         ("true|correct", "false|incorrect"),
     )
 )
-"""Pairs of opposites; one in the question and the other in a statement negate it."""
 
 
 def find_answer_phrases(text: str) -> Iterator[int]:
-    """Yield the places behind phrases that announce an answer, the last first.
-
-    Announcements that are denied, or that hold in one of several cases only, are left out. An answer in an imagined
-    case, as in "if it were empty, the answer would be", comes after all others.
-    """
+    """Yield the places behind phrases that announce an answer, the last first."""
     if not _may_have_answer_phrase(text):
         return
     imagined = []
@@ -204,6 +197,8 @@ def find_answer_phrases(text: str) -> Iterator[int]:
             has_several_cases = bool(REFUSAL.search(text) or _ALTERNATIVE.search(text))
         if NEGATED_BEFORE.search(opening[-_NEGATION_WINDOW:]) or _ALTERNATIVE.search(opening):
             continue
+        # What holds in one of several cases is no answer. What would hold in an imagined case, as in "if it were
+        # empty, the answer would be", comes after all others.
         if is_conditional and has_several_cases:
             continue
         if is_conditional and _MODAL_BE.search(match[0]):
@@ -226,9 +221,7 @@ def is_conclusion(text: str, start: int, end: int) -> bool:
 
 @lru_cache(maxsize=8)
 def _may_have_answer_phrase(text: str) -> bool:
-    """Return True when a word of an announcement is in the text.
-
-    Looking for these first halves the time of all rules together; several rules ask about the same text.
-    """
+    """Return True when a word of an announcement is in the text; several rules ask about the same text."""
+    # Looking for these words first halves the time of all rules together.
     lower = text.lower()
     return any(stem in lower for stem in _ANSWER_PHRASE_STEMS)

@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 
 TAIL_CHARS: Final = 4000
 """Characters at the end of a response in which a conclusion is looked for."""
-HEAD_CHARS: Final = 400
-"""Characters of the longest text that may be an option."""
+HEAD_CHARS: Final = 400  # characters of the longest text that may be an option
 
 _FULLWIDTH_FORMS: Final = {0xFF01 + offset: chr(0x21 + offset) for offset in range(94)}
+# One character for one, so that places stay.
 _ASCII_EQUIVALENTS: Final[Mapping[int, str]] = MappingProxyType(
     _FULLWIDTH_FORMS
     | dict.fromkeys(map(ord, "\u3010"), "[")
@@ -27,17 +27,16 @@ _ASCII_EQUIVALENTS: Final[Mapping[int, str]] = MappingProxyType(
     | dict.fromkeys(map(ord, "\u201c\u201d"), '"')
     | dict.fromkeys(map(ord, "\u00a0\u2009\u200b\u202f\u3000"), " ")
 )
-"""One character for one, so that places stay."""
+# Tags around the thinking of known models.
 _THINKING_TAGS: Final = (
     *(("<think>", "</think>"), ("<thinking>", "</thinking>"), ("\u25c1think\u25b7", "\u25c1/think\u25b7")),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
 )
-"""Tags around the thinking of known models."""
+# Tags that open the answer of known models.
 _ANSWER_TAG: Final = re.compile(r"<(answer|final_answer|conclusion)>|<\|begin_of_box\|>", re.IGNORECASE)
-"""Tags that open the answer of known models."""
 _STOP_TOKENS: Final = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>", "<eos>", "<end_of_turn>", "<|end|>")
+# Words that begin a line of the prompt, or of a further turn that the model invents.
 _PROMPT_LABELS: Final = ("Hint", "Question", "Human", "User", "Instruction", "Problem", "Q", "问题", "提示")
-"""Words that begin a line of the prompt, or of a further turn that the model invents."""
 _INVENTED_TURN: Final = re.compile(
     rf"^[ \t*]*(?:{'|'.join(_PROMPT_LABELS)})(?:[ \t]+\d{{1,3}})?[*]*[ \t]*[:\uff1a]"
     r"|#{2,4}[ \t]*(?:Human|User|Assistant|Instruction|Input|Question)\b",
@@ -47,12 +46,9 @@ _REPLY_LABEL: Final = re.compile(
     r"^[ \t#*]*(?:Answer|Solution|Response|Assistant|Final answer|A|答案|解|答)[*]*[ \t]*[:\uff1a]", re.M | re.I
 )
 _BRACES: Final = re.compile(r"\\.|[{}]", re.DOTALL)
-_MAX_BOXED_CHARS: Final = 1000
-"""Characters of the longest box."""
-_MAX_BOXES: Final = 8
-"""Boxes at the end of a response that are looked at for one whose braces balance."""
-_MAX_SENTENCE_CHARS: Final = 300
-"""Characters that a sentence is followed in either direction."""
+_MAX_BOXED_CHARS: Final = 1000  # characters of the longest box
+_MAX_BOXES: Final = 8  # boxes at the end of a response that are looked at for one whose braces balance
+_MAX_SENTENCE_CHARS: Final = 300  # characters that a sentence is followed in either direction
 _EMPHASIS: Final = re.compile(r"\*\*|__|`")
 _SENTENCE_END: Final = re.compile(
     r"(?:[.!?][\"')\]]{0,3}(?=[ \t]+(?![a-z])|$)|[。\uff01\uff1f\uff1b]|\n)[ \t]*", re.MULTILINE
@@ -70,17 +66,13 @@ _STOP_WORDS: Final = frozenset(
 class CharSpan(NamedTuple):
     """A part of a text."""
 
-    start: int
-    """First character."""
-    end: int
-    """Character behind the last."""
+    start: int  # first character
+    end: int  # character behind the last
 
 
 def answer_span(response: str) -> CharSpan | None:
-    """Return the part of a response that answers: behind its thinking, before stop tokens and turns that it invents.
-
-    A response that first repeats its prompt answers behind that. None where thinking was opened and never closed.
-    """
+    """Return the part of a response that answers; None where thinking was opened and never closed."""
+    # Text behind a stop token is no part of the answer.
     stops = []
     for token in _STOP_TOKENS:
         if token in response:
@@ -96,6 +88,7 @@ def answer_span(response: str) -> CharSpan | None:
             start = max(start, closing + len(closing_tag))
     if was_opened and not was_closed:
         return None
+    # Some models repeat the prompt first, or invent the next turn.
     return _first_turn(response, start, end)
 
 
@@ -118,6 +111,7 @@ def last_boxed_span(text: str) -> CharSpan | None:
         start = text.index("{", position) + 1
         depth = 1
         for brace in _BRACES.finditer(text, start, start + _MAX_BOXED_CHARS):
+            # An escaped brace matches, too, and counts for nothing.
             depth += {"{": 1, "}": -1}.get(brace[0], 0)
             if depth == 0:
                 return CharSpan(start, brace.start())
@@ -139,12 +133,13 @@ def last_answer_tag_span(text: str) -> CharSpan | None:
     opening = openings[-1]
     closing_tag = f"</{opening[1]}>" if opening[1] else "<|end_of_box|>"
     end = text.find(closing_tag, opening.end())
+    # A response that was cut off never closes them.
     return CharSpan(opening.end(), end if end >= 0 else len(text))
 
 
 def iter_sentences_backwards(text: str) -> Iterator[CharSpan]:
     """Yield sentences and lines that are not blank, the last first."""
-    cuts = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
+    cuts = [0, *map(re.Match.end, _SENTENCE_END.finditer(text)), len(text)]
     for start, end in zip(cuts[-2::-1], cuts[:0:-1], strict=True):
         if text[start:end].strip():
             yield CharSpan(start, end)
@@ -161,6 +156,7 @@ def sentence_start(text: str, position: int) -> int:
     boundaries = []
     for mark in ("\n", ". ", "。"):
         boundaries.append(text.rfind(mark, 0, position))
+    # Bounded, so that a text without full stops takes linear time.
     return max(*boundaries, position - _MAX_SENTENCE_CHARS, -1) + 1
 
 
@@ -168,11 +164,11 @@ def sentence_end(text: str, position: int) -> int:
     """Return the end of the sentence that begins at a position, or behind blank lines there; a bounded way on."""
     while position < len(text) and text[position] in " \t\r\n:":
         position += 1
-    limit = position + _MAX_SENTENCE_CHARS
-    boundaries = []
+    end = min(len(text), position + _MAX_SENTENCE_CHARS)
     for mark in ("\n", ". ", "。"):
-        boundaries.append(text.find(mark, position, limit))
-    return min([*(boundary for boundary in boundaries if boundary >= 0), len(text), limit])
+        boundary = text.find(mark, position, end)
+        end = boundary if boundary >= 0 else end
+    return end
 
 
 def _first_turn(response: str, start: int, end: int) -> CharSpan:

@@ -46,18 +46,19 @@ class MegaBenchLayout:
         if CONTEXT_METRICS & {*metrics.values()}:
             context = _parse_mapping(cells["eval_context"], "eval_context")
         if "symbolic_planning_test" in metrics.values():
-            _check_planning(str(cells["task_name"]), context)
+            try:
+                parse_problem(context)
+            except ValueError as error:
+                raise UnscorableRowError(f"{cells['task_name']}: no plan can be carried out: {error}") from error
         texts = (cells["task_description"], cells.get("example_text"), cells["query_text"])
         columns = {
             "id": cells["id"],
-            "question": "\n".join(text for text in texts if text),
+            "question": "\n".join(filter(None, texts)),
             "answer": {name: answer[name] for name in metrics},
             "answer_type": "text",
             "meta": {
                 "task": cells["task_name"],
-                "application": cells.get("application"),
-                "input_format": cells.get("input_format"),
-                "output_format": cells.get("output_format"),
+                **{name: cells.get(name) for name in ("application", "input_format", "output_format")},
                 "metric": dict(metrics),
                 "aggregation": metric_info.get("aggregation") or {},
                 "context": context,
@@ -70,11 +71,7 @@ class MegaBenchLayout:
 
 
 def _parse_metrics(metric_info: Mapping[str, Any], answer: Mapping[str, Any], task: str) -> Mapping[str, Any]:
-    """Return the metric of each field.
-
-    Raises:
-        UnscorableRowError: a metric needs a judge or a program, or scores something that is no field.
-    """
+    """Return the metric of each field; raise UnscorableRowError for one that needs a judge or scores no field."""
     metrics = _parse_mapping(metric_info.get("field_score_function"), "field_score_function")
     unknown = sorted({*map(str, metrics.values())} - FIELD_METRICS.keys())
     if unknown or not metrics:
@@ -83,13 +80,6 @@ def _parse_metrics(metric_info: Mapping[str, Any], answer: Mapping[str, Any], ta
     if no_fields:
         raise UnscorableRowError(f"{task}: no rule scores the field {', '.join(map(str, no_fields))}")
     return metrics
-
-
-def _check_planning(task: str, context: Mapping[str, Any]) -> None:
-    try:
-        parse_problem(context)
-    except ValueError as error:
-        raise UnscorableRowError(f"{task}: no plan can be carried out: {error}") from error
 
 
 def _parse_mapping(written: object, role: str) -> Mapping[str, Any]:

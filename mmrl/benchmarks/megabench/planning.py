@@ -25,26 +25,19 @@ Fact = tuple[Any, ...]
 class PlanningAction:
     """An action of a PDDL domain; its facts name parameters, which a plan replaces by objects."""
 
-    parameters: tuple[str, ...]
-    """Names such as `?x`, in the order in which a plan gives objects."""
-    preconditions: tuple[Fact, ...]
-    """Facts that must hold before."""
-    delete_effects: tuple[Fact, ...]
-    """Facts that no longer hold after."""
-    add_effects: tuple[Fact, ...]
-    """Facts that hold after."""
+    parameters: tuple[str, ...]  # names such as `?x`, in the order in which a plan gives objects
+    preconditions: tuple[Fact, ...]  # facts that must hold before
+    delete_effects: tuple[Fact, ...]  # facts that no longer hold after
+    add_effects: tuple[Fact, ...]  # facts that hold after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningProblem:
     """A PDDL domain with one task in it."""
 
-    actions: Mapping[str, PlanningAction]
-    """Actions by name."""
-    initial_facts: frozenset[Fact]
-    """Facts that hold at first."""
-    goal_facts: tuple[Fact, ...]
-    """Facts that must hold in the end."""
+    actions: Mapping[str, PlanningAction]  # actions by name
+    initial_facts: frozenset[Fact]  # facts that hold at first
+    goal_facts: tuple[Fact, ...]  # facts that must hold in the end
 
     def is_solved_by(self, plan: Sequence[str]) -> bool:
         """Return True when every step of a plan, such as `(move a b)`, can be done and the goal holds afterwards."""
@@ -104,11 +97,7 @@ def score_plan(prediction: object, reference: object) -> float:
 
 
 def _parse_pddl(text: str) -> Fact:
-    """Return the one expression of a text as nested tuples.
-
-    Raises:
-        ValueError: parentheses do not match, or there is more than one expression.
-    """
+    """Return the one expression of a text as nested tuples; raise ValueError unless it is exactly one."""
     stack: list[list[Any]] = [[]]
     for token in _TOKEN.findall(_COMMENT.sub("", text)):
         if token == "(":

@@ -42,18 +42,20 @@ def score_megabench(item: Item, response: ItemResponse, extraction: Extraction) 
                 f"{', '.join(FIELD_METRICS)}"
             )
     predicted = _predicted_fields(item, response, extraction)
-    scores = {
-        field: FIELD_METRICS[name](predicted[field], _reference_value(item, field, name))
-        for field, name in metrics.items()
-    }
-    return _aggregate(scores, item.meta.get("aggregation") or {})
+    scores = {}
+    for field, name in metrics.items():
+        scores[field] = FIELD_METRICS[name](predicted[field], _reference_value(item, field, name))
+    aggregation = item.meta.get("aggregation") or {}
+    if aggregation.get("function") == "min":
+        return min(scores.values())
+    field_weights = aggregation.get("field_weights") or {}
+    weights = {field: float(field_weights.get(field, 1.0)) for field in scores}
+    total = sum(weights.values())
+    return sum(scores[field] * weight for field, weight in weights.items()) / total if total else 0.0
 
 
 def is_correct_megabench(item: Item, response: ItemResponse, extraction: Extraction) -> bool:
-    """Return True for the item's answer in the same words, or in others that its metric gives full marks.
-
-    Only metrics count here whose full marks a careful reader would give, too.
-    """
+    """Return True for the item's answer in the same words, or in others that its metric gives full marks."""
     if match.is_correct(item, response, extraction):
         return True
     if extraction.value is None or extraction.number is not None or item.answer_type != "text":
@@ -78,6 +80,7 @@ def macro_mean(results: Sequence[tuple[Item, ItemResponse, Extraction]]) -> floa
 
 def _has_full_marks(item: Item, response: ItemResponse, extraction: Extraction, field: str) -> bool:
     name = _field_metrics(item).get(field, "")
+    # Only metrics count whose full marks a careful reader would give, too.
     if name not in STRICT_METRICS:
         return False
     predicted = _predicted_fields(item, response, extraction)[field]
@@ -91,20 +94,18 @@ def _predicted_fields(item: Item, response: ItemResponse, extraction: Extraction
 
 
 def _answer_text(item: Item, response: ItemResponse, extraction: Extraction, metrics: Set[str]) -> str:
-    """Return the text that metrics read.
-
-    For several fields it is everything behind the thinking. For one field it is what the rules found, with the lines
-    that follow where the metric reads several, and with the dollar signs around it where these mark formulas.
-    """
+    """Return the text that metrics read: for several fields the whole answer, for one field what the rules found."""
     answer = answer_span(response.text)
     if answer is None or not extraction.value:
         return ""
     if len(_field_metrics(item)) > 1:
         return response.text[answer.start : answer.end]
     start, end = extraction.start, extraction.end
+    # The rules announce one line; some metrics read those that follow, too.
     if extraction.rule == "announced_text" and (metrics & MULTILINE_METRICS or "\n" in str(item.answer)):
         return response.text[start : answer.end].strip()
     if metrics & FORMULA_TEXT_METRICS:
+        # The dollar signs around it mark it as a formula.
         start -= response.text[:start][-1:] == "$"
         end += response.text[end : end + 1] == "$"
         return response.text[start:end]
@@ -123,12 +124,3 @@ def _reference_value(item: Item, field: str, metric: str) -> Any:  # noqa: ANN40
     if metric in CONTEXT_METRICS and context:
         return context
     return item.answer[field] if isinstance(item.answer, Mapping) else item.answer
-
-
-def _aggregate(scores: Mapping[str, float], aggregation: Mapping[str, Any]) -> float:
-    if aggregation.get("function") == "min":
-        return min(scores.values())
-    field_weights = aggregation.get("field_weights") or {}
-    weights = {field: float(field_weights.get(field, 1.0)) for field in scores}
-    total = sum(weights.values())
-    return sum(scores[field] * weight for field, weight in weights.items()) / total if total else 0.0

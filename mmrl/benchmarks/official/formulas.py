@@ -19,10 +19,8 @@ from mmrl.benchmarks.reward_scores import formulas_equal
 
 _NUMERIC_TEXT: Final = re.compile(r"\d|\\pi|\\e\b")
 _DECIMALS: Final = 2
-_MAX_CHARS: Final = 20_000
-"""Characters at the end of a response that are read."""
-_MAX_COUNT_CHARS: Final = 40
-"""Characters of an answer in which a number written as a word counts."""
+_MAX_CHARS: Final = 20_000  # characters at the end of a response that are read
+_MAX_COUNT_CHARS: Final = 40  # characters of an answer in which a number written as a word counts
 _MATHVISION_FLAGS: Final = ("the final answer is", "the answer is", "the correct answer is", "the answer should be")
 _EMMA_FLAGS: Final = ("final answer is", "correct answer is", "answer should be", "answer is", "answer:")
 _LATEX_TEXT: Final = re.compile(r"\\text\{(.*?)\}")
@@ -50,7 +48,11 @@ def parse_mathvision_answer(response: str) -> str:
     text = tail if _is_number(tail) else text
     num_boxes = text.count("oxed{")
     if num_boxes == 0:
-        text = _text_behind_mathvision_flags(text)
+        # Each flag is tried in lower case and with a capital; a later one cuts what an earlier one left.
+        for lower_flag in _MATHVISION_FLAGS:
+            for flag in (lower_flag, lower_flag.replace("the", "The")):
+                if flag in text:
+                    text = text.rsplit(flag, maxsplit=1)[-1].strip().split("\n")[0].split(". ")[0]
     elif num_boxes > 1:
         text = "\\boxed{" + text.split("oxed{")[-1]
     text = _strip_latex(text)
@@ -89,15 +91,6 @@ def parse_emma_answer(response: str) -> str:
         if flag in lower:
             return lower.split(flag)[-1].strip().split("\n")[0].split(".")[0]
     return ""
-
-
-def _text_behind_mathvision_flags(text: str) -> str:
-    """Return the sentence behind the flags, each of which is tried in lower case and with a capital."""
-    for lower_flag in _MATHVISION_FLAGS:
-        for flag in (lower_flag, lower_flag.replace("the", "The")):
-            if flag in text:
-                text = text.rsplit(flag, maxsplit=1)[-1].strip().split("\n")[0].split(". ")[0]
-    return text
 
 
 def _strip_latex(text: str) -> str:

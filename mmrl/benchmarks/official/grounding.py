@@ -26,19 +26,15 @@ from mmrl_rewards.geometry import COCO_THRESHOLDS
 _INTEGER_BOX: Final = re.compile(r"\[(\d{1,9}),\s{0,9}(\d{1,9}),\s{0,9}(\d{1,9}),\s{0,9}(\d{1,9})\]")
 _IOU_THRESHOLD: Final = 0.5
 _RECALL_POINTS: Final = np.linspace(0.0, 1.0, 101)
-_MAX_BOXES: Final = 100
-"""Boxes of one label in one image that count, the most confident first; COCO's maxDets."""
+_MAX_BOXES: Final = 100  # boxes of one label in one image that count, the most confident first; COCO's maxDets
 
 
 class RankedBoxes(NamedTuple):
     """Predicted boxes of one label over all images. N boxes, T IoU thresholds."""
 
-    confidences: NDArray[np.float64]
-    """[N], as the model states them; 1 where it states none."""
-    is_match: NDArray[np.bool_]
-    """[N, T], True where the box found a target at the threshold."""
-    num_targets: int
-    """Boxes to find."""
+    confidences: NDArray[np.float64]  # [N], as the model states them; 1 where it states none
+    is_match: NDArray[np.bool_]  # [N, T], True where the box found a target at the threshold
+    num_targets: int  # boxes to find
 
 
 def score_refcoco(item: Item, response: ItemResponse, extraction: Extraction) -> float:
@@ -56,12 +52,8 @@ def score_refcoco(item: Item, response: ItemResponse, extraction: Extraction) ->
 
 
 def pixel_iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the IoU as VLM-R1 computes it, whose intersection counts its last pixel and whose areas do not.
-
-    Args:
-        a: x1, y1, x2, y2 in pixels.
-        b: the same.
-    """
+    """Return the IoU of two boxes (x1, y1, x2, y2 in pixels) as VLM-R1 computes it."""
+    # As published, the intersection counts its last pixel and the areas do not.
     width = min(a[2] - 1, b[2] - 1) - max(a[0], b[0])
     height = min(a[3] - 1, b[3] - 1) - max(a[1], b[1])
     intersection = (width + 1) * (height + 1) if width > 0 and height > 0 else 0.0
@@ -70,9 +62,10 @@ def pixel_iou(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def score_screenspot(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """Score as ScreenSpot: the point lies in the box. An unreadable answer counts as the top left corner."""
+    """Score as ScreenSpot: the point lies in the box."""
     if extraction.regions:
         return float(is_point_in_box(item, response, extraction))
+    # In the published code an unreadable answer is the point (0, 0), the top left corner.
     x1, y1, _, _ = item.answer
     return float(x1 <= 0 and y1 <= 0)
 
@@ -80,9 +73,7 @@ def score_screenspot(item: Item, response: ItemResponse, extraction: Extraction)
 def average_precision(results: Sequence[tuple[Item, ItemResponse, Extraction]]) -> float:
     """Return COCO's AP: the mean over labels and ten IoU thresholds of precision interpolated at 101 recalls."""
     labels = sorted({region.label for item, _, _ in results for region in item.answer})
-    values = []
-    for label in labels:
-        values.append(_label_average_precision(_rank_boxes(results, label)))
+    values = [_label_average_precision(_rank_boxes(results, label)) for label in labels]
     return float(np.mean(values)) if values else 0.0
 
 
@@ -114,12 +105,8 @@ def _rank_boxes(results: Sequence[tuple[Item, ItemResponse, Extraction]], label:
 def _match_boxes(boxes: NDArray[np.float64], target_boxes: NDArray[np.float64]) -> list[NDArray[np.bool_]]:
     """Match each box to the best target that is still free, at each threshold.
 
-    Args:
-        boxes: [N, 4], x1, y1, x2, y2 in pixels, the most confident first.
-        target_boxes: [M, 4], the same.
-
-    Returns:
-        N rows [T], True where a target was found.
+    Takes boxes [N, 4], the most confident first, and targets [M, 4], as x1, y1, x2, y2 in pixels. Returns N rows
+    [T], True where a target was found.
     """
     is_match = np.zeros((len(boxes), len(COCO_THRESHOLDS)), dtype=np.bool_)
     if len(boxes) and len(target_boxes):

@@ -40,23 +40,17 @@ _ANSWER_TYPES: Final[Mapping[str, ItemAnswerType]] = {
 
 def score_mathvista(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score as MathVista, with the answer that our rules find in place of GPT-4's extraction."""
+    if response.text.strip() in item.options:
+        # The official code does not ask GPT-4 about a response that is an option.
+        extracted = response.text.strip()
+    elif extraction.number is not None:
+        extracted = str(int(extraction.number)) if extraction.number.is_integer() else repr(extraction.number)
+    else:
+        extracted = extraction.value or ""
     prediction = normalize_extraction(
-        extraction_text(item, response.text, extraction),
-        choices=item.options,
-        answer_type=item.answer_type,
-        precision=item.precision,
+        extracted, choices=item.options, answer_type=item.answer_type, precision=item.precision
     )
     return float(prediction == item.answer)
-
-
-def extraction_text(item: Item, response: str, extraction: Extraction) -> str:
-    """Return the text that stands for GPT-4's extraction; empty when our rules found no answer."""
-    if response.strip() in item.options:
-        # The official code does not ask GPT-4 about a response that is an option.
-        return response.strip()
-    if extraction.number is not None:
-        return str(int(extraction.number)) if extraction.number.is_integer() else repr(extraction.number)
-    return extraction.value or ""
 
 
 def normalize_extraction(
@@ -70,14 +64,7 @@ def normalize_extraction(
     """Return MathVista's prediction for an extraction, or None where it makes none.
 
     A letter in brackets stands for its choice, and any other text for the nearest one. Integers are cut off, floats
-    rounded.
-
-    Args:
-        extraction: the text that was extracted from a response.
-        choices: options, if the question has any.
-        answer_type: `integer`, `float` or anything else, which is compared as text.
-        precision: decimals of a float.
-        digits_only: read integers as the verdicts of 2023 did, for which "18.0" is none.
+    rounded to `precision` decimals. With `digits_only`, "18.0" is no integer, as in the verdicts of 2023.
     """
     if choices:
         return _match_choice(extraction.strip(), choices)
@@ -93,21 +80,13 @@ def normalize_extraction(
         return None
 
 
-def nearest_choice(text: str, choices: Sequence[str]) -> str:
-    """Return the choice with the fewest edits from a text, of several the first. Every text has one."""
-    return min(choices, key=partial(Levenshtein.distance, text))
-
-
 def parse_mathvista_item(row: Mapping[str, Any]) -> Item:
     """Return the item of a row in the columns of MathVista's testmini.
 
     Raises:
         ValueError: a column is missing or holds an impossible value.
     """
-    absent = []
-    for column in MATHVISTA_COLUMNS:
-        if column not in row:
-            absent.append(column)
+    absent = [column for column in MATHVISTA_COLUMNS if column not in row]
     if absent:
         raise ValueError(
             f"has no column {', '.join(map(repr, absent))}; MathVista's items have {', '.join(MATHVISTA_COLUMNS)}, and "
@@ -144,4 +123,7 @@ def _match_choice(extraction: str, choices: Sequence[str]) -> str:
     if letters:
         extraction = letters[0].upper()
     index = ord(extraction) - ord("A") if len(extraction) == 1 else -1
-    return choices[index] if 0 <= index < len(choices) else nearest_choice(extraction, choices)
+    if 0 <= index < len(choices):
+        return choices[index]
+    # Any other text is the choice with the fewest edits from it, of several the first.
+    return min(choices, key=partial(Levenshtein.distance, extraction))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from string import ascii_uppercase
 from typing import Final
 
@@ -22,8 +21,7 @@ from mmrl.benchmarks.items import Item, ItemResponse
 _PUNCTUATION: Final = ",.!?;:'"
 _BRACKETED_LETTER: Final = "({})"
 _SPACED_LETTER: Final = " {} "
-_MIN_WORDS_FOR_TEXT: Final = 5
-"""Words beyond which the text of an option may count in place of its letter."""
+_MIN_WORDS_FOR_TEXT: Final = 5  # words beyond which the text of an option may count in place of its letter
 _ANSWER_PREFIXES: Final = (
     *("The best answer is", "The correct answer is", "The answer is", "The answer", "The best option is"),
     *("The correct option is", "Best answer:", "Best option:"),
@@ -34,24 +32,19 @@ _NUMBER_PATTERNS: Final = (
     re.compile(r"-?(?<!\d)\d{1,60}(?:\.\d{1,60})?[eE][+-]?\d{1,60}"),
     re.compile(r"-?(?:(?<!\d)\d{1,60}\.\d+|\.\d+|(?<!\d)\d{1,60}\b)(?![eE][+-]?\d)(?![,\d])"),
 )
+# Characters at the end of a response in which numbers are searched; the time grows faster than the text.
 _MAX_CHARS: Final = 4000
-"""Characters at the end of a response in which numbers are searched; the time grows faster than the text."""
-
-
-def option_letters(count: int) -> list[str]:
-    """Return A, B, ... for so many options."""
-    return list(ascii_uppercase[:count])
 
 
 def correct_letter(item: Item) -> str:
     """Return the letter of the correct option; of equal options, the first."""
-    return option_letters(len(item.options))[item.options.index(item.answer)]
+    return ascii_uppercase[item.options.index(item.answer)]
 
 
 def score_mmmu(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score as MMMU: a letter in brackets, else between spaces, else an option's text; of several, the last."""
     if not item.options:
-        return float(_is_mmmu_open_correct(response.text, item.answer))
+        return float(_is_mmmu_open_correct(response.text, item.accepted_answers))
     letter = parse_mmmu_letter(response.text, item.options, (_BRACKETED_LETTER, _SPACED_LETTER))
     return float(letter == correct_letter(item))
 
@@ -59,7 +52,7 @@ def score_mmmu(item: Item, response: ItemResponse, extraction: Extraction) -> fl
 def score_mmmu_pro(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score as MMMU-Pro: the one letter behind the last "Answer:", else as MMMU with looser forms of letters."""
     after_answer = response.text.rpartition("Answer:")[2] if "Answer:" in response.text else ""
-    named = [letter for letter in option_letters(len(item.options)) if letter in after_answer.strip()]
+    named = [letter for letter in ascii_uppercase[: len(item.options)] if letter in after_answer]
     if len(named) == 1:
         return float(named[0] == correct_letter(item))
     letter = parse_mmmu_letter(response.text, item.options, (_BRACKETED_LETTER, "{} ", "{}."))
@@ -69,23 +62,18 @@ def score_mmmu_pro(item: Item, response: ItemResponse, extraction: Extraction) -
 def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -> str | None:
     """Return the letter that MMMU's parser chooses: in the first form that any letter has, the last letter.
 
-    Args:
-        text: the response.
-        options: texts of the options.
-        forms: ways to write a letter, tried in this order.
+    `forms` are ways to write a letter, such as "({})", tried in this order.
     """
     for mark in _PUNCTUATION:
         text = text.strip(mark)
     text = f" {text} "
     for form in forms:
-        named = []
-        for letter in option_letters(len(options)):
-            if form.format(letter) in text:
-                named.append(letter)
+        named = [letter for letter in ascii_uppercase[: len(options)] if form.format(letter) in text]
         if named:
             # MMMU looks for the last letter between spaces even if it found letters in another form.
             last_form = form if form == _BRACKETED_LETTER else _SPACED_LETTER
-            return max(named, key=partial(_last_position, text, last_form))
+            positions = [text.rfind(last_form.format(letter)) for letter in named]
+            return named[positions.index(max(positions))]
     if len(text.split()) <= _MIN_WORDS_FOR_TEXT:
         return None
     lower = text.lower()
@@ -93,21 +81,24 @@ def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -
     for index, option in enumerate(options):
         if option.lower() in lower:
             mentions.append((lower.rfind(option.lower()), -index))
-    return option_letters(len(options))[-max(mentions)[1]] if mentions else None
+    # Of options that end at one place, the first: its index is the smallest.
+    return ascii_uppercase[-max(mentions)[1]] if mentions else None
 
 
 def score_mvbench(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """Score as MVBench: the first word is part of "(a)", or the reverse, so "", "." and "(" are correct."""
+    """Score as MVBench: the first word is part of "(a)", or the reverse."""
+    # So "", "." and "(" are correct, as in the published code.
     first_word = response.text.lower().split(" ")[0]
     expected = f"({correct_letter(item).lower()})"
     return float(first_word.replace(".", "") in expected or expected in first_word)
 
 
 def score_video_mme(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """Score as Video-MME: the first of A, B, C, D without known openings, even if it begins a word."""
+    """Score as Video-MME: the first of A, B, C, D without known openings."""
     text = response.text.strip()
     for prefix in _ANSWER_PREFIXES:
         text = text.replace(prefix, "")
+    # The published pattern takes the first letter even if it begins a word.
     letter = re.search(r"[ABCD]", text)
     return float(letter is not None and letter[0] == correct_letter(item))
 
@@ -125,22 +116,15 @@ def score_mathverse(item: Item, response: ItemResponse, extraction: Extraction) 
 
 
 def score_geometry3k(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """Score Geometry3K: the letter that our rules find, or the strict verdict on a formula.
-
-    The published code grades the content of a box with mathruler.
-    """
+    """Score Geometry3K: the letter that our rules find, or the strict verdict on a formula."""
+    # The published code grades the content of a box with mathruler.
     if item.options:
         return float(extraction.value == correct_letter(item))
     return float(is_correct(item, response, extraction))
 
 
-def _last_position(text: str, form: str, letter: str) -> int:
-    return text.rfind(form.format(letter))
-
-
-def _is_mmmu_open_correct(response: str, answer: object) -> bool:
+def _is_mmmu_open_correct(response: str, answers: Sequence[object]) -> bool:
     """Compare as MMMU's open questions: a number equal to two decimals, or a text within a key phrase."""
-    answers = answer if isinstance(answer, list) else [answer]
     expected = [form for accepted in answers for form in _normalized_forms(str(accepted))]
     predicted = [form for phrase in _key_phrases(response) for form in _normalized_forms(phrase)]
     expected_texts = [form for form in expected if isinstance(form, str)]

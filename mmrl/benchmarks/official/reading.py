@@ -16,8 +16,7 @@ from mmrl.benchmarks.reward_scores import reward_score
 from mmrl.types import AnswerType
 from mmrl_rewards import ocr
 
-_MAX_CHARS: Final = 20_000
-"""Characters at the start of a response that are compared."""
+_MAX_CHARS: Final = 20_000  # characters at the start of a response that are compared
 _TAGGED_COUNT: Final = re.compile(r"<answer>\s*(\d{1,9})\s*</answer>")
 _FORMULA_DATASET: Final = "HME100k"
 _FORMULA_CATEGORY: Final = "Handwritten Mathematical Expression Recognition"
@@ -29,8 +28,7 @@ _WORD_DIGITS: Final = {
 _PUNCTUATION: Final = re.compile(r"[;/\[\]\"{}()=+\\_\-><@`?!]")
 _PERIOD: Final = re.compile(r"(?<!\d)\.(?!\d)")
 _COMMA: Final = re.compile(r"(\d)(,)(\d)")
-_NUM_AGREEING: Final = 3
-"""People who must agree for full marks in VQA."""
+_NUM_AGREEING: Final = 3  # people who must agree for full marks in VQA
 
 
 def score_ocrbench(item: Item, response: ItemResponse, extraction: Extraction) -> float:
@@ -39,15 +37,18 @@ def score_ocrbench(item: Item, response: ItemResponse, extraction: Extraction) -
     Formulas are compared without white space but with their case, other texts without case.
     """
     is_formula = item.meta.get("dataset") == _FORMULA_DATASET or item.meta.get("category") == _FORMULA_CATEGORY
-    normalize = _remove_whitespace if is_formula else _normalize_case
-    text = normalize(response.text)
-    return float(any(normalize(answer) in text for answer in accepted_answers(item)))
+    texts = [response.text, *map(str, item.accepted_answers)]
+    if is_formula:
+        texts = ["".join(text.split()) for text in texts]
+    else:
+        texts = [text.lower().strip().replace("\n", " ") for text in texts]
+    return float(any(answer in texts[0] for answer in texts[1:]))
 
 
 def score_textvqa(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score by VQA accuracy: the mean over all choices of all but one person of min(1, agreeing people / 3)."""
     prediction = normalize_vqa_answer(response.text[:_MAX_CHARS])
-    people = list(map(normalize_vqa_answer, accepted_answers(item)))
+    people = list(map(normalize_vqa_answer, map(str, item.accepted_answers)))
     if len(people) == 1:
         return float(prediction == people[0])
     agrees = [answer == prediction for answer in people]
@@ -58,7 +59,7 @@ def score_textvqa(item: Item, response: ItemResponse, extraction: Extraction) ->
 def score_docvqa(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score as DocVQA: the best ANLS of the whole response over the accepted answers."""
     prediction = response.text[:_MAX_CHARS].strip() or " "
-    return max(reward_score(ocr.anls, AnswerType.TEXT, prediction, answer) for answer in accepted_answers(item))
+    return max(reward_score(ocr.anls, AnswerType.TEXT, prediction, str(answer)) for answer in item.accepted_answers)
 
 
 def score_counting(item: Item, response: ItemResponse, extraction: Extraction) -> float:
@@ -78,17 +79,3 @@ def normalize_vqa_answer(text: str) -> str:
     text = _PUNCTUATION.sub(lambda match: substitutes[match[0]], text)
     text = _PERIOD.sub("", text.replace(",", " "))
     return " ".join(_WORD_DIGITS.get(word, word) for word in text.split() if word not in _ARTICLES)
-
-
-def accepted_answers(item: Item) -> list[str]:
-    """Return every correct answer as text."""
-    answers = item.answer if isinstance(item.answer, list) else [item.answer]
-    return list(map(str, answers))
-
-
-def _normalize_case(text: str) -> str:
-    return text.lower().strip().replace("\n", " ")
-
-
-def _remove_whitespace(text: str) -> str:
-    return "".join(text.split())

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from string import ascii_uppercase
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from mmrl.types import CoordinateSystem, ImageRef
-from mmrl_datasets.formats.row import BadRowError, Cells, has_column, short_repr
+from mmrl_datasets.formats.row import BadRowError, Cells, short_repr
 from mmrl_datasets.readers.media_resolver import MediaResolver, TimeRange
 from mmrl_datasets.readers.row_to_sample import parse_choices, parse_literal
 
@@ -26,8 +25,7 @@ explanations. parts: they name regions of the row's only image, such as figures 
 _WRITTEN_LIST: Final = re.compile(r"\[\s*['\"]")
 _LETTERED_OPTION: Final = re.compile(r"^\s*\(?([A-H])[.:)]\s*(.+?)\s*$", re.MULTILINE)
 _COORDINATE_LIMITS: Final = {CoordinateSystem.NORM_1: 1.0, CoordinateSystem.NORM_1000: 1000.0}
-_LIMIT_TOLERANCE: Final = 1.01
-"""Slack above the limit before a box counts as being in another coordinate system."""
+_LIMIT_TOLERANCE: Final = 1.01  # slack above the limit before a box counts as being in another coordinate system
 
 
 class UnscorableRowError(BadRowError):
@@ -84,22 +82,6 @@ class RowLayout(Protocol):
         """
 
 
-def recognize_layout(layouts: Sequence[RowLayout], cells: Cells) -> RowLayout:
-    """Return the first layout whose required columns are all in the row.
-
-    Raises:
-        BadRowError: no layout fits; the message names the nearest one and the columns that it misses.
-    """
-    nearest = min(layouts, key=partial(_missing_share, cells))
-    missing = _missing_columns(nearest, cells)
-    if missing:
-        raise BadRowError(
-            f"the columns are {', '.join(cells)}; the nearest known layout is {nearest.name}, which needs "
-            f"{', '.join(map(repr, missing))} too"
-        )
-    return nearest
-
-
 def normalize_answer(answer: object, box_format: str) -> object:
     """Return the answer of a cell with boxes as corners, and a list that was written as text as a list."""
     match answer:
@@ -114,13 +96,12 @@ def normalize_answer(answer: object, box_format: str) -> object:
 def check_box_range(answer: object, coordinate_system: object) -> object:
     """Return the answer unchanged; a box must be plausible in this coordinate system.
 
-    A box in the wrong coordinate system would make every response count as incorrect without any error.
-
     Raises:
         BadRowError: the box exceeds the coordinate system, or looks normalised to 1 where it should not be.
     """
     if not isinstance(answer, list | tuple) or coordinate_system not in [*CoordinateSystem]:
         return answer
+    # A box in the wrong coordinate system would make every response count as incorrect without any error.
     largest = max((side for side in answer if isinstance(side, int | float)), default=None)
     if largest is None:
         return answer
@@ -142,20 +123,13 @@ def parse_option_texts(written_options: object, question: str, *, question_lists
     """
     if written_options is not None or not question_lists_options:
         options = parse_choices(written_options)
-        lettered = [match for match in map(_LETTERED_OPTION.fullmatch, options) if match]
+        lettered = list(filter(None, map(_LETTERED_OPTION.fullmatch, options)))
         if len(lettered) != len(options):
             return options
     else:
         options = tuple("ABCD")
         lettered = [*_LETTERED_OPTION.finditer(question)]
+    # Letters that do not count up from A are no labels; they belong to the texts.
     letters = "".join(match[1] for match in lettered)
     in_order = bool(letters) and ascii_uppercase.startswith(letters)
     return tuple(match[2] for match in lettered) if in_order else options
-
-
-def _missing_share(cells: Cells, layout: RowLayout) -> float:
-    return len(_missing_columns(layout, cells)) / len(layout.required_columns)
-
-
-def _missing_columns(layout: RowLayout, cells: Cells) -> list[str]:
-    return sorted(name for name in layout.required_columns if not has_column(cells, name))

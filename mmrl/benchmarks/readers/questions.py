@@ -12,13 +12,7 @@ from typing import Final
 from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.extraction.numbers import find_numbers
 from mmrl.benchmarks.items import COORDINATE_TYPES, Item, ItemAnswerType, parse_canonical_item
-from mmrl.benchmarks.readers.layouts import (
-    ImageNumbering,
-    QuestionRow,
-    RowLayout,
-    UnscorableRowError,
-    recognize_layout,
-)
+from mmrl.benchmarks.readers.layouts import ImageNumbering, QuestionRow, RowLayout, UnscorableRowError
 from mmrl.benchmarks.readers.published import get_layouts
 from mmrl.types import (
     AnswerType,
@@ -34,8 +28,8 @@ from mmrl.types import (
     VideoRef,
 )
 from mmrl_datasets.choices import format_choices
-from mmrl_datasets.formats.registry import open_rows
-from mmrl_datasets.formats.row import BadRowError, Cells
+from mmrl_datasets.formats.row import BadRowError, Cells, has_column
+from mmrl_datasets.formats.tables import open_rows
 from mmrl_datasets.readers import coco
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
 from mmrl_datasets.readers.row_to_sample import MediaPlaceholder, insert_media, split_at_placeholders
@@ -54,30 +48,24 @@ PROMPT_ANSWER_TYPES: Final[Mapping[ItemAnswerType, AnswerType]] = MappingProxyTy
     }
 )
 """Answer type that the response format asks for, by the item's."""
-_MAX_LISTED: Final = 5
-"""Bad rows that an error names."""
+_MAX_LISTED: Final = 5  # bad rows that an error names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """An item with the sample that asks it, or with the reason why it cannot be asked."""
 
-    item: Item
-    """The answer, and what scoring needs besides."""
-    sample: Sample | None = None
-    """The prompt; None when its media cannot be had."""
-    problem: str = ""
-    """Reason for a missing sample."""
+    item: Item  # the answer, and what scoring needs besides
+    sample: Sample | None = None  # the prompt; None when its media cannot be had
+    problem: str = ""  # reason for a missing sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkQuestions:
     """The questions of a benchmark."""
 
-    entries: tuple[Question, ...]
-    """Questions in the order of the files."""
-    num_unscorable: int = 0
-    """Rows left out because no rule can score their answer."""
+    entries: tuple[Question, ...]  # questions in the order of the files
+    num_unscorable: int = 0  # rows left out because no rule can score their answer
 
     @property
     def items(self) -> dict[str, Item]:
@@ -101,6 +89,7 @@ class BenchmarkQuestions:
             parts = question.sample.parts if question.sample else ()
             contents = []
             for part in parts:
+                # Contents, not paths: the same question may lie elsewhere on another machine.
                 contents.append(part if isinstance(part, str) else part.sha256)
             digest.update(repr((question.item, contents)).encode())
         return digest.hexdigest()
@@ -111,8 +100,8 @@ def read_questions(
     paths: Sequence[str],
     dataset_context: DatasetContext,
     *,
-    split: str,
-    media_root: str | None,
+    split: str | None = None,
+    media_root: str | None = None,
     coordinate_system: CoordinateSystem | None = None,
 ) -> BenchmarkQuestions:
     """Read the questions of files. A row whose media cannot be had keeps its item, and counts as missing.
@@ -121,7 +110,7 @@ def read_questions(
         benchmark: the benchmark that the files are of.
         paths: files or folders, relative to the context's base folder.
         dataset_context: folders, and the media that may be read.
-        split: split to read from a folder.
+        split: split to read from a folder; the benchmark's usual one when None.
         media_root: folder that relative media paths start from; the file's own when None.
         coordinate_system: that of boxes, for files that do not say it.
 
@@ -133,8 +122,16 @@ def read_questions(
     rejected: list[RejectedRow] = []
     num_unscorable = 0
     for path in paths:
-        reader = _FileReader(benchmark, path, dataset_context, media_root, is_only_file=len(paths) == 1)
-        for row in reader.read(split, coordinate_system):
+        rows = _read_rows(
+            benchmark,
+            path,
+            dataset_context,
+            split=split or benchmark.default_split,
+            media_root=media_root,
+            coordinate_system=coordinate_system,
+            is_only_file=len(paths) == 1,
+        )
+        for row in rows:
             match row:
                 case None:
                     num_unscorable += 1
@@ -147,7 +144,10 @@ def read_questions(
                 case Question():
                     questions[row.item.id] = row
     if rejected:
-        _raise_rejected(benchmark, rejected, len(rejected) + len(questions))
+        lines = "\n".join(f"  {row.id}: {row.reason}" for row in rejected[:_MAX_LISTED])
+        more = f"\n  and {len(rejected) - _MAX_LISTED} more" if len(rejected) > _MAX_LISTED else ""
+        num_rows = len(rejected) + len(questions)
+        raise UserError(f"{len(rejected)} of {num_rows} rows are no questions of {benchmark.name}:\n{lines}{more}")
     if not questions:
         raise UserError(f"{', '.join(paths)}: holds no question that can be scored")
     return BenchmarkQuestions(entries=tuple(questions.values()), num_unscorable=num_unscorable)
@@ -159,85 +159,80 @@ def questions_from_samples(samples: Iterable[Sample]) -> BenchmarkQuestions:
     return BenchmarkQuestions(entries=entries)
 
 
-class _FileReader:
-    """Reader of one file or folder of a benchmark."""
-
-    def __init__(
-        self,
-        benchmark: Benchmark,
-        path: str,
-        dataset_context: DatasetContext,
-        media_root: str | None,
-        *,
-        is_only_file: bool,
-    ) -> None:
-        self._benchmark, self._path, self._dataset_context = benchmark, path, dataset_context
-        self._media_root, self._is_only_file = media_root, is_only_file
-        self._file_name = PurePath(path).stem
-
-    def read(self, split: str, coordinate_system: CoordinateSystem | None) -> Iterator[Question | RejectedRow | None]:
-        """Yield the questions of the file, and None for each row that no rule can score.
-
-        Raises:
-            UserError: the file cannot be read, has no known layout or no rows, or must not have a coordinate system.
-        """
-        if self._benchmark.reads_coco_annotations:
-            yield from self._read_coco(split, coordinate_system)
-            return
-        media = make_media_resolver(self._dataset_context, self._media_root, self._path)
-        layouts = get_layouts(self._benchmark.name, self._benchmark.layouts, coordinate_system)
-        layout: RowLayout | None = None
-        for row in open_rows(self._dataset_context.base_dir, self._path, split):
-            try:
-                if isinstance(row.cells, BadRowError):
-                    raise row.cells
-                if layout is None:
-                    layout = _select_layout(layouts, row.cells, coordinate_system, location=row.location)
-                for question_row in layout.parse_row(row.cells, media, self._file_name):
-                    yield self._make_question(question_row, row.name, media)
-            except UnscorableRowError:
-                yield None
-            except (BadRowError, ValueError) as problem:
-                yield RejectedRow(row.name, f"{row.location}: {problem}")
-        if layout is None:
-            raise UserError(f"{self._path}: holds no rows")
-
-    def _read_coco(self, split: str, coordinate_system: CoordinateSystem | None) -> Iterator[Question | RejectedRow]:
-        if coordinate_system is not None:
-            raise UserError(f"COCO's annotations are in pixels; leave out --coordinates {coordinate_system}")
-        samples = coco.rows(self._dataset_context, split=split, path=self._path, media_root=self._media_root)
-        for sample in samples:
-            yield sample if isinstance(sample, RejectedRow) else _make_detection_question(sample)
-
-    def _make_question(self, question_row: QuestionRow, row_name: str, media: MediaResolver) -> Question:
-        if self._is_only_file:
-            question_row.columns.setdefault("id", row_name)
-            return _make_question(question_row, media, self._benchmark.name)
-        # Several files repeat row numbers, so the file is part of the id; it also becomes a subset of the report.
-        question_row.columns.setdefault("id", f"{self._file_name}/{row_name}")
-        question = _make_question(question_row, media, self._benchmark.name)
-        subsets = {**question.item.subsets, "file": (self._file_name,)}
-        return replace(question, item=replace(question.item, subsets=subsets))
+def _read_rows(
+    benchmark: Benchmark,
+    path: str,
+    dataset_context: DatasetContext,
+    *,
+    split: str,
+    media_root: str | None,
+    coordinate_system: CoordinateSystem | None,
+    is_only_file: bool,
+) -> Iterator[Question | RejectedRow | None]:
+    """Yield the questions of one file or folder, and None for each row that no rule can score."""
+    if benchmark.reads_coco_annotations:
+        yield from _read_coco(path, dataset_context, split, media_root, coordinate_system)
+        return
+    media = make_media_resolver(dataset_context, media_root, path)
+    layouts = get_layouts(benchmark.name, benchmark.layouts, coordinate_system)
+    layout: RowLayout | None = None
+    file_name = PurePath(path).stem
+    for row in open_rows(dataset_context.base_dir, path, split):
+        try:
+            if isinstance(row.cells, BadRowError):
+                raise row.cells
+            if layout is None:
+                layout = _select_layout(layouts, row.cells, coordinate_system, location=row.location)
+            for question_row in layout.parse_row(row.cells, media, file_name):
+                # Several files repeat row numbers, so the file is part of the id.
+                question_row.columns.setdefault("id", row.name if is_only_file else f"{file_name}/{row.name}")
+                question = _make_question(question_row, media, benchmark.name)
+                if not is_only_file:
+                    subsets = {**question.item.subsets, "file": (file_name,)}
+                    question = replace(question, item=replace(question.item, subsets=subsets))
+                yield question
+        except UnscorableRowError:
+            yield None
+        except (BadRowError, ValueError) as problem:
+            yield RejectedRow(row.name, f"{row.location}: {problem}")
+    if layout is None:
+        raise UserError(f"{path}: holds no rows")
 
 
-def _raise_rejected(benchmark: Benchmark, rejected: Sequence[RejectedRow], num_rows: int) -> None:
-    lines = "\n".join(f"  {row.id}: {row.reason}" for row in rejected[:_MAX_LISTED])
-    more = f"\n  and {len(rejected) - _MAX_LISTED} more" if len(rejected) > _MAX_LISTED else ""
-    raise UserError(f"{len(rejected)} of {num_rows} rows are no questions of {benchmark.name}:\n{lines}{more}")
+def _read_coco(
+    path: str,
+    dataset_context: DatasetContext,
+    split: str,
+    media_root: str | None,
+    coordinate_system: CoordinateSystem | None,
+) -> Iterator[Question | RejectedRow]:
+    if coordinate_system is not None:
+        raise UserError(f"COCO's annotations are in pixels; leave out --coordinates {coordinate_system}")
+    for sample in coco.rows(dataset_context, split=split, path=path, media_root=media_root):
+        if isinstance(sample, RejectedRow):
+            yield sample
+        else:
+            item = replace(_item_from_sample(sample), subsets={"category": (str(sample.meta["category"]),)})
+            yield Question(item=item, sample=sample)
 
 
 def _select_layout(
     layouts: Sequence[RowLayout], cells: Cells, coordinate_system: CoordinateSystem | None, *, location: str
 ) -> RowLayout:
-    """Return the layout of a file by its first row.
-
-    Raises:
-        UserError: no layout fits, or the layout says its coordinate system and the user named one, too.
-    """
-    try:
-        layout = recognize_layout(layouts, cells)
-    except BadRowError as error:
-        raise UserError(f"{location}: {error}") from error
+    """Return the layout of a file by its first row; raise UserError when none fits, or `coordinate_system` does not."""
+    missing_columns, missing_shares = [], []
+    for layout in layouts:
+        missing = sorted(name for name in layout.required_columns if not has_column(cells, name))
+        missing_columns.append(missing)
+        missing_shares.append(len(missing) / len(layout.required_columns))
+    # Of several layouts that fit, the first counts, which is the more specific.
+    nearest = missing_shares.index(min(missing_shares))
+    layout, missing = layouts[nearest], missing_columns[nearest]
+    if missing:
+        raise UserError(
+            f"{location}: the columns are {', '.join(cells)}; the nearest known layout is {layout.name}, which needs "
+            f"{', '.join(map(repr, missing))} too"
+        )
     if coordinate_system is not None and not layout.needs_coordinate_system:
         raise UserError(
             f"{location}: {layout.name} says itself what boxes are measured in; leave out --coordinates "
@@ -247,11 +242,7 @@ def _select_layout(
 
 
 def _make_question(row: QuestionRow, media_resolver: MediaResolver, benchmark: str) -> Question:
-    """Return a row as a question.
-
-    Raises:
-        ValueError: the row makes no item, or asks nothing.
-    """
+    """Return a row as a question; raise ValueError for a row that makes no item, or asks nothing."""
     item = parse_canonical_item({name: value for name, value in row.columns.items() if value is not None})
     try:
         images = row.image_refs or media_resolver.images(row.images)
@@ -259,8 +250,9 @@ def _make_question(row: QuestionRow, media_resolver: MediaResolver, benchmark: s
         text = item.question + (format_choices(item.options) if row.append_options else "")
         parts = _interleave_media(text, images, videos, row.image_numbering)
     except BadRowError as problem:
+        # The item stays, so that the question counts as missing and not as never asked.
         return Question(item=item, problem=str(problem))
-    parts = tuple(part for part in parts if part != "")
+    parts = tuple(filter(None, parts))
     if not any(isinstance(part, str) for part in parts):
         raise ValueError("has neither a question nor a prompt")
     if not row.columns.get("cluster"):
@@ -275,17 +267,14 @@ def _make_question(row: QuestionRow, media_resolver: MediaResolver, benchmark: s
 def _interleave_media(
     text: str, images: Sequence[ImageRef], videos: Sequence[VideoRef], image_numbering: ImageNumbering
 ) -> Sequence[ContentPart]:
-    """Return text and media in reading order.
-
-    Raises:
-        BadRowError: placeholders and media do not match.
-    """
+    """Return text and media in reading order; raise BadRowError when placeholders and media do not match."""
     pieces = split_at_placeholders(text)
     numbers = [piece.number for piece in pieces if isinstance(piece, MediaPlaceholder)]
     if image_numbering == "parts" and len(images) == 1 and {*numbers} - {1, None}:
         # The numbers name figures on the only image, so they stay in the text behind it.
         return (*images, text)
     if image_numbering == "some" and numbers and all(number and number <= len(images) for number in numbers):
+        # Images that no placeholder names belong to an explanation, and are not shown.
         return [images[(piece.number or 1) - 1] if isinstance(piece, MediaPlaceholder) else piece for piece in pieces]
     return insert_media(pieces, images, videos)
 
@@ -322,11 +311,6 @@ def _item_from_sample(sample: Sample) -> Item:
         cluster=_media_cluster(sample.media) or sample.id,
         subsets={"task": (sample.task,)},
     )
-
-
-def _make_detection_question(sample: Sample) -> Question:
-    item = replace(_item_from_sample(sample), subsets={"category": (str(sample.meta["category"]),)})
-    return Question(item=item, sample=sample)
 
 
 def _media_cluster(media: Sequence[MediaRef]) -> str:

@@ -20,8 +20,8 @@ from mmrl_datasets.formats.row import BadRowError, Cells, get_cell, short_repr
 from mmrl_datasets.readers.columns import Column, optional_value, parse_column
 from mmrl_datasets.readers.media_resolver import MediaResolver, parse_fps, parse_time_range
 
+# Roles whose values go into the canonical row under the same name.
 _COPIED_ROLES: Final = ("id", "question", "options", "answer", "precision", "unit", "cluster", "image_size")
-"""Roles whose values go into the canonical row under the same name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,9 @@ class TableLayout:
     def required_columns(self) -> frozenset[str]:
         """Columns that every row of this layout has."""
         required = {*self.signature_columns}
-        for column in self._columns.values():
-            required |= column.required_columns
-        if self._answer_type_column is not None:
-            required |= self._answer_type_column.required_columns
+        for role, column in self._columns.items():
+            if role not in self.optional_columns:
+                required |= column.required_columns
         return frozenset(required)
 
     def parse_row(self, cells: Cells, files: MediaResolver, file: str) -> Sequence[QuestionRow]:
@@ -89,28 +88,30 @@ class TableLayout:
         questions = []
         for number, entry in enumerate(entries, 1):
             question = self._parse_question({**cells, self.explode_column: entry}, file)
+            # Questions that one row makes must not share its id.
             question.columns["id"] = f"{question.columns['id']}-{number}"
             questions.append(question)
         return questions
 
+    # Kept, since compiling a template takes longer than filling it in for many rows.
     @cached_property
     def _columns(self) -> Mapping[str, Column]:
-        return {role: parse_column(written, role) for role, written in self.columns.items()}
-
-    @cached_property
-    def _optional_columns(self) -> Mapping[str, Column]:
-        return {role: parse_column(written, role) for role, written in self.optional_columns.items()}
-
-    @cached_property
-    def _answer_type_column(self) -> Column | None:
-        return parse_column(self.answer_type, "answer_type") if "{{" in self.answer_type else None
+        """Required and optional columns by role, with that of the answer type where it is a template."""
+        columns = {}
+        for role, written in {**self.columns, **self.optional_columns}.items():
+            columns[role] = parse_column(written, role)
+        if "{{" in self.answer_type:
+            columns["answer_type"] = parse_column(self.answer_type, "answer_type")
+        return columns
 
     def _parse_question(self, cells: Cells, file: str) -> QuestionRow:
-        values: dict[str, Any] = {role: column.read(cells) for role, column in self._columns.items()}
-        for role, column in self._optional_columns.items():
-            values[role] = optional_value(cells, column)
+        values: dict[str, Any] = {}
+        for role, column in self._columns.items():
+            is_optional = role in self.optional_columns
+            values[role] = optional_value(cells, column) if is_optional else column.read(cells)
         lists_options = self.question_lists_options or values.get("prompt") is not None
         videos = values.get("videos")
+        # Only the name of the rows' file says in which folder their videos are.
         if file in self.video_folders:
             videos = f"{self.video_folders[file]}/{videos}"
         return QuestionRow(
@@ -126,9 +127,7 @@ class TableLayout:
     def _canonical_columns(self, cells: Cells, values: Mapping[str, Any], *, lists_options: bool) -> dict[str, Any]:
         prompt = values.get("prompt")
         question = str(values.get("question") or "") if prompt is None else str(prompt)
-        answer_type = self.answer_type
-        if self._answer_type_column is not None:
-            answer_type = str(self._answer_type_column.read(cells))
+        answer_type = str(values.get("answer_type", self.answer_type))
         options: tuple[str, ...] = ()
         if answer_type == "choice":
             options = parse_option_texts(values.get("options"), question, question_lists_options=lists_options)
@@ -140,17 +139,14 @@ class TableLayout:
         columns["options"] = list(options)
         columns["answer"] = normalize_answer(values["answer"], self.box_format)
         columns["answer_type"] = answer_type
-        columns["meta"] = {**self._subset_values(cells), **(values.get("meta") or {})}
+        subsets = {}
+        for name in self.subset_columns:
+            last_key = name.rpartition(".")[2]
+            subsets[last_key] = optional_value(cells, parse_column(name, "subset_columns"))
+        columns["meta"] = {**subsets, **(values.get("meta") or {})}
         # A row with a column for it decides, even by leaving the cell empty.
         coordinate_system = values.get("frame", self.coordinate_system)
         if coordinate_system is not None:
             columns["frame"] = coordinate_system
             check_box_range(columns["answer"], coordinate_system)
         return columns
-
-    def _subset_values(self, cells: Cells) -> dict[str, object]:
-        subsets = {}
-        for name in self.subset_columns:
-            last_key = name.rpartition(".")[2]
-            subsets[last_key] = optional_value(cells, parse_column(name, "subset_columns"))
-        return subsets

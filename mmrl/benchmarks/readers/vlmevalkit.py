@@ -26,12 +26,12 @@ _SUBSET_COLUMNS: Final = (
     *("category", "l2-category", "split", "task", "question_type", "answer_type", "problem_version", "level"),
     *("subject", "data_type", "data_source", "ui_type", "application", "platform", "group"),
 )
+# Values of `question_type` for questions that list their options in their text.
 _CHOICE_QUESTION_TYPES: Final = ("multi-choice", "multi_choice", "MCQ")
-"""Values of `question_type` for questions that list their options in their text."""
+# Second option of open questions in MMMU's table; the first option is the answer.
 _OPEN_QUESTION_OPTION: Final = "Other Answers"
-"""Second option of open questions in MMMU's table; the first option is the answer."""
+# Pixels of the resized image depend on the model, so no file can be in them.
 _NAMEABLE_COORDINATES: Final = [system for system in CoordinateSystem if system is not CoordinateSystem.PX_RESIZED]
-"""Coordinate systems a file may use; pixels of the resized image depend on the model."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,24 +77,28 @@ class VlmEvalKitLayout:
             BadRowError: a cell holds an impossible value.
             UserError: the coordinate system must be named by the user and was not.
         """
-        question = _parse_question(cells)
+        hints = filter(None, (vlmevalkit.cell_text(cells, "hint"), vlmevalkit.cell_text(cells, "context")))
+        question = "\n".join([*hints, str(cells["question"] or cells.get("query_wo") or "")])
         images = vlmevalkit.read_images(cells, files, self.images_by_index)
         options, append_options = _parse_options(cells, question)
         answer = self._parse_answer(cells)
         if options[1:] == (_OPEN_QUESTION_OPTION,):
             # The options of an open question must not be shown: the first one is the answer.
             answer, options = options[0], ()
+        answer_type = "choice" if options else cells.get("answer_type")
         columns = {
             "question": question,
             "options": list(options),
             "answer": answer,
-            "answer_type": "choice" if options else self._answer_type(cells),
+            # Other tables have a column of this name, too, with words that are no type of ours.
+            "answer_type": answer_type if answer_type in ITEM_ANSWER_TYPES else self.open_answer_type,
             "meta": _parse_subsets(cells),
         }
         if self.coordinate_system is not None:
             columns["frame"] = str(self.coordinate_system)
         index = cells.get("index")
         if index is not None:
+            # Later rows may refer to these images by this index.
             self.images_by_index[str(index)] = images
             columns["id"] = str(index)
         row = QuestionRow(
@@ -119,28 +123,16 @@ class VlmEvalKitLayout:
         answer = normalize_answer(box, self.box_format)
         return check_box_range(answer, self.coordinate_system) if self.needs_coordinate_system else answer
 
-    def _answer_type(self, cells: Cells) -> str:
-        answer_type = cells.get("answer_type")
-        return answer_type if answer_type in ITEM_ANSWER_TYPES else self.open_answer_type
-
-
-def _parse_question(cells: Cells) -> str:
-    lines = [vlmevalkit.cell_text(cells, "hint"), vlmevalkit.cell_text(cells, "context")]
-    return "\n".join([*filter(None, lines), str(cells["question"] or cells.get("query_wo") or "")])
-
 
 def _parse_options(cells: Cells, question: str) -> tuple[tuple[str, ...], bool]:
-    """Return the options of a row, and True when they must still be listed below the question.
-
-    Raises:
-        BadRowError: an option between two others is empty.
-    """
+    """Return the options of a row, and True when they must still be listed below the question."""
     lettered = vlmevalkit.read_options(cells)
     if lettered:
         return lettered, True
     choices = parse_choices(cells.get("choices") or None)
     if choices:
         letters = ascii_uppercase[: len(choices)]
+        # A question lists its options if every letter stands in it with a mark behind.
         return choices, not all(re.search(rf"\b{letter}[).:]", question) for letter in letters)
     if cells.get("question_type") in _CHOICE_QUESTION_TYPES:
         return parse_option_texts(None, question, question_lists_options=True), False

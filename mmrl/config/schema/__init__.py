@@ -1,167 +1,78 @@
 """The schema of a config file: every setting with its type, default, range and meaning. Imports without torch."""
 
-from mmrl.config.schema.base import COMPONENTS, Component, SampleConditions, StrictModel
-from mmrl.config.schema.data import DataConfig, DataSourceConfig, MediaLimitsConfig, RowFilterConfig
-from mmrl.config.schema.data_order import (
-    CurriculumOrderConfig,
-    CurriculumPhaseConfig,
-    DataOrderConfig,
-    MixtureOrderConfig,
-    PlateauConfig,
-    PriorityOrderConfig,
-    ShuffledOrderConfig,
-    SortedOrderConfig,
-)
-from mmrl.config.schema.data_stages import SampleStage, SelectStage
-from mmrl.config.schema.distributed import DeepspeedConfig, DistributedConfig
-from mmrl.config.schema.eval_command import EvalConfig
-from mmrl.config.schema.evaluation import BenchmarkConfig, EvalGenerationConfig, TrainingEvalConfig
-from mmrl.config.schema.group_filter import DynamicSamplingConfig, GroupRewardRangeConfig
-from mmrl.config.schema.health import HealthConfig
-from mmrl.config.schema.model import (
-    FromScratchConfig,
-    LanguageFromScratchConfig,
-    LoraConfig,
-    LoraTarget,
-    ModelConfig,
-    VideoConfig,
-    VisionFromScratchConfig,
-)
-from mmrl.config.schema.objective import (
-    AdvantageConfig,
-    CustomPolicyLossConfig,
-    DifficultyWeightConfig,
-    KlConfig,
-    LossCoefficientConfig,
-    LossConfig,
-    ReferenceConfig,
-    RolloutCorrectionConfig,
-    SftLossConfig,
-)
-from mmrl.config.schema.presets import AlgorithmName
-from mmrl.config.schema.replay import ReplayConfig
-from mmrl.config.schema.response import (
-    BaseRewardConfig,
-    GroupRewardConfig,
-    ResponseFormatConfig,
-    ResponseSectionConfig,
-    RewardFailurePolicy,
-    RewardsConfig,
-    RewardTermConfig,
-    RewardTransformConfig,
-    ScoringConfig,
-    WeightScheduleConfig,
-)
-from mmrl.config.schema.rollout_engine import LogprobCheckConfig, RolloutConfig, VllmConfig, VllmServerConfig
-from mmrl.config.schema.rollout_steps import (
-    BlindProbeConfig,
-    GenerateConfig,
-    RethinkConfig,
-    RethinkTriggerConfig,
-    RolloutStepConfig,
-    RolloutStepConfigs,
-    ToolConfig,
-    ToolsConfig,
-)
-from mmrl.config.schema.root import (
-    BestCheckpointConfig,
-    CallbackConfig,
-    CheckpointsConfig,
-    Config,
-    LoggingConfig,
-    RunConfig,
-    StageConfig,
-)
-from mmrl.config.schema.stages import (
-    ComponentLrConfig,
-    OptimizerConfig,
-    RlStage,
-    SamplingConfig,
-    SftStage,
-    TrainingStage,
-    ValidationConfig,
-)
-
-__all__ = [
-    "COMPONENTS",
-    "AdvantageConfig",
-    "AlgorithmName",
-    "BaseRewardConfig",
-    "BenchmarkConfig",
-    "BestCheckpointConfig",
-    "BlindProbeConfig",
-    "CallbackConfig",
-    "CheckpointsConfig",
-    "Component",
-    "ComponentLrConfig",
-    "Config",
-    "CurriculumOrderConfig",
-    "CurriculumPhaseConfig",
-    "CustomPolicyLossConfig",
-    "DataConfig",
-    "DataOrderConfig",
-    "DataSourceConfig",
-    "DeepspeedConfig",
-    "DifficultyWeightConfig",
-    "DistributedConfig",
-    "DynamicSamplingConfig",
-    "EvalConfig",
-    "EvalGenerationConfig",
-    "FromScratchConfig",
-    "GenerateConfig",
-    "GroupRewardConfig",
-    "GroupRewardRangeConfig",
-    "HealthConfig",
-    "KlConfig",
-    "LanguageFromScratchConfig",
-    "LoggingConfig",
-    "LogprobCheckConfig",
-    "LoraConfig",
-    "LoraTarget",
-    "LossCoefficientConfig",
-    "LossConfig",
-    "MediaLimitsConfig",
-    "MixtureOrderConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "PlateauConfig",
-    "PriorityOrderConfig",
-    "ReferenceConfig",
-    "ReplayConfig",
-    "ResponseFormatConfig",
-    "ResponseSectionConfig",
-    "RethinkConfig",
-    "RethinkTriggerConfig",
-    "RewardFailurePolicy",
-    "RewardTermConfig",
-    "RewardTransformConfig",
-    "RewardsConfig",
-    "RlStage",
-    "RolloutConfig",
-    "RolloutCorrectionConfig",
-    "RolloutStepConfig",
-    "RolloutStepConfigs",
-    "RowFilterConfig",
-    "RunConfig",
-    "SampleConditions",
-    "SampleStage",
-    "SamplingConfig",
-    "ScoringConfig",
-    "SelectStage",
-    "SftLossConfig",
-    "SftStage",
-    "ShuffledOrderConfig",
-    "SortedOrderConfig",
-    "StageConfig",
-    "StrictModel",
-    "ToolConfig",
-    "ToolsConfig",
-    "TrainingEvalConfig",
-    "TrainingStage",
-    "ValidationConfig",
-    "VideoConfig",
-    "VisionFromScratchConfig",
-    "VllmConfig",
-    "VllmServerConfig",
-    "WeightScheduleConfig",
-]
+# `X as X` re-exports X, for the reader and for mypy (PEP 484).
+from mmrl.config.schema.base import COMPONENTS as COMPONENTS
+from mmrl.config.schema.base import Component as Component
+from mmrl.config.schema.base import matches_conditions as matches_conditions
+from mmrl.config.schema.data import CurriculumOrderConfig as CurriculumOrderConfig
+from mmrl.config.schema.data import CurriculumPhaseConfig as CurriculumPhaseConfig
+from mmrl.config.schema.data import DataConfig as DataConfig
+from mmrl.config.schema.data import DataSourceConfig as DataSourceConfig
+from mmrl.config.schema.data import MediaLimitsConfig as MediaLimitsConfig
+from mmrl.config.schema.data import MixtureOrderConfig as MixtureOrderConfig
+from mmrl.config.schema.data import PlateauConfig as PlateauConfig
+from mmrl.config.schema.data import PriorityOrderConfig as PriorityOrderConfig
+from mmrl.config.schema.data import ShuffledOrderConfig as ShuffledOrderConfig
+from mmrl.config.schema.data import SortedOrderConfig as SortedOrderConfig
+from mmrl.config.schema.data_stages import SampleStage as SampleStage
+from mmrl.config.schema.data_stages import SelectStage as SelectStage
+from mmrl.config.schema.evaluation import BenchmarkConfig as BenchmarkConfig
+from mmrl.config.schema.evaluation import EvalConfig as EvalConfig
+from mmrl.config.schema.evaluation import EvalGenerationConfig as EvalGenerationConfig
+from mmrl.config.schema.model import FromScratchConfig as FromScratchConfig
+from mmrl.config.schema.model import LanguageFromScratchConfig as LanguageFromScratchConfig
+from mmrl.config.schema.model import LoraConfig as LoraConfig
+from mmrl.config.schema.model import LoraTarget as LoraTarget
+from mmrl.config.schema.model import ModelConfig as ModelConfig
+from mmrl.config.schema.model import VideoConfig as VideoConfig
+from mmrl.config.schema.model import VisionFromScratchConfig as VisionFromScratchConfig
+from mmrl.config.schema.objective import AdvantageConfig as AdvantageConfig
+from mmrl.config.schema.objective import CustomPolicyLossConfig as CustomPolicyLossConfig
+from mmrl.config.schema.objective import DifficultyWeightConfig as DifficultyWeightConfig
+from mmrl.config.schema.objective import KlConfig as KlConfig
+from mmrl.config.schema.objective import LossCoefficientConfig as LossCoefficientConfig
+from mmrl.config.schema.objective import LossConfig as LossConfig
+from mmrl.config.schema.objective import ReferenceConfig as ReferenceConfig
+from mmrl.config.schema.objective import RolloutCorrectionConfig as RolloutCorrectionConfig
+from mmrl.config.schema.objective import SftLossConfig as SftLossConfig
+from mmrl.config.schema.response import BaseRewardConfig as BaseRewardConfig
+from mmrl.config.schema.response import GroupRewardConfig as GroupRewardConfig
+from mmrl.config.schema.response import ResponseFormatConfig as ResponseFormatConfig
+from mmrl.config.schema.response import RewardFailurePolicy as RewardFailurePolicy
+from mmrl.config.schema.response import RewardsConfig as RewardsConfig
+from mmrl.config.schema.response import RewardTermConfig as RewardTermConfig
+from mmrl.config.schema.response import RewardTransformConfig as RewardTransformConfig
+from mmrl.config.schema.response import ScoringConfig as ScoringConfig
+from mmrl.config.schema.response import WeightScheduleConfig as WeightScheduleConfig
+from mmrl.config.schema.rollout_engine import CustomEngineConfig as CustomEngineConfig
+from mmrl.config.schema.rollout_engine import LogprobCheckConfig as LogprobCheckConfig
+from mmrl.config.schema.rollout_engine import RolloutConfig as RolloutConfig
+from mmrl.config.schema.rollout_engine import VllmConfig as VllmConfig
+from mmrl.config.schema.rollout_engine import VllmServerConfig as VllmServerConfig
+from mmrl.config.schema.rollout_steps import BlindProbeConfig as BlindProbeConfig
+from mmrl.config.schema.rollout_steps import CustomStepConfig as CustomStepConfig
+from mmrl.config.schema.rollout_steps import GenerateConfig as GenerateConfig
+from mmrl.config.schema.rollout_steps import RethinkConfig as RethinkConfig
+from mmrl.config.schema.rollout_steps import RethinkTriggerConfig as RethinkTriggerConfig
+from mmrl.config.schema.rollout_steps import RolloutStepConfig as RolloutStepConfig
+from mmrl.config.schema.rollout_steps import RolloutStepConfigs as RolloutStepConfigs
+from mmrl.config.schema.rollout_steps import ToolConfig as ToolConfig
+from mmrl.config.schema.rollout_steps import ToolsConfig as ToolsConfig
+from mmrl.config.schema.root import BestCheckpointConfig as BestCheckpointConfig
+from mmrl.config.schema.root import CallbackConfig as CallbackConfig
+from mmrl.config.schema.root import CheckpointsConfig as CheckpointsConfig
+from mmrl.config.schema.root import Config as Config
+from mmrl.config.schema.root import DeepspeedConfig as DeepspeedConfig
+from mmrl.config.schema.root import DistributedConfig as DistributedConfig
+from mmrl.config.schema.root import RunConfig as RunConfig
+from mmrl.config.schema.selection import DynamicSamplingConfig as DynamicSamplingConfig
+from mmrl.config.schema.selection import GroupRewardRangeConfig as GroupRewardRangeConfig
+from mmrl.config.schema.selection import HealthConfig as HealthConfig
+from mmrl.config.schema.selection import ReplayConfig as ReplayConfig
+from mmrl.config.schema.stages import ComponentLrConfig as ComponentLrConfig
+from mmrl.config.schema.stages import OptimizerConfig as OptimizerConfig
+from mmrl.config.schema.stages import RlStage as RlStage
+from mmrl.config.schema.stages import SamplingConfig as SamplingConfig
+from mmrl.config.schema.stages import SftStage as SftStage
+from mmrl.config.schema.stages import TrainingStage as TrainingStage
+from mmrl.config.schema.stages import ValidationConfig as ValidationConfig

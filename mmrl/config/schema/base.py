@@ -14,8 +14,10 @@ PositiveFloat = Annotated[float, Field(gt=0.0)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
-DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
+DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]  # 1 would keep the first value for ever
+# Letters of any script; no space or slash, which a file name should not have.
 FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+# A letter first: `stages.0.steps` on the command line is then an index, and never a name.
 Identifier = Annotated[str, Field(pattern=r"^[^\W\d][\w-]*$")]
 TagName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 SampleConditions = dict[str, tuple[str, ...]]
@@ -27,6 +29,8 @@ COMPONENTS: tuple[Component, ...] = get_args(Component)
 class StrictModel(BaseModel):
     """Base of every section: refuses unknown keys and wrong types, and is immutable."""
 
+    # `strict` converts nothing, so "8" is not 8. The docstring under a field is its description: errors, the reference
+    # and the JSON Schema show it.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
@@ -39,6 +43,7 @@ def matches_conditions(when: SampleConditions, sample: Sample) -> bool:
             value = sample.meta[name]
         else:
             return False
+        # As text: a column may hold numbers, and conditions are written as text.
         if str(value) not in allowed:
             return False
     return True
@@ -58,11 +63,7 @@ def find_duplicate(names: list[str]) -> str | None:
 
 
 def check_rising_steps(steps: list[int]) -> None:
-    """Check that the steps of a schedule rise from point to point.
-
-    Raises:
-        ValueError: two of them are equal, or one is smaller than the one before it.
-    """
+    """Raise ValueError unless the steps of a schedule rise from point to point."""
     if steps != sorted(set(steps)):
         raise ValueError(f"steps must rise from point to point, got {', '.join(map(str, steps))}")
 

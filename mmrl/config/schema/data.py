@@ -1,12 +1,22 @@
-"""Section `data`: sources of samples, and limits on their media."""
+"""Section `data`, sources of samples and limits on their media, and key `stages[].data_order`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import NonNegativeInt, PositiveFloat, PositiveInt, StrictModel
+from mmrl.config.schema.base import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    SampleConditions,
+    StrictModel,
+    check_rising_steps,
+    describe_conditions,
+)
 
 
 class RowFilterConfig(StrictModel):
@@ -15,9 +25,9 @@ class RowFilterConfig(StrictModel):
     column: str
     """Column of the rows' `meta`; a row without a number there is refused."""
     low: float | None = None
-    """Least value that is kept; null for no bound."""
+    """The least value that is kept; null sets no lower bound."""
     high: float | None = None
-    """Largest value that is kept; null for no bound."""
+    """The largest value that is kept; null sets no upper bound."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> RowFilterConfig:
@@ -34,55 +44,56 @@ class DataSourceConfig(StrictModel):
     fn: str
     """`package.module:function` or `./file.py:function`, loaded when the run starts."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Options of that function."""
+    """Options that the function is called with."""
     name: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
     """Prefix of its samples' ids (`name/id`), for sources whose ids collide: no two samples may have the same id."""
     weight: Annotated[float, Field(gt=0.0)] | None = None
     """Share of the training samples drawn from this source, over the sum of all weights; without weights, every sample
     is drawn once per epoch. Give it to all sources or to none."""
     row_filter: RowFilterConfig | None = None
-    """Filter on a number that rows carry; without it all rows are taken."""
+    """Keep only rows in a range of a number that they carry; without it all rows are taken."""
 
 
 class MediaLimitsConfig(StrictModel):
     """Limits on an image or video, checked before it is decoded."""
 
     max_image_bytes: PositiveInt = 50_000_000
-    """Size of an image file, in bytes."""
+    """An image file of more bytes is refused."""
     max_pixels: PositiveInt = 100_000_000
-    """Width times height of an image or a frame."""
-    max_aspect_ratio: Annotated[int, Field(ge=1, le=200)] = 200
-    """Longer side over shorter side; the model families' resize rules are undefined beyond 200."""
+    """An image or frame whose width times height is more pixels is refused."""
+    max_aspect_ratio: Annotated[int, Field(ge=1, le=200)] = 200  # MAX_RATIO of qwen-vl-utils
+    """An image whose longer side over its shorter side is more is refused: beyond 200 the models' resize rules fail."""
     max_decompression_ratio: PositiveInt = 2000
-    """Bytes of pixels per byte of an image file; a decompression bomb has more."""
+    """An image file with more bytes of pixels per byte of file is refused as a decompression bomb."""
     max_video_bytes: PositiveInt = 2_000_000_000
-    """Size of a video file, in bytes."""
+    """A video file of more bytes is refused."""
     max_video_frames: PositiveInt = 500_000
-    """Frames in a video file."""
+    """A video file of more frames is refused."""
     max_video_seconds: PositiveFloat = 7200.0
-    """Length of a video file, in seconds."""
+    """A video of more seconds is refused."""
     max_frame_drift_s: PositiveFloat = 0.5
-    """Seconds between a sampled frame and its place at a constant frame rate: variable rates mislead the model."""
+    """A video is refused if a sampled frame is more seconds from its place at a constant rate, which misleads the
+    model."""
     max_data_url_bytes: PositiveInt = 10_000_000
-    """Size of a medium written into a data URL, in bytes."""
+    """A medium of more bytes in a data URL is refused."""
 
 
 class StreamingConfig(StrictModel):
     """Training sources read while training goes on, again for each epoch, and never held in memory."""
 
     shuffle_buffer_size: PositiveInt = 1000
-    """Rows held for shuffling. The checks at the start of a run look at so many rows of each source."""
+    """Rows that are held for shuffling. The checks at the start of a run look at so many rows of each source."""
 
 
 class DataConfig(StrictModel):
     """Sources of samples."""
 
     train: Annotated[tuple[DataSourceConfig, ...], Field(min_length=1)]
-    """Sources of training samples, mixed in a seeded order."""
+    """Sources of training samples, which are mixed in a seeded order."""
     validation: tuple[DataSourceConfig, ...] = ()
-    """Sources for a stage's `validation`; never trained on."""
+    """Sources that a stage's `validation` is measured on; they are never trained on."""
     test: tuple[DataSourceConfig, ...] = ()
-    """Sources of the table of rewards before and after the run; used for nothing else."""
+    """Sources whose rewards are compared before and after the run; they are used for nothing else."""
     on_bad_sample: Literal["stop", "skip"] = "stop"
     """After an unreadable medium or unusable row: end the run, or leave the sample out, counted and listed."""
     on_too_long: Literal["stop", "skip"] = "stop"
@@ -99,7 +110,7 @@ class DataConfig(StrictModel):
     """Stream sources that do not fit in memory, or have no end; several sources need weights. A resumed run reads the
     rows again that it had consumed."""
     media_limits: MediaLimitsConfig = MediaLimitsConfig()
-    """Safety limits on media."""
+    """Limits beyond which a medium is refused before it is decoded."""
 
     @property
     def has_weights(self) -> bool:
@@ -111,8 +122,145 @@ class DataConfig(StrictModel):
         all_weighted = all(source.weight is not None for source in self.train)
         if self.has_weights and not all_weighted:
             raise ValueError("give a `weight` to every training source or to none")
+        # They are measured whole and once: a share would make results depend on a draw.
         if any(source.weight is not None for source in (*self.validation, *self.test)):
             raise ValueError("`weight` mixes training sources; validation and test sources are used whole")
         if self.streaming and len(self.train) > 1 and not all_weighted:
             raise ValueError("with `streaming`, several training sources need a `weight` each, by which they are mixed")
         return self
+
+
+class ShuffledOrderConfig(StrictModel):
+    """Every sample once per epoch, shuffled anew for each; weighted sources in their shares."""
+
+    kind: Literal["shuffled"]
+    """`shuffled` draws every sample once per epoch, in a new order each time."""
+
+    def describe(self) -> str:
+        """Return the order as a phrase."""
+        return "shuffled anew for each epoch; sources with a weight in their shares"
+
+
+class SortedOrderConfig(StrictModel):
+    """One order for every epoch: that of the sources, or by a column (easy to hard, for example)."""
+
+    kind: Literal["sorted"]
+    """`sorted` draws samples in one order, the same every epoch."""
+    column: str | None = None
+    """Column of `meta` whose numbers samples are sorted by; without it they keep the order of their sources."""
+    descending: bool = False
+    """Draw the largest numbers first."""
+
+    def describe(self) -> str:
+        """Return the order as a phrase."""
+        return f"by {self.column or 'their sources'}{', descending' if self.descending else ''}, the same every epoch"
+
+
+class MixtureOrderConfig(StrictModel):
+    """Shares of the training sources that change over the steps of the stage."""
+
+    kind: Literal["mixture"]
+    """`mixture` draws from each source in shares that change over the steps."""
+    points: Annotated[tuple[tuple[NonNegativeInt, tuple[NonNegativeFloat, ...]], ...], Field(min_length=1)]
+    """Pairs of a step (from 0) and a weight for each training source; weight 0 leaves a source out. The weights are
+    constant before the first step and after the last one. A step is one round of prompts."""
+    interpolation: Literal["linear", "steps"] = "linear"
+    """`linear` changes weights evenly between two points; `steps` keeps those of the earlier point."""
+
+    @model_validator(mode="after")
+    def _check_points(self) -> MixtureOrderConfig:
+        check_rising_steps([step for step, _ in self.points])
+        for step, weights in self.points:
+            if not any(weights):
+                raise ValueError(f"the weights at step {step} are all 0: nothing could be drawn; set one above 0")
+        return self
+
+    def describe(self) -> str:
+        """Return the order as a phrase."""
+        points = []
+        for step, weights in self.points:
+            shares = ":".join(f"{weight:g}" for weight in weights)
+            points.append(f"{shares} at step {step}")
+        between = "in steps" if self.interpolation == "steps" else "linear between"
+        return f"sources mixed {', '.join(points)}, {between}"
+
+
+class PlateauConfig(StrictModel):
+    """A stop of progress, measured by the mean of the `track_rewards` terms.
+
+    The mean over `window` steps is less than `min_improvement` above that of the window before.
+    """
+
+    window: PositiveInt = 20
+    """Steps that each of the two compared means covers."""
+    min_improvement: NonNegativeFloat = 0.01
+    """The mean reward must rise by this much from window to window to count as progress."""
+
+
+class CurriculumPhaseConfig(StrictModel):
+    """A phase of a curriculum; the last one lasts until the stage ends."""
+
+    when: SampleConditions = Field(default_factory=dict)
+    """Samples that the phase draws: allowed values of `task` or of a column of `meta`. All samples when empty."""
+    max_samples: PositiveInt | None = None
+    """The phase ends after this many samples were drawn in it."""
+    plateau: PlateauConfig | None = None
+    """The phase ends when the reward stops rising."""
+
+    def describe(self) -> str:
+        """Return the samples and the end of the phase as a phrase."""
+        ends = []
+        if self.max_samples:
+            ends.append(f"{self.max_samples} samples were drawn")
+        if self.plateau:
+            window, rise = self.plateau.window, self.plateau.min_improvement
+            ends.append(f"the mean of {window} steps is less than {rise:g} above that of the {window} before")
+        samples = f"samples of which {describe_conditions(self.when)}" if self.when else "all samples"
+        return f"{samples}, until {' or '.join(ends)}" if ends else samples
+
+
+class CurriculumOrderConfig(StrictModel):
+    """Phases one after another, each with its own samples, shuffled."""
+
+    kind: Literal["curriculum"]
+    """`curriculum` goes through phases, each with its own samples."""
+    phases: Annotated[tuple[CurriculumPhaseConfig, ...], Field(min_length=2)]
+    """The phases, which follow each other in this order."""
+
+    @model_validator(mode="after")
+    def _check_phases(self) -> CurriculumOrderConfig:
+        for index, phase in enumerate(self.phases[:-1]):
+            if phase.max_samples is None and phase.plateau is None:
+                raise ValueError(f"phase {index} never ends, and others follow; give it `max_samples` or `plateau`")
+        # Were the last one to end, no sample would be left for the steps after it.
+        last = self.phases[-1]
+        if last.max_samples is not None or last.plateau is not None:
+            raise ValueError("the last phase lasts until the stage ends; it takes neither `max_samples` nor `plateau`")
+        return self
+
+    def describe(self) -> str:
+        """Return the phases, a line each."""
+        return "\n".join(f"phase {index}: {phase.describe()}" for index, phase in enumerate(self.phases))
+
+
+class PriorityOrderConfig(StrictModel):
+    """Samples drawn for every step with probabilities that follow from their tracked rewards, never twice in a step."""
+
+    kind: Literal["priority"]
+    """`priority` draws samples by their last rewards."""
+    weight_by: Literal["uncertainty", "failure"] = "uncertainty"
+    """Probability of drawing a sample whose last mean reward was p: in proportion to 4 p (1 - p), or 1 - p (Kimi k1.5).
+    A sample not drawn yet has weight 1."""
+    min_weight: PositiveFraction = 0.05
+    """No weight is less, so that samples that were too hard or too easy are drawn again now and then."""
+
+    def describe(self) -> str:
+        """Return the order as a phrase."""
+        weight = "4 p (1 - p)" if self.weight_by == "uncertainty" else "1 - p"
+        return f"drawn in proportion to {weight}, at least {self.min_weight:g}, p a sample's last mean reward"
+
+
+DataOrderConfig: TypeAlias = Annotated[
+    ShuffledOrderConfig | SortedOrderConfig | MixtureOrderConfig | CurriculumOrderConfig | PriorityOrderConfig,
+    Field(discriminator="kind"),
+]

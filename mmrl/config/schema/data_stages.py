@@ -6,14 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from mmrl import types
 from mmrl.config.schema.base import (
     Identifier,
     NonNegativeFloat,
     PositiveInt,
     SampleConditions,
     StrictModel,
-    matches_conditions,
 )
 from mmrl.config.schema.rollout_steps import (
     GENERATE_ONLY,
@@ -30,7 +28,7 @@ class SampleStage(StrictModel):
     """Rollouts of the current policy, written with their reward terms to RUN/outputs/NAME.jsonl."""
 
     name: Identifier
-    """Name in file names and on the console; unique in the run."""
+    """The stage's name in file names and on the console; it is unique in the run."""
     kind: Literal["sample"]
     """Selects this kind of stage."""
     from_stage: Identifier | None = None
@@ -38,13 +36,13 @@ class SampleStage(StrictModel):
     when: SampleConditions = Field(default_factory=dict)
     """Samples that are used: allowed values of `task` or of a column of `meta`. All samples when empty."""
     group_size: PositiveInt = 8
-    """Rollouts per prompt."""
+    """Rollouts that are generated for each prompt."""
     prompts_per_step: PositiveInt = 16
     """Prompts whose rollouts are generated and written together."""
     steps: PositiveInt | None = None
-    """Steps at most; every sample is used once when left out."""
+    """The stage ends after this many steps at most; when left out, it uses every sample once."""
     sampling: SamplingConfig = SamplingConfig()
-    """Sampling parameters."""
+    """Parameters that tokens are sampled with."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
     """Steps from a prompt to its rollouts: generate, and perhaps rethink with `mode: replace`."""
 
@@ -62,22 +60,14 @@ class SampleStage(StrictModel):
         return steps
 
     @model_validator(mode="after")
-    def _check_free_tokens(self) -> SampleStage:
+    def _check_sampling(self) -> SampleStage:
         check_free_tokens(self.rollout_steps, self.sampling.max_new_tokens)
-        return self
-
-    @model_validator(mode="after")
-    def _check_sampling_not_greedy(self) -> SampleStage:
         if self.sampling.temperature == 0.0 and self.group_size > 1:
             raise ValueError(
                 f"temperature 0 makes all {self.group_size} rollouts of a prompt equal; use a value above 0, or "
                 "group_size 1"
             )
         return self
-
-    def accepts(self, sample: types.Sample) -> bool:
-        """Return True if the stage uses a sample of its source."""
-        return matches_conditions(self.when, sample)
 
     def describe(self) -> list[tuple[str, str]]:
         """Return labelled facts about the stage's data, beside those about its rollouts."""
@@ -92,7 +82,7 @@ class SelectStage(StrictModel):
     """Samples for later stages, chosen by the results of an earlier stage and written to RUN/outputs/NAME.jsonl."""
 
     name: Identifier
-    """Name in file names and on the console; unique in the run. Later stages name it in `from_stage`."""
+    """The stage's name in file names and on the console, unique in the run. Later stages name it in `from_stage`."""
     kind: Literal["select"]
     """Selects this kind of stage."""
     from_stage: Identifier
@@ -103,19 +93,19 @@ class SelectStage(StrictModel):
     sample was drawn: mean or standard deviation of its reward, or how closely its reward followed the mean of all
     samples (LIMR)."""
     range: tuple[NonNegativeFloat, NonNegativeFloat | None] = (0.0, None)
-    """Least and largest value that is kept; null is no bound."""
+    """Samples are kept whose metric lies between these two, ends included; null sets no upper bound."""
     top_k: PositiveInt | None = None
-    """Keep only the samples with the largest values, so many."""
+    """Keep only this many samples: those with the largest values."""
     output: Literal["prompts", "responses"] = "prompts"
     """`prompts` writes the samples. `responses` writes their correct responses, for an `sft` stage with
     `target_field: response`."""
     max_responses: PositiveInt | None = None
-    """Correct responses of a sample that are kept at most, the shortest first."""
+    """Keep at most this many correct responses of a sample, the shortest first."""
     correct: tuple[str, ...] = ()
     """Reward terms that decide whether a response of a `sample` stage is correct: all that apply to its sample must
     reach `threshold`."""
     threshold: float = 1.0
-    """Least value of these terms."""
+    """Each of these terms must reach this value for a response to be correct."""
 
     @property
     def reads_rollouts(self) -> bool:

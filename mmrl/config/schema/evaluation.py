@@ -1,4 +1,4 @@
-"""Section `evaluation`: how responses are generated outside of training, and benchmarks that a run takes."""
+"""Section `evaluation` of a run, and the settings of `mmrl eval run MODEL key=value ...`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from mmrl.config.schema.base import FileName, NonNegativeFloat, PositiveInt, StrictModel, find_duplicate
+from mmrl.config.schema.base import (
+    FileName,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFraction,
+    PositiveInt,
+    StrictModel,
+    find_duplicate,
+)
+from mmrl.config.schema.data import MediaLimitsConfig
+from mmrl.config.schema.model import ModelConfig
+from mmrl.config.schema.response import ResponseFormatConfig
+from mmrl.config.schema.rollout_engine import RolloutConfig
 from mmrl.config.schema.rollout_steps import (
     GENERATE_ONLY,
     RethinkConfig,
@@ -21,11 +33,11 @@ class EvalGenerationConfig(StrictModel):
     """Generation of responses outside of training."""
 
     temperature: NonNegativeFloat = 0.0
-    """Temperature; 0 is greedy."""
+    """Temperature that responses are sampled at; 0 is greedy."""
     max_new_tokens: PositiveInt = 512
-    """Tokens of the longest response."""
+    """A response that reaches this many tokens is cut."""
     batch_size: PositiveInt = 64
-    """Prompts per generation batch."""
+    """Prompts that are generated at a time."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
     """Steps from a prompt to its response, as in training; no step may depend on whether a response is correct."""
 
@@ -47,21 +59,22 @@ class BenchmarkConfig(StrictModel):
     """
 
     name: FileName
-    """Name in metrics, `benchmark/<name>/accuracy` (strict) and others, and in RUN/benchmarks."""
+    """The benchmark's name in metrics, `benchmark/<name>/accuracy` (strict) and others, and in RUN/benchmarks."""
     benchmark: str | None = None
     """The benchmark, as `mmrl eval --benchmark` takes it, such as `mathvista` or `canonical`; `name` when left out."""
     fn: str | None = None
     """Function that returns your own benchmark, `./mine.py:make_benchmark`, in place of a shipped one."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of `fn`."""
+    """Options that the function is called with."""
     data: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Files or folders of its questions, relative to the config's folder."""
+    """Files or folders that hold its questions, relative to the config's folder."""
     responses_per_question: PositiveInt = 1
-    """Responses to each question; of several, `benchmark/<name>/pass@k` and `maj@k` are logged for k = 1, 2, 4, ..."""
+    """Responses generated for each question; of several, `benchmark/<name>/pass@k` and `maj@k` are logged for k = 1, 2,
+    4, ..."""
     temperature: NonNegativeFloat | None = None
-    """Temperature of responses; `evaluation.temperature` when left out."""
+    """Temperature that responses are sampled at; `evaluation.temperature` when left out."""
     every: PositiveInt | None = None
-    """Steps from one time to the next within a stage; without it, only before training and after each stage."""
+    """The benchmark is taken every so many steps of a stage; without it, only before training and after each stage."""
     split: str | None = None
     """Split of a folder of questions; the benchmark's usual one when left out."""
     media_root: str | None = None
@@ -69,7 +82,7 @@ class BenchmarkConfig(StrictModel):
     coordinates: Literal[CoordinateSystem.PX_ORIGINAL, CoordinateSystem.NORM_1, CoordinateSystem.NORM_1000] | None = (
         None
     )
-    """Coordinate system of the boxes of a table that does not state it."""
+    """Coordinate system that boxes are read in where a table does not state it."""
     allow_missing: bool = False
     """Count questions whose media are missing as incorrect; otherwise they end the run before it begins."""
     subsets: tuple[str, ...] = ()
@@ -105,7 +118,7 @@ class TrainingEvalConfig(EvalGenerationConfig):
     """Evaluation of a run: generation, and benchmarks."""
 
     benchmarks: tuple[BenchmarkConfig, ...] = ()
-    """Benchmarks to take, generated as this section says."""
+    """Benchmarks that the run takes, generated as this section says."""
 
     def benchmark_temperature(self, benchmark: BenchmarkConfig) -> float:
         """Return the temperature that a benchmark is taken at."""
@@ -130,3 +143,75 @@ class TrainingEvalConfig(EvalGenerationConfig):
                 f"two benchmarks are named {duplicate!r}; give one another `name`, and set its `benchmark`"
             )
         return benchmarks
+
+
+class EvalRunConfig(StrictModel):
+    """Settings apart from the model and its responses."""
+
+    seed: NonNegativeInt = 0
+    """Seed that every random choice derives from."""
+    cpu_threads: NonNegativeInt = 0
+    """CPU threads that torch uses; 0 is one per core."""
+
+
+class LlmJudgeConfig(StrictModel):
+    """A language model that reads responses in which no rule finds an answer; it never overrules a rule."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")]
+    """URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1/chat/completions."""
+    model: str
+    """Name that the server knows the model by."""
+    key_file: str | None = None
+    """File that holds the bearer token."""
+    timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
+    """Seconds that one request may take."""
+    retries: Annotated[int, Field(ge=0, le=20)] = 2
+    """A failed request is repeated this often, after growing pauses. A response without a verdict even then is
+    counted."""
+    max_tokens: PositiveInt = 512
+    """The judge's reply is cut at this many tokens."""
+    max_concurrency: PositiveInt = 8
+    """Requests that are in flight at a time."""
+
+
+class EvalConfig(StrictModel):
+    """Settings of `mmrl eval run`. For a run directory they start from the run's own config."""
+
+    run: EvalRunConfig = EvalRunConfig()
+    """Seed and threads."""
+    model: ModelConfig
+    """The model that answers, and the size of the images it sees."""
+    response_format: ResponseFormatConfig = ResponseFormatConfig()
+    """Format of responses. `response_format.thinking=required` lets the model think, `none` does not."""
+    rollout: RolloutConfig = RolloutConfig()
+    """The engine that generates responses."""
+    evaluation: EvalGenerationConfig = EvalGenerationConfig()
+    """Generation: temperature, longest response, batches, and rollout steps such as forced rethinking, whose
+    `correct: [correct]` names the benchmark's verdict."""
+    media_limits: MediaLimitsConfig = MediaLimitsConfig()
+    """Limits beyond which a medium is refused before it is decoded."""
+    responses_per_question: PositiveInt = 1
+    """Responses that are generated for each question, for pass@k and maj@k."""
+    top_p: PositiveFraction = 1.0
+    """Nucleus sampling draws from the smallest set of tokens with this probability."""
+    top_k: NonNegativeInt = 0
+    """Sample among the k most likely tokens; 0 is all."""
+    corruption: Literal["grey", "noise", "left_out"] | None = None
+    """Hide the images and videos: a question that is still answered correctly was guessed."""
+    judge: LlmJudgeConfig | None = None
+    """A language model that reads responses in which no rule finds an answer; none when left out."""
+
+    @property
+    def stages(self) -> tuple[()]:
+        """The stages of an evaluation: none, as nothing is trained."""
+        # Whatever builds an engine reads them from a run's config and from this one alike.
+        return ()
+
+    @model_validator(mode="after")
+    def _check_sampling_not_greedy(self) -> EvalConfig:
+        if self.responses_per_question > 1 and not self.evaluation.temperature:
+            raise ValueError(
+                f"all {self.responses_per_question} responses to a question are the same at temperature 0; set "
+                "evaluation.temperature=1"
+            )
+        return self

@@ -15,17 +15,17 @@ class VisionFromScratchConfig(StrictModel):
     """The vision tower of a from-scratch model."""
 
     num_layers: PositiveInt = 2
-    """Transformer blocks."""
+    """Transformer blocks that the tower has."""
     hidden_size: PositiveInt = 64
-    """Hidden size; a multiple of 4 x `num_heads`."""
+    """Numbers in a patch's hidden state; it must be a multiple of 4 x `num_heads`."""
     num_heads: PositiveInt = 4
-    """Attention heads."""
+    """Attention heads that each block has."""
     intermediate_size: PositiveInt = 128
-    """Inner size of the feed-forward layers."""
+    """Numbers in the inner layer of each feed-forward network."""
     patch_size: PositiveInt = 8
-    """Side of a patch, in pixels."""
+    """A patch is a square of this side, in pixels."""
     spatial_merge_size: PositiveInt = 2
-    """Patches per side merged into one language-model token."""
+    """A square of patches with this side, in patches, becomes one token of the language model."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> VisionFromScratchConfig:
@@ -39,20 +39,21 @@ class LanguageFromScratchConfig(StrictModel):
     """The language model of a from-scratch model."""
 
     num_layers: PositiveInt = 2
-    """Transformer blocks."""
+    """Transformer blocks that the model has."""
     hidden_size: PositiveInt = 96
-    """Hidden size; a multiple of 2 x `num_heads`."""
+    """Numbers in a token's hidden state; it must be a multiple of 2 x `num_heads`."""
     num_heads: PositiveInt = 4
-    """Attention heads."""
+    """Attention heads that each block has."""
     num_kv_heads: PositiveInt = 2
-    """Key and value heads; divides `num_heads`."""
+    """Key and value heads that each block has; it must divide `num_heads`."""
     intermediate_size: PositiveInt = 192
-    """Inner size of the feed-forward layers."""
+    """Numbers in the inner layer of each feed-forward network."""
     vocab_size: Annotated[int, Field(ge=300)] = 448
     """Tokens of the byte-level BPE, special tokens included; 256 bytes and the special tokens need 300."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> LanguageFromScratchConfig:
+        # Rotary positions turn pairs of numbers, so a head needs an even size.
         if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 2:
             raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads ({self.num_heads})")
         if self.num_heads % self.num_kv_heads:
@@ -64,7 +65,7 @@ class FromScratchConfig(StrictModel):
     """A tiny randomly initialised model of a real Qwen-VL class, with its own tokenizer and processor."""
 
     family: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"] = "qwen2_5_vl"
-    """Model class of transformers."""
+    """Model class of transformers that is built."""
     vision: VisionFromScratchConfig = VisionFromScratchConfig()
     """The vision tower."""
     language: LanguageFromScratchConfig = LanguageFromScratchConfig()
@@ -76,18 +77,20 @@ class FromScratchConfig(StrictModel):
 class VideoConfig(StrictModel):
     """Number and size of the frames that the model sees of a video: the rule of qwen-vl-utils."""
 
+    # The defaults are those of qwen-vl-utils.
     fps: PositiveFloat = 2.0
     """Frames per second, while that gives `min_frames` to `max_frames` frames; otherwise fewer or more, evenly."""
-    min_frames: Annotated[int, Field(ge=2)] = 4
-    """Fewest frames; a shorter video is refused."""
+    min_frames: Annotated[int, Field(ge=2)] = 4  # frames go in pairs
+    """A video is sampled to this many frames at least; a shorter one is refused."""
     max_frames: Annotated[int, Field(ge=2)] = 768
-    """Most frames; a longer video is sampled at a lower rate, which the model is told."""
-    min_pixels: PositiveInt = 100352
-    """Area that smaller frames are enlarged to, in pixels."""
-    max_pixels: PositiveInt = 602112
-    """Area that larger frames are shrunk to, in pixels."""
-    total_pixels: PositiveInt = 90316800
-    """Area of all frames together that a long video is shrunk to, in pixels (half of it, as frames go in pairs)."""
+    """A video is sampled to this many frames at most; a longer one at a lower rate, which the model is told."""
+    min_pixels: PositiveInt = 100352  # 128 x 28 x 28: a token of Qwen2-VL covers 28 x 28 pixels
+    """Frames of a smaller area, in pixels, are enlarged to it."""
+    max_pixels: PositiveInt = 602112  # 768 x 28 x 28
+    """Frames of a larger area, in pixels, are shrunk to it."""
+    total_pixels: PositiveInt = 90316800  # 128,000 x 28 x 28 x 0.9
+    """A long video is shrunk until all its frames have this area together, in pixels (half of it, as frames go in
+    pairs)."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> VideoConfig:
@@ -101,14 +104,14 @@ class LoraConfig(StrictModel):
     """A low-rank adapter; all weights of the model itself are frozen."""
 
     rank: PositiveInt = 16
-    """Rank of the update of a matrix."""
+    """Each adapted matrix gets an update of this rank."""
     alpha: PositiveInt = 32
     """The update is scaled by alpha / rank."""
     dropout: DecayRate = 0.0
     """Share of an adapter's inputs dropped while training; above 0 the learner's probabilities differ from the
     sampler's."""
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = ("language.attention", "language.mlp")
-    """Linear layers that get an update."""
+    """Linear layers that are adapted."""
     use_dora: bool = False
     """Learn magnitude and direction separately (DoRA): better at low ranks, slower."""
     use_rslora: bool = False
@@ -140,9 +143,9 @@ class ModelConfig(StrictModel):
     """The policy."""
 
     path: str | None = None
-    """A local folder or a hub id. Exactly one of `path` and `from_scratch` is set."""
+    """A local folder or a hub id that the model is loaded from. Exactly one of `path` and `from_scratch` is set."""
     from_scratch: FromScratchConfig | None = None
-    """A from-scratch model. Exactly one of `path` and `from_scratch` is set."""
+    """A tiny model that is made new. Exactly one of `path` and `from_scratch` is set."""
     family: ModelFamilyConfig | None = None
     """The family of the model at `path` where it is not one of ours: names of components, chat tokens, resize rule and
     position ids."""
@@ -151,7 +154,7 @@ class ModelConfig(StrictModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is CUDA where there is a GPU."""
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
-    """Attention implementation of transformers."""
+    """Attention implementation of transformers that is used."""
     freeze: tuple[Component, ...] = ()
     """Components that are not trained."""
     lora: LoraConfig | None = None
@@ -160,17 +163,17 @@ class ModelConfig(StrictModel):
     """Components whose activations are recomputed in the backward pass: less memory, about a third more time."""
     logits_chunk_tokens: PositiveInt = 1024
     """Tokens whose logits exist at a time while training; a token's take 12 bytes per entry of the vocabulary."""
-    min_pixels: PositiveInt = 3136
-    """Area that smaller images are enlarged to, in pixels."""
-    max_pixels: PositiveInt = 1003520
-    """Area that larger images are shrunk to, in pixels."""
+    min_pixels: PositiveInt = 3136  # 4 x 28 x 28: 4 tokens of Qwen2-VL
+    """Images of a smaller area, in pixels, are enlarged to it."""
+    max_pixels: PositiveInt = 1003520  # 1280 x 28 x 28
+    """Images of a larger area, in pixels, are shrunk to it."""
     video: VideoConfig = VideoConfig()
-    """Frames of videos."""
+    """Frames of a video that the model sees, and their size."""
     max_prompt_tokens: PositiveInt = 8192
     """A prompt of more tokens is refused, never cut."""
 
     @model_validator(mode="after")
-    def _check_one_source(self) -> ModelConfig:
+    def _check_options(self) -> ModelConfig:
         if (self.path is None) == (self.from_scratch is None):
             raise ValueError("set exactly one of `path` (a folder or hub id) and `from_scratch` (a tiny new model)")
         if self.family is not None and self.from_scratch is not None:
@@ -179,10 +182,6 @@ class ModelConfig(StrictModel):
             )
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels {self.min_pixels} exceeds max_pixels {self.max_pixels}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_trainable(self) -> ModelConfig:
         for target in self.lora.targets if self.lora else ():
             if _component_of(target) in self.freeze:
                 raise ValueError(f"`lora` targets {target}, which `freeze` forbids; take it out of one of them")

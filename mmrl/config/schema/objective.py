@@ -28,10 +28,6 @@ class DifficultyWeightConfig(StrictModel):
     max_weight: PositiveFloat = 1.0
     """The factor at p = 1/2."""
 
-    def describe(self) -> str:
-        """Return the factor as a formula."""
-        return f"4 · {self.max_weight:g} · p (1 - p), p the group's mean of {self.term}"
-
 
 class AdvantageConfig(StrictModel):
     """A_i = (R_i - baseline) / scale."""
@@ -40,11 +36,12 @@ class AdvantageConfig(StrictModel):
     """`total`: R is the total reward. `per_term`: every reward term has its own A, summed by the terms' weights
     (GDPO)."""
     baseline: Literal["group_mean", "leave_one_out", "batch_mean", "none"] = "group_mean"
-    """Subtracted from R; `leave_one_out` is the mean of the group's other rollouts (RLOO)."""
+    """The value subtracted from R; `leave_one_out` is the mean of the group's other rollouts (RLOO)."""
     scale: Literal["group_std", "batch_std", "none"] = "group_std"
-    """Divides R - baseline: the standard deviation of R in the group (GRPO) or in the step, or nothing (Dr.GRPO)."""
-    eps: PositiveFloat = 1e-4
-    """Added to a standard deviation."""
+    """R - baseline is divided by this: the standard deviation of R in the group (GRPO) or in the step, or nothing
+    (Dr.GRPO)."""
+    eps: PositiveFloat = 1e-4  # as in TRL
+    """A small number that is added to a standard deviation before dividing by it."""
     batch_normalize: bool = False
     """Then bring the advantages of the whole step to mean 0 and standard deviation 1 (REINFORCE++, GDPO)."""
     outlier_std: PositiveFloat | None = None
@@ -55,12 +52,13 @@ class AdvantageConfig(StrictModel):
     """A function in place of `combine`, `baseline` and `scale`: `package.module:function` or `./file.py:function`. It
     gets one group's total rewards and reward terms, and returns an advantage for each rollout."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Options of that function."""
+    """Options that the function is called with."""
 
     @model_validator(mode="after")
     def _check_fn(self) -> AdvantageConfig:
         if self.fn is None and self.args:
             raise ValueError("`args` are the options of `fn`; set `fn`, or take them out")
+        # Compared with the defaults: a preset may have set them, and not the user.
         replaced = {"combine": "total", "baseline": "group_mean", "scale": "group_std"}
         for name, default in replaced.items():
             if self.fn is not None and getattr(self, name) != default:
@@ -90,7 +88,8 @@ class AdvantageConfig(StrictModel):
         if self.outlier_std is not None:
             lines.append(f"then A_i becomes 0 where it is more than {self.outlier_std:g} std(A) from mean(A)")
         if self.difficulty_weight is not None:
-            lines.append(f"then times {self.difficulty_weight.describe()}")
+            weight = self.difficulty_weight
+            lines.append(f"then times 4 · {weight.max_weight:g} · p (1 - p), p the group's mean of {weight.term}")
         return "\n".join(lines)
 
     def _describe_formula(self, over_group: str) -> str:
@@ -117,11 +116,11 @@ class LossCoefficientConfig(StrictModel):
     """The weight of a term of the loss over the steps of the stage."""
 
     coef: NonNegativeFloat = 0.0
-    """Weight at the first step; 0 leaves the term out."""
+    """Weight that the term has at the first step; 0 leaves the term out."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Fall of the weight to `final_frac` of it at the last step."""
+    """The weight stays, or falls to `final_frac` of it at the last step."""
     final_frac: Fraction = 0.0
-    """Share of the weight left at the last step."""
+    """Share of the weight that is left at the last step."""
 
     def describe_schedule(self) -> str:
         """Return the fall of the weight as a clause, empty for a constant weight."""
@@ -139,10 +138,11 @@ class KlConfig(LossCoefficientConfig):
     """`loss` adds it to the loss of each token; `reward` subtracts it from the token's reward, hence from the
     advantage of that token and all before it."""
     log_ratio_clip: PositiveFloat | None = None
-    """Bound on |d| in nats (10 and 11 are in use); no gradient flows where it binds."""
+    """|d| is bounded by this many nats (10 and 11 are in use); no gradient flows where the bound binds."""
 
     @model_validator(mode="after")
     def _check_k1_gradient(self) -> KlConfig:
+        # The gradient of -d is that of log policy, whose mean under the policy is 0.
         if self.coef and self.estimator == "k1" and self.apply_to == "loss":
             raise ValueError(
                 "the gradient of k1 in the loss is 0 on average; use estimator k2 or k3, or `apply_to: reward`"
@@ -194,11 +194,11 @@ class RolloutCorrectionConfig(StrictModel):
     method: Literal["none", "tis", "mask"] = "none"
     """`tis` bounds w by `high` (truncated importance sampling); `mask` sets it to 0 outside [low, high] (IcePop)."""
     level: Literal["token", "sequence"] = "token"
-    """w of each token, or the product over the whole response."""
+    """w is computed for each token, or as the product over the whole response."""
     low: NonNegativeFloat = 0.5
-    """Lower bound, for `mask` alone."""
+    """w below this is set to 0; `mask` alone uses it."""
     high: PositiveFloat = 2.0
-    """Upper bound."""
+    """w above this is set to it by `tis`, and to 0 by `mask`."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> RolloutCorrectionConfig:
@@ -235,6 +235,7 @@ def _find_policy_loss_form(value: object) -> str:
     return "function" if isinstance(value, dict | CustomPolicyLossConfig) else "name"
 
 
+# Tagged, so that an error is about the form that was written, not about every form in turn.
 PolicyLossChoice = Annotated[
     Annotated[Literal["clip", "cispo"], Tag("name")] | Annotated[CustomPolicyLossConfig, Tag("function")],
     Discriminator(_find_policy_loss_form),
@@ -255,9 +256,9 @@ class LossConfig(StrictModel):
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped at 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    """Upper bound on the ratio where A < 0 (3 is usual)."""
+    """The ratio counts as this at most where A < 0 (3 is usual)."""
     log_ratio_clip: PositiveFloat | None = None
-    """Bound on |log ratio| of a token before anything else, in nats; ln 1000 = 6.9 in StableReinforce."""
+    """|log ratio| of a token is bounded by this many nats before anything else; ln 1000 = 6.9 in StableReinforce."""
     aggregation: Literal["token", "sequence", "fixed"] = "token"
     """`token`: mean over the tokens of the whole step (DAPO). `sequence`: mean of the responses' means (GRPO as
     published). `fixed`: sum over tokens / `fixed_length`, mean over responses (Dr.GRPO)."""
@@ -272,11 +273,11 @@ class LossConfig(StrictModel):
     """Importance weights for a sampler whose probabilities differ from the learner's; needs
     `old_logprobs: recomputed`."""
     kl: KlConfig = KlConfig()
-    """The penalty for moving away from a reference; with coef 0 no reference is kept."""
+    """The penalty for moving away from a reference; with `coef: 0` no reference is kept."""
     entropy: LossCoefficientConfig = LossCoefficientConfig()
-    """A bonus on the entropy of the next token."""
+    """A bonus that rewards entropy of the next token."""
     sft_loss: SftLossConfig = SftLossConfig()
-    """A supervised loss on good responses, beside the policy loss."""
+    """A supervised loss on good responses, added to the policy loss."""
 
     @model_validator(mode="after")
     def _check_options(self) -> LossConfig:
@@ -287,25 +288,22 @@ class LossConfig(StrictModel):
             )
         if self.dual_clip is not None and self.policy_loss == "cispo":
             raise ValueError("dual_clip bounds the clipped policy loss; cispo has `clip_high` for that")
-        if isinstance(self.policy_loss, CustomPolicyLossConfig):
-            self._check_custom_policy_loss()
-        if self.fixed_length is not None and self.aggregation != "fixed":
-            raise ValueError(f"fixed_length is for `aggregation: fixed`, not for {self.aggregation!r}")
-        return self
-
-    def _check_custom_policy_loss(self) -> None:
-        """Refuse options of the built-in losses that a function would never see."""
-        if self.importance_ratio_level != "token":
+        # A function gets no option of the built-in losses.
+        is_custom = isinstance(self.policy_loss, CustomPolicyLossConfig)
+        if is_custom and self.importance_ratio_level != "token":
             raise ValueError(
                 f"`policy_loss.fn` computes its own ratio, so `importance_ratio_level: {self.importance_ratio_level}` "
                 "would have no effect; take it out, or an `algorithm` that sets it"
             )
         for name in ("dual_clip", "log_ratio_clip"):
-            if getattr(self, name) is not None:
+            if is_custom and getattr(self, name) is not None:
                 raise ValueError(
                     f"`policy_loss.fn` computes its own ratio, so `{name}` would have no effect; make it an option of "
                     "the function, in `policy_loss.args`"
                 )
+        if self.fixed_length is not None and self.aggregation != "fixed":
+            raise ValueError(f"fixed_length is for `aggregation: fixed`, not for {self.aggregation!r}")
+        return self
 
     def describe_formula(self, max_new_tokens: int) -> str:
         """Return the loss as one line: L = ..."""
@@ -318,8 +316,16 @@ class LossConfig(StrictModel):
             case "fixed":
                 sums = f"(1/({length} S)) Σ_i Σ_t" if length > 1 else "(1/S) Σ_i Σ_t"
         weight = "" if self.rollout_correction.method == "none" else "w_t "
+        # A function returns a loss; the built-in formulas are objectives, to be maximised.
         sign = "" if isinstance(self.policy_loss, CustomPolicyLossConfig) else "-"
-        return f"L = {sign}{sums} {weight}{self._describe_policy_loss()}{self._describe_added_terms()}"
+        formula = f"L = {sign}{sums} {weight}{self._describe_policy_loss()}"
+        if self.kl.coef and self.kl.apply_to == "loss":
+            formula += f" + {self.kl.coef:g} · KL"
+        if self.entropy.coef:
+            formula += f" - {self.entropy.coef:g} · H"
+        if self.sft_loss.coef:
+            formula += f" + {self.sft_loss.coef:g} · NLL"
+        return formula
 
     def describe_ratio(self) -> str:
         """Return the importance ratio as a formula."""
@@ -379,16 +385,6 @@ class LossConfig(StrictModel):
                 options = "".join(f", {name}={value!r}" for name, value in args.items())
                 return f"l_t, l = {fn}(log π, log π_old, {advantage}{options})"
 
-    def _describe_added_terms(self) -> str:
-        text = ""
-        if self.kl.coef and self.kl.apply_to == "loss":
-            text += f" + {self.kl.coef:g} · KL"
-        if self.entropy.coef:
-            text += f" - {self.entropy.coef:g} · H"
-        if self.sft_loss.coef:
-            text += f" + {self.sft_loss.coef:g} · NLL"
-        return text
-
 
 class ReferenceConfig(StrictModel):
     """The model that the KL penalty measures from, and its updates."""
@@ -399,7 +395,7 @@ class ReferenceConfig(StrictModel):
     update: Literal["never", "ema", "reset"] = "never"
     """`never` keeps it frozen; `ema` makes it a running average of the policy; `reset` copies the policy (ProRL)."""
     update_every: PositiveInt = 1
-    """Steps between updates."""
+    """The reference is updated every so many steps."""
     ema_decay: DecayRate = 0.99
     """Share of the old reference that stays in an `ema` update."""
     reset_optimizer: bool = False

@@ -1,4 +1,4 @@
-"""Published settings that a name stands for: `algorithm: NAME` of a stage, `preset: NAME` of a rethink step.
+"""Published settings that a name stands for: `algorithm: NAME` of a stage, `preset: NAME` of rethinking or replay.
 
 They replace the schema's defaults, and what the config sets itself wins over them. The weight of the KL penalty is
 never among them: papers vary it by model.
@@ -24,6 +24,8 @@ AlgorithmName = Literal[
 ]
 
 RethinkPreset = Literal["unbiased", "paper"]
+
+ReplayPreset = Literal["default", "paper", "code"]
 
 PresetValue: TypeAlias = "PresetSettings | Sequence[PresetValue] | str | float | None"
 PresetSettings: TypeAlias = "Mapping[str, PresetValue]"
@@ -85,21 +87,30 @@ RETHINK_PRESETS: Mapping[RethinkPreset, PresetSettings] = {
     },
 }
 
+REPLAY_PRESETS: Mapping[ReplayPreset, PresetSettings] = {
+    # The schema's own defaults: a rollout is replayed for a few steps at most, and once a step.
+    "default": {},
+    # VL-Rethinker, arXiv:2504.08837 v1, 3.2: rollouts with an advantage stay for the whole episode, here the stage,
+    # and fill up the step by |A|^alpha. The paper sets no capacity; this one bounds the memory of a machine.
+    "paper": {"capacity": 65536, "max_staleness": None, "without_replacement": False},
+    # Its repository where replay runs (commit 4afedcd): half a step, drawn by |A| with replacement from the fresh
+    # rollouts, filled up from a buffer of that size. Its extra positives have weight 0 there: they are never drawn.
+    "code": {
+        "capacity": None,
+        "max_staleness": None,
+        "without_replacement": False,
+        "resample_fresh": True,
+        "target_fraction": 0.5,
+    },
+}
+
 
 def check_preset_applied(preset: str, settings: PresetSettings, given: Collection[str], section: str = "") -> None:
-    """Check that every setting of a preset was given or filled in.
+    """Raise ValueError unless every setting of a preset is among the keys that are given.
 
-    Loading a config file fills presets in; a model built in Python from the name alone would keep the defaults.
-
-    Args:
-        preset: "algorithm 'dapo'", for the message.
-        settings: the preset.
-        given: keys that are set.
-        section: prefix of the keys in the message, "loss." for example.
-
-    Raises:
-        ValueError: a setting is missing.
+    `preset` ("algorithm 'dapo'") and `section` ("loss.") name the preset and the place of its keys in the message.
     """
+    # Loading a config file fills presets in; a model built in Python from the name alone would keep the defaults.
     missing = settings.keys() - given
     if missing:
         raise ValueError(

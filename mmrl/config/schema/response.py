@@ -17,20 +17,18 @@ from mmrl.config.schema.base import (
     check_rising_steps,
     find_duplicate,
     format_interval,
-    matches_conditions,
 )
-from mmrl.types import Sample
 
 
 class ResponseSectionConfig(StrictModel):
     """A part of a response before its answer, besides the thinking: an observation, for example."""
 
     tag: TagName
-    """Name of the tag, or of the JSON field."""
+    """Name that the section's tag, or its JSON field, has."""
     required: bool = True
     """False if a response may leave it out."""
     after_thinking: bool = False
-    """It stands between thinking and answer, rather than before both."""
+    """The section stands between thinking and answer, rather than before both."""
 
 
 class ResponseFormatConfig(StrictModel):
@@ -42,11 +40,11 @@ class ResponseFormatConfig(StrictModel):
     """Place of the answer: in <answer>...</answer>; in \\boxed{...}, after free text; or as the last field of one JSON
     object, whose other fields are the thinking and the sections."""
     answer_tag: TagName = "answer"
-    """Name of the answer's tag, or of its JSON field."""
+    """Name that the answer's tag, or its JSON field, has."""
     think_tag: TagName = "think"
-    """Name of the thinking's tag, or of its JSON field."""
+    """Name that the thinking's tag, or its JSON field, has."""
     sections: tuple[ResponseSectionConfig, ...] = ()
-    """Other parts before the answer, in their order."""
+    """Other parts that come before the answer, in their order."""
     stop_at_answer: bool = False
     """End a response at the closing tag of its answer. Otherwise it goes on until its end-of-sequence token, which
     demonstrations have, so that the model learns it."""
@@ -56,14 +54,10 @@ class ResponseFormatConfig(StrictModel):
     """Append a sentence to the question that states the format."""
 
     @model_validator(mode="after")
-    def _check_unique_tags(self) -> ResponseFormatConfig:
+    def _check_options(self) -> ResponseFormatConfig:
         duplicate = find_duplicate([self.answer_tag, self.think_tag, *(section.tag for section in self.sections)])
         if duplicate is not None:
             raise ValueError(f"two parts of a response are named {duplicate!r}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_stop_strings(self) -> ResponseFormatConfig:
         if self.stop_at_answer and self.style != "tags":
             raise ValueError(f"stop_at_answer needs `style: tags`: style {self.style!r} has no closing tag to stop at")
         if "" in self.stop_strings:
@@ -78,11 +72,11 @@ class RewardTransformConfig(StrictModel):
     """
 
     clip: tuple[float, float] | None = None
-    """Least and largest value; others are set to them."""
+    """Values outside these two are set to the nearer one."""
     threshold: float | None = None
-    """1 if the value reaches this, else 0."""
+    """The value becomes 1 if it reaches this, else 0."""
     power: PositiveFloat = 1.0
-    """Exponent; for values from 0 up."""
+    """The value is raised to this power; it must be 0 or more then."""
     rescale_to: tuple[float, float] | None = None
     """Interval that the reward's range is stretched to: [-1, 1] makes the worst value a penalty."""
 
@@ -104,9 +98,9 @@ class WeightScheduleConfig(StrictModel):
     """A factor on the weight over the steps of a stage. Evaluation has none, so that its results are comparable."""
 
     points: Annotated[tuple[tuple[NonNegativeInt, NonNegativeFloat], ...], Field(min_length=1)]
-    """Pairs of a step (from 0) and a factor, constant before the first and after the last."""
+    """Pairs of a step (from 0) and a factor, which is constant before the first and after the last."""
     interpolation: Literal["linear", "steps"] = "linear"
-    """Between two points: linear, or the factor of the earlier one."""
+    """`linear` changes the factor evenly between two points; `steps` keeps that of the earlier point."""
 
     @model_validator(mode="after")
     def _check_points(self) -> WeightScheduleConfig:
@@ -115,6 +109,7 @@ class WeightScheduleConfig(StrictModel):
 
     def factor_at(self, step: int) -> float:
         """Return the factor at a step."""
+        # From the right: at the step of a point, that point's factor holds already.
         after = bisect_right([point_step for point_step, _ in self.points], step)
         if after in (0, len(self.points)):
             return self.points[max(after - 1, 0)][1]
@@ -132,24 +127,21 @@ class BaseRewardConfig(StrictModel):
     """A function that scores responses, the samples it applies to, and its weight."""
 
     fn: str
-    """`module:function` or `./file.py:function`."""
+    """The function, `module:function` or `./file.py:function`."""
     name: str | None = None
-    """Name in metrics; the function's own name when left out."""
+    """Name that metrics use; the function's own name when left out."""
     weight: float = 1.0
-    """Factor in the total; the exponent where totals are products."""
+    """The value is multiplied by this in the total; where totals are products, it is the exponent."""
     schedule: WeightScheduleConfig | None = None
-    """Change of the weight over the steps of a stage."""
+    """Factors on the weight that change over the steps of a stage."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function."""
+    """Options that the function is called with."""
     when: SampleConditions = Field(default_factory=dict)
     """Samples that it applies to: allowed values of `task` or of a column of `meta`. All samples when empty."""
 
-    def applies_to(self, sample: Sample) -> bool:
-        """Return True if the sample meets every condition of `when`."""
-        return matches_conditions(self.when, sample)
-
     def weight_at(self, step: int | None) -> float:
         """Return the weight at a step of the stage; without a step, the weight without its schedule."""
+        # Evaluation passes no step, so that its results can be compared from step to step.
         return self.weight if step is None or self.schedule is None else self.weight * self.schedule.factor_at(step)
 
     def describe(self) -> str:
@@ -178,7 +170,7 @@ class RewardTermConfig(BaseRewardConfig):
     requires_above: float = 0.0
     """Value that the required term must exceed."""
     transform: RewardTransformConfig = RewardTransformConfig()
-    """Changes to the value before it enters the total."""
+    """Changes that the value goes through before it enters the total."""
     fallback: float | None = None
     """Value in place of a failed call, where the failure policy is `fallback` and in evaluation; the lower end of the
     reward's range when left out."""
@@ -228,9 +220,9 @@ class RewardsConfig(ScoringConfig):
     """Scores of a response."""
 
     terms: Annotated[tuple[RewardTermConfig, ...], Field(min_length=1)]
-    """The reward terms."""
+    """Functions that score each response."""
     group_rewards: tuple[GroupRewardConfig, ...] = ()
-    """Rewards added to the totals of a group before they become advantages."""
+    """Rewards that are added to the totals of a group before they become advantages."""
 
     @model_validator(mode="after")
     def _check_weights(self) -> RewardsConfig:
@@ -241,19 +233,6 @@ class RewardsConfig(ScoringConfig):
         if self.combine == "product" and any(term.weight < 0 for term in self.terms):
             raise ValueError("combine product takes weights as exponents: they must be 0 or more")
         return self
-
-    @property
-    def non_additive_part(self) -> str:
-        """A clause naming what makes the total more than a constant weighted sum of terms; empty if nothing does."""
-        if self.combine != "sum":
-            return f"rewards.combine {self.combine!r} does not"
-        for term in self.terms:
-            if term.requires is not None or term.transform != RewardTransformConfig():
-                return f"term {term.fn} has `requires` or a transform, which that would ignore"
-        for reward in (*self.terms, *self.group_rewards):
-            if reward.schedule is not None:
-                return f"term {reward.fn} has a schedule, which that would ignore"
-        return ""
 
     def describe(self) -> str:
         """Return the total as a formula, then its terms, a line each."""

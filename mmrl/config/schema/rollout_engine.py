@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from mmrl.config.schema.base import NonNegativeInt, PositiveFloat, PositiveFraction, PositiveInt, StrictModel
-from mmrl.config.schema.custom_rollouts import CustomEngineConfig, find_engine_form
 
+
+class CustomEngineConfig(StrictModel):
+    """An engine of the user's own (docs/extending/rollout_engine.md)."""
+
+    fn: str
+    """`module:function` or `./file.py:function`; called with an `EngineContext`, it returns a `Sampler`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the function."""
+
+
+def _find_engine_form(value: object) -> str:
+    """Return the tag by which pydantic reads `rollout.engine`: the `name` of an engine, or a `function`."""
+    return "function" if isinstance(value, dict | CustomEngineConfig) else "name"
+
+
+# Tagged, as `policy_loss` is: an error is then about the form that was written.
 EngineChoice = Annotated[
     Annotated[Literal["hf", "vllm", "vllm_server"], Tag("name")] | Annotated[CustomEngineConfig, Tag("function")],
-    Discriminator(find_engine_form),
+    Discriminator(_find_engine_form),
 ]
 
 
 class VllmConfig(StrictModel):
     """Options of a vLLM engine; its dtype and longest sequence follow from `model` and the stages."""
 
-    gpu_memory_utilization: PositiveFraction = 0.4
-    """Share of a GPU's memory for its weights and caches."""
+    gpu_memory_utilization: PositiveFraction = 0.4  # the learner may be on the same GPU
+    """Share of a GPU's memory that vLLM takes for its weights and caches."""
     cpu_kv_cache_mib: PositiveInt = 512
-    """Memory for keys and values on a machine without a GPU, in MiB."""
+    """Memory that keys and values take on a machine without a GPU, in MiB."""
     max_num_seqs: PositiveInt = 256
-    """Sequences generated at a time."""
+    """Sequences that are generated at a time."""
     tensor_parallel_size: PositiveInt = 1
     """GPUs that one replica of a server spans."""
     max_restarts: NonNegativeInt = 1
-    """Restarts of an engine that fails in a run of one process; it is asked once more after each."""
+    """An engine that fails is restarted this often, in a run of one process; it is asked once more after each
+    restart."""
 
 
 class VllmServerConfig(StrictModel):
@@ -36,18 +52,18 @@ class VllmServerConfig(StrictModel):
     urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+$")], ...] = ()
     """Servers that run already, started as docs/vllm.md says; none are started then."""
     replicas: PositiveInt = 1
-    """Servers to start; prompts are divided among them."""
+    """Servers that the run starts; prompts are divided among them."""
     devices: tuple[str, ...] = ()
     """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; without it each sees the GPUs of the run."""
     weight_transfer: Literal["file", "nccl", "ipc"] = "file"
-    """Transport of new weights: `file` through shared memory (works everywhere, on one machine), `nccl` to another GPU
-    or machine, `ipc` on the learner's own GPU."""
+    """Transport that new weights take: `file` through shared memory (works everywhere, on one machine), `nccl` to
+    another GPU or machine, `ipc` on the learner's own GPU."""
     startup_timeout_s: PositiveFloat = 900.0
     """Seconds after which a replica that does not answer has failed."""
     timeout_s: PositiveFloat = 600.0
     """Seconds after which a request has failed."""
     max_restarts: NonNegativeInt = 1
-    """Restarts of a replica that failed; its open prompts are asked once more after each."""
+    """A replica that failed is restarted this often; its open prompts are asked once more after each restart."""
 
     @model_validator(mode="after")
     def _check_urls_or_replicas(self) -> VllmServerConfig:
@@ -62,11 +78,11 @@ class LogprobCheckConfig(StrictModel):
     """Comparison of the engine's log-probabilities with the learner's, at the start of a stage and between syncs."""
 
     every: NonNegativeInt = 0
-    """Weight syncs from one check to the next. 0 checks at the start of a stage alone, and never the engine `hf`."""
+    """A check follows every so many weight syncs. 0 checks at the start of a stage alone, and never the engine `hf`."""
     prompts_per_modality: PositiveInt = 4
-    """Prompts of each modality (text alone, with images, with video) in a check."""
+    """Prompts of each modality (text alone, with images, with video) that a check generates from."""
     max_new_tokens: PositiveInt = 32
-    """Tokens generated for each prompt at most."""
+    """At most this many tokens are generated for each prompt."""
     warn_above: PositiveFloat = 0.05
     """Mean |difference| of a token's log-probability in any modality, in nats, above which a warning is printed."""
     stop_above: PositiveFloat = 0.5
@@ -81,11 +97,11 @@ class RolloutConfig(StrictModel):
     the learner; `vllm_server`: engines in processes of their own, on this machine or others; `{fn: .., args: ..}`: one
     of the user's own, docs/extending/rollout_engine.md."""
     vllm: VllmConfig = VllmConfig()
-    """Options of a vLLM engine."""
+    """Options of the engine `vllm`, and of the servers that the run starts."""
     server: VllmServerConfig = VllmServerConfig()
-    """Servers of the engine `vllm_server`."""
+    """Options of the engine `vllm_server`."""
     logprob_check: LogprobCheckConfig = LogprobCheckConfig()
-    """Comparison of engine and learner."""
+    """Comparison of the engine's log-probabilities with the learner's."""
 
     @model_validator(mode="after")
     def _check_tensor_parallel(self) -> RolloutConfig:

@@ -16,7 +16,6 @@ from mmrl.config.schema.base import (
     StrictModel,
     find_duplicate,
 )
-from mmrl.config.schema.custom_rollouts import CustomStepConfig, find_step_kind
 from mmrl.config.schema.presets import RETHINK_PRESETS, RethinkPreset, check_preset_applied
 
 RewardTermNames = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -32,13 +31,13 @@ class GenerateConfig(StrictModel):
     kind: Literal["generate"]
     """Selects this kind of step."""
     partial_rollout_tokens: PositiveInt | None = None
-    """Tokens generated for every unfinished response before counting complete groups; without it all responses are
-    completed in their step."""
+    """Tokens that are generated for every unfinished response before complete groups are counted; without it all
+    responses are completed in their step."""
     oversampling: Annotated[float, Field(ge=1.0, le=16.0)] = 1.0
-    """Prompts in flight, relative to `prompts_per_step`. The step goes on as soon as `prompts_per_step` groups are
-    complete; the others wait for the next step."""
+    """Prompts that are in flight, relative to `prompts_per_step`. The step goes on as soon as `prompts_per_step` groups
+    are complete; the others wait for the next step."""
     max_tokens_per_step: PositiveInt | None = None
-    """Tokens generated in a step, about. After so many the step goes on with the complete groups, at least one."""
+    """After about this many generated tokens the step goes on with the complete groups, at least one."""
 
     @model_validator(mode="after")
     def _check_partial_rollouts(self) -> GenerateConfig:
@@ -66,11 +65,12 @@ class RethinkTriggerConfig(StrictModel):
     """Text forced into a response; it is never trained on."""
 
     text: Annotated[str, Field(min_length=1)]
-    """The text, with the white space that separates it from the first response."""
+    """The text, including the white space that separates it from the first response."""
     weight: PositiveFloat = 1.0
-    """Probability relative to other triggers."""
+    """Triggers are drawn in proportion to this."""
     only: Literal["any", "correct", "incorrect"] = "any"
-    """First responses it is for. A trigger for correct or for incorrect ones alone tells the model its verdict."""
+    """First responses that may be continued behind it. A trigger for correct or for incorrect ones alone tells the
+    model its verdict."""
 
 
 class RethinkConfig(StrictModel):
@@ -83,32 +83,32 @@ class RethinkConfig(StrictModel):
     kind: Literal["rethink"]
     """Selects this kind of step."""
     name: Identifier = "rethink"
-    """Name in metrics."""
+    """Name that metrics use."""
     preset: RethinkPreset = "unbiased"
     """`paper` is what VL-Rethinker's code does: other defaults for all keys below. Its group means are biased: only
     correct continuations enter a group, and half of the triggers reveal whether the first response was correct."""
     correct: RewardTermNames
     """Reward terms that decide whether a response is correct: all that apply to its sample must reach `threshold`."""
     threshold: float = 1.0
-    """Least value of these terms."""
+    """Each of these terms must reach this value for a response to be correct."""
     only: Literal["any", "correct", "incorrect"] = "any"
     """First responses that may be continued."""
     accuracy_range: tuple[Fraction, Fraction] = (0.0, 1.0)
-    """Groups that take part: their share of correct first responses, both ends included."""
+    """Groups take part whose share of correct first responses lies between these two, ends included."""
     min_free_tokens: NonNegativeInt = 0
     """Tokens of `sampling.max_new_tokens` that a first response must have left over to be continued."""
     fraction: PositiveFraction = 1.0
     """Share of these responses that is drawn for continuation."""
     max_attempts_per_group: PositiveInt | None = None
-    """Continuations per group at most."""
+    """At most this many responses of a group are continued."""
     triggers: Annotated[tuple[RethinkTriggerConfig, ...], Field(min_length=1)] = (
         RethinkTriggerConfig(text="\n\nWait, let me check."),
     )
-    """Texts to continue behind, drawn by weight."""
+    """Texts that responses are continued behind, drawn by weight."""
     cut_answer_fraction: Fraction = 0.0
     """Share of continuations whose first response loses its last answer before the trigger."""
     temperature: PositiveFloat | None = None
-    """Temperature of the continuation; that of first responses when left out."""
+    """Temperature that continuations are sampled at; that of first responses when left out."""
     max_new_tokens: PositiveInt = 512
     """Tokens that may follow the trigger."""
     min_new_tokens: NonNegativeInt = 0
@@ -117,7 +117,7 @@ class RethinkConfig(StrictModel):
     """Continuations that count: all; those that end correct; or those that turn incorrect into correct. Dropping the
     others makes a group look better than the policy is."""
     max_kept_per_group: PositiveInt | None = None
-    """Continuations per group that count at most; the others are dropped."""
+    """At most this many continuations of a group count; the others are dropped."""
     mode: Literal["replace", "add"] = "replace"
     """A continuation replaces its first response, or joins the group beside it."""
 
@@ -128,15 +128,12 @@ class RethinkConfig(StrictModel):
             raise ValueError(f"accuracy_range [{low:g}, {high:g}] is empty; write the lower end first")
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}")
+        # Each first response that may be continued needs a trigger that is meant for it.
         for verdict in ("correct", "incorrect") if self.only == "any" else (self.only,):
             if not any(trigger.only in ("any", verdict) for trigger in self.triggers):
                 raise ValueError(f"no trigger is for {verdict} first responses; add one, or set `only`")
         if self.keep == "improved" and self.only == "correct":
             raise ValueError("`keep: improved` drops every continuation where `only` is correct")
-        return self
-
-    @model_validator(mode="after")
-    def _check_preset(self) -> RethinkConfig:
         check_preset_applied(f"preset {self.preset!r}", RETHINK_PRESETS[self.preset], self.model_fields_set)
         return self
 
@@ -158,6 +155,7 @@ class RethinkConfig(StrictModel):
     def describe(self, temperature: float) -> list[str]:
         """Return the step in two lines, and a warning for each bias; `temperature` is that of first responses."""
         lines = [self._describe_attempts(temperature), self._describe_kept()]
+        # Warnings, not errors: VL-Rethinker's code does both.
         if self._has_verdict_triggers:
             lines.append(
                 "WARNING: some triggers are for correct or incorrect responses alone, and tell the model its verdict"
@@ -178,15 +176,13 @@ class RethinkConfig(StrictModel):
             text += f", of groups with {low:g} to {high:g} correct"
         if self.max_attempts_per_group is not None:
             text += f", at most {self.max_attempts_per_group} of a group"
-        text += f" are continued behind {self._describe_triggers()}"
+        behind = "a forced trigger" if len(self.triggers) == 1 else f"one of {len(self.triggers)} forced triggers"
+        text += f" are continued behind {behind}"
         used = temperature if self.temperature is None else self.temperature
         text += f" at temperature {used:g}, with at most {self.max_new_tokens} tokens"
         if self.cut_answer_fraction:
             text += f"; in {self.cut_answer_fraction:.0%} the last answer is cut off first"
         return text
-
-    def _describe_triggers(self) -> str:
-        return "a forced trigger" if len(self.triggers) == 1 else f"one of {len(self.triggers)} forced triggers"
 
     def _describe_kept(self) -> str:
         match self.keep:
@@ -212,7 +208,7 @@ class ToolConfig(StrictModel):
     name: Identifier | None = None
     """Name by which the model calls it; the function's own when left out."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function. The model writes its arguments."""
+    """Options that the function is called with, beside the arguments that the model writes."""
 
     @property
     def call_name(self) -> str:
@@ -220,6 +216,7 @@ class ToolConfig(StrictModel):
         return self.name or self.fn.rpartition(":")[2]
 
 
+# By name: the schema imports without torch, and these tools do not.
 _MEDIA_TOOLS: Final = (
     "mmrl.rollout.tools.builtin:zoom",
     "mmrl.rollout.tools.builtin:frames",
@@ -236,9 +233,9 @@ class ToolsConfig(StrictModel):
     kind: Literal["tools"]
     """Selects this kind of step."""
     name: Identifier = "tools"
-    """Name in metrics."""
+    """Name that metrics use."""
     tools: Annotated[tuple[ToolConfig, ...], Field(min_length=1)]
-    """The tools."""
+    """Functions that a response may call."""
     max_turns: PositiveInt = 4
     """Calls per response that get a result; one more ends the response."""
     max_total_tokens: PositiveInt = 4096
@@ -253,10 +250,10 @@ class ToolsConfig(StrictModel):
     """Processes that run tools."""
     on_error: Literal["feedback", "stop"] = "feedback"
     """After a tool raises or exceeds its deadline: `feedback` tells the model, `stop` ends the run; always counted."""
-    result_prefix: str = "\n<tool_response>\n"
-    """Text before a result; it may hold special tokens of the chat template."""
+    result_prefix: str = "\n<tool_response>\n"  # as in Qwen's chat template
+    """Text that is put before a result; it may hold special tokens of the chat template."""
     result_suffix: str = "\n</tool_response>\n"
-    """Text after a result."""
+    """Text that is put after a result."""
 
     @model_validator(mode="after")
     def _check_max_media(self) -> ToolsConfig:
@@ -304,16 +301,16 @@ class BlindProbeConfig(StrictModel):
     kind: Literal["probe"]
     """Selects this kind of step."""
     corruption: Literal["left_out", "grey", "noise", "swapped", "shuffled", "cropped"]
-    """Change of the images and videos: left out with their placeholders; painted grey; replaced by noise; swapped with
-    another training sample's; video frames shuffled; images cropped to a random part."""
+    """Images and videos are changed in this way: left out with their placeholders; painted grey; replaced by noise;
+    swapped with another training sample's; video frames shuffled; images cropped to a random part."""
     crop_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Share of an image's width and height that `cropped` leaves; 0.5 when left out."""
     name: Identifier | None = None
-    """Name in metrics and for the group reward `blind_contrast`; that of `corruption` when left out."""
+    """Name that metrics and the group reward `blind_contrast` use; that of `corruption` when left out."""
     rollouts_per_prompt: PositiveInt = 1
-    """Extra rollouts of each prompt."""
+    """Extra rollouts that are generated for each prompt."""
     every: PositiveInt = 1
-    """Steps from one probe to the next."""
+    """The probe is made every so many steps."""
 
     @model_validator(mode="after")
     def _check_crop_fraction(self) -> BlindProbeConfig:
@@ -323,26 +320,51 @@ class BlindProbeConfig(StrictModel):
 
     def describe(self) -> list[str]:
         """Return the step as a line."""
-        often = "every step" if self.every == 1 else f"every {self.every} steps"
-        return [
-            f"probe {step_name(self)}: {often}, {self.rollouts_per_prompt} more of each prompt "
-            f"{self._describe_corruption()}; they are scored and never train"
-        ]
-
-    def _describe_corruption(self) -> str:
         match self.corruption:
             case "left_out":
-                return "without its images and videos"
+                hidden = "without its images and videos"
             case "grey":
-                return "with its images and videos painted grey"
+                hidden = "with its images and videos painted grey"
             case "noise":
-                return "with noise in place of its images and videos"
+                hidden = "with noise in place of its images and videos"
             case "swapped":
-                return "with the images and videos of another sample"
+                hidden = "with the images and videos of another sample"
             case "shuffled":
-                return "with the frames of its videos in another order"
+                hidden = "with the frames of its videos in another order"
             case "cropped":
-                return f"with {self.crop_fraction or 0.5:g} of the width and height of each image"
+                hidden = f"with {self.crop_fraction or 0.5:g} of the width and height of each image"
+        often = "every step" if self.every == 1 else f"every {self.every} steps"
+        return [
+            f"probe {step_name(self)}: {often}, {self.rollouts_per_prompt} more of each prompt {hidden}; they are "
+            "scored and never train"
+        ]
+
+
+class CustomStepConfig(StrictModel):
+    """A rollout step of the user's own (docs/extending/rollout_step.md)."""
+
+    kind: Literal["custom"] = "custom"
+    """Selects this kind of step; may be left out beside `fn`."""
+    fn: str
+    """`module:function` or `./file.py:function`; called with a `RolloutContext`, it returns a `RolloutStep`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the function."""
+    name: Identifier | None = None
+    """Name that messages use; the function's own when left out."""
+    max_added_tokens: NonNegativeInt = 0
+    """Tokens that the step may add to a response; vLLM reserves room for them behind the longest prompt."""
+
+    def describe(self) -> list[str]:
+        """Return the step as a line."""
+        name = self.name or self.fn.rpartition(":")[2]
+        return [f"{name}: {self.fn} changes the rollouts; it may add {self.max_added_tokens} tokens to a response"]
+
+
+def _find_step_kind(value: object) -> object:
+    """Return the tag by which pydantic chooses the model of a rollout step: its `kind`, or `custom` beside `fn`."""
+    if isinstance(value, dict):
+        return value.get("kind", "custom" if "fn" in value else None)
+    return getattr(value, "kind", None)
 
 
 RolloutStepConfig = Annotated[
@@ -351,7 +373,7 @@ RolloutStepConfig = Annotated[
     | Annotated[ToolsConfig, Tag("tools")]
     | Annotated[BlindProbeConfig, Tag("probe")]
     | Annotated[CustomStepConfig, Tag("custom")],
-    Discriminator(find_step_kind),
+    Discriminator(_find_step_kind),
 ]
 RolloutStepConfigs = Annotated[tuple[RolloutStepConfig, ...], Field(min_length=1)]
 GENERATE_ONLY: RolloutStepConfigs = (GenerateConfig(kind="generate"),)
@@ -379,11 +401,8 @@ def describe_rollout_steps(steps: RolloutStepConfigs, temperature: float) -> str
 
 
 def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
-    """Check that the first step generates, no other does, and names are unique.
-
-    Raises:
-        ValueError: a check fails.
-    """
+    """Return the steps; raise ValueError unless the first one generates, no other does, and names are unique."""
+    # All other steps work on responses, which the first one has to make.
     kinds = [step.kind for step in steps]
     if kinds[0] != "generate" or kinds.count("generate") > 1:
         raise ValueError(f"rollout_steps begin with one step of kind generate; got {', '.join(kinds)}")
@@ -395,12 +414,9 @@ def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
 
 
 def check_plain_generation(steps: RolloutStepConfigs, owner: str, limit: str) -> None:
-    """Refuse partial rollouts, probes and added rollouts where `owner` ("evaluation") has no use for them.
+    """Raise ValueError for partial rollouts, probes and added rollouts, which `owner` ("evaluation") has no use for.
 
     `limit` ends the message about added rollouts: "writes `group_size` rollouts".
-
-    Raises:
-        ValueError: a step does one of these.
     """
     for step in steps:
         if isinstance(step, GenerateConfig) and step.partial_rollout_tokens is not None:
@@ -412,11 +428,7 @@ def check_plain_generation(steps: RolloutStepConfigs, owner: str, limit: str) ->
 
 
 def check_free_tokens(steps: RolloutStepConfigs, max_new_tokens: int) -> None:
-    """Check that a first response of `max_new_tokens` at most can leave `min_free_tokens` over.
-
-    Raises:
-        ValueError: a rethink step asks for more.
-    """
+    """Raise ValueError if no first response of `max_new_tokens` at most can leave a rethink step's tokens free."""
     for step in steps:
         if isinstance(step, RethinkConfig) and step.min_free_tokens >= max_new_tokens:
             raise ValueError(

@@ -1,20 +1,19 @@
-"""The root of the schema: sections `run`, `checkpoints`, `logging`, and the whole config with its cross-checks."""
+"""The root of the schema: small sections (`run`, `checkpoints`, `deepspeed` ...) and the whole config."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from mmrl.config.schema.base import COMPONENTS, FileName, NonNegativeInt, PositiveInt, StrictModel
+from mmrl.config.schema.base import FileName, NonNegativeInt, PositiveFloat, PositiveInt, StrictModel
 from mmrl.config.schema.data import DataConfig
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
-from mmrl.config.schema.distributed import DeepspeedConfig, DistributedConfig
 from mmrl.config.schema.evaluation import TrainingEvalConfig
 from mmrl.config.schema.model import ModelConfig
 from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
-from mmrl.config.schema.stage_checks import check_stage_dependencies
+from mmrl.config.schema.stage_checks import check_stages
 from mmrl.config.schema.stages import RlStage, SftStage
 
 StageConfig: TypeAlias = SftStage | RlStage | SampleStage | SelectStage
@@ -35,9 +34,9 @@ class CheckpointsConfig(StrictModel):
     """When runs are saved, and which checkpoints are kept."""
 
     every: PositiveInt = 100
-    """Steps between checkpoints; one more is saved at the end of each stage."""
+    """A checkpoint is saved every so many steps, and one more at the end of each stage."""
     keep_last: PositiveInt = 2
-    """Number of the latest checkpoints that are kept."""
+    """This many of the latest checkpoints are kept."""
     keep_every: PositiveInt | None = None
     """Checkpoints of steps that this divides are kept for good."""
     best: BestCheckpointConfig | None = None
@@ -50,20 +49,52 @@ class RunConfig(StrictModel):
     """The run itself."""
 
     name: FileName
-    """Name of the run."""
-    dir: str = "runs/{name}"
+    """Name that the run's directory and its exported model have."""
+    dir: str = "runs/{name}"  # no f-string: the run fills the name in
     """Folder that everything of the run is written to; `{name}` is the run's name."""
     seed: NonNegativeInt = 0
     """Seed that every random choice derives from."""
     cpu_threads: NonNegativeInt = 0
-    """CPU threads; 0 is one per core."""
+    """CPU threads that torch uses; 0 is one per core."""
 
 
 class LoggingConfig(StrictModel):
     """Files of a run that people read."""
 
     save_rollouts_every: PositiveInt = 10
-    """Steps from one step whose rollouts are written to `rollouts/` to the next; those of the first step always are."""
+    """The rollouts of every so many steps are written to `rollouts/`; those of the first step always are."""
+
+
+class DistributedConfig(StrictModel):
+    """Timeouts of the processes of one run, started by `mmrl train --nproc`, torchrun or deepspeed."""
+
+    heartbeat_s: PositiveFloat = 300.0
+    """Seconds without progress after which a process prints its activity and stacks, and the others' activities."""
+    timeout_s: PositiveFloat = 1800.0
+    """Seconds that a process waits for another before the run ends."""
+
+
+class DeepspeedConfig(StrictModel):
+    """DeepSpeed's ZeRO in place of plain torch; the gradient is the same."""
+
+    zero_stage: Annotated[int, Field(ge=0, le=3)]
+    """ZeRO shards among processes: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in host memory and update there; needs `zero_stage` 1 to 3."""
+    offload_parameters: bool = False
+    """Keep weights in host memory until a layer needs them; needs `zero_stage: 3`."""
+    bucket_elements: Annotated[int, Field(ge=1000)] = 500_000_000
+    """Elements that are reduced or gathered at once; fewer take less memory and send more messages."""
+    param_persistence_elements: NonNegativeInt = 100_000
+    """Under `zero_stage: 3`, weights of fewer elements stay whole on every process."""
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> DeepspeedConfig:
+        if self.offload_optimizer and not self.zero_stage:
+            raise ValueError("offload_optimizer needs `zero_stage` 1, 2 or 3")
+        if self.offload_parameters and self.zero_stage != 3:
+            raise ValueError(f"offload_parameters needs `zero_stage: 3`, not {self.zero_stage}")
+        return self
 
 
 class CallbackConfig(StrictModel):
@@ -80,15 +111,15 @@ class Config(StrictModel):
     """A whole experiment."""
 
     run: RunConfig
-    """Name, folder and seed."""
+    """Name, folder and seed of the run."""
     model: ModelConfig
-    """The policy."""
+    """The policy, which is trained."""
     data: DataConfig
-    """Training, validation and test samples."""
+    """Sources of training, validation and test samples."""
     response_format: ResponseFormatConfig = ResponseFormatConfig()
-    """Format of responses."""
+    """Format that responses are written in."""
     rewards: RewardsConfig
-    """Scores of responses."""
+    """Functions that score responses."""
     rollout: RolloutConfig = RolloutConfig()
     """The engine that generates rollouts."""
     stages: Annotated[
@@ -97,89 +128,34 @@ class Config(StrictModel):
     ]
     """Stages in order, each starting from the weights of the one before."""
     evaluation: TrainingEvalConfig = TrainingEvalConfig()
-    """Generation in validation and test, and benchmarks that the run takes."""
+    """Generation of responses in validation and test, and benchmarks that the run takes."""
     checkpoints: CheckpointsConfig = CheckpointsConfig()
-    """When the run is saved."""
+    """Steps after which the run is saved, and checkpoints that are kept."""
     distributed: DistributedConfig = DistributedConfig()
-    """Timeouts of several processes."""
+    """Seconds that the processes of a run wait for each other."""
     deepspeed: DeepspeedConfig | None = None
-    """DeepSpeed's ZeRO in place of plain torch."""
+    """Shard the run with DeepSpeed's ZeRO, in place of plain torch."""
     logging: LoggingConfig = LoggingConfig()
-    """Files of the run that people read."""
+    """Files that are written for people to read."""
     callbacks: tuple[CallbackConfig, ...] = ()
     """Functions of yours that run after each training step, in this order, before checkpoints are saved."""
 
     @property
     def training_stages(self) -> tuple[SftStage | RlStage, ...]:
         """The stages that train."""
-        return _training_stages(self.stages)
+        return tuple(stage for stage in self.stages if isinstance(stage, SftStage | RlStage))
 
     @property
     def uses_async_rollouts(self) -> bool:
         """True if a stage generates rollouts while it trains."""
-        return _find_async_stage(self.stages) is not None
-
-    # A field validator sees the sections above its field, as far as they are valid themselves.
+        return any(isinstance(stage, RlStage) and stage.async_rollouts for stage in self.stages)
 
     @field_validator("stages")
     @classmethod
     def _check_stages(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
-        names = [stage.name for stage in stages]
-        if len(set(names)) < len(names):
-            raise ValueError(f"stage names must be unique, got {', '.join(names)}")
-        training = _training_stages(stages)
-        if not training:
-            raise ValueError("no stage trains; a run needs one of kind sft or rl")
-        if "model" in info.data:
-            _check_shared_prefix(training, info.data["model"])
-        if "data" in info.data:
-            _check_validation(training, info.data["data"])
-        if "rewards" in info.data:
-            _check_per_term_advantages(stages, info.data["rewards"])
-        return stages
-
-    @field_validator("stages")
-    @classmethod
-    def _check_stage_dependencies(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
-        check_stage_dependencies(stages, info.data)
-        return stages
-
-    @field_validator("stages")
-    @classmethod
-    def _check_engine_sampling(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
-        engine = info.data["rollout"].engine if "rollout" in info.data else "hf"
-        for stage in stages:
-            if not isinstance(stage, RlStage) or engine not in ("vllm", "vllm_server"):
-                continue
-            if stage.sampling.top_k or stage.sampling.top_p < 1.0:
-                raise ValueError(
-                    f"stage {stage.name!r} has `sampling.top_p` or `top_k`, whose log-probabilities vLLM renormalises "
-                    "and the learner does not; leave them out, or use `rollout.engine: hf`"
-                )
-        return stages
-
-    @field_validator("stages")
-    @classmethod
-    def _check_async_engine(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
-        stage = _find_async_stage(stages)
-        if stage is not None and "rollout" in info.data and info.data["rollout"].engine == "vllm":
-            raise ValueError(
-                f"stage {stage.name!r} has `async_rollouts`, and rollout.engine vllm takes turns with the learner; use "
-                "vllm_server, or leave out `async_rollouts`"
-            )
-        return stages
-
-    @field_validator("stages")
-    @classmethod
-    def _check_component_lrs(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
-        trained = info.data["model"].trainable_components if "model" in info.data else COMPONENTS
-        for stage in _training_stages(stages):
-            components = stage.optimizer.lr_by_component.model_dump(exclude_none=True).keys()
-            idle = sorted(components - set(trained))
-            if idle:
-                raise ValueError(
-                    f"stage {stage.name!r} has `optimizer.lr_by_component.{idle[0]}`, but {idle[0]} is not trained"
-                )
+        # `info.data` holds the sections above this field, as far as they are valid themselves: a mistake in one of them
+        # is reported beside those found here.
+        check_stages(stages, info.data)
         return stages
 
     @field_validator("checkpoints")
@@ -191,6 +167,7 @@ class Config(StrictModel):
         names = []
         for benchmark in info.data["evaluation"].benchmarks:
             names.append(benchmark.name)
+        # Other names depend on the tasks of the data, which is not read yet.
         if group == "benchmark" and rest.partition("/")[0] not in names:
             raise ValueError(
                 f"best.metric 'benchmark/{rest}' is of no benchmark in evaluation.benchmarks "
@@ -208,43 +185,10 @@ class Config(StrictModel):
                 "zero_stage 0 makes a wrong first update of a bfloat16 model; use zero_stage: 1, or model.dtype=float32"
             )
         copies_model = "rollout" in info.data and info.data["rollout"].engine == "hf"
-        if copies_model and _find_async_stage(info.data.get("stages", ())) is not None:
+        stages: StageConfigs = info.data.get("stages", ())
+        if copies_model and any(isinstance(stage, RlStage) and stage.async_rollouts for stage in stages):
             raise ValueError(
                 "a stage has `async_rollouts`, for which the engine hf keeps a whole second model on every rank; use "
                 "rollout.engine vllm_server, or leave out `async_rollouts`"
             )
         return deepspeed
-
-
-def _training_stages(stages: StageConfigs) -> tuple[SftStage | RlStage, ...]:
-    return tuple(stage for stage in stages if isinstance(stage, SftStage | RlStage))
-
-
-def _find_async_stage(stages: StageConfigs) -> RlStage | None:
-    for stage in stages:
-        if isinstance(stage, RlStage) and stage.async_rollouts:
-            return stage
-    return None
-
-
-def _check_shared_prefix(stages: tuple[SftStage | RlStage, ...], model: ModelConfig) -> None:
-    for stage in stages:
-        if stage.shared_prefix == "on" and model.attn_implementation == "eager":
-            raise ValueError(
-                f"stage {stage.name!r} has `shared_prefix: on`, which eager `model.attn_implementation` cannot do"
-            )
-
-
-def _check_validation(stages: tuple[SftStage | RlStage, ...], data: DataConfig) -> None:
-    for stage in stages:
-        if stage.validation and not data.validation:
-            raise ValueError(f"stage {stage.name!r} has `validation`, which needs `data.validation`")
-
-
-def _check_per_term_advantages(stages: StageConfigs, rewards: RewardsConfig) -> None:
-    """Refuse `advantage.combine: per_term` where the total is not a constant weighted sum of the terms."""
-    for stage in stages:
-        if isinstance(stage, RlStage) and stage.advantage.combine == "per_term" and rewards.non_additive_part:
-            raise ValueError(
-                f"stage {stage.name!r}: advantage.combine per_term sums terms by weight; {rewards.non_additive_part}"
-            )

@@ -1,39 +1,91 @@
-"""Checks of a stage against earlier stages, the data and the model."""
+"""Checks that concern several sections of a config: stages against each other, the data, the rewards and the model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from mmrl.config.schema.data import DataConfig
-from mmrl.config.schema.data_order import MixtureOrderConfig, ShuffledOrderConfig
+from mmrl.config.schema.data import DataConfig, MixtureOrderConfig, ShuffledOrderConfig
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
-from mmrl.config.schema.response import ResponseFormatConfig
+from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig, RewardTransformConfig
 from mmrl.config.schema.stages import RlStage, SftStage
+from mmrl.types import UserError
 
 AnyStage = SftStage | RlStage | SampleStage | SelectStage
 
 
-def check_stage_dependencies(stages: Sequence[AnyStage], sections: Mapping[str, Any]) -> None:
-    """Check each stage against those before it and against the config's `sections`, as far as these are valid.
+def check_stages(stages: Sequence[AnyStage], sections: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the stages fit together, and the config's `sections`, as far as those are valid."""
+    # One error is reported for `stages`, the first: what concerns a stage alone comes before what it is combined with.
+    names = [stage.name for stage in stages]
+    if len(set(names)) < len(names):
+        raise ValueError(f"stage names must be unique, got {', '.join(names)}")
+    training = [stage for stage in stages if isinstance(stage, SftStage | RlStage)]
+    if not training:
+        raise ValueError("no stage trains; a run needs one of kind sft or rl")
+    for stage in training:
+        if "model" in sections and stage.shared_prefix == "on" and sections["model"].attn_implementation == "eager":
+            raise ValueError(
+                f"stage {stage.name!r} has `shared_prefix: on`, which eager `model.attn_implementation` cannot do"
+            )
+    for stage in training:
+        if "data" in sections and stage.validation and not sections["data"].validation:
+            raise ValueError(f"stage {stage.name!r} has `validation`, which needs `data.validation`")
+    non_additive_part = _find_non_additive_part(sections["rewards"]) if "rewards" in sections else ""
+    for stage in training:
+        if isinstance(stage, RlStage) and stage.advantage.combine == "per_term" and non_additive_part:
+            raise ValueError(
+                f"stage {stage.name!r}: advantage.combine per_term sums terms by weight; {non_additive_part}"
+            )
+    for index in range(len(stages)):
+        _check_stage(stages[index], stages[:index], stages[index:], sections)
+    if "rollout" in sections:
+        _check_engine(training, sections["rollout"].engine)
+    if "model" in sections:
+        _check_component_lrs(training, sections["model"].trainable_components)
 
-    Raises:
-        ValueError: something that a stage needs is missing.
-    """
-    for index, stage in enumerate(stages):
-        if stage.from_stage is not None:
-            _check_from_stage(stage, stages[:index], stages[index:])
-        if "data" in sections:
-            _check_data(stage, sections["data"])
-        elif isinstance(stage, SftStage | RlStage):
-            _check_mixture_source(stage)
-        if isinstance(stage, SftStage) and "response_format" in sections:
-            _check_drop_thinking(stage, sections["response_format"])
-        if isinstance(stage, RlStage) and "model" in sections:
-            _check_base_reference(stage, has_adapter=sections["model"].lora is not None)
+
+def _find_non_additive_part(rewards: RewardsConfig) -> str:
+    """Return what makes the total more than a constant weighted sum of terms, as a clause; empty if nothing does."""
+    if rewards.combine != "sum":
+        return f"rewards.combine {rewards.combine!r} does not"
+    for term in rewards.terms:
+        if term.requires is not None or term.transform != RewardTransformConfig():
+            return f"term {term.fn} has `requires` or a transform, which that would ignore"
+    for reward in (*rewards.terms, *rewards.group_rewards):
+        if reward.schedule is not None:
+            return f"term {reward.fn} has a schedule, which that would ignore"
+    return ""
+
+
+def _check_stage(
+    stage: AnyStage, before: Sequence[AnyStage], after: Sequence[AnyStage], sections: Mapping[str, Any]
+) -> None:
+    if stage.from_stage is not None:
+        _check_from_stage(stage, before, after)
+    if "data" in sections:
+        _check_data(stage, sections["data"])
+    elif isinstance(stage, SftStage | RlStage):
+        # Without valid data, keys of the stage itself can still contradict each other.
+        _check_mixture_source(stage)
+    if isinstance(stage, SftStage) and stage.drop_thinking_prob and "response_format" in sections:
+        response_format: ResponseFormatConfig = sections["response_format"]
+        if response_format.thinking != "optional" or response_format.style == "json":
+            raise ValueError(
+                f"stage {stage.name!r}: drop_thinking_prob makes responses without thinking, which "
+                "`response_format.thinking: optional` (in tags or boxed style) allows"
+            )
+    if isinstance(stage, RlStage) and stage.reference.init_from == "base" and "model" in sections:
+        if sections["model"].lora is None:
+            raise ValueError(
+                f"stage {stage.name!r}: `reference.init_from: base` is the base of an adapter: set `model.lora`"
+            )
+        if not stage.loss.kl.coef:
+            raise ValueError(f"stage {stage.name!r}: reference.init_from has no effect without `loss.kl.coef`")
 
 
 def _check_from_stage(stage: AnyStage, before: Sequence[AnyStage], after: Sequence[AnyStage]) -> None:
+    """Check that `from_stage` names an earlier stage whose results this stage can use."""
     setting = f"stage {stage.name!r} has `from_stage: {stage.from_stage}`"
     if any(other.name == stage.from_stage for other in after):
         raise ValueError(f"{setting}, which is no earlier stage; move that one before it")
@@ -42,24 +94,14 @@ def _check_from_stage(stage: AnyStage, before: Sequence[AnyStage], after: Sequen
         earlier = ", ".join(other.name for other in before) or "none"
         raise ValueError(f"{setting}, and no stage is called that; the earlier ones: {earlier}")
     if isinstance(stage, SelectStage):
-        _check_select_source(stage, source, setting)
-    else:
-        _check_sample_source(stage, source, setting)
-
-
-def _check_select_source(stage: SelectStage, source: AnyStage, setting: str) -> None:
-    if stage.reads_rollouts and not isinstance(source, SampleStage):
-        raise ValueError(
-            f"{setting} and `metric: {stage.metric}`, which needs a stage of kind `sample`, not {source.kind}"
-        )
-    if not stage.reads_rollouts and not (isinstance(source, RlStage) and source.track_rewards):
-        raise ValueError(f"{setting} and `metric: {stage.metric}`, which needs an `rl` stage with `track_rewards`")
-
-
-def _check_sample_source(stage: SftStage | RlStage | SampleStage, source: AnyStage, setting: str) -> None:
-    if not isinstance(source, SelectStage):
+        needed = f"{setting} and `metric: {stage.metric}`, which needs"
+        if stage.reads_rollouts and not isinstance(source, SampleStage):
+            raise ValueError(f"{needed} a stage of kind `sample`, not {source.kind}")
+        if not stage.reads_rollouts and not (isinstance(source, RlStage) and source.track_rewards):
+            raise ValueError(f"{needed} an `rl` stage with `track_rewards`")
+    elif not isinstance(source, SelectStage):
         raise ValueError(f"{setting}, which is of kind {source.kind}; only a `select` stage has samples for others")
-    if isinstance(stage, SftStage):
+    elif isinstance(stage, SftStage):
         if stage.target_field == "response" and source.output == "prompts":
             raise ValueError(
                 f"{setting} and `target_field: response`, but that stage keeps prompts; set `output: responses` there"
@@ -69,41 +111,23 @@ def _check_sample_source(stage: SftStage | RlStage | SampleStage, source: AnySta
 
 
 def _check_data(stage: AnyStage, data: DataConfig) -> None:
-    match stage:
-        case SelectStage():
-            return
-        case SampleStage():
-            if stage.from_stage is None and data.streaming:
-                raise ValueError(f"stage {stage.name!r} uses every sample once, but `data.streaming` has no end")
-        case SftStage() | RlStage():
-            _check_mixture_source(stage)
-            if stage.when and stage.from_stage is None:
-                _check_conditions(stage, data)
-            _check_data_order(stage, data)
-            if stage.repeat_samples_to is not None and stage.from_stage is None:
-                _check_repeats(stage, data)
-
-
-def _check_mixture_source(stage: SftStage | RlStage) -> None:
-    if isinstance(stage.data_order, MixtureOrderConfig) and stage.from_stage is not None:
-        raise ValueError(
-            f"stage {stage.name!r}: a mixture is of the sources of data.train, and `from_stage` is none of them"
-        )
-
-
-def _check_conditions(stage: SftStage | RlStage, data: DataConfig) -> None:
-    """Refuse `when` beside weights, which are shares of all samples of a source, and beside streams."""
-    has_shares = isinstance(stage.data_order, MixtureOrderConfig) or data.has_weights
-    if has_shares or data.streaming:
-        reason = "sources have weights" if has_shares else "data.streaming is set"
-        raise ValueError(
-            f"stage {stage.name!r} has `when`, and {reason}: "
-            "choose its sources by `data_order: {kind: mixture, points: ...}`, with a weight of 0 for the others"
-        )
-
-
-def _check_data_order(stage: SftStage | RlStage, data: DataConfig) -> None:
+    if isinstance(stage, SelectStage):
+        return
+    if isinstance(stage, SampleStage):
+        if stage.from_stage is None and data.streaming:
+            raise ValueError(f"stage {stage.name!r} uses every sample once, but `data.streaming` has no end")
+        return
+    _check_mixture_source(stage)
     order = stage.data_order
+    if stage.when and stage.from_stage is None:
+        # Weights are shares of all samples of a source, and a stream is read as it comes: neither can be filtered.
+        has_shares = isinstance(order, MixtureOrderConfig) or data.has_weights
+        if has_shares or data.streaming:
+            reason = "sources have weights" if has_shares else "data.streaming is set"
+            raise ValueError(
+                f"stage {stage.name!r} has `when`, and {reason}: "
+                "choose its sources by `data_order: {kind: mixture, points: ...}`, with a weight of 0 for the others"
+            )
     if isinstance(order, MixtureOrderConfig):
         for step, weights in order.points:
             if len(weights) != len(data.train):
@@ -115,34 +139,65 @@ def _check_data_order(stage: SftStage | RlStage, data: DataConfig) -> None:
         raise ValueError(
             f"stage {stage.name!r}: data_order {order.kind!r} has to know all samples, which `data.streaming` forbids"
         )
+    if stage.repeat_samples_to is not None and stage.from_stage is None:
+        setting = f"stage {stage.name!r}: repeat_samples_to"
+        if data.has_weights:
+            raise ValueError(f"{setting} cannot be combined with the weights of data.train; take out one")
+        if data.streaming:
+            raise ValueError(f"{setting} has to know all samples, which `data.streaming` forbids")
 
 
-def _check_repeats(stage: SftStage | RlStage, data: DataConfig) -> None:
-    if data.has_weights:
+def _check_mixture_source(stage: SftStage | RlStage) -> None:
+    if isinstance(stage.data_order, MixtureOrderConfig) and stage.from_stage is not None:
         raise ValueError(
-            f"stage {stage.name!r}: repeat_samples_to cannot be combined with the weights of data.train; take out one"
-        )
-    if data.streaming:
-        raise ValueError(
-            f"stage {stage.name!r}: repeat_samples_to has to know all samples, which `data.streaming` forbids"
-        )
-
-
-def _check_drop_thinking(stage: SftStage, response_format: ResponseFormatConfig) -> None:
-    allowed = response_format.thinking == "optional" and response_format.style != "json"
-    if stage.drop_thinking_prob and not allowed:
-        raise ValueError(
-            f"stage {stage.name!r}: drop_thinking_prob makes responses without thinking, which "
-            "`response_format.thinking: optional` (in tags or boxed style) allows"
+            f"stage {stage.name!r}: a mixture is of the sources of data.train, and `from_stage` is none of them"
         )
 
 
-def _check_base_reference(stage: RlStage, *, has_adapter: bool) -> None:
-    if stage.reference.init_from != "base":
-        return
-    if not has_adapter:
-        raise ValueError(
-            f"stage {stage.name!r}: `reference.init_from: base` is the base of an adapter: set `model.lora`"
-        )
-    if not stage.loss.kl.coef:
-        raise ValueError(f"stage {stage.name!r}: reference.init_from has no effect without `loss.kl.coef`")
+def _check_engine(stages: Sequence[SftStage | RlStage], engine: object) -> None:
+    """Check that the engine can sample as the stages ask."""
+    rl_stages = [stage for stage in stages if isinstance(stage, RlStage)]
+    for stage in rl_stages:
+        renormalises = engine in ("vllm", "vllm_server") and (stage.sampling.top_k or stage.sampling.top_p < 1.0)
+        if renormalises:
+            raise ValueError(
+                f"stage {stage.name!r} has `sampling.top_p` or `top_k`, whose log-probabilities vLLM renormalises "
+                "and the learner does not; leave them out, or use `rollout.engine: hf`"
+            )
+    for stage in rl_stages:
+        if stage.async_rollouts and engine == "vllm":
+            raise ValueError(
+                f"stage {stage.name!r} has `async_rollouts`, and rollout.engine vllm takes turns with the learner; use "
+                "vllm_server, or leave out `async_rollouts`"
+            )
+
+
+def _check_component_lrs(stages: Sequence[SftStage | RlStage], trained: Sequence[str]) -> None:
+    for stage in stages:
+        components = stage.optimizer.lr_by_component.model_dump(exclude_none=True).keys()
+        idle = sorted(components - set(trained))
+        if idle:
+            raise ValueError(
+                f"stage {stage.name!r} has `optimizer.lr_by_component.{idle[0]}`, but {idle[0]} is not trained"
+            )
+
+
+def check_reward_names(
+    stages: Sequence[AnyStage], reward_names: Collection[str], group_reward_names: Collection[str]
+) -> None:
+    """Raise UserError unless every reward term and group reward that a stage names exists."""
+    training_names = [*reward_names, *group_reward_names]
+    for stage in stages:
+        if isinstance(stage, RlStage):
+            for term in stage.track_rewards:
+                _check_reward_name(term, training_names, f"stage {stage.name!r}: track_rewards")
+            for entry in stage.dynamic_sampling.ranges if stage.dynamic_sampling else ():
+                _check_reward_name(entry.term, training_names, f"stage {stage.name!r}: dynamic_sampling.ranges")
+        if isinstance(stage, SelectStage):
+            for term in stage.correct:
+                _check_reward_name(term, reward_names, f"stage {stage.name!r}: correct")
+
+
+def _check_reward_name(term: str, known: Collection[str], place: str) -> None:
+    if term not in known:
+        raise UserError(f"{place}: there is no reward term {term!r}, but {', '.join(known)}")

@@ -20,20 +20,16 @@ from mmrl.config.schema.base import (
     SampleConditions,
     StrictModel,
     describe_conditions,
-    matches_conditions,
     pluralize,
 )
-from mmrl.config.schema.data_order import (
+from mmrl.config.schema.data import (
     CurriculumOrderConfig,
     DataOrderConfig,
     PriorityOrderConfig,
     ShuffledOrderConfig,
 )
-from mmrl.config.schema.group_filter import DynamicSamplingConfig
-from mmrl.config.schema.health import HealthConfig
 from mmrl.config.schema.objective import AdvantageConfig, LossConfig, ReferenceConfig
 from mmrl.config.schema.presets import ALGORITHM_PRESETS, AlgorithmName, check_preset_applied
-from mmrl.config.schema.replay import ReplayConfig
 from mmrl.config.schema.rollout_steps import (
     GENERATE_ONLY,
     GenerateConfig,
@@ -42,16 +38,16 @@ from mmrl.config.schema.rollout_steps import (
     check_free_tokens,
     check_rollout_steps,
 )
-from mmrl.types import Sample
+from mmrl.config.schema.selection import DynamicSamplingConfig, HealthConfig, ReplayConfig
 
 
 class SamplingConfig(StrictModel):
     """Sampling parameters of rollouts."""
 
     temperature: NonNegativeFloat = 1.0
-    """Temperature; 0 is greedy, which evaluation alone allows."""
+    """Temperature that tokens are sampled at; 0 is greedy, which evaluation alone allows."""
     top_p: PositiveFraction = 1.0
-    """Nucleus sampling: the smallest set of tokens with this probability."""
+    """Nucleus sampling draws from the smallest set of tokens with this probability."""
     top_k: NonNegativeInt = 0
     """Sample among the k most likely tokens; 0 is all."""
     max_new_tokens: PositiveInt = 512
@@ -68,32 +64,32 @@ class ComponentLrConfig(StrictModel):
     """Peak learning rates of model components; the stage's `lr` where none is set."""
 
     vision: PositiveFloat | None = None
-    """That of the vision tower."""
+    """Peak rate that the vision tower learns at."""
     projector: PositiveFloat | None = None
-    """That of the projector."""
+    """Peak rate that the projector learns at."""
     language: PositiveFloat | None = None
-    """That of the language model."""
+    """Peak rate that the language model learns at."""
 
 
 class OptimizerConfig(StrictModel):
     """AdamW with warm-up and decay."""
 
     lr: PositiveFloat = 1e-6
-    """Peak learning rate."""
+    """Learning rate at its peak, after warm-up."""
     lr_by_component: ComponentLrConfig = ComponentLrConfig()
     """Peak learning rates of model components; warm-up and decay are the same for all."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
-    """Decay rates of the moment estimates."""
+    """Shares of the old first and second moment that each step keeps."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled weight decay."""
+    """Each step shrinks weights by this times the learning rate (decoupled)."""
     weight_decay_on: Literal["all", "matrices"] = "all"
     """Parameters that decay: all, or all but biases, norms and other vectors."""
     warmup_steps: NonNegativeInt = 0
-    """Steps of a linear rise from 0."""
+    """Steps over which the rate rises linearly from 0."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Fall from the peak to `final_lr_frac` over the steps after warm-up."""
+    """The rate stays at its peak after warm-up, or falls to `final_lr_frac` of it."""
     final_lr_frac: Fraction = 0.0
-    """Share of the peak rate left at the last step."""
+    """Share of the peak rate that is left at the last step."""
     max_grad_norm: PositiveFloat = 1.0
     """Global gradient norm above which gradients are scaled down."""
 
@@ -124,11 +120,11 @@ class ValidationConfig(StrictModel):
     """Evaluation on `data.validation` during a stage, and an early end of the stage by its reward."""
 
     every: PositiveInt = 50
-    """Steps between evaluations."""
+    """An evaluation follows every so many steps."""
     stop_at_mean_reward: float | None = None
     """Mean reward, averaged over tasks, that ends the stage."""
     stop_at_task_reward: float | None = None
-    """Reward that every task must also reach to end it."""
+    """To end it, every task's reward must also reach this."""
 
     @model_validator(mode="after")
     def _check_task_reward(self) -> ValidationConfig:
@@ -153,9 +149,9 @@ class TrainingStage(StrictModel):
     """Keys of every stage that trains."""
 
     name: Identifier
-    """Name in metrics, file names and on the console; unique in the run."""
+    """The stage's name in metrics, file names and on the console; it is unique in the run."""
     steps: PositiveInt
-    """Optimizer steps at most."""
+    """The stage ends after this many optimizer steps at most."""
     from_stage: Identifier | None = None
     """An earlier `select` stage whose samples are trained on; those of `data.train` when left out."""
     when: SampleConditions = Field(default_factory=dict)
@@ -164,12 +160,12 @@ class TrainingStage(StrictModel):
     """Repeat samples, each time under an id and with random numbers of its own, until there are so many (one-example
     RLVR)."""
     data_order: DataOrderConfig = ShuffledOrderConfig(kind="shuffled")
-    """Order of samples."""
+    """The order in which samples are drawn."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer; each stage starts with a fresh one."""
+    """Settings of AdamW; each stage starts with a fresh optimizer."""
     micro_batch_tokens: PositiveInt = 16384
-    """Tokens per forward pass at most: a larger group is split, and its prompt repeated. A longer sequence goes alone.
-    The gradient does not depend on it."""
+    """At most this many tokens share a forward pass: a larger group is split, and its prompt repeated. A longer
+    sequence goes alone. The gradient does not depend on it."""
     validation: ValidationConfig | None = None
     """Evaluation during the stage, and an early end by its reward; needs `data.validation`."""
     shared_prefix: Literal["auto", "on", "off"] = "auto"
@@ -179,10 +175,6 @@ class TrainingStage(StrictModel):
     max_nonfinite_steps: PositiveInt = 5
     """Steps in a row without a finite gradient that end the run. Such a step changes no weight, and its samples are
     kept."""
-
-    def accepts(self, sample: Sample) -> bool:
-        """Return True if the stage trains on a sample of its source."""
-        return matches_conditions(self.when, sample)
 
     @property
     def order_depends_on_rewards(self) -> bool:
@@ -211,9 +203,9 @@ class SftStage(TrainingStage):
     kind: Literal["sft"]
     """Selects this kind of stage."""
     batch_size: PositiveInt = 32
-    """Samples per optimizer step."""
+    """Samples that each optimizer step trains on."""
     micro_batch_sequences: PositiveInt = 8
-    """Demonstrations per forward pass at most. The gradient does not depend on it."""
+    """At most this many demonstrations share a forward pass. The gradient does not depend on it."""
     target_field: Literal["label", "target", "response"] = "label"
     """Text that is trained on: the annotator's label or the exact target, written as a response; or the sample's whole
     response as it is (from a `select` stage, for example)."""
@@ -227,26 +219,17 @@ class SftStage(TrainingStage):
     response is trained on."""
 
     @property
-    def samples_per_step(self) -> int:
-        """Samples drawn for a step."""
-        return self.batch_size
-
-    @property
     def max_prompts_in_flight(self) -> int:
         """Samples worked on at a time."""
         return self.batch_size
 
     @model_validator(mode="after")
-    def _check_tools_target(self) -> SftStage:
+    def _check_options(self) -> SftStage:
         if self.rollout_steps and self.target_field != "response":
             raise ValueError(
                 f"only a whole response can call a tool, and target_field is {self.target_field!r}; set "
                 "`target_field: response`, or leave out `rollout_steps`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_data_order(self) -> SftStage:
         if self.order_depends_on_rewards:
             raise ValueError(f"data_order {self.data_order.kind!r} follows rewards here, and an sft stage has none")
         return self
@@ -281,13 +264,13 @@ class RlStage(TrainingStage):
     kind: Literal["rl"]
     """Selects this kind of stage."""
     prompts_per_step: PositiveInt = 16
-    """Groups per optimizer step."""
+    """Groups that a step trains on."""
     group_size: PositiveInt = 8
-    """Rollouts per prompt."""
+    """Rollouts that are generated for each prompt."""
     micro_batch_groups: PositiveInt = 8
-    """Groups per forward pass at most. The gradient does not depend on it."""
+    """At most this many groups share a forward pass. The gradient does not depend on it."""
     sampling: SamplingConfig = SamplingConfig()
-    """Sampling parameters."""
+    """Parameters that tokens are sampled with."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
     """Steps from a prompt to its rollouts: generate, then rethinking, tools or probes."""
     async_rollouts: bool = False
@@ -296,17 +279,17 @@ class RlStage(TrainingStage):
     algorithm: AlgorithmName = "grpo"
     """A published objective: other defaults for `advantage` and `loss`, each of which may still be set."""
     advantage: AdvantageConfig = AdvantageConfig()
-    """From rewards to advantages."""
+    """Computation of advantages from rewards."""
     loss: LossConfig = LossConfig()
-    """From advantages to gradients."""
+    """Computation of the loss from advantages."""
     reference: ReferenceConfig = ReferenceConfig()
     """The model that the KL penalty measures from."""
     dynamic_sampling: DynamicSamplingConfig | None = None
-    """Groups that are trained on; all of them without it."""
+    """Conditions on the groups that are trained on; without it all of them are."""
     replay: ReplayConfig | None = None
     """Rollouts of earlier steps that are trained on again; none without it."""
     ppo_epochs: PositiveInt = 1
-    """Passes over the same rollouts."""
+    """Times that a step goes over the same rollouts."""
     num_mini_batches: PositiveInt = 1
     """Optimizer steps of a pass: the step's groups are divided into so many batches, each with a gradient and
     denominators of its own (PPO; verl's rollout and mini-batch sizes)."""
@@ -314,14 +297,9 @@ class RlStage(TrainingStage):
     """Reward terms whose group mean is recorded for its sample each time it is drawn, for `data_order`, and for later
     `select` stages in RUN/outputs/NAME.jsonl."""
     health: HealthConfig = HealthConfig()
-    """Thresholds of warnings."""
+    """Thresholds beyond which a warning is printed."""
     max_steps_without_signal: PositiveInt = 20
     """Steps in a row without a nonzero advantage that end the run with an explanation."""
-
-    @property
-    def samples_per_step(self) -> int:
-        """Samples drawn for a round of prompts."""
-        return self.prompts_per_step
 
     @property
     def max_prompts_in_flight(self) -> int:
@@ -335,18 +313,16 @@ class RlStage(TrainingStage):
 
     @property
     def _generate_step(self) -> GenerateConfig:
+        # There is one: `check_rollout_steps` has seen to that.
         return next(step for step in self.rollout_steps if isinstance(step, GenerateConfig))
 
     @model_validator(mode="after")
-    def _check_data_order(self) -> RlStage:
+    def _check_options(self) -> RlStage:
         if self.order_depends_on_rewards and not self.track_rewards:
             raise ValueError(
                 f"data_order {self.data_order.kind!r} follows rewards: name the terms to follow in `track_rewards`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_group_size(self) -> RlStage:
+        # With the batch's mean or no baseline a group of one is fine: REINFORCE.
         if self.group_size < 2 and self.advantage.compares_within_group:
             raise ValueError(
                 f"group_size {self.group_size} leaves a group nothing to compare: every advantage would be 0; "
@@ -365,7 +341,14 @@ class RlStage(TrainingStage):
                 f"num_mini_batches {self.num_mini_batches} leaves some without a group of prompts_per_step "
                 f"{self.prompts_per_step}"
             )
-        key = self._key_needing_start_logprobs
+        # These are computed for the whole step before its first update; a second mini-batch would come too late.
+        key = ""
+        if self.loss.old_logprobs == "recomputed":
+            key = "loss.old_logprobs: recomputed"
+        elif self.loss.kl.coef > 0.0 and self.loss.kl.apply_to == "reward":
+            key = "loss.kl.apply_to: reward"
+        elif self.replay is not None and self.replay.old_logprobs == "recomputed":
+            key = "replay.old_logprobs: recomputed"
         if self.num_mini_batches > 1 and key:
             raise ValueError(
                 f"num_mini_batches with `{key}`: that needs the learner's log-probabilities at the start of the step, "
@@ -373,32 +356,14 @@ class RlStage(TrainingStage):
             )
         return self
 
-    @property
-    def _key_needing_start_logprobs(self) -> str:
-        if self.loss.old_logprobs == "recomputed":
-            return "loss.old_logprobs: recomputed"
-        if self.loss.kl.coef > 0.0 and self.loss.kl.apply_to == "reward":
-            return "loss.kl.apply_to: reward"
-        if self.replay is not None and self.replay.old_logprobs == "recomputed":
-            return "replay.old_logprobs: recomputed"
-        return ""
-
     @model_validator(mode="after")
-    def _check_free_tokens(self) -> RlStage:
+    def _check_rollouts_and_preset(self) -> RlStage:
         check_free_tokens(self.rollout_steps, self.sampling.max_new_tokens)
-        return self
-
-    @model_validator(mode="after")
-    def _check_async_rollouts(self) -> RlStage:
         if self.async_rollouts and self.has_partial_rollouts:
             raise ValueError(
                 "`partial_rollout_tokens` lets groups wait for any number of steps, and `async_rollouts` promises "
                 "rollouts that are one step old at most; take out one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_algorithm(self) -> RlStage:
         for part, settings in ALGORITHM_PRESETS[self.algorithm].items():
             given = getattr(self, part).model_fields_set
             check_preset_applied(f"algorithm {self.algorithm!r}", settings, given, f"{part}.")
@@ -414,6 +379,26 @@ class RlStage(TrainingStage):
             f"{self.prompts_per_step} prompts x {self.group_size} rollouts = {rollouts} rollouts, "
             f"then {updates} on them"
         )
+
+    def describe_off_policy(self) -> str:
+        """Return every reason why rollouts meet a newer policy than generated them, a line each; empty without any."""
+        lines = []
+        if self.async_rollouts:
+            lines.append(
+                "from the second step on, rollouts are generated while the step before trains\n"
+                "so the policy that generated them is one version older than the one that trains on them"
+            )
+        if self.has_partial_rollouts:
+            lines.append("the tokens of an unfinished rollout are a version older with every step that it waits")
+        if self._carries_groups:
+            lines.append("groups carried over from the step before are a version older than those of the step")
+        if self.replay:
+            age = "of any age" if self.replay.max_staleness is None else f"up to {self.replay.max_staleness} old"
+            lines.append(f"replayed rollouts are of older versions of the policy, {age}")
+        updates = self.ppo_epochs * self.num_mini_batches
+        if updates > 1:
+            lines.append(f"from the second of the {updates} optimizer steps on, the policy is newer than its rollouts")
+        return "\n".join(lines)
 
     def describe_objective(self) -> str:
         """Return the loss and its parts, a line each."""
@@ -432,18 +417,24 @@ class RlStage(TrainingStage):
 
     def _describe_ratio(self) -> str:
         loss = self.loss
-        # Rollouts of the step before have another policy's log-probabilities even in a step of one update.
-        stale = self.async_rollouts and loss.rollout_correction.method == "none"
+        # A rollout that waited for a later step keeps its recorded log-probs, even in a step of one update. With a
+        # correction the learner's own take their place, but not in groups carried over (`SelectionPipeline.select`).
+        waits = self.async_rollouts or self.has_partial_rollouts
+        keeps_recorded = self._carries_groups or (waits and loss.rollout_correction.method == "none")
         old = "as recorded while sampling"
         if loss.old_logprobs == "recomputed":
             old = "computed by the learner as the step begins"
-            if stale:
-                old += ", of rollouts that are a version old as recorded while sampling"
+            if keeps_recorded:
+                old += ", but as recorded while sampling for rollouts of an older policy"
         clipping = f"clipped per {loss.importance_ratio_level}".replace("_", " ")
-        if self.ppo_epochs == 1 and self.num_mini_batches == 1 and not stale:
+        if self.ppo_epochs == 1 and self.num_mini_batches == 1 and not keeps_recorded:
             reason = "as each rollout is used once" if self.replay is None else "but for replayed rollouts"
             clipping = f"1 up to rounding, {reason}"
         return f"{loss.describe_ratio()}, π_old {old}; {clipping}"
+
+    @property
+    def _carries_groups(self) -> bool:
+        return self.dynamic_sampling is not None and self.dynamic_sampling.extra == "carry"
 
 
 def describe_source(from_stage: str | None, when: SampleConditions) -> str:

@@ -1,24 +1,36 @@
-"""Sampling by an engine beside the learner: requests, completions, and the weights that the engine has."""
+"""Sampling by vLLM, in this process or as a server: arguments, requests, completions, and the engine's weights.
+
+Imports without vLLM. Random numbers of a sampler derive from its salt: words, such as the run's seed and the stage's
+name, that set them apart from those of other samplers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mmrl.policy.processor import QwenProcessor
+from mmrl.config.schema import LoraConfig, VllmConfig
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Learner
 from mmrl.rollout.responses import GeneratedTokens, append_generated, empty_rollout
-from mmrl.rollout.weight_sync import WeightStream
 from mmrl.types import Experience, FinishReason, Prompt, Rollout, SamplingParams, UserError
 from mmrl.utils.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from mmrl.rollout.engines.vllm_colocated import VllmEngine
+    from mmrl.rollout.engines.vllm_server import ServerEngine
 
 # vLLM reads a seed as a signed 64-bit number and gives sibling i the seed plus i; the bound leaves room for both.
 _SEED_LIMIT = 2**62
 
 # The least bias that vLLM accepts. It leaves a banned token e^-100 of its probability, which is nothing in float32.
 _BANNED_LOGIT_BIAS = -100.0
+
+_MIN_BATCHED_TOKENS = 8192
+
+_SUPPORTED_LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)
+"""Ranks that vLLM has kernels for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +65,55 @@ class GenerationRequest:
         }
 
 
+def build_engine_args(
+    options: VllmConfig, *, dtype: str, max_model_len: int, cuda: bool, lora: LoraConfig | None
+) -> dict[str, Any]:
+    """Return the arguments of vLLM's `LLM`, in this process or as a server.
+
+    `max_model_len` counts tokens, prompt included. `lora` is None if the engine gets no adapter, but merged weights.
+    """
+    engine_args: dict[str, Any] = {
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "max_num_seqs": options.max_num_seqs,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "disable_log_stats": True,
+        "worker_extension_cls": "mmrl.rollout.engines.vllm_weight_transfer.FingerprintExtension",
+        # vLLM would normalise patches a second time that are normalised already. And if its processor had a cache, it
+        # would keep copies of the patches in two places.
+        "mm_device_do_normalize": False,
+        "mm_processor_cache_gb": 0,
+        # Log-probabilities of the distribution that tokens are drawn from, after temperature and banned tokens.
+        "logprobs_mode": "processed_logprobs",
+        # Sampling parameters come with each request, and never from the model's generation config.
+        "generation_config": "vllm",
+    }
+    if cuda:
+        engine_args["gpu_memory_utilization"] = options.gpu_memory_utilization
+    else:
+        engine_args |= {
+            "kv_cache_memory_bytes": options.cpu_kv_cache_mib * 2**20,
+            # Blocks of 128 tokens, vLLM's choice on a CPU, would keep short prompts out of the prefix cache.
+            "block_size": 32,
+            "enforce_eager": True,
+            # A seeded request whose prompt is read in chunks ends in "CPU Generator does not use offset", so each
+            # prompt must fit into one batch.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(max_model_len, _MIN_BATCHED_TOKENS),
+        }
+    if lora is not None:
+        # An adapter of a rank that vLLM has no kernel for runs with the next larger one.
+        rank = next((rank for rank in _SUPPORTED_LORA_RANKS if rank >= lora.rank), lora.rank)
+        engine_args |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+    return engine_args
+
+
 def parse_completion(
     ids: Sequence[int], logps: Sequence[float], finish_reason: str | None, stop_reason: object
 ) -> GeneratedTokens:
-    """Read one completion of vLLM.
+    """Read one completion of vLLM: token ids with the end token, and log-probabilities in nats.
 
-    Args:
-        ids: token ids, end token included.
-        logps: their log-probabilities, nats.
-        finish_reason: vLLM's own, "length" or "stop" for a completion that can be used.
-        stop_reason: the stop string that ended it, or the id of the end token.
+    `finish_reason` is vLLM's own; `stop_reason` is the stop string that ended it, or the id of the end token.
 
     Raises:
         RuntimeError: the completion was aborted, or has no token.
@@ -80,37 +131,17 @@ def parse_completion(
     return GeneratedTokens(tuple(ids), tuple(logps), reason)
 
 
-class RolloutEngine(Protocol):
-    """An engine that generates tokens with weights of its own."""
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[GeneratedTokens]]:
-        """Return the continuations of each request, in order."""
-
-    def load_weights(self, weights: WeightStream) -> None:
-        """Load weights, drop caches that the old ones filled, and verify that the new ones arrived.
-
-        Raises:
-            UserError: they are another model's.
-            RuntimeError: they did not arrive.
-        """
-
-    def load_adapter(self, folder: Path) -> None:
-        """Use the LoRA adapter that peft saved in `folder`, in place of the one before."""
-
-    def sleep(self) -> None:
-        """Give the memory of a shared device to the learner. The next call that needs it takes it back."""
-
-    def close(self) -> None:
-        """Shut the engine down."""
+RolloutEngine: TypeAlias = "VllmEngine | ServerEngine"
+"""Generates tokens with weights of its own: vLLM in this process, or servers of it."""
 
 
+@dataclass(slots=True)
 class WeightPublisher:
     """Sends the policy's weights to an engine, once for each version, however many samplers ask for it."""
 
-    def __init__(self, engine: RolloutEngine, send_weights: Callable[[RolloutEngine], None]) -> None:
-        self.engine = engine
-        self._send_weights = send_weights
-        self._published_version: int | None = None
+    engine: RolloutEngine
+    send_weights: Callable[[RolloutEngine], None]
+    published_version: int | None = None
 
     def publish(self, version: int) -> None:
         """Send the weights unless the engine has those of `version`.
@@ -119,56 +150,42 @@ class WeightPublisher:
             UserError: the engine runs another model.
             RuntimeError: the weights did not arrive.
         """
-        if version != self._published_version:
-            self._send_weights(self.engine)
-            self._published_version = version
+        if version != self.published_version:
+            self.send_weights(self.engine)
+            self.published_version = version
 
 
+@dataclass(frozen=True, slots=True)
 class SleepDuringLearning:
     """A learner before whose steps the engine on its device goes to sleep."""
 
-    def __init__(self, learner: Learner, engine: RolloutEngine) -> None:
-        self._learner, self._engine = learner, engine
+    learner: Learner
+    engine: RolloutEngine
 
     def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
         """Put the engine to sleep, then take the learner's step."""
-        self._engine.sleep()
-        return self._learner.step(experiences, step=step)
+        self.engine.sleep()
+        return self.learner.step(experiences, step=step)
 
 
+@dataclass(slots=True)
 class EngineSampler:
     """Samples with an engine that several samplers share, each with random numbers of its own."""
 
-    def __init__(
-        self,
-        publisher: WeightPublisher,
-        processor: QwenProcessor,
-        *,
-        max_model_len: int,
-        salt: Sequence[str | int],
-        version: int = 0,
-    ) -> None:
-        """Create a sampler.
-
-        Args:
-            publisher: the engine, and the way to its weights.
-            processor: parses responses.
-            max_model_len: tokens of the longest sequence that the engine takes, prompt included.
-            salt: sets this sampler's random numbers apart from those of others.
-            version: policy version that the engine has.
-        """
-        self._publisher, self._processor, self._max_model_len = publisher, processor, max_model_len
-        self._salt, self._version = tuple(salt), version
+    publisher: WeightPublisher
+    processor: PromptProcessor
+    _: KW_ONLY
+    max_model_len: int
+    """Tokens of the longest sequence that the engine takes, prompt included."""
+    salt: Sequence[str | int]
+    """Sets this sampler's random numbers apart from those of others."""
+    version: int = 0
+    """Policy version that segments carry."""
 
     def sync(self, version: int) -> None:
-        """Send the learner's weights to the engine and stamp further segments with `version`.
-
-        Raises:
-            UserError: the engine runs another model.
-            RuntimeError: the weights did not arrive.
-        """
-        self._publisher.publish(version)
-        self._version = version
+        """Send the learner's weights to the engine and stamp further segments with `version`."""
+        self.publisher.publish(version)
+        self.version = version
 
     def close(self) -> None:
         """Leave the engine running: it serves other samplers and later stages."""
@@ -186,7 +203,7 @@ class EngineSampler:
             request = GenerationRequest(
                 rollout=empty_rollout(prompt, 0, sampling_params),
                 num_samples=group_size,
-                seed=self._derive_seed(step, prompt.sample.id),
+                seed=derive_seed(*self.salt, step, prompt.sample.id) % _SEED_LIMIT,
                 sampling_params=sampling_params,
             )
             requests.append(request)
@@ -195,7 +212,7 @@ class EngineSampler:
             group = []
             for index, generated in enumerate(continuations):
                 empty = empty_rollout(prompt, index, sampling_params)
-                group.append(self._append_generated(empty, generated, sampling_params))
+                group.append(append_generated(empty, generated, sampling_params, self.version, self.processor))
             groups.append(group)
         return groups
 
@@ -208,30 +225,25 @@ class EngineSampler:
         requests = []
         for rollout in rollouts:
             # The number of segments is part of the seed, so that a rollout that is continued twice draws new numbers.
-            seed = self._derive_seed(step, rollout.prompt.sample.id, rollout.index, len(rollout.segments))
+            parts = (step, rollout.prompt.sample.id, rollout.index, len(rollout.segments))
+            seed = derive_seed(*self.salt, *parts) % _SEED_LIMIT
             requests.append(
                 GenerationRequest(rollout=rollout, num_samples=1, seed=seed, sampling_params=sampling_params)
             )
         extended = []
         for rollout, continuations in zip(rollouts, self._generate(requests), strict=True):
-            extended.append(self._append_generated(rollout, continuations[0], sampling_params))
+            generated = continuations[0]
+            extended.append(append_generated(rollout, generated, sampling_params, self.version, self.processor))
         return extended
 
     def _generate(self, requests: Sequence[GenerationRequest]) -> list[list[GeneratedTokens]]:
+        # Checked here, where the sample is still known by name.
         for request in requests:
             length = len(request.rollout.prompt.token_ids) + request.rollout.num_tokens
             max_new_tokens = request.sampling_params.max_new_tokens
-            if length + max_new_tokens > self._max_model_len:
+            if length + max_new_tokens > self.max_model_len:
                 raise UserError(
                     f"sample {request.rollout.prompt.sample.id}: {length} tokens, and {max_new_tokens} more, are "
-                    f"beyond the {self._max_model_len} that the rollout engine takes"
+                    f"beyond the {self.max_model_len} that the rollout engine takes"
                 )
-        return self._publisher.engine.generate(requests)
-
-    def _derive_seed(self, *parts: str | int) -> int:
-        return derive_seed(*self._salt, *parts) % _SEED_LIMIT
-
-    def _append_generated(
-        self, rollout: Rollout, generated: GeneratedTokens, sampling_params: SamplingParams
-    ) -> Rollout:
-        return append_generated(rollout, generated, sampling_params, version=self._version, processor=self._processor)
+        return self.publisher.engine.generate(requests)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrl.config.schema.custom_rollouts import CustomEngineConfig
+from mmrl.config.schema import CustomEngineConfig
 from mmrl.distributed.ranks import Ranks
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Sampler
 from mmrl.types import UserError
 from mmrl.utils.plugins import load_plugin
@@ -27,7 +27,7 @@ class EngineContext:
 
     policy: Policy
     """The learner's policy. A sampler starts with its weights of the moment; `sync` tells that they have changed."""
-    processor: QwenProcessor
+    processor: PromptProcessor
     """Encodes prompts, and parses responses."""
     salt: tuple[str | int, ...]
     """Sets the random numbers of this sampler apart from those of others: derive seeds from it."""

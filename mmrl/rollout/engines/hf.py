@@ -1,7 +1,10 @@
 """Sampling with transformers: each prompt is encoded once, and its KV cache repeated for the rollouts of its group.
 
-Suffixes of tensors: B prompts, P columns of padded prompts, R rows (one per rollout), K columns of the KV cache, T new
-tokens, V vocabulary; 3 is the axes of a position (time, height, width).
+Random numbers of a sampler derive from its salt: the run's seed and words, such as the stage's name, that set them
+apart from those of other samplers.
+
+Suffixes of tensors: B prompts, P columns of padded prompts or responses, R rows (one per rollout), K columns of the KV
+cache, T new tokens, V vocabulary; 3 is the axes of a position (time, height, width).
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ import numpy as np
 import torch
 
 from mmrl.policy.batch import collate_prompts, collate_responses
-from mmrl.policy.logits import compute_logprobs, sample_tokens
-from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.logprobs import compute_logprobs, sample_tokens
+from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.responses import GeneratedTokens, StopStringMatcher, append_generated, empty_rollout
 from mmrl.types import FinishReason, Prompt, Rollout, SamplingParams
 from mmrl.utils.seeds import derive_seed
@@ -24,7 +27,7 @@ from mmrl.utils.seeds import derive_seed
 if TYPE_CHECKING:
     from transformers import Cache
 
-_MAX_BATCH_TOKENS = 2**18
+_MAX_BATCH_TOKENS = 2**18  # of all KV caches of a batch together; memory grows with it
 
 _NO_TOKEN = -1
 """Fills the places of `ids_RT` behind the end of a row; no token id is negative."""
@@ -45,35 +48,31 @@ class _DecodeState:
 
 
 class HfSampler:
-    """Samples from the learner's own model.
-
-    A row's random numbers derive from (salt, step, sample id, rollout index, number of segments) alone, so a rollout
-    does not depend on the others of its batch, nor on how rows are divided into batches.
-    """
+    """Samples from the learner's own model, or from a copy of it."""
 
     def __init__(
         self,
         policy: Policy,
-        processor: QwenProcessor,
+        processor: PromptProcessor,
         *,
         salt: Sequence[str | int],
         version: int = 0,
         max_batch_tokens: int = _MAX_BATCH_TOKENS,
         copy_policy: bool = False,
     ) -> None:
-        """Create a sampler.
+        """Create a sampler whose random numbers derive from `salt`, and whose segments carry `version`.
 
-        Args:
-            policy: the learner's policy.
-            processor: encodes prompts and parses responses.
-            salt: sets this sampler's random numbers apart from those of others.
-            version: policy version of the weights.
-            max_batch_tokens: tokens in the KV caches of one batch at most, padding included.
-            copy_policy: sample from a copy, which takes over the weights at each sync, so that the learner may update
-                the policy meanwhile. Frozen weights are shared.
+        `max_batch_tokens` bounds the KV caches of one batch, padding included. With `copy_policy` it samples from a
+        copy, which takes over the weights at each sync, so that the learner may update the policy meanwhile.
         """
         self._learner_policy = policy
-        self._policy = _copy_policy(policy) if copy_policy else policy
+        self._policy = policy
+        if copy_policy:
+            self._policy = policy.frozen_copy()
+            for weight in self._policy.trained.values():
+                # No gradient is ever computed here, but torch rounds products differently where none can be: with this
+                # flag the copy samples the very tokens that the learner's own model would.
+                weight.requires_grad_()
         self._processor = processor
         self._salt = tuple(salt)
         self._version = version
@@ -110,7 +109,13 @@ class HfSampler:
         for batch in self._split_into_batches(rollouts, sampling_params):
             generated = self._generate_batch(batch, sampling_params, matcher, step)
             for rollout, (ids, logps) in zip(batch, generated, strict=True):
-                extended.append(self._append_generated(rollout, ids, logps, sampling_params, matcher))
+                finish_reason = FinishReason.LENGTH
+                if ids[-1] == self._eos_id:
+                    finish_reason = FinishReason.EOS
+                elif matcher.matches_end(ids):
+                    finish_reason = FinishReason.STOP
+                tokens = GeneratedTokens(ids, logps, finish_reason)
+                extended.append(append_generated(rollout, tokens, sampling_params, self._version, self._processor))
         return extended
 
     def _split_into_batches(
@@ -135,8 +140,15 @@ class HfSampler:
     ) -> list[tuple[list[int], list[float]]]:
         """Return new token ids and their log-probabilities (nats) for each rollout."""
         state = self._prefill(rollouts)
-        uniforms = np.stack([self._draw_uniforms(rollout, sampling_params, step) for rollout in rollouts])
-        uniforms_RT = torch.from_numpy(uniforms).to(self._policy.device)
+        uniforms = []
+        for rollout in rollouts:
+            # A generator for each row, seeded by what the row is and not by its place: a rollout must not depend on the
+            # others of its batch, nor on how rows are divided into batches. A response that is continued draws from
+            # another stream than it was begun with, hence the number of its segments.
+            continued = (len(rollout.segments),) if rollout.segments else ()
+            seed = derive_seed(*self._salt, step, rollout.prompt.sample.id, rollout.index, *continued)
+            uniforms.append(np.random.Generator(np.random.Philox(seed)).random(sampling_params.max_new_tokens))
+        uniforms_RT = torch.from_numpy(np.stack(uniforms)).to(self._policy.device)
         ids_RT, logps_RT = self._decode(state, sampling_params, matcher, uniforms_RT)
         generated = []
         for ids, logps in zip(ids_RT.tolist(), logps_RT.tolist(), strict=True):
@@ -150,6 +162,7 @@ class HfSampler:
         prompts = {rollout.prompt.digest: rollout.prompt for rollout in rollouts}
         batch = collate_prompts(list(prompts.values()), self._processor, pad_id=self._eos_id)
         cache, logits_BV = self._policy.prefill(batch)
+        # Rows of one prompt share its prefill: the cache is repeated row by row, not computed again.
         row_of = {digest: row for row, digest in enumerate(prompts)}
         prompt_of_R = torch.tensor([row_of[rollout.prompt.digest] for rollout in rollouts], device=device)
         cache.batch_select_indices(prompt_of_R)
@@ -159,24 +172,20 @@ class HfSampler:
             keep_RK=batch.attention_mask_BP.to(device)[prompt_of_R],
             next_position_R=(batch.position_ids_3BP.amax(dim=(0, 2)) + 1).to(device)[prompt_of_R],
         )
-        if any(rollout.num_tokens for rollout in rollouts):
-            return self._append_responses(state, rollouts)
-        return state
-
-    def _append_responses(self, state: _DecodeState, rollouts: Sequence[Rollout]) -> _DecodeState:
-        """Run the responses' tokens through the model behind their prompts. A row may have no token yet."""
-        tails = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(self._policy.device)
-        keep_RK = torch.cat([state.keep_RK, tails.attention_mask_BP], dim=1)
-        has_tokens_R = tails.attention_mask_BP.any(dim=1)
-        tails = replace(tails, position_ids_3BP=tails.position_ids_3BP + state.next_position_R[:, None])
-        logits_RV = self._policy.append(state.cache, tails, keep_RK)
+        if not any(rollout.num_tokens for rollout in rollouts):
+            return state
+        responses = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(device)
+        keep_RK = torch.cat([state.keep_RK, responses.attention_mask_BP], dim=1)
+        # Responses are numbered from 0 and stand behind their prompts.
+        positions_3RP = responses.position_ids_3BP + state.next_position_R[:, None]
+        logits_RV = self._policy.append(cache, replace(responses, position_ids_3BP=positions_3RP), keep_RK)
+        # A row without tokens keeps the state behind its prompt: what the model made of its padding means nothing.
+        has_tokens_R = responses.attention_mask_BP.any(dim=1)
         return _DecodeState(
-            cache=state.cache,
+            cache=cache,
             logits_RV=torch.where(has_tokens_R[:, None], logits_RV, state.logits_RV),
             keep_RK=keep_RK,
-            next_position_R=torch.where(
-                has_tokens_R, tails.position_ids_3BP.amax(dim=(0, 2)) + 1, state.next_position_R
-            ),
+            next_position_R=torch.where(has_tokens_R, positions_3RP.amax(dim=(0, 2)) + 1, state.next_position_R),
         )
 
     def _decode(
@@ -188,14 +197,8 @@ class HfSampler:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample token by token until every row has ended.
 
-        Rows that have ended leave the computation. Here R counts the rows that go on, except in `ids_RT`, `logps_RT`
-        and `uniforms_RT`, which keep a row for every rollout.
-
-        Args:
-            state: the model's state before the first new token.
-            sampling_params: distribution and limits.
-            matcher: recognizes stop strings.
-            uniforms_RT: one uniform number in [0, 1) for each token, float64.
+        R counts the rows that go on, except in `ids_RT`, `logps_RT` and `uniforms_RT`: these keep a row for every
+        rollout. `uniforms_RT` has a number in [0, 1) for each token, float64.
 
         Returns:
             `ids_RT` (int64, `_NO_TOKEN` behind the end of a row) and `logps_RT` (float32, nats), on the CPU.
@@ -219,42 +222,10 @@ class HfSampler:
             going = goes_on_R.nonzero().squeeze(-1)
             if not len(going) or t + 1 == max_new_tokens:
                 break
+            # Rows that have ended leave the cache. Selecting copies it, so it is done only when there are any.
             if len(going) < len(alive):
                 cache.batch_select_indices(going)
                 alive, keep_RK, next_R = alive[going], keep_RK[going], next_R[going]
             keep_RK = torch.nn.functional.pad(keep_RK, (0, 1), value=1)
             logits_RV = self._policy.append_text(cache, token_R[going, None], keep_RK, next_R[:, None] + t)
         return ids_RT.cpu(), logps_RT.cpu()
-
-    def _draw_uniforms(self, rollout: Rollout, sampling_params: SamplingParams, step: int) -> np.ndarray:
-        """Return one uniform number in [0, 1) for each token that may be drawn: float64 [max_new_tokens]."""
-        continued = (len(rollout.segments),) if rollout.segments else ()
-        seed = derive_seed(*self._salt, step, rollout.prompt.sample.id, rollout.index, *continued)
-        return np.random.Generator(np.random.Philox(seed)).random(sampling_params.max_new_tokens)
-
-    def _append_generated(
-        self,
-        rollout: Rollout,
-        ids: list[int],
-        logps: list[float],
-        sampling_params: SamplingParams,
-        matcher: StopStringMatcher,
-    ) -> Rollout:
-        """Append a segment of new tokens, with the reason why it ends there."""
-        finish_reason = FinishReason.LENGTH
-        if ids[-1] == self._eos_id:
-            finish_reason = FinishReason.EOS
-        elif matcher.matches_end(ids):
-            finish_reason = FinishReason.STOP
-        generated = GeneratedTokens(ids, logps, finish_reason)
-        return append_generated(rollout, generated, sampling_params, version=self._version, processor=self._processor)
-
-
-def _copy_policy(policy: Policy) -> Policy:
-    """Return a copy of a policy to sample from."""
-    copy = policy.frozen_copy()
-    for weight in copy.trained.values():
-        # No gradient is ever computed here, but torch rounds products differently where none can be: with this flag the
-        # copy samples the very tokens that the learner's own model would.
-        weight.requires_grad_()
-    return copy

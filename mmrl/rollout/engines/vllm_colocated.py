@@ -1,4 +1,8 @@
-"""vLLM in the learner's process and on its device. The two take turns."""
+"""vLLM in the learner's process and on its device. The two take turns.
+
+No process is started, so nothing here has a deadline: an engine that hangs hangs the run, and on several ranks the
+others notice (`mmrl.distributed.torch_ranks`). An engine that fails is restarted `rollout.vllm.max_restarts` times.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.base import GenerationRequest, parse_completion
 from mmrl.rollout.responses import GeneratedTokens
 from mmrl.rollout.weight_sync import (
@@ -28,7 +32,7 @@ from mmrl.types import UserError
 if TYPE_CHECKING:
     from vllm import LLM
     from vllm.inputs import EngineInput
-    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.outputs import RequestOutput
 
 _ADAPTER_NAME = "policy"
 
@@ -50,12 +54,15 @@ def vllm_env_vars(*, cuda: bool) -> dict[str, str]:
 
 
 class VllmEngine:
-    """A vLLM engine in this process. There can be one only, since vLLM's process groups are global."""
+    """A vLLM engine in this process. There can be one only, since vLLM's process groups are global.
+
+    Its methods are those of `ServerEngine`, with the same meaning.
+    """
 
     def __init__(
         self,
         model: str,
-        processor: QwenProcessor,
+        processor: PromptProcessor,
         engine_args: Mapping[str, Any],
         *,
         cuda: bool,
@@ -64,13 +71,8 @@ class VllmEngine:
     ) -> None:
         """Start the engine. Random number generators and threads of this process stay as they are.
 
-        Args:
-            model: folder or hub id.
-            processor: encodes prompts and media.
-            engine_args: arguments of vLLM's `LLM`.
-            cuda: True if the engine runs on a GPU, where it can sleep.
-            restarts: times that the engine may be restarted after a failure.
-            warn: told of each restart.
+        `model` is a folder or hub id. `cuda` says that the engine runs on a GPU, where it can sleep. `warn` is told of
+        each restart, of which there may be `restarts`.
 
         Raises:
             UserError: vLLM is not installed, or refuses the model or the arguments.
@@ -101,7 +103,7 @@ class VllmEngine:
         """Return the continuations of each request, in order.
 
         Raises:
-            UserError: placeholders, grids and patches of a prompt disagree.
+            UserError: the placeholders of a prompt do not fit its media.
             RuntimeError: the engine failed more often than it may be restarted.
         """
         from mmrl.rollout.engines.vllm_inputs import build_engine_input
@@ -122,10 +124,15 @@ class VllmEngine:
                     raise
                 reason = str(failure)
             # Not inside the handler: the exception's traceback would keep the old engine, and its memory, alive.
-            self._restart(reason)
+            self._restarts_left -= 1
+            self._warn(f"the rollout engine failed ({reason}); it is started anew, and asked again")
+            self.close()
+            self._asleep, self._lora_request = False, None
+            self._llm = self._start()
+            self._reload_weights()
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Load the learner's tensors without a copy, by vLLM's own reloading.
+        """Load the learner's tensors, by vLLM's own reloading; drop caches that old ones filled, and check arrival.
 
         Raises:
             UserError: they are another model's.
@@ -166,25 +173,16 @@ class VllmEngine:
         gc.collect()  # an engine that is started next must find this one's memory free
 
     def _start(self) -> LLM:
-        """Start an engine and generate one token: kernels that cannot run here fail now and not in training."""
         from vllm import LLM, SamplingParams
 
         with _preserve_rng_and_threads():
             try:
                 llm = LLM(self._model, **self._engine_args, enable_sleep_mode=self._can_sleep)
+                # Kernels that cannot run here fail now and not in training.
                 llm.generate({"prompt_token_ids": [0]}, SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
             except (ValueError, NotImplementedError, RuntimeError) as error:
                 raise UserError(f"rollout.engine: vLLM cannot run this model here: {error}") from error
         return llm
-
-    def _restart(self, reason: str) -> None:
-        """Restart the engine with the weights that it had last."""
-        self._restarts_left -= 1
-        self._warn(f"the rollout engine failed ({reason}); it is started anew, and asked again")
-        self.close()
-        self._asleep, self._lora_request = False, None
-        self._llm = self._start()
-        self._reload_weights()
 
     def _generate_once(
         self, requests: Sequence[GenerationRequest], inputs: Sequence[EngineInput]
@@ -200,9 +198,9 @@ class VllmEngine:
             engine.add_request(str(number), engine_input, vllm_params, lora_request=self._lora_request)
         finished: dict[int, RequestOutput] = {}
         while engine.has_unfinished_requests():
-            for output in engine.step():
-                if output.finished:
-                    finished[int(output.request_id)] = output
+            for request_output in engine.step():
+                if request_output.finished:
+                    finished[int(request_output.request_id)] = request_output
         completions = []
         for number, engine_input in enumerate(inputs):
             # vLLM reports the prompt that it has read. If it had expanded or cut anything, the learner would train on
@@ -210,7 +208,13 @@ class VllmEngine:
             if finished[number].prompt_token_ids != engine_input["prompt_token_ids"]:
                 sample_id = requests[number].rollout.prompt.sample.id
                 raise RuntimeError(f"sample {sample_id}: the rollout engine read other tokens than it was given")
-            completions.append(list(map(_parse_output, finished[number].outputs)))
+            parsed = []
+            for output in finished[number].outputs:
+                # For each place a dictionary by token id, in which the sampled token is the only one.
+                sampled = zip(output.token_ids, output.logprobs, strict=True)
+                logps = [logprobs[token_id].logprob for token_id, logprobs in sampled]
+                parsed.append(parse_completion(output.token_ids, logps, output.finish_reason, output.stop_reason))
+            completions.append(parsed)
         return completions
 
     def _wake_up(self) -> None:
@@ -219,23 +223,15 @@ class VllmEngine:
             self._asleep = False
 
     def _reset_caches(self) -> None:
-        """Empty the caches of keys and values, of media, and of encoded media: old weights have filled them."""
+        # Keys and values, media, and encoded media: old weights have filled these caches.
         self._llm.reset_prefix_cache()
         self._llm.llm_engine.reset_mm_cache()
         self._llm.llm_engine.reset_encoder_cache()
 
     def _read_fingerprints(self) -> dict[str, TensorFingerprint]:
-        """Return the fingerprints of the weights that the engine holds; it has one worker."""
         from mmrl.rollout.engines.vllm_weight_transfer import parse_fingerprints
 
-        return parse_fingerprints(self._llm.collective_rpc("fingerprints")[0])
-
-
-def _parse_output(completion: CompletionOutput) -> GeneratedTokens:
-    logps = []
-    for token_id, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
-        logps.append(logprobs[token_id].logprob)
-    return parse_completion(completion.token_ids, logps, completion.finish_reason, completion.stop_reason)
+        return parse_fingerprints(self._llm.collective_rpc("fingerprints")[0])  # there is one worker
 
 
 @contextmanager

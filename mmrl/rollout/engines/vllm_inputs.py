@@ -1,14 +1,15 @@
 """Prompts as vLLM takes them when tokens are expanded and media encoded already.
 
 Given raw media, vLLM resizes them, cuts them into patches and expands placeholders with a processor of its own. Given
-the inputs that are built here it does none of that: the engine sees the token ids, patches and grids of the learner.
+the inputs that are built here it does none of that: the engine sees the token ids, patches and grids of the learner. A
+grid is the number of patches that a medium was cut into: over time, down and across.
 
 Suffixes of tensors: M patches, D values of a patch, I images, V videos; 3 is a grid (t, h, w, in patches).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from vllm.inputs import EngineInput, mm_input, tokens_input
@@ -16,17 +17,17 @@ from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems,
 
 from mmrl.policy.batch import BatchMedia, TokenSpan, collect_media
 from mmrl.policy.families import VideoTimeEncoding
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.types import Rollout
 
 
-def build_engine_input(rollout: Rollout, processor: QwenProcessor) -> EngineInput:
+def build_engine_input(rollout: Rollout, processor: PromptProcessor) -> EngineInput:
     """Return the input of `LLMEngine.add_request` for a prompt and the response so far: all tokens and all media.
 
     vLLM caches what it encodes by the keys given here: the digest of the prompt, or of the media that a tool showed.
 
     Raises:
-        UserError: a file has changed since the run started, or placeholders, grids and patches disagree.
+        UserError: a file has changed since the run started, or placeholders do not fit the media.
     """
     spans = (TokenSpan.from_prompt(rollout.prompt, processor), TokenSpan.from_response(rollout, processor))
     token_ids = [token for span in spans for token in span.ids]
@@ -38,23 +39,16 @@ def build_engine_input(rollout: Rollout, processor: QwenProcessor) -> EngineInpu
         cache_keys["video"] = list(media.video_keys)
     if not cache_keys:
         return tokens_input(token_ids)
-    timing_tensors: dict[str, torch.Tensor] = {}
-    if processor.encoder.family.video_time is VideoTimeEncoding.SECONDS:
-        seconds_per_grid = [tensors.second_per_grid_V for span in spans for tensors in span.tensors]
-        timing_tensors["second_per_grid_ts"] = torch.cat(seconds_per_grid)
-    ranges = _placeholder_ranges(token_ids, media, processor)
-    return mm_input(token_ids, _multimodal_kwargs(media, timing_tensors), cache_keys, ranges)
-
-
-def _multimodal_kwargs(media: BatchMedia, timing_tensors: Mapping[str, torch.Tensor]) -> MultiModalKwargsItems:
-    """Return the arguments that vLLM's model is called with, divided into one item for each image and video."""
     arguments = {
         "pixel_values": media.image_patches_MD,
         "image_grid_thw": media.image_grids_I3,
         "pixel_values_videos": media.video_patches_MD,
         "video_grid_thw": media.video_grids_V3,
-        **timing_tensors,
     }
+    if processor.encoder.family.video_time is VideoTimeEncoding.SECONDS:
+        seconds_per_grid = [tensors.second_per_grid_V for span in spans for tensors in span.tensors]
+        arguments["second_per_grid_ts"] = torch.cat(seconds_per_grid)
+    # These say how the arguments divide into one item for each image and video.
     fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", media.image_grids_I3.prod(dim=1)),
         "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
@@ -62,11 +56,12 @@ def _multimodal_kwargs(media: BatchMedia, timing_tensors: Mapping[str, torch.Ten
         "video_grid_thw": MultiModalFieldConfig.batched("video", keep_on_cpu=True),
         "second_per_grid_ts": MultiModalFieldConfig.batched("video", keep_on_cpu=True),
     }
-    return MultiModalKwargsItems.from_hf_inputs(arguments, fields)
+    ranges = _placeholder_ranges(token_ids, media, processor)
+    return mm_input(token_ids, MultiModalKwargsItems.from_hf_inputs(arguments, fields), cache_keys, ranges)
 
 
 def _placeholder_ranges(
-    token_ids: Sequence[int], media: BatchMedia, processor: QwenProcessor
+    token_ids: Sequence[int], media: BatchMedia, processor: PromptProcessor
 ) -> dict[str, list[PlaceholderRange]]:
     """Return the places of the media's placeholders in the token ids, by modality; absent ones have no entry."""
     placeholders = processor.placeholders
@@ -79,7 +74,11 @@ def _placeholder_ranges(
         ranges.setdefault("image", []).append(PlaceholderRange(positions[0], len(positions)))
     for positions in _placeholder_positions(token_ids, placeholders.video_id, video_counts):
         if has_timestamps:
-            video_range = _timestamped_range(token_ids, positions)
+            # There is text between the frames, so the range needs a mask of its own tokens. vLLM finds the frames by
+            # their <|vision_start|>, and the range begins at the first of these, one before the first placeholder.
+            start, end = positions[0] - 1, positions[-1] + 1
+            is_embed = torch.tensor(token_ids[start:end]) == token_ids[positions[0]]
+            video_range = PlaceholderRange(start, end - start, is_embed=is_embed)
         else:
             video_range = PlaceholderRange(positions[0], len(positions))
         ranges.setdefault("video", []).append(video_range)
@@ -98,12 +97,3 @@ def _placeholder_positions(token_ids: Sequence[int], placeholder_id: int, counts
         divided.append(positions[start : start + count])
         start += count
     return divided
-
-
-def _timestamped_range(token_ids: Sequence[int], positions: Sequence[int]) -> PlaceholderRange:
-    """Return the range of a video with text between its frames, with a mask of its own tokens.
-
-    It begins at the <|vision_start|> before the first frame, by which vLLM finds the frames.
-    """
-    start, end = positions[0] - 1, positions[-1] + 1
-    return PlaceholderRange(start, end - start, is_embed=torch.tensor(token_ids[start:end]) == token_ids[positions[0]])

@@ -1,4 +1,14 @@
-"""One vLLM server: it is started, sent requests and weights, and restarted after a failure."""
+"""One vLLM server: it is started, sent requests and weights, and restarted after a failure.
+
+The server is a process of its own, `python -m vllm.entrypoints.openai.api_server`, which this process starts and whose
+output goes to a log file; or it runs already, at an address of `rollout.server.urls`, and is never started or ended.
+
+    what hangs                   deadline                            what happens
+    the server as it starts      `rollout.server.startup_timeout_s`  the run ends with the last lines of the log
+    a request, also of weights   `rollout.server.timeout_s`          a restart, `max_restarts` times; then as above
+    the server as it is stopped  `_STOP_TIMEOUT_S`                   SIGKILL to it and all processes of its session
+    the run, which is killed     none                                the kernel sends SIGTERM to the server
+"""
 
 from __future__ import annotations
 
@@ -26,6 +36,7 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from mmrl.config.schema import VllmServerConfig
+from mmrl.distributed.launch import find_free_port
 from mmrl.rollout.engines.vllm_weight_transfer import FileTrainerInitInfo, FingerprintedSource, parse_fingerprints
 from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream, check_same_model, check_weights_arrived
 from mmrl.types import UserError
@@ -40,11 +51,11 @@ _ENV_VARS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
-_HEALTH_TIMEOUT_S = 5.0
+_HEALTH_TIMEOUT_S = 5.0  # of one attempt, while a server starts
 _POLL_INTERVAL_S = 0.2
 _STOP_TIMEOUT_S = 10.0
 _LOG_TAIL_CHARS = 3000
-_START_HINT = "start it as docs/vllm.md says"
+START_HINT = "start it as docs/vllm.md says"
 
 
 class ReplicaError(Exception):
@@ -57,14 +68,10 @@ class Replica:
     def __init__(
         self, url: str, options: VllmServerConfig, *, command: Sequence[str] = (), device: str = "", log: Path = Path()
     ) -> None:
-        """Create the client; nothing is started yet.
+        """Create the client of the server at `url`, without a slash at the end; nothing is started yet.
 
-        Args:
-            url: address of the server, without a slash at the end.
-            options: timeouts, restarts and the way that weights are transferred.
-            command: command line that starts the server; empty for one that runs already.
-            device: CUDA_VISIBLE_DEVICES of the server; empty for that of the run.
-            log: file that the server's output is appended to.
+        `command` starts the server, and is empty for one that runs already. `device` becomes CUDA_VISIBLE_DEVICES,
+        unless it is empty. The server's output is appended to `log`.
         """
         self.url = url
         self.adapter_loaded = False
@@ -102,18 +109,30 @@ class Replica:
         while time.monotonic() < deadline:
             with suppress(ReplicaError):
                 self.request_json("health", timeout=_HEALTH_TIMEOUT_S)
-                return self._generate_test_token()
+                break
             if self._process is not None and self._process.poll() is not None:
                 raise UserError(
                     f"the rollout server {self.url} ended as it started; its last words:\n{self._log_tail()}"
                 )
             time.sleep(_POLL_INTERVAL_S)
-        if self._command:
+        else:
+            if not self._command:
+                raise UserError(
+                    f"no rollout server answers at {self.url}; {START_HINT}, or correct rollout.server.urls"
+                )
             raise UserError(
                 f"the rollout server {self.url} is not up within {timeout_s:g} s (rollout.server.startup_timeout_s); "
                 f"its last words:\n{self._log_tail()}"
             )
-        raise UserError(f"no rollout server answers at {self.url}; {_START_HINT}, or correct rollout.server.urls")
+        if not self._command:
+            return
+        try:
+            # Kernels that cannot run fail here, not in training.
+            self.request_json("inference/v1/generate", {"token_ids": [0], "sampling_params": {"max_tokens": 1}})
+        except ReplicaError as failure:
+            raise UserError(
+                f"rollout.engine: vLLM cannot run this model here: {failure}; its last words:\n{self._log_tail()}"
+            ) from failure
 
     def restart(self, failure: ReplicaError) -> None:
         """Restart the server after `failure`, without weights of the learner.
@@ -122,7 +141,7 @@ class Replica:
             UserError: it does not belong to the run, or was restarted `max_restarts` times already.
         """
         if self._num_starts == 0 or self._num_starts > self._options.max_restarts:
-            hint = f"its last words:\n{self._log_tail()}" if self._command else f"if it is gone, {_START_HINT}"
+            hint = f"its last words:\n{self._log_tail()}" if self._command else f"if it is gone, {START_HINT}"
             raise UserError(f"the rollout server {self.url} failed: {failure}; {hint}") from failure
         self.stop()
         self._sender = None
@@ -148,8 +167,7 @@ class Replica:
         """Send a request as `request` does, and return the reply, read from JSON; {} for an empty one.
 
         Raises:
-            ReplicaError: no reply in time, an error of the server's, or a reply that is not JSON.
-            UserError: the server refuses the request.
+            ReplicaError: as `request`, and for a reply that is not JSON.
         """
         reply = self.request(path, body, timeout=timeout)
         try:
@@ -159,12 +177,7 @@ class Replica:
         return parsed
 
     def request(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> bytes:
-        """POST `body` as JSON, or GET if there is none, and return the reply.
-
-        Args:
-            path: path below the server's URL.
-            body: fields of the request.
-            timeout: seconds to wait; `timeout_s` of the options by default.
+        """POST `body` as JSON, or GET if there is none, and return the reply, within `timeout` or `timeout_s` seconds.
 
         Raises:
             ReplicaError: no reply in time, or an error of the server's (a status of 500 or above).
@@ -180,7 +193,7 @@ class Replica:
         except HTTPError as error:
             status = f"status {error.code}: {error.read(2000).decode(errors='replace')}"
             if error.code == HTTPStatus.NOT_FOUND:
-                raise UserError(f"the rollout server {self.url} has no {path} ({status}); {_START_HINT}") from error
+                raise UserError(f"the rollout server {self.url} has no {path} ({status}); {START_HINT}") from error
             if error.code < HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise UserError(f"the rollout server {self.url} refuses {path}: {status}") from error
             raise ReplicaError(status) from error
@@ -189,19 +202,6 @@ class Replica:
         except (OSError, HTTPException) as error:
             raise ReplicaError(f"unreachable ({error})") from error
         return reply
-
-    def max_model_len(self) -> int:
-        """Return the tokens of the longest sequence that the server takes, prompt included.
-
-        Raises:
-            UserError: it does not say.
-        """
-        try:
-            return int(self.request_json("v1/models")["data"][0]["max_model_len"])
-        except (ReplicaError, LookupError, TypeError) as error:
-            raise UserError(
-                f"the rollout server {self.url} does not say how long a sequence it takes ({error!r}); {_START_HINT}"
-            ) from error
 
     def load_weights(self, weights: WeightStream, num_workers: int) -> None:
         """Transfer weights to the server's workers, and compare fingerprints afterwards.
@@ -214,46 +214,45 @@ class Replica:
         if self._sender is None or self._source is None:
             check_same_model(weights, self._read_fingerprints())
             self._source = FingerprintedSource(weights)
+            init_info: TrainerInitInfo
+            match self._options.weight_transfer:  # the learner is rank 0 of the transfer
+                case "file":
+                    init_info = FileTrainerInitInfo(rank=0)
+                case "ipc":
+                    init_info = IPCTrainerInitInfo(rank=0)
+                case "nccl":
+                    address, port = socket.gethostname(), find_free_port()
+                    init_info = NCCLTrainerInitInfo(
+                        rank=0, master_address=address, master_port=port, world_size=1 + num_workers
+                    )
             self._sender = WeightTransferTrainerFactory.trainer_init(
-                _transfer_init_info(self._options, num_workers),
+                init_info,
                 client=_WeightSyncClient(self.request_json),
                 source=self._source,
             )
-        self._source.weights = weights  # a sender keeps the source that it was created with
+        # A sender keeps the source that it was created with, so the new weights go into that.
+        self._source.weights = weights
         self._sender.send_weights()
         self._reset_caches()
         check_weights_arrived(self._source.fingerprints, self._read_fingerprints())
 
     def load_adapter(self, folder: Path) -> None:
-        """Use the adapter in `folder`, which the server must be able to read, in place of the one before.
-
-        The old adapter is unloaded first, also one that an earlier run has left. If the new one were loaded in its
-        place, vLLM would read its files again for every step of decoding.
-        """
+        """Use the adapter in `folder`, which the server must be able to read, in place of the one before."""
+        # Unloaded first, also one that an earlier run has left. If the new one were loaded in the place of the old,
+        # vLLM would read its files again for every step of decoding.
         if any(model["id"] == ADAPTER_NAME for model in self.request_json("v1/models")["data"]):
             self.request("v1/unload_lora_adapter", {"lora_name": ADAPTER_NAME})
         self.request("v1/load_lora_adapter", {"lora_name": ADAPTER_NAME, "lora_path": str(folder)})
         self.adapter_loaded = True
         self._reset_caches()
 
-    def _generate_test_token(self) -> None:
-        """Generate a token on a server that the run has started. Kernels that cannot run fail here, not in training."""
-        if not self._command:
-            return
-        try:
-            self.request_json("inference/v1/generate", {"token_ids": [0], "sampling_params": {"max_tokens": 1}})
-        except ReplicaError as failure:
-            raise UserError(
-                f"rollout.engine: vLLM cannot run this model here: {failure}; its last words:\n{self._log_tail()}"
-            ) from failure
-
     def _reset_caches(self) -> None:
-        """Empty the caches of keys and values, of media, and of encoded media: old weights have filled them."""
+        # Keys and values, media, and encoded media: old weights have filled these caches.
         for cache in ("prefix", "mm", "encoder"):
             self.request_json(f"reset_{cache}_cache", {})
 
     def _read_fingerprints(self) -> dict[str, TensorFingerprint]:
-        """Return the fingerprints of the weights that the first worker holds."""
+        # Of the first worker alone: weights that tensor parallelism splits have another shape and are passed over.
         results = self.request_json("collective_rpc", {"method": "fingerprints"})["results"]
         return parse_fingerprints(results[0])
 
@@ -271,28 +270,8 @@ class _WeightSyncClient(HTTPVLLMWeightSyncClient):
         self._request_json(path, json or {})
 
 
-def find_free_port() -> int:
-    """Return a port of this machine that nobody listens on. Another process may take it before it is used."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _transfer_init_info(options: VllmServerConfig, num_workers: int) -> TrainerInitInfo:
-    """Return what vLLM's sender needs to know of this transfer; the learner is rank 0."""
-    match options.weight_transfer:
-        case "file":
-            return FileTrainerInitInfo(rank=0)
-        case "ipc":
-            return IPCTrainerInitInfo(rank=0)
-        case "nccl":
-            return NCCLTrainerInitInfo(
-                rank=0, master_address=socket.gethostname(), master_port=find_free_port(), world_size=1 + num_workers
-            )
-
-
 def _die_with_parent() -> None:
-    """Have the kernel end this process when its parent dies. A server that outlives a killed run would keep its GPU."""
+    # Called in the new process. The kernel then ends it when its parent dies: a server that outlives a killed run would
+    # keep its GPU.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

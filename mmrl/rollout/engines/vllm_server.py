@@ -1,4 +1,9 @@
-"""vLLM servers, one or several: token ids and encoded media go in, token ids and log-probabilities come out."""
+"""vLLM servers, one or several: token ids and encoded media go in, token ids and log-probabilities come out.
+
+A replica is one server with the whole model. One that does not answer within `rollout.server.timeout_s`, since it hangs
+or has died, is restarted, and its requests are divided anew among all replicas, with the same seeds.
+`mmrl.rollout.engines.vllm_replica` starts, restarts and ends the processes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,8 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +20,33 @@ import torch
 from vllm.entrypoints.scale_out.token_in_token_out.mm_features import extract_mm_features
 
 from mmrl.config.schema import VllmServerConfig
-from mmrl.policy.processor import QwenProcessor
+from mmrl.distributed.launch import find_free_port
+from mmrl.distributed.ranks import Ranks, SingleProcess
+from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.base import GenerationRequest, parse_completion
 from mmrl.rollout.engines.vllm_inputs import build_engine_input
-from mmrl.rollout.engines.vllm_replica import ADAPTER_NAME, Replica, ReplicaError, find_free_port
+from mmrl.rollout.engines.vllm_replica import ADAPTER_NAME, START_HINT, Replica, ReplicaError
 from mmrl.rollout.engines.vllm_weight_transfer import BACKEND, register
 from mmrl.rollout.responses import GeneratedTokens
-from mmrl.rollout.weight_sync import WeightSpec, WeightStream
-from mmrl.types import Prompt, UserError
+from mmrl.rollout.weight_sync import ShardedWeightStream, WeightStream
+from mmrl.types import UserError
 
 _REQUESTS_PER_REPLICA = 64
 """Concurrent HTTP requests to a replica. It batches by itself; this only keeps its queue filled."""
 
 
 class ServerEngine:
-    """Divides requests among replicas. Those that a replica leaves unanswered are sent again, with the same seeds."""
+    """Divides requests among replicas."""
 
     def __init__(
         self,
         replicas: Sequence[Replica],
-        processor: QwenProcessor,
+        processor: PromptProcessor,
         *,
         workers_per_replica: int,
         warn: Callable[[str], None],
         keep_weights: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         """Start the replicas that belong to the run, and wait until all of them answer.
 
@@ -45,15 +55,17 @@ class ServerEngine:
             processor: encodes prompts and media.
             workers_per_replica: processes of each replica that hold weights.
             warn: told of a replica that had to be restarted.
-            keep_weights: keep a copy of the weights in host memory. Needed where the learner updates them while this
-                generates, for a replica that is restarted meanwhile.
+            keep_weights: keep a copy of the weights in host memory, for a replica that is restarted while the learner
+                already updates them.
+            ranks: all processes of the run, if several share the servers. `load_weights` and `load_adapter` are then
+                collective, and load through rank 0.
 
         Raises:
             UserError: a replica does not answer in time.
         """
         register()
         self._replicas, self._processor, self._workers_per_replica = replicas, processor, workers_per_replica
-        self._warn, self._keep_weights = warn, keep_weights
+        self._warn, self._keep_weights, self._ranks = warn, keep_weights, ranks or SingleProcess()
         self._eos_id: int = processor.tokenizer.eos_token_id
         self._reload_weights: Callable[[Replica], None] = lambda replica: None
         self._closed = False
@@ -77,7 +89,14 @@ class ServerEngine:
         while len(answers) < len(requests):
             unanswered = [number for number in range(len(requests)) if number not in answers]
             failures: dict[Replica, ReplicaError] = {}
-            for number, (replica, future) in self._send_requests(requests, unanswered).items():
+            sent: dict[int, tuple[Replica, Future[list[GeneratedTokens]]]] = {}
+            # Leaving the block waits for all requests.
+            with ThreadPoolExecutor(max_workers=_REQUESTS_PER_REPLICA * len(self._replicas)) as pool:
+                for place, number in enumerate(unanswered):
+                    replica = self._replicas[place % len(self._replicas)]
+                    body = self._request_body(requests[number], replica)
+                    sent[number] = (replica, pool.submit(_generate_on_replica, replica, body))
+            for number, (replica, future) in sent.items():
                 try:
                     answers[number] = future.result()
                 except ReplicaError as failure:
@@ -95,25 +114,13 @@ class ServerEngine:
             UserError: they are another model's, or a replica fails more often than it may be restarted.
             RuntimeError: they did not arrive.
         """
-        source = _HostWeightCopy(weights) if self._keep_weights else weights
-
-        def load(replica: Replica) -> None:
-            replica.load_weights(source, self._workers_per_replica)
-
-        self._send_to_all(load)
+        ShardedWeightStream(weights, self._ranks).load_on_rank0(self._load_weights_on_rank0)
 
     def load_adapter(self, folder: Path) -> None:
         """Have all replicas load the adapter in `folder`. Its files must stay until the next call."""
-
-        def load(replica: Replica) -> None:
-            replica.load_adapter(folder)
-
-        self._send_to_all(load)
-
-    def use_adapter(self) -> None:
-        """Request the adapter from now on; another process has loaded it into the servers."""
+        self._ranks.on_rank0(partial(self._send_to_all, methodcaller("load_adapter", folder)))
         for replica in self._replicas:
-            replica.adapter_loaded = True
+            replica.adapter_loaded = True  # on the other ranks, too: their requests name the adapter
 
     def sleep(self) -> None:
         """Do nothing: servers do not share the learner's device."""
@@ -124,8 +131,12 @@ class ServerEngine:
         for replica in self._replicas:
             replica.stop()
 
+    def _load_weights_on_rank0(self, weights: WeightStream) -> None:
+        source = _HostWeightCopy(weights) if self._keep_weights else weights
+        self._send_to_all(methodcaller("load_weights", source, self._workers_per_replica))
+
     def _send_to_all(self, load: Callable[[Replica], None]) -> None:
-        """Load all replicas, and remember how: a replica that is restarted is loaded in the same way."""
+        # Remembered, since a replica that is restarted has to be loaded in the same way.
         self._reload_weights = load
         for replica in self._replicas:
             try:
@@ -134,8 +145,8 @@ class ServerEngine:
                 self._restart(replica, failure)
 
     def _restart(self, replica: Replica, failure: ReplicaError) -> None:
-        """Restart a replica with the weights that it had last. `Replica.restart` raises once that was too often."""
-        while True:
+        """Restart a replica with the weights that it had last."""
+        while True:  # `Replica.restart` raises once that was too often
             replica.restart(failure)
             self._warn(f"the rollout server {replica.url} failed ({failure}); it was started again, and is asked again")
             try:
@@ -143,21 +154,16 @@ class ServerEngine:
             except ReplicaError as next_failure:
                 failure = next_failure
 
-    def _send_requests(
-        self, requests: Sequence[GenerationRequest], numbers: Sequence[int]
-    ) -> dict[int, tuple[Replica, Future[list[GeneratedTokens]]]]:
-        """Send the requests with these numbers, wait for all, and return replica and future of each by number."""
-        with ThreadPoolExecutor(max_workers=_REQUESTS_PER_REPLICA * len(self._replicas)) as pool:
-            sent = {}
-            for place, number in enumerate(numbers):
-                replica = self._replicas[place % len(self._replicas)]
-                body = self._request_body(requests[number], replica)
-                sent[number] = (replica, pool.submit(_generate_on_replica, replica, body))
-        return sent
-
     def _request_body(self, request: GenerationRequest, replica: Replica) -> dict[str, Any]:
         engine_input = build_engine_input(request.rollout, self._processor)
-        check_placeholders(request.rollout.prompt, engine_input)
+        # The protocol of vLLM's server says where a medium begins and ends, and has no mask for tokens between its
+        # placeholders, such as the times that the family qwen3_vl writes between the frames of a video.
+        for ranges in engine_input.get("mm_placeholders", {}).values():
+            if any(placeholder_range.is_embed is not None for placeholder_range in ranges):
+                raise UserError(
+                    f"sample {request.rollout.prompt.sample.id}: vLLM's server takes no video with words between its "
+                    "frames; use `rollout.engine: vllm`, or a family that writes none"
+                )
         body: dict[str, Any] = {
             "token_ids": engine_input["prompt_token_ids"],
             "sampling_params": request.to_vllm_params(self._eos_id),
@@ -170,61 +176,38 @@ class ServerEngine:
         return body
 
 
-def check_placeholders(prompt: Prompt, engine_input: Mapping[str, Any]) -> None:
-    """Check that every token between the first and the last placeholder of a medium is a placeholder.
-
-    The protocol of vLLM's server says where a medium begins and ends, and has no mask for the tokens between.
-
-    Raises:
-        UserError: a video has text between its frames, as in the family qwen3_vl.
-    """
-    for ranges in engine_input.get("mm_placeholders", {}).values():
-        for placeholder_range in ranges:
-            if placeholder_range.is_embed is not None:
-                raise UserError(
-                    f"sample {prompt.sample.id}: vLLM's server takes no video with words between its frames; use "
-                    "`rollout.engine: vllm`, or a family that writes none"
-                )
-
-
 def make_replicas(
     model: str, engine_args: Mapping[str, Any], options: VllmServerConfig, log_dir: Path
 ) -> list[Replica]:
     """Return the replicas that `options` name: running ones by URL, or ones to start on `model` (folder or hub id)."""
     if options.urls:
         return [Replica(url, options) for url in options.urls]
+    backend = BACKEND if options.weight_transfer == "file" else options.weight_transfer
+    flags = ["--served-model-name", "base", "--enable-scale-out", "--disable-uvicorn-access-log"]
+    for name, value in {**engine_args, "weight_transfer_config": {"backend": backend}}.items():
+        flag = name.replace("_", "-")
+        match value:
+            case bool():
+                flags.append(f"--{flag}" if value else f"--no-{flag}")
+            case dict():
+                flags += [f"--{flag}", json.dumps(value)]
+            case _:
+                flags += [f"--{flag}", str(value)]
     log_dir.mkdir(parents=True, exist_ok=True)
     replicas = []
     for number in range(options.replicas):
         port = find_free_port()
+        # The module that `vllm serve` runs. The command itself does not start in the build for CPUs.
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         replica = Replica(
             f"http://127.0.0.1:{port}",
             options,
-            command=build_serve_command(model, engine_args, options, port),
+            command=[*command, "--host", "127.0.0.1", "--port", str(port), *flags],
             device=options.devices[number] if options.devices else "",
             log=log_dir / f"server-{number}.log",
         )
         replicas.append(replica)
     return replicas
-
-
-def build_serve_command(model: str, engine_args: Mapping[str, Any], options: VllmServerConfig, port: int) -> list[str]:
-    """Return the command line that serves `model` with these arguments of vLLM's `LLM`."""
-    # The module that `vllm serve` runs. The command itself does not start in the build for CPUs.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--served-model-name", "base", "--enable-scale-out"]
-    command += ["--disable-uvicorn-access-log"]
-    backend = BACKEND if options.weight_transfer == "file" else options.weight_transfer
-    for name, value in {**engine_args, "weight_transfer_config": {"backend": backend}}.items():
-        flag = name.replace("_", "-")
-        match value:
-            case bool():
-                command.append(f"--{flag}" if value else f"--no-{flag}")
-            case dict():
-                command += [f"--{flag}", json.dumps(value)]
-            case _:
-                command += [f"--{flag}", str(value)]
-    return command
 
 
 def common_max_model_len(urls: Sequence[str], options: VllmServerConfig) -> int:
@@ -237,21 +220,23 @@ def common_max_model_len(urls: Sequence[str], options: VllmServerConfig) -> int:
     for url in urls:
         replica = Replica(url, options)
         replica.wait_until_ready()
-        lengths.append(replica.max_model_len())
+        try:
+            lengths.append(int(replica.request_json("v1/models")["data"][0]["max_model_len"]))
+        except (ReplicaError, LookupError, TypeError) as error:
+            raise UserError(
+                f"the rollout server {url} does not say how long a sequence it takes ({error!r}); {START_HINT}"
+            ) from error
     return min(lengths)
 
 
-class _HostWeightCopy:
+class _HostWeightCopy(WeightStream):
     """A copy of weights in host memory. Iterating yields each on the device that it came from."""
 
     def __init__(self, weights: WeightStream) -> None:
         self._tensors: dict[str, tuple[torch.Tensor, torch.device]] = {}
         for name, tensor in weights:
+            # `copy=True`, since a policy on the CPU would hand out the very tensors that the learner goes on updating.
             self._tensors[name] = (tensor.detach().to("cpu", copy=True), tensor.device)
-
-    def specs(self) -> list[WeightSpec]:
-        """Return name, dtype and shape of each weight."""
-        return [WeightSpec(name, tensor.dtype, tuple(tensor.shape)) for name, (tensor, _) in self._tensors.items()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield name and tensor of each weight."""
@@ -261,19 +246,15 @@ class _HostWeightCopy:
 
 def _generate_on_replica(replica: Replica, body: Mapping[str, Any]) -> list[GeneratedTokens]:
     """Send one request and read its completions, in the order of their seeds."""
+    completions = []
     try:
         choices = replica.request_json("inference/v1/generate", body)["choices"]
-        return list(map(_parse_choice, sorted(choices, key=_choice_index)))
+        for choice in sorted(choices, key=itemgetter("index")):
+            logps = [token["logprob"] for token in choice["logprobs"]["content"]]
+            completions.append(
+                parse_completion(choice["token_ids"], logps, choice["finish_reason"], choice["stop_reason"])
+            )
     except RuntimeError as error:
+        # A completion that cannot be used (`parse_completion`) is a failure of the server: a restart may help.
         raise ReplicaError(str(error)) from error
-
-
-def _choice_index(choice: Mapping[str, Any]) -> int:
-    return int(choice["index"])
-
-
-def _parse_choice(choice: Mapping[str, Any]) -> GeneratedTokens:
-    logps = []
-    for token in choice["logprobs"]["content"]:
-        logps.append(token["logprob"])
-    return parse_completion(choice["token_ids"], logps, choice["finish_reason"], choice["stop_reason"])
+    return completions

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -66,15 +66,13 @@ def parse_fingerprints(plain: dict[str, Any]) -> dict[str, TensorFingerprint]:
     return {name: TensorFingerprint(shape=tuple(shape), digest=digest) for name, (shape, digest) in plain.items()}
 
 
+@dataclass(eq=False)
 class FingerprintedSource(WeightSource):
-    """A stream of weights as vLLM's senders read it, with the fingerprints of the last pass.
+    """A stream of weights as vLLM's senders read it, with the fingerprints of what was last sent."""
 
-    A sender keeps the source that it was created with, so `weights` is set anew for another transfer.
-    """
-
-    def __init__(self, weights: WeightStream) -> None:
-        self.weights = weights
-        self.fingerprints: dict[str, TensorFingerprint] = {}
+    weights: WeightStream
+    """Set anew for another transfer: a sender keeps the source that it was created with."""
+    fingerprints: dict[str, TensorFingerprint] = field(default_factory=dict)
 
     def metadata(self) -> list[ParamMeta]:
         """Return name, dtype and shape of each weight."""
@@ -109,15 +107,14 @@ class FileReceiver(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
         """Do nothing: there is no connection to open."""
 
     def start_weight_update(self) -> None:
-        """Prepare the model for weights that come in pieces.
-
-        vLLM then holds back weights that it fuses (query, key and value, say) until all of them are there, so a file
-        may end between them.
-        """
+        """Prepare the model for weights that come in pieces."""
+        # vLLM then holds back weights that it fuses (query, key and value, say) until all of them are there, so a file
+        # may end between them.
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Read one file. The sender overwrites it as soon as this returns."""
+        # vLLM's own method would synchronize the accelerator as well, which fails where there is none.
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:

@@ -1,4 +1,8 @@
-"""The interface of rollout steps, and the dependencies that they share."""
+"""The interface of rollout steps, and the dependencies that they share.
+
+A rollout consists of segments, which are runs of tokens that one author wrote (`mmrl.types.Author`). A probe is a
+rollout that is scored as a measurement and never trained.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mmrl.distributed.ranks import Ranks, SingleProcess
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import RewardScorer, Sampler
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import RolloutBatch, Sample, SamplingParams
@@ -43,7 +47,7 @@ class RolloutContext:
     """Generates and extends responses with the current policy."""
     scorer: RewardScorer
     """Says whether a response is correct, for steps that depend on it."""
-    processor: QwenProcessor
+    processor: PromptProcessor
     """Builds prompts, tokenizes, and parses responses."""
     sampling_params: SamplingParams
     """The distribution of first responses, with their stop strings and length limit."""

@@ -1,6 +1,7 @@
 """Blind probes: extra rollouts of prompts whose images and videos are hidden. They are scored and never trained.
 
-Their mean reward, compared with that of ordinary rollouts, shows whether the model looks at its input.
+A probe is a measurement, not a classifier on hidden states: its mean reward, compared with that of ordinary rollouts,
+shows whether the policy looks at its input.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from mmrl.types import (
     MediaRef,
     Prompt,
     PromptTooLongError,
-    ResizeMap,
-    Rollout,
     RolloutBatch,
     Sample,
     SamplingParams,
@@ -56,7 +55,14 @@ class BlindProbe:
             prompt = self._corrupt_prompt(group[0].prompt, step)
             if prompt is not None:
                 corrupted[group_index] = prompt
-        rollouts = dict(zip(corrupted, self._generate(list(corrupted.values()), step), strict=True))
+        groups = self.sampler.generate(
+            list(corrupted.values()), self.options.rollouts_per_prompt, self.sampling_params, step=step
+        )
+        probe_batch = RolloutBatch(groups=tuple(map(tuple, groups)))
+        for rollout_step in self.steps:
+            probe_batch = rollout_step(probe_batch, step=step)
+        # The metrics of `probe_batch` are dropped: those of the batch count the rollouts that train, and no others.
+        rollouts = dict(zip(corrupted, probe_batch.groups, strict=True))
         name = step_name(self.options)
         earlier_probes = batch.probes or ({},) * len(batch.groups)
         probes = []
@@ -64,14 +70,6 @@ class BlindProbe:
             own = {name: rollouts[group_index]} if group_index in rollouts else {}
             probes.append({**earlier, **own})
         return replace(batch, probes=tuple(probes))
-
-    def _generate(self, prompts: Sequence[Prompt], step: int) -> tuple[tuple[Rollout, ...], ...]:
-        """Generate for corrupted prompts and apply the steps that ordinary rollouts go through."""
-        groups = self.sampler.generate(prompts, self.options.rollouts_per_prompt, self.sampling_params, step=step)
-        batch = RolloutBatch(groups=tuple(map(tuple, groups)))
-        for rollout_step in self.steps:
-            batch = rollout_step(batch, step=step)
-        return batch.groups  # and not its metrics: they count the rollouts that train
 
     def _corrupt_prompt(self, prompt: Prompt, step: int) -> Prompt | None:
         """Return the prompt with its media hidden, or None if it has none that this corruption applies to.
@@ -94,12 +92,12 @@ class BlindProbe:
                 text_parts = tuple(part for part in sample.parts if isinstance(part, str))
                 return self._build_prompt(replace(sample, parts=text_parts))
             case "cropped":
-                return self._build_prompt(self._crop_media(prompt)) if sample.images else None
+                return self._crop_media(prompt) if sample.images else None
             case "grey" | "noise" | "shuffled":
                 return self._corrupt_media(sample, Corruption(corruption))
 
     def _build_prompt(self, sample: Sample) -> Prompt:
-        """Build a prompt of a sample with an id of its own, from which its rollouts' random numbers derive."""
+        # A sample id of its own: random numbers derive from it, and those of the ordinary rollouts are taken.
         return self.prompt_builder.build(replace(sample, id=f"{sample.id}~{step_name(self.options)}"))
 
     def _corrupt_media(self, sample: Sample, corruption: Corruption) -> Prompt | None:
@@ -115,14 +113,21 @@ class BlindProbe:
             media.append(replace(ref, corruption=corruption) if isinstance(ref, affected) else ref)
         return self._build_prompt(_replace_media(sample, media))
 
-    def _crop_media(self, prompt: Prompt) -> Sample:
-        """Return the sample with a random part of each image, the same part at every step."""
+    def _crop_media(self, prompt: Prompt) -> Prompt:
+        """Return the prompt with a random part of each image, the same part at every step. Videos stay whole."""
         rng = random.Random(derive_seed(step_name(self.options), prompt.sample.id))
-        crop_fraction = self.options.crop_fraction or _DEFAULT_CROP_FRACTION
-        media = []
+        fraction = self.options.crop_fraction or _DEFAULT_CROP_FRACTION
+        media: list[MediaRef] = []
         for ref, resize_map in zip(prompt.sample.media, prompt.resize_maps, strict=True):
-            media.append(_crop_randomly(ref, resize_map, crop_fraction, rng))
-        return _replace_media(prompt.sample, media)
+            if isinstance(ref, ImageRef):
+                width, height = (max(1, round(fraction * side)) for side in resize_map.original)
+                # The image may itself be a part of its file, and a crop is in pixels of the file.
+                left = resize_map.offset[0] + rng.randint(0, resize_map.original.width - width)
+                top = resize_map.offset[1] + rng.randint(0, resize_map.original.height - height)
+                media.append(replace(ref, crop=(left, top, left + width, top + height)))
+            else:
+                media.append(ref)
+        return self._build_prompt(_replace_media(prompt.sample, media))
 
     def _swap_media(self, sample: Sample, step: int) -> Prompt | None:
         """Return the prompt with the media of another sample that has as many of each type, in the same order.
@@ -136,6 +141,7 @@ class BlindProbe:
         for offset in range(count):
             media = self.swap_samples[(start + offset) % count].media
             if list(map(type, media)) == media_types and media != sample.media:
+                # Media of another size may take more tokens than a prompt has room for; then the next sample is tried.
                 with suppress(PromptTooLongError):
                     return self._build_prompt(_replace_media(sample, media))
         return None
@@ -146,13 +152,3 @@ def _replace_media(sample: Sample, media: Sequence[MediaRef]) -> Sample:
     remaining = iter(media)
     parts = tuple(part if isinstance(part, str) else next(remaining) for part in sample.parts)
     return replace(sample, parts=parts)
-
-
-def _crop_randomly(ref: MediaRef, resize_map: ResizeMap, crop_fraction: float, rng: random.Random) -> MediaRef:
-    """Return a random part of an image, of `crop_fraction` of its width and height; a video as it is."""
-    if not isinstance(ref, ImageRef):
-        return ref
-    width, height = (max(1, round(crop_fraction * side)) for side in resize_map.original)
-    left = resize_map.offset[0] + rng.randint(0, resize_map.original.width - width)
-    top = resize_map.offset[1] + rng.randint(0, resize_map.original.height - height)
-    return replace(ref, crop=(left, top, left + width, top + height))

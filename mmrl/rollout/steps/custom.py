@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrl.config.schema.custom_rollouts import CustomStepConfig
+from mmrl.config.schema import CustomStepConfig
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.types import Author, Rollout, RolloutBatch, UserError
 from mmrl.utils.plugins import load_plugin
@@ -62,19 +62,16 @@ class CustomStep:
                         f"{place}: a segment has {len(segment.token_ids)} tokens and {len(segment.logprobs)} "
                         "log-probabilities; write one for each token, 0.0 where the policy did not sample it"
                     )
-            if rollout.index in known:
-                _check_kept_segments(known[rollout.index], rollout, place)
-
-
-def _check_kept_segments(before: Rollout, after: Rollout, place: str) -> None:
-    """Refuse a segment by POLICY whose tokens were there already, with another record of who sampled them, and how."""
-    for old, new in zip(before.segments, after.segments, strict=False):
-        count = len(new.token_ids)
-        if new.token_ids != old.token_ids[:count]:
-            return  # from here on the rollout is another one
-        recorded = (old.author, old.version, old.logprobs[:count])
-        if new.author is Author.POLICY and (new.author, new.version, new.logprobs) != recorded:
-            raise UserError(
-                f"{place}: a segment by POLICY has another author, version or log-probabilities than before the step; "
-                "leave recorded segments as they are, and let `sampler.extend` append new ones"
-            )
+            if rollout.index not in known:
+                continue
+            for old, new in zip(known[rollout.index].segments, rollout.segments, strict=False):
+                count = len(new.token_ids)
+                if new.token_ids != old.token_ids[:count]:
+                    break  # from here on the rollout is another one
+                # The learner computes importance ratios from this record. Tokens may be cut off its end, no more.
+                recorded = (old.author, old.version, old.logprobs[:count])
+                if new.author is Author.POLICY and (new.author, new.version, new.logprobs) != recorded:
+                    raise UserError(
+                        f"{place}: a segment by POLICY has another author, version or log-probabilities than before "
+                        "the step; leave recorded segments as they are, and let `sampler.extend` append new ones"
+                    )

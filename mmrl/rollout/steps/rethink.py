@@ -2,8 +2,9 @@
 
     first response, POLICY | trigger, FORCED | continuation, POLICY
 
-The parts are joined as token ids and never re-tokenized, so each token keeps the log-probability it was sampled with.
-The trigger is context: tokens by FORCED are not trained. The last answer of the whole response counts.
+The words in capitals are the parts' authors, who decide what is trained: tokens by FORCED are context. The parts are
+joined as token ids and never re-tokenized, so each token keeps the log-probability it was sampled with. The last answer
+of the whole response counts.
 
 Source: VL-Rethinker, arXiv:2504.08837, section 3.2 "Forced Rethinking". The paper forces a share of all rollouts after
 they end and keeps continuations whose answer is correct. Departures are options, listed at `RethinkConfig`; by default
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from mmrl.config.schema import RethinkConfig
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import RewardScorer, Sampler
 from mmrl.rollout.steps.base import with_metrics
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, SamplingParams, Segment, UserError
@@ -66,26 +67,10 @@ class _Attempt:
     """Place of its group in the batch."""
     position: int
     """Its place in the group."""
-    prefix: Rollout
-    """Its kept tokens and the trigger."""
+    rollout: Rollout
+    """Its kept tokens and the trigger; then also the continuation, and the verdict on the whole in `is_correct`."""
     was_correct: bool
     """Verdict on the first response."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Continuation:
-    """An attempt after the policy has continued it."""
-
-    attempt: _Attempt
-    rollout: Rollout
-    """First response, trigger and what the policy added."""
-    correct: bool
-    """Verdict on the whole."""
-
-    @property
-    def num_new_tokens(self) -> int:
-        """Tokens that the policy added behind the trigger."""
-        return len(self.rollout.segments[-1].token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +86,7 @@ class ForcedRethink:
     """Longest first response that may be continued; None for any."""
     trigger_ids: tuple[tuple[int, ...], ...]
     """Token ids of each of `options.triggers`, in order."""
-    processor: QwenProcessor
+    processor: PromptProcessor
     seed: int
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
@@ -116,19 +101,27 @@ class ForcedRethink:
             correct = [next(verdicts) for _ in group]
             attempts += self._draw_attempts(group_index, group, correct, step)
 
-        continuations = self._continue(attempts, step)
+        # The policy continues all attempts of the batch at once: one large request to the engine.
+        extended = self.sampler.extend([attempt.rollout for attempt in attempts], self.sampling_params, step=step)
+        continued = []
+        for attempt, rollout, is_correct in zip(attempts, extended, self.is_correct(extended), strict=True):
+            continued.append(replace(attempt, rollout=replace(rollout, is_correct=is_correct)))
 
         groups = []
         num_kept = 0
         for group_index, group in enumerate(batch.groups):
             kept = []
-            for continuation in continuations:
-                if continuation.attempt.group_index == group_index and self._is_kept(continuation):
-                    kept.append(continuation)
+            for attempt in continued:
+                wanted = self.options.keep == "all" or attempt.rollout.is_correct
+                if self.options.keep == "improved" and attempt.was_correct:
+                    wanted = False
+                long_enough = len(attempt.rollout.segments[-1].token_ids) >= self.options.min_new_tokens
+                if attempt.group_index == group_index and wanted and long_enough:
+                    kept.append(attempt)
             kept = kept[: self.options.max_kept_per_group]
             num_kept += len(kept)
             groups.append(self._merge_into_group(group, kept))
-        return with_metrics(replace(batch, groups=tuple(groups)), self._count_outcomes(continuations, num_kept))
+        return with_metrics(replace(batch, groups=tuple(groups)), self._count_outcomes(continued, num_kept))
 
     def _draw_attempts(
         self, group_index: int, group: Sequence[Rollout], correct: Sequence[bool], step: int
@@ -139,11 +132,16 @@ class ForcedRethink:
             return
         drawn: list[tuple[float, int, random.Random]] = []
         for position, rollout in enumerate(group):
+            wanted = self.options.only == "any" or correct[position] == (self.options.only == "correct")
+            longest = self.max_first_response_tokens
+            fits = longest is None or rollout.num_tokens <= longest
+            # A response that was cut by its length limit has not finished thinking, so it cannot be made to rethink.
+            may_continue = wanted and fits and rollout.finish_reason is not FinishReason.LENGTH
             # Chance derives from the response, not from a shared stream: whether it is continued must not depend on how
             # many others were tried before it, or a resumed run would differ.
             sample_id = rollout.prompt.sample.id
             rng = random.Random(derive_seed(self.seed, self.options.name, step, sample_id, rollout.index))
-            if self._may_continue(rollout, correct[position]) and rng.random() < self.options.fraction:
+            if may_continue and rng.random() < self.options.fraction:
                 drawn.append((rng.random(), position, rng))
         # The lowest of their second random numbers win: taking the first ones would favour low indices.
         drawn = sorted(drawn)[: self.options.max_attempts_per_group]
@@ -151,15 +149,9 @@ class ForcedRethink:
             yield _Attempt(
                 group_index=group_index,
                 position=position,
-                prefix=self._force_trigger(group[position], correct[position], rng),
+                rollout=self._force_trigger(group[position], correct[position], rng),
                 was_correct=correct[position],
             )
-
-    def _may_continue(self, first_response: Rollout, correct: bool) -> bool:
-        wanted = self.options.only == "any" or correct == (self.options.only == "correct")
-        longest = self.max_first_response_tokens
-        fits = longest is None or first_response.num_tokens <= longest
-        return wanted and fits and first_response.finish_reason is not FinishReason.LENGTH
 
     def _force_trigger(self, first_response: Rollout, correct: bool, rng: random.Random) -> Rollout:
         """Return the kept part of a first response, without its EOS, followed by a trigger drawn by weight."""
@@ -173,10 +165,19 @@ class ForcedRethink:
                 candidates.append(token_ids)
                 weights.append(trigger.weight)
         forced = rng.choices(candidates, weights)[0]
+        kept: list[Segment] = []
+        num_left = num_kept
+        for segment in first_response.segments:
+            num_taken = min(num_left, len(segment.token_ids))
+            if num_taken:
+                token_ids, logprobs = segment.token_ids[:num_taken], segment.logprobs[:num_taken]
+                kept.append(replace(segment, token_ids=token_ids, logprobs=logprobs))
+            num_left -= num_taken
+        # Log-probability 0.0: the policy did not sample these tokens, so there is none to compute a ratio from.
         trigger_segment = Segment(token_ids=forced, logprobs=(0.0,) * len(forced), author=Author.FORCED)
         return replace(
             first_response,
-            segments=(*_take_tokens(first_response.segments, num_kept), trigger_segment),
+            segments=(*kept, trigger_segment),
             parent_index=first_response.index,
         )
 
@@ -189,62 +190,40 @@ class ForcedRethink:
         answer_offset = self.processor.response_format.find_last_answer(first_response.text[start:])
         if answer_offset is None:
             return first_response.num_tokens
-        token_ids = []
-        for segment in first_response.segments:
-            for token in segment.token_ids:
-                token_ids.append(token)
+        token_ids = [token for segment in first_response.segments for token in segment.token_ids]
         return count_tokens_before(token_ids, first_response.text[: start + answer_offset], self.processor.decode)
 
-    def _continue(self, attempts: Sequence[_Attempt], step: int) -> list[Continuation]:
-        """Let the policy continue all attempts of the batch at once."""
-        rollouts = self.sampler.extend([attempt.prefix for attempt in attempts], self.sampling_params, step=step)
-        verdicts = self.is_correct(rollouts)
-        continuations = []
-        for attempt, rollout, correct in zip(attempts, rollouts, verdicts, strict=True):
-            judged = replace(rollout, is_correct=correct)
-            continuations.append(Continuation(attempt=attempt, rollout=judged, correct=correct))
-        return continuations
-
-    def _is_kept(self, continuation: Continuation) -> bool:
-        if continuation.num_new_tokens < self.options.min_new_tokens:
-            return False
-        match self.options.keep:
-            case "all":
-                return True
-            case "correct":
-                return continuation.correct
-            case "improved":
-                return continuation.correct and not continuation.attempt.was_correct
-
-    def _merge_into_group(self, group: Sequence[Rollout], kept: Sequence[Continuation]) -> tuple[Rollout, ...]:
+    def _merge_into_group(self, group: Sequence[Rollout], kept: Sequence[_Attempt]) -> tuple[Rollout, ...]:
         if self.options.mode == "replace":
-            by_position = {continuation.attempt.position: continuation.rollout for continuation in kept}
+            by_position = {attempt.position: attempt.rollout for attempt in kept}
             return tuple(by_position.get(position, rollout) for position, rollout in enumerate(group))
+        # An index may not be given twice in a group: the seed of what is generated from a rollout derives from it.
         next_index = max((rollout.index for rollout in group), default=-1) + 1
         added = []
-        for index, continuation in enumerate(kept, start=next_index):
-            added.append(replace(continuation.rollout, index=index))
+        for index, attempt in enumerate(kept, start=next_index):
+            added.append(replace(attempt.rollout, index=index))
         return (*group, *added)
 
-    def _count_outcomes(self, continuations: Sequence[Continuation], num_kept: int) -> dict[str, float]:
+    def _count_outcomes(self, continued: Sequence[_Attempt], num_kept: int) -> dict[str, float]:
         """Return counts of attempts by verdict before and after, and of what they cost."""
         name = self.options.name
+        # All names are there, also with a count of 0: metrics files then have the same columns at every step.
         counts = {
             f"{name}/correct_to_correct": 0.0,
             f"{name}/correct_to_incorrect": 0.0,
             f"{name}/incorrect_to_correct": 0.0,
             f"{name}/incorrect_to_incorrect": 0.0,
-            f"{name}/attempted": len(continuations),
+            f"{name}/attempted": len(continued),
             f"{name}/kept": num_kept,
             f"{name}/new_tokens": 0,
             f"{name}/truncated": 0,
         }
-        for continuation in continuations:
-            before = "correct" if continuation.attempt.was_correct else "incorrect"
-            after = "correct" if continuation.correct else "incorrect"
+        for attempt in continued:
+            before = "correct" if attempt.was_correct else "incorrect"
+            after = "correct" if attempt.rollout.is_correct else "incorrect"
             counts[f"{name}/{before}_to_{after}"] += 1
-            counts[f"{name}/new_tokens"] += continuation.num_new_tokens
-            counts[f"{name}/truncated"] += continuation.rollout.finish_reason is FinishReason.LENGTH
+            counts[f"{name}/new_tokens"] += len(attempt.rollout.segments[-1].token_ids)
+            counts[f"{name}/truncated"] += attempt.rollout.finish_reason is FinishReason.LENGTH
         return counts
 
 
@@ -261,7 +240,7 @@ def count_tokens_before(token_ids: Sequence[int], text: str, decode: Callable[[S
     return count
 
 
-def tokenize_trigger(text: str, processor: QwenProcessor, banned_token_ids: Sequence[int]) -> tuple[int, ...]:
+def tokenize_trigger(text: str, processor: PromptProcessor, banned_token_ids: Sequence[int]) -> tuple[int, ...]:
     """Return the token ids of a trigger.
 
     Raises:
@@ -275,12 +254,3 @@ def tokenize_trigger(text: str, processor: QwenProcessor, banned_token_ids: Sequ
         token = processor.tokenizer.convert_ids_to_tokens(min(forbidden))
         raise UserError(f"the trigger {text!r} contains {token!r}, which no response may contain; take it out")
     return tuple(token_ids)
-
-
-def _take_tokens(segments: Sequence[Segment], count: int) -> Iterator[Segment]:
-    """Yield segments that hold the first `count` tokens, without empty ones."""
-    for segment in segments:
-        num_taken = min(count, len(segment.token_ids))
-        if num_taken:
-            yield replace(segment, token_ids=segment.token_ids[:num_taken], logprobs=segment.logprobs[:num_taken])
-        count -= num_taken

@@ -11,7 +11,6 @@ or video in place of text (`mmrl.rollout.tools.media_results`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mmrl.answer.tool_calls import find_final_call
@@ -41,41 +40,29 @@ class ToolStep:
         counts: Counter[str] = Counter()
         for _ in range(options.max_turns):
             # All rollouts of the batch that call a tool go on together: one large request to the engine in each turn.
-            places = self._find_open_calls(groups)
+            places = []
+            for group_index, group in enumerate(groups):
+                for position, rollout in enumerate(group):
+                    if _ends_in_call(rollout) and rollout.num_tokens <= options.max_total_tokens:
+                        places.append((group_index, position))
             if not places:
                 break
             calling = [groups[group_index][position] for group_index, position in places]
-            answered = self._append_results(calling, counts)
+            messages = self.executor.execute_calls(calling)
+            for message in messages:
+                if message.kind in FAILURE_KINDS and options.on_error == "stop":
+                    raise UserError(f"step {options.name}: a tool failed: {message.text}")
+            counts.update(count_calls(messages))
+            answered = list(map(self.executor.append_message, calling, messages))
             continued = self.sampler.extend(answered, self.sampling_params, step=step)
             for (group_index, position), rollout in zip(places, continued, strict=True):
                 groups[group_index][position] = rollout
+        # Turns or tokens have run out for these; a call that the length limit cut is none.
         counts["unanswered"] = sum(_ends_in_call(rollout) for group in groups for rollout in group)
         metrics = {}
         for name in (*CALL_METRICS, "unanswered"):
             metrics[f"{options.name}/{name}"] = float(counts[name])
         return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)
-
-    def _find_open_calls(self, groups: Sequence[Sequence[Rollout]]) -> list[tuple[int, int]]:
-        """Return (group, position) of the rollouts that end in a call and are not too long for a result."""
-        places = []
-        for group_index, group in enumerate(groups):
-            for position, rollout in enumerate(group):
-                if _ends_in_call(rollout) and rollout.num_tokens <= self.executor.options.max_total_tokens:
-                    places.append((group_index, position))
-        return places
-
-    def _append_results(self, rollouts: Sequence[Rollout], counts: Counter[str]) -> list[Rollout]:
-        """Execute the calls that end `rollouts` and append the results; `counts` adds up calls by outcome."""
-        options = self.executor.options
-        messages = self.executor.execute_calls(rollouts)
-        for message in messages:
-            if message.kind in FAILURE_KINDS and options.on_error == "stop":
-                raise UserError(f"step {options.name}: a tool failed: {message.text}")
-        counts.update(count_calls(messages))
-        extended = []
-        for rollout, message in zip(rollouts, messages, strict=True):
-            extended.append(self.executor.append_message(rollout, message))
-        return extended
 
 
 def _ends_in_call(rollout: Rollout) -> bool:

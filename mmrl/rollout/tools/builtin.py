@@ -108,8 +108,8 @@ def frames(call: Mapping[str, Any], sample: Sample, *, most: PositiveInt = 4) ->
 def passage(call: Mapping[str, Any], sample: Sample) -> VideoClip:
     """Show video number `medium` (1 if left out) from `start` to `end`, in seconds, with frames closer together."""
     _check_argument_names(call, "start", "end", "medium")
-    start = _read_number(call, "start")
-    end = _read_number(call, "end")
+    start = _read_numbers({"start": [call.get("start")]}, "start")[0]
+    end = _read_numbers({"end": [call.get("end")]}, "end")[0]
     return VideoClip(medium_number=_read_medium_number(call), start=start, end=end)
 
 
@@ -121,19 +121,13 @@ def _check_argument_names(call: Mapping[str, Any], *names: str) -> None:
 
 def _read_numbers(call: Mapping[str, Any], name: str) -> tuple[float, ...]:
     values = call.get(name)
-    if not isinstance(values, list) or not all(map(_is_number, values)):
+    if not isinstance(values, list):
         raise ValueError(f'"{name}" must be given, in numbers')
+    for value in values:
+        # A bool is an int in Python. NaN compares false with everything, so the bound refuses it too.
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _MAX_NUMBER:
+            raise ValueError(f'"{name}" must be given, in numbers')
     return tuple(map(float, values))
-
-
-def _read_number(call: Mapping[str, Any], name: str) -> float:
-    (number,) = _read_numbers({name: [call.get(name)]}, name)
-    return number
-
-
-def _is_number(value: object) -> bool:
-    # A bool is an int in Python. NaN compares false with everything, so the bound refuses it too.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
 
 
 def _read_medium_number(call: Mapping[str, Any]) -> int:

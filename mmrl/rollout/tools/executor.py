@@ -4,14 +4,15 @@ A text result is one segment. An image or video has a segment of its own, behind
 
     <tool_response>Medium 2: the part [8, 8, 40, 40] of medium 1. | image | </tool_response>
 
-All of these segments are by ENVIRONMENT, so none of their tokens is trained.
+All of these segments have the author ENVIRONMENT, so none of their tokens is trained. The image is an observation
+(`MediaObservation`): pixels that the model sees in the middle of its response.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -19,32 +20,32 @@ from mmrl.answer.text import parse_answer_value
 from mmrl.answer.tool_calls import find_final_call
 from mmrl.config.schema import ToolConfig, ToolsConfig
 from mmrl.media.checks import MediaRangeError
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.tools.media_results import MediaResult, find_media
 from mmrl.rollout.tools.workers import ToolFunction, ToolRequest, ToolResult, ToolWorkers
-from mmrl.types import Action, AnswerType, Author, Rollout, Segment
+from mmrl.types import Action, AnswerType, Author, Rollout, Segment, UserError
 
 ToolLoader = Callable[[ToolConfig], ToolFunction]
 """Loads the function that a config names and binds its options; called in whichever process runs the tool."""
-CALL_METRICS: Final = ("calls", "answers", "refused", "invalid", "errors", "timeouts", "shown")
+CALL_METRICS: Final = ("calls", "results", "refused", "invalid", "errors", "timeouts", "media_shown")
 """Counts of calls: all; then by outcome; then images and videos shown."""
 FAILURE_KINDS: Final = ("errors", "timeouts")
 """Outcomes that are the tool's own fault, not that of the model's call."""
 
 
+@dataclass(slots=True)
 class ToolRunner:
     """Owns the processes that run tools. They stay from step to step, until `close`."""
 
-    def __init__(self, load_tool: ToolLoader) -> None:
-        self.load_tool = load_tool
-        self._workers: list[ToolWorkers] = []
+    load_tool: ToolLoader
+    _workers: list[ToolWorkers] = field(default_factory=list)
 
-    def make_executor(self, options: ToolsConfig, processor: QwenProcessor) -> ToolExecutor:
+    def make_executor(self, options: ToolsConfig, processor: PromptProcessor) -> ToolExecutor:
         """Return the executor of a step's tools, with processes of its own. They start with the first call."""
         loaders = {}
         for tool in options.tools:
             loaders[tool.call_name] = partial(self.load_tool, tool)
-        workers = ToolWorkers(list(loaders.values()), options.workers, options.timeout_s)
+        workers = ToolWorkers(tuple(loaders.values()), options.workers, options.timeout_s)
         self._workers.append(workers)
         return ToolExecutor(options=options, tool_loaders=loaders, workers=workers, processor=processor)
 
@@ -73,7 +74,7 @@ class ToolExecutor:
     tool_loaders: Mapping[str, Callable[[], ToolFunction]]
     """Loads each tool in the process that calls it, by the name that the model uses."""
     workers: ToolWorkers
-    processor: QwenProcessor
+    processor: PromptProcessor
 
     def execute_calls(self, rollouts: Sequence[Rollout]) -> list[ToolMessage]:
         """Execute the calls that end these rollouts, and return one message for each, in order.
@@ -88,11 +89,18 @@ class ToolExecutor:
         for call, rollout in zip(calls, rollouts, strict=True):
             if isinstance(call, Action):
                 requests.append(ToolRequest(self.tool_loaders[call.name], call.arguments, rollout.prompt.sample))
+        # All calls are sent before any result is awaited, so one that hangs costs the batch its deadline once.
         results = iter(self.workers.run(requests))
         messages = []
         for call, rollout in zip(calls, rollouts, strict=True):
             result = next(results) if isinstance(call, Action) else ToolResult(call, "invalid")
-            messages.append(self._to_message(rollout, result))
+            if result.media is None:
+                messages.append(ToolMessage(result.kind, text=result.text))
+                continue
+            try:
+                messages.append(ToolMessage(result.kind, media_segments=self._encode_media(rollout, result.media)))
+            except ValueError as error:
+                messages.append(ToolMessage("refused", text=f"The tool refuses: {error}"))
         return messages
 
     def append_message(self, rollout: Rollout, message: ToolMessage) -> Rollout:
@@ -106,6 +114,7 @@ class ToolExecutor:
         if excess > 0:
             text = f"{text[: options.max_result_chars]}... ({excess} more characters)"
         segments: list[Segment] = []
+        # The prefix waits for the text that comes next, so that a result of text alone is one segment.
         pending = self.processor.tokenize(options.result_prefix, parse_special=True)
         for label, media_segment in message.media_segments:
             segments.append(_environment_segment((*pending, *self.processor.tokenize(label))))
@@ -125,14 +134,6 @@ class ToolExecutor:
             return f"There is no tool {call.name!r:.80}; there is {', '.join(self.tool_loaders)}."
         return call
 
-    def _to_message(self, rollout: Rollout, result: ToolResult) -> ToolMessage:
-        if result.media is None:
-            return ToolMessage(result.kind, text=result.text)
-        try:
-            return ToolMessage(result.kind, media_segments=self._encode_media(rollout, result.media))
-        except ValueError as error:
-            return ToolMessage("refused", text=f"The tool refuses: {error}")
-
     def _encode_media(self, rollout: Rollout, media_result: MediaResult) -> tuple[tuple[str, Segment], ...]:
         """Encode the images and videos of a result, each with the words that precede it.
 
@@ -141,6 +142,7 @@ class ToolExecutor:
             UserError: a file has changed since the run started.
         """
         media = list(find_media(media_result, rollout))
+        # An observation is an image or video that an earlier call of this response was shown.
         num_allowed = self.options.max_media - len(rollout.observations)
         if len(media) > num_allowed:
             raise ValueError(f"{num_allowed} more pictures or videos may be shown, not {len(media)}")
@@ -160,11 +162,88 @@ class ToolExecutor:
         return tuple(encoded)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstrationTools:
+    """Executes the calls of demonstrations: behind each call stands the tool's result, as in a rollout that makes it.
+
+        .. <tool_call>..</tool_call>, DEMONSTRATION | <tool_response>..</tool_response>, ENVIRONMENT | .., DEMONSTRATION
+
+    A demonstration in a dataset holds the text that the model is to write, and nothing else.
+    """
+
+    executor: ToolExecutor
+
+    def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
+        """Return demonstrations with a result behind each call that something follows, and counts of the calls.
+
+        A demonstration without such a call is returned as it is.
+
+        Raises:
+            UserError: a tool failed, or a demonstration exceeds the limits of turns or tokens.
+        """
+        counts: Counter[str] = Counter()
+        turns_of = list(map(self._split_at_calls, demonstrations))
+        completed = []
+        for demonstration, turns in zip(demonstrations, turns_of, strict=True):
+            completed.append(self._append_segments(replace(demonstration, segments=()), turns[0]))
+        # Turn by turn over all demonstrations, so that one hung tool delays the others once and not once each.
+        for turn in range(1, max(map(len, turns_of), default=0)):
+            calling = [index for index, turns in enumerate(turns_of) if turn < len(turns)]
+            messages = self._execute_turn([completed[index] for index in calling], turn)
+            counts.update(count_calls(messages))
+            for index, message in zip(calling, messages, strict=True):
+                answered = self.executor.append_message(completed[index], message)
+                completed[index] = self._append_segments(answered, turns_of[index][turn])
+        for index, turns in enumerate(turns_of):
+            if len(turns) > 1:
+                completed[index] = self.executor.processor.parse_rollout(completed[index])
+            else:
+                # As it came, since nothing was executed: decoding its tokens anew could change its text.
+                completed[index] = demonstrations[index]
+        return completed, {f"{self.executor.options.name}/{name}": float(counts[name]) for name in CALL_METRICS}
+
+    def _execute_turn(self, rollouts: Sequence[Rollout], turn: int) -> list[ToolMessage]:
+        """Execute the last call of each rollout, which is its call number `turn`, counted from 1."""
+        options = self.executor.options
+        for rollout in rollouts:
+            exceeded = None
+            if turn > options.max_turns:
+                exceeded = f"max_turns={options.max_turns}"
+            elif rollout.num_tokens > options.max_total_tokens:
+                exceeded = f"max_total_tokens={options.max_total_tokens}"
+            if exceeded is not None:
+                raise UserError(
+                    f"sample {rollout.prompt.sample.id}: call {turn} of its response, behind {rollout.num_tokens} "
+                    f"tokens, is beyond {exceeded} of step {options.name}; raise that, or leave the sample out"
+                )
+        messages = self.executor.execute_calls(rollouts)
+        for rollout, message in zip(rollouts, messages, strict=True):
+            if message.kind in FAILURE_KINDS:
+                raise UserError(f"sample {rollout.prompt.sample.id}: call {turn} of its response: {message.text}")
+        return messages
+
+    def _split_at_calls(self, demonstration: Rollout) -> list[list[Segment]]:
+        """Split the segments of a demonstration into turns. Each turn but the last ends in a call."""
+        turns: list[list[Segment]] = [[]]
+        for segment in demonstration.segments:
+            if find_final_call(self._decode(turns[-1])) is not None:
+                turns.append([])
+            turns[-1].append(segment)
+        return turns
+
+    def _append_segments(self, rollout: Rollout, segments: Sequence[Segment]) -> Rollout:
+        # The text becomes that of this turn alone: the executor looks for the call at its end.
+        return replace(rollout, segments=(*rollout.segments, *segments), text=self._decode(segments))
+
+    def _decode(self, segments: Sequence[Segment]) -> str:
+        return self.executor.processor.decode([token for segment in segments for token in segment.token_ids])
+
+
 def count_calls(messages: Sequence[ToolMessage]) -> Counter[str]:
     """Count calls by outcome, calls in all, and media shown, under the names of `CALL_METRICS`."""
     counts = Counter(message.kind for message in messages)
     counts["calls"] = len(messages)
-    counts["shown"] = sum(len(message.media_segments) for message in messages)
+    counts["media_shown"] = sum(len(message.media_segments) for message in messages)
     return counts
 
 

@@ -61,7 +61,8 @@ def find_media(result: MediaResult, rollout: Rollout) -> Iterator[tuple[str, Med
     if isinstance(result, ImageCrop):
         if isinstance(ref, VideoRef):
             raise ValueError(f"medium {number} is a video; look at one of its frames first")
-        yield _crop_image(result, ref, _resize_maps(rollout)[number - 1], rollout.prompt.coordinate_system)
+        resize_maps = (*rollout.prompt.resize_maps, *(observation.resize_map for observation in rollout.observations))
+        yield _crop_image(result, ref, resize_maps[number - 1], rollout.prompt.coordinate_system)
         return
     if isinstance(ref, ImageRef):
         raise ValueError(f"medium {number} is a picture, and no video")
@@ -74,18 +75,11 @@ def find_media(result: MediaResult, rollout: Rollout) -> Iterator[tuple[str, Med
         yield f"medium {number} at {second:g} seconds", frame
 
 
-def _resize_maps(rollout: Rollout) -> Sequence[ResizeMap]:
-    """Return the resize maps of all media that a response saw, in their order."""
-    return (*rollout.prompt.resize_maps, *(observation.resize_map for observation in rollout.observations))
-
-
 def _crop_image(
     image_crop: ImageCrop, ref: ImageRef, resize_map: ResizeMap, coordinate_system: CoordinateSystem
 ) -> tuple[str, ImageRef]:
-    """Return the part of an image with every pixel that the box touches, described in the model's coordinates.
-
-    The part refers to the pixels of the file, also where the image is itself a part: it is as sharp as the file.
-    """
+    """Return the part of an image with every pixel that the box touches, described in the model's coordinates."""
+    # The part refers to the pixels of the file, also where the image is itself a part: it is as sharp as the file.
     x1, y1, x2, y2 = resize_map.convert(image_crop.box, coordinate_system, CoordinateSystem.PX_ORIGINAL)
     (left, top), (width, height) = resize_map.offset, resize_map.original
     crop = (max(left, floor(x1)), max(top, floor(y1)), min(left + width, ceil(x2)), min(top + height, ceil(y2)))

@@ -1,9 +1,15 @@
-"""Tool calls in worker processes that can be killed. Nothing heavy is imported here: every process imports it."""
+"""Tool calls in worker processes that can be killed. Nothing heavy is imported here: every process imports it.
+
+Tools run in processes of a `WorkerPool`, started by the process that samples at the first call: `workers` of them for
+each step with tools, on every rank. A call that takes longer than the step's `timeout_s` hangs: its process is killed
+and replaced, and the model is told that the tool did not answer, which counts as `timeouts`. A file of tools that takes
+longer than `_STARTUP_TIMEOUT_S` to import ends the run with a UserError.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +19,7 @@ from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
 from mmrl.utils.worker_server import ReportActivity
 
-_STARTUP_TIMEOUT_S = 300.0
+_STARTUP_TIMEOUT_S = 300.0  # a tool's file may load a model
 ToolFunction = Callable[[Mapping[str, Any], Sample], str | MediaResult]
 
 
@@ -33,15 +39,15 @@ class ToolRequest(NamedTuple):
     sample: Sample
 
 
+@dataclass(slots=True)
 class ToolWorkers:
-    """Runs tools in `num_workers` processes, from the first call until `close`.
+    """Runs tools in `num_workers` processes, from the first call until `close`, each call for `timeout_s` at most."""
 
-    A call that takes more than `timeout_s` seconds is killed.
-    """
-
-    def __init__(self, loaders: Sequence[Callable[[], ToolFunction]], num_workers: int, timeout_s: float) -> None:
-        self._loaders, self._num_workers, self._timeout_s = tuple(loaders), num_workers, timeout_s
-        self._pool: WorkerPool[ToolRequest, ToolResult] | None = None
+    loaders: tuple[Callable[[], ToolFunction], ...]
+    """Loads each tool, in the process that calls it."""
+    num_workers: int
+    timeout_s: float
+    _pool: WorkerPool[ToolRequest, ToolResult] | None = None
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
@@ -57,27 +63,28 @@ class ToolWorkers:
         """
         if self._pool is None:
             self._pool = WorkerPool(
-                partial(_load_tools, self._loaders),
-                self._num_workers,
+                partial(_load_tools, self.loaders),
+                self.num_workers,
                 startup_timeout_s=_STARTUP_TIMEOUT_S,
                 # A tool's file may start threads or open connections, which a fork would lose.
                 shared_imports=(),
             )
-        futures = self._pool.submit_all(requests, [self._timeout_s] * len(requests))
-        return list(map(self._wait_for_result, futures))
-
-    def _wait_for_result(self, future: Future[ToolResult]) -> ToolResult:
-        try:
-            return future.result()
-        except (WorkerTimeoutError, WorkerDiedError):
-            # One answer for both: that a tool ended its process is nothing that the model could act on.
-            return ToolResult(f"The tool did not answer within {self._timeout_s:g} s.", "timeouts")
-        except WorkerStartError as error:
-            if isinstance(error.__cause__, UserError):
-                raise error.__cause__ from error
-            raise UserError(
-                f"a process that calls tools {error}: does a tool's file hang, or end the process, as it is imported?"
-            ) from error
+        futures = self._pool.submit_all(requests, [self.timeout_s] * len(requests))
+        results = []
+        for future in futures:
+            try:
+                results.append(future.result())
+            except (WorkerTimeoutError, WorkerDiedError):
+                # One answer for both: that a tool ended its process is nothing that the model could act on.
+                results.append(ToolResult(f"The tool did not answer within {self.timeout_s:g} s.", "timeouts"))
+            except WorkerStartError as error:
+                if isinstance(error.__cause__, UserError):
+                    raise error.__cause__ from error
+                raise UserError(
+                    f"a process that calls tools {error}: does a tool's file hang, or end the process, as it is "
+                    "imported?"
+                ) from error
+        return results
 
 
 def _load_tools(
@@ -91,12 +98,13 @@ def _load_tools(
 
 
 def _call_tool(request: ToolRequest) -> ToolResult:
+    # ErrorCatcher keeps whatever a tool raises, since an error of the user's own code is an outcome and no crash.
     with ErrorCatcher() as caught:
         match request.load_tool()(request.arguments, request.sample):
             case str() as text:
-                return ToolResult(text, "answers")
+                return ToolResult(text, "results")
             case ImageCrop() | VideoFrames() | VideoClip() as media:
-                return ToolResult("", "answers", media)
+                return ToolResult("", "results", media)
             case other:
                 return ToolResult(f"The tool returned {other!r:.80}.", "errors")
     match caught.error:

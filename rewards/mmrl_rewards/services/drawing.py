@@ -78,8 +78,14 @@ def draw_svg(source: str, side: int) -> bytes:
 
     root = etree.fromstring(validate_value(AnswerType.SVG, source).encode(), etree.XMLParser(resolve_entities=False))
     if "viewBox" not in root.attrib:
-        width, height = (_parse_pixels(root.get(name, "100")) for name in ("width", "height"))
-        root.set("viewBox", f"0 0 {width:g} {height:g}")
+        sides = []
+        for name in ("width", "height"):
+            length = root.get(name, "100")
+            # Fails for other units, and for a percentage, since there is no page.
+            sides.append(float(length.strip().removesuffix("px")))
+            if not 0.0 < sides[-1] < 1e6:
+                raise ValueError(f"a drawing {length!r:.20} wide or high")
+        root.set("viewBox", f"0 0 {sides[0]:g} {sides[1]:g}")
     root.set("width", str(side))
     root.set("height", str(side))
     root.set("preserveAspectRatio", "xMidYMid meet")
@@ -104,6 +110,7 @@ def _draw_within_limits(limits: ProcessLimits, request: DrawingRequest) -> bytes
     """Limit this process for good, then draw."""
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+    # No file can be written, nor can a core dump.
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.addaudithook(_forbid_event)
@@ -138,15 +145,3 @@ def _rasterize(drawing: str) -> bytes:
             monospace_family=_FONT_FAMILY,
         )
     )
-
-
-def _parse_pixels(length: str) -> float:
-    """Return a length in pixels.
-
-    Raises:
-        ValueError: it is in another unit, or a percentage, of a page that does not exist.
-    """
-    value = float(length.strip().removesuffix("px"))
-    if not 0.0 < value < 1e6:
-        raise ValueError(f"a drawing {length!r:.20} wide or high")
-    return value

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from threading import Event, Timer
+from threading import Event, Timer, get_ident
 from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from mmrl.types import Unscorable
-from mmrl_rewards.services.cache import ReplyCache
 
 ReplyT = TypeVar("ReplyT")
 Seconds = Annotated[float, Field(gt=0.0, le=3600.0)]
@@ -35,20 +36,16 @@ class Endpoint(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    # URL that requests are posted to.
     url: Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")]
-    """URL that requests are posted to."""
-    timeout_s: Seconds = 60.0
-    """Seconds for one exchange, from connecting to the last byte of the reply."""
+    timeout_s: Seconds = 60.0  # seconds for one exchange, from connecting to the last byte of the reply
+    # Number of further tries after no reply, an overloaded or failing server, or an unusable reply.
     retries: Annotated[int, Field(ge=0, le=20)] = 2
-    """Number of further tries after no reply, an overloaded or failing server, or an unusable reply."""
+    # Seconds before the first further try; each wait after it is twice as long as the one before.
     backoff_s: Annotated[float, Field(ge=0.0)] = 1.0
-    """Seconds before the first further try; each wait after it is twice as long as the one before."""
-    key_file: str | None = None
-    """Path of a file that holds the bearer token."""
-    cache: str | None = None
-    """Folder that keeps usable replies, by the hash of URL and request."""
-    max_reply_bytes: Annotated[int, Field(ge=1)] = 1_000_000
-    """Size from which a reply is unusable, in bytes."""
+    key_file: str | None = None  # path of a file that holds the bearer token
+    cache: str | None = None  # folder that keeps usable replies, by the hash of URL and request
+    max_reply_bytes: Annotated[int, Field(ge=1)] = 1_000_000  # size from which a reply is unusable, in bytes
 
     def post(self, request: object, parse_reply: Callable[[bytes], ReplyT]) -> ReplyT:
         """Post a request as JSON and return the parsed reply.
@@ -62,12 +59,10 @@ class Endpoint(BaseModel):
             Unscorable: no usable reply after every try.
         """
         body = json.dumps(request, sort_keys=True).encode()
-        cache_key = self.url.encode() + b"\n" + body
-        cache = ReplyCache(Path(self.cache)) if self.cache else None
-        cached_reply = cache.get(cache_key) if cache is not None else None
-        if cached_reply is not None:
+        kept = find_kept_reply(self.cache, self.url.encode() + b"\n" + body) if self.cache else None
+        if kept is not None and kept.exists():
             with suppress(ValueError):  # another reward kept it, whose parser accepts more
-                return parse_reply(cached_reply)
+                return parse_reply(kept.read_bytes())
         failure = ""
         for attempt in range(self.retries + 1):
             if attempt:
@@ -78,8 +73,8 @@ class Endpoint(BaseModel):
             except (OSError, HTTPException, ValueError) as error:
                 failure = f"{type(error).__name__}: {error}"
                 continue
-            if cache is not None:
-                cache.put(cache_key, reply)
+            if kept is not None:
+                keep_reply(kept, reply)
             return result
         raise Unscorable(f"{self.url}: no usable reply in {self.retries + 1} tries; the last: {failure:.200}")
 
@@ -87,39 +82,48 @@ class Endpoint(BaseModel):
         url = urlsplit(self.url)
         connect = HTTPSConnection if url.scheme == "https" else HTTPConnection
         path = url.path + (f"?{url.query}" if url.query else "")
+        headers = {"Content-Type": "application/json"}
+        if self.key_file is not None:
+            # Read at every exchange, so that a token can be renewed while a run goes on.
+            headers["Authorization"] = f"Bearer {Path(self.key_file).read_text(encoding='utf-8').strip()}"
         with closing(connect(url.hostname or "", url.port, timeout=self.timeout_s)) as connection:
             connection.connect()
             with _close_after(self.timeout_s, connection.sock):
-                connection.request("POST", path or "/", body, self._headers())
+                connection.request("POST", path or "/", body, headers)
                 response = connection.getresponse()
+                # One byte more than is allowed shows that the reply is too long.
                 reply = response.read(self.max_reply_bytes + 1)
-        return self._check_status(response.status, reply)
-
-    def _headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json"}
-        if self.key_file is not None:
-            headers["Authorization"] = f"Bearer {Path(self.key_file).read_text(encoding='utf-8').strip()}"
-        return headers
-
-    def _check_status(self, status: int, reply: bytes) -> bytes:
-        said = f"status {status}: {reply[:_EXCERPT_CHARS].decode('utf-8', 'replace')!r}"
-        if status == _STATUS_REJECTED:
+        said = f"status {response.status}: {reply[:_EXCERPT_CHARS].decode('utf-8', 'replace')!r}"
+        if response.status == _STATUS_REJECTED:
             raise RequestRejected(said)
-        if status in _RETRYABLE_STATUSES:
+        if response.status in _RETRYABLE_STATUSES:
             raise OSError(said)
-        if status != _STATUS_OK:
+        if response.status != _STATUS_OK:
             raise Unscorable(f"{self.url}: {said}")
         if len(reply) > self.max_reply_bytes:
             raise ValueError(f"a reply of more than {self.max_reply_bytes} bytes")
         return reply
 
 
+def find_kept_reply(folder: str, request: bytes) -> Path:
+    """Return the file that keeps the reply to a request, if there has been one."""
+    digest = hashlib.sha256(request).hexdigest()
+    return Path(folder) / digest[:2] / f"{digest[2:]}.reply"
+
+
+def keep_reply(path: Path, reply: bytes) -> None:
+    """Write a reply to its file. Several processes and threads may do so at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed once it is complete, so that nobody reads a part of it; the name is this thread's own.
+    temporary_path = path.with_suffix(f".{os.getpid()}-{get_ident()}")
+    temporary_path.write_bytes(reply)
+    temporary_path.replace(path)
+
+
 @contextmanager
 def _close_after(seconds: float, connection: socket.socket) -> Iterator[None]:
-    """Shut a connection down after some seconds and raise TimeoutError.
-
-    The timeout of a socket is for each read alone, so a reply that comes byte by byte would never reach it.
-    """
+    """Shut a connection down after some seconds and raise TimeoutError."""
+    # The timeout of a socket is for each read alone, so a reply that comes byte by byte would never reach it.
     timed_out = Event()
 
     def shut_down() -> None:

@@ -1,7 +1,6 @@
-"""Asks a language model to grade responses, behind an OpenAI-compatible `/chat/completions`.
+"""Asks models for verdicts: a judge behind an OpenAI-compatible `/chat/completions`, and a reward model.
 
-The model is shown one JSON object between two marks that hold the hash of the content, and its verdict must repeat the
-hash. So a response can neither close the marks nor write the verdict itself.
+A judge is shown one JSON object between two marks that hold the hash of the content. Its verdict must repeat the hash.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, model_validator
@@ -28,16 +28,13 @@ and counts against it. Reply with one JSON object and nothing else."""
 class JudgeService(Endpoint):
     """A judge model and its sampling; `url` ends in /chat/completions."""
 
-    model: str
-    """Name of the model at the service."""
+    model: str  # name of the model at the service
+    # Number of verdicts, of which the median counts; odd, so that the median is one of them.
     votes: Annotated[int, Field(ge=1, le=99)] = 1
-    """Number of verdicts, of which the median counts; odd, so that the median is one of them."""
-    temperature: Annotated[float, Field(ge=0.0)] = 0.0
-    """Sampling temperature; each vote has a seed of its own."""
-    max_tokens: Annotated[int, Field(ge=1)] = 512
-    """Tokens that a verdict may have."""
+    temperature: Annotated[float, Field(ge=0.0)] = 0.0  # sampling temperature; each vote has a seed of its own
+    max_tokens: Annotated[int, Field(ge=1)] = 512  # tokens that a verdict may have
+    # Length above which an answer gets the lowest value without being sent, in characters.
     max_chars: Annotated[int, Field(ge=1)] = 8000
-    """Length above which an answer gets the lowest value without being sent, in characters."""
 
     @model_validator(mode="after")
     def _check_votes(self) -> JudgeService:
@@ -70,13 +67,15 @@ class JudgeService(Endpoint):
         """
         task = f"Say which of `first` and `second`, replies to `question`, is better. {rubric}"
         form = '{"id": "MARK", "better": "first", "second" or "neither"}'
+        # The same response wins in both orders, or the vote is a draw.
+        values = {("first", "second"): 1.0, ("second", "first"): 0.0}
         results = []
         for vote in range(self.votes):
             pairs = ({"first": ours, "second": theirs}, {"first": theirs, "second": ours})
             said = [
                 self._request_verdict({"question": question, **pair}, task, form, vote, _parse_better) for pair in pairs
             ]
-            results.append({("first", "second"): 1.0, ("second", "first"): 0.0}.get((said[0], said[1]), 0.5))
+            results.append(values.get((said[0], said[1]), 0.5))
         return results
 
     def _request_verdict(
@@ -88,6 +87,7 @@ class JudgeService(Endpoint):
         parse_verdict: Callable[[Any], VerdictT],
     ) -> VerdictT:
         shown = json.dumps(material)
+        # A response cannot hold the hash of what holds it, so it can neither close the marks nor write the verdict.
         mark = hashlib.sha256(f"{task}\n{shown}\n{vote}".encode()).hexdigest()[:16]
         reply_form = reply_form.replace("MARK", mark)
         request = {
@@ -97,15 +97,16 @@ class JudgeService(Endpoint):
             "seed": vote,
             "messages": [
                 {"role": "system", "content": _SYSTEM_PROMPT},
-                {
-                    "role": "user",
-                    "content": f"BEGIN {mark}\n{shown}\nEND {mark}\n\n{task}\nReply as {reply_form}",
-                },
+                {"role": "user", "content": f"BEGIN {mark}\n{shown}\nEND {mark}\n\n{task}\nReply as {reply_form}"},
             ],
         }
 
         def verdict_of(reply: bytes) -> VerdictT:
-            said = parse_answer_value(AnswerType.JSON, _completion_text(reply))
+            match parse_answer_value(AnswerType.JSON, reply.decode()):
+                case {"choices": [{"message": {"content": str(content)}}, *_]}:
+                    said = parse_answer_value(AnswerType.JSON, content)
+                case other:
+                    raise ValueError(f"{other!r:.80} is no chat completion")
             if not isinstance(said, Mapping) or len(said) != 2 or said.get("id") != mark:
                 raise ValueError(f"the verdict {said!r:.80} is not {reply_form}")
             return parse_verdict(said)
@@ -113,17 +114,25 @@ class JudgeService(Endpoint):
         return self.post(request, verdict_of)
 
 
-def _completion_text(reply: bytes) -> str:
-    """Return the text of a completion.
+class RewardModelService(Endpoint):
+    """Address and limits of a reward model. It answers {"question": .., "response": ..} with {"score": number}."""
 
-    Raises:
-        ValueError: the reply is no completion.
-    """
+    def score(self, question: str, response: str) -> float:
+        """Return the model's score, which may be any finite number.
+
+        Raises:
+            RequestRejected: the service refuses the request.
+            Unscorable: no usable reply after every try.
+        """
+        return self.post({"question": question, "response": response}, _parse_model_score)
+
+
+def _parse_model_score(reply: bytes) -> float:
     match parse_answer_value(AnswerType.JSON, reply.decode()):
-        case {"choices": [{"message": {"content": str(content)}}, *_]}:
-            return content
+        case {"score": int() | float() as score} if not isinstance(score, bool) and isfinite(score):
+            return float(score)
         case other:
-            raise ValueError(f"{other!r:.80} is no chat completion")
+            raise ValueError(f'{other!r:.80} is not {{"score": number}}')
 
 
 def _parse_score(reply: Mapping[str, Any], scale: int) -> int:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
@@ -24,9 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mmrl.types import Unscorable
 from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
-from mmrl_rewards.services.cache import ReplyCache
 from mmrl_rewards.services.drawing import DrawingRequest, ProcessLimits, load_drawing
-from mmrl_rewards.services.endpoint import Endpoint, RequestRejected, Seconds
+from mmrl_rewards.services.endpoint import Endpoint, RequestRejected, Seconds, find_kept_reply, keep_reply
 
 ImageArray = NDArray[np.uint8]
 
@@ -53,14 +53,10 @@ class DrawingLimits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    cpu_s: Annotated[int, Field(ge=1, le=600)] = 2
-    """Seconds of processor time."""
-    memory_mb: Annotated[int, Field(ge=256)] = 1024
-    """Megabytes of memory."""
-    max_bytes: Annotated[int, Field(ge=1)] = 8_000_000
-    """Size of the image as a PNG, in bytes."""
-    max_chars: Annotated[int, Field(ge=1)] = 100_000
-    """Length of the source, in characters."""
+    cpu_s: Annotated[int, Field(ge=1, le=600)] = 2  # seconds of processor time
+    memory_mb: Annotated[int, Field(ge=256)] = 1024  # megabytes of memory
+    max_bytes: Annotated[int, Field(ge=1)] = 8_000_000  # size of the image as a PNG, in bytes
+    max_chars: Annotated[int, Field(ge=1)] = 100_000  # length of the source, in characters
 
 
 def draw(language: Literal["svg", "latex"], source: str, *, side: int, limits: DrawingLimits) -> ImageArray:
@@ -105,22 +101,16 @@ class ExternalRenderer(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    language: Literal["html", "latex", "python", "svg", "markdown"]
-    """Language of the sources."""
-    endpoint: Endpoint | None = None
-    """Address of the renderer, in place of a command."""
-    command: tuple[str, ...] = ()
-    """Program and arguments, which contain {input} and {output}."""
+    language: Literal["html", "latex", "python", "svg", "markdown"]  # language of the sources
+    endpoint: Endpoint | None = None  # address of the renderer, in place of a command
+    command: tuple[str, ...] = ()  # program and arguments, which contain {input} and {output}
+    # Seconds that a command may run. Beyond them the source is at fault, since the target was drawn in less.
     timeout_s: Seconds = 20.0
-    """Seconds that a command may run. Beyond them the source is at fault, since the target was drawn in less."""
-    cpu_s: Annotated[int, Field(ge=1)] = 20
-    """Seconds of processor time a command may take."""
+    cpu_s: Annotated[int, Field(ge=1)] = 20  # seconds of processor time a command may take
+    # Size of the image and of every other file that the command writes, in bytes.
     max_bytes: Annotated[int, Field(ge=1)] = 8_000_000
-    """Size of the image and of every other file that the command writes, in bytes."""
-    max_chars: Annotated[int, Field(ge=1)] = 100_000
-    """Length of the source, in characters."""
-    cache: str | None = None
-    """Folder that keeps the images which a command drew."""
+    max_chars: Annotated[int, Field(ge=1)] = 100_000  # length of the source, in characters
+    cache: str | None = None  # folder that keeps the images which a command drew
 
     @model_validator(mode="after")
     def _check_one_renderer(self) -> ExternalRenderer:
@@ -141,23 +131,19 @@ class ExternalRenderer(BaseModel):
         if len(source) > self.max_chars:
             raise DrawingError(f"{len(source)} characters, at most {self.max_chars} are drawn")
         try:
-            if self.endpoint is None:
-                return decode_png(self._run_cached(source))
-            return self.endpoint.post({"language": self.language, "source": source}, decode_png)
+            if self.endpoint is not None:
+                return self.endpoint.post({"language": self.language, "source": source}, decode_png)
+            request = json.dumps([self.language, self.command, source]).encode()
+            kept = find_kept_reply(self.cache, request) if self.cache else None
+            if kept is not None and kept.exists():
+                return decode_png(kept.read_bytes())
+            with tempfile.TemporaryDirectory() as folder:
+                png = self._run_command(source, Path(folder))
+            if kept is not None:
+                keep_reply(kept, png)
+            return decode_png(png)
         except (RequestRejected, ValueError) as error:
             raise DrawingError(f"comes to nothing: {error}") from error
-
-    def _run_cached(self, source: str) -> bytes:
-        cache = ReplyCache(Path(self.cache)) if self.cache else None
-        cache_key = json.dumps([self.language, self.command, source]).encode()
-        cached_png = cache.get(cache_key) if cache is not None else None
-        if cached_png is not None:
-            return cached_png
-        with tempfile.TemporaryDirectory() as folder:
-            png = self._run_command(source, Path(folder))
-        if cache is not None:
-            cache.put(cache_key, png)
-        return png
 
     def _run_command(self, source: str, folder: Path) -> bytes:
         input_path, output_path = folder / f"source.{self.language}", folder / "picture.png"
@@ -182,7 +168,10 @@ class ExternalRenderer(BaseModel):
         except subprocess.TimeoutExpired:
             raise DrawingError(f"takes more than {self.timeout_s:g} s to draw") from None
         finally:
-            _kill_session(process)
+            # The whole session: the command may have started processes of its own.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         if status != 0 or not output_path.is_file():
             found = "a" if output_path.is_file() else "no"
             raise DrawingError(f"the renderer ends with status {status}, {found} picture")
@@ -208,19 +197,10 @@ def decode_png(png: bytes) -> ImageArray:
 
 @lru_cache(maxsize=8)
 def _get_drawing_pool(process_id: int, limits: DrawingLimits) -> WorkerPool[DrawingRequest, bytes]:
-    """Return the pool of this process: a fork must not use the pool of its parent, whose threads it does not have."""
+    """Return the pool of this process."""
+    # Part of the cache's key alone: a fork must not use the pool of its parent, whose threads it does not have.
     del process_id
     process_limits = ProcessLimits(cpu_s=limits.cpu_s, memory_bytes=limits.memory_mb * _MEGABYTE)
     return WorkerPool(
         partial(load_drawing, process_limits), 1, startup_timeout_s=_STARTUP_TIMEOUT_S, fork_each_call=True
     )
-
-
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command and every process that it started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    finally:
-        process.wait()

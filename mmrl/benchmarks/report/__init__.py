@@ -1,1 +1,0 @@
-"""Reports on scored runs, and comparisons of two of them."""

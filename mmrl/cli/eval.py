@@ -1,0 +1,293 @@
+"""`mmrl eval`: benchmarks. `mmrl eval MODEL ...` is short for `mmrl eval run MODEL ...`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mmrl.cli.common import Subparsers, add_command, pause_gc_for_imports, positive_int
+
+if TYPE_CHECKING:
+    from mmrl.benchmarks.compare import RunComparison
+    from mmrl.benchmarks.report import ScoredRun
+
+DETAILS = """\
+examples:
+  mmrl eval runs/mine --benchmark mathvista --data MathVista   # generate and score: `mmrl eval run --help`
+  mmrl eval score --benchmark mathvista --items items.jsonl.gz --responses responses.jsonl --out scored
+  mmrl eval compare scored other                               # which answers flipped, and is the difference real?
+
+`mmrl eval COMMAND --help` says more about each.
+"""
+
+_RUN_DETAILS = """\
+examples:
+  mmrl eval runs/mine --benchmark mathvista --data MathVista
+  mmrl eval runs/mine/checkpoints/01-000500 --benchmark refcoco --data RefCOCO --split testA
+  mmrl eval models/Qwen2.5-VL-3B --benchmark mmmu --data MMMU/Art --data MMMU/Biology model.max_pixels=1003520
+  mmrl eval runs/mine --benchmark mathvista --data MathVista.tsv evaluation.temperature=1 responses_per_question=8
+  mmrl eval runs/mine --benchmark run:test          # the run's own test data, by its own rewards
+
+Benchmarks: canonical, coco, counting, docvqa, emma, geometry3k, mathverse, mathvision, mathvista, megabench, mmmu,
+mmmu_pro, mvbench, ocrbench, refcoco, screenspot, seed_bench_r1, textvqa, video_mme; run:test, run:validation.
+docs/evaluation.md lists the file formats of each.
+
+MODEL is a folder of transformers, a run directory, or one of its checkpoints. A run brings its own image sizes,
+response format and media limits; key=value sets others (docs/evaluation.md lists them). Nothing is downloaded.
+
+DIR gets predictions.jsonl, verdicts.jsonl, report.json and report.md. The same command again resumes an interrupted
+one.
+"""
+
+_SCORE_DETAILS = """\
+Items are JSONL in the columns of MathVista's testmini for --benchmark mathvista, else canonical JSONL
+(docs/evaluation.md). Responses are rows {"pid": .., "response": ..}; `sample` numbers several to one question, `finish`
+is "length" for one that was cut, `tokens` is its length; other columns are ignored. Either file may end in .gz.
+
+--judge-url asks a language model about responses in which no rule finds an answer, and about no other: its verdicts are
+the column `judge_correct`, and the report has the accuracy with and without. Its replies are kept in DIR/judge.
+
+Writes verdicts.jsonl, report.json and report.md into DIR. Items without a response are named, and count as incorrect.
+"""
+_COMPARE_DETAILS = """\
+A and B are folders that `mmrl eval` wrote, or their verdicts.jsonl, on the same questions. McNemar's test asks whether
+as many answers flipped one way as the other; the interval is that of the difference, images resampled. Then the
+difference within every subset, by strict verdicts: of twenty subsets one differs by chance.
+"""
+
+_EVAL_COMMANDS: Final = ("run", "score", "compare", "-h", "--help")
+_MAX_LISTED_ITEMS = 5
+_JUDGE_REQUESTS_IN_FLIGHT = 8
+
+
+def insert_default_command(argv: Sequence[str]) -> list[str]:
+    """Insert `run` where `mmrl eval` is followed by something else than a command."""
+    if len(argv) > 1 and argv[0] == "eval" and argv[1] not in _EVAL_COMMANDS:
+        return [argv[0], "run", *argv[1:]]
+    return [*argv]
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Declare the group and its commands."""
+    parser = add_command(commands, "eval", "run benchmarks, score responses, compare results", DETAILS)
+    group = parser.add_subparsers(dest="eval_command", metavar="COMMAND", title="commands", required=True)
+    _add_run_parser(group)
+    _add_score_parser(group)
+    _add_compare_parser(group)
+
+
+def _add_run_parser(group: Subparsers) -> None:
+    parser = add_command(group, "run", "run a benchmark; `run` may be left out", _RUN_DETAILS)
+    parser.add_argument("model", metavar="MODEL", help="a folder of transformers, a run, or a checkpoint of one")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="set one value by dotted path")
+    parser.add_argument(
+        "--benchmark", required=True, metavar="NAME", help="such as mathvista, run:test, ./mine.py:make_benchmark"
+    )
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="a file or folder of questions, may be given again; for run:test, the folder that paths start from",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for results (evals/MODEL-NAME)")
+    parser.add_argument("--engine", choices=("hf", "vllm"), help="engine that generates responses")
+    parser.add_argument("--checkpoint", metavar="NAME", help="checkpoint of a run, or `best`; the newest by default")
+    parser.add_argument("--split", metavar="NAME", help="split of a folder of questions")
+    parser.add_argument("--media-root", metavar="DIR", help="folder that paths of images and videos start from")
+    parser.add_argument(
+        "--coordinates",
+        choices=("px_original", "norm_1", "norm_1000"),
+        help="coordinate system of boxes in a table that does not state it (VLMEvalKit's RefCOCO)",
+    )
+    parser.add_argument("--allow-missing", action="store_true", help="count questions without their image as incorrect")
+    parser.add_argument("--rescore", action="store_true", help="score the predictions again, and print what changes")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Generate responses, score them, and print the report."""
+    from mmrl.benchmarks.registry import get_benchmark
+    from mmrl.benchmarks.report import report_markdown
+    from mmrl.log.console import Console
+    from mmrl.types import CoordinateSystem
+
+    # A wrong name should be refused before torch is imported, which takes seconds.
+    label = arguments.benchmark.replace(":", "-")
+    if not arguments.benchmark.startswith("run:"):
+        label = get_benchmark(arguments.benchmark).name
+    with pause_gc_for_imports():
+        from mmrl.distributed.torch_ranks import require_single_process
+        from mmrl.evaluation.evaluate import EvalRequest, evaluate
+
+    require_single_process("mmrl eval")
+    name = f"{Path(arguments.model).resolve().name}-{label}"
+    request = EvalRequest(
+        model=arguments.model,
+        benchmark=arguments.benchmark,
+        data_files=tuple(arguments.data),
+        out_dir=arguments.out or Path("evals") / name,
+        overrides=arguments.overrides,
+        engine=arguments.engine,
+        checkpoint=arguments.checkpoint,
+        split=arguments.split,
+        media_root=arguments.media_root,
+        coordinate_system=CoordinateSystem(arguments.coordinates) if arguments.coordinates else None,
+        allow_missing=arguments.allow_missing,
+        rescore=arguments.rescore,
+    )
+    result = evaluate(request, Console())
+    print(report_markdown(result.report).partition("\n## ")[0].rstrip())
+    for old, new in result.changed_verdicts:
+        print(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
+    print(f"Written: {request.out_dir}/predictions.jsonl, verdicts.jsonl, report.json, report.md")
+    return 0
+
+
+def _add_score_parser(group: Subparsers) -> None:
+    parser = add_command(group, "score", "score responses, by rule and by the benchmark's own metric", _SCORE_DETAILS)
+    parser.add_argument(
+        "--benchmark",
+        required=True,
+        metavar="NAME",
+        help="such as mathvista, or ./mine.py:make_benchmark; `canonical` has no metric of its own",
+    )
+    parser.add_argument("--items", required=True, type=Path, metavar="FILE", help="questions with their answers")
+    parser.add_argument("--responses", required=True, type=Path, metavar="FILE", help="responses of a model")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for verdicts and report")
+    parser.add_argument("--judge-url", metavar="URL", help="/chat/completions of a model to ask where no rule decides")
+    parser.add_argument("--judge-model", metavar="NAME", help="name of that model")
+    parser.add_argument("--rescore", action="store_true", help="replace the results in DIR, and print what changes")
+    parser.set_defaults(run=_score)
+
+
+def _score(arguments: argparse.Namespace) -> int:
+    """Score the responses, write the report and print it."""
+    from mmrl.benchmarks.compare import changed_verdicts
+    from mmrl.benchmarks.grading import score_files
+    from mmrl.benchmarks.registry import get_benchmark
+    from mmrl.benchmarks.report import report_markdown, write_report
+    from mmrl.benchmarks.verdict import read_verdicts
+
+    benchmark = get_benchmark(arguments.benchmark)
+    has_results = arguments.rescore and (arguments.out / "verdicts.jsonl").exists()
+    before = read_verdicts(arguments.out) if has_results else []
+    scored = score_files(benchmark, arguments.items, arguments.responses)
+    if arguments.judge_url or arguments.judge_model:
+        scored = _apply_llm_judge(scored, arguments)
+    report = write_report(scored, arguments.out, rescore=arguments.rescore)
+    if scored.missing_ids:
+        listed = ", ".join(scored.missing_ids[:_MAX_LISTED_ITEMS])
+        more = ", .." if len(scored.missing_ids) > _MAX_LISTED_ITEMS else ""
+        print(
+            f"mmrl: {len(scored.missing_ids)} items have no response and count as incorrect: {listed}{more}",
+            file=sys.stderr,
+        )
+    print(report_markdown(report).partition("\n## ")[0].rstrip())
+    for old, new in changed_verdicts(before, scored.verdicts):
+        print(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
+    print(f"Written: {arguments.out / 'verdicts.jsonl'}, report.json, report.md")
+    return 0
+
+
+def _apply_llm_judge(scored: ScoredRun, arguments: argparse.Namespace) -> ScoredRun:
+    """Add the verdicts of a language model where no rule finds an answer."""
+    from pydantic import ValidationError
+
+    from mmrl.benchmarks.llm_judge import add_judge_verdicts
+    from mmrl.types import UserError
+    from mmrl_rewards.services.judge import JudgeService
+
+    url, model = arguments.judge_url, arguments.judge_model
+    if not (url and model):
+        raise UserError("--judge-url URL and --judge-model NAME belong together")
+    try:
+        service = JudgeService(url=url, model=model, cache=str(arguments.out / "judge"))
+    except ValidationError as error:
+        raise UserError(f"--judge-url {url}: {error.errors()[0]['msg']}") from error
+    judged = add_judge_verdicts(scored, service, max_concurrent=_JUDGE_REQUESTS_IN_FLIGHT)
+    if judged.judge_summary and judged.judge_summary.failures:
+        failures = judged.judge_summary.failures
+        print(f"mmrl: the judge has no verdict on {len(failures)} responses: {failures[0]}", file=sys.stderr)
+    return judged
+
+
+def _add_compare_parser(group: Subparsers) -> None:
+    parser = add_command(
+        group, "compare", "compare two results: flips, McNemar's test, paired bootstrap", _COMPARE_DETAILS
+    )
+    parser.add_argument("a", type=Path, metavar="A", help="one result, the earlier, for example")
+    parser.add_argument("b", type=Path, metavar="B", help="the other result")
+    parser.add_argument("--flips", type=positive_int, default=10, metavar="N", help="flips to list each way (10)")
+    parser.set_defaults(run=_compare)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    """Compare the results and print the differences."""
+    from mmrl.benchmarks.compare import VerdictColumn, compare_runs, compare_subsets
+    from mmrl.benchmarks.verdict import read_verdicts
+
+    a, b = read_verdicts(arguments.a), read_verdicts(arguments.b)
+    columns: tuple[VerdictColumn, ...] = ("strict", "official")
+    if any(verdict.judge_correct is not None for verdict in (*a, *b)):
+        columns = (*columns, "with_judge")
+    for column in columns:
+        _print_comparison(column, compare_runs(a, b, column), arguments.flips)
+    for name, rows in compare_subsets(a, b, "strict").items():
+        _print_subset_table(name, rows)
+    return 0
+
+
+def _print_comparison(column: str, comparison: RunComparison, max_flips: int) -> None:
+    """Print accuracies, their difference, and the questions that one result alone answers correctly."""
+    difference, mcnemar = comparison.difference, comparison.mcnemar
+    print(
+        f"{column}: A {100 * comparison.accuracy_a:.1f}, B {100 * comparison.accuracy_b:.1f}, "
+        f"of {comparison.num_questions} questions"
+    )
+    is_significant = difference.low > 0 or difference.high < 0
+    print(
+        f"  A - B: {100 * difference.value:+.1f} points, "
+        f"95 % from {100 * difference.low:+.1f} to {100 * difference.high:+.1f} "
+        f"({'differ' if is_significant else 'no significant difference'})"
+    )
+    if mcnemar is not None:
+        print(
+            f"  correct in A alone {mcnemar.a_only}, in B alone {mcnemar.b_only}; "
+            f"McNemar's exact p = {mcnemar.p_value:.3g}"
+        )
+    for name, ids in (("A", comparison.a_only_ids), ("B", comparison.b_only_ids)):
+        if ids:
+            more = ", .." if len(ids) > max_flips else ""
+            print(f"  correct in {name} alone: {', '.join(ids[:max_flips])}{more}")
+
+
+def _print_subset_table(column: str, comparisons: Mapping[str, RunComparison]) -> None:
+    """Print the differences within the subsets that a column divides the questions into."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"strict by {column}", title_justify="left")
+    table.add_column(column)
+    for heading in ("n", "A", "B", "A - B", "95 %", "A alone", "B alone", "McNemar p"):
+        table.add_column(heading, justify="right")
+    for value, comparison in comparisons.items():
+        difference = comparison.difference
+        interval = ""
+        if comparison.num_questions > 1:
+            interval = f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}"
+        table.add_row(
+            value,
+            str(comparison.num_questions),
+            f"{100 * comparison.accuracy_a:.1f}",
+            f"{100 * comparison.accuracy_b:.1f}",
+            f"{100 * difference.value:+.1f}",
+            interval,
+            str(len(comparison.a_only_ids)),
+            str(len(comparison.b_only_ids)),
+            f"{comparison.mcnemar.p_value:.3g}" if comparison.mcnemar else "",
+        )
+    Console(width=120).print(table)

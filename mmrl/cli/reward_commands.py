@@ -1,0 +1,237 @@
+"""The sub-commands of `mmrl reward`: list, show, new, test, lint and try."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import keyword
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mmrl.scoring.lint import LintReport, filter_scorable, lint_reward, make_samples
+from mmrl.scoring.registry import (
+    builtin_case_tables,
+    builtin_rewards,
+    find_cases,
+    load_bound_reward,
+    load_reward,
+    qualified_name,
+)
+from mmrl.types import AnswerType, Sample, UserError
+from mmrl_rewards.cases import Case, first_error_message, load_case_table, load_sample
+from mmrl_rewards.contract import BoundReward, bind
+
+_CODE_TEMPLATE = '''"""The reward `{name}`."""
+
+from mmrl.types import AnswerType, Response, RewardValue, Sample
+from mmrl_rewards.contract import reward, target_value
+
+
+@reward(name="{name}", answer_types=(AnswerType.NUMBER,))
+def {name}(response: Response, sample: Sample, *, tolerance: float = 0.0) -> RewardValue:
+    """Return 1 if |answer - target| <= tolerance, else 0.
+
+    Source: where the formula comes from. Departures: what is different here.
+    Unscorable: the target is not a number.
+    """
+    target = target_value(sample, AnswerType.NUMBER)
+    value = response.answer.value
+    if value is None:
+        return RewardValue(0.0, response.answer.problems[0])
+    return RewardValue(float(abs(value - target) <= tolerance), f"{{value}}, expected {{target}}")
+'''
+_CASE_ROWS: tuple[tuple[str, dict[str, float], int, str], ...] = (
+    ("<answer>3</answer>", {}, 1, "correct"),
+    ("<think>one, two, three</think><answer>3</answer>", {}, 1, "correct, after thinking"),
+    ("<answer>4</answer>", {}, 0, "incorrect"),
+    ("<answer>4</answer>", {"tolerance": 1}, 1, "|4 - 3| <= 1"),
+    ("", {}, 0, "nothing at all"),
+    (" \n", {}, 0, "white space"),
+    ("3", {}, 0, "no tags"),
+    ("<answer>3</answer><answer>4</answer>", {}, 0, "two answers"),
+    ("<answer><answer>3</answer></answer>", {}, 0, "nested tags"),
+    ("<think><answer>3</answer></think>", {}, 0, "an answer in the thinking alone"),
+    ("<answer>1, 2, 3, 4, 5</answer>", {}, 0, "dumped numbers"),
+    ("<answer>\u0663</answer>", {}, 0, "a digit of another script"),
+)
+
+
+def print_rewards() -> int:
+    """Print a table of the rewards that come with mmrl."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("reward", "answer types", "range", "formula"):
+        table.add_column(heading, no_wrap=heading == "reward")
+    for name, reward in builtin_rewards().items():
+        answer_types = ", ".join(reward.answer_types) or "any"
+        # The first paragraph of its docstring, on one line.
+        formula = " ".join(reward.doc.partition("\n\n")[0].split())
+        value_range = f"{reward.low:g} to {reward.high:g}"
+        table.add_row(name.removeprefix("mmrl_rewards."), answer_types, value_range, Text(formula))
+    Console().print(table)
+    return 0
+
+
+def print_reward(name: str) -> int:
+    """Print a reward's docstring, options and source."""
+    reward = load_reward(name, Path())
+    answer_types = ", ".join(reward.answer_types) or "any type of answer"
+    print(f"{qualified_name(name)}  (`{reward.name}`, {reward.low:g} to {reward.high:g}, {answer_types})\n")
+    print(f"{reward.doc}\n")
+    for option, parameter in inspect.signature(reward.fn).parameters.items():
+        if option in reward.options:
+            print(f"option {parameter}")
+    print(f"source {inspect.getsourcefile(reward.fn)}:{inspect.getsourcelines(reward.fn)[1]}")
+    return 0
+
+
+def create_reward(name: str, folder: Path) -> int:
+    """Write NAME.py and NAME.json.
+
+    Raises:
+        UserError: the name is not a Python name, or a file is there already or cannot be written.
+    """
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UserError(f"{name!r} cannot be the name of a function: use letters, digits and _, a letter first")
+    rows = []
+    for response, args, expected, source in _CASE_ROWS:
+        rows.append(
+            {
+                "fn": f"./{name}.py:{name}",
+                "args": args,
+                "sample": {"answer_type": "number", "value": 3},
+                "response": response,
+                "expected": expected,
+                "source": source,
+            }
+        )
+    table = "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n]\n"
+    code, cases = folder / f"{name}.py", folder / f"{name}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in ((code, _CODE_TEMPLATE.format(name=name)), (cases, table)):
+            # "x" refuses to write over a file that is there.
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+    except FileExistsError as error:
+        raise UserError(f"{error.filename} exists already; choose another name or folder") from error
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+    print(f"wrote {code} and {cases}; try\n  mmrl reward test {cases}\n  mmrl reward lint {code}:{name}")
+    return 0
+
+
+def run_case_tables(names: Sequence[str], *, verbose: bool) -> int:
+    """Run case tables, or the rows about single rewards; return 1 if a row fails."""
+    failures = 0
+    for title, base_dir, cases in _select_cases(names):
+        passed = 0
+        for index, case in enumerate(cases):
+            passed += _run_case(f"{title} row {index}", base_dir, case, verbose=verbose)
+        print(f"{title}: {passed} of {len(cases)} rows pass")
+        failures += len(cases) - passed
+    return int(failures > 0)
+
+
+def lint_rewards(names: Sequence[str], args: Mapping[str, Any], table: Path | None) -> int:
+    """Lint rewards, by default all that come with mmrl; return 1 if one is not fit to train with."""
+    num_unfit = 0
+    for name in names or builtin_rewards():
+        reward, samples = _reward_and_samples(name, args, table)
+        report = lint_reward(reward, samples)
+        _print_lint_report(name, report)
+        num_unfit += not report.ok
+    return int(num_unfit > 0)
+
+
+def try_reward(row: Mapping[str, Any], sample_file: Path, response: str) -> int:
+    """Score one response and print value and reason as JSON; the value may be "unscorable".
+
+    Raises:
+        UserError: a file cannot be read, or `row` is not a row of a case table.
+    """
+    fields = {"expected": 0, "source": "", "sample": load_sample(sample_file), "response": _read_response(response)}
+    try:
+        case = Case.model_validate({**fields, **row})
+    except ValidationError as error:
+        raise UserError(f"--case: {first_error_message(error)}") from error
+    outcome = case.score(load_bound_reward(case.fn, Path(), case.args))
+    print(json.dumps({"value": outcome.value, "reason": outcome.reason}, ensure_ascii=False))
+    return int(outcome.value is None)
+
+
+def _run_case(title: str, base_dir: Path, case: Case, *, verbose: bool) -> bool:
+    """Run one row, print it if it fails or is asked for, and return True if it passes."""
+    outcome = case.score(load_bound_reward(case.fn, base_dir, case.args))
+    if verbose or not outcome.passed:
+        verdict = "pass" if outcome.passed else "FAIL"
+        print(f"{verdict} {title} {case.fn}: expected {case.expected}, got {outcome.value}")
+        print(f"     reason: {outcome.reason}\n     source: {case.source}\n     response: {case.response!r:.120}")
+    return outcome.passed
+
+
+def _read_response(response: str) -> str:
+    """Return the text itself, or for @FILE the text of the file."""
+    if not response.startswith("@"):
+        return response
+    try:
+        return Path(response[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--response {response}: cannot be read: {error}") from error
+
+
+def _select_cases(names: Sequence[str]) -> list[tuple[str, Path, tuple[Case, ...]]]:
+    """Return the named tables, each with its title, the folder that its files start from, and its rows."""
+    tables = []
+    for name in names or map(str, builtin_case_tables()):
+        path = Path(name)
+        if path.suffix == ".json":
+            tables.append((path.name, path.parent, load_case_table(path)))
+        else:
+            cases, base_dir = find_cases(name, Path())
+            tables.append((name, base_dir, cases))
+    return tables
+
+
+def _reward_and_samples(
+    name: str, args: Mapping[str, Any], table: Path | None
+) -> tuple[BoundReward, tuple[Sample, ...]]:
+    """Return a reward with its options, and samples to try it on; raise UserError if it can score none."""
+    reward = load_reward(name, Path())
+    # One plain sample per answer type will do, unless the reward needs options or richer samples: those of its table.
+    needs_options = any(option.required and key not in args for key, option in reward.options.items())
+    if table is None and not needs_options:
+        bound = bind(reward, args)
+        samples = filter_scorable(bound, make_samples(reward.answer_types or tuple(AnswerType)))
+        if samples:
+            return bound, samples
+    cases = load_case_table(table) if table else find_cases(name, Path())[0]
+    cases = tuple(case for case in cases if case.expected != "unscorable")
+    if not cases:
+        raise UserError(f"no row of the case table of reward {reward.name!r} expects a value: there is nothing to try")
+    bound = bind(reward, args or cases[0].args)
+    unique_samples = {case.sample.model_dump_json(): case.sample.build() for case in cases}
+    samples = filter_scorable(bound, tuple(unique_samples.values()))
+    if not samples:
+        raise UserError(
+            f"reward {reward.name!r} can score no sample of its case table with the options {dict(bound.args)}"
+        )
+    return bound, samples
+
+
+def _print_lint_report(name: str, report: LintReport) -> None:
+    print(f"{name}: {'fit' if report.ok else 'NOT FIT'}")
+    for finding in report.findings:
+        print(f"  {'pass' if finding.ok else 'FAIL'}  {finding.check}: {finding.detail}")
+    for attack in report.attacks:
+        verdict, limit = "pass", ""
+        if not attack.ok:
+            verdict, limit = "FAIL", f", at most {attack.max_allowed:.3g} is tolerated"
+        detail = f"({attack.answer_type}: {attack.reason:.80})"
+        print(f"  {verdict}  {attack.attack} earns {attack.value:.3g}{limit} {detail}")

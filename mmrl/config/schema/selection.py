@@ -1,0 +1,177 @@
+"""Sections of an rl stage that decide which rollouts it trains on, `dynamic_sampling` and `replay`, and `health`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from mmrl.config.schema.base import (
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    StrictModel,
+    format_interval,
+    pluralize,
+)
+from mmrl.config.schema.presets import REPLAY_PRESETS, ReplayPreset, check_preset_applied
+
+
+class GroupRewardRangeConfig(StrictModel):
+    """A condition on one reward term of a group; groups without the term pass."""
+
+    term: str
+    """Name of the reward term. The total cannot be named: shaping would move it."""
+    low: float = 0.0
+    """The mean of the term over the group must reach this."""
+    high: float = 1.0
+    """The mean of the term over the group must not exceed this."""
+    require_mixed: bool = True
+    """The term must also differ within the group (DAPO)."""
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> GroupRewardRangeConfig:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} must not exceed high {self.high}")
+        return self
+
+    def describe(self) -> str:
+        """Return the condition as a phrase."""
+        mixed = ", and its values differ" if self.require_mixed else ""
+        return f"a group's mean of {self.term} is in {format_interval((self.low, self.high))}{mixed}"
+
+
+class DynamicSamplingConfig(StrictModel):
+    """Groups that are scored but not trained on; with `max_rounds` above 1, new prompts replace them.
+
+    DAPO (arXiv:2503.14476, 3.2) is `require_mixed`. MM-EUREKA (arXiv:2503.07365) has a range of 0.1 to 0.9 and
+    `extra: carry`. A range around 1/2 balances difficulty.
+    """
+
+    ranges: tuple[GroupRewardRangeConfig, ...] = ()
+    """Conditions on reward terms, of which a group must meet all."""
+    max_truncated_frac: Fraction = 1.0
+    """A group is left out if a larger share of its rollouts is cut at max_new_tokens."""
+    max_rounds: PositiveInt = 1
+    """`prompts_per_step` prompts are sampled up to this often, until as many groups pass; a step may train on fewer."""
+    extra: Literal["drop", "carry"] = "drop"
+    """Groups that pass beyond `prompts_per_step` are forgotten, or trained on first in the next step."""
+
+    @model_validator(mode="after")
+    def _check_not_empty(self) -> DynamicSamplingConfig:
+        if not self.ranges and self.max_truncated_frac == 1.0:
+            raise ValueError("without `ranges` or `max_truncated_frac` every group passes; set one of them")
+        if self.extra == "carry" and self.max_rounds == 1:
+            raise ValueError("`extra: carry` needs `max_rounds` of 2 or more: one round leaves no extra groups")
+        return self
+
+    def describe(self, prompts_per_step: int) -> str:
+        """Return the conditions, a line each."""
+        lines = [entry.describe() for entry in self.ranges]
+        if self.max_truncated_frac < 1.0:
+            lines.append(f"at most {self.max_truncated_frac:.0%} of a group's rollouts are truncated")
+        if self.max_rounds > 1:
+            rounds = pluralize(self.max_rounds, "round")
+            extra = "are trained on in the next step" if self.extra == "carry" else "are dropped"
+            lines.append(f"up to {rounds} of prompts until {prompts_per_step} groups pass; extra groups {extra}")
+        return "\n".join(lines)
+
+
+class ReplayConfig(StrictModel):
+    """Selective sample replay: rollouts without advantage are replaced by earlier ones that had one.
+
+    They are drawn with p ∝ |A|^priority_exponent, and keep the advantage computed in their own group.
+    Source: VL-Rethinker, arXiv:2504.08837.
+    """
+
+    preset: ReplayPreset = "default"
+    """A published behaviour: other defaults for the keys below, each of which may still be set."""
+    drop_zero_advantage: bool = True
+    """Leave out rollouts with advantage 0, from the loss and from its denominators."""
+    capacity: PositiveInt | None = 1024
+    """Rollouts that the buffer holds, the oldest leaving first; null for `target_fraction` of a step."""
+    priority_exponent: NonNegativeFloat = 1.0
+    """A rollout is drawn in proportion to |A| to this power; 0 draws uniformly."""
+    positive_advantage_weight: PositiveFloat = 1.0
+    """The probability of rollouts with A > 0 is multiplied by this."""
+    fill: Literal["size", "fraction"] = "size"
+    """`size` replays what is missing from `target_fraction` of a full step; `fraction` makes replayed rollouts
+    `target_fraction` of all that are trained on."""
+    target_fraction: PositiveFraction = 1.0
+    """See `fill`; a full step is prompts_per_step x group_size rollouts."""
+    max_staleness: PositiveInt | None = 4
+    """A rollout leaves the buffer when it is more policy versions old; null keeps it."""
+    without_replacement: bool = True
+    """Train on no rollout twice in a step; otherwise all are drawn with replacement, fresh ones among them."""
+    resample_fresh: bool = False
+    """Draw fresh rollouts by priority too, rather than train on each once; needs `without_replacement: false`."""
+    old_logprobs: Literal["recorded", "recomputed"] = "recorded"
+    """Denominator of a replayed rollout's importance ratio: the log-probabilities recorded when it was sampled, or
+    those of the learner at the start of the step."""
+
+    @model_validator(mode="after")
+    def _check_options(self) -> ReplayConfig:
+        if self.fill == "fraction" and self.target_fraction == 1.0:
+            raise ValueError("`fill: fraction` with target_fraction 1 leaves nothing fresh; use a value below 1")
+        if self.resample_fresh and self.without_replacement:
+            raise ValueError(
+                "`resample_fresh` draws with replacement, which `without_replacement` forbids; "
+                "set `without_replacement: false`"
+            )
+        check_preset_applied(f"preset {self.preset!r}", REPLAY_PRESETS[self.preset], self.model_fields_set)
+        return self
+
+    def describe(self, rollouts_per_step: int) -> str:
+        """Return what is replayed, a line a fact."""
+        target = round(self.target_fraction * rollouts_per_step)
+        capacity = self.capacity or target  # null is one step's worth
+        fill = f"up to {target} a step" if self.fill == "size" else f"{self.target_fraction:.0%} of what is trained on"
+        age = "of any age"
+        if self.max_staleness is not None:
+            age = f"at most {pluralize(self.max_staleness, 'version')} of the policy old"
+        probability = f"p ∝ |A_i|^{self.priority_exponent:g}"
+        if self.positive_advantage_weight != 1.0:
+            probability += f", times {self.positive_advantage_weight:g} where A_i > 0"
+        repeats = "each at most once a step" if self.without_replacement else "with replacement"
+        old = "as recorded when they were sampled" if self.old_logprobs == "recorded" else "computed by the learner"
+        lines = [
+            f"{fill}, from the last {capacity:,} rollouts with A_i ≠ 0, {age}",
+            f"drawn with {probability}, {repeats}",
+            f"their A_i stay; their π_old is {old}",
+        ]
+        if self.drop_zero_advantage:
+            lines.append("rollouts with A_i = 0 are left out of L and of its denominators")
+        if self.resample_fresh:
+            lines.append(f"the step's own are drawn in the same way, at most {target}")
+        return "\n".join(lines)
+
+
+class HealthConfig(StrictModel):
+    """Thresholds of warnings about means over the last `window` steps; null switches one off.
+
+    A warning is printed with advice when its threshold is first crossed, and not again while it stays crossed. None
+    ends a run; `max_steps_without_signal` and `max_nonfinite_steps` do.
+    """
+
+    window: PositiveInt = 20
+    """Steps that are averaged; no warning comes before there are so many."""
+    min_nonzero_advantage_frac: Fraction | None = 0.1
+    """Warn below this share of groups with a nonzero advantage."""
+    max_truncated_frac: Fraction | None = 0.5
+    """Warn above this share of rollouts cut at max_new_tokens."""
+    max_duplicate_frac: Fraction | None = 0.95
+    """Warn above this share of rollouts whose text repeats another of their group."""
+    min_entropy: PositiveFloat | None = 0.005
+    """Warn below this entropy of the policy, in nats per token."""
+    max_reference_kl: PositiveFloat | None = 1.0
+    """Warn above this KL divergence from the reference, in nats per token."""
+    max_importance_ratio: PositiveFloat | None = 20.0
+    """Warn above this ratio of new to old probability of a token in a step."""
+    max_failed_tool_call_frac: Fraction | None = 0.2
+    """Warn above this share of tool calls that raise or exceed their deadline."""
+    max_reward_term_drop: PositiveFloat | None = 0.1
+    """Warn when a reward term's mean falls this far below that of the first window, while the total rises."""
+    min_blind_gap: float | None = 0.02
+    """Warn when hiding the media costs no reward term more than this, by the mean with media minus the mean without."""

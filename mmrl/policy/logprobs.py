@@ -1,0 +1,169 @@
+"""Log-probabilities: the distribution that tokens are sampled from, and scores of given tokens in chunks.
+
+Sampling and learning both call `compute_logprobs`, so that they cannot disagree.
+
+Suffixes of tensor names: R rows, V tokens of the vocabulary, N scored tokens, W hidden channels, C tokens of one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.autograd.function import BackwardCFunction
+
+from mmrl.types import SamplingParams
+
+
+def compute_logprobs(logits: torch.Tensor, temperature: float | torch.Tensor, banned: Sequence[int]) -> torch.Tensor:
+    """Return log-probabilities in nats, float32 [..., V], of logits [..., V] of any float type.
+
+    Args:
+        logits: outputs of the model, [..., V]; left as they are.
+        temperature: divisor of the logits, above 0: one for all, or one a row, [..., 1].
+        banned: ids of tokens with probability 0.
+    """
+    scaled = logits.float() / temperature
+    if banned:
+        scaled[..., list(banned)] = -torch.inf
+    # Top-p and top-k limit the choice in sampling but do not renormalise here: the ratio between two policies would be
+    # infinite for a token that only one of them cuts off.
+    return torch.log_softmax(scaled, dim=-1)
+
+
+def sample_tokens(logprobs: torch.Tensor, sampling_params: SamplingParams, uniforms: torch.Tensor) -> torch.Tensor:
+    """Sample one token a row by inverting the cumulative distribution; return ids, int64 [R].
+
+    Args:
+        logprobs: log-probabilities in nats, float32 [R, V].
+        sampling_params: temperature 0 takes the likeliest token.
+        uniforms: random numbers in [0, 1), one a row, [R].
+    """
+    if sampling_params.temperature == 0.0:
+        return logprobs.argmax(dim=-1)
+    # The token of a row depends on its own random number alone: whatever else is in the batch must not change it.
+    mass_RV = logprobs.double().exp()
+    if not sampling_params.top_k and sampling_params.top_p == 1.0:
+        return _invert_cdf(mass_RV, uniforms)
+    mass_RV, order_RV = mass_RV.sort(dim=-1, descending=True)
+    if sampling_params.top_k:
+        mass_RV[..., sampling_params.top_k :] = 0.0
+    running_RV = mass_RV.cumsum(dim=-1)
+    # Top-p is a share of the mass that top-k leaves, as in transformers and vLLM.
+    beyond_top_p_RV = running_RV - mass_RV >= sampling_params.top_p * running_RV[..., -1:]
+    index_R = _invert_cdf(mass_RV.masked_fill(beyond_top_p_RV, 0.0), uniforms)
+    return order_RV.gather(-1, index_R.unsqueeze(-1)).squeeze(-1)
+
+
+def _invert_cdf(mass_RV: torch.Tensor, uniforms_R: torch.Tensor) -> torch.Tensor:
+    """Return the index where the running sum of a row passes a share `uniforms_R` of its whole, int64 [R]."""
+    running_RV = mass_RV.cumsum(dim=-1)
+    threshold_R1 = uniforms_R.double().unsqueeze(-1) * running_RV[..., -1:]
+    # Rounding may lift a threshold onto the whole mass: then take the last index that has any.
+    last_R = (running_RV < running_RV[..., -1:]).sum(dim=-1)
+    return torch.minimum((running_RV <= threshold_R1).sum(dim=-1), last_R)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobRequest:
+    """The tokens of a batch to score, and the distribution that each was sampled from."""
+
+    target_ids_N: torch.Tensor
+    """Ids of the tokens to score, int64."""
+    predictor_index_N: torch.Tensor
+    """Index of the hidden state that predicts each of them, in the flattened batch, int64."""
+    temperature_N: torch.Tensor
+    """Divisor of each token's logits, above 0, float32."""
+    banned_token_ids: tuple[int, ...]
+    """Tokens with probability 0."""
+    chunk_tokens: int
+    """Tokens whose logits exist at a time; those of a whole batch would not fit into memory."""
+
+
+class LogprobHead(nn.Linear):
+    """The output layer of a model; during `use_request` it returns log-probs and entropies in place of logits."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        # `meta` allocates nothing: the weight is the old layer's own, so a tied embedding stays tied.
+        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
+        self.weight = linear.weight
+        self._request: LogprobRequest | None = None
+
+    @contextmanager
+    def use_request(self, request: LogprobRequest) -> Iterator[None]:
+        """Score the tokens of `request` in every forward inside this block."""
+        self._request = request
+        try:
+            yield
+        finally:
+            self._request = None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [..., V] of hidden states [..., W]; in `use_request`, float32 [2, N] in nats.
+
+        The first row of the latter holds log-probabilities, the second entropies.
+        """
+        if self._request is None:
+            return super().forward(hidden)
+        # Tokens are scored inside this very call because hooks on modules, such as DeepSpeed's that gather sharded
+        # weights, run around it.
+        hidden_NW = hidden.flatten(0, -2)[self._request.predictor_index_N]
+        scores_2N: torch.Tensor = _ChunkedLogprobs.apply(hidden_NW, self.weight, self._request)  # type: ignore[no-untyped-call]
+        return scores_2N
+
+
+class _LogprobContext(BackwardCFunction):
+    request: LogprobRequest
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """Log-probs l of given tokens and entropies H = -sum_j p_j log p_j, whose logits the backward pass computes again.
+
+    With z the logits divided by the temperature: dl/dz_j = [j is the token] - p_j, dH/dz_j = -p_j (log p_j + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: _LogprobContext, hidden_NW: torch.Tensor, weight_VW: torch.Tensor, request: LogprobRequest
+    ) -> torch.Tensor:
+        """Return log-probs and entropies in nats, float32 [2, N], of hidden states [N, W] and weights [V, W]."""
+        scores_2N = torch.empty(2, len(hidden_NW), device=hidden_NW.device)
+        for start in range(0, len(hidden_NW), request.chunk_tokens):
+            chunk = slice(start, start + request.chunk_tokens)
+            logits_CV = hidden_NW[chunk] @ weight_VW.T
+            logprobs_CV = compute_logprobs(logits_CV, request.temperature_N[chunk, None], request.banned_token_ids)
+            scores_2N[0, chunk] = logprobs_CV.gather(-1, request.target_ids_N[chunk, None]).squeeze(-1)
+            scores_2N[1, chunk] = torch.special.entr(logprobs_CV.exp_()).sum(dim=-1)
+        ctx.save_for_backward(hidden_NW, weight_VW, scores_2N)
+        ctx.request = request
+        return scores_2N
+
+    @staticmethod
+    def backward(ctx: _LogprobContext, grad_2N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of hidden states [N, W] and weights [V, W], in their dtypes, where they are needed."""
+        saved: tuple[torch.Tensor, ...] = ctx.saved_tensors
+        needs_grad: tuple[bool, ...] = ctx.needs_input_grad
+        (hidden_NW, weight_VW, scores_2N), request = saved, ctx.request
+        d_hidden_NW = torch.empty_like(hidden_NW) if needs_grad[0] else None
+        # float32 even for bfloat16 weights: it is a sum over all chunks.
+        d_weight_VW = torch.zeros(weight_VW.shape, device=weight_VW.device) if needs_grad[1] else None
+        for start in range(0, len(hidden_NW), request.chunk_tokens):
+            chunk = slice(start, start + request.chunk_tokens)
+            logits_CV = hidden_NW[chunk] @ weight_VW.T
+            temperature_C1 = request.temperature_N[chunk, None]
+            probs_CV = compute_logprobs(logits_CV, temperature_C1, request.banned_token_ids).exp_()
+            d_logprob_C1, d_entropy_C1 = grad_2N[:, chunk, None]
+            d_logits_CV = -probs_CV * (d_logprob_C1 + d_entropy_C1 * scores_2N[1, chunk, None])
+            # Without an entropy bonus this gradient is 0; another tensor over the vocabulary is saved.
+            if d_entropy_C1.any():
+                d_logits_CV += d_entropy_C1 * torch.special.entr(probs_CV)
+            d_logits_CV.scatter_add_(-1, request.target_ids_N[chunk, None], d_logprob_C1)
+            d_logits_CV = (d_logits_CV / temperature_C1).to(hidden_NW.dtype)
+            if d_hidden_NW is not None:
+                d_hidden_NW[chunk] = d_logits_CV @ weight_VW
+            if d_weight_VW is not None:
+                d_weight_VW += d_logits_CV.T @ hidden_NW[chunk]
+        return d_hidden_NW, None if d_weight_VW is None else d_weight_VW.to(weight_VW.dtype), None

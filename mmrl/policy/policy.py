@@ -1,0 +1,397 @@
+"""The model in training: frozen components, log-probabilities of completions, and generation on a key-value cache.
+
+`VisionCache` keeps the outputs of a frozen vision tower, computed once for each image or video, while there is room.
+
+Suffixes of tensor names: B rows, L columns, P prompt columns, N trained tokens, R sampled rows, S new columns,
+K cached columns, V tokens of the vocabulary, M patches, D values of a patch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from mmrl.config.schema import COMPONENTS, Component
+from mmrl.distributed.ranks import Ranks, balanced_range
+from mmrl.policy.batch import Batch, BatchMedia, PromptBatch
+from mmrl.policy.families import FAMILIES, ModelFamily, get_family
+from mmrl.policy.logprobs import LogprobHead, LogprobRequest
+from mmrl.policy.lora import has_adapter, iter_adapted_layers, merged_weight, without_adapter
+from mmrl.policy.shared_prefix_attention import ATTENTION_NAME, install_shared_prefix_attention
+from mmrl.utils.picklable_lock import PicklableLock
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
+
+_VISION_COMPONENTS: tuple[Component, Component] = ("vision", "projector")
+_VISION_CACHE_BYTES = 2**30
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probability and entropy of each trained token, in nats, float32 [N]; both carry gradients."""
+
+    logprobs_N: torch.Tensor
+    entropies_N: torch.Tensor
+
+
+class ModelRunner:
+    """Calls a model and reads its weights, which this process holds whole.
+
+    `mmrl.learner.engine_deepspeed.DeepspeedModel` does the same for weights that are sharded over ranks; then all ranks
+    must make every call together.
+    """
+
+    is_sharded = False
+    """True if DeepSpeed runs the model: then ranks must run the same layers, and copies of it need care."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def __call__(self, **arguments: object) -> Any:  # noqa: ANN401  (transformers' ModelOutput)
+        """Return the output of the model's forward."""
+        return self.model(**arguments)
+
+    def gather_all(self) -> AbstractContextManager[None]:
+        """Hold the whole model on every rank inside this block; each rank may then call it on its own."""
+        return nullcontext()
+
+    def gather_params(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
+        """Hold these weights whole on every rank inside this block."""
+        return nullcontext()
+
+    def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield weights one by one, each in its full shape until the next is asked for; all ranks must take all."""
+        yield from parameters.items()
+
+    def local_shard(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> dict[str, torch.Tensor]:
+        """Return this rank's share of the weights by name, each in its full shape."""
+        own = balanced_range([parameter.numel() for parameter in parameters.values()], ranks)
+        return dict(list(parameters.items())[own.start : own.stop])
+
+    def compute_gradient(
+        self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]
+    ) -> list[torch.Tensor]:
+        """Return the gradient of a scalar loss in each parameter, in its shape and dtype; no optimizer sees it.
+
+        If the weights are sharded, return this rank's piece of each gradient, [elements].
+        """
+        gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
+        filled = []
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            # None where the loss does not depend on the parameter, such as the vision tower's without an image.
+            filled.append(torch.zeros_like(parameter) if gradient is None else gradient)
+        return filled
+
+
+class Policy:
+    """The model in training. Every forward goes through the model's own top-level call, so its hooks run."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        family: ModelFamily | None = None,
+        freeze: tuple[Component, ...] = (),
+        logits_chunk: int = 1024,
+        vision_cache: VisionCache | None = None,
+        cache_vision: bool = True,
+    ) -> None:
+        """Take over a model: freeze components, and replace its output layer and attention in place.
+
+        Args:
+            model: the model, with or without an adapter.
+            family: its family; None for the built-in family of its config.
+            freeze: components that are not trained.
+            logits_chunk: tokens whose logits exist at a time while log-probabilities are computed.
+            vision_cache: cache of vision features; None for a new one if tower and projector are frozen.
+            cache_vision: make that new cache. False under ZeRO-3, where every rank must run the tower every time.
+        """
+        self.model = model
+        self.family = family or get_family(model.config)
+        self._logits_chunk = logits_chunk
+        for name, parameter in model.named_parameters():
+            if self.family.component_of(name) in freeze:
+                parameter.requires_grad_(False)
+        if vision_cache is None and cache_vision and set(_VISION_COMPONENTS) <= set(freeze):
+            vision_cache = VisionCache(_VISION_CACHE_BYTES)
+        self._vision_cache = vision_cache
+        # A copy of a policy has both already.
+        head = model.get_output_embeddings()
+        self._head = head if isinstance(head, LogprobHead) else LogprobHead(head)
+        model.set_output_embeddings(self._head)
+        if model.get_decoder().config._attn_implementation == "sdpa":
+            install_shared_prefix_attention(model)
+        self.supports_shared_prefix = model.get_decoder().config._attn_implementation == ATTENTION_NAME
+        """True if packed batches can be scored: with any attention but transformers' eager one."""
+        self._trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.runner = ModelRunner(model)
+        """Calls the model for the learner; a `DeepspeedModel` while DeepSpeed runs it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def patch_dim(self) -> int:
+        """Number of values in a patch."""
+        vision = self.model.config.vision_config
+        return int(vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Trained weights by name. A frozen copy has the same names."""
+        return {name: self.model.get_parameter(name) for name in self._trained_names}
+
+    @property
+    def frozen(self) -> dict[str, nn.Parameter]:
+        """Weights that are not trained, by name."""
+        trained = set(self._trained_names)
+        return {name: parameter for name, parameter in self.model.named_parameters() if name not in trained}
+
+    @property
+    def trained_by_component(self) -> dict[Component, list[nn.Parameter]]:
+        """Trained weights of each component; a component without any has an empty list."""
+        by_component: dict[Component, list[nn.Parameter]] = {component: [] for component in COMPONENTS}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                by_component[self.family.component_of(name)].append(parameter)
+        return by_component
+
+    def iter_export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield trained weights under the names of the model without adapter, as an engine loads them.
+
+        Each has its full shape and the dtype of the model. Adapters are added to their matrices, and a tied output
+        matrix comes a second time as `lm_head.weight`.
+        """
+        if has_adapter(self.model):
+            for name, layer in iter_adapted_layers(self.model):
+                with self.runner.gather_params(list(self.model.get_submodule(name).parameters())):
+                    yield f"{name}.weight", merged_weight(layer)
+            return
+        embeddings = self.model.get_input_embeddings().weight
+        for name, parameter in self.runner.iter_params(self.trained):
+            yield name, parameter
+            if parameter is embeddings is self._head.weight:
+                yield "lm_head.weight", parameter
+
+    def frozen_copy(self) -> Policy:
+        """Return a copy that never changes: a reference for the KL penalty. It shares the frozen weights.
+
+        Of a sharded policy, each rank gets a whole copy that shares nothing.
+        """
+        shared: dict[int, object] = {}
+        if not self.runner.is_sharded:
+            for parameter in self.model.parameters():
+                if not parameter.requires_grad:
+                    shared[id(parameter)] = parameter
+        # `deepcopy` takes what its memo holds as already copied, so these weights are shared.
+        with self.runner.gather_all():
+            model = copy.deepcopy(self.model, shared)
+        if self.runner.is_sharded:
+            # DeepSpeed's hooks would gather the weights of this ordinary copy, and it replaces the dictionary of
+            # parameters by one that gathers whatever is read from it.
+            for module in model.modules():
+                module._parameters = dict(dict.items(module._parameters))
+                for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
+                    hooks.clear()
+        reference = Policy(model, family=self.family, logits_chunk=self._logits_chunk, vision_cache=self._vision_cache)
+        reference.model.requires_grad_(False)
+        return reference
+
+    def without_adapter(self) -> Policy:
+        """Return the policy without its adapter, which takes no memory unless the policy is sharded."""
+        if self.runner.is_sharded:
+            return self.frozen_copy().without_adapter()
+        model = without_adapter(self.model)
+        return Policy(model, family=self.family, logits_chunk=self._logits_chunk, vision_cache=self._vision_cache)
+
+    def compute_logprobs(self, batch: Batch) -> TokenLogprobs:
+        """Score every trained token of a batch under the distribution that it was sampled from."""
+        batch = batch.to(self.device)
+        # transformers recomputes activations, and peft drops out, in training mode only: not under the reference.
+        self.model.train(torch.is_grad_enabled())
+        # No attention mask: a row is causal, and either padded on the right or packed along its prefix tree. Position
+        # ids have 3 rows: with a 4th, transformers takes restarts for other sequences and hides the prompt from them.
+        packed = {} if batch.prefix_tree is None else {"prefix_tree": batch.prefix_tree}
+        request = LogprobRequest(
+            target_ids_N=batch.target_ids_N,
+            predictor_index_N=batch.predictor_index_N,
+            temperature_N=batch.temperature_N,
+            banned_token_ids=batch.banned_token_ids,
+            chunk_tokens=self._logits_chunk,
+        )
+        with self._head.use_request(request), self._use_vision_cache(batch.media):
+            scores_2N = self.runner(
+                input_ids=batch.input_ids_BL,
+                position_ids=batch.position_ids_3BL,
+                mm_token_type_ids=batch.token_types_BL,
+                **_media_arguments(batch.media),
+                **packed,
+                use_cache=False,
+            ).logits
+        return TokenLogprobs(*scores_2N)
+
+    @torch.no_grad()
+    def prefill(self, batch: PromptBatch) -> tuple[Cache, torch.Tensor]:
+        """Encode prompts; return their key-value cache and the logits of the next token, [B, V]."""
+        from transformers import DynamicCache
+
+        # Scoring leaves the model in training mode, where a checkpointed model ignores the cache.
+        self.model.eval()
+
+        cache = DynamicCache(config=self.model.config.get_text_config())
+        return cache, self.append(cache, batch, batch.attention_mask_BP)
+
+    @torch.no_grad()
+    def append(self, cache: Cache, batch: PromptBatch, attention_mask_RK: torch.Tensor) -> torch.Tensor:
+        """Append tokens with images and videos to cached rows; return the logits of the next token, [R, V].
+
+        The new tokens are padded on the left. The cache is extended in place. `attention_mask_RK` is 1 for tokens and 0
+        for padding, cached and new, int64.
+        """
+        batch = batch.to(self.device)
+        with self._use_vision_cache(batch.media):
+            output = self.model(
+                input_ids=batch.input_ids_BP,
+                attention_mask=attention_mask_RK.to(self.device),
+                position_ids=batch.position_ids_3BP,
+                mm_token_type_ids=batch.token_types_BP,
+                **_media_arguments(batch.media),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        logits_RV: torch.Tensor = output.logits[:, -1]
+        return logits_RV
+
+    @torch.no_grad()
+    def append_text(
+        self, cache: Cache, input_ids_RS: torch.Tensor, attention_mask_RK: torch.Tensor, positions_RS: torch.Tensor
+    ) -> torch.Tensor:
+        """Append text tokens to cached rows; return the logits of the next token, [R, V].
+
+        `attention_mask_RK` as in `append`; `positions_RS` are alike on all three axes of M-RoPE, int64.
+        """
+        output = self.model(
+            input_ids=input_ids_RS,
+            attention_mask=attention_mask_RK,
+            position_ids=positions_RS.expand(3, -1, -1),
+            mm_token_type_ids=torch.zeros_like(input_ids_RS),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits_RV: torch.Tensor = output.logits[:, -1]
+        return logits_RV
+
+    def _use_vision_cache(self, media: BatchMedia) -> AbstractContextManager[None]:
+        if self._vision_cache is None:
+            return nullcontext()
+        return self._vision_cache.cached_forward(self.model.get_submodule(self.family.vision_module), media)
+
+
+def banned_ids(
+    tokenizer: PreTrainedTokenizerBase, num_embeddings: int, family: ModelFamily | None = None
+) -> tuple[int, ...]:
+    """Return the ids that a response must never contain, in ascending order.
+
+    These are structural and vision tokens, but not end-of-sequence, and rows of the embedding that stand for no token.
+    `family` names the structural tokens; None for those that all built-in families have.
+    """
+    structural_tokens = (family or FAMILIES["qwen2_vl"]).structural_tokens
+    vocabulary = tokenizer.get_vocab()
+    # Without end-of-sequence, which a list of chat tokens contains but every response needs.
+    structural = {vocabulary[token] for token in structural_tokens if token in vocabulary} - {tokenizer.eos_token_id}
+    return tuple(sorted(structural | set(range(len(tokenizer), num_embeddings))))
+
+
+def _media_arguments(media: BatchMedia) -> dict[str, torch.Tensor]:
+    """Return the arguments of the model's forward for images and videos; it takes none for a kind that is absent."""
+    arguments: dict[str, torch.Tensor] = {}
+    if len(media.image_grids_I3):
+        arguments |= {"pixel_values": media.image_patches_MD, "image_grid_thw": media.image_grids_I3}
+    if len(media.video_grids_V3):
+        arguments |= {"pixel_values_videos": media.video_patches_MD, "video_grid_thw": media.video_grids_V3}
+    return arguments
+
+
+class VisionFeatures(NamedTuple):
+    """The vision tower's output for one image or video: [tokens, W], with W the language model's hidden size."""
+
+    tokens: torch.Tensor
+    """Features in place of the placeholders' embeddings, [tokens, W]."""
+    deepstack: tuple[torch.Tensor, ...]
+    """Features that Qwen3-VL adds in its first language layers, a [tokens, W] each; empty in other families."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all tensors, in bytes."""
+        return sum(tensor.nbytes for tensor in (self.tokens, *self.deepstack))
+
+
+class VisionCache:
+    """Vision features by the key of their image or video; the least recently used leave when it is full."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Keep at most `max_bytes` of features, but always the last one."""
+        self._max_bytes = max_bytes
+        self._features: OrderedDict[str, VisionFeatures] = OrderedDict()
+        self._bytes = 0
+        # The tower's own type of output, which the model reads fields of; known from its first output on.
+        self._output_class: type[ModelOutput] | None = None
+        # Asynchronous rollouts encode in a thread of their own.
+        self._lock = PicklableLock()
+
+    @contextmanager
+    def cached_forward(self, tower: nn.Module, media: BatchMedia) -> Iterator[None]:
+        """Let the tower answer from the cache inside this block.
+
+        A Qwen-VL forward calls it first for the images of a batch, then for its videos; a kind that `media` has none of
+        is not asked for.
+        """
+        # Only `forward` is replaced, so hooks on the module still run.
+        encode = tower.forward
+        key_lists = iter([keys for keys in (media.image_keys, media.video_keys) if keys])
+
+        def forward(patches_MD: torch.Tensor, grid_thw: torch.Tensor, **options: object) -> ModelOutput:
+            """Return the features of patches [M, D], float32, cut by grids [media, 3], int64."""
+            patches_by_medium = torch.split(patches_MD, grid_thw.prod(dim=-1).tolist())
+            found = []
+            # Each is encoded alone: its features must not depend, not even in the last bit, on what else is in the
+            # batch or the cache, or a resumed run would differ from an uninterrupted one.
+            for key, patches, grid in zip(next(key_lists), patches_by_medium, grid_thw, strict=True):
+                with self._lock:
+                    if key not in self._features:
+                        self._store(key, encode(patches, grid_thw=grid[None], **options))
+                    self._features.move_to_end(key)
+                    found.append(self._features[key])
+            assert self._output_class is not None
+            tokens = torch.cat([features.tokens for features in found])
+            if not found[0].deepstack:
+                return self._output_class(pooler_output=tokens)
+            layers = zip(*(features.deepstack for features in found), strict=True)
+            return self._output_class(pooler_output=tokens, deepstack_features=list(map(torch.cat, layers)))
+
+        tower.forward = forward
+        try:
+            yield
+        finally:
+            tower.forward = encode
+
+    def _store(self, key: str, output: ModelOutput) -> None:
+        self._output_class = type(output)
+        # Gradients are enabled while the language model trains; the cache must not keep the tower's activations.
+        features = VisionFeatures(output.pooler_output.detach(), tuple(output.get("deepstack_features") or ()))
+        self._features[key] = features
+        self._bytes += features.nbytes
+        while self._bytes > self._max_bytes and len(self._features) > 1:
+            self._bytes -= self._features.popitem(last=False)[1].nbytes

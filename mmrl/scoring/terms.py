@@ -1,0 +1,224 @@
+"""Reward terms: a term's reward is called, its value checked and transformed, and all terms combined into a total.
+
+A term is one entry of `rewards.terms`: a reward function with its options, its weight and schedule, and the samples it
+applies to. A term that `requires` another counts only where that one's value exceeds `requires_above`: accuracy, say,
+only where the format is right.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan, prod
+from numbers import Real
+from pathlib import Path
+from typing import Literal
+
+from mmrl.config.schema import RewardTermConfig
+from mmrl.types import Response, RewardErrorKind, RewardFailure, RewardValue, Sample, Unscorable, UserError
+from mmrl.utils.error_catcher import ErrorCatcher
+from mmrl_rewards.contract import BoundReward
+
+# In lexicographic totals, two values within the same hundredth of a term's range are equal.
+_LEXICOGRAPHIC_LEVELS = 100
+_MAX_REASON_CHARS = 2000
+
+CombineMethod = Literal["sum", "product", "min", "lexicographic"]
+RewardOutcome = RewardValue | RewardFailure
+
+
+class RewardError(UserError):
+    """A reward failed where the config says `stop`, or before the first step."""
+
+
+def call_reward(reward: BoundReward, response: Response, sample: Sample) -> RewardOutcome:
+    """Return the reward's value for a response, or its failure. Never raises, but a reward may hang or crash Python."""
+    with ErrorCatcher() as caught:
+        return _check_result(reward, reward(response, sample))
+    error = caught.error
+    if isinstance(error, Unscorable):
+        kind, reason = RewardErrorKind.UNSCORABLE, str(error)
+    else:
+        frames = list(traceback.extract_tb(error.__traceback__ if error else None))
+        own_frames = []
+        for frame in frames:
+            if frame.filename == inspect.getfile(reward.reward.fn):
+                own_frames.append(frame)
+        # The error may lie deep in a library. The last line in the reward's own file is what its author can change.
+        last = (own_frames or frames)[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}"
+        kind, reason = RewardErrorKind.ERROR, f"raised {type(error).__name__}: {error} ({place})"
+    # An error may quote a whole response, and reasons are kept with each rollout.
+    if len(reason) > _MAX_REASON_CHARS:
+        reason = reason[:_MAX_REASON_CHARS] + "..."
+    return RewardFailure(kind, reason)
+
+
+def _check_result(reward: BoundReward, result: object) -> RewardOutcome:
+    value, reason = (result.value, result.reason) if isinstance(result, RewardValue) else (result, "")
+    low, high = reward.reward.low, reward.reward.high
+    # NaN fails the comparison below, so what is no number and what is not a number end in the same message.
+    number = float(value) if isinstance(value, Real) else nan
+    if not low <= number <= high:
+        return RewardFailure(RewardErrorKind.ERROR, f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
+    if not isinstance(reason, str):
+        return RewardFailure(RewardErrorKind.ERROR, f"gave the reason {reason!r:.80}, which is not a string")
+    if len(reason) > _MAX_REASON_CHARS:
+        reason = reason[:_MAX_REASON_CHARS] + "..."
+    return RewardValue(number, reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundTerm:
+    """A reward term from YAML, ready to be called."""
+
+    name: str  # unique among the terms of the config
+    reward: BoundReward
+    load_reward: Callable[[], BoundReward]  # picklable; loads the same reward in another process
+    options: RewardTermConfig
+
+    def __post_init__(self) -> None:
+        """Check transform and fallback.
+
+        Raises:
+            UserError: one of them does not suit the reward's range.
+        """
+        low, high = self.reward.reward.low, self.reward.reward.high
+        clip, scale, fallback = self.options.transform.clip, self.options.transform.rescale_to, self.options.fallback
+        least = low if clip is None else max(low, clip[0])
+        if self.options.transform.power != 1.0 and least < 0.0:
+            raise UserError(f"term {self.name!r}: a power of values from {least:g} is not defined; set transform.clip")
+        if self._clip_and_curve(high) <= self._clip_and_curve(low) or (scale is not None and scale[0] == scale[1]):
+            raise UserError(f"term {self.name!r}: its transform makes all values from {low:g} to {high:g} equal")
+        if fallback is not None and not low <= fallback <= high:
+            raise UserError(f"term {self.name!r}: fallback {fallback:g} is outside the range {low:g} to {high:g}")
+
+    @property
+    def fallback(self) -> float:
+        """The value used when the reward abstains or fails: the low end of its range, unless the config sets it."""
+        return self.reward.reward.low if self.options.fallback is None else self.options.fallback
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Seconds that a call may take; None if neither the term nor the reward sets a limit."""
+        return self.reward.reward.timeout_s if self.options.timeout_s is None else self.options.timeout_s
+
+    def transform(self, value: float) -> float:
+        """Return the value that counts in the total, for a value of the reward."""
+        curved, scale = self._clip_and_curve(value), self.options.transform.rescale_to
+        if scale is None:
+            return curved
+        low, high = self._clip_and_curve(self.reward.reward.low), self._clip_and_curve(self.reward.reward.high)
+        return scale[0] + (scale[1] - scale[0]) * (curved - low) / (high - low)
+
+    def _clip_and_curve(self, value: float) -> float:
+        transform = self.options.transform
+        # A threshold comes before the power, which its 0 or 1 passes unchanged.
+        if transform.clip is not None:
+            value = min(max(value, transform.clip[0]), transform.clip[1])
+        if transform.threshold is not None:
+            value = float(value >= transform.threshold)
+        return value if transform.power == 1.0 else value**transform.power
+
+
+def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
+    """Check that terms fit together.
+
+    Raises:
+        UserError: two terms share a name, `requires` names no other term or leads in a circle, or a range does not suit
+            the method.
+    """
+    terms_by_name = {term.name: term for term in terms}
+    for term in terms:
+        name, required = term.name, term.options.requires
+        if terms_by_name[name] is not term:
+            raise UserError(f"two reward terms are named {name!r}; give one another `name`")
+        if required is not None and (required not in terms_by_name or required == name):
+            known = ", ".join(terms_by_name)
+            raise UserError(f"term {name!r}: it requires {required!r}, which is no other term; there are {known}")
+        if required is not None and terms_by_name[required].options.training_only and not term.options.training_only:
+            raise UserError(f"term {name!r} counts in evaluation, but requires {required!r}, which is training_only")
+        lowest = min(map(term.transform, (term.reward.reward.low, term.reward.reward.high)))
+        if method != "sum" and lowest < 0.0:
+            raise UserError(
+                f"combine {method}: values of term {name!r} start at {lowest:g}; give it transform.rescale_to"
+            )
+    for name, term in terms_by_name.items():
+        chain: list[str] = []
+        required = term.options.requires
+        # A chain may lead into a circle that this term is no part of, so it ends at the first repetition.
+        while required is not None and required not in chain:
+            chain.append(required)
+            required = terms_by_name[required].options.requires
+        if name in chain:
+            raise UserError(f"term {name!r}: its requirements lead in a circle: {' -> '.join([name, *chain])}")
+
+
+def combine_terms(
+    terms: Sequence[BoundTerm], values_by_term: Mapping[str, float], method: CombineMethod, *, step: int | None
+) -> float:
+    """Return the total of a response. A term whose requirement is not met counts 0.
+
+    With weights w and transformed values v: sum Σ w v; product Π v^w; min, the lowest v; lexicographic
+    Σ_k q_k / 102^k over Σ_k 1 / 102^k, where q_k is v_k over the high end of its range, rounded down to hundredths for
+    all but the last term. Since 1/100 > Σ_{k>0} 1 / 102^k, a term outweighs all that follow it.
+
+    Args:
+        terms: the terms that apply to the sample, in the order of the config.
+        values_by_term: the rewards' values, before transforms.
+        method: `rewards.combine` of the config.
+        step: the step of the stage, for schedules; None for weights without them.
+
+    Raises:
+        UserError: a required term has no value, because it does not apply to this sample.
+    """
+    terms_by_name = {term.name: term for term in terms}
+    counted: list[tuple[BoundTerm, float]] = []
+    for term in terms:
+        counts = _requirements_met(term, terms_by_name, values_by_term)
+        counted.append((term, term.transform(values_by_term[term.name]) if counts else 0.0))
+    match method:
+        case "sum":
+            return float(sum(term.options.weight_at(step) * value for term, value in counted))
+        case "product":
+            return float(prod(value ** term.options.weight_at(step) for term, value in counted))
+        case "min":
+            return min(value for _, value in counted)
+        case "lexicographic":
+            fractions = []
+            for term, value in counted:
+                reward = term.reward.reward
+                fractions.append(value / max(term.transform(reward.low), term.transform(reward.high)))
+            return _combine_lexicographic(fractions)
+
+
+def _requirements_met(
+    term: BoundTerm, terms_by_name: Mapping[str, BoundTerm], values_by_term: Mapping[str, float]
+) -> bool:
+    """Return True if the required term has a value above `requires_above`, and the term that it requires, in turn."""
+    while term.options.requires is not None:
+        required = term.options.requires
+        if required not in values_by_term:
+            raise UserError(
+                f"term {term.name!r}: it requires {required!r}, which does not apply to the same samples: see `when`"
+            )
+        if values_by_term[required] <= term.options.requires_above:
+            return False
+        term = terms_by_name[required]
+    return True
+
+
+def _combine_lexicographic(fractions: Sequence[float]) -> float:
+    *first, last = fractions
+    # 0.29 * 100 is 28.999...: without the 1e-9, rounding down would lose a level.
+    levels = []
+    for fraction in first:
+        levels.append(int(fraction * _LEXICOGRAPHIC_LEVELS + 1e-9) / _LEXICOGRAPHIC_LEVELS)
+    levels.append(last)
+    # 102 rather than 100, the number of levels: all later terms together must count less than one level of this one.
+    places = []
+    for k in range(len(levels)):
+        places.append((_LEXICOGRAPHIC_LEVELS + 2.0) ** -k)
+    return sum(level * place for level, place in zip(levels, places, strict=True)) / sum(places)
