@@ -160,7 +160,8 @@ def measure_rewards(
             sample = group.prompt.sample
             [score] = group.scores
             rewards.setdefault(sample.task, {})[sample.id] = score.total
-            failures.update((term, failure.error_kind) for term, failure in score.failures.items())
+            for term, failure in score.failures.items():
+                failures[term, failure.error_kind] += 1
     for (term, error_kind), count in failures.items():
         warn(f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts")
     return EvalRewards(rewards, metrics)
