@@ -146,8 +146,7 @@ def measure_rewards(
 ) -> EvalRewards:
     """Answer held-out samples under the current weights, and return the total reward of each without learning from it.
 
-    `rollout_pipeline` generates one rollout for each prompt. Results do not depend on `batch_size`. `warn` receives a
-    message for each reward term that failed.
+    The pipeline generates one rollout for each prompt. `warn` receives a message for each reward term that failed.
     """
     rewards: dict[str, dict[str, float]] = {}
     metrics: Counter[str] = Counter()
