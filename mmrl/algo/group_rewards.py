@@ -13,7 +13,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import compress, groupby
+from operator import attrgetter
 from statistics import fmean
 from typing import Annotated
 
@@ -73,7 +74,7 @@ def shortest_correct(
     of equal length share it, where the code takes the first.
     """
     lengths, is_correct = _response_lengths(group), _find_correct(group, group.scores, correct, threshold)
-    shortest = min(_lengths_of_correct(lengths, is_correct), default=0)
+    shortest = min(compress(lengths, is_correct), default=0)
     values = []
     for length, ok in zip(lengths, is_correct, strict=True):
         earned = ok and length == shortest > longer_than
@@ -94,7 +95,7 @@ def dast(
     longest response of the group, as in UI-R1-E's code.
     """
     lengths, is_correct = _response_lengths(group), _find_correct(group, group.scores, correct, threshold)
-    correct_lengths = _lengths_of_correct(lengths, is_correct)
+    correct_lengths = list(compress(lengths, is_correct))
     pass_rate = len(correct_lengths) / len(lengths)
     max_length = max(lengths) if longest is None else longest
     # Without a correct response the mean length is undefined, and its factor `pass_rate` is 0.
@@ -233,7 +234,7 @@ def curiosity(group: Group, *, target: Annotated[float, Field(gt=0.0, le=1.0)] =
     Departures: a call counts once a tool has replied to it.
     """
     counts = list(map(_count_tool_calls, group.rollouts))
-    calling = fmean(count > 0 for count in counts)
+    calling = fmean(map(bool, counts))
     bonus = max(0.0, target - calling) / calling if calling else 0.0
     values = []
     for count in counts:
@@ -255,16 +256,12 @@ def excess_calls(group: Group, *, free: NonNegativeInt = 1) -> tuple[RewardValue
 def _count_tool_calls(rollout: Rollout) -> int:
     """Return how many calls a tool replied to, be it by refusing."""
     # A reply with media has several segments in a row, so runs of ENVIRONMENT segments are counted.
-    runs = groupby(segment.author for segment in rollout.segments)
+    runs = groupby(rollout.segments, key=attrgetter("author"))
     return sum(author is Author.ENVIRONMENT for author, _ in runs)
 
 
 def _response_lengths(group: Group) -> list[int]:
-    return [rollout.num_tokens for rollout in group.rollouts]
-
-
-def _lengths_of_correct(lengths: Sequence[int], is_correct: Sequence[bool]) -> list[int]:
-    return [length for length, ok in zip(lengths, is_correct, strict=True) if ok]
+    return list(map(attrgetter("num_tokens"), group.rollouts))
 
 
 def _find_correct(group: Group, scores: Sequence[Score], names: Sequence[str], threshold: float) -> list[bool]:

@@ -101,8 +101,7 @@ def estimate_kl(
         logprobs: log-probs of the sampled tokens under the policy in training, nats, any shape.
         ref_logprobs: the same under the reference, same shape; no gradient flows into it.
         estimator: which of the three.
-        log_ratio_clip: keep d within +- this many nats, as SEED-Bench-R1 and Video-R1 do lest exp(d) overflow; no
-            gradient flows beyond it.
+        log_ratio_clip: keep d within +- this many nats, lest exp(d) overflow (Video-R1); no gradient flows beyond it.
     """
     # The papers write d as log ref - log policy: the sign is opposite to that of PPO's ratio.
     log_ratio = ref_logprobs.detach() - logprobs

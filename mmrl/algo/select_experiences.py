@@ -74,7 +74,9 @@ class SelectionPipeline:
             # An order by priority draws the whole next step with the weights known now, from this position on.
             state.step_data_start = state.data_position
 
-        filtered = self._filter_groups(groups, state)
+        filtered = FilteredGroups(carried=[], passed=list(range(len(groups))), metrics={})
+        if self.dynamic_sampling is not None:
+            filtered = self._filter_groups(groups, state, self.dynamic_sampling)
         num_carried = len(filtered.carried)
         trained_groups = [*filtered.carried, *(groups[index] for index in filtered.passed)]
         advantages = list(map(tuple, self.compute_advantages(trained_groups)))
@@ -110,14 +112,13 @@ class SelectionPipeline:
             shown[index] = row
         return SelectedExperiences(groups=tuple(groups), advantages=tuple(shown), experiences=trained, metrics=metrics)
 
-    def _filter_groups(self, groups: Sequence[Group], state: TrainingState) -> FilteredGroups:
+    def _filter_groups(
+        self, groups: Sequence[Group], state: TrainingState, options: DynamicSamplingConfig
+    ) -> FilteredGroups:
         """Choose the groups to train on: those carried over first, then as many that pass as there is room for.
 
         What passes beyond that is carried over to the next step, or dropped, as `dynamic_sampling.extra` says.
         """
-        options = self.dynamic_sampling
-        if options is None:
-            return FilteredGroups(carried=[], passed=list(range(len(groups))), metrics={})
         # Images may have been overwritten since the step that sampled these groups.
         changed = self.find_changed_media(group.prompt for group in state.carried_over)
         carried = [group for group in state.carried_over if group.prompt.digest not in changed]

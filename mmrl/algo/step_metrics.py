@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from statistics import fmean, pstdev
 
-from mmrl.types import FinishReason, Group, Rollout
+from mmrl.types import FinishReason, Group, RewardFailure, Rollout
 
 
 def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -51,19 +51,21 @@ def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     totals: list[float] = []
     parts: dict[str, list[float]] = {}
     counts: Counter[str] = Counter()
+    failures: list[tuple[str, RewardFailure]] = []
     for group in groups:
         for score in group.scores:
             totals.append(score.total)
+            # A term can fail on a rollout that is kept: its fallback counts then.
+            failures += score.failures.items()
             parts.setdefault(f"reward/task/{group.prompt.sample.task}", []).append(score.total)
             for name, term in score.terms.items():
                 parts.setdefault(f"reward/term/{name}", []).append(term.value)
         if group.dropped:
             counts["reward/dropped"] += len(group.dropped)
-        # Terms can fail on rollouts that are kept, with a fallback, and on those that are dropped.
-        failures = [score.failures for score in group.scores] + [dropped.failures for dropped in group.dropped]
-        for failed_terms in failures:
-            for name, failure in failed_terms.items():
-                counts[f"reward/{name}/{failure.error_kind}"] += 1
+        for dropped in group.dropped:
+            failures += dropped.failures.items()
+    for name, failure in failures:
+        counts[f"reward/{name}/{failure.error_kind}"] += 1
     metrics: dict[str, float] = {name: fmean(values) for name, values in parts.items()} | counts
     if totals:
         metrics["reward/mean"], metrics["reward/std"] = fmean(totals), pstdev(totals)

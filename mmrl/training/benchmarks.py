@@ -48,9 +48,7 @@ def read_all_benchmark_questions(config: Config, base_dir: Path, work_dir: Path)
 def read_benchmark_questions(
     options: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path
 ) -> BenchmarkQuestions:
-    """Read the questions of one benchmark. Relative paths of the config start from `base_dir`.
-
-    Images that are in no file of their own are written to `work_dir`.
+    """Read the questions of one benchmark; paths start from `base_dir`, and images without a file go to `work_dir`.
 
     Raises:
         UserError: the benchmark does not exist, or its files cannot be used; the message names it.

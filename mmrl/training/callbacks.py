@@ -146,8 +146,7 @@ def measure_rewards(
 ) -> EvalRewards:
     """Answer held-out samples under the current weights, and return the total reward of each without learning from it.
 
-    `rollout_pipeline` generates one rollout for each prompt. Results do not depend on `batch_size`. `warn` receives a
-    message for each reward term that failed.
+    The pipeline generates one rollout for each prompt. `warn` receives a message for each reward term that failed.
     """
     rewards: dict[str, dict[str, float]] = {}
     metrics: Counter[str] = Counter()
@@ -160,7 +159,8 @@ def measure_rewards(
             sample = group.prompt.sample
             [score] = group.scores
             rewards.setdefault(sample.task, {})[sample.id] = score.total
-            failures.update((term, failure.error_kind) for term, failure in score.failures.items())
+            for term, failure in score.failures.items():
+                failures[term, failure.error_kind] += 1
     for (term, error_kind), count in failures.items():
         warn(f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts")
     return EvalRewards(rewards, metrics)

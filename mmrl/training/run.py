@@ -461,8 +461,10 @@ class TrainingRun:
         if moment in self._state.eval_rewards or not self._context.samples.test:
             return
         rewards, rollout_metrics = self._evaluate(self._context.samples.test)
-        self._state.eval_rewards[moment] = {task: dict(by_sample) for task, by_sample in rewards.items()}
-        values = {task: fmean(by_sample.values()) for task, by_sample in rewards.items()}
+        kept, values = {}, {}
+        for task, by_sample in rewards.items():
+            kept[task], values[task] = dict(by_sample), fmean(by_sample.values())
+        self._state.eval_rewards[moment] = kept
         values |= rollout_metrics
         self._logger.log_metrics(self._state, {f"test/{name}": value for name, value in values.items()})
 

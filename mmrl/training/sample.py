@@ -81,16 +81,19 @@ def count_finished_steps(table_path: Path, stage: SampleStage, num_samples: int)
 def compute_table_metrics(path: Path) -> dict[str, float]:
     """Return the metrics of a whole table: mean rewards by term, and the numbers and fractions of its rollouts."""
     rows = read_table(path)
-    scored = [row for row in rows if row["total"] is not None]
-    rewards: dict[str, list[float]] = {"reward/mean": [row["total"] for row in scored]}
-    for row in scored:
+    totals: list[float] = []
+    rewards: dict[str, list[float]] = {"reward/mean": totals}
+    for row in rows:
+        if row["total"] is None:
+            continue
+        totals.append(row["total"])
         for term, value in row["terms"].items():
             rewards.setdefault(f"reward/term/{term}", []).append(value)
     return {
         **{name: fmean(values) for name, values in rewards.items() if values},
-        "reward/dropped": float(len(rows) - len(scored)),
+        "reward/dropped": float(len(rows) - len(totals)),
         "rollout/count": float(len(rows)),
-        "rethink/frac": fmean(row["rethink"] for row in rows),
+        "rethink/frac": fmean(map(itemgetter("rethink"), rows)),
         "rollout/truncated_frac": fmean(row["finish"] == FinishReason.LENGTH for row in rows),
     }
 
@@ -113,7 +116,7 @@ def _group_rows(group: Group, folder: Path) -> list[dict[str, Any]]:
     """Return a row for each rollout of a group, scored or not, in the order of generation."""
     sample_columns = build_sample_row(group.prompt.sample, folder)
     # A rollout that could not be scored has a row too: it was answered, and counts as such.
-    scores: list[Score | None] = [*group.scores, *(None for _ in group.dropped)]
+    scores: list[Score | None] = [*group.scores, *[None] * len(group.dropped)]
     rows = []
     for rollout, score in zip(group.all_rollouts, scores, strict=True):
         terms = {} if score is None else {name: term.value for name, term in score.terms.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import compress, groupby, starmap
 from math import inf
 from operator import itemgetter
 from pathlib import Path
@@ -103,15 +103,14 @@ def _measure_from_rollouts(stage: SelectStage, rows: Sequence[TableRow]) -> Iter
             continue
         metrics = {"pass_rate": fmean(verdicts), "first_correct": [*verdicts, True].index(True) + 1}
         row = {**_sample_columns(judged[0]), **metrics, "id": sample_id, "response": None}
-        correct = [rollout for rollout, verdict in zip(judged, verdicts, strict=True) if verdict]
-        yield _SampleMetric(row, metrics[stage.metric], correct)
+        yield _SampleMetric(row, metrics[stage.metric], list(compress(judged, verdicts)))
 
 
 def _measure_from_history(stage: SelectStage, rows: Sequence[TableRow]) -> Iterator[_SampleMetric]:
     """Yield each sample's value of the metric, computed from its rewards during an RL stage."""
     history = {}
     for row in rows:
-        history[row["sample"]] = [SampleStats(*visit) for visit in row["visits"]]
+        history[row["sample"]] = list(starmap(SampleStats, row["visits"]))
     values = measure_samples(history, stage.metric)
     for row in rows:
         value = values[row["sample"]]

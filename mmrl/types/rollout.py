@@ -93,10 +93,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Parts of a response, parsed once.
-
-    Example: `Answer(text="3", thinking="one, two, three", value=3)`
-    """
+    """Parts of a response, parsed once."""
 
     text: str | None  # text where the answer belongs; None if there is no such place
     thinking: str | None  # text of the thinking; None if there is none
@@ -163,10 +160,7 @@ class RolloutBatch:
 
 
 class RewardValue(NamedTuple):
-    """Result of one reward function for one response.
-
-    Example: `RewardValue(0.0, "2, expected 3")`
-    """
+    """Result of one reward function for one response."""
 
     value: float  # within the range that the reward declares
     reason: str  # one line for a person who reads the rollout

@@ -172,10 +172,7 @@ class Region(NamedTuple):
 
 
 class Action(NamedTuple):
-    """An action on a screen, or a tool call.
-
-    Example: `Action("click", {"point": (120, 40)})`
-    """
+    """An action on a screen, or a tool call."""
 
     name: str  # name of the action or tool
     arguments: Mapping[str, Any]  # by name; coordinates in them are in the coordinate system of the answer
@@ -216,10 +213,7 @@ class Sample:
 
 
 class RejectedRow(NamedTuple):
-    """A row of a dataset that could not be turned into a sample.
-
-    Example: `RejectedRow("count-8", "8.png: no such file")`
-    """
+    """A row of a dataset that could not be turned into a sample."""
 
     id: str  # id that the sample would have had
     reason: str  # what is wrong with the row, in one line
