@@ -21,22 +21,14 @@ from mmrl.utils.files import json_line, report_write_errors
 class Prediction:
     """One response to an item, with what is needed to score it again."""
 
-    id: str
-    """Id of the item."""
-    response_index: int
-    """Number of the response among those to the same item, from 0."""
-    text: str
-    """Everything the model wrote, forced text included."""
-    finish_reason: FinishReason
-    """Reason why generation ended."""
-    num_tokens: int
-    """Length of the response in tokens."""
-    prompt_digest: str
-    """Hash of the text, images and positions that the model read."""
-    coordinate_system: CoordinateSystem
-    """Coordinate system that the prompt asked for."""
-    resize_maps: tuple[ResizeMap, ...]
-    """Resize of each image, from its own size to the one the model saw."""
+    id: str  # id of the item
+    response_index: int  # number of the response among those to the same item, from 0
+    text: str  # everything the model wrote, forced text included
+    finish_reason: FinishReason  # reason why generation ended
+    num_tokens: int  # length of the response in tokens
+    prompt_digest: str  # hash of the text, images and positions that the model read
+    coordinate_system: CoordinateSystem  # coordinate system that the prompt asked for
+    resize_maps: tuple[ResizeMap, ...]  # resize of each image, from its own size to the one the model saw
     first_response_chars: int | None = None
     """Characters before the last forced trigger; None for a response without one."""
 

@@ -24,40 +24,26 @@ class ResponseOutcome(StrEnum):
 
     CORRECT = "correct"
     INCORRECT = "incorrect"
-    NO_ANSWER = "no_answer"
-    """No rule found an answer."""
-    REFUSAL = "refusal"
-    """The response declines to answer."""
-    TRUNCATED = "truncated"
-    """The response was cut off before it gave an answer."""
+    NO_ANSWER = "no_answer"  # no rule found an answer
+    REFUSAL = "refusal"  # the response declines to answer
+    TRUNCATED = "truncated"  # the response was cut off before it gave an answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The verdict on one response."""
 
-    id: str
-    """Id of the item."""
-    outcome: ResponseOutcome
-    """By the strict verdict."""
-    rule: str
-    """Extraction rule that found the answer."""
-    start: int = 0
-    """First character of the answer in the response."""
-    end: int = 0
-    """Character behind the answer."""
-    value: str | None = None
-    """The answer found; None when there is none."""
-    strict: bool = False
-    """True when a careful reader would call the answer correct."""
-    official: bool = False
-    """True when the benchmark's own rule gives full marks."""
-    score: float = 0.0
-    """Score by the benchmark's own rule, in [0, 1]."""
-    response_index: int = 0
-    """Number of the response among those to the same item, from 0."""
-    cluster: str = ""
-    """Items of one cluster share their image, so that intervals resample them together."""
+    id: str  # id of the item
+    outcome: ResponseOutcome  # by the strict verdict
+    rule: str  # extraction rule that found the answer
+    start: int = 0  # first character of the answer in the response
+    end: int = 0  # character behind the answer
+    value: str | None = None  # the answer found; None when there is none
+    strict: bool = False  # True when a careful reader would call the answer correct
+    official: bool = False  # True when the benchmark's own rule gives full marks
+    score: float = 0.0  # score by the benchmark's own rule, in [0, 1]
+    response_index: int = 0  # number of the response among those to the same item, from 0
+    cluster: str = ""  # items of one cluster share their image, so that intervals resample them together
     subsets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Subsets that the item belongs to, by the column that makes them."""
     judge_correct: bool | None = None

@@ -50,27 +50,19 @@ model = PeftModel.from_pretrained(base, "{name}")
 class RestoredModel(NamedTuple):
     """A model with the weights of a checkpoint."""
 
-    model_bundle: ModelBundle
-    """The model with its processor."""
-    adapter: LoraAdapter | None
-    """The adapter, if the run trains one; the model's own weights are then the base model's."""
-    policy: Policy
-    """The model as mmrl calls it."""
+    model_bundle: ModelBundle  # the model with its processor
+    adapter: LoraAdapter | None  # the adapter, if the run trains one; the model's own weights are then the base model's
+    policy: Policy  # the model as mmrl calls it
 
 
 class ModelCardFacts(NamedTuple):
     """Facts about a run that the model card of an export states."""
 
-    config: Config
-    """The run's settings."""
-    manifest: Mapping[str, Any]
-    """Content of manifest.json: versions, and hashes of the data."""
-    comparison: Sequence[TaskComparison]
-    """Rewards before and after training; empty before the run has ended."""
-    last_metrics: Mapping[str, Any]
-    """Metrics of the last training step."""
-    checkpoint: str
-    """Name of the checkpoint."""
+    config: Config  # the run's settings
+    manifest: Mapping[str, Any]  # content of manifest.json: versions, and hashes of the data
+    comparison: Sequence[TaskComparison]  # rewards before and after training; empty before the run has ended
+    last_metrics: Mapping[str, Any]  # metrics of the last training step
+    checkpoint: str  # name of the checkpoint
 
 
 def export_checkpoint(run_dir: RunDir, to: Path, *, name: str | None, merge: bool, warn: Callable[[str], None]) -> Path:

@@ -41,10 +41,8 @@ class StepId(NamedTuple):
     Example: `StepId(stage=0, step=100)`, whose checkpoint is called `00-000100`.
     """
 
-    stage: int
-    """Index of the stage."""
-    step: int
-    """Finished steps of the stage."""
+    stage: int  # index of the stage
+    step: int  # finished steps of the stage
 
     def __str__(self) -> str:
         """Return the name of the step's checkpoint folder."""

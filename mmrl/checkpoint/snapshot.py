@@ -52,10 +52,8 @@ OPTIMIZER_TABLES: Final = ("moments", "masters", "reference")
 class CheckpointWeights:
     """Weights of a model, split into those that a checkpoint holds and those that it only fingerprints."""
 
-    trained: Mapping[str, torch.Tensor]
-    """Name → weight that training changes; when saving, this rank's share of them."""
-    frozen_fingerprint: str = ""
-    """Result of `fingerprint_weights` for all other weights."""
+    trained: Mapping[str, torch.Tensor]  # name → weight that training changes; when saving, this rank's share of them
+    frozen_fingerprint: str = ""  # result of `fingerprint_weights` for all other weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +63,9 @@ class Snapshot:
     weights: CheckpointWeights
     optimizer: Mapping[str, Mapping[Any, Any]]
     """Table name → index of a weight → what the optimizer keeps of it; this rank's share."""
-    rng: Mapping[str, torch.Tensor]
-    """Result of `read_rng_states`."""
+    rng: Mapping[str, torch.Tensor]  # result of `read_rng_states`
     state: TrainingState
-    config_yaml: str = ""
-    """The run's settings."""
+    config_yaml: str = ""  # the run's settings
     best_metric: float | None = None
     """Last value of the metric that the best checkpoint is chosen by; None if there is none yet."""
 

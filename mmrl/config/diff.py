@@ -38,14 +38,10 @@ _MISSING: Final = object()
 class SettingChange(NamedTuple):
     """A setting that differs between two configs."""
 
-    key: str
-    """Dotted path."""
-    old: str
-    """Old value as JSON, or "absent"."""
-    new: str
-    """New value as JSON, or "absent"."""
-    effect: str | None
-    """Effect on a resumed run; None if the run cannot be resumed with the new value."""
+    key: str  # dotted path
+    old: str  # old value as JSON, or "absent"
+    new: str  # new value as JSON, or "absent"
+    effect: str | None  # effect on a resumed run; None if the run cannot be resumed with the new value
 
     def __str__(self) -> str:
         """Return "key: old -> new"."""

@@ -51,12 +51,9 @@ def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel] = 
 class _ErrorPlace(NamedTuple):
     """The place of an error in the config and in the schema."""
 
-    path: KeyPath
-    """Keys and indices from the root."""
-    owner: Any
-    """Type that holds the last key or index."""
-    expected: Any
-    """Type of the value there."""
+    path: KeyPath  # keys and indices from the root
+    owner: Any  # type that holds the last key or index
+    expected: Any  # type of the value there
 
 
 def _explain(kind: str, given: Any, error: ErrorDetails, place: _ErrorPlace) -> str:  # noqa: ANN401

@@ -13,13 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from mmrl.config.errors import to_problem
 from mmrl.config.schema import Config, EvalConfig, RlStage, SampleStage, SelectStage, SftStage
-from mmrl.config.schema.presets import (
-    ALGORITHM_PRESETS,
-    REPLAY_PRESETS,
-    RETHINK_PRESETS,
-    PresetSettings,
-    PresetValue,
-)
+from mmrl.config.schema.presets import ALGORITHM_PRESETS, REPLAY_PRESETS, RETHINK_PRESETS, PresetSettings, PresetValue
 from mmrl.config.yaml_tree import (
     MAX_DEPTH,
     ConfigNode,
@@ -45,12 +39,10 @@ SchemaT = TypeVar("SchemaT", bound=BaseModel)
 class LoadedConfig:
     """A config, with the origins of its settings."""
 
-    config: Config
-    """The validated config."""
+    config: Config  # the validated config
     origins: Mapping[str, str]
     """Origin of each setting by dotted path: `file:line`, `command line`, `default` or a preset."""
-    files: tuple[Path, ...]
-    """Files that were read, the named one first, then those that it extends."""
+    files: tuple[Path, ...]  # files that were read, the named one first, then those that it extends
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:

@@ -40,10 +40,8 @@ PlainValue: TypeAlias = "dict[str, PlainValue] | list[PlainValue] | Scalar"
 class ConfigNode:
     """A mapping or list of nodes, or a scalar, with its origin."""
 
-    value: dict[str, ConfigNode] | list[ConfigNode] | Scalar
-    """Nodes, or the scalar itself."""
-    origin: str
-    """`file:line` or `command line`."""
+    value: dict[str, ConfigNode] | list[ConfigNode] | Scalar  # nodes, or the scalar itself
+    origin: str  # `file:line` or `command line`
 
     @property
     def plain_value(self) -> PlainValue:
@@ -71,12 +69,9 @@ class ConfigNode:
 class ConfigProblem(NamedTuple):
     """A problem of a config."""
 
-    origin: str
-    """`file:line` or `command line`."""
-    path: KeyPath
-    """Keys and indices from the root; empty for a problem of the whole file."""
-    text: str
-    """The problem, and what to write instead."""
+    origin: str  # `file:line` or `command line`
+    path: KeyPath  # keys and indices from the root; empty for a problem of the whole file
+    text: str  # the problem, and what to write instead
 
     def __str__(self) -> str:
         """Return "origin: dotted.path: text"."""

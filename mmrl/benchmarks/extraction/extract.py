@@ -48,18 +48,12 @@ class ExtractionQuery:
 class Extraction:
     """The answer found in a response, or the reason why there is none."""
 
-    value: str | None
-    """Letter of an option, or the answer as the response writes it; None when there is none."""
-    rule: str
-    """Name of the rule that found it, or of the one that ended the search."""
-    start: int
-    """First character of the answer in the response."""
-    end: int
-    """Character behind the answer."""
-    no_answer_reason: NoAnswerReason = ""
-    """Reason for a missing answer; empty when there is one."""
-    number: float | None = None
-    """Value of a number."""
+    value: str | None  # letter of an option, or the answer as the response writes it; None when there is none
+    rule: str  # name of the rule that found it, or of the one that ended the search
+    start: int  # first character of the answer in the response
+    end: int  # character behind the answer
+    no_answer_reason: NoAnswerReason = ""  # reason for a missing answer; empty when there is one
+    number: float | None = None  # value of a number
     regions: tuple[Region, ...] = ()
     """Boxes or points of an answer with coordinates, in the response's coordinate system."""
 

@@ -42,22 +42,15 @@ class VlmEvalKitLayout:
     question does not list are listed below it.
     """
 
-    open_answer_type: str
-    """Answer type of questions without options, unless the column `answer_type` says it."""
-    name: str = "VLMEvalKit's TSV"
-    """Name of the layout in error messages."""
-    answer_column: str | tuple[str, ...] = "answer"
-    """Column of the answer, or the columns of a box's corners."""
-    box_format: str = "xyxy"
-    """`xyxy` for two corners, `xywh` for a corner with width and height."""
+    open_answer_type: str  # answer type of questions without options, unless the column `answer_type` says it
+    name: str = "VLMEvalKit's TSV"  # name of the layout in error messages
+    answer_column: str | tuple[str, ...] = "answer"  # column of the answer, or the columns of a box's corners
+    box_format: str = "xyxy"  # `xyxy` for two corners, `xywh` for a corner with width and height
     coordinate_system: CoordinateSystem | None = None
     """Coordinate system of boxes; None when answers have none, or when the user still has to name it."""
-    needs_coordinate_system: bool = False
-    """True when the file does not say its coordinate system."""
-    signature_columns: tuple[str, ...] = ("index",)
-    """Columns that tell this layout from a similar one."""
-    image_numbering: ImageNumbering = "each"
-    """Meaning of numbered placeholders in the question."""
+    needs_coordinate_system: bool = False  # True when the file does not say its coordinate system
+    signature_columns: tuple[str, ...] = ("index",)  # columns that tell this layout from a similar one
+    image_numbering: ImageNumbering = "each"  # meaning of numbered placeholders in the question
     images_by_index: dict[str, list[ImageRef]] = field(default_factory=dict)
     """Images of the rows read so far, by `index`; a reading starts with none."""
 

@@ -6,13 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from mmrl.config.schema.base import (
-    Identifier,
-    NonNegativeFloat,
-    PositiveInt,
-    SampleConditions,
-    StrictModel,
-)
+from mmrl.config.schema.base import Identifier, NonNegativeFloat, PositiveInt, SampleConditions, StrictModel
 from mmrl.config.schema.rollout_steps import (
     GENERATE_ONLY,
     RolloutStepConfigs,

@@ -22,12 +22,7 @@ from mmrl.config.schema.base import (
     describe_conditions,
     pluralize,
 )
-from mmrl.config.schema.data import (
-    CurriculumOrderConfig,
-    DataOrderConfig,
-    PriorityOrderConfig,
-    ShuffledOrderConfig,
-)
+from mmrl.config.schema.data import CurriculumOrderConfig, DataOrderConfig, PriorityOrderConfig, ShuffledOrderConfig
 from mmrl.config.schema.objective import AdvantageConfig, LossConfig, ReferenceConfig
 from mmrl.config.schema.presets import ALGORITHM_PRESETS, AlgorithmName, check_preset_applied
 from mmrl.config.schema.rollout_steps import (
