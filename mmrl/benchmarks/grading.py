@@ -42,9 +42,7 @@ def grade_response(
     if extraction is None:
         extraction = extract_answer(item, response)
     strict = benchmark.is_correct(item, response, extraction)
-    score = float(strict)
-    if benchmark.official_score is not None:
-        score = benchmark.official_score(item, response, extraction)
+    score = benchmark.official_score(item, response, extraction) if benchmark.official_score else float(strict)
     if extraction.value is not None:
         outcome = ResponseOutcome.CORRECT if strict else ResponseOutcome.INCORRECT
     elif not response.finished:

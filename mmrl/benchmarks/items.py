@@ -90,9 +90,7 @@ def parse_canonical_item(row: Mapping[str, Any]) -> Item:
         raise ValueError(f"answer_type is {answer_type!r}, not one of {', '.join(ITEM_ANSWER_TYPES)}")
     if answer_type in COORDINATE_TYPES and "frame" not in row:
         raise ValueError(f"a {answer_type} needs the column 'frame': one of {', '.join(CoordinateSystem)}")
-    meta = row.get("meta") or {}
-    if not isinstance(meta, Mapping):
-        raise ValueError(f"meta is {meta!r:.40}, not an object")
+    meta = object_cell(row, "meta")
     options = parse_options(row.get("options"))
     return Item(
         id=parse_id(row["id"]),
@@ -148,6 +146,18 @@ def text_cell(row: Mapping[str, Any], column: str) -> str | None:
         return None
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{column} is {value!r:.40}, not text")
+    return value
+
+
+def object_cell(row: Mapping[str, Any], column: str) -> Mapping[str, Any]:
+    """Return the object in a column, empty for a column without one.
+
+    Raises:
+        ValueError: the value is something else.
+    """
+    value = row.get(column) or {}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{column} is {value!r:.40}, not an object")
     return value
 
 

@@ -5,7 +5,6 @@ not at all, whatever happens while it is written.
 """
 
 # `X as X` re-exports X, for the reader and for mypy (PEP 484).
-from mmrl.checkpoint.atomic_folder import Pretrained as Pretrained
 from mmrl.checkpoint.atomic_folder import export_hf_folder as export_hf_folder
 from mmrl.checkpoint.manager import CheckpointManager as CheckpointManager
 from mmrl.checkpoint.manager import StepId as StepId

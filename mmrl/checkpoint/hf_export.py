@@ -66,14 +66,10 @@ class ModelCardFacts(NamedTuple):
 
 
 def export_checkpoint(run_dir: RunDir, to: Path, *, name: str | None, merge: bool, warn: Callable[[str], None]) -> Path:
-    """Export a checkpoint of a run to a new folder, and return the checkpoint's folder.
+    """Export a checkpoint of a run to the new folder `to`, and return the checkpoint's folder.
 
-    Args:
-        run_dir: the run.
-        to: the folder to write, which must not exist.
-        name: name of a checkpoint, `best`, or None for the newest.
-        merge: merge the adapter into its base model, instead of writing the adapter alone.
-        warn: prints a warning; called for each damaged checkpoint that is skipped.
+    `name` is that of a checkpoint, `best`, or None for the newest; `warn` is called for each damaged one that is
+    skipped. With `merge` the adapter is merged into its base model, instead of written alone.
 
     Raises:
         UserError: there is no such run or checkpoint, the folder exists, or the base model is not what it was.
@@ -120,18 +116,17 @@ def collect_card_facts(run_dir: RunDir, config: Config, state: TrainingState, na
     """Collect what the card of a checkpoint says; `name` is the checkpoint's."""
     rewards = state.eval_rewards
     is_compared = rewards.keys() >= {"before", "after"}
+    last_metrics: Mapping[str, Any] = {}
     # Up to the checkpoint's own position: the run may have gone on since.
-    records = read_records(run_dir.metrics, state.metrics_bytes)
-    step_records = []
-    for record in records:
+    for record in read_records(run_dir.metrics, state.metrics_bytes):
         # Training steps alone have a learning rate; benchmarks and `sample` stages write records too.
         if "learner/lr" in record:
-            step_records.append(record)
+            last_metrics = record
     return ModelCardFacts(
         config=config,
         manifest=json.loads(run_dir.manifest.read_text()),
         comparison=compare_rewards(rewards["before"], rewards["after"]) if is_compared else (),
-        last_metrics=step_records[-1] if step_records else {},
+        last_metrics=last_metrics,
         checkpoint=name,
     )
 

@@ -90,10 +90,7 @@ class CheckpointManager:
         """Save a checkpoint, then remove those that need not stay.
 
         With `async_save`, returns once the snapshot is copied, and waits first for the checkpoint before.
-
-        Args:
-            snapshot: this rank's part of the run.
-            before_write: is called on the writing thread before anything is written.
+        `before_write` is called on the writing thread before anything is written.
 
         Raises:
             UserError: this checkpoint cannot be saved, or the one before could not.
@@ -157,10 +154,8 @@ class CheckpointManager:
             return error
         # Ranks meet through the file system, since a collective call on this thread could cross one of the training
         # loop's.
-        parts = []
-        for name in part_file_names(self._ranks.size):
-            parts.append(partial_path(folder) / name)
-        while not all(part.exists() for part in parts):
+        parts = list(map(partial_path(folder).joinpath, part_file_names(self._ranks.size)))
+        while not all(map(Path.exists, parts)):
             if self._settle_requested.wait(_POLL_S):
                 return None
         try:
@@ -171,10 +166,7 @@ class CheckpointManager:
 
     def _commit_on_all_ranks(self, folder: Path, error: UserError | None) -> None:
         """Turn the parts into a checkpoint, or discard them and raise if a rank could not write its own."""
-        errors = []
-        for rank_error in self._ranks.all_gather(error):
-            if rank_error:
-                errors.append(rank_error)
+        errors = list(filter(None, self._ranks.all_gather(error)))
         self._ranks.on_rank0(partial(self._commit_or_discard, folder, errors))
 
     def _commit_or_discard(self, folder: Path, errors: Sequence[UserError]) -> None:

@@ -194,10 +194,9 @@ def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False
         UserError: the model is not the one whose weights were saved.
     """
     with ExitStack() as stack:
-        paths = _list_part_files(folder, WEIGHTS_FILE)
         file_of, saved = {}, {}
         same_frozen = True
-        for path in paths:
+        for path in _list_part_files(folder, WEIGHTS_FILE):
             file = stack.enter_context(safe_open(path, framework="pt"))
             same_frozen = same_frozen and file.metadata()["frozen_fingerprint"] == weights.frozen_fingerprint
             for name in file.keys():  # noqa: SIM118 - no mapping

@@ -25,26 +25,24 @@ A reward is named `module:function`, `./file.py:function`, or, if it comes with 
 def add_parser(commands: Subparsers) -> None:
     """Declare the command and its sub-commands."""
     parser = add_command(commands, "reward", "list, show, make, test, lint and try rewards", DETAILS)
+    parser.set_defaults(run=run)
     group = parser.add_subparsers(dest="reward_command", metavar="COMMAND", title="commands", required=True)
-    add_command(group, "list", "print every reward in a table", "").set_defaults(run=run)
+    add_command(group, "list", "print every reward in a table", "")
 
     show = add_command(group, "show", "print a reward's docstring, options and source", "")
     show.add_argument("name", metavar="NAME")
-    show.set_defaults(run=run)
 
     new = add_command(group, "new", "write a reward and its case table, to fill in", "")
     new.add_argument("name", metavar="NAME", help="a Python name: NAME.py and NAME.json are written")
     new.add_argument(
         "--out", type=Path, default=Path(), metavar="DIR", help="folder for them; the current one by default"
     )
-    new.set_defaults(run=run)
 
     test = add_command(group, "test", "run case tables; exit code 1 when a row fails", "")
     test.add_argument(
         "names", metavar="NAME|FILE", nargs="*", help="a reward or a table; by default all that come with mmrl"
     )
     test.add_argument("--verbose", action="store_true", help="print rows that pass, too")
-    test.set_defaults(run=run)
 
     lint = add_command(group, "lint", "try to break a reward; exit code 1 when that works", "")
     lint.add_argument("names", metavar="NAME", nargs="*", help="rewards; by default all that come with mmrl")
@@ -52,7 +50,6 @@ def add_parser(commands: Subparsers) -> None:
         "--args", type=_parse_json_object, default={}, metavar="JSON", help="options, such as '{\"threshold\": 0.5}'"
     )
     lint.add_argument("--cases", type=Path, metavar="FILE", help="a case table whose samples to use")
-    lint.set_defaults(run=run)
 
     try_ = add_command(group, "try", "score one response and print the result as JSON", "")
     try_.add_argument("--fn", required=True, metavar="NAME", help="the reward")
@@ -66,7 +63,6 @@ def add_parser(commands: Subparsers) -> None:
         metavar="JSON",
         help='other keys of a row of a case table: \'{"coordinates": "norm_1"}\'',
     )
-    try_.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

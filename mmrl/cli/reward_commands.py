@@ -99,23 +99,10 @@ def create_reward(name: str, folder: Path) -> int:
     """
     if not name.isidentifier() or keyword.iskeyword(name):
         raise UserError(f"{name!r} cannot be the name of a function: use letters, digits and _, a letter first")
-    rows = []
-    for response, args, expected, source in _CASE_ROWS:
-        rows.append(
-            {
-                "fn": f"./{name}.py:{name}",
-                "args": args,
-                "sample": {"answer_type": "number", "value": 3},
-                "response": response,
-                "expected": expected,
-                "source": source,
-            }
-        )
-    table = "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n]\n"
     code, cases = folder / f"{name}.py", folder / f"{name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path, text in ((code, _CODE_TEMPLATE.format(name=name)), (cases, table)):
+        for path, text in ((code, _CODE_TEMPLATE.format(name=name)), (cases, _format_case_table(name))):
             # "x" refuses to write over a file that is there.
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
@@ -164,6 +151,16 @@ def try_reward(row: Mapping[str, Any], sample_file: Path, response: str) -> int:
     outcome = case.score(load_bound_reward(case.fn, Path(), case.args))
     print(json.dumps({"value": outcome.value, "reason": outcome.reason}, ensure_ascii=False))
     return int(outcome.value is None)
+
+
+def _format_case_table(name: str) -> str:
+    """Return the case table of a new reward as JSON, a row a line."""
+    sample = {"answer_type": "number", "value": 3}
+    lines = []
+    for response, args, expected, source in _CASE_ROWS:
+        row = {"fn": f"./{name}.py:{name}", "args": args, "sample": sample, "response": response}
+        lines.append(f"  {json.dumps({**row, 'expected': expected, 'source': source})}")
+    return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 def _run_case(title: str, base_dir: Path, case: Case, *, verbose: bool) -> bool:

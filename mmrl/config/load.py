@@ -149,16 +149,14 @@ class _ConfigFiles:
             )
         if not isinstance(root.value, dict):
             raise UserError(f"{root.origin}: a config is a mapping of `key: value` lines, this is something else")
-        own = {}
-        for key, node in root.value.items():
-            if key != "extends":
-                own[key] = node
+        own = dict(root.value)
+        extends = own.pop("extends", None)
         tree = ConfigNode(own, f"{path}:1")
-        if "extends" not in root.value:
+        if extends is None:
             return tree
         # Later bases win over earlier ones, and the file itself over all.
         merged = ConfigNode({}, tree.origin)
-        for base, origin in self._find_bases(root.value["extends"]):
+        for base, origin in self._find_bases(extends):
             base_tree = self.read(path.parent / base, error_prefix=f"{origin}: extends: ", chain=chain_here)
             merged = merge_nodes(merged, base_tree)
         return merge_nodes(merged, tree)

@@ -95,18 +95,17 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
     overrides = [f"rollout.engine={request.engine}"] if request.engine else []
     overrides += request.overrides
     eval_config = load_eval_config(settings, request.model, overrides)
-    with RunDir(request.out_dir).lock():
-        question_set = _make_question_set(request, model_source, eval_config)
-        with closing(question_set):
-            command = _EvalCommand(
-                request=request,
-                model_source=model_source,
-                eval_config=eval_config,
-                question_set=question_set,
-                eval_dir=EvalDir(request.out_dir),
-                console=console,
-            )
-            return command.run()
+    lock = RunDir(request.out_dir).lock()
+    with lock, closing(_make_question_set(request, model_source, eval_config)) as question_set:
+        command = _EvalCommand(
+            request=request,
+            model_source=model_source,
+            eval_config=eval_config,
+            question_set=question_set,
+            eval_dir=EvalDir(request.out_dir),
+            console=console,
+        )
+        return command.run()
 
 
 @dataclass(kw_only=True)
@@ -126,14 +125,12 @@ class _EvalCommand:
         Raises:
             UserError: the folder holds another evaluation, or verdicts would change without `--rescore`.
         """
-        request, question_set, eval_config = self.request, self.question_set, self.eval_config
-        identity = evaluation_identity(
-            question_set.name, self.model_source.revision(), question_set.questions, eval_config
-        )
+        request, questions, eval_config = self.request, self.question_set.questions, self.eval_config
+        identity = evaluation_identity(self.question_set.name, self.model_source.revision(), questions, eval_config)
         earlier_start = self.eval_dir.claim(identity)
         missing: Mapping[str, str] = earlier_start["missing"] if earlier_start else self._start(identity)
         batches = make_batches(
-            question_set.questions,
+            questions,
             missing,
             batch_size=eval_config.evaluation.batch_size,
             responses_per_question=eval_config.responses_per_question,
@@ -178,7 +175,6 @@ class _EvalCommand:
 
     def _answer_remaining(self, batches: EvalBatches, earlier: Sequence[Prediction]) -> list[Prediction]:
         model, ranks = self._loaded_model, SingleProcess()
-        tool_runner = ToolRunner(partial(registry.load_tool, Path.cwd()))
         samplers = SamplerFactory(
             self.eval_config,
             model.policy,
@@ -188,7 +184,7 @@ class _EvalCommand:
             ranks=ranks,
             warn=self.console.warn,
         )
-        with closing(samplers), closing(tool_runner):
+        with closing(samplers), closing(ToolRunner(partial(registry.load_tool, Path.cwd()))) as tool_runner:
             # Version 0 for good: the weights do not change here.
             samplers.sync_weights(0)
             pipeline = build_eval_pipeline(

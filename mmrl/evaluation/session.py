@@ -265,22 +265,19 @@ def build_eval_pipeline(
     Raises:
         UserError: a step cannot run with this model or these questions.
     """
-    steps = eval_config.evaluation.rollout_steps
-    seed = eval_config.run.seed
+    steps, base_dir = eval_config.evaluation.rollout_steps, samplers.base_dir
     sampling_params = build_sampling_params(eval_config, banned_token_ids, processor.response_format.all_stop_strings)
-    check_steps(
-        steps, processor, banned_token_ids, question_set.term_names, tool_runner.load_tool, base_dir=samplers.base_dir
-    )
+    check_steps(steps, processor, banned_token_ids, question_set.term_names, tool_runner.load_tool, base_dir=base_dir)
     context = RolloutContext(
-        sampler=samplers.make_sampler(seed, "evaluation"),
+        sampler=samplers.make_sampler(eval_config.run.seed, "evaluation"),
         scorer=question_set.scorer,
         processor=processor,
         sampling_params=sampling_params,
         group_size=eval_config.responses_per_question,
         groups_per_step=eval_config.evaluation.batch_size,
-        seed=derive_seed(seed, "evaluation"),
+        seed=derive_seed(eval_config.run.seed, "evaluation"),
         tool_runner=tool_runner,
-        base_dir=samplers.base_dir,
+        base_dir=base_dir,
     )
     return build_pipeline(steps, context)
 

@@ -12,19 +12,9 @@ from typing import Final, NamedTuple
 from mmrl.benchmarks.extraction import phrases
 from mmrl.benchmarks.extraction.numbers import parse_single_number
 
+# Any other command is left out.
 _LATEX_REPLACEMENTS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "\\left": "",
-        "\\right": "",
-        "\\circ": "°",
-        "\\pi": "π",
-        "\\cdot": "·",
-        "\\angle": "∠",
-        "\\triangle": "△",
-        "\\mathrm": "",
-        "\\text": "",
-        "\\displaystyle": "",
-    }
+    {"\\circ": "°", "\\pi": "π", "\\cdot": "·", "\\angle": "∠", "\\triangle": "△"}
 )
 _LATEX_COMMAND: Final = re.compile(
     r"\\(?:left|right|circ|pi|cdot|angle|triangle|mathrm|text|displaystyle)(?![a-z])|\\[,;!: ]"
@@ -171,7 +161,7 @@ def normalize_option(text: str) -> str:
     text = text.casefold()
     # Plain searches first: most texts need none of the substitutions.
     if "\\" in text:
-        text = _LATEX_COMMAND.sub(_replace_latex_command, text)
+        text = _LATEX_COMMAND.sub(lambda command: _LATEX_REPLACEMENTS.get(command[0], ""), text)
         text = _LATEX_FRACTION.sub(r"\1/\2", text)
     if "√" in text or "sqrt" in text:
         text = _SQUARE_ROOT.sub(r"√\1\2\3", text)
@@ -184,10 +174,6 @@ def word_stems(text: str) -> frozenset[str]:
     """Return the words of a text without their endings, synonyms under one name."""
     stems = (_WORD_ENDING.sub("", word) for word in _WORD.findall(text.lower()))
     return frozenset(_SYNONYM_STEMS.get(stem, stem) for stem in stems) - _STOP_WORDS
-
-
-def _replace_latex_command(match: re.Match[str]) -> str:
-    return _LATEX_REPLACEMENTS.get(match[0], "")
 
 
 def _whole_word_pattern(text: str) -> str:

@@ -127,9 +127,7 @@ def _set_precision(prediction: object, reference: object) -> float:
 
 
 def _set_equality(prediction: object, reference: object, *, lowercase: bool = False) -> float:
-    predicted = _parse_entries(prediction, lowercase=lowercase)
-    expected = _parse_entries(reference, lowercase=lowercase)
-    return float({*predicted} == {*expected})
+    return float(_jaccard_index(prediction, reference, lowercase=lowercase) == 1.0)
 
 
 def _sequence_equality(prediction: object, reference: object, *, lowercase: bool = False) -> float:

@@ -17,6 +17,7 @@ from mmrl.benchmarks.items import (
     Item,
     ItemAnswerType,
     ItemResponse,
+    object_cell,
     parse_answer,
     parse_id,
     parse_options,
@@ -100,9 +101,7 @@ def parse_mathvista_item(row: Mapping[str, Any]) -> Item:
         raise ValueError(f"the answer is {row['answer']!r:.40}, not text")
     if answer_type == "choice" and row["answer"] not in choices:
         raise ValueError(f"the answer {row['answer']!r:.60} is none of the choices {', '.join(map(repr, choices))}")
-    metadata = row.get("metadata") or {}
-    if not isinstance(metadata, Mapping):
-        raise ValueError(f"metadata is {metadata!r:.40}, not an object")
+    metadata = object_cell(row, "metadata")
     subsets = {name: subset_values(row[name]) for name in ("question_type", "answer_type") if row.get(name)}
     subsets |= {name: subset_values(metadata[name]) for name in SUBSET_COLUMNS if metadata.get(name)}
     return Item(

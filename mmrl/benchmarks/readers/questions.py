@@ -106,13 +106,9 @@ def read_questions(
 ) -> BenchmarkQuestions:
     """Read the questions of files. A row whose media cannot be had keeps its item, and counts as missing.
 
-    Args:
-        benchmark: the benchmark that the files are of.
-        paths: files or folders, relative to the context's base folder.
-        dataset_context: folders, and the media that may be read.
-        split: split to read from a folder; the benchmark's usual one when None.
-        media_root: folder that relative media paths start from; the file's own when None.
-        coordinate_system: that of boxes, for files that do not say it.
+    `paths` are files or folders, relative to the context's base folder; `split` is that of a folder, by default the
+    benchmark's usual one. Relative media paths start from `media_root`, by default the file's own folder.
+    `coordinate_system` is that of boxes, for files that do not say it.
 
     Raises:
         UserError: a file cannot be read, has no known layout, holds rows that are no questions, or repeats an id; or
@@ -220,14 +216,13 @@ def _select_layout(
     layouts: Sequence[RowLayout], cells: Cells, coordinate_system: CoordinateSystem | None, *, location: str
 ) -> RowLayout:
     """Return the layout of a file by its first row; raise UserError when none fits, or `coordinate_system` does not."""
-    missing_columns, missing_shares = [], []
-    for layout in layouts:
-        missing = sorted(name for name in layout.required_columns if not has_column(cells, name))
-        missing_columns.append(missing)
-        missing_shares.append(len(missing) / len(layout.required_columns))
-    # Of several layouts that fit, the first counts, which is the more specific.
-    nearest = missing_shares.index(min(missing_shares))
-    layout, missing = layouts[nearest], missing_columns[nearest]
+
+    def missing_columns(layout: RowLayout) -> list[str]:
+        return sorted(name for name in layout.required_columns if not has_column(cells, name))
+
+    # Of several layouts that fit, `min` returns the first, which is the more specific.
+    layout = min(layouts, key=lambda layout: len(missing_columns(layout)) / len(layout.required_columns))
+    missing = missing_columns(layout)
     if missing:
         raise UserError(
             f"{location}: the columns are {', '.join(cells)}; the nearest known layout is {layout.name}, which needs "

@@ -245,8 +245,6 @@ class RewardsConfig(ScoringConfig):
                 formula = "the least value of"
             case "lexicographic":
                 formula = "the values, the earlier ones outweighing all later ones, of"
-        rewards = []
-        for reward in (*self.terms, *self.group_rewards):
-            rewards.append(reward.describe())
+        rewards = map(BaseRewardConfig.describe, (*self.terms, *self.group_rewards))
         failures = f"a response that cannot be scored: {self.on_unscorable}; a reward that raises: {self.on_error}"
         return "\n".join([f"R_i = {formula}", *rewards, failures])

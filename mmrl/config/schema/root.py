@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -164,9 +165,7 @@ class Config(StrictModel):
         if checkpoints.best is None or "evaluation" not in info.data:
             return checkpoints
         group, _, rest = checkpoints.best.metric.partition("/")
-        names = []
-        for benchmark in info.data["evaluation"].benchmarks:
-            names.append(benchmark.name)
+        names = list(map(attrgetter("name"), info.data["evaluation"].benchmarks))
         # Other names depend on the tasks of the data, which is not read yet.
         if group == "benchmark" and rest.partition("/")[0] not in names:
             raise ValueError(
