@@ -45,17 +45,11 @@ def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], c
             "runs to compare must have the same items"
         )
     cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts_a}
-    means_a, means_b, clusters = [], [], []
-    a_only_ids, b_only_ids = [], []
-    for id in correct_a:
-        mean_a, mean_b = fmean(correct_a[id]), fmean(correct_b[id])
-        means_a.append(mean_a)
-        means_b.append(mean_b)
-        clusters.append(cluster_of[id])
-        if mean_a > mean_b:
-            a_only_ids.append(id)
-        elif mean_a < mean_b:
-            b_only_ids.append(id)
+    means_a = list(map(fmean, correct_a.values()))
+    means_b = list(map(fmean, map(correct_b.__getitem__, correct_a)))
+    clusters = list(map(cluster_of.__getitem__, correct_a))
+    a_only_ids = [id for id, a, b in zip(correct_a, means_a, means_b, strict=True) if a > b]
+    b_only_ids = [id for id, a, b in zip(correct_a, means_a, means_b, strict=True) if a < b]
     return RunComparison(
         num_questions=len(correct_a),
         accuracy_a=fmean(means_a),
@@ -70,10 +64,7 @@ def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], c
 def compare_subsets(
     verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], column: VerdictColumn
 ) -> dict[str, dict[str, RunComparison]]:
-    """Compare two runs within every subset.
-
-    Returns:
-        Comparisons by subset column and value, both in alphabetical order.
+    """Compare two runs within every subset, by subset column and value in alphabetical order.
 
     Raises:
         UserError: the runs are not on the same questions.

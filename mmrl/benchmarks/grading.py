@@ -13,7 +13,6 @@ from mmrl.benchmarks.extraction.match import LATEX_MARKUP, is_single_number
 from mmrl.benchmarks.items import Item, ItemResponse, missing_ids, read_items, read_responses
 from mmrl.benchmarks.report import ScoredRun
 from mmrl.benchmarks.verdict import MISSING_RULE, ResponseOutcome, Verdict
-from mmrl.types import UserError
 from mmrl.utils.files import compute_sha256
 
 
@@ -80,7 +79,7 @@ def score_files(benchmark: Benchmark, items_file: Path, responses_file: Path) ->
     """
     items = read_items(items_file, benchmark.parse_item)
     responses = read_responses(responses_file, items)
-    provenance = {"items_sha256": _file_digest(items_file), "responses_sha256": _file_digest(responses_file)}
+    provenance = {"items_sha256": compute_sha256(items_file), "responses_sha256": compute_sha256(responses_file)}
     return score_responses(benchmark, items, responses, provenance)
 
 
@@ -123,11 +122,3 @@ def score_responses(
         overall_scores=overall_scores,
         provenance=provenance,
     )
-
-
-def _file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes; raise UserError when it cannot be read."""
-    try:
-        return compute_sha256(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error

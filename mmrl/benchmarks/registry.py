@@ -15,9 +15,7 @@ from mmrl.utils.plugins import load_plugin
 _BENCHMARKS: Final = (
     Benchmark(name="canonical"),
     Benchmark(
-        name="coco",
-        overall_metric=OverallMetric("AP", grounding.average_precision),
-        reads_coco_annotations=True,
+        name="coco", overall_metric=OverallMetric("AP", grounding.average_precision), reads_coco_annotations=True
     ),
     Benchmark(name="counting", official_score=reading.score_counting),
     Benchmark(name="docvqa", official_score=reading.score_docvqa),

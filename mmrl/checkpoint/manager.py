@@ -36,16 +36,13 @@ _POLL_S: Final = 0.05  # short beside the seconds of a write, long beside a look
 
 
 class StepId(NamedTuple):
-    """A step of a run. Ids sort in the order in which training passes them.
-
-    Example: `StepId(stage=0, step=100)`, whose checkpoint is called `00-000100`.
-    """
+    """A step of a run. Ids sort in the order in which training passes them."""
 
     stage: int  # index of the stage
     step: int  # finished steps of the stage
 
     def __str__(self) -> str:
-        """Return the name of the step's checkpoint folder."""
+        """Return the name of the step's checkpoint folder: `00-000100` for stage 0, step 100."""
         return f"{self.stage:02d}-{self.step:06d}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import signal
@@ -63,12 +64,10 @@ def verify_resume(
 
 def find_differing_files(one: Path, other: Path) -> list[str]:
     """Return the files that two runs do not have in common, among all that a seed decides and their checkpoints."""
-    differing = []
-    for name in sorted({*_compared_files(one), *_compared_files(other)}):
-        in_both = (one / name).is_file() and (other / name).is_file()
-        if not in_both or (one / name).read_bytes() != (other / name).read_bytes():
-            differing.append(name)
-    return differing
+    names = {*_compared_files(one), *_compared_files(other)}
+    # A file that only one of them has counts as unreadable.
+    _, differing, unreadable = filecmp.cmpfiles(one, other, names, shallow=False)
+    return sorted(differing + unreadable)
 
 
 def child_processes(launcher: int) -> list[int]:

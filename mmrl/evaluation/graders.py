@@ -178,10 +178,7 @@ class RuleScorer:
 
 
 def make_prediction(item_id: str, rollout: Rollout, first_response: str | None = None) -> Prediction:
-    """Return what predictions.jsonl keeps of a rollout.
-
-    `first_response` is the text before its last forced trigger, or None without one.
-    """
+    """Return what predictions.jsonl keeps of a rollout; `first_response` is the text before its last forced trigger."""
     return Prediction(
         id=item_id,
         response_index=rollout.index,

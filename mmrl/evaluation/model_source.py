@@ -75,10 +75,7 @@ class LoadedModel:
 
 
 def inherit_settings(config: Config, *, by_rule: bool) -> dict[str, Any]:
-    """Return the settings of a run that its evaluations use, as a mapping for `load_eval_config`.
-
-    With `by_rule`, a benchmark's rules grade and not the run's rewards.
-    """
+    """Return a run's settings for `load_eval_config`; with `by_rule` a benchmark grades, not the run's rewards."""
     plain = config.model_dump(mode="json")
     settings = {name: plain[name] for name in _INHERITED_SECTIONS}
     del settings["evaluation"]["benchmarks"]

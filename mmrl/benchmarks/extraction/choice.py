@@ -101,10 +101,7 @@ def leading_option(text: str, options: AnswerOptions) -> ChosenOption | None:
 
 
 def implied_option(text: str, options: AnswerOptions, question: str) -> ChosenOption | None:
-    """Return the option that a text gives without announcing it.
-
-    It is the only letter or option in the text, or what its conclusion states.
-    """
+    """Return the option that a text gives unannounced: the only letter or option in it, or what it concludes."""
     text = letters.blank_out_listing(text, options)
     sentences = list(iter_sentences_backwards(text))
     labels = list(letters.find_labels(text, options))

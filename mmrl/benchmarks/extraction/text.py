@@ -153,11 +153,11 @@ def content_words(text: str) -> frozenset[str]:
 
 def sentence_start(text: str, position: int) -> int:
     """Return the start of the sentence that a position is in; a bounded way back."""
-    boundaries = []
-    for mark in ("\n", ". ", "。"):
-        boundaries.append(text.rfind(mark, 0, position))
     # Bounded, so that a text without full stops takes linear time.
-    return max(*boundaries, position - _MAX_SENTENCE_CHARS, -1) + 1
+    boundary = position - _MAX_SENTENCE_CHARS
+    for mark in ("\n", ". ", "。"):
+        boundary = max(boundary, text.rfind(mark, 0, position))
+    return boundary + 1
 
 
 def sentence_end(text: str, position: int) -> int:

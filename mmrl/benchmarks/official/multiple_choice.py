@@ -60,10 +60,7 @@ def score_mmmu_pro(item: Item, response: ItemResponse, extraction: Extraction) -
 
 
 def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -> str | None:
-    """Return the letter that MMMU's parser chooses: in the first form that any letter has, the last letter.
-
-    `forms` are ways to write a letter, such as "({})", tried in this order.
-    """
+    """Return the letter that MMMU's parser chooses: the last in the first of `forms`, such as "({})", that any has."""
     for mark in _PUNCTUATION:
         text = text.strip(mark)
     text = f" {text} "

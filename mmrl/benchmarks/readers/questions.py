@@ -295,9 +295,7 @@ def _make_target(item: Item) -> Target:
 
 def _item_from_sample(sample: Sample) -> Item:
     # Of several item types with one prompt type the last counts: `text` rather than `list`, `count` for numbers.
-    item_types = {}
-    for item_type, prompt_type in PROMPT_ANSWER_TYPES.items():
-        item_types[prompt_type] = item_type
+    item_types = dict(zip(PROMPT_ANSWER_TYPES.values(), PROMPT_ANSWER_TYPES, strict=True))
     return Item(
         id=sample.id,
         answer_type=item_types.get(sample.target.answer_type, "text"),
