@@ -25,30 +25,21 @@ _MAX_DECIMALS: Final = 12
 class Item:
     """A question as scoring sees it."""
 
-    id: str
-    """Unique within the benchmark."""
-    answer_type: ItemAnswerType
-    """Decides how an answer is found and compared."""
+    id: str  # unique within the benchmark
+    answer_type: ItemAnswerType  # decides how an answer is found and compared
     answer: Any
     """The correct answer: an option's text, a number, a text, a list of accepted texts, or checked coordinates."""
-    question: str = ""
-    """Text of the question; extraction tells a number of the question from the answer by it."""
-    options: tuple[str, ...] = ()
-    """Texts of the options, the first is A; empty for other questions."""
-    precision: int | None = None
-    """Decimals to which numbers are compared; None compares them exactly."""
-    unit: str | None = None
-    """Unit of a number."""
+    question: str = ""  # text of the question; extraction tells a number of the question from the answer by it
+    options: tuple[str, ...] = ()  # texts of the options, the first is A; empty for other questions
+    precision: int | None = None  # decimals to which numbers are compared; None compares them exactly
+    unit: str | None = None  # unit of a number
     coordinate_system: CoordinateSystem = CoordinateSystem.PX_ORIGINAL
     """Coordinate system of the answer, where it has coordinates."""
-    image_size: Size | None = None
-    """Width and height of the image in pixels; None when the file does not say it."""
-    cluster: str = ""
-    """Items of one cluster share their image, so that intervals resample them together."""
+    image_size: Size | None = None  # width and height of the image in pixels; None when the file does not say it
+    cluster: str = ""  # items of one cluster share their image, so that intervals resample them together
     subsets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Subsets by the column that makes them; an item may be in several, such as those of its skills."""
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else that the benchmark's own rule needs."""
+    meta: Mapping[str, Any] = field(default_factory=dict)  # anything else that the benchmark's own rule needs
 
     @property
     def accepted_answers(self) -> list[Any]:
@@ -60,20 +51,13 @@ class Item:
 class ItemResponse:
     """A response to an item as scoring sees it."""
 
-    id: str
-    """Id of the item."""
-    text: str
-    """Everything the model wrote."""
-    response_index: int = 0
-    """Number of the response among those to the same item, from 0."""
-    finished: bool = True
-    """False when the response was cut off by the limit of tokens."""
-    num_tokens: int | None = None
-    """Length in tokens; None when unknown."""
-    coordinate_system: CoordinateSystem = CoordinateSystem.PX_ORIGINAL
-    """Coordinate system of coordinates in the text."""
-    resized_size: Size | None = None
-    """Width and height in pixels of the image as the model saw it; None when unknown."""
+    id: str  # id of the item
+    text: str  # everything the model wrote
+    response_index: int = 0  # number of the response among those to the same item, from 0
+    finished: bool = True  # False when the response was cut off by the limit of tokens
+    num_tokens: int | None = None  # length in tokens; None when unknown
+    coordinate_system: CoordinateSystem = CoordinateSystem.PX_ORIGINAL  # coordinate system of coordinates in the text
+    resized_size: Size | None = None  # width and height in pixels of the image as the model saw it; None when unknown
 
 
 def parse_canonical_item(row: Mapping[str, Any]) -> Item:

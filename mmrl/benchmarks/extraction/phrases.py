@@ -15,8 +15,7 @@ def _any_of(*patterns: str) -> str:
 
 
 _BE_VERB: Final = _any_of(
-    *("is", "are", "was", "were", "equals", "becomes", "has to be"),
-    "(?:would|will|should|must|could|can|might|may) be",
+    *("is", "are", "was", "were", "equals", "becomes", "has to be"), "(?:would|will|should|must|could|can|might|may) be"
 )
 # "The other answer is" announces nothing.
 _ANSWER_NOUN: Final = r"(?<!other )(?<!one )(?<!each )(?<!every )" + _any_of(

@@ -35,22 +35,14 @@ class UnscorableRowError(BadRowError):
 class QuestionRow(NamedTuple):
     """One question in canonical columns, before its media are opened."""
 
-    columns: dict[str, Any]
-    """Values by canonical column name; None stands for a missing column."""
-    images: object = None
-    """Images as the cell names them: bytes, a path, or a list of these."""
-    videos: object = None
-    """Videos as the cell names them."""
-    clip: TimeRange = (None, None)
-    """Start and end of the part of the video to show, in seconds."""
-    fps: float | None = None
-    """Frames per second of a video that is stored as a folder of frames."""
-    append_options: bool = True
-    """True when the options must still be listed below the question."""
-    image_refs: Sequence[ImageRef] = ()
-    """Images that the layout has opened already; these replace `images`."""
-    image_numbering: ImageNumbering = "each"
-    """Meaning of numbered placeholders in the question."""
+    columns: dict[str, Any]  # values by canonical column name; None stands for a missing column
+    images: object = None  # images as the cell names them: bytes, a path, or a list of these
+    videos: object = None  # videos as the cell names them
+    clip: TimeRange = (None, None)  # start and end of the part of the video to show, in seconds
+    fps: float | None = None  # frames per second of a video that is stored as a folder of frames
+    append_options: bool = True  # True when the options must still be listed below the question
+    image_refs: Sequence[ImageRef] = ()  # images that the layout has opened already; these replace `images`
+    image_numbering: ImageNumbering = "each"  # meaning of numbered placeholders in the question
 
 
 class RowLayout(Protocol):

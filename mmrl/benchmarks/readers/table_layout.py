@@ -34,34 +34,23 @@ class TableLayout:
     whose values form a list, or a Jinja template over the row.
     """
 
-    name: str
-    """Name of the layout in error messages."""
-    answer_type: str
-    """Answer type of all rows, or a template that gives that of each."""
-    columns: Mapping[str, str | Sequence[str]]
-    """Column by role; a row without one of these is of another layout."""
+    name: str  # name of the layout in error messages
+    answer_type: str  # answer type of all rows, or a template that gives that of each
+    columns: Mapping[str, str | Sequence[str]]  # column by role; a row without one of these is of another layout
     optional_columns: Mapping[str, str | Sequence[str]] = field(default_factory=lambda: MappingProxyType({}))
     """Column by role; a row may lack these."""
-    subset_columns: tuple[str, ...] = ()
-    """Columns by whose values the report breaks results down."""
+    subset_columns: tuple[str, ...] = ()  # columns by whose values the report breaks results down
     coordinate_system: CoordinateSystem | None = None
     """Coordinate system of boxes and points; None when a column says it, or no answer has coordinates."""
-    box_format: str = "xyxy"
-    """`xyxy` for two corners, `xywh` for a corner with width and height."""
-    question_lists_options: bool = False
-    """True when the question already lists its options."""
-    explode_column: str | None = None
-    """Column with a list, each entry of which makes a question of its own."""
+    box_format: str = "xyxy"  # `xyxy` for two corners, `xywh` for a corner with width and height
+    question_lists_options: bool = False  # True when the question already lists its options
+    explode_column: str | None = None  # column with a list, each entry of which makes a question of its own
     video_folders: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Folder of the videos, by the name of the file that asks about them."""
-    fps: float | None = None
-    """Frames per second of videos that are stored as folders of frames."""
-    image_numbering: ImageNumbering = "each"
-    """Meaning of numbered placeholders in the question."""
-    signature_columns: tuple[str, ...] = ()
-    """Columns without a role that tell this layout from a similar one."""
-    needs_coordinate_system: bool = False
-    """True when the user must name the coordinate system."""
+    fps: float | None = None  # frames per second of videos that are stored as folders of frames
+    image_numbering: ImageNumbering = "each"  # meaning of numbered placeholders in the question
+    signature_columns: tuple[str, ...] = ()  # columns without a role that tell this layout from a similar one
+    needs_coordinate_system: bool = False  # True when the user must name the coordinate system
 
     @cached_property
     def required_columns(self) -> frozenset[str]:

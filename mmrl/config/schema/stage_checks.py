@@ -156,17 +156,15 @@ def _check_mixture_source(stage: SftStage | RlStage) -> None:
 
 def _check_engine(stages: Sequence[SftStage | RlStage], engine: object) -> None:
     """Check that the engine can sample as the stages ask."""
-    for stage in stages:
-        if not isinstance(stage, RlStage):
-            continue
-        renormalises = engine in ("vllm", "vllm_server") and (stage.sampling.top_k or stage.sampling.top_p < 1.0)
-        if renormalises:
+    rl_stages = [stage for stage in stages if isinstance(stage, RlStage)]
+    for stage in rl_stages:
+        if engine in ("vllm", "vllm_server") and (stage.sampling.top_k or stage.sampling.top_p < 1.0):
             raise ValueError(
                 f"stage {stage.name!r} has `sampling.top_p` or `top_k`, whose log-probabilities vLLM renormalises "
                 "and the learner does not; leave them out, or use `rollout.engine: hf`"
             )
-    for stage in stages:
-        if isinstance(stage, RlStage) and stage.async_rollouts and engine == "vllm":
+    for stage in rl_stages:
+        if stage.async_rollouts and engine == "vllm":
             raise ValueError(
                 f"stage {stage.name!r} has `async_rollouts`, and rollout.engine vllm takes turns with the learner; use "
                 "vllm_server, or leave out `async_rollouts`"
