@@ -22,8 +22,7 @@ CorrectnessRule = Callable[[Item, ItemResponse, Extraction], bool]
 class OverallMetric(NamedTuple):
     """A number over all responses that is no mean of single scores, such as COCO's average precision."""
 
-    name: str
-    """Name of the metric in reports and, with spaces as underscores, in metrics.jsonl."""
+    name: str  # name of the metric in reports and, with spaces as underscores, in metrics.jsonl
     compute: Callable[[Sequence[GradedResponse]], float]
     """Returns the number; items without a response come with an empty one."""
 
@@ -32,19 +31,15 @@ class OverallMetric(NamedTuple):
 class Benchmark:
     """A benchmark. A user's function may return one: see docs/extending/benchmark.md."""
 
-    name: str
-    """Name in reports, sample ids and default folders; a valid file name."""
-    official_score: OfficialMetric | None = None
-    """The benchmark's own rule; None takes the strict verdict for it."""
+    name: str  # name in reports, sample ids and default folders; a valid file name
+    official_score: OfficialMetric | None = None  # the benchmark's own rule; None takes the strict verdict for it
     is_correct: CorrectnessRule = match.is_correct
     """Strict verdict on a response: the answer found means the same as the item's."""
-    overall_metric: OverallMetric | None = None
-    """A number over all responses, for benchmarks that publish one."""
+    overall_metric: OverallMetric | None = None  # a number over all responses, for benchmarks that publish one
     parse_item: Callable[[Mapping[str, Any]], Item] = parse_canonical_item
     """Returns the item of a row of `mmrl eval score --items`; raises ValueError for a row that is none."""
     layouts: tuple[RowLayout, ...] = ()
     """Formats of the benchmark's files, the more specific first; canonical JSONL always works, too."""
-    default_split: str = "test"
-    """Split that is read from a folder when the user names none."""
+    default_split: str = "test"  # split that is read from a folder when the user names none
     reads_coco_annotations: bool = False
     """True when the files are COCO's annotations, one JSON object for all images, instead of rows."""

@@ -157,7 +157,7 @@ def _clustered_mean(verdicts: Sequence[Verdict], column: _Column) -> dict[str, f
     """Return the mean over items with an interval that resamples clusters."""
     cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts}
     means = _mean_by_item(verdicts, column)
-    clusters = [cluster_of[id] for id in means]
+    clusters = list(map(cluster_of.__getitem__, means))
     interval = cluster_bootstrap([*means.values()], clusters, seed=_BOOTSTRAP_SEED)
     if interval.low == interval.high:
         # Where all clusters are alike, resampling gives no width, and Wilson's interval does.

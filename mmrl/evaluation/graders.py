@@ -74,10 +74,7 @@ class RewardGrader:
         responses = list(map(self._parse_response, predictions))
         samples = [self.samples[prediction.id] for prediction in predictions]
         scores = self.scorer.score(list(zip(responses, samples, strict=True)))
-        return [
-            self._make_verdict(prediction, response, score)
-            for prediction, response, score in zip(predictions, responses, scores, strict=True)
-        ]
+        return list(map(self._make_verdict, predictions, responses, scores))
 
     def grade_run(self, predictions: Sequence[Prediction], generation_settings: Mapping[str, Any]) -> ScoredRun:
         """Return verdicts on all predictions, and the mean reward of each task as training reports it."""

@@ -141,12 +141,8 @@ def find_labels(text: str, options: AnswerOptions) -> Iterator[ChosenOption]:
 
 def listed_letters(text: str) -> set[str]:
     """Return the letters that lines of a text begin with."""
-    found = set()
-    for line in text.splitlines()[:_MAX_LISTED_LINES]:
-        label = leading_label(line)
-        if label:
-            found.add(label[0])
-    return found
+    labels = filter(None, map(leading_label, text.splitlines()[:_MAX_LISTED_LINES]))
+    return {letter for letter, _ in labels}
 
 
 def blank_out_listing(text: str, options: AnswerOptions) -> str:

@@ -94,17 +94,14 @@ class AnswerOptions:
 
     def index_by_distinctive_words(self, sentence: str) -> int | None:
         """Return the one option whose distinctive words a sentence has all."""
-        said = word_stems(sentence)
-        hits = [index for index, stems in enumerate(self._distinctive_stems) if stems and stems <= said]
+        said, stems = word_stems(sentence), self._distinctive_stems
+        hits = [index for index, own in enumerate(stems) if own and own <= said]
         if not hits:
             return None
         # Of several, the one whose words include those of all others.
-        best = hits[0]
-        for index in hits[1:]:
-            if len(self._distinctive_stems[index]) > len(self._distinctive_stems[best]):
-                best = index
+        best = max(hits, key=lambda index: len(stems[index]))
         for index in hits:
-            if index != best and not self._distinctive_stems[index] < self._distinctive_stems[best]:
+            if index != best and not stems[index] < stems[best]:
                 return None
         return best
 
@@ -161,7 +158,7 @@ def normalize_option(text: str) -> str:
     text = text.casefold()
     # Plain searches first: most texts need none of the substitutions.
     if "\\" in text:
-        text = _LATEX_COMMAND.sub(lambda command: _LATEX_REPLACEMENTS.get(command[0], ""), text)
+        text = _LATEX_COMMAND.sub(_replace_latex_command, text)
         text = _LATEX_FRACTION.sub(r"\1/\2", text)
     if "√" in text or "sqrt" in text:
         text = _SQUARE_ROOT.sub(r"√\1\2\3", text)
@@ -174,6 +171,10 @@ def word_stems(text: str) -> frozenset[str]:
     """Return the words of a text without their endings, synonyms under one name."""
     stems = (_WORD_ENDING.sub("", word) for word in _WORD.findall(text.lower()))
     return frozenset(_SYNONYM_STEMS.get(stem, stem) for stem in stems) - _STOP_WORDS
+
+
+def _replace_latex_command(match: re.Match[str]) -> str:
+    return _LATEX_REPLACEMENTS.get(match[0], "")
 
 
 def _whole_word_pattern(text: str) -> str:

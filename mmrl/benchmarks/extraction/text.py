@@ -73,11 +73,10 @@ class CharSpan(NamedTuple):
 def answer_span(response: str) -> CharSpan | None:
     """Return the part of a response that answers; None where thinking was opened and never closed."""
     # Text behind a stop token is no part of the answer.
-    stops = []
+    end = len(response)
     for token in _STOP_TOKENS:
-        if token in response:
-            stops.append(response.find(token))
-    end = min(stops, default=len(response))
+        stop = response.find(token, 0, end)
+        end = stop if stop >= 0 else end
     start = 0
     was_opened = was_closed = False
     for opening_tag, closing_tag in _THINKING_TAGS:

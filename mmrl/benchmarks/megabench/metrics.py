@@ -282,7 +282,7 @@ def _mean_pairwise_iou(prediction: object, reference: object) -> float:
     predicted, expected = _parse_boxes(prediction), _parse_boxes(reference)
     if len(predicted) != len(expected) or not predicted:
         return 0.0
-    return fmean(_ordered_iou(box, target) for box, target in zip(predicted, expected, strict=True))
+    return fmean(map(_ordered_iou, predicted, expected))
 
 
 def _is_point_in_any_box(prediction: object, reference: object) -> float:

@@ -134,9 +134,7 @@ def _select_facts(condition: Fact, *, negated: bool) -> Iterator[Fact]:
             yield fact[1] if negated else fact
 
 
-def _bind_objects(facts: Sequence[Fact], bindings: Mapping[str, str]) -> set[Fact]:
-    """Return the facts with objects in place of parameters."""
-    bound = set()
+def _bind_objects(facts: Sequence[Fact], bindings: Mapping[str, str]) -> Iterator[Fact]:
+    """Yield the facts with objects in place of parameters."""
     for fact in facts:
-        bound.add(tuple(bindings.get(part, part) if isinstance(part, str) else part for part in fact))
-    return bound
+        yield tuple(bindings.get(part, part) if isinstance(part, str) else part for part in fact)

@@ -216,13 +216,14 @@ def _select_layout(
     layouts: Sequence[RowLayout], cells: Cells, coordinate_system: CoordinateSystem | None, *, location: str
 ) -> RowLayout:
     """Return the layout of a file by its first row; raise UserError when none fits, or `coordinate_system` does not."""
-
-    def missing_columns(layout: RowLayout) -> list[str]:
-        return sorted(name for name in layout.required_columns if not has_column(cells, name))
-
-    # Of several layouts that fit, `min` returns the first, which is the more specific.
-    layout = min(layouts, key=lambda layout: len(missing_columns(layout)) / len(layout.required_columns))
-    missing = missing_columns(layout)
+    missing_columns, missing_shares = [], []
+    for layout in layouts:
+        missing = sorted(name for name in layout.required_columns if not has_column(cells, name))
+        missing_columns.append(missing)
+        missing_shares.append(len(missing) / len(layout.required_columns))
+    # Of several layouts that fit, the first counts, which is the more specific.
+    nearest = missing_shares.index(min(missing_shares))
+    layout, missing = layouts[nearest], missing_columns[nearest]
     if missing:
         raise UserError(
             f"{location}: the columns are {', '.join(cells)}; the nearest known layout is {layout.name}, which needs "

@@ -69,7 +69,7 @@ class DynamicSamplingConfig(StrictModel):
 
     def describe(self, prompts_per_step: int) -> str:
         """Return the conditions, a line each."""
-        lines = [entry.describe() for entry in self.ranges]
+        lines = list(map(GroupRewardRangeConfig.describe, self.ranges))
         if self.max_truncated_frac < 1.0:
             lines.append(f"at most {self.max_truncated_frac:.0%} of a group's rollouts are truncated")
         if self.max_rounds > 1:
