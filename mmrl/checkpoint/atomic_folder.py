@@ -185,9 +185,8 @@ def find_damage(folder: Path, required: Sequence[str], ranks: Ranks | None = Non
     if isinstance(hashes, str):
         return hashes
     # Each rank hashes a share: the files of a large model take long to read.
-    own_names = list(hashes)[ranks.rank :: ranks.size]
     own_damaged = []
-    for name in own_names:
+    for name in list(hashes)[ranks.rank :: ranks.size]:
         if compute_sha256(folder / name) != hashes[name]:
             own_damaged.append(name)
     damaged = list(chain.from_iterable(ranks.all_gather(own_damaged)))

@@ -198,9 +198,8 @@ def _comparison_table(rows: Sequence[TaskComparison]) -> Iterator[str]:
     yield "| task | n | before | after | rise |"
     yield "|---|---|---|---|---|"
     for row in rows:
-        means = (row.before, row.after, row.improvement)
         cells = []
-        for mean in means:
+        for mean in (row.before, row.after, row.improvement):
             cells.append(f"{mean.value:.3f} [{_format_bound(mean.low)}, {_format_bound(mean.high)}]")
         yield f"| {row.task} | {row.after.n} | {' | '.join(cells)} |"
 

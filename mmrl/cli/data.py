@@ -144,7 +144,6 @@ def _show(arguments: argparse.Namespace) -> int:
     from mmrl.config import load_config
 
     loaded = load_config(arguments.config, arguments.overrides)
-    # A wrong config should be refused before these are imported, which takes seconds.
     with pause_gc_for_imports():
         from mmrl.data_check.contact_sheet import draw_contact_sheet
         from mmrl.data_check.sample_view import SampleBrowser, describe_sample

@@ -60,10 +60,7 @@ def diff_configs(old_settings: Mapping[str, PlainValue], new_config: Config) -> 
 
 
 def _resume_effect(key: str) -> str | None:
-    for pattern, effect in CHANGEABLE_ON_RESUME:
-        if fnmatchcase(key, pattern):
-            return effect
-    return None
+    return next((effect for pattern, effect in CHANGEABLE_ON_RESUME if fnmatchcase(key, pattern)), None)
 
 
 def _format_setting(settings: Mapping[str, PlainValue], key: str) -> str:

@@ -132,9 +132,8 @@ class _ConfigFiles:
     def read(self, path: Path, *, error_prefix: str, chain: tuple[Path, ...] = ()) -> ConfigNode:
         """Return a file's tree merged over the files it extends; `chain` holds the files that led here."""
         text = _read_text(path, error_prefix)
-        resolved = path.resolve()
-        chain_here = (*chain, resolved)
-        if resolved in chain:
+        chain_here = (*chain, path.resolve())
+        if chain_here[-1] in chain:
             raise UserError(f"{error_prefix}{path} extends itself: {' -> '.join(file.name for file in chain_here)}")
         self.files.append(path)
         if len(self.files) > MAX_FILES:

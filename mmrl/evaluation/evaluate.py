@@ -92,9 +92,8 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
         if model_source.checkpoint_dir is None:
             # An export holds everything itself, so what the run was built from no longer matters.
             settings["model"] |= {"path": str(model_source.path), "from_scratch": None, "lora": None}
-    overrides = [f"rollout.engine={request.engine}"] if request.engine else []
-    overrides += request.overrides
-    eval_config = load_eval_config(settings, request.model, overrides)
+    engine_override = [f"rollout.engine={request.engine}"] if request.engine else []
+    eval_config = load_eval_config(settings, request.model, [*engine_override, *request.overrides])
     lock = RunDir(request.out_dir).lock()
     with lock, closing(_make_question_set(request, model_source, eval_config)) as question_set:
         command = _EvalCommand(

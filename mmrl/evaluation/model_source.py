@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,11 +55,8 @@ class ModelSource:
             # A name on the hub has no files here to hash.
             digest.update(base_model.encode())
         for folder in folders:
-            files: set[Path] = set()
-            for pattern in _MODEL_FILES:
-                files.update(folder.glob(pattern))
             # Sorted, since the order in which a folder lists its files is the file system's.
-            for file in sorted(files):
+            for file in sorted(set(chain.from_iterable(map(folder.glob, _MODEL_FILES)))):
                 with file.open("rb") as content:
                     digest.update(file.name.encode() + hashlib.file_digest(content, "sha256").digest())
         return digest.hexdigest()

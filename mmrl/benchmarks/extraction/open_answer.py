@@ -165,8 +165,7 @@ def concluding_number(text: str, question: str, question_numbers: frozenset[floa
         if phrases.is_conclusion(text, *sentence) or is_last_equation:
             return 2.0
         # "First, we need .." says what will be done, not what came of it.
-        is_plan = phrases.PLAN_START.match(text, sentence.start) is not None
-        if number.value in question_numbers or is_plan or not question_words:
+        if number.value in question_numbers or not question_words or phrases.PLAN_START.match(text, sentence.start):
             return 0.0
         share = len(question_words & content_words(text[slice(*sentence)])) / len(question_words)
         return share if share >= _MIN_SHARED_WORDS else 0.0

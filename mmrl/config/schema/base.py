@@ -56,10 +56,7 @@ def describe_conditions(when: SampleConditions) -> str:
 
 def find_duplicate(names: list[str]) -> str | None:
     """Return the first name that stands more than once, or None."""
-    for name in names:
-        if names.count(name) > 1:
-            return name
-    return None
+    return next((name for name in names if names.count(name) > 1), None)
 
 
 def check_rising_steps(steps: list[int]) -> None:
