@@ -137,7 +137,7 @@ class PromptProcessor:
         return replace(rollout, text=first_response + text, answer=answer, is_correct=None)
 
     def first_response_text(self, rollout: Rollout) -> str | None:
-        """Return the text of all that a continuation followed: up to a forced trigger, or up to and with a tool's result.
+        """Return the text that a continuation followed: up to a forced trigger, or up to and with a tool's result.
 
         None if the response was not continued.
         """
