@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from harness import contents, experiment, metrics, mmrl, reinforcement, write
+from harness import contents, experiment, metrics, mmrl, rl_stage, write
 
 LOOK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
 STEPS = [{"kind": "generate"}, {**LOOK, "temperature": 0.9, "fraction": 0.5}, {"kind": "probe", "corruption": "grey"}]
 
 
 def rethinking(run_dir):
-    stage = reinforcement(rollout_steps=STEPS, steps=6)
+    stage = rl_stage(rollout_steps=STEPS, steps=6)
     evaluation = {"max_new_tokens": 6, "batch_size": 8, "rollout_steps": [{"kind": "generate"}, LOOK]}
     return experiment(run_dir, stages=[experiment(run_dir)["stages"][0], stage], evaluation=evaluation)
 
