@@ -135,7 +135,7 @@ def test_loss_and_gradient_equal_a_slow_independent_version(tiny, family, rethou
     """One sequence at a time, token by token, with position ids counted out and no code of ours in between."""
     world = tiny(family)
     trained_on = experiences(world)
-    trained_on = [second_look(e) if rethought else e for e in trained_on]
+    trained_on = [add_continuation(e) if rethought else e for e in trained_on]
     metrics, ours = gradient(world, trained_on)
     world.policy.model.zero_grad()
     total = sum(len(s.token_ids) for e in trained_on for s in e.rollout.segments if s.author is Author.POLICY)
@@ -146,7 +146,7 @@ def test_loss_and_gradient_equal_a_slow_independent_version(tiny, family, rethou
     assert difference(ours, theirs) < GRADIENTS
 
 
-def second_look(experience):
+def add_continuation(experience):
     """The response cut in two, with a trigger between, the second part drawn at another temperature."""
     rollout = experience.rollout
     (whole,) = rollout.segments

@@ -115,7 +115,7 @@ def test_the_comparison_can_fail(world, trained_on, monkeypatch, name):
     assert distance(parts, whole) > 0.1
 
 
-def test_imitation_of_second_looks_does_not_depend_on_advantages(world, trained_on):
+def test_imitation_of_continuations_does_not_depend_on_advantages(world, trained_on):
     """What it adds to the gradient is the same where all of a group are right, and no advantage is left."""
     with_it = LOSSES["nll after a trigger"]
     without = with_it.model_copy(update={"sft_loss": SftLossConfig()})

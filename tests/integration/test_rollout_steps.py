@@ -26,7 +26,7 @@ def again(tmp_path_factory):
     return folder / "run"
 
 
-def test_a_run_with_second_looks_and_probes_tells_of_them(again):
+def test_a_run_with_continuations_and_probes_tells_of_them(again):
     told = [record for record in metrics(again) if record["stage"] == "rl" and "rethink/attempted" in record]
     assert len(told) == 6
     for record in told:
@@ -49,7 +49,7 @@ def test_a_run_with_second_looks_and_probes_tells_of_them(again):
 
 
 def test_such_a_run_goes_on_as_if_it_had_never_stopped(here, tmp_path, again):
-    """Stopped by Ctrl-C in its fourth step of reinforcement, after a second look of the policy that trains."""
+    """Stopped by Ctrl-C in its fourth step of reinforcement, after a continuation of the policy that trains."""
     config = write(rethinking(tmp_path / "run"), tmp_path / "tiny.yaml")
     stopped = mmrl("train", config, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 4, "SIGINT"))
     assert "Saved." in stopped.output, stopped.errors

@@ -114,7 +114,7 @@ def asking(data: Path) -> dict[str, Any]:
 
 def divided(run_dir: Path, data: Path, zero: int) -> dict[str, Any]:
     """A run whose learner has process groups of torch before vLLM does, and after; whose groups wait for each other,
-    are asked in place of others, and take second looks.
+    are asked in place of others, and take continuations.
     """
     drawn = {"max_new_tokens": 16, "temperature": 0.8}
     first = {"kind": "generate", "partial_rollout_tokens": 4, "oversampling": 1.5, "max_tokens_per_step": 100}
@@ -143,7 +143,7 @@ def looking_closer(run_dir: Path) -> dict[str, Any]:
 
 
 def of_every_kind(folder: Path) -> dict[str, Any]:
-    """Text, pictures and videos in one step, whose responses come in parts, take second looks, and are replayed."""
+    """Text, pictures and videos in one step, whose responses come in parts, take continuations, and are replayed."""
     return mixed(
         folder,
         {**FOR_VLLM, "family": "qwen3_vl"},

@@ -189,7 +189,7 @@ def test_probes_come_when_they_are_due_and_several_stand_side_by_side(world):
 
 @pytest.mark.parametrize("first", [0, 1], ids=["probe first", "probe last"])
 def test_probes_go_through_all_other_steps_without_being_counted(world, first):
-    """Or what a second look adds would pass for what looking adds."""
+    """Or what a continuation adds would pass for what looking adds."""
     look = RethinkConfig(
         kind="rethink", correct=("length",), max_new_tokens=3, triggers=(RethinkTriggerConfig(text=" Wait."),)
     )

@@ -359,7 +359,7 @@ def test_who_teaches():
 
 
 @pytest.mark.parametrize(("authors", "teaches"), [("ppttppp", True), ("tpp", False), ("pp", False)])
-def test_a_second_look_that_ended_right_is_imitated_though_its_whole_group_was(authors, teaches):
+def test_a_continuation_that_ended_right_is_imitated_though_its_whole_group_was(authors, teaches):
     """Where all are right no advantage is left, and the verdict still counts."""
     each = experience(authors, 0.0)
     assert Objective(LossConfig(sft_loss=SftLossConfig(coef=0.1)), STEPS).has_gradient(each) is teaches
