@@ -50,15 +50,10 @@ class ServerEngine:
     ) -> None:
         """Start the replicas that belong to the run, and wait until all of them answer.
 
-        Args:
-            replicas: the servers.
-            processor: encodes prompts and media.
-            workers_per_replica: processes of each replica that hold weights.
-            warn: told of a replica that had to be restarted.
-            keep_weights: keep a copy of the weights in host memory, for a replica that is restarted while the learner
-                already updates them.
-            ranks: all processes of the run, if several share the servers. `load_weights` and `load_adapter` are then
-                collective, and load through rank 0.
+        `workers_per_replica` counts the processes of each replica that hold weights. `warn` is told of a replica that
+        had to be restarted. `keep_weights` keeps a copy of the weights in host memory, for a replica that is restarted
+        while the learner already updates them. `ranks` are all processes of the run, if several share the servers:
+        `load_weights` and `load_adapter` are then collective, and load through rank 0.
 
         Raises:
             UserError: a replica does not answer in time.
@@ -87,7 +82,7 @@ class ServerEngine:
         """
         answers: dict[int, list[GeneratedTokens]] = {}
         while len(answers) < len(requests):
-            unanswered = [number for number in range(len(requests)) if number not in answers]
+            unanswered = sorted(set(range(len(requests))) - answers.keys())
             failures: dict[Replica, ReplicaError] = {}
             sent: dict[int, tuple[Replica, Future[list[GeneratedTokens]]]] = {}
             # Leaving the block waits for all requests.
