@@ -113,9 +113,8 @@ class GrpoLearner:
         """
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
         if (reference is not None) != self._objective.needs_reference:
-            raise ValueError(
-                f"kl.coef {config.loss.kl.coef} and a {'missing' if reference is None else 'given'} reference"
-            )
+            found = "missing" if reference is None else "given"
+            raise ValueError(f"kl.coef {config.loss.kl.coef} and a {found} reference")
         self._policy, self._provider, self._engine = policy, provider, engine
         self._config, self._reference = config, reference
         self._ranks, self._placement = ranks or SingleProcess(), placement or MediaPlacement()

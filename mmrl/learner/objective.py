@@ -97,10 +97,8 @@ class Objective:
         for experience in experiences:
             if not isfinite(experience.advantage):
                 rollout = experience.rollout
-                raise ValueError(
-                    f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: advantage {experience.advantage} is "
-                    "not finite"
-                )
+                owner = f"sample {rollout.prompt.sample.id}, rollout {rollout.index}"
+                raise ValueError(f"{owner}: advantage {experience.advantage} is not finite")
         if not self._options.mask_truncated:
             return list(experiences)
         return [experience for experience in experiences if experience.rollout.finish_reason is not FinishReason.LENGTH]
@@ -162,9 +160,8 @@ class Objective:
     ) -> tuple[Tensor, dict[str, float]]:
         """Return policy loss, KL penalty and entropy bonus over tokens that the policy sampled, and their metrics."""
         options = self._options
-        old_T = torch.where(
-            tokens.use_recorded_logprobs_N, tokens.rollout_logprobs_N, inputs.recomputed_logprobs_N
-        ).detach()
+        recorded_T, recomputed_T = tokens.rollout_logprobs_N, inputs.recomputed_logprobs_N
+        old_T = torch.where(tokens.use_recorded_logprobs_N, recorded_T, recomputed_T).detach()
         log_ratio_T = inputs.logprobs_N - old_T
         if options.log_ratio_clip is not None:
             # So that no exponential is taken of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).

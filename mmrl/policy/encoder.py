@@ -115,15 +115,14 @@ class PromptEncoder:
         self.hf_processor, self.family, self.response_format = hf_processor, family, response_format
         self._media_cache, self._add_instruction = media_cache, add_instruction
         self._max_prompt_tokens, self._limit_key = max_prompt_tokens, limit_key
-        self._chat_template = ChatTemplate(hf_processor)
-        options = hf_processor.image_processor
+        self._chat_template, options = ChatTemplate(hf_processor), hf_processor.image_processor
         self.frame_sampling = FrameSampling(video=video, patch_size=options.patch_size)
         self._no_patches = torch.zeros(0, 3 * options.temporal_patch_size * options.patch_size**2)
         start, end = re.escape(family.vision_start_token), re.escape(family.vision_end_token)
         image, video_token = re.escape(hf_processor.image_token), re.escape(hf_processor.video_token)
         self._media_pattern = re.compile(f"{start}(?:{image}|{video_token}){end}")
-        added_tokens = hf_processor.tokenizer.added_tokens_decoder
-        self._special_tokens = [str(token) for token in added_tokens.values() if token.special]
+        added_tokens = hf_processor.tokenizer.added_tokens_decoder.values()
+        self._special_tokens = [str(token) for token in added_tokens if token.special]
         self.placeholders = Placeholders(
             image_id=hf_processor.image_token_id, video_id=hf_processor.video_token_id, merge_size=options.merge_size
         )

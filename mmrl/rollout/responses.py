@@ -51,9 +51,8 @@ def append_generated(
         version=version,
         sampling_params=None if sampling_params == rollout.sampling_params else sampling_params,
     )
-    return processor.parse_rollout(
-        replace(rollout, segments=(*rollout.segments, segment), finish_reason=generated.finish)
-    )
+    longer = replace(rollout, segments=(*rollout.segments, segment), finish_reason=generated.finish)
+    return processor.parse_rollout(longer)
 
 
 class StopStringMatcher:
