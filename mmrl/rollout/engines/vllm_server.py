@@ -31,6 +31,9 @@ from mmrl.rollout.responses import GeneratedTokens
 from mmrl.rollout.weight_sync import ShardedWeightStream, WeightStream
 from mmrl.types import UserError
 
+# The module that `vllm serve` runs. The command itself does not start in the build for CPUs.
+_SERVE = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+
 _REQUESTS_PER_REPLICA = 64
 """Concurrent HTTP requests to a replica. It batches by itself; this only keeps its queue filled."""
 
@@ -192,12 +195,10 @@ def make_replicas(
     replicas = []
     for number in range(options.replicas):
         port = find_free_port()
-        # The module that `vllm serve` runs. The command itself does not start in the build for CPUs.
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         replica = Replica(
             f"http://127.0.0.1:{port}",
             options,
-            command=[*command, "--host", "127.0.0.1", "--port", str(port), *flags],
+            command=[*_SERVE, "--model", model, "--host", "127.0.0.1", "--port", str(port), *flags],
             device=options.devices[number] if options.devices else "",
             log=log_dir / f"server-{number}.log",
         )

@@ -34,8 +34,7 @@ class ToolStep:
         Raises:
             UserError: a tool failed, and `on_error` is `stop`.
         """
-        options = self.executor.options
-        groups = list(map(list, batch.groups))
+        options, groups = self.executor.options, list(map(list, batch.groups))
         counts: Counter[str] = Counter()
         for _ in range(options.max_turns):
             # All rollouts of the batch that call a tool go on together: one large request to the engine in each turn.
