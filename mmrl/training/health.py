@@ -188,7 +188,7 @@ class HealthMonitor:
 
 
 class FailedStepCounter:
-    """A callback that counts consecutive steps which changed no weight, for `FailedStepLimit`.
+    """A callback that counts consecutive steps without signal or with a non-finite gradient, for `FailedStepLimit`.
 
     The counts are part of `TrainingState`, so they survive a restart.
     """
