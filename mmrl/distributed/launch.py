@@ -28,8 +28,7 @@ RankProcess = subprocess.Popen[bytes]
 def launch(argv: Sequence[str], num_processes: int) -> int:
     """Run `mmrl ARGV` in `num_processes` processes that form one run.
 
-    Signals are passed on to all of them. When one fails, the others get `SHUTDOWN_GRACE_S` and are then killed: no
-    process outlives this call.
+    Signals are passed on to all of them, and none outlives this call.
 
     Returns:
         The exit code of the first rank that failed, or 0.

@@ -106,10 +106,7 @@ def sum_over_ranks(counts: Mapping[str, float], ranks: Ranks) -> dict[str, float
 def count_dropped_samples(num_requested: int, num_usable: int, ranks: Ranks) -> dict[str, float]:
     """Return the metric `data/dropped`: samples of a round that no rank could use.
 
-    Args:
-        num_requested: Samples that all ranks together asked for.
-        num_usable: Samples that this rank could use.
-        ranks: The ranks of the run.
+    `num_requested` counts what all ranks together asked for, `num_usable` what this rank could use.
 
     Raises:
         UserError: no rank has a usable sample.

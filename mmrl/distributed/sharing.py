@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from mmrl.distributed.ranks import MediaPlacement, Ranks, rank_slice, sum_over_ranks
 from mmrl.ports import DemonstrationCompleter, Learner, RewardScorer, RolloutPipeline
@@ -51,10 +52,8 @@ class SharedRolloutPipeline:
         with self.gather_for_sampling():
             batch = self.pipeline.run(prompts, step=step, unfinished=own_unfinished)
         metrics = sum_over_ranks(batch.metrics, self.ranks)
-        all_unfinished: list[tuple[Rollout, ...]] = []
-        for rank_unfinished in self.ranks.all_gather(batch.unfinished):
-            all_unfinished += rank_unfinished
-        return replace(batch, metrics=metrics, unfinished=tuple(all_unfinished))
+        all_unfinished = tuple(chain.from_iterable(self.ranks.all_gather(batch.unfinished)))
+        return replace(batch, metrics=metrics, unfinished=all_unfinished)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +76,10 @@ class SharedRewardScorer:
         own = tuple(self.scorer.score_groups(rollouts, step=step, probes=probes)) if rollouts else ()
         groups_by_rank = self.ranks.all_gather(own)
         prompts_by_rank = []
-        all_groups: list[Group] = []
         for groups in groups_by_rank:
             prompts_by_rank.append([group.prompt for group in groups])
-            all_groups += groups
         self.placement.record(prompts_by_rank, step)
-        return all_groups
+        return list(chain.from_iterable(groups_by_rank))
 
     def score_eval(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         """Return one score for each of this rank's rollouts; nothing is exchanged."""

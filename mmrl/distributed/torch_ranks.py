@@ -7,9 +7,6 @@ Runs in every process of a run, which a launcher has started (`mmrl.distributed.
     a rank in a collective    `distributed.timeout_s`      the others end with `RankLostError`, which says who was lost
     a rank in anything else   `distributed.heartbeat_s`    it warns, once, with the stacks of its threads, and goes on
     the launcher is gone      a second                     the rank sends itself SIGTERM: it saves and ends
-
-A thread on each rank, the heartbeat, publishes what the rank is doing in the shared store. So a rank that waits too
-long can say for whom it waits and what that rank is doing.
 """
 
 from __future__ import annotations
@@ -99,9 +96,9 @@ class TorchRanks(Ranks):
         with self._report_waiting("all_reduce"), torch.no_grad():
             for bucket in _split_into_buckets(tensors):
                 # One flat copy a bucket: a sum over ranks costs a round trip, however small the tensor.
-                flat = torch.cat([tensor.flatten() for tensor in bucket])
+                flat = torch.cat(list(map(torch.flatten, bucket)))
                 dist.all_reduce(flat)
-                sums = torch.split(flat, [tensor.numel() for tensor in bucket])
+                sums = torch.split(flat, list(map(torch.numel, bucket)))
                 for tensor, summed in zip(bucket, sums, strict=True):
                     tensor.copy_(summed.view_as(tensor))
 
@@ -137,7 +134,7 @@ class TorchRanks(Ranks):
 
 
 class Heartbeat(threading.Thread):
-    """Publishes this rank's current activity to the shared store, where the other ranks can read it.
+    """Publishes this rank's activity to the shared store, so that a rank can say for whom it has waited too long.
 
     When the activity has not changed for `patience_s` seconds, it prints a warning with the activities of all ranks and
     the stacks of all threads of this process, once. It also ends this process when its launcher is gone.
@@ -214,7 +211,7 @@ class Heartbeat(threading.Thread):
 
 def is_launched() -> bool:
     """Return True if a launcher (`mmrl train --nproc`, torchrun, deepspeed) started this process as one of several."""
-    return all(name in os.environ for name in _LAUNCHER_VARIABLES)
+    return os.environ.keys() >= set(_LAUNCHER_VARIABLES)
 
 
 def require_single_process(command: str) -> None:

@@ -50,9 +50,7 @@ class DeepspeedModel(ModelRunner):
         # DeepSpeed would compile its shared-memory collectives at this moment, which needs a compiler.
         __compatible_ops__["deepspeed_shm_comm"] = False
         groups = list(_parameter_groups(self.parameters_by_component))
-        self.ordered_parameters: list[nn.Parameter] = []
-        for group in groups:
-            self.ordered_parameters += group["params"]
+        self.ordered_parameters: list[nn.Parameter] = [own for group in groups for own in group["params"]]
         exact_buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         optimizer = torch.optim.AdamW(groups, fused=True)
         config, dtype = _deepspeed_config(options, self.model.dtype, ranks.size), self.model.dtype
@@ -132,9 +130,7 @@ class DeepspeedModel(ModelRunner):
                 return super().compute_gradient(loss, parameters)
         self.engine.set_gradient_accumulation_boundary(True)
         self.engine.backward(loss(), scale_wrt_gas=False)
-        pieces = []
-        for parameter in parameters:
-            pieces.append(safe_get_local_grad(parameter).clone())
+        pieces = [safe_get_local_grad(parameter).clone() for parameter in parameters]
         self.optimizer.zero_grad()
         return pieces
 
@@ -206,9 +202,7 @@ class DeepspeedModel(ModelRunner):
     def _init_moments(self) -> None:
         """Make moments of 0, as AdamW does at its first step: a checkpoint is restored before that."""
         optimizer = self.local_optimizer
-        pieces: list[torch.Tensor] = []
-        for group in optimizer.param_groups:
-            pieces += group["params"]
+        pieces = [piece for group in optimizer.param_groups for piece in group["params"]]
         if self.options.zero_stage == 3:
             pieces = self.optimizer.fp32_partitioned_groups_flat
         for piece in pieces:
@@ -325,10 +319,7 @@ def _parameter_groups(parameters: Mapping[Component, Sequence[nn.Parameter]]) ->
     """
     for component, own in parameters.items():
         for matrices in (True, False):
-            members = []
-            for parameter in own:
-                if (parameter.ndim > 1) is matrices:
-                    members.append(parameter)
+            members = [parameter for parameter in own if (parameter.ndim > 1) is matrices]
             if members:
                 yield {"params": members, "component": component, "matrices": matrices, "lr": 0.0}
 
@@ -339,11 +330,7 @@ def _numel(parameter: nn.Parameter) -> int:
 
 
 def _deepspeed_config(options: DeepspeedConfig, dtype: torch.dtype, num_ranks: int) -> dict[str, Any]:
-    """Return DeepSpeed's own configuration.
-
-    To DeepSpeed every step looks like one micro-batch: the engine accumulates by itself, because DeepSpeed wants as
-    many micro-batches in every step.
-    """
+    """Return DeepSpeed's own configuration."""
     zero: dict[str, Any] = {
         "stage": options.zero_stage,
         "reduce_bucket_size": options.bucket_elements,
@@ -360,6 +347,7 @@ def _deepspeed_config(options: DeepspeedConfig, dtype: torch.dtype, num_ranks: i
             "stage3_param_persistence_threshold": options.param_persistence_elements,
         }
     return {
+        # One micro-batch a step: the engine accumulates by itself, for DeepSpeed wants as many of them in every step.
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": num_ranks,
         "gradient_accumulation_steps": 1,

@@ -39,8 +39,7 @@ class TorchEngine:
         for component, own in parameters.items():
             masters: list[torch.Tensor] = []
             for parameter in own:
-                is_float32 = parameter.dtype == torch.float32
-                masters.append(parameter if is_float32 else parameter.detach().float().clone())
+                masters.append(parameter if parameter.dtype == torch.float32 else parameter.detach().float().clone())
             self._parameters += own
             self._masters += masters
             self._masters_by_component[component] = masters
@@ -51,9 +50,7 @@ class TorchEngine:
             groups.append({"params": matrices, "lr_scale": lr_scale, "weight_decay": options.weight_decay})
             groups.append({"params": vectors, "lr_scale": lr_scale, "weight_decay": vector_decay})
         # By AdamW's own index, which names a weight in a checkpoint.
-        self._ordered_masters: list[torch.Tensor] = []
-        for group in groups:
-            self._ordered_masters += group["params"]
+        self._ordered_masters: list[torch.Tensor] = [master for group in groups for master in group["params"]]
         self._max_grad_norm = options.max_grad_norm
         self._optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, fused=True)
 
@@ -62,15 +59,10 @@ class TorchEngine:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, lr: float) -> dict[Component, float]:
-        """Clip the gradients, update the weights, and drop the gradients.
+        """Clip the gradients, update the weights and drop the gradients; return norms as `OptimizerEngine.step`.
 
-        If the norm over all components is not finite, weights and optimizer stay as they are.
-
-        Args:
-            lr: learning rate of this step; a component with a rate of its own gets it scaled in proportion.
-
-        Returns:
-            The norm of each component's gradient, summed over ranks, before clipping.
+        `lr` is the rate of this step; a component with a rate of its own gets it scaled in proportion. If the norm over
+        all components is not finite, weights and optimizer stay as they are.
         """
         gradients = []
         for parameter, master in zip(self._parameters, self._masters, strict=True):
@@ -108,7 +100,7 @@ class TorchEngine:
         """
         # The index does not depend on the number of ranks, so another number of them can continue.
         moments, ordered = self._optimizer.state_dict()["state"], self._ordered_masters
-        own = balanced_range([master.numel() for master in ordered], self._ranks)
+        own = balanced_range(list(map(torch.numel, ordered)), self._ranks)
         pairs = zip(self._masters, self._parameters, strict=True)
         copied = {id(master) for master, parameter in pairs if master is not parameter}
         return {

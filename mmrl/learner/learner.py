@@ -1,8 +1,5 @@
 """One training step: epochs over mini-batches with an update each, in micro-batches. `objective` has the loss.
 
-Before its first update, a learner checks the shared-prefix forward against the plain one, with this model on this
-machine.
-
 Suffix of tensor names: N trained tokens of a micro-batch.
 """
 
@@ -13,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,6 +20,7 @@ from mmrl.algo.losses import learning_rate
 from mmrl.config.schema import Component, LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaPlacement, Ranks, SingleProcess
 from mmrl.learner.micro_batches import (
+    ExperienceGroups,
     RankMicroBatch,
     add_dummy_media,
     dummy_batch,
@@ -87,7 +86,6 @@ class LearnerConfig:
     shared_prefix: bool
     """Run a prompt once for its group, rather than once for each completion."""
     pad_id: int
-    """Token id of padding."""
     policy_loss_fn: PolicyLossFn | None = None
     """The function that `loss.policy_loss` names; None for a built-in policy loss."""
 
@@ -111,19 +109,14 @@ class GrpoLearner:
     ) -> None:
         """Set up the learner of a stage.
 
-        `reference` is that of the KL penalty; None if the loss has none. `placement` tells which rank holds the images
-        of each prompt; None for no preference.
+        `reference` is that of the KL penalty, if the loss has one. `placement` tells which rank holds a prompt's media.
         """
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
         if (reference is not None) != self._objective.needs_reference:
-            raise ValueError(
-                f"kl.coef {config.loss.kl.coef} and a {'missing' if reference is None else 'given'} reference"
-            )
-        self._policy = policy
-        self._provider = provider
-        self._engine = engine
-        self._config = config
-        self._reference = reference
+            found = "missing" if reference is None else "given"
+            raise ValueError(f"kl.coef {config.loss.kl.coef} and a {found} reference")
+        self._policy, self._provider, self._engine = policy, provider, engine
+        self._config, self._reference = config, reference
         self._ranks, self._placement = ranks or SingleProcess(), placement or MediaPlacement()
         self._shared_prefix_checked = not config.shared_prefix
         self._pack = partial(
@@ -161,11 +154,8 @@ class GrpoLearner:
         if not active:
             return metrics
         self._check_shared_prefix_once(active)
-        mini_batches = []
-        for dealt in split_into_mini_batches(masked, config.mini_batches):
-            mini_batch = self._make_mini_batch(dealt)
-            if mini_batch is not None:
-                mini_batches.append(mini_batch)
+        dealt = split_into_mini_batches(masked, config.mini_batches)
+        mini_batches = list(filter(None, map(self._make_mini_batch, dealt)))
         for epoch in range(config.epochs):
             latest = _merge_update_metrics([self._update(mini_batch, step, lr) for mini_batch in mini_batches])
             latest[_NONFINITE_UPDATES] += metrics.get(_NONFINITE_UPDATES, 0.0)
@@ -219,9 +209,7 @@ class GrpoLearner:
                         reference_N = self._reference.compute_logprobs(batch).logprobs_N
                 mini_batch.initial_logprobs.append((scores.logprobs_N.detach(), reference_N))
             if micro_batch.groups:
-                experiences: list[Experience] = []
-                for group in micro_batch.groups:
-                    experiences += group
+                experiences = list(chain.from_iterable(micro_batch.groups))
                 inputs = LossInputs(scores.logprobs_N, scores.entropies_N, *mini_batch.initial_logprobs[index])
                 loss, metrics = self._objective(experiences, inputs, mini_batch.denominators, step=step)
             else:
@@ -257,16 +245,9 @@ class GrpoLearner:
 
 
 def check_shared_prefix(
-    policy: Policy,
-    groups: Sequence[Sequence[Experience]],
-    provider: TensorProvider,
-    *,
-    pad_id: int,
-    ranks: Ranks | None = None,
+    policy: Policy, groups: ExperienceGroups, provider: TensorProvider, *, pad_id: int, ranks: Ranks | None = None
 ) -> None:
-    """Score groups packed and as plain rows, and compare log-probs and gradients; every rank must give the same.
-
-    `groups` needs two experiences, in one group or two.
+    """Score two experiences or more, the same on every rank, packed and as plain rows; compare the two.
 
     Raises:
         UserError: log-probs or gradients differ by more than rounding explains.
@@ -334,9 +315,7 @@ def _merge_update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, f
     totals: dict[str, float] = {}
     for update in updates:
         _accumulate_metrics(totals, update)
-    num_updates: Counter[str] = Counter()
-    for update in updates:
-        num_updates.update(update.keys())
+    num_updates = Counter(chain.from_iterable(updates))
     merged = {}
     for name, total in totals.items():
         if name == _LOGPROB_DIFF:

@@ -83,7 +83,7 @@ def assign_to_ranks(
     costs = []
     for group in groups:
         prompt_tokens = len(group[0].rollout.prompt.token_ids)
-        costs.append(prompt_tokens + sum(experience.rollout.num_tokens for experience in group))
+        costs.append(prompt_tokens + _num_completion_tokens(group))
     even_share = sum(costs) / num_ranks
     loads = [0] * num_ranks
     assigned: list[list[Experience]] = [[] for _ in range(num_ranks)]

@@ -68,7 +68,6 @@ class LossDenominators(NamedTuple):
     responses: int
     """Responses with a segment sampled by the policy."""
     demonstration_tokens: int
-    """Tokens of demonstrations."""
     sft_loss_tokens: int
     """Tokens sampled by the policy that `loss.sft_loss` trains on."""
 
@@ -79,8 +78,7 @@ class Objective:
     def __init__(self, options: LossConfig, total_steps: int, policy_loss_fn: PolicyLossFn | None = None) -> None:
         """Set up the loss of a stage of `total_steps`, over which schedules of coefficients run.
 
-        `policy_loss_fn` is the function that `loss.policy_loss` names, from `load_policy_loss`; None for a built-in
-        loss.
+        `policy_loss_fn` comes from `load_policy_loss`.
         """
         if isinstance(options.policy_loss, CustomPolicyLossConfig) != (policy_loss_fn is not None):
             raise ValueError(f"loss.policy_loss is {options.policy_loss!r}, but its function is {policy_loss_fn!r}")
@@ -99,10 +97,8 @@ class Objective:
         for experience in experiences:
             if not isfinite(experience.advantage):
                 rollout = experience.rollout
-                raise ValueError(
-                    f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: advantage {experience.advantage} is "
-                    "not finite"
-                )
+                owner = f"sample {rollout.prompt.sample.id}, rollout {rollout.index}"
+                raise ValueError(f"{owner}: advantage {experience.advantage} is not finite")
         if not self._options.mask_truncated:
             return list(experiences)
         return [experience for experience in experiences if experience.rollout.finish_reason is not FinishReason.LENGTH]
@@ -164,9 +160,8 @@ class Objective:
     ) -> tuple[Tensor, dict[str, float]]:
         """Return policy loss, KL penalty and entropy bonus over tokens that the policy sampled, and their metrics."""
         options = self._options
-        old_T = torch.where(
-            tokens.use_recorded_logprobs_N, tokens.rollout_logprobs_N, inputs.recomputed_logprobs_N
-        ).detach()
+        recorded_T, recomputed_T = tokens.rollout_logprobs_N, inputs.recomputed_logprobs_N
+        old_T = torch.where(tokens.use_recorded_logprobs_N, recorded_T, recomputed_T).detach()
         log_ratio_T = inputs.logprobs_N - old_T
         if options.log_ratio_clip is not None:
             # So that no exponential is taken of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
@@ -222,19 +217,11 @@ class Objective:
             UserError: it returns no tensor [S], or one that `logprobs` has no influence on.
         """
         # Tokens of a response are adjacent. `bincount` counts responses without tokens too: there is nothing to call.
-        lengths = []
-        for length in torch.bincount(sequence_T).tolist():
-            if length:
-                lengths.append(length)
-        by_response = zip(
-            torch.split(logprobs_T, lengths),
-            torch.split(old_T, lengths),
-            torch.split(advantage_T.detach(), lengths),
-            strict=True,
-        )
+        lengths = list(filter(None, torch.bincount(sequence_T).tolist()))
+        columns = [torch.split(values_T, lengths) for values_T in (logprobs_T, old_T, advantage_T.detach())]
         name = getattr(self._options.policy_loss, "fn", "")
         losses = []
-        for logprobs_S, old_S, advantages_S in by_response:
+        for logprobs_S, old_S, advantages_S in zip(*columns, strict=True):
             # Losses written for padded batches expect a mask. Here nothing is padded.
             mask_S = torch.ones_like(logprobs_S, dtype=torch.bool)
             loss_S = policy_loss_fn(logprobs_S, old_S, advantages_S, mask_S)

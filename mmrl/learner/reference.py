@@ -54,9 +54,8 @@ class ReferencePolicy:
         if is_due:
             decay = options.ema_decay if options.update == "ema" else 0.0
             with self._trained_policy.runner.gather_all():
-                for weight, average, parameter in zip(
-                    self._weights, self._averages, self._tracked_parameters, strict=True
-                ):
+                triples = zip(self._weights, self._averages, self._tracked_parameters, strict=True)
+                for weight, average, parameter in triples:
                     average.mul_(decay).add_(parameter.float(), alpha=1.0 - decay)
                     weight.copy_(average)
         if options.update != "reset":
@@ -72,7 +71,7 @@ class ReferencePolicy:
         """
         if self.is_frozen:
             return {}
-        own = balanced_range([average.numel() for average in self._averages], self._ranks)
+        own = balanced_range(list(map(torch.numel, self._averages)), self._ranks)
         return {"reference": {index: self._averages[index] for index in own}}
 
     @torch.no_grad()

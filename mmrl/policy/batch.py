@@ -15,7 +15,8 @@ of a patch, I images, V videos. Position ids have 3 axes: time, height, width.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from math import prod
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -37,12 +38,10 @@ from mmrl.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placeholders:
-    """The tokens that stand for images and videos in a prompt."""
+    """Ids of the tokens that stand for images and videos in a prompt."""
 
     image_id: int
-    """Token id of an image's placeholder."""
     video_id: int
-    """Token id of a video's placeholder."""
     merge_size: int
     """Patches per side that one placeholder stands for: 2 in Qwen-VL, so a token is 2 x 2 patches."""
 
@@ -250,15 +249,16 @@ class _TrainedToken(NamedTuple):
     temperature: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _PackedRow:
-    """A row of a batch before padding."""
+    """A row of a batch before padding; its pieces are appended in order."""
 
-    ids: list[int]
-    position_ids_3L: torch.Tensor
-    prefix_groups: tuple[PrefixGroup, ...]
-    spans: list[TokenSpan]
-    trained_tokens: list[_TrainedToken]
+    ids: list[int] = field(default_factory=list)
+    positions: list[torch.Tensor] = field(default_factory=list)
+    """Position ids of each piece, int64 [3, S]."""
+    prefix_groups: list[PrefixGroup] = field(default_factory=list)
+    spans: list[TokenSpan] = field(default_factory=list)
+    trained_tokens: list[_TrainedToken] = field(default_factory=list)
 
 
 def group_by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]:
@@ -286,10 +286,7 @@ def collate(
     if shared_prefix:
         rows = [_pack_row(groups, provider)]
     else:
-        rows = []
-        for group in groups:
-            for experience in group:
-                rows.append(_pack_row([[experience]], provider))
+        rows = [_pack_row([[experience]], provider) for experience in chain.from_iterable(groups)]
     length = max(len(row.ids) for row in rows)
     ids, positions, spans = [], [], []
     targets, predictor_index, temperatures = [], [], []
@@ -297,7 +294,7 @@ def collate(
         # On the right, where causal attention hides it from all tokens: no mask is needed.
         padding = length - len(row.ids)
         ids.append(row.ids + [pad_id] * padding)
-        positions.append(F.pad(row.position_ids_3L, (0, padding)))
+        positions.append(F.pad(torch.cat(row.positions, dim=1), (0, padding)))
         spans += row.spans
         for token in row.trained_tokens:
             targets.append(token.id)
@@ -308,7 +305,7 @@ def collate(
         input_ids_BL=input_ids_BL,
         token_types_BL=provider.placeholders.token_types(input_ids_BL),
         position_ids_3BL=torch.stack(positions, dim=1),
-        prefix_tree=rows[0].prefix_groups if shared_prefix else None,
+        prefix_tree=tuple(rows[0].prefix_groups) if shared_prefix else None,
         media=collect_media(spans),
         # Of an empty list torch would make float32, so int64 is spelled out.
         target_ids_N=torch.tensor(targets, dtype=torch.int64),
@@ -324,9 +321,7 @@ def collate_prompts(prompts: Sequence[Prompt], provider: TensorProvider, *, pad_
     Raises:
         UserError: placeholders, grids and patches of a prompt disagree.
     """
-    spans = []
-    for prompt in prompts:
-        spans.append(TokenSpan.from_prompt(prompt, provider))
+    spans = [TokenSpan.from_prompt(prompt, provider) for prompt in prompts]
     return _pad_left(spans, provider.placeholders, pad_id)
 
 
@@ -337,9 +332,7 @@ def collate_responses(rollouts: Sequence[Rollout], provider: TensorProvider, *, 
         UserError: placeholders, grids and patches of what a tool showed disagree.
         ValueError: a response contains a placeholder that no tool showed, or a trained token that is banned.
     """
-    spans = []
-    for rollout in rollouts:
-        spans.append(TokenSpan.from_response(rollout, provider))
+    spans = [TokenSpan.from_response(rollout, provider) for rollout in rollouts]
     return _pad_left(spans, provider.placeholders, pad_id)
 
 
@@ -421,48 +414,37 @@ def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: in
 
 def _pack_row(groups: Sequence[Sequence[Experience]], provider: TensorProvider) -> _PackedRow:
     """Return one row that holds the prompt of each group once, before its completions."""
-    ids: list[int] = []
-    positions: list[torch.Tensor] = []
-    prefix_groups: list[PrefixGroup] = []
-    spans: list[TokenSpan] = []
-    trained_tokens: list[_TrainedToken] = []
+    row = _PackedRow()
     for group in groups:
         prompt = group[0].rollout.prompt
         num_prompts = len({experience.rollout.prompt.digest for experience in group})
         if num_prompts != 1:
             raise ValueError(f"sample {prompt.sample.id}: siblings must share one prompt, got {num_prompts}")
         prompt_span = TokenSpan.from_prompt(prompt, provider)
-        spans.append(prompt_span)
-        ids += prompt_span.ids
-        positions.append(prompt_span.position_ids_3S)
-        last_prompt_column, next_position = len(ids) - 1, int(prompt_span.position_ids_3S.max()) + 1
+        row.spans.append(prompt_span)
+        row.ids.extend(prompt_span.ids)
+        row.positions.append(prompt_span.position_ids_3S)
+        last_prompt_column, next_position = len(row.ids) - 1, int(prompt_span.position_ids_3S.max()) + 1
         lengths = []
         for experience in group:
             completion = TokenSpan.from_response(experience.rollout, provider)
-            trained_tokens += _trained_tokens(experience.rollout, last_prompt_column, first_column=len(ids))
-            spans.append(completion)
-            ids += completion.ids
+            row.trained_tokens.extend(_trained_tokens(experience.rollout, last_prompt_column, len(row.ids)))
+            row.spans.append(completion)
+            row.ids.extend(completion.ids)
             # Every sibling counts on from the prompt, as if it alone stood behind it.
-            positions.append(next_position + completion.position_ids_3S)
+            row.positions.append(next_position + completion.position_ids_3S)
             # A completion without tokens takes no place, and the attention kernel refuses blocks of length 0.
             if completion.ids:
                 lengths.append(len(completion.ids))
-        prefix_groups.append(PrefixGroup(len(prompt_span.ids), tuple(lengths)))
-    return _PackedRow(
-        ids=ids,
-        position_ids_3L=torch.cat(positions, dim=1),
-        prefix_groups=tuple(prefix_groups),
-        spans=spans,
-        trained_tokens=trained_tokens,
-    )
+        row.prefix_groups.append(PrefixGroup(len(prompt_span.ids), tuple(lengths)))
+    return row
 
 
-def _trained_tokens(rollout: Rollout, last_prompt_column: int, *, first_column: int) -> list[_TrainedToken]:
+def _trained_tokens(rollout: Rollout, last_prompt_column: int, first_column: int) -> list[_TrainedToken]:
     """Return the trained tokens of a completion that begins at `first_column` of its row."""
     tokens: list[_TrainedToken] = []
     # The prompt's last token predicts the first of every completion, though it does not stand before all of them.
-    predictor = last_prompt_column
-    column = first_column
+    predictor, column = last_prompt_column, first_column
     for segment in rollout.segments:
         # A continuation behind a rethink trigger may have been sampled at another temperature.
         temperature = (segment.sampling_params or rollout.sampling_params).effective_temperature
@@ -476,11 +458,10 @@ def _trained_tokens(rollout: Rollout, last_prompt_column: int, *, first_column: 
 
 def _shared_banned_ids(groups: Sequence[Sequence[Experience]]) -> tuple[int, ...]:
     banned_sets = set()
-    for group in groups:
-        for experience in group:
-            rollout = experience.rollout
-            for segment in rollout.segments:
-                banned_sets.add((segment.sampling_params or rollout.sampling_params).banned_token_ids)
+    for experience in chain.from_iterable(groups):
+        rollout = experience.rollout
+        for segment in rollout.segments:
+            banned_sets.add((segment.sampling_params or rollout.sampling_params).banned_token_ids)
     # The output layer masks one set of tokens for all rows of a batch.
     if len(banned_sets) != 1:
         raise ValueError(f"all rollouts of a batch must ban the same tokens, got {len(banned_sets)} sets")

@@ -40,7 +40,6 @@ class ComponentSummary:
 
     component: Component
     num_tensors: int
-    """Parameter tensors."""
     num_parameters: int
     """Numbers in these tensors."""
     num_trained: int
@@ -54,8 +53,7 @@ def build_model(
 ) -> ModelBundle:
     """Return the model as it is before training: loaded from `model.path`, or new as `model.from_scratch` says.
 
-    `make_processor_bundle` returns the processor of a new model; a loaded one has its own. A relative file of
-    `model.family` starts from `base_dir`.
+    `make_processor_bundle` returns the processor of a new model; a loaded one has its own.
 
     Raises:
         UserError: `model.path` cannot be loaded, or `model.from_scratch` describes no possible model.
@@ -77,8 +75,7 @@ def build_model(
 def build_processor(config: Config, samples: Iterable[Sample], base_dir: Path = Path()) -> ProcessorBundle:
     """Return the processor of the model without the model.
 
-    The tokenizer of a model from scratch is trained on the text of `samples`. A relative file of `model.family` starts
-    from `base_dir`.
+    The tokenizer of a model from scratch is trained on the text of `samples`.
 
     Raises:
         UserError: `model.path` has no processor.
@@ -93,10 +90,7 @@ def build_processor(config: Config, samples: Iterable[Sample], base_dir: Path = 
 
 
 def build_encoder(
-    config: Config | EvalConfig,
-    bundle: ProcessorBundle,
-    media_cache: MediaCache,
-    limit: tuple[int, str] | None = None,
+    config: Config | EvalConfig, bundle: ProcessorBundle, media_cache: MediaCache, limit: tuple[int, str] | None = None
 ) -> PromptEncoder:
     """Return the encoder that turns samples into prompts.
 
@@ -155,16 +149,14 @@ def summarize_components(model: PreTrainedModel, family: ModelFamily | None = No
     family = family or get_family(model.config)
     summaries = []
     for component in COMPONENTS:
-        parameters = []
-        for name, parameter in model.named_parameters():
-            if family.component_of(name) == component:
-                parameters.append(parameter)
+        named = model.named_parameters()
+        parameters = [parameter for name, parameter in named if family.component_of(name) == component]
         dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
         summaries.append(
             ComponentSummary(
                 component=component,
                 num_tensors=len(parameters),
-                num_parameters=sum(parameter.numel() for parameter in parameters),
+                num_parameters=sum(map(torch.numel, parameters)),
                 num_trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
                 dtypes=tuple(sorted(dtypes)),
             )

@@ -108,18 +108,15 @@ class PromptEncoder:
         max_prompt_tokens: int,
         limit_key: str = "model.max_prompt_tokens",
     ) -> None:
-        """Prepare to encode for one model.
+        """Prepare to encode; with `add_instruction` each question is followed by one about the response format.
 
-        With `add_instruction` an instruction about the response format follows each question. `limit_key` is the YAML
-        key that sets `max_prompt_tokens`, for messages.
+        `limit_key` is the YAML key that sets `max_prompt_tokens`, for messages.
         """
         self.hf_processor, self.family, self.response_format = hf_processor, family, response_format
-        self._media_cache = media_cache
-        self._add_instruction = add_instruction
+        self._media_cache, self._add_instruction = media_cache, add_instruction
         self._max_prompt_tokens, self._limit_key = max_prompt_tokens, limit_key
-        self.frame_sampling = FrameSampling(video=video, patch_size=hf_processor.image_processor.patch_size)
-        self._chat_template = ChatTemplate(hf_processor)
-        options = hf_processor.image_processor
+        self._chat_template, options = ChatTemplate(hf_processor), hf_processor.image_processor
+        self.frame_sampling = FrameSampling(video=video, patch_size=options.patch_size)
         self._no_patches = torch.zeros(0, 3 * options.temporal_patch_size * options.patch_size**2)
         start, end = re.escape(family.vision_start_token), re.escape(family.vision_end_token)
         image, video_token = re.escape(hf_processor.image_token), re.escape(hf_processor.video_token)
@@ -127,9 +124,7 @@ class PromptEncoder:
         added_tokens = hf_processor.tokenizer.added_tokens_decoder.values()
         self._special_tokens = [str(token) for token in added_tokens if token.special]
         self.placeholders = Placeholders(
-            image_id=hf_processor.image_token_id,
-            video_id=hf_processor.video_token_id,
-            merge_size=hf_processor.image_processor.merge_size,
+            image_id=hf_processor.image_token_id, video_id=hf_processor.video_token_id, merge_size=options.merge_size
         )
 
     def measure(self, sample: Sample) -> PromptLayout:

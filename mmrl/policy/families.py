@@ -159,16 +159,14 @@ class ModelFamily:
             rows, columns = torch.arange(height // merge_size), torch.arange(width // merge_size)
             block = torch.stack(torch.meshgrid(times, rows, columns, indexing="ij")).reshape(3, -1) + position
             end = column + block.shape[1]
-            if len(ids) < end or any(token != placeholder for token in ids[column:end]):
+            if list(ids[column:end]) != [placeholder] * block.shape[1]:
                 raise UserError(f"{block.shape[1]} tokens {placeholder} must stand from token {column} on, and do not")
             parts.append(block)
             # The largest of the three axes: a block of 2 x 4 tokens moves the text on by 4, not by 8.
             position, column = int(block.max()) + 1, end
-        unused = sum(map(len, remaining.values()))
-        if unused:
-            raise UserError(
-                f"{unused} of {sum(map(len, runs.values()))} media have no placeholder tokens in the prompt"
-            )
+        left = sum(map(len, remaining.values()))
+        if left:
+            raise UserError(f"{left} of {sum(map(len, runs.values()))} media have no placeholder tokens in the prompt")
         return torch.cat(parts, dim=1)
 
     def video_placeholder_runs(self, grid: Grid, second_per_grid: float) -> tuple[PlaceholderRun, ...]:

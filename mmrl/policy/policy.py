@@ -72,7 +72,7 @@ class ModelRunner:
 
     def local_shard(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> dict[str, torch.Tensor]:
         """Return this rank's share of the weights by name, each in its full shape."""
-        own = balanced_range([parameter.numel() for parameter in parameters.values()], ranks)
+        own = balanced_range(list(map(torch.numel, parameters.values())), ranks)
         return dict(list(parameters.items())[own.start : own.stop])
 
     def compute_gradient(
@@ -82,12 +82,8 @@ class ModelRunner:
 
         If the weights are sharded, return this rank's piece of each gradient, [elements].
         """
-        gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
-        filled = []
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            # None where the loss does not depend on the parameter, such as the vision tower's without an image.
-            filled.append(torch.zeros_like(parameter) if gradient is None else gradient)
-        return filled
+        # Zeros where the loss does not depend on the parameter, such as the vision tower's without an image.
+        return list(torch.autograd.grad(loss(), parameters, materialize_grads=True))
 
 
 class Policy:
@@ -260,7 +256,7 @@ class Policy:
         """
         batch = batch.to(self.device)
         with self._use_vision_cache(batch.media):
-            output = self.model(
+            logits_RV: torch.Tensor = self.model(
                 input_ids=batch.input_ids_BP,
                 attention_mask=attention_mask_RK.to(self.device),
                 position_ids=batch.position_ids_3BP,
@@ -269,8 +265,7 @@ class Policy:
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
-            )
-        logits_RV: torch.Tensor = output.logits[:, -1]
+            ).logits[:, -1]
         return logits_RV
 
     @torch.no_grad()
@@ -281,7 +276,7 @@ class Policy:
 
         `attention_mask_RK` as in `append`; `positions_RS` are alike on all three axes of M-RoPE, int64.
         """
-        output = self.model(
+        logits_RV: torch.Tensor = self.model(
             input_ids=input_ids_RS,
             attention_mask=attention_mask_RK,
             position_ids=positions_RS.expand(3, -1, -1),
@@ -289,8 +284,7 @@ class Policy:
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
-        )
-        logits_RV: torch.Tensor = output.logits[:, -1]
+        ).logits[:, -1]
         return logits_RV
 
     def _use_vision_cache(self, media: BatchMedia) -> AbstractContextManager[None]:

@@ -64,8 +64,6 @@ def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBu
 def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundle:
     """Load the model at `options.path` with its processor, in the data type and attention of `options`.
 
-    A relative file of `model.family` starts from `base_dir`.
-
     Raises:
         UserError: nothing loadable is there, its family is unknown, or weights are missing.
     """

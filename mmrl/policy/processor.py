@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from mmrl.answer import convert_coordinates, validate_value
 from mmrl.answer.tool_calls import split_turns
@@ -26,6 +26,8 @@ from mmrl.types import (
     UserError,
 )
 from mmrl.utils.picklable_lock import PicklableLock
+
+LossOn: TypeAlias = Literal["response", "answer"]
 
 _CACHE_BYTES = 2**30  # the patches of an image of 1000 x 1000 pixels take 24 MB
 _TOOL_MEDIA_CACHE_BYTES = 2**28
@@ -129,10 +131,10 @@ class PromptProcessor:
         # `is_correct` is reset below: it was the verdict on the response as it stood before.
         start = _last_continuation_start(rollout.segments)
         if start is None:
-            text = self._decode_segments(rollout.segments)
+            text = self.decode_segments(rollout.segments)
             return replace(rollout, text=text, answer=self.response_format.parse(text, answer_type), is_correct=None)
-        first_response = self._decode_segments(rollout.segments[:start])
-        text = self._decode_segments(rollout.segments[start:])
+        first_response = self.decode_segments(rollout.segments[:start])
+        text = self.decode_segments(rollout.segments[start:])
         answer = self.response_format.parse_continuation(first_response, text, answer_type)
         return replace(rollout, text=first_response + text, answer=answer, is_correct=None)
 
@@ -142,24 +144,16 @@ class PromptProcessor:
         None if the response was not continued.
         """
         start = _last_continuation_start(rollout.segments)
-        return None if start is None else self._decode_segments(rollout.segments[:start])
+        return None if start is None else self.decode_segments(rollout.segments[:start])
 
     def build_demonstration(
-        self,
-        prompt: Prompt,
-        demonstration: Target | str,
-        *,
-        with_thinking: bool = True,
-        loss_on: Literal["response", "answer"] = "response",
+        self, prompt: Prompt, demonstration: Target | str, *, with_thinking: bool = True, loss_on: LossOn = "response"
     ) -> Rollout:
         """Return a demonstration as a rollout that ends with EOS.
 
-        Args:
-            prompt: the prompt that it answers.
-            demonstration: a target, written in the response format, with the sample's thinking and in the model's own
-                coordinates; or a whole response, taken as it stands.
-            with_thinking: keep the thinking of the response.
-            loss_on: the tokens to train. Before an answer trained alone, the tokens are FORCED, hence not trained.
+        `demonstration` is a target, written in the response format, with the sample's thinking and in the model's own
+        coordinates; or a whole response, taken as it stands, but for its thinking unless `with_thinking`. With
+        `loss_on` "answer" the tokens before the answer are FORCED, hence not trained.
 
         Raises:
             UserError: `loss_on` is "answer", and the response has none.
@@ -192,9 +186,7 @@ class PromptProcessor:
             answer = replace(answer, value=value, coordinate_system=prompt.coordinate_system)
         return self.response_format.render(answer, prompt.sample.thinking)
 
-    def _demonstration_segments(
-        self, prompt: Prompt, text: str, loss_on: Literal["response", "answer"]
-    ) -> tuple[Segment, ...]:
+    def _demonstration_segments(self, prompt: Prompt, text: str, loss_on: LossOn) -> tuple[Segment, ...]:
         """Return the segments of a response and its EOS; a segment ends after each tool call."""
         answer_start = self.response_format.find_answer_opening(text) if loss_on == "answer" else 0
         if answer_start is None:
@@ -236,7 +228,8 @@ class PromptProcessor:
                 # A prompt from a worker process holds a copy of the sample, and `get_cached` compares by identity.
                 self._put_in_cache(replace(own, prompt=replace(own.prompt, sample=sample)))
 
-    def _decode_segments(self, segments: Sequence[Segment]) -> str:
+    def decode_segments(self, segments: Sequence[Segment]) -> str:
+        """Return the text of segments, without special tokens."""
         ids: list[int] = []
         for segment in segments:
             ids += segment.token_ids

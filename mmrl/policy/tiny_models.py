@@ -49,12 +49,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(_SPLIT_PATTERN, "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(_SPLIT_PATTERN, "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(_SPECIAL_TOKENS) - len(_TAG_TOKENS),
@@ -113,9 +110,7 @@ def make_model(
         UserError: qwen2_vl cannot have a vision tower of these sizes.
     """
     model_class = FAMILIES[spec.family].model_class
-    ids = {}
-    for token in _SPECIAL_TOKENS:
-        ids[token] = tokenizer.convert_tokens_to_ids(token)
+    ids = dict(zip(_SPECIAL_TOKENS, map(tokenizer.convert_tokens_to_ids, _SPECIAL_TOKENS), strict=True))
     config = model_class.config_class(
         text_config=_text_config(spec, len(tokenizer), ids),
         vision_config=_vision_config(spec),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -172,8 +173,12 @@ class SamplerFactory:
             # Weights are gathered by all ranks together, and the others do not notice that one engine has failed.
             restarts = options.vllm.max_restarts if self._ranks.size == 1 else 0
             return VllmEngine(model, self._processor, engine_args, cuda=cuda, restarts=restarts, warn=self._warn)
+        return self._start_servers(model, engine_args)
+
+    def _start_servers(self, model: str, engine_args: Mapping[str, Any]) -> RolloutEngine:
         from mmrl.rollout.engines.vllm_server import ServerEngine, make_replicas
 
+        options = self._config.rollout
         if self._ranks.size > 1 and not options.server.urls:
             raise UserError(
                 f"rollout.engine vllm_server: {self._ranks.size} processes share servers that run already; start them "

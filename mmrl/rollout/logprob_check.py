@@ -18,7 +18,7 @@ from mmrl.policy.batch import collate
 from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Sampler
-from mmrl.types import Experience, ImageRef, Prompt, Rollout, Sample, SamplingParams, UserError, VideoRef
+from mmrl.types import Experience, ImageRef, Rollout, Sample, SamplingParams, UserError, VideoRef
 
 Modality = Literal["text", "image", "video"]
 
@@ -46,7 +46,7 @@ class LogprobCheck:
             UserError: the difference of a modality is above `logprob_check.stop_above`.
         """
         samples = take_per_modality(self.samples, self.options.prompts_per_modality)
-        prompts: list[Prompt] = [self.processor.build(sample) for sample in samples]
+        prompts = list(map(self.processor.build, samples))
         max_new_tokens = min(self.sampling_params.max_new_tokens, self.options.max_new_tokens)
         sampling_params = replace(self.sampling_params, max_new_tokens=max_new_tokens)
         diffs_of: dict[Modality, list[torch.Tensor]] = {}

@@ -69,7 +69,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
         # A tool call ends a response until the tool has replied, so the closing tag is one more stop string.
         stop = (*context.sampling_params.stop, CALL_END)
         context = replace(context, sampling_params=replace(context.sampling_params, stop=stop))
-    partial_rollouts: PartialRollouts | None = None
+    partial_rollouts = None
     steps: list[RolloutStep] = []
     for config in step_configs:
         match config:
@@ -150,9 +150,8 @@ def _build_rethink(config: RethinkConfig, context: RolloutContext) -> ForcedReth
     first = context.sampling_params
     temperature = first.temperature if config.temperature is None else config.temperature
     longest = first.max_new_tokens - config.min_free_tokens if config.min_free_tokens else None
-    triggers = []
-    for trigger in config.triggers:
-        triggers.append(tokenize_trigger(trigger.text, context.processor, first.banned_token_ids))
+    banned = first.banned_token_ids
+    triggers = [tokenize_trigger(trigger.text, context.processor, banned) for trigger in config.triggers]
     return ForcedRethink(
         options=config,
         sampler=context.sampler,

@@ -1,7 +1,4 @@
-"""Responses as samplers build them: an empty rollout first, then one segment for each call of the engine.
-
-A segment is a run of tokens that one author wrote; here the author is the policy.
-"""
+"""Responses as samplers build them: an empty rollout first, then one segment by POLICY for each call of the engine."""
 
 from __future__ import annotations
 
@@ -54,9 +51,8 @@ def append_generated(
         version=version,
         sampling_params=None if sampling_params == rollout.sampling_params else sampling_params,
     )
-    return processor.parse_rollout(
-        replace(rollout, segments=(*rollout.segments, segment), finish_reason=generated.finish)
-    )
+    longer = replace(rollout, segments=(*rollout.segments, segment), finish_reason=generated.finish)
+    return processor.parse_rollout(longer)
 
 
 class StopStringMatcher:
@@ -65,7 +61,7 @@ class StopStringMatcher:
     def __init__(self, strings: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
         self._strings, self._decode = strings, decode
         # A token is at least one byte, so no stop string is spread over more tokens than it has bytes.
-        self.window_tokens = max((len(string.encode()) for string in strings), default=0)
+        self.window_tokens = max(map(len, map(str.encode, strings)), default=0)
         self._last_chars = {string[-1] for string in strings}
         self._may_complete: dict[int, bool] = {}
 

@@ -1,7 +1,6 @@
 """Weights on their way from the learner to an engine, and fingerprints that prove their arrival.
 
-A fingerprint is a weight's shape with a digest, which is a SHA-256 hash of some of its values. A pass is one iteration
-over all weights, from the first to the last.
+A pass is one iteration over all weights, from the first to the last.
 """
 
 from __future__ import annotations

@@ -40,7 +40,6 @@ class GenerationRequest:
     rollout: Rollout
     """Prompt and response so far; the response may be empty."""
     num_samples: int
-    """Independent continuations."""
     seed: int
     """Random seed of the first continuation; continuation i draws with `seed + i`."""
     sampling_params: SamplingParams
@@ -227,12 +226,10 @@ class EngineSampler:
             # The number of segments is part of the seed, so that a rollout that is continued twice draws new numbers.
             parts = (step, rollout.prompt.sample.id, rollout.index, len(rollout.segments))
             seed = derive_seed(*self.salt, *parts) % _SEED_LIMIT
-            requests.append(
-                GenerationRequest(rollout=rollout, num_samples=1, seed=seed, sampling_params=sampling_params)
-            )
+            request = GenerationRequest(rollout=rollout, num_samples=1, seed=seed, sampling_params=sampling_params)
+            requests.append(request)
         extended = []
-        for rollout, continuations in zip(rollouts, self._generate(requests), strict=True):
-            generated = continuations[0]
+        for rollout, (generated,) in zip(rollouts, self._generate(requests), strict=True):
             extended.append(append_generated(rollout, generated, sampling_params, self.version, self.processor))
         return extended
 

@@ -40,7 +40,6 @@ class EngineContext:
     ranks: Ranks
     """All processes of the run. A sampler generates for its own rank; `sync` is called on all ranks together."""
     warn: Callable[[str], None]
-    """Prints a warning."""
 
 
 def load_engine(config: CustomEngineConfig, base_dir: Path) -> Callable[[EngineContext], Sampler]:

@@ -1,8 +1,5 @@
 """Sampling with transformers: each prompt is encoded once, and its KV cache repeated for the rollouts of its group.
 
-Random numbers of a sampler derive from its salt: the run's seed and words, such as the stage's name, that set them
-apart from those of other samplers.
-
 Suffixes of tensors: B prompts, P columns of padded prompts or responses, R rows (one per rollout), K columns of the KV
 cache, T new tokens, V vocabulary; 3 is the axes of a position (time, height, width).
 """
@@ -65,17 +62,14 @@ class HfSampler:
         `max_batch_tokens` bounds the KV caches of one batch, padding included. With `copy_policy` it samples from a
         copy, which takes over the weights at each sync, so that the learner may update the policy meanwhile.
         """
-        self._learner_policy = policy
-        self._policy = policy
+        self._learner_policy = self._policy = policy
         if copy_policy:
             self._policy = policy.frozen_copy()
             for weight in self._policy.trained.values():
                 # No gradient is ever computed here, but torch rounds products differently where none can be: with this
                 # flag the copy samples the very tokens that the learner's own model would.
                 weight.requires_grad_()
-        self._processor = processor
-        self._salt = tuple(salt)
-        self._version = version
+        self._processor, self._salt, self._version = processor, tuple(salt), version
         self._max_batch_tokens = max_batch_tokens
         self._eos_id: int = processor.tokenizer.eos_token_id
 

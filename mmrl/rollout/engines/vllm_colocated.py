@@ -109,9 +109,7 @@ class VllmEngine:
         from mmrl.rollout.engines.vllm_inputs import build_engine_input
 
         self._wake_up()
-        inputs = []
-        for request in requests:
-            inputs.append(build_engine_input(request.rollout, self._processor))
+        inputs = [build_engine_input(request.rollout, self._processor) for request in requests]
         while True:
             try:
                 return self._generate_once(requests, inputs)
@@ -192,10 +190,8 @@ class VllmEngine:
 
         engine = self._llm.llm_engine
         for number, (request, engine_input) in enumerate(zip(requests, inputs, strict=True)):
-            vllm_params = SamplingParams(
-                **request.to_vllm_params(self._eos_id), output_kind=RequestOutputKind.FINAL_ONLY
-            )
-            engine.add_request(str(number), engine_input, vllm_params, lora_request=self._lora_request)
+            params = SamplingParams(**request.to_vllm_params(self._eos_id), output_kind=RequestOutputKind.FINAL_ONLY)
+            engine.add_request(str(number), engine_input, params, lora_request=self._lora_request)
         finished: dict[int, RequestOutput] = {}
         while engine.has_unfinished_requests():
             for request_output in engine.step():

@@ -30,13 +30,10 @@ def build_engine_input(rollout: Rollout, processor: PromptProcessor) -> EngineIn
         UserError: a file has changed since the run started, or placeholders do not fit the media.
     """
     spans = (TokenSpan.from_prompt(rollout.prompt, processor), TokenSpan.from_response(rollout, processor))
-    token_ids = [token for span in spans for token in span.ids]
+    token_ids = [*spans[0].ids, *spans[1].ids]
     media = collect_media(spans)
-    cache_keys: dict[str, list[str]] = {}
-    if media.image_keys:
-        cache_keys["image"] = list(media.image_keys)
-    if media.video_keys:
-        cache_keys["video"] = list(media.video_keys)
+    keys_by_modality = {"image": list(media.image_keys), "video": list(media.video_keys)}
+    cache_keys = {modality: keys for modality, keys in keys_by_modality.items() if keys}
     if not cache_keys:
         return tokens_input(token_ids)
     arguments = {

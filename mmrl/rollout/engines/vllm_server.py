@@ -31,6 +31,9 @@ from mmrl.rollout.responses import GeneratedTokens
 from mmrl.rollout.weight_sync import ShardedWeightStream, WeightStream
 from mmrl.types import UserError
 
+# The module that `vllm serve` runs. The command itself does not start in the build for CPUs.
+_SERVE = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+
 _REQUESTS_PER_REPLICA = 64
 """Concurrent HTTP requests to a replica. It batches by itself; this only keeps its queue filled."""
 
@@ -50,15 +53,10 @@ class ServerEngine:
     ) -> None:
         """Start the replicas that belong to the run, and wait until all of them answer.
 
-        Args:
-            replicas: the servers.
-            processor: encodes prompts and media.
-            workers_per_replica: processes of each replica that hold weights.
-            warn: told of a replica that had to be restarted.
-            keep_weights: keep a copy of the weights in host memory, for a replica that is restarted while the learner
-                already updates them.
-            ranks: all processes of the run, if several share the servers. `load_weights` and `load_adapter` are then
-                collective, and load through rank 0.
+        `workers_per_replica` counts the processes of each replica that hold weights. `warn` is told of a replica that
+        had to be restarted. `keep_weights` keeps a copy of the weights in host memory, for a replica that is restarted
+        while the learner already updates them. `ranks` are all processes of the run, if several share the servers:
+        `load_weights` and `load_adapter` are then collective, and load through rank 0.
 
         Raises:
             UserError: a replica does not answer in time.
@@ -87,7 +85,7 @@ class ServerEngine:
         """
         answers: dict[int, list[GeneratedTokens]] = {}
         while len(answers) < len(requests):
-            unanswered = [number for number in range(len(requests)) if number not in answers]
+            unanswered = sorted(set(range(len(requests))) - answers.keys())
             failures: dict[Replica, ReplicaError] = {}
             sent: dict[int, tuple[Replica, Future[list[GeneratedTokens]]]] = {}
             # Leaving the block waits for all requests.
@@ -197,12 +195,10 @@ def make_replicas(
     replicas = []
     for number in range(options.replicas):
         port = find_free_port()
-        # The module that `vllm serve` runs. The command itself does not start in the build for CPUs.
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         replica = Replica(
             f"http://127.0.0.1:{port}",
             options,
-            command=[*command, "--host", "127.0.0.1", "--port", str(port), *flags],
+            command=[*_SERVE, "--model", model, "--host", "127.0.0.1", "--port", str(port), *flags],
             device=options.devices[number] if options.devices else "",
             log=log_dir / f"server-{number}.log",
         )

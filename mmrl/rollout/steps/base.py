@@ -1,8 +1,4 @@
-"""The interface of rollout steps, and the dependencies that they share.
-
-A rollout consists of segments, which are runs of tokens that one author wrote (`mmrl.types.Author`). A probe is a
-rollout that is scored as a measurement and never trained.
-"""
+"""The interface of rollout steps, and the dependencies that they share."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ class CustomStep:
     """Calls a step of the user's own and checks that training may rely on what it returns."""
 
     name: str
-    """The step's name in messages."""
     function: RolloutStep
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:

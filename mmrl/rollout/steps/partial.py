@@ -63,10 +63,7 @@ class PartialRollouts:
             for rollout in group:
                 # More than one policy version means that the response began in an earlier step.
                 num_resumed += len({segment.version for segment in rollout.segments}) > 1
-        metrics = {
-            "rollout/unfinished_groups": float(len(waiting)),
-            "rollout/resumed_rollouts": float(num_resumed),
-        }
+        metrics = {"rollout/unfinished_groups": float(len(waiting)), "rollout/resumed_rollouts": float(num_resumed)}
         return RolloutBatch(groups=tuple(complete), unfinished=tuple(waiting), metrics=metrics)
 
     def _has_enough(self, groups: Sequence[RolloutGroup], num_new_tokens: int) -> bool:

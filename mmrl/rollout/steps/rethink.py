@@ -17,6 +17,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from statistics import fmean
 
 from mmrl.config.schema import RethinkConfig
@@ -33,7 +34,6 @@ class CorrectnessCheck:
 
     scorer: RewardScorer
     correct_terms: tuple[str, ...]
-    """Names of reward terms."""
     threshold: float
     """Least value of each of them, on the terms' own scale."""
 
@@ -64,7 +64,6 @@ class _Attempt:
     """A first response that is continued."""
 
     group_index: int
-    """Place of its group in the batch."""
     position: int
     """Its place in the group."""
     rollout: Rollout
@@ -90,15 +89,11 @@ class ForcedRethink:
     seed: int
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch with continuations in place of their first responses, or beside them, as `mode` says.
-
-        Metrics count all attempts, kept or not, by the verdicts before and after.
-        """
-        first_responses = [rollout for group in batch.groups for rollout in group]
-        verdicts = iter(self.is_correct(first_responses))
+        """Return the batch with continuations in place of their first responses, or beside them, as `mode` says."""
+        verdicts = iter(self.is_correct(list(chain.from_iterable(batch.groups))))
         attempts: list[_Attempt] = []
         for group_index, group in enumerate(batch.groups):
-            correct = [next(verdicts) for _ in group]
+            correct = list(islice(verdicts, len(group)))
             attempts += self._draw_attempts(group_index, group, correct, step)
 
         # The policy continues all attempts of the batch at once: one large request to the engine.
@@ -175,11 +170,7 @@ class ForcedRethink:
             num_left -= num_taken
         # Log-probability 0.0: the policy did not sample these tokens, so there is none to compute a ratio from.
         trigger_segment = Segment(token_ids=forced, logprobs=(0.0,) * len(forced), author=Author.FORCED)
-        return replace(
-            first_response,
-            segments=(*kept, trigger_segment),
-            parent_index=first_response.index,
-        )
+        return replace(first_response, segments=(*kept, trigger_segment), parent_index=first_response.index)
 
     def _count_tokens_before_answer(self, first_response: Rollout) -> int:
         """Return how many tokens precede the answer that counts, or all of them if there is no answer.
@@ -199,13 +190,11 @@ class ForcedRethink:
             return tuple(by_position.get(position, rollout) for position, rollout in enumerate(group))
         # An index may not be given twice in a group: the seed of what is generated from a rollout derives from it.
         next_index = max((rollout.index for rollout in group), default=-1) + 1
-        added = []
-        for index, attempt in enumerate(kept, start=next_index):
-            added.append(replace(attempt.rollout, index=index))
+        added = [replace(attempt.rollout, index=index) for index, attempt in enumerate(kept, start=next_index)]
         return (*group, *added)
 
     def _count_outcomes(self, continued: Sequence[_Attempt], num_kept: int) -> dict[str, float]:
-        """Return counts of attempts by verdict before and after, and of what they cost."""
+        """Return counts of attempts, kept or not, by verdict before and after, and of what they cost."""
         name = self.options.name
         # All names are there, also with a count of 0: metrics files then have the same columns at every step.
         counts = {

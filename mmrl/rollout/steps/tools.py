@@ -3,15 +3,14 @@
     .. <tool_call>{"name": "search", "arguments": {..}}</tool_call>, POLICY | <tool_response>..</tool_response>,
     ENVIRONMENT | .., POLICY
 
-A tool is a function in a file, `(call, sample, *, options) -> str`, where `call` holds the arguments that the model
-wrote. It raises ValueError, in words for the model, for a call that it cannot answer. It may return a part of an image
-or video in place of text (`mmrl.rollout.tools.media_results`).
+`mmrl.rollout.tools.builtin` says what a tool is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from mmrl.answer.tool_calls import find_final_call
 from mmrl.ports import Sampler
@@ -35,33 +34,29 @@ class ToolStep:
         Raises:
             UserError: a tool failed, and `on_error` is `stop`.
         """
-        options = self.executor.options
-        groups = list(map(list, batch.groups))
+        options, groups = self.executor.options, list(map(list, batch.groups))
         counts: Counter[str] = Counter()
         for _ in range(options.max_turns):
             # All rollouts of the batch that call a tool go on together: one large request to the engine in each turn.
-            places = []
+            calling: dict[tuple[int, int], Rollout] = {}
             for group_index, group in enumerate(groups):
                 for position, rollout in enumerate(group):
                     if _ends_in_call(rollout) and rollout.num_tokens <= options.max_total_tokens:
-                        places.append((group_index, position))
-            if not places:
+                        calling[group_index, position] = rollout
+            if not calling:
                 break
-            calling = [groups[group_index][position] for group_index, position in places]
-            messages = self.executor.execute_calls(calling)
+            messages = self.executor.execute_calls(list(calling.values()))
             for message in messages:
                 if message.kind in FAILURE_KINDS and options.on_error == "stop":
                     raise UserError(f"step {options.name}: a tool failed: {message.text}")
             counts.update(count_calls(messages))
-            answered = list(map(self.executor.append_message, calling, messages))
+            answered = list(map(self.executor.append_message, calling.values(), messages))
             continued = self.sampler.extend(answered, self.sampling_params, step=step)
-            for (group_index, position), rollout in zip(places, continued, strict=True):
+            for (group_index, position), rollout in zip(calling, continued, strict=True):
                 groups[group_index][position] = rollout
         # Turns or tokens have run out for these; a call that the length limit cut is none.
-        counts["unanswered"] = sum(_ends_in_call(rollout) for group in groups for rollout in group)
-        metrics = {}
-        for name in (*CALL_METRICS, "unanswered"):
-            metrics[f"{options.name}/{name}"] = float(counts[name])
+        counts["unanswered"] = sum(map(_ends_in_call, chain.from_iterable(groups)))
+        metrics = {f"{options.name}/{name}": float(counts[name]) for name in (*CALL_METRICS, "unanswered")}
         return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)
 
 

@@ -42,9 +42,7 @@ class ToolRunner:
 
     def make_executor(self, options: ToolsConfig, processor: PromptProcessor) -> ToolExecutor:
         """Return the executor of a step's tools, with processes of its own. They start with the first call."""
-        loaders = {}
-        for tool in options.tools:
-            loaders[tool.call_name] = partial(self.load_tool, tool)
+        loaders = {tool.call_name: partial(self.load_tool, tool) for tool in options.tools}
         workers = ToolWorkers(tuple(loaders.values()), options.workers, options.timeout_s)
         self._workers.append(workers)
         return ToolExecutor(options=options, tool_loaders=loaders, workers=workers, processor=processor)
@@ -108,8 +106,7 @@ class ToolExecutor:
 
         Only prefix and suffix may contain special tokens: text of a tool cannot end the turn or open another one.
         """
-        options = self.options
-        text = message.text
+        options, text = self.options, message.text
         excess = len(text) - options.max_result_chars
         if excess > 0:
             text = f"{text[: options.max_result_chars]}... ({excess} more characters)"
@@ -226,17 +223,15 @@ class DemonstrationTools:
         """Split the segments of a demonstration into turns. Each turn but the last ends in a call."""
         turns: list[list[Segment]] = [[]]
         for segment in demonstration.segments:
-            if find_final_call(self._decode(turns[-1])) is not None:
+            if find_final_call(self.executor.processor.decode_segments(turns[-1])) is not None:
                 turns.append([])
             turns[-1].append(segment)
         return turns
 
     def _append_segments(self, rollout: Rollout, segments: Sequence[Segment]) -> Rollout:
         # The text becomes that of this turn alone: the executor looks for the call at its end.
-        return replace(rollout, segments=(*rollout.segments, *segments), text=self._decode(segments))
-
-    def _decode(self, segments: Sequence[Segment]) -> str:
-        return self.executor.processor.decode([token for segment in segments for token in segment.token_ids])
+        text = self.executor.processor.decode_segments(segments)
+        return replace(rollout, segments=(*rollout.segments, *segments), text=text)
 
 
 def count_calls(messages: Sequence[ToolMessage]) -> Counter[str]:

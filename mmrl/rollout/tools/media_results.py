@@ -17,7 +17,6 @@ class ImageCrop:
     """A rectangle of an image."""
 
     medium_number: int
-    """The image, counted from 1."""
     box: tuple[float, float, float, float]
     """x1, y1, x2, y2 on that very image, in the coordinate system in which the model writes."""
 
@@ -27,7 +26,6 @@ class VideoFrames:
     """Single frames of a video, each shown as an image."""
 
     medium_number: int
-    """The video, counted from 1."""
     seconds: tuple[float, ...]
     """Times of the frames, from the start of the file."""
 
@@ -37,7 +35,6 @@ class VideoClip:
     """A part of a video, with frames sampled anew as for any video: closer together than in the whole."""
 
     medium_number: int
-    """The video, counted from 1."""
     start: float
     """Seconds from the start of the file."""
     end: float
