@@ -156,10 +156,11 @@ class RewardFunctionScorer:
 
     def unused_terms(self, samples: Sequence[Sample]) -> tuple[str, ...]:
         """Return the names of the terms that apply to none of the samples."""
-        used = set[str]()
+        unused = self.term_weights
         for sample in samples:
-            used.update(term.name for term in self.applicable_terms(sample))
-        return tuple(term.name for term in self._terms if term.name not in used)
+            for term in self.applicable_terms(sample):
+                unused.pop(term.name, None)
+        return tuple(unused)
 
     def close(self) -> None:
         """End the worker processes, if any were started."""
@@ -190,10 +191,8 @@ class RewardFunctionScorer:
         for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
             outcomes: dict[str, RewardOutcome] = {}
             for term in terms:
-                if term.name in self._timeouts_s:
-                    outcomes[term.name] = next(worker_outcomes)
-                else:
-                    outcomes[term.name] = call_reward(term.reward, response, sample)
+                in_worker = term.name in self._timeouts_s
+                outcomes[term.name] = next(worker_outcomes) if in_worker else call_reward(term.reward, response, sample)
             for name, failure in _failures_by_term(outcomes).items():
                 if trial or self._failure_action(failure) == "stop":
                     raise _make_error(name, failure, response, sample)

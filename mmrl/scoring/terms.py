@@ -140,11 +140,9 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
             raise UserError(f"term {name!r}: it requires {required!r}, which is no other term; there are {known}")
         if required is not None and terms_by_name[required].options.training_only and not term.options.training_only:
             raise UserError(f"term {name!r} counts in evaluation, but requires {required!r}, which is training_only")
-        lowest = min(map(term.transform, (term.reward.reward.low, term.reward.reward.high)))
-        if method != "sum" and lowest < 0.0:
-            raise UserError(
-                f"combine {method}: values of term {name!r} start at {lowest:g}; give it transform.rescale_to"
-            )
+        low = min(map(term.transform, (term.reward.reward.low, term.reward.reward.high)))
+        if method != "sum" and low < 0.0:
+            raise UserError(f"combine {method}: values of term {name!r} start at {low:g}; give it transform.rescale_to")
     for name, term in terms_by_name.items():
         chain: list[str] = []
         required = term.options.requires
