@@ -271,10 +271,7 @@ class TrainingRun:
             )
             run_sft_stage(build_sft_settings(stage, self._config.run.seed), components, state)
             return
-        update_reference = None
-        if reference is not None and not reference.is_frozen:
-            update_reference = partial(reference.update, reset_optimizer=engine.reset)
-        self._train_rl_stage(stage, source, learner, callbacks, update_reference)
+        self._train_rl_stage(stage, source, learner, callbacks, engine=engine, reference=reference)
         if health is not None:
             self._console.info(health.summary())
 
@@ -321,9 +318,14 @@ class TrainingRun:
         source: SampleSource,
         learner: Learner,
         callbacks: Sequence[Callback],
-        update_reference: Callable[[int], dict[str, float]] | None,
+        *,
+        engine: StageEngine,
+        reference: ReferencePolicy | None,
     ) -> None:
         context, version = self._context, self._state.version
+        update_reference: Callable[[int], dict[str, float]] | None = None
+        if reference is not None and not reference.is_frozen:
+            update_reference = partial(reference.update, reset_optimizer=engine.reset)
         sampler = context.samplers.make_sampler(
             self._config.run.seed, stage.name, version=version, concurrent=stage.async_rollouts
         )
