@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -105,7 +106,7 @@ class RunContext:
         self.response_format = build_response_format(config)
         self.scorer = build_scorer(config, base_dir)
         self.group_rewards = build_group_rewards(config, base_dir)
-        registry.check_case_tables([term.fn for term in config.rewards.terms], base_dir)
+        registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir)
 
         dataset_context = make_dataset_context(config, base_dir, run_dir.data)
         media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
@@ -276,11 +277,7 @@ class RunContext:
         return TorchEngine(self.policy.trained_by_component, stage.optimizer, self.ranks)
 
     def build_learner(
-        self,
-        stage: SftStage | RlStage,
-        engine: OptimizerEngine,
-        reference: Policy | None,
-        placement: MediaPlacement,
+        self, stage: SftStage | RlStage, engine: OptimizerEngine, reference: Policy | None, placement: MediaPlacement
     ) -> GrpoLearner:
         """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""
         if isinstance(stage, RlStage):
