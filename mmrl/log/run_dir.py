@@ -87,8 +87,7 @@ class RunDir:
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             foreign_files = sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})
-        has_checkpoint = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
-        if self.config.exists() and has_checkpoint:
+        if self.config.exists() and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
             changed = diff_configs(read_flat_settings(self.config), config)
             check_same_run(self.path, changed)
             # A finished run keeps the config it was made with.
@@ -144,18 +143,10 @@ class RunDir:
         with report_write_errors(self.path):
             for path in (self.config, self.metrics, self.timings, self.manifest, self.summary, self.opened_media):
                 path.unlink(missing_ok=True)
-            for path in (
-                self.rollouts,
-                self.checkpoints,
-                self.processor,
-                self.reference_weights,
-                self.outputs,
-                self.data,
-                self.benchmarks,
-                self.adapter,
-                self.model,
-            ):
-                shutil.rmtree(path, ignore_errors=True)
+            inputs = (self.data, self.checkpoints, self.processor, self.reference_weights)
+            results = (self.rollouts, self.outputs, self.benchmarks, self.adapter, self.model)
+            for folder in (*inputs, *results):
+                shutil.rmtree(folder, ignore_errors=True)
             remove_leftovers(self.path)
             return sorted(entry.name for entry in self.path.iterdir())
 
