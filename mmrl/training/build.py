@@ -235,13 +235,10 @@ class RunContext:
 
     def build_selector(self, stage: RlStage, placement: MediaPlacement) -> ExperienceSelector:
         """Return what decides which experiences a step of the stage trains on."""
-        find_problems: MediaCheck = partial(find_media_problems, self.processor.build)
+        media_check: MediaCheck = partial(find_media_problems, self.processor.build)
         if self.ranks.size > 1:
             # One rank may still hold in memory what another would find changed: they must agree.
-            find_problems = partial(
-                check_media_across_ranks, check=find_problems, ranks=self.ranks, placement=placement
-            )
-        weights = reward_weights(self.scorer, self.group_rewards)
+            media_check = partial(check_media_across_ranks, check=media_check, ranks=self.ranks, placement=placement)
         replay = None
         if stage.replay is not None:
             replay = ReplaySettings(
@@ -250,19 +247,18 @@ class RunContext:
                 seed=(self.config.run.seed, stage.name),
             )
         phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
-        corrected = stage.loss.rollout_correction.method != "none"
         return SelectionPipeline(
             compute_advantages=partial(
                 compute_advantages,
                 options=stage.advantage,
-                weights=weights,
+                weights=reward_weights(self.scorer, self.group_rewards),
                 custom_advantage=load_custom_advantage(stage.advantage, self.base_dir),
             ),
             prompts_per_step=stage.prompts_per_step,
             dynamic_sampling=stage.dynamic_sampling,
             replay=replay,
-            find_changed_media=partial(find_changed_media, find_problems=find_problems, warn=self.console.warn),
-            stale_old_logprobs=None if corrected else "recorded",
+            find_changed_media=partial(find_changed_media, find_problems=media_check, warn=self.console.warn),
+            stale_old_logprobs="recorded" if stage.loss.rollout_correction.method == "none" else None,
             rollouts_may_be_stale=stage.async_rollouts or stage.has_partial_rollouts,
             tracked_terms=stage.track_rewards,
             curriculum_phases=phases if stage.track_rewards else (),

@@ -111,9 +111,7 @@ class Validation:
         if state.step % self.options.every:
             return
         held_out = self.evaluate()
-        task_means = {}
-        for task, rewards in held_out.rewards.items():
-            task_means[task] = fmean(rewards.values())
+        task_means = {task: fmean(rewards.values()) for task, rewards in held_out.rewards.items()}
         # Of the tasks, not of the samples: a task with many samples should not decide alone.
         mean = fmean(task_means.values())
         means = {**task_means, "mean": mean}

@@ -99,7 +99,7 @@ def compute_table_metrics(path: Path) -> dict[str, float]:
 
 
 def _append_rows(path: Path, groups: Sequence[Group]) -> None:
-    lines = []
+    lines: list[str] = []
     for group in groups:
         lines += map(json_line, _group_rows(group, path.parent))
     with report_write_errors(path):

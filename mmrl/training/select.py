@@ -113,9 +113,7 @@ def _measure_from_rollouts(stage: SelectStage, rows: Sequence[TableRow]) -> Iter
 
 def _measure_from_history(stage: SelectStage, rows: Sequence[TableRow]) -> Iterator[_SampleMetric]:
     """Yield each sample's value of the metric, computed from its rewards during an RL stage."""
-    history = {}
-    for row in rows:
-        history[row["sample"]] = list(starmap(SampleStats, row["visits"]))
+    history = {row["sample"]: list(starmap(SampleStats, row["visits"])) for row in rows}
     values = measure_samples(history, stage.metric)
     for row in rows:
         value = values[row["sample"]]
