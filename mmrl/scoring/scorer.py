@@ -109,9 +109,7 @@ class RewardFunctionScorer:
         for siblings in rollouts:
             groups.append(self._build_group([(rollout, next(outcomes)) for rollout in siblings], step))
         for index, rollouts_by_probe in enumerate(probes):
-            scores = {}
-            for name, probe_rollouts in rollouts_by_probe.items():
-                scores[name] = self.score_eval(probe_rollouts)
+            scores = {name: self.score_eval(answers) for name, answers in rollouts_by_probe.items()}
             groups[index] = replace(groups[index], probes=scores)
         return tuple(groups)
 
@@ -141,9 +139,7 @@ class RewardFunctionScorer:
             RewardError: a reward failed, whatever `on_error` and `on_unscorable` say.
             UserError: no term applies to a sample, or its target cannot be written in the response format.
         """
-        empty_answers = {}
-        for answer_type in AnswerType:
-            empty_answers[answer_type] = grammar.parse("", answer_type)
+        empty_answers = {answer_type: grammar.parse("", answer_type) for answer_type in AnswerType}
         # Scores of a whole dataset at once would fill memory; one sample at a time would leave workers idle.
         for start in range(0, len(samples), _CHECK_BATCH_SIZE):
             pairs: list[ScoringPair] = []
