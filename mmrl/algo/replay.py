@@ -205,9 +205,8 @@ def _sample_buffer(
     This step's `informative` rollouts stand at the end of the buffer. `own` are those that are trained on in any case.
     """
     options = settings.options
-    if options.fill == "size":
-        count = settings.target_size - len(own)
-    else:
+    count = settings.target_size - len(own)
+    if options.fill == "fraction":
         # So many that they are `target_fraction` of all that the step then trains on.
         count = round(len(own) * options.target_fraction / (1.0 - options.target_fraction))
     # Without replacement the step's own rollouts are not drawn again: they are trained on already.
