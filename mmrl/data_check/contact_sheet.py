@@ -36,9 +36,7 @@ def draw_contact_sheet(views: Sequence[SampleView]) -> Image.Image:
     """Draw one card for each sample, in two columns if there are more than two."""
     cards = list(map(_draw_card, views))
     columns = 1 if len(cards) < 3 else 2
-    rows = []
-    for start in range(0, len(cards), columns):
-        rows.append(cards[start : start + columns])
+    rows = [cards[start : start + columns] for start in range(0, len(cards), columns)]
     return _stack_rows(rows, columns * (_CARD_WIDTH + _PAD) + _PAD, "#eef1f5", margin=_PAD, gap=_PAD)
 
 
@@ -138,9 +136,7 @@ def _stack_rows(
     rows: Sequence[Sequence[Image.Image]], width: int, colour: str, *, margin: int, gap: int
 ) -> Image.Image:
     """Return one image with the images of each row side by side, and the rows below each other."""
-    heights = []
-    for row in rows:
-        heights.append(max(map(attrgetter("height"), row)))
+    heights = [max(map(attrgetter("height"), row)) for row in rows]
     # Pillow makes no image without pixels.
     sheet = Image.new("RGB", (width, max(1, sum(heights) + gap * (len(rows) - 1) + 2 * margin)), colour)
     top = margin
