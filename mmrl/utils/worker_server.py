@@ -86,9 +86,7 @@ class MessageSocket:
         if timeout_s != self.connection.gettimeout():
             self.connection.settimeout(timeout_s)
         body_size, num_buffers = _HEADER.unpack(self._read(_HEADER.size))
-        sizes = []
-        for _ in range(num_buffers):
-            sizes.append(_SIZE.unpack(self._read(_SIZE.size))[0])
+        sizes = [_SIZE.unpack(self._read(_SIZE.size))[0] for _ in range(num_buffers)]
         body = self._read(body_size)
         return pickle.loads(body, buffers=list(map(self._read, sizes)))
 
