@@ -124,7 +124,7 @@ class DemonstrationCompleter(Protocol):
 
 
 class RewardScorer(Protocol):
-    """Calls the reward functions; nothing else does.
+    """Calls the reward functions of `rewards.terms`.
 
     Called by the loops, evaluation and `rethink` steps. Implemented by `mmrl.scoring.scorer.RewardFunctionScorer`, and
     for several ranks by `mmrl.distributed.sharing`.
@@ -167,7 +167,7 @@ class Learner(Protocol):
     """
 
     def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
-        """Train on all experiences of a step, which may be none; return metrics named `learner/...` or `policy/...`.
+        """Train on all experiences of a step, which may be none; return metrics.
 
         Every rank passes the same experiences and trains on its own share of them.
         """

@@ -44,7 +44,7 @@ class Tiny:
     policy: Policy
     processor: PromptProcessor
     samples: tuple[Sample, ...]
-    law: SamplingParams
+    params: SamplingParams
 
     @property
     def eos_id(self) -> int:
@@ -123,7 +123,9 @@ def tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], T
             add_instruction=False,
             max_prompt_tokens=500,
         )
-        law = SamplingParams(banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=6)
-        return Tiny(policy=policy, processor=PromptProcessor(encoder), samples=_mixed(scene_samples, clip), law=law)
+        params = SamplingParams(banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=6)
+        return Tiny(
+            policy=policy, processor=PromptProcessor(encoder), samples=_mixed(scene_samples, clip), params=params
+        )
 
     return make

@@ -10,7 +10,4 @@ LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 def format_choices(choices: Iterable[str]) -> str:
     r"""Return the lines that list the choices below a question, such as `"\nA. cat\nB. dog"`."""
-    lines = []
-    for letter, choice in zip(LETTERS, choices, strict=False):
-        lines.append(f"\n{letter}. {choice}")
-    return "".join(lines)
+    return "".join(f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False))

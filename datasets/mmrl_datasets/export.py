@@ -3,7 +3,8 @@
     DIR/samples.jsonl     a row for each sample, with the columns of `ROLES` and the keys of `meta`
     DIR/media/            images and videos; the table names them relative to DIR
 
-A column that no sample needs is left out. In a question, `<image>` and `<video>` stand where the media do.
+A column that no sample needs is left out, so that the table stays easy to look at. In a question, `<image>` and
+`<video>` stand where the media do.
 """
 
 from __future__ import annotations
@@ -78,7 +79,6 @@ def write_table(samples: Iterable[Sample | RejectedRow], folder: Path, file_form
         # The reader puts task and split before the id again.
         cells["id"] = cells["id"].removeprefix(prefix)
         columns.append(cells)
-    # A column that no sample needs is left out, so that the table stays easy to look at.
     used = set()
     for cells in columns:
         used |= {role for role in ROLES if cells[role] not in (None, [])}

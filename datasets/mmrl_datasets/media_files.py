@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -70,13 +71,10 @@ def write_if_changed(path: Path, content: bytes) -> None:
         UserError: the file cannot be written.
     """
     try:
-        try:
-            # The file is read in one call, so a buffer would only add a copy.
-            with open(path, "rb", buffering=0) as file:
-                if file.read() == content:
-                    return
-        except FileNotFoundError:
-            pass
+        # The file is read in one call, so a buffer would only add a copy.
+        with suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
+            if file.read() == content:
+                return
         # The process id keeps two runs that make the same file from writing into one temporary file.
         partial = path.with_suffix(f".{os.getpid()}.partial")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Folders that appear complete or not at all: written under another name, synced, hashed, then renamed.
 
-A folder `a/b` is written as its partial folder `a/.b.partial`. If `a/b` exists, it is retired to `a/.b.retired` for the
-moment between two renames.
+A folder `a/b` is written as its partial folder `a/.b.partial`. If `a/b` exists, it is first
+renamed to `a/.b.retired`, and deleted once the new folder has its name.
 """
 
 from __future__ import annotations

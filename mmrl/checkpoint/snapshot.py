@@ -4,15 +4,15 @@ A checkpoint is a folder, `checkpoints/00-000100` for example, of these files:
 
     model.safetensors   the weights that training changes, and a fingerprint of all others, which are the base model's
     optimizer.pt        AdamW's moments, float32 masters, and the weights of a reference that moves
-    rng.pt              the states of torch's random generators
+    rng.pt              the states of rank 0's torch generators; all other random numbers derive from seeds
     state.json          the `TrainingState`: stage, step, position in the data, replay buffer, unfinished rollouts ...
     score.json          the last value of the metric that the best checkpoint is chosen by
     config.yaml         the run's settings
     hashes.json         the sha256 of every other file
 
-They are written to the partial folder `checkpoints/.00-000100.partial`: `write_part` below writes all but the hashes,
-which `merge_part_hashes` writes. The last line is `partial_folder.rename(folder)` in `atomic_folder.commit_partial`:
-before it there is no checkpoint, after it a complete one.
+They are written to the partial folder `checkpoints/.00-000100.partial`: `write_part` below writes a rank's files and
+their hashes, and `merge_part_hashes` joins the hashes of all ranks. The last line is `partial_folder.rename(folder)` in
+`atomic_folder.commit_partial`: before it there is no checkpoint, after it a complete one.
 
 Several ranks write a checkpoint together, each its share of weights and optimizer as `model-00001-of-00004.safetensors`
 and so on. Every weight is whole in one of the files, so any number of ranks can go on from them.

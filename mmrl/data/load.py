@@ -75,14 +75,10 @@ class DatasetLoader:
         console: Console,
         opened_index: OpenedMediaIndex | None = None,
     ) -> None:
-        """Create a loader.
+        """Create a loader that calls dataset functions with `context`.
 
-        Args:
-            config: the run's settings.
-            context: what dataset functions are called with.
-            media_cache: gets the size of every image and the frame plan of every video.
-            console: shows progress and warnings.
-            opened_index: images that an earlier start of the run has opened, which are not opened again.
+        It puts the size of every image and the frame plan of every video into `media_cache`. Images in `opened_index`,
+        which an earlier start of the run has opened, are not opened again.
         """
         self._config, self._context, self._media_cache, self._console = config, context, media_cache, console
         self._opened_index = opened_index
@@ -138,12 +134,10 @@ class DatasetLoader:
                 self._media_cache.set_frame_plan(ref, sampling, plan)
 
     def filter_by_prompt(self, samples: DataSplits, measure_prompt: Callable[[Sample], object]) -> DataSplits:
-        """Return the samples whose prompts can be built.
+        """Return the samples whose prompts can be built, of those that `load` returned.
 
-        Args:
-            samples: what `load` returned.
-            measure_prompt: builds a prompt; raises PromptTooLongError for one that is too long, and UserError for one
-                that cannot be built at all.
+        `measure_prompt` raises PromptTooLongError for a prompt that is too long, and UserError for one that cannot be
+        built at all.
 
         Raises:
             UserError: a prompt is too long and `data.on_too_long` is `stop`, one cannot be built and
@@ -303,15 +297,10 @@ def unique_videos(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
 def open_all_media(
     refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, workers: int, console: Console
 ) -> dict[MediaRefT, OpenedT | MediaError]:
-    """Open all media, and return for each what `open_one` returned or the error that it raised.
+    """Open images or videos, and return for each what `open_one` returned or the error that it raised.
 
-    A file that kills the process that opens it maps to an error too.
-
-    Args:
-        refs: images or videos, each once.
-        open_one: picklable if there are workers.
-        workers: processes that open media; 0 for this one alone.
-        console: shows a progress bar.
+    With 0 `workers`, this process opens them. Otherwise `open_one` must be picklable, and a file that kills the process
+    that opens it maps to an error too.
     """
     if not refs:
         return {}

@@ -36,17 +36,11 @@ class Prefetcher:
         can_prefetch: bool = True,
         warn: Callable[[str], None],
     ) -> None:
-        """Create a source.
+        """Create a source. Without `workers`, `encoder` encodes in this process; it keeps what was encoded.
 
-        Args:
-            order: rows by position.
-            encoder: encodes without workers, and keeps what was encoded.
-            workers: processes that encode; None for this one alone.
-            skip_unusable: leave out rows that cannot be used, instead of ending the run.
-            drop_too_long: leave out prompts that are too long, instead of ending the run.
-            can_prefetch: False for an order whose next rows are not known before the step ends; workers then encode
-                the rows of a step when it begins.
-            warn: prints a warning; called for the first few rows that are left out.
+        `skip_unusable` and `drop_too_long` leave out such rows instead of ending the run; `warn` prints the first few.
+        `can_prefetch` is False for an order whose next rows are not known before the step ends; workers then encode the
+        rows of a step when it begins.
         """
         self._order, self._encoder, self._workers = order, encoder, workers
         self._skip_unusable, self._drop_too_long, self._warn = skip_unusable, drop_too_long, warn

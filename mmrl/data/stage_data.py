@@ -69,9 +69,8 @@ class StageData:
                     worker_encoder.encode, data.media_workers, name=lambda row: f"sample {row.id}"
                 )
                 workers = stack.enter_context(closing(pool))
-            order = CachedOrder(self.build_order(stage, state))
             yield Prefetcher(
-                RankShard(order.take, ranks, stage.max_prompts_in_flight),
+                RankShard(CachedOrder(self.build_order(stage, state)).take, ranks, stage.max_prompts_in_flight),
                 self._processor,
                 workers,
                 skip_unusable=data.on_bad_sample == "skip",

@@ -73,10 +73,7 @@ def read_selected_samples(path: Path, train_samples: Sequence[Sample]) -> tuple[
         if row["sample"] not in by_id:
             raise UserError(f"{path}: sample {row['sample']!r} is no training sample any more; begin the run anew")
         sample = by_id[row["sample"]]
-        findings: dict[str, Any] = {}
-        for name in SELECTION_COLUMNS:
-            if name in row:
-                findings[name] = row[name]
+        findings: dict[str, Any] = {name: row[name] for name in SELECTION_COLUMNS if name in row}
         response = row["response"] or sample.response
         selected.append(replace(sample, id=row["id"], response=response, meta={**sample.meta, **findings}))
     return tuple(selected)

@@ -338,15 +338,15 @@ class _LossTokens(NamedTuple):
     use_recorded_logprobs_N: Tensor
     """Old log-prob of the importance ratio, bool: True for the one recorded in sampling, False for the recomputed one.
 
-    Three settings decide, each for rollouts of one kind:
+    It depends on the kind of rollout:
 
     - `loss.old_logprobs` for a rollout of the current policy;
     - `replay.old_logprobs` for a replayed one;
-    - `SelectionPipeline.stale_old_logprobs` for one that is stale but not replayed, because generation was asynchronous
-      or partial: "recorded", but with a rollout correction `loss.old_logprobs` decides here too.
+    - for a rollout of older weights that is not replayed, because generation was asynchronous or partial, the recorded
+      one is used; with `loss.rollout_correction`, `loss.old_logprobs` decides here too;
+    - for a group that dynamic sampling carried over from an earlier step, the recorded one is used.
 
-    The last two arrive as `Experience.old_logprobs_source`. Groups that dynamic sampling carried over from an earlier
-    step arrive as "recorded".
+    The choice for all but the first kind arrives as `Experience.old_logprobs_source`.
     """
     is_fresh_N: Tensor
     """Sampled for this step, bool."""

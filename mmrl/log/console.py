@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 # Label, metric and format of the values behind a step.
-_SHOWN_METRICS = (
+SHOWN_METRICS = (
     ("accuracy", "accuracy", ".3f"),
     ("reward", "reward/mean", ".3f"),
     ("informative", "groups/nonzero_advantage_frac", ".0%"),
@@ -120,13 +120,13 @@ class Console:
             self._bar.start()
 
     def show_step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
-        """Show the step that just ended, counted from 1, with those of its values that `_SHOWN_METRICS` names."""
+        """Show the step that just ended, counted from 1, with those of its values that `SHOWN_METRICS` names."""
         stage = self._stage
         if stage is None:
             raise RuntimeError("no stage has been started")
         stage.step = step
         shown = {**metrics, **times}
-        values = "  ".join(f"{label} {shown[key]:{form}}" for label, key, form in _SHOWN_METRICS if key in shown)
+        values = "  ".join(f"{label} {shown[key]:{form}}" for label, key, form in SHOWN_METRICS if key in shown)
         if self._bar is not None:
             self._bar.metrics_line = values
             self._bar.update(self._bar.task_ids[0], completed=step)

@@ -26,8 +26,6 @@ from mmrl.media.checks import (
 )
 from mmrl.types import ImageRef, Size
 
-__all__ = ("IMAGE_FORMATS", "MediaError", "open_image")
-
 IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EIGHT_BIT_MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 PNG_BIT_DEPTH_OFFSET: Final = 24  # offset of the byte in a PNG file that holds the bits per channel
@@ -56,12 +54,7 @@ def open_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) 
             # Pillow reads the header only; `load` decodes the pixels.
             _check_header(image, content, ref.path, limits)
             image.load()
-            upright = ImageOps.exif_transpose(image)
-            # Converted straight to RGB, what lies under transparent pixels would show, mostly black.
-            if upright.has_transparency_data:
-                layer = upright.convert("RGBA")
-                upright = Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer)
-            return upright.convert("RGB")
+            return _to_upright_rgb(image)
     except UnidentifiedImageError as error:
         raise MediaError(f"{ref.path}: not a {', '.join(IMAGE_FORMATS)} image; convert or remove it") from error
     except Image.DecompressionBombError as error:
@@ -99,6 +92,15 @@ def resized_size(size: Size, *, factor: int, min_pixels: int, max_pixels: float)
 
     height, width = smart_resize(size.height, size.width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
     return Size(width, height)
+
+
+def _to_upright_rgb(image: Image.Image) -> Image.Image:
+    upright = ImageOps.exif_transpose(image)
+    # Converted straight to RGB, what lies under transparent pixels would show, mostly black.
+    if upright.has_transparency_data:
+        layer = upright.convert("RGBA")
+        upright = Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer)
+    return upright.convert("RGB")
 
 
 def _check_header(image: Image.Image, content: bytes, path: str, limits: MediaLimitsConfig) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,10 +119,8 @@ class VideoFileReader:
         times: list[int] = []
         keys: list[int] = []
         end_s = 0.0
-        for packet in self._container.demux():
-            # PyAV ends each stream with an empty packet.
-            if packet.size == 0:
-                continue
+        # PyAV ends each stream with an empty packet.
+        for packet in filter(attrgetter("size"), self._container.demux()):
             if packet.pts is not None:
                 end_s = max(end_s, float((packet.pts + (packet.duration or 0)) * packet.time_base))
             if packet.stream_index != self._stream.index:
@@ -142,8 +141,7 @@ class VideoFileReader:
             time_base=Fraction(self._stream.time_base or 0),
             fps=float(self._stream.average_rate or 0),
         )
-        seconds = max(len(times) / timeline.fps, timeline.seconds_at(-1))
-        check_length(self._path, len(times), seconds, self._limits)
+        check_length(self._path, len(times), max(len(times) / timeline.fps, timeline.seconds_at(-1)), self._limits)
         self._check_not_truncated(end_s, timeline.fps)
         return timeline
 

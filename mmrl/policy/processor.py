@@ -137,7 +137,10 @@ class PromptProcessor:
         return replace(rollout, text=first_response + text, answer=answer, is_correct=None)
 
     def first_response_text(self, rollout: Rollout) -> str | None:
-        """Return the text before the last forced trigger or behind the last tool result; None if there is neither."""
+        """Return the text that a continuation followed: up to a forced trigger, or up to and with a tool's result.
+
+        None if the response was not continued.
+        """
         start = _last_continuation_start(rollout.segments)
         return None if start is None else self._decode_segments(rollout.segments[:start])
 

@@ -100,8 +100,8 @@ class ShardedWeightStream(WeightStream):
                 raise failure
             return False
 
-        # Each `on_rank0` of rank 0 meets one in the loop above, whose own function does not run: True from rank 0 means
-        # one more pass, False the end, and an error that rank 0 raises here is raised on every rank.
+        # The other ranks wait in the loop above for rank 0 to say whether one more pass follows. False ends their loop;
+        # an error that rank 0 raises here is raised on every rank.
         self.ranks.on_rank0(report_end)
 
     def specs(self) -> list[WeightSpec]:

@@ -1,4 +1,4 @@
-"""Scores rollouts by reward functions, which no other package calls."""
+"""Scores rollouts by the reward functions of a config."""
 
 from mmrl.scoring.scorer import RewardFunctionScorer
 from mmrl.scoring.terms import BoundTerm, RewardError

@@ -189,7 +189,7 @@ class HealthMonitor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedStepCounter:
-    """A callback that counts consecutive steps which changed no weight, for `FailedStepLimit`.
+    """A callback that counts consecutive steps without signal or with a non-finite gradient, for `FailedStepLimit`.
 
     The counts are part of `TrainingState`, so they survive a restart.
     """

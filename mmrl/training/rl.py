@@ -21,8 +21,8 @@ from mmrl.types import Group, Prompt, RolloutBatch, SelectedExperiences, Trainin
 class RlSettings:
     """Sizes of one RL stage."""
 
-    num_steps: int  # optimizer steps of the stage
-    prompts_per_round: int  # prompts sampled at a time, over all ranks, with those of groups left unfinished
+    num_steps: int  # training steps of the stage
+    prompts_per_round: int  # prompts that all ranks together roll out at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
         with collected.timer.time("learn"):
             learner_metrics = components.learner.step(selected.experiences, step=state.step)
             reference_metrics = components.update_reference(state.step)
-            # `state.version` numbers the weights: it counts optimizer steps since the run began.
+            # `state.version` numbers the weights: it counts training steps since the run began.
             components.sync_weights(state.version + 1)
         end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
 
@@ -72,7 +72,7 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
 def collect_groups(
     settings: RlSettings, components: RlComponents, state: TrainingState, collected: CollectedGroups
 ) -> None:
-    """Build prompts, generate and score: once, or with dynamic sampling until enough groups can be trained on."""
+    """Build prompts, generate and score: once, or with dynamic sampling several times."""
     while components.selector.needs_another_round(collected.groups, state, rounds=collected.rounds):
         # With partial rollouts, responses that an earlier step cut off midway are finished before new ones begin.
         num_prompts = settings.prompts_per_round - len(state.unfinished)

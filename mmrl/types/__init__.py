@@ -1,4 +1,4 @@
-"""The nouns: frozen data that passes between packages. They need the standard library alone.
+"""The data that passes between packages, frozen but for `TrainingState`. They need the standard library alone.
 
 Each is made from the one before it, by the part of the loop that is named above the arrow:
 

@@ -11,11 +11,11 @@ from mmrl.types.sample import CoordinateSystem, MediaRef, ResizeMap, Sample
 
 
 class Author(StrEnum):
-    """Origin of a segment's tokens, which alone decides which loss they get."""
+    """Origin of a segment's tokens, which decides whether they are trained."""
 
     POLICY = "policy"  # sampled by the model: the policy loss
     DEMONSTRATION = "demonstration"  # written by a teacher: the likelihood
-    FORCED = "forced"  # put into the model's mouth, such as a trigger: never trained on
+    FORCED = "forced"  # text that the model did not choose, such as a trigger: never trained on
     ENVIRONMENT = "environment"  # a tool's reply: never trained on
 
 
@@ -86,7 +86,7 @@ class Segment:
     token_ids: tuple[int, ...]  # the tokens
     logprobs: tuple[float, ...]  # of each token where it was sampled, nats, at most 0; 0 for authors other than POLICY
     author: Author  # who wrote the tokens
-    version: int = 0  # policy version that sampled the tokens: optimizer steps since the run began
+    version: int = 0  # policy version that sampled the tokens: training steps since the run began
     sampling_params: SamplingParams | None = None  # distribution of these tokens; None for the rollout's own
     observation: MediaObservation | None = None  # image or video that the tokens stand for; it has no other tokens then
 

@@ -45,7 +45,7 @@ class Trial:
 
     deepspeed: DeepspeedConfig | None
     steps: tuple[list[Experience], ...]
-    homes: dict[str, int] = field(default_factory=dict)
+    media_placement: dict[str, int] = field(default_factory=dict)
     kl: float = 0.0
     resume_after: int | None = None
     dtype: torch.dtype = torch.float32
@@ -118,7 +118,13 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
             pad_id=lessons.eos_id,
         )
         learner = GrpoLearner(
-            policy, lessons.processor, engine, plan, reference, ranks=ranks, placement=MediaPlacement(trial.homes)
+            policy,
+            lessons.processor,
+            engine,
+            plan,
+            reference,
+            ranks=ranks,
+            placement=MediaPlacement(trial.media_placement),
         )
         metrics.append(dict(learner.step(experiences, step=step)))
     shard = policy.runner.local_shard(policy.trained, ranks)

@@ -35,7 +35,7 @@ def adapted(world, lora, *, learned=True):
         with torch.no_grad():
             for parameter in (p for p in world.policy.model.parameters() if p.requires_grad):
                 parameter.add_(0.1 * parameter.std() + 0.02 * torch.randn(parameter.shape, generator=generator))
-    return type(world)(Policy(world.policy.model), world.processor, world.samples, world.law), adapter
+    return type(world)(Policy(world.policy.model), world.processor, world.samples, world.params), adapter
 
 
 def layers(model):
@@ -60,11 +60,11 @@ def densified(world, lora):
     with torch.no_grad():
         for name, layer in own.items():
             plain.get_submodule(name).weight.copy_(dense_weight(layer, lora))
-    return type(world)(Policy(plain), world.processor, world.samples, world.law), own
+    return type(world)(Policy(plain), world.processor, world.samples, world.params), own
 
 
-def scores(policy, world, taught):
-    batch = collate(group_by_prompt(taught), world.processor, pad_id=world.eos_id)
+def scores(policy, world, trained_on):
+    batch = collate(group_by_prompt(trained_on), world.processor, pad_id=world.eos_id)
     with torch.no_grad():
         return policy.compute_logprobs(batch).logprobs_N
 
@@ -90,17 +90,17 @@ def test_targets_are_all_linear_layers_of_their_roles(tiny, family):
 def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(tiny, family, variant):
     lora = VARIANTS[variant]
     world, _ = adapted(tiny(family), lora)
-    taught = experiences(world, group_size=2)
-    metrics, ours = gradient(world, taught)
+    trained_on = experiences(world, group_size=2)
+    metrics, ours = gradient(world, trained_on)
     plain, own = densified(world, lora)
-    expected, dense = gradient(plain, taught)
+    expected, dense = gradient(plain, trained_on)
     assert metrics["learner/loss"] == pytest.approx(expected["learner/loss"], rel=1e-4)
     theirs = {}
     for name, layer in own.items():
         factors = {n: p for n, p in layer.named_parameters() if p.requires_grad}
         assert len(factors) == (3 if lora.use_dora else 2)
-        slopes = torch.autograd.grad(dense_weight(layer, lora), factors.values(), dense[f"{name}.weight"])
-        theirs |= {f"{name}.{factor}": slope for factor, slope in zip(factors, slopes, strict=True)}
+        gradients = torch.autograd.grad(dense_weight(layer, lora), factors.values(), dense[f"{name}.weight"])
+        theirs |= {f"{name}.{factor}": slope for factor, slope in zip(factors, gradients, strict=True)}
     assert {world.policy.family.component_of(name) for name in ours} == {"vision", "projector", "language"}
     assert difference(theirs, ours) < GRADIENTS
 
@@ -108,13 +108,13 @@ def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(tiny, family
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputing(tiny, family):
     world, _ = adapted(tiny(family), VARIANTS["lora"])
-    taught = experiences(world)
-    metrics, whole = gradient(world, taught, kl_coef=0.1)
+    trained_on = experiences(world)
+    metrics, whole = gradient(world, trained_on, kl_coef=0.1)
     assert metrics["policy/reference_kl_nats"] > 0
-    _, plain = gradient(world, taught, shared_prefix=False, micro_batch=2, kl_coef=0.1)
+    _, plain = gradient(world, trained_on, shared_prefix=False, micro_batch=2, kl_coef=0.1)
     assert difference(whole, plain) < GRADIENTS
     enable_gradient_checkpointing(world.policy.model, ("vision", "language"))
-    _, recomputed = gradient(world, taught, kl_coef=0.1)
+    _, recomputed = gradient(world, trained_on, kl_coef=0.1)
     assert difference(whole, recomputed) < GRADIENTS
 
 
@@ -123,10 +123,10 @@ def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputin
 def test_recomputed_activations_reach_an_adapter_beneath_frozen_weights(tiny, family, target):
     """Inputs of the recomputed blocks need no gradient, as all embeddings are frozen."""
     world, _ = adapted(tiny(family), LoraConfig(targets=(target,)))
-    taught = experiences(world, group_size=2)
-    _, kept = gradient(world, taught)
+    trained_on = experiences(world, group_size=2)
+    _, kept = gradient(world, trained_on)
     enable_gradient_checkpointing(world.policy.model, ("vision", "language"))
-    _, recomputed = gradient(world, taught)
+    _, recomputed = gradient(world, trained_on)
     assert len(kept) == len(world.policy.trained)
     assert all(slope.any() for slope in kept.values())
     assert difference(kept, recomputed) < GRADIENTS
@@ -136,14 +136,14 @@ def test_recomputed_activations_reach_an_adapter_beneath_frozen_weights(tiny, fa
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_without_its_adapter_the_policy_is_the_base_model(tiny, family, variant):
     base = tiny(family)
-    taught = experiences(base, group_size=2)
-    expected = scores(base.policy, base, taught)
+    trained_on = experiences(base, group_size=2)
+    expected = scores(base.policy, base, trained_on)
     new, _ = adapted(tiny(family), VARIANTS[variant], learned=False)
-    torch.testing.assert_close(scores(new.policy, new, taught), expected, rtol=0, atol=LOGPROBS)
+    torch.testing.assert_close(scores(new.policy, new, trained_on), expected, rtol=0, atol=LOGPROBS)
     world, _ = adapted(tiny(family), VARIANTS[variant])
     off = world.policy.without_adapter()
-    torch.testing.assert_close(scores(off, world, taught), expected, rtol=0, atol=LOGPROBS)
-    assert (scores(world.policy, world, taught) - expected).abs().max() > 1e-2
+    torch.testing.assert_close(scores(off, world, trained_on), expected, rtol=0, atol=LOGPROBS)
+    assert (scores(world.policy, world, trained_on) - expected).abs().max() > 1e-2
     own = set(map(id, world.policy.model.parameters()))
     assert {id(parameter) for parameter in off.model.parameters()} < own  # it has no weight to itself
 
@@ -154,34 +154,34 @@ def test_a_reference_shares_what_is_frozen_and_stays_when_the_policy_moves(tiny,
     world = tiny()
     if lora:
         world, _ = adapted(world, lora)
-    world = type(world)(Policy(world.policy.model, freeze=freeze), world.processor, world.samples, world.law)
-    taught = experiences(world, group_size=2)
-    reference, before = world.policy.frozen_copy(), scores(world.policy, world, taught)
+    world = type(world)(Policy(world.policy.model, freeze=freeze), world.processor, world.samples, world.params)
+    trained_on = experiences(world, group_size=2)
+    reference, before = world.policy.frozen_copy(), scores(world.policy, world, trained_on)
     given = {name: id(parameter) for name, parameter in world.policy.frozen.items()}
     assert {name: id(parameter) for name, parameter in reference.frozen.items()} == given
     assert reference.trained.keys() == world.policy.trained.keys()
     assert not {id(p) for p in reference.trained.values()} & {id(p) for p in world.policy.trained.values()}
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
-    gradient(world, taught)
+    gradient(world, trained_on)
     engine = TorchEngine(world.policy.trained_by_component, OptimizerConfig(lr=0.01))
     engine.step(0.01)
-    assert (scores(world.policy, world, taught) - before).abs().max() > 1e-2
-    assert torch.equal(scores(reference, world, taught), before)
+    assert (scores(world.policy, world, trained_on) - before).abs().max() > 1e-2
+    assert torch.equal(scores(reference, world, trained_on), before)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_merged_weights_and_the_adapter_alone_say_the_same(tiny, family, variant, tmp_path):
     world, adapter = adapted(tiny(family), VARIANTS[variant])
-    taught = experiences(world, group_size=2)
-    expected = scores(world.policy, world, taught)
+    trained_on = experiences(world, group_size=2)
+    expected = scores(world.policy, world, trained_on)
     adapter.save_pretrained(tmp_path)
     again = PeftModel.from_pretrained(tiny(family).policy.model, str(tmp_path))
     loaded = Policy(again.get_base_model())
-    torch.testing.assert_close(scores(loaded, world, taught), expected, rtol=0, atol=LOGPROBS)
+    torch.testing.assert_close(scores(loaded, world, trained_on), expected, rtol=0, atol=LOGPROBS)
     adapter.merge()
     assert not layers(world.policy.model)
-    torch.testing.assert_close(scores(world.policy, world, taught), expected, rtol=0, atol=LOGPROBS)
+    torch.testing.assert_close(scores(world.policy, world, trained_on), expected, rtol=0, atol=LOGPROBS)
 
 
 def test_an_adapter_depends_on_its_seed_alone_and_stays_float32(tiny):
@@ -202,7 +202,7 @@ def test_an_adapter_depends_on_its_seed_alone_and_stays_float32(tiny):
 
 def test_dropout_is_for_learning_alone(tiny):
     world, _ = adapted(tiny(), LoraConfig(dropout=0.5))
-    taught = experiences(world, group_size=2)
-    assert torch.equal(scores(world.policy, world, taught), scores(world.policy, world, taught))
-    (_, one), (_, two) = gradient(world, taught), gradient(world, taught)
+    trained_on = experiences(world, group_size=2)
+    assert torch.equal(scores(world.policy, world, trained_on), scores(world.policy, world, trained_on))
+    (_, one), (_, two) = gradient(world, trained_on), gradient(world, trained_on)
     assert difference(one, two) > 1e-2

@@ -29,7 +29,7 @@ def experiences(world, group_size=4, teacher=False):
     """Rollouts whose behaviour policy differs a little from the current one, so that ratios are not 1."""
     prompts = [world.processor.build(sample) for sample in world.samples[:5]]
     made = []
-    for g, group in enumerate(world.sampler().generate(prompts, group_size, world.law, step=0)):
+    for g, group in enumerate(world.sampler().generate(prompts, group_size, world.params, step=0)):
         for i, rollout in enumerate(group):
             (segment,) = rollout.segments
             moved = tuple(logp + 0.15 * ((7 * i + 3 * t + g) % 5 - 2) for t, logp in enumerate(segment.logprobs))
@@ -37,11 +37,11 @@ def experiences(world, group_size=4, teacher=False):
             made.append(Experience(rollout=older, advantage=(i - 1.2) * (g + 1) / 3))
     if teacher:
         lessons = [world.processor.build_demonstration(prompt, prompt.sample.target) for prompt in prompts]
-        made += [Experience(rollout=replace(lesson, sampling_params=world.law), advantage=0.0) for lesson in lessons]
+        made += [Experience(rollout=replace(lesson, sampling_params=world.params), advantage=0.0) for lesson in lessons]
     return made
 
 
-def gradient(world, taught, *, micro_batch=100, token_budget=10_000, shared_prefix=True, kl_coef=0.0, epochs=1):
+def gradient(world, trained_on, *, micro_batch=100, token_budget=10_000, shared_prefix=True, kl_coef=0.0, epochs=1):
     plan = LearnerConfig(
         loss=LossConfig(kl=KlConfig(coef=kl_coef)),
         optimizer=OptimizerConfig(),
@@ -59,7 +59,7 @@ def gradient(world, taught, *, micro_batch=100, token_budget=10_000, shared_pref
             for parameter in reference.trained.values():
                 parameter.mul_(1.05)
     world.policy.model.zero_grad()
-    metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).step(taught, step=0)
+    metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).step(trained_on, step=0)
     return metrics, {n: p.grad.clone() for n, p in world.policy.model.named_parameters() if p.grad is not None}
 
 
@@ -74,10 +74,10 @@ def test_odd_batches_have_one_gradient_too(tiny):
     world = tiny()
     one, _, _, _, two, other, _, _, *rest = experiences(world)
     shortened = [cut(experience, tokens) for experience, tokens in zip(rest, (1, 1, 0, 2), strict=False)]
-    taught = [one, two, other, *shortened, *rest[4:]]
-    told, whole = gradient(world, taught)
+    trained_on = [one, two, other, *shortened, *rest[4:]]
+    told, whole = gradient(world, trained_on)
     for options in ({"micro_batch": 1}, {"shared_prefix": False}, {"token_budget": 1}):
-        again, parts = gradient(world, taught, **options)
+        again, parts = gradient(world, trained_on, **options)
         assert difference(whole, parts) < GRADIENTS
         assert again == pytest.approx(told, rel=1e-4, abs=1e-6)
 
@@ -93,29 +93,29 @@ def cut(experience, tokens):
 @pytest.mark.parametrize("kl_coef", [0.0, 0.1])
 def test_gradient_does_not_depend_on_batching(tiny, family, kl_coef):
     world = tiny(family)
-    taught = experiences(world, teacher=True)
-    metrics, whole = gradient(world, taught, kl_coef=kl_coef)
+    trained_on = experiences(world, teacher=True)
+    metrics, whole = gradient(world, trained_on, kl_coef=kl_coef)
     assert any("visual" in name for name in whole)
     assert metrics["policy/clip_frac"] > 0
     for micro_batch in (1, 2, 4):
-        again, parts = gradient(world, taught, micro_batch=micro_batch, kl_coef=kl_coef)
+        again, parts = gradient(world, trained_on, micro_batch=micro_batch, kl_coef=kl_coef)
         assert difference(whole, parts) < GRADIENTS
         assert again == pytest.approx(metrics, rel=1e-4, abs=1e-6)
     for token_budget in (1, 150):  # of the second, some groups are split
-        again, parts = gradient(world, taught, token_budget=token_budget, kl_coef=kl_coef)
+        again, parts = gradient(world, trained_on, token_budget=token_budget, kl_coef=kl_coef)
         assert difference(whole, parts) < GRADIENTS
         assert again == pytest.approx(metrics, rel=1e-4, abs=1e-6)
-    _, plain = gradient(world, taught, shared_prefix=False, micro_batch=2, kl_coef=kl_coef)
+    _, plain = gradient(world, trained_on, shared_prefix=False, micro_batch=2, kl_coef=kl_coef)
     assert difference(whole, plain) < GRADIENTS
 
 
 def test_gradient_does_not_depend_on_order(tiny):
     world = tiny()
-    taught = experiences(world)
-    _, whole = gradient(world, taught)
-    siblings = [e for start in range(0, len(taught), 4) for e in reversed(taught[start : start + 4])]
+    trained_on = experiences(world)
+    _, whole = gradient(world, trained_on)
+    siblings = [e for start in range(0, len(trained_on), 4) for e in reversed(trained_on[start : start + 4])]
     _, swapped = gradient(world, siblings)
-    _, backwards = gradient(world, taught[::-1], micro_batch=2)
+    _, backwards = gradient(world, trained_on[::-1], micro_batch=2)
     assert difference(whole, swapped) < GRADIENTS
     assert difference(whole, backwards) < GRADIENTS
 
@@ -123,9 +123,9 @@ def test_gradient_does_not_depend_on_order(tiny):
 def test_gradient_does_not_depend_on_padding(tiny):
     """One long prompt and one long response in the batch pad all others."""
     world = tiny()
-    taught = experiences(world)
-    _, alone = gradient(world, taught, micro_batch=1, shared_prefix=False)
-    _, padded = gradient(world, taught, micro_batch=100, shared_prefix=False)
+    trained_on = experiences(world)
+    _, alone = gradient(world, trained_on, micro_batch=1, shared_prefix=False)
+    _, padded = gradient(world, trained_on, micro_batch=100, shared_prefix=False)
     assert difference(alone, padded) < GRADIENTS
 
 
@@ -134,19 +134,19 @@ def test_gradient_does_not_depend_on_padding(tiny):
 def test_loss_and_gradient_equal_a_slow_independent_version(tiny, family, rethought):
     """One sequence at a time, token by token, with position ids counted out and no code of ours in between."""
     world = tiny(family)
-    taught = experiences(world)
-    taught = [second_look(e) if rethought else e for e in taught]
-    metrics, ours = gradient(world, taught)
+    trained_on = experiences(world)
+    trained_on = [add_continuation(e) if rethought else e for e in trained_on]
+    metrics, ours = gradient(world, trained_on)
     world.policy.model.zero_grad()
-    total = sum(len(s.token_ids) for e in taught for s in e.rollout.segments if s.author is Author.POLICY)
-    loss = sum(_slow_surrogate(world, experience) for experience in taught) / total
+    total = sum(len(s.token_ids) for e in trained_on for s in e.rollout.segments if s.author is Author.POLICY)
+    loss = sum(_slow_surrogate(world, experience) for experience in trained_on) / total
     loss.backward()
     theirs = {n: p.grad for n, p in world.policy.model.named_parameters() if p.grad is not None}
     assert metrics["learner/loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert difference(ours, theirs) < GRADIENTS
 
 
-def second_look(experience):
+def add_continuation(experience):
     """The response cut in two, with a trigger between, the second part drawn at another temperature."""
     rollout = experience.rollout
     (whole,) = rollout.segments
@@ -251,7 +251,7 @@ def test_only_the_policys_own_tokens_carry_the_policy_term(tiny):
     """A trigger between two segments is context, not a lesson: its log-prob has no gradient and no weight."""
     world = tiny()
     prompt = world.processor.build(world.samples[0])
-    rollout = world.sampler().generate([prompt], 1, world.law, step=0)[0][0]
+    rollout = world.sampler().generate([prompt], 1, world.params, step=0)[0][0]
     forced = Segment(token_ids=rollout.segments[0].token_ids[:3], logprobs=(0.0,) * 3, author=Author.FORCED)
     both = replace(rollout, segments=(rollout.segments[0], forced))
     _, without = gradient(world, [Experience(rollout=rollout, advantage=1.0)])
@@ -265,8 +265,8 @@ def test_only_the_policys_own_tokens_carry_the_policy_term(tiny):
 
 def test_rollouts_without_advantage_are_not_run_but_count(tiny):
     world = tiny()
-    taught = experiences(world)
-    idle = [replace(e, advantage=0.0) if i % 4 == 1 else e for i, e in enumerate(taught)]
+    trained_on = experiences(world)
+    idle = [replace(e, advantage=0.0) if i % 4 == 1 else e for i, e in enumerate(trained_on)]
     metrics, skipping = gradient(world, idle)
     assert metrics["learner/no_gradient_frac"] == 0.25
     tokens = sum(e.rollout.num_tokens for e in idle)
@@ -279,18 +279,18 @@ def test_rollouts_without_advantage_are_not_run_but_count(tiny):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recomputed_activations_give_the_same_gradient(tiny, family):
     world = tiny(family)
-    taught = experiences(world)
+    trained_on = experiences(world)
     calls = []
     layer = world.policy.model.model.language_model.layers[0].self_attn
     layer.register_forward_pre_hook(lambda *_: calls.append(1))
-    _, kept = gradient(world, taught)
+    _, kept = gradient(world, trained_on)
     once = len(calls)
     world.policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    _, recomputed = gradient(world, taught)
+    _, recomputed = gradient(world, trained_on)
     assert len(calls) - once == 2 * once
     assert difference(kept, recomputed) < GRADIENTS
-    assert ids_of(experiences(world)) == ids_of(taught)
+    assert ids_of(experiences(world)) == ids_of(trained_on)
 
 
-def ids_of(taught):
-    return [experience.rollout.segments[0].token_ids for experience in taught]
+def ids_of(trained_on):
+    return [experience.rollout.segments[0].token_ids for experience in trained_on]

@@ -40,11 +40,11 @@ def reference(world):
 
 
 @pytest.fixture(scope="module")
-def taught(world):
+def trained_on(world):
     """Five groups of four, a little off the sampler; some with a forced trigger, some cut, one group idle."""
     prompts = [world.processor.build(sample) for sample in world.samples[:5]]
     made = []
-    for g, group in enumerate(world.sampler().generate(prompts, 4, world.law, step=0)):
+    for g, group in enumerate(world.sampler().generate(prompts, 4, world.params, step=0)):
         for i, rollout in enumerate(group):
             (segment,) = rollout.segments
             moved = tuple(logp + 0.15 * ((7 * i + 3 * t + g) % 5 - 2) for t, logp in enumerate(segment.logprobs))
@@ -59,10 +59,10 @@ def taught(world):
             )
             made.append(Experience(rollout=changed, advantage=advantage))
     lesson = world.processor.build_demonstration(prompts[0], prompts[0].sample.target)
-    return [*made, Experience(rollout=replace(lesson, sampling_params=world.law), advantage=0.0)]
+    return [*made, Experience(rollout=replace(lesson, sampling_params=world.params), advantage=0.0)]
 
 
-def gradient(world, taught, loss, reference, *, micro_batch=8, shared_prefix=True):
+def gradient(world, trained_on, loss, reference, *, micro_batch=8, shared_prefix=True):
     plan = LearnerConfig(
         loss=loss,
         optimizer=OptimizerConfig(),
@@ -75,7 +75,7 @@ def gradient(world, taught, loss, reference, *, micro_batch=8, shared_prefix=Tru
     )
     world.policy.model.zero_grad()
     reference = reference if loss.kl.coef else None
-    metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).step(taught, step=1)
+    metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).step(trained_on, step=1)
     found = [p.grad.flatten().clone() for p in world.policy.model.parameters() if p.grad is not None]
     return metrics, torch.cat(found)
 
@@ -86,15 +86,15 @@ def distance(a, b):
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_the_gradient_does_not_depend_on_batching_order_padding_or_shared_prefix(world, reference, taught, loss):
-    siblings = [e for start in range(0, 20, 4) for e in reversed(taught[start : start + 4])] + taught[20:]
-    groups = [e for start in range(16, -1, -4) for e in taught[start : start + 4]] + taught[20:]
-    metrics, whole = gradient(world, taught, loss, reference)
+def test_the_gradient_does_not_depend_on_batching_order_padding_or_shared_prefix(world, reference, trained_on, loss):
+    siblings = [e for start in range(0, 20, 4) for e in reversed(trained_on[start : start + 4])] + trained_on[20:]
+    groups = [e for start in range(16, -1, -4) for e in trained_on[start : start + 4]] + trained_on[20:]
+    metrics, whole = gradient(world, trained_on, loss, reference)
     for experiences, cut in (
-        (taught, {"micro_batch": 1}),
+        (trained_on, {"micro_batch": 1}),
         (siblings, {"micro_batch": 2}),
         (groups, {"micro_batch": 4}),
-        (taught, {"micro_batch": 2, "shared_prefix": False}),
+        (trained_on, {"micro_batch": 2, "shared_prefix": False}),
     ):
         again, parts = gradient(world, experiences, loss, reference, **cut)
         assert distance(parts, whole) < GRADIENTS, cut
@@ -102,33 +102,33 @@ def test_the_gradient_does_not_depend_on_batching_order_padding_or_shared_prefix
 
 
 @pytest.mark.parametrize("name", ["algorithm grpo", "algorithm gspo", "algorithm rloo", "nll"])
-def test_the_comparison_can_fail(world, taught, monkeypatch, name):
+def test_the_comparison_can_fail(world, trained_on, monkeypatch, name):
     """Denominators of a micro-batch instead of the step: the mistake that this suite is for."""
     honest = Objective.__call__
 
     def local(self, experiences, scores, counts, *, step):
         return honest(self, experiences, scores, self.count_denominators(experiences), step=step)
 
-    _, whole = gradient(world, taught, LOSSES[name], None)
+    _, whole = gradient(world, trained_on, LOSSES[name], None)
     monkeypatch.setattr(Objective, "__call__", local)
-    _, parts = gradient(world, taught, LOSSES[name], None, micro_batch=1)
+    _, parts = gradient(world, trained_on, LOSSES[name], None, micro_batch=1)
     assert distance(parts, whole) > 0.1
 
 
-def test_imitation_of_second_looks_does_not_depend_on_advantages(world, taught):
+def test_imitation_of_continuations_does_not_depend_on_advantages(world, trained_on):
     """What it adds to the gradient is the same where all of a group are right, and no advantage is left."""
     with_it = LOSSES["nll after a trigger"]
     without = with_it.model_copy(update={"sft_loss": SftLossConfig()})
-    even = [replace(experience, advantage=0.0) for experience in taught]
+    even = [replace(experience, advantage=0.0) for experience in trained_on]
     (_, more), (_, less), (_, alone), (_, nothing) = (
-        gradient(world, experiences, loss, None) for experiences in (taught, even) for loss in (with_it, without)
+        gradient(world, experiences, loss, None) for experiences in (trained_on, even) for loss in (with_it, without)
     )
     assert distance(more - less, alone - nothing) < 1e-4
 
 
-def test_the_entropy_bonus_has_the_gradient_of_the_entropy(world, taught):
+def test_the_entropy_bonus_has_the_gradient_of_the_entropy(world, trained_on):
     """Against logits of the plain forward of one response, banned tokens left out of the sum."""
-    rollout = replace(taught[9].rollout, segments=taught[9].rollout.segments[:1])  # text alone
+    rollout = replace(trained_on[9].rollout, segments=trained_on[9].rollout.segments[:1])  # text alone
     assert not rollout.prompt.sample.media
     bonus = LossConfig(entropy=LossCoefficientConfig(coef=0.7))
     _, ours = gradient(world, [Experience(rollout=rollout, advantage=0.0)], bonus, None)

@@ -28,10 +28,10 @@ def ids_of(groups):
 def test_rollouts_do_not_depend_on_batching(tiny, family):
     world = tiny(family)
     prompts = [world.processor.build(sample) for sample in world.samples]
-    together = world.sampler().generate(prompts, 4, world.law, step=3)
-    alone = [world.sampler().generate([prompt], 4, world.law, step=3)[0] for prompt in prompts]
+    together = world.sampler().generate(prompts, 4, world.params, step=3)
+    alone = [world.sampler().generate([prompt], 4, world.params, step=3)[0] for prompt in prompts]
     assert ids_of(together) == ids_of(alone)
-    fewer = world.sampler().generate(prompts, 2, world.law, step=3)
+    fewer = world.sampler().generate(prompts, 2, world.params, step=3)
     assert ids_of(fewer) == [group[:2] for group in ids_of(together)]
     assert len({ids for group in ids_of(together) for ids in group}) > len(prompts)
 
@@ -39,23 +39,23 @@ def test_rollouts_do_not_depend_on_batching(tiny, family):
 def test_step_salt_and_sample_change_what_is_drawn(tiny):
     world = tiny()
     prompt = world.processor.build(world.samples[0])
-    base = ids_of(world.sampler("a").generate([prompt], 8, world.law, step=0))
-    assert base != ids_of(world.sampler("a").generate([prompt], 8, world.law, step=1))
-    assert base != ids_of(world.sampler("b").generate([prompt], 8, world.law, step=0))
+    base = ids_of(world.sampler("a").generate([prompt], 8, world.params, step=0))
+    assert base != ids_of(world.sampler("a").generate([prompt], 8, world.params, step=1))
+    assert base != ids_of(world.sampler("b").generate([prompt], 8, world.params, step=0))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_was_cut_and_goes_on_is_what_was_never_cut(tiny, family):
     """Greedy, so that the random numbers of the two ways do not matter."""
     world = tiny(family)
-    law = replace(world.law, temperature=0.0)
+    params = replace(world.params, temperature=0.0)
     prompts = [world.processor.build(sample) for sample in world.samples[:4]]
-    whole = [rollout for (rollout,) in world.sampler().generate(prompts, 1, law, step=0)]
-    cut = replace(law, max_new_tokens=2)
+    whole = [rollout for (rollout,) in world.sampler().generate(prompts, 1, params, step=0)]
+    cut = replace(params, max_new_tokens=2)
     begun = [rollout for (rollout,) in world.sampler().generate(prompts, 1, cut, step=0)]
     open_ = [rollout for rollout in begun if rollout.finish_reason is FinishReason.LENGTH]
     assert open_
-    rest = replace(law, max_new_tokens=law.max_new_tokens - 2)
+    rest = replace(params, max_new_tokens=params.max_new_tokens - 2)
     for rollout in world.sampler().extend(open_, rest, step=0):
         (expected,) = (w for w in whole if w.prompt is rollout.prompt)
         assert [s.author for s in rollout.segments] == [Author.POLICY] * 2
@@ -71,9 +71,9 @@ def test_what_was_cut_and_goes_on_is_what_was_never_cut(tiny, family):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_learner_computes_the_sampled_log_probs(tiny, family, shared_prefix, temperature):
     world = tiny(family)
-    law = replace(world.law, temperature=temperature)
+    params = replace(world.params, temperature=temperature)
     prompts = [world.processor.build(sample) for sample in world.samples[:5]]
-    groups = world.sampler().generate(prompts, 3, law, step=0)
+    groups = world.sampler().generate(prompts, 3, params, step=0)
     experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
     batch = collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
     with torch.no_grad():
@@ -86,11 +86,12 @@ def test_the_learner_computes_the_sampled_log_probs(tiny, family, shared_prefix,
 def test_the_learner_computes_them_where_a_rollout_went_on_under_another_law(tiny, shared_prefix):
     world = tiny()
     prompts = [world.processor.build(sample) for sample in world.samples[:5]]
-    begun = [rollout for group in world.sampler().generate(prompts, 2, world.law, step=0) for rollout in group]
-    cooler = replace(world.law, temperature=0.6)
+    begun = [rollout for group in world.sampler().generate(prompts, 2, world.params, step=0) for rollout in group]
+    cooler = replace(world.params, temperature=0.6)
     rollouts = world.sampler().extend(begun, cooler, step=0)
     assert all(
-        (r.sampling_params, r.segments[0].sampling_params, r.segments[1].sampling_params) == (world.law, None, cooler)
+        (r.sampling_params, r.segments[0].sampling_params, r.segments[1].sampling_params)
+        == (world.params, None, cooler)
         for r in rollouts
     )
     experiences = [Experience(rollout=rollout, advantage=1.0) for rollout in rollouts]
@@ -106,16 +107,16 @@ def test_greedy_equals_transformers_generate(tiny, family):
     world = tiny(family)
     sample = world.samples[0]
     prompt = world.processor.build(sample)
-    law = replace(world.law, temperature=0.0)
-    ours = world.sampler().generate([prompt], 1, law, step=0)[0][0].segments[0].token_ids
+    params = replace(world.params, temperature=0.0)
+    ours = world.sampler().generate([prompt], 1, params, step=0)[0][0].segments[0].token_ids
     picture = Image.open(sample.images[0].path).convert("RGB")
     inputs = world.processor.hf_processor(
         text=[world.processor.encoder.render_chat(sample)], images=[picture], return_tensors="pt"
     )
     config = GenerationConfig(
         do_sample=False,
-        max_new_tokens=law.max_new_tokens,
-        suppress_tokens=list(law.banned_token_ids),
+        max_new_tokens=params.max_new_tokens,
+        suppress_tokens=list(params.banned_token_ids),
         eos_token_id=world.eos_id,
         pad_token_id=world.eos_id,
     )
@@ -126,22 +127,22 @@ def test_greedy_equals_transformers_generate(tiny, family):
 def test_banned_tokens_are_never_drawn(tiny):
     world = tiny()
     prompt = world.processor.build(world.samples[0])
-    groups = world.sampler().generate([prompt], 200, replace(world.law, temperature=5.0), step=0)
+    groups = world.sampler().generate([prompt], 200, replace(world.params, temperature=5.0), step=0)
     drawn = {token for rollout in groups[0] for token in rollout.segments[0].token_ids}
-    assert not drawn & set(world.law.banned_token_ids)
-    assert world.processor.placeholders.image_id in world.law.banned_token_ids
+    assert not drawn & set(world.params.banned_token_ids)
+    assert world.processor.placeholders.image_id in world.params.banned_token_ids
     assert len(drawn) > 100
 
 
 def test_finish_and_authors_are_recorded(tiny):
     world = tiny()
     prompt = world.processor.build(world.samples[0])
-    for rollout in world.sampler().generate([prompt], 64, replace(world.law, temperature=3.0), step=0)[0]:
+    for rollout in world.sampler().generate([prompt], 64, replace(world.params, temperature=3.0), step=0)[0]:
         (segment,) = rollout.segments
         assert segment.author is Author.POLICY
         ended = segment.token_ids[-1] == world.eos_id
         assert rollout.finish_reason is (FinishReason.EOS if ended else FinishReason.LENGTH)
-        assert ended or len(segment.token_ids) == world.law.max_new_tokens
+        assert ended or len(segment.token_ids) == world.params.max_new_tokens
         assert world.eos_id not in segment.token_ids[:-1]
 
 
@@ -149,10 +150,10 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_string(tiny):
     """The same random numbers with and without: what ends at a stop string is the beginning of what goes on."""
     world = tiny()
     prompt = world.processor.build(world.samples[0])
-    law = replace(world.law, temperature=2.0, max_new_tokens=12)
-    (free,) = world.sampler().generate([prompt], 40, law, step=0)
+    params = replace(world.params, temperature=2.0, max_new_tokens=12)
+    (free,) = world.sampler().generate([prompt], 40, params, step=0)
     stops = tuple(free[i].text[4:7] for i in range(3))  # three characters may lie across tokens
-    (stopped,) = world.sampler().generate([prompt], 40, replace(law, stop=stops), step=0)
+    (stopped,) = world.sampler().generate([prompt], 40, replace(params, stop=stops), step=0)
     for whole, part in zip(free, stopped, strict=True):
         ids, found = whole.segments[0].token_ids, part.segments[0].token_ids
         ends = [n for n in range(1, len(ids) + 1) if any(stop in world.processor.decode(ids[:n]) for stop in stops)]
@@ -167,20 +168,20 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_string(tiny):
 def test_rollouts_do_not_depend_on_how_many_are_drawn_at_once(tiny):
     world = tiny()
     prompts = [world.processor.build(sample) for sample in world.samples[:4]]
-    whole = world.sampler().generate(prompts, 3, world.law, step=0)
+    whole = world.sampler().generate(prompts, 3, world.params, step=0)
     for tokens_at_once in (1, 200):
         parts = HfSampler(world.policy, world.processor, salt=("test",), max_batch_tokens=tokens_at_once)
-        assert ids_of(parts.generate(prompts, 3, world.law, step=0)) == ids_of(whole)
+        assert ids_of(parts.generate(prompts, 3, world.params, step=0)) == ids_of(whole)
 
 
-def law(**options):
+def params(**options):
     return SamplingParams(max_new_tokens=1, **options)
 
 
 def test_draw_follows_the_distribution():
     logps = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(20_000, 4)
     uniforms = torch.rand(20_000, generator=torch.Generator().manual_seed(0))
-    counts = torch.bincount(sample_tokens(logps, law(), uniforms), minlength=4) / 20_000
+    counts = torch.bincount(sample_tokens(logps, params(), uniforms), minlength=4) / 20_000
     assert torch.allclose(counts, torch.tensor([0.1, 0.2, 0.3, 0.4]), atol=0.015)
 
 
@@ -191,13 +192,13 @@ def test_draw_follows_the_distribution():
 def test_truncation_keeps_the_likeliest(options, possible):
     logps = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(1000, 4)
     uniforms = torch.linspace(0, 1 - 1e-9, 1000, dtype=torch.float64)
-    assert set(sample_tokens(logps, law(**options), uniforms).tolist()) == possible
+    assert set(sample_tokens(logps, params(**options), uniforms).tolist()) == possible
 
 
 def test_extreme_uniforms_stay_inside_the_support():
     logps = torch.tensor([[0.5, 0.5, 0.0]]).log()
     for uniform in (0.0, 1.0 - 2**-53):
-        assert int(sample_tokens(logps, law(), torch.tensor([uniform], dtype=torch.float64))) in (0, 1)
+        assert int(sample_tokens(logps, params(), torch.tensor([uniform], dtype=torch.float64))) in (0, 1)
 
 
 def test_law_bans_and_tempers():

@@ -44,20 +44,20 @@ def lessons(world, samples, **options):
 def test_a_packed_step_has_the_gradient_of_a_padded_one(tiny, family, learn):
     world = tiny(family)
     world = replace(world, processor=thinking(world, thinking="required"))
-    taught = lessons(
+    trained_on = lessons(
         world, [replace(s, thinking=THOUGHT * k) for k, s in enumerate(world.samples[:6], 1)], loss_on=learn
     )
-    told, packed = gradient(world, taught)
-    again, plain = gradient(world, taught, shared_prefix=False)
+    told, packed = gradient(world, trained_on)
+    again, plain = gradient(world, trained_on, shared_prefix=False)
     assert difference(packed, plain) < GRADIENTS
     assert told == pytest.approx(again, rel=1e-4, abs=1e-6)
-    _, few = gradient(world, taught, token_budget=60)
+    _, few = gradient(world, trained_on, token_budget=60)
     assert difference(packed, few) < GRADIENTS
 
 
 def test_imitation_refuses_an_attention_that_leaks_too(tiny, monkeypatch):
     world = tiny()
-    taught = lessons(world, world.samples[:3])
+    trained_on = lessons(world, world.samples[:3])
     honest = (
         shared_prefix_attention.attention_blocks
     )  # with everything one sequence, later demonstrations see earlier ones
@@ -67,7 +67,7 @@ def test_imitation_refuses_an_attention_that_leaks_too(tiny, monkeypatch):
         lambda tree: honest([PrefixGroup(sum(p + sum(own) for p, own in tree), ())]),
     )
     with pytest.raises(UserError, match=r"on sample .* it differs .* nats .* Set shared_prefix: off"):
-        gradient(world, taught)
+        gradient(world, trained_on)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ class Watcher:
     def __init__(self, samples):
         self.samples, self.thought = samples, {}
 
-    def take(self, cursor, count):
-        return [self.samples[(cursor + i) % len(self.samples)] for i in range(count)]
+    def take(self, position, count):
+        return [self.samples[(position + i) % len(self.samples)] for i in range(count)]
 
     def build(self, sample):
         return sample

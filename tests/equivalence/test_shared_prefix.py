@@ -21,8 +21,8 @@ EXACT = ForwardDifference(logprobs=LOGPROBS, gradient=GRADIENTS)
 def group(world, sample, sizes=(6, 1, 4)):
     """Rollouts of one prompt, cut to these lengths."""
     prompt = world.processor.build(sample)
-    law = replace(world.law, temperature=0.7)
-    (rollouts,) = world.sampler().generate([prompt], len(sizes), law, step=0)
+    params = replace(world.params, temperature=0.7)
+    (rollouts,) = world.sampler().generate([prompt], len(sizes), params, step=0)
     experiences = []
     for rollout, size in zip(rollouts, sizes, strict=True):
         (segment,) = rollout.segments

@@ -44,12 +44,12 @@ def refs(world, clip):
 def went_on(world, sample, shown):
     """Rollouts of a sample that were shown these, one list each, and went on."""
     prompt = world.processor.build(sample)
-    (begun,) = world.sampler().generate([prompt], len(shown), replace(world.law, max_new_tokens=3), step=0)
+    (begun,) = world.sampler().generate([prompt], len(shown), replace(world.params, max_new_tokens=3), step=0)
     seen = []
     for rollout, media in zip(begun, shown, strict=True):
         views = [part for ref in media for part in (world.processor.build_tool_segment(ref), env(world, "and"))]
         seen.append(replace(rollout, segments=(*rollout.segments, *views)) if views else rollout)
-    return world.sampler().extend(seen, replace(world.law, temperature=0.7), step=0)
+    return world.sampler().extend(seen, replace(world.params, temperature=0.7), step=0)
 
 
 def experiences(world, clip):
@@ -102,11 +102,11 @@ def test_it_is_transformers_forward_of_the_whole_sequence(tiny, clip, family):
         logits = world.policy.model(
             input_ids=ids, mm_token_type_ids=(ids == world.processor.placeholders.image_id).long(), **pictures
         ).logits[0]
-    logits[:, list(world.law.banned_token_ids)] = -torch.inf
+    logits[:, list(world.params.banned_token_ids)] = -torch.inf
     place, expected = len(rollout.prompt.token_ids), []
     for segment in rollout.segments:
-        law = segment.sampling_params or rollout.sampling_params
-        logps = (logits / law.temperature).log_softmax(-1)
+        params = segment.sampling_params or rollout.sampling_params
+        logps = (logits / params.temperature).log_softmax(-1)
         if segment.author is Author.POLICY:
             expected += [float(logps[place + i - 1, token]) for i, token in enumerate(segment.token_ids)]
         place += len(segment.token_ids)
@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_refused_in_learning_and_in_sampling(tiny, clip, ho
         with pytest.raises(error, match=message):
             collate([[Experience(rollout=bad, advantage=1.0)]], world.processor, pad_id=0, shared_prefix=shared_prefix)
     with pytest.raises(error, match=message):
-        world.sampler().extend([bad], world.law, step=0)
+        world.sampler().extend([bad], world.params, step=0)
 
 
 def test_a_file_that_changed_is_refused(tiny, tmp_path):

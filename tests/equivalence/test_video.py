@@ -110,5 +110,7 @@ def test_what_is_seen_changes_what_is_said(tiny, family, clip):
     world = tiny(family)
     whole = world.samples[3]
     part = replace(whole, id="part", parts=(replace(clip, start=1.0), whole.parts[1]))
-    answers = [world.sampler().generate([world.processor.build(s)], 1, world.law, step=0)[0][0] for s in (whole, part)]
+    answers = [
+        world.sampler().generate([world.processor.build(s)], 1, world.params, step=0)[0][0] for s in (whole, part)
+    ]
     assert answers[0].segments[0].logprobs != answers[1].segments[0].logprobs

@@ -164,10 +164,10 @@ def _memory() -> int:
 
 def _seeds(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -> dict[str, Any]:
     prompts = list(scene.prompts.values())
-    alone = [sampler.generate([prompt], SIBLINGS, scene.law, step=STEP)[0] for prompt in prompts]
+    alone = [sampler.generate([prompt], SIBLINGS, scene.params, step=STEP)[0] for prompt in prompts]
     likeliest, greedy = (
-        sampler.generate(prompts, 1, replace(scene.law, **law), step=STEP)
-        for law in ({"top_k": 1}, {"temperature": 0.0})
+        sampler.generate(prompts, 1, replace(scene.params, **params), step=STEP)
+        for params in ({"top_k": 1}, {"temperature": 0.0})
     )
     return {
         "alone": ids(alone) == ids(groups),
@@ -176,35 +176,35 @@ def _seeds(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) ->
         "distinct siblings": min(len({tuple(row) for row in group}) for group in ids(groups)),
         "likeliest alone": ids(likeliest) == ids(greedy),
         "banned": sorted(
-            set(scene.law.banned_token_ids) & {token for group in ids(groups) for row in group for token in row}
+            set(scene.params.banned_token_ids) & {token for group in ids(groups) for row in group for token in row}
         ),
     }
 
 
 def _continuation(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -> dict[str, Any]:
     """Greedily, 4 tokens and 8 more are the same as 12."""
-    greedy = [replace(scene.law, temperature=0.0, max_new_tokens=count) for count in (12, 4, 8)]
+    greedy = [replace(scene.params, temperature=0.0, max_new_tokens=count) for count in (12, 4, 8)]
     prompts = list(scene.prompts.values())
-    whole, start = (sampler.generate(prompts, 1, law, step=STEP) for law in greedy[:2])
+    whole, start = (sampler.generate(prompts, 1, params, step=STEP) for params in greedy[:2])
     longer = sampler.extend([rollout for (rollout,) in start], greedy[2], step=STEP)
-    drawn = sampler.extend([group[0] for group in groups], scene.law, step=STEP)
+    drawn = sampler.extend([group[0] for group in groups], scene.params, step=STEP)
     return {
         "greedy": ids([[rollout] for rollout in longer]) == ids(whole),
         "segments": [len(rollout.segments) for rollout in longer],
         "gaps of continuation": scene.gaps([[rollout] for rollout in drawn]),
-        "extended again": ids([sampler.extend([group[0]], scene.law, step=STEP) for group in groups])
+        "extended again": ids([sampler.extend([group[0]], scene.params, step=STEP) for group in groups])
         == ids([[rollout] for rollout in drawn]),
     }
 
 
 def _ends(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -> dict[str, Any]:
     eos = scene.processor.tokenizer.eos_token_id
-    long = [r for group in scene.draw(sampler, replace(scene.law, max_new_tokens=200)) for r in group]
+    long = [r for group in scene.draw(sampler, replace(scene.params, max_new_tokens=200)) for r in group]
     ended = [r for r in long if r.finish_reason is FinishReason.EOS]
-    draft = next(r for group in groups for r in group if r.text.strip())
-    mark = draft.text.strip()[-1]
-    (stopped,) = sampler.generate([draft.prompt], SIBLINGS, replace(scene.law, stop=(mark,)), step=STEP)
-    again = stopped[draft.index]
+    first_response = next(r for group in groups for r in group if r.text.strip())
+    mark = first_response.text.strip()[-1]
+    (stopped,) = sampler.generate([first_response.prompt], SIBLINGS, replace(scene.params, stop=(mark,)), step=STEP)
+    again = stopped[first_response.index]
     return {
         "ended": len(ended),
         "eos is last": all(ids([[r]])[0][0].index(eos) == r.num_tokens - 1 for r in ended),
@@ -212,7 +212,7 @@ def _ends(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -> 
         "stopped by": again.finish_reason,
         "stop string at the end": mark in scene.processor.decode([again.segments[0].token_ids[-1]]),
         "stop string before": mark in scene.processor.decode(again.segments[0].token_ids[:-1]),
-        "as without": again.segments[0].token_ids == draft.segments[0].token_ids[: again.num_tokens],
+        "as without": again.segments[0].token_ids == first_response.segments[0].token_ids[: again.num_tokens],
         "across tokens": _across(scene, sampler, groups),
     }
 
@@ -227,9 +227,9 @@ def _across(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -
         for n in range(len(drawn) - 2):
             parts = [decode([token]) for token in drawn[n : n + 3]]
             if all(part and part.isascii() and part.isprintable() for part in parts):
-                law = replace(scene.law, stop=(parts[0][-1] + parts[1] + parts[2][0],))
-                ends = next(count for count in range(len(drawn) + 1) if law.stop[0] in decode(drawn[:count]))
-                (siblings,) = sampler.generate([rollout.prompt], SIBLINGS, law, step=STEP)
+                params = replace(scene.params, stop=(parts[0][-1] + parts[1] + parts[2][0],))
+                ends = next(count for count in range(len(drawn) + 1) if params.stop[0] in decode(drawn[:count]))
+                (siblings,) = sampler.generate([rollout.prompt], SIBLINGS, params, step=STEP)
                 again = siblings[rollout.index]
                 found.append((again.segments[0].token_ids, again.finish_reason) == (drawn[:ends], FinishReason.STOP))
                 break

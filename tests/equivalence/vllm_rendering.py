@@ -25,7 +25,7 @@ def differences(llm: Any, scene: Scene, name: str) -> list[str]:
     """Names of what differs between our input for a prompt and vLLM's own; `timestamps` are for pruning, which is
     off.
     """
-    ready = build_engine_input(empty_rollout(scene.prompts[name], 0, scene.law), scene.processor)
+    ready = build_engine_input(empty_rollout(scene.prompts[name], 0, scene.params), scene.processor)
     ours, theirs = _described(ready), _described(_rendered(llm, scene.processor, scene.samples[name]))
     names = (ours.keys() | theirs.keys()) - {"video 0 timestamps"}
     return sorted(name for name in names if not _equal(ours.get(name), theirs.get(name)))

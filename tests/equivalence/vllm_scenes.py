@@ -72,7 +72,7 @@ class Questions:
     processor: PromptProcessor
     samples: dict[str, Sample]
     clip: VideoRef
-    law: SamplingParams
+    params: SamplingParams
     folder: Path
 
 
@@ -104,7 +104,7 @@ def questions(world: Any, family: str, clip: VideoRef, folder: Path) -> Question
         processor=PromptProcessor(encoder),
         samples=dict(zip(SAMPLES, (text, one, two, video, both), strict=True)),
         clip=clip,
-        law=replace(world.law, temperature=0.7, max_new_tokens=12),
+        params=replace(world.params, temperature=0.7, max_new_tokens=12),
         folder=folder,
     )
 
@@ -149,7 +149,7 @@ class Scene:
         self.adapter = LoraAdapter(model, lora, seed=2) if lora else None
         self.cuda = torch.cuda.is_available()
         self.policy = Policy(model.to("cuda") if self.cuda else model)
-        self.processor, self.law, self.folder = questions.processor, questions.law, questions.folder
+        self.processor, self.params, self.folder = questions.processor, questions.params, questions.folder
         self.samples = questions.samples
         self.prompts = {name: self.processor.build(sample) for name, sample in questions.samples.items()}
         self.arguments = build_engine_args(
@@ -170,8 +170,10 @@ class Scene:
         publisher = WeightPublisher(engine, push or (lambda e: e.load_weights(weights)))
         return EngineSampler(publisher, self.processor, max_model_len=LONGEST, salt=("test",))
 
-    def draw(self, sampler: EngineSampler, law: SamplingParams | None = None, step: int = STEP) -> list[list[Rollout]]:
-        return sampler.generate(list(self.prompts.values()), SIBLINGS, law or self.law, step=step)
+    def draw(
+        self, sampler: EngineSampler, params: SamplingParams | None = None, step: int = STEP
+    ) -> list[list[Rollout]]:
+        return sampler.generate(list(self.prompts.values()), SIBLINGS, params or self.params, step=step)
 
     def gaps(self, groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         """Largest |engine - learner|, nats, by prompt."""
@@ -213,7 +215,7 @@ class Scene:
         seen = {name: list(group) for name, group in zip(self.prompts, groups, strict=True) if name in views}
         for turn in (slice(None), slice(-1, None)):
             asked = [self._behind(rollout, views[name][turn]) for name, group in seen.items() for rollout in group]
-            drawn = iter(sampler.extend(asked, self.law, step=STEP))
+            drawn = iter(sampler.extend(asked, self.params, step=STEP))
             seen = {name: [next(drawn) for _ in group] for name, group in seen.items()}
         return {
             "ids behind views": ids(seen.values()),

@@ -50,7 +50,7 @@ def served(questions: Questions) -> dict[str, Any]:
             author=Author.ENVIRONMENT,
         )
         overlong = GenerationRequest(
-            rollout=replace(groups[0][0], segments=(words,)), num_samples=1, seed=0, sampling_params=scene.law
+            rollout=replace(groups[0][0], segments=(words,)), num_samples=1, seed=0, sampling_params=scene.params
         )
         facts["refused"] = refusal(lambda: engine.generate([overlong]))
         scene.learn()
@@ -65,12 +65,12 @@ def served(questions: Questions) -> dict[str, Any]:
         facts["gaps after pieces"] = scene.gaps(scene.draw(sampler))
         scene.learn()
         sampler.sync(2)
-        groups = scene.draw(sampler, replace(scene.law, max_new_tokens=60))
+        groups = scene.draw(sampler, replace(scene.params, max_new_tokens=60))
         facts["gaps after sync"] = scene.gaps(groups)
         drawn_by = {name: parameter.detach().clone() for name, parameter in scene.policy.trained.items()}
         scene.learn()  # goes on while rollouts are drawn: the server is to get what it had
         with _killing(running):
-            again = scene.draw(sampler, replace(scene.law, max_new_tokens=60))
+            again = scene.draw(sampler, replace(scene.params, max_new_tokens=60))
         for name, parameter in scene.policy.trained.items():
             parameter.data.copy_(drawn_by[name])
         facts["same after death"] = ids(again) == ids(groups)

@@ -20,7 +20,7 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 def layouts(world):
     prompts = [world.processor.build(sample) for sample in world.samples[:5]]
-    groups = world.sampler().generate(prompts, 3, world.law, step=0)
+    groups = world.sampler().generate(prompts, 3, world.params, step=0)
     experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
     return (
         collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)

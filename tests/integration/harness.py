@@ -66,17 +66,17 @@ def experiment(run_dir: Path, **sections: object) -> dict[str, Any]:
         },
         "evaluation": {"max_new_tokens": 6, "batch_size": 8},
         "checkpoints": {"every": 3, "keep_last": 2},
-        "stages": [imitation(validation={"every": 4, "stop_at_mean_reward": 0.8}), reinforcement()],
+        "stages": [sft_stage(validation={"every": 4, "stop_at_mean_reward": 0.8}), rl_stage()],
     }
     return {**config, **sections}
 
 
-def imitation(**options: object) -> dict[str, Any]:
+def sft_stage(**options: object) -> dict[str, Any]:
     """A cold start of at most 24 steps."""
     return {"name": "cold", "kind": "sft", "steps": 24, "batch_size": 6, "optimizer": {"lr": 1e-2}, **options}
 
 
-def reinforcement(**options: object) -> dict[str, Any]:
+def rl_stage(**options: object) -> dict[str, Any]:
     """Eight steps of GRPO that visibly move the weights."""
     sizes = {"steps": 8, "prompts_per_step": 4, "group_size": 4, "ppo_epochs": 2}
     means = {"sampling": {"max_new_tokens": 6}, "loss": {"kl": {"coef": 0.05}}, "optimizer": {"lr": 3e-3}}

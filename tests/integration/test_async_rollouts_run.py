@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, contents, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import Command, contents, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from test_launch import alike
 
 from mmrl.cli import main
@@ -18,14 +18,14 @@ from mmrl.rollout.engines.hf import HfSampler
 from mmrl.training.async_rollouts import AsyncRollouts
 
 LOOK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
-COLD = imitation(validation={"every": 4, "stop_at_mean_reward": 0.8})
+COLD = sft_stage(validation={"every": 4, "stop_at_mean_reward": 0.8})
 STEPS = 6
 
 
 def overlapping(run_dir: Path, **options: Any) -> dict[str, Any]:
     """A cold start, then steps that overlap; the bonus on entropy moves the weights, whatever is rewarded."""
     loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.02}}
-    stages = [COLD, reinforcement(steps=STEPS, async_rollouts=True, loss=loss, **options)]
+    stages = [COLD, rl_stage(steps=STEPS, async_rollouts=True, loss=loss, **options)]
     return experiment(run_dir, stages=stages, checkpoints={"every": 2, "keep_last": 20})
 
 
@@ -144,7 +144,7 @@ def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monke
     """Two processes go on with what one left waiting, and then step by step as one does, whoever opens pictures."""
     chunked = [{"kind": "generate", "partial_rollout_tokens": 2, "oversampling": 1.5, "max_tokens_per_step": 60}]
     means = {"sampling": {"max_new_tokens": 16, "temperature": 1.2}, "loss": {"entropy": {"coef": 0.02}}}
-    stages = [COLD, reinforcement(steps=STEPS, rollout_steps=chunked, group_size=2, **means)]
+    stages = [COLD, rl_stage(steps=STEPS, rollout_steps=chunked, group_size=2, **means)]
     once, twice = (experiment(tmp_path / name, stages=stages) for name in ("once", "twice"))
     twice["data"]["media_workers"] = 1
     assert here("train", write(once, tmp_path / "once.yaml")).code == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, Done, contents, counting, experiment, imitation, mmrl, reinforcement, write
+from harness import Command, Done, contents, counting, experiment, mmrl, rl_stage, sft_stage, write
 from PIL import Image
 from transformers import BertConfig
 
@@ -64,11 +64,11 @@ def wrong_column(folder: Path) -> Config:
 
 
 def unknown_key(_: Path) -> Config:
-    return {"stages": [reinforcement(grup_size=4)]}
+    return {"stages": [rl_stage(grup_size=4)]}
 
 
 def lone_rollout(_: Path) -> Config:
-    return {"stages": [reinforcement(group_size=1)]}
+    return {"stages": [rl_stage(group_size=1)]}
 
 
 def no_samples(folder: Path) -> Config:
@@ -107,7 +107,7 @@ def no_reward_for_the_task(_: Path) -> Config:
 
 
 def no_label(folder: Path) -> Config:
-    return {"data": {"train": [jsonl(folder, rows(4))]}, "stages": [imitation()]}
+    return {"data": {"train": [jsonl(folder, rows(4))]}, "stages": [sft_stage()]}
 
 
 def raising_reward(folder: Path) -> Config:
@@ -167,7 +167,7 @@ MISTAKES: list[tuple[Callable[[Path], Config], list[str]]] = [
 def test_a_mistake_is_refused_by_name_and_leaves_nothing(
     tmp_path: Path, here: Command, mistake: Callable[[Path], Config], named: list[str]
 ) -> None:
-    sections = {"stages": [reinforcement()], **mistake(tmp_path)}
+    sections = {"stages": [rl_stage()], **mistake(tmp_path)}
     done = here("train", write(experiment(tmp_path / "run", **sections), tmp_path / "bad.yaml"))
     assert_refused(done, *named)
     assert not (tmp_path / "run").exists()
@@ -183,7 +183,7 @@ def test_a_prompt_that_is_too_long_is_never_cut(tmp_path: Path, here: Command) -
 
 def test_bad_samples_may_be_skipped_and_are_counted_and_listed(tmp_path: Path, here: Command) -> None:
     data = {**corrupt_picture(tmp_path)["data"], "on_bad_sample": "skip"}
-    config = experiment(tmp_path / "run", data=data, stages=[imitation(steps=1, target_field="target")])
+    config = experiment(tmp_path / "run", data=data, stages=[sft_stage(steps=1, target_field="target")])
     done = here("train", write(config, tmp_path / "skip.yaml"))
     assert done.code == 0
     assert "warning: data.train: 1 of 4 samples cannot be used and are left out:\n  count/train/r2: " in done.output

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, experiment, imitation, metrics, mmrl, questions, reinforcement, write
+from harness import Command, experiment, metrics, mmrl, questions, rl_stage, sft_stage, write
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions
 
@@ -27,7 +27,7 @@ def config(folder: Path, *, best: str = "benchmark/ten/accuracy", **benchmark: o
         folder / "run",
         evaluation=evaluation,
         checkpoints={"every": 7, "keep_last": 9, "best": {"metric": best}},
-        stages=[imitation(steps=14), reinforcement()],
+        stages=[sft_stage(steps=14), rl_stage()],
     )
 
 
@@ -143,7 +143,7 @@ def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path: Pat
         "temperature": 1.0,
     }
     evaluation = {"max_new_tokens": 6, "batch_size": 4, "benchmarks": [ten]}
-    config = experiment(tmp_path / "run", evaluation=evaluation, stages=[imitation(steps=7)])
+    config = experiment(tmp_path / "run", evaluation=evaluation, stages=[sft_stage(steps=7)])
     done = here("train", write(config, tmp_path / "c.yaml"))
     assert done.code == 0, done.errors
     last = tmp_path / "run" / "benchmarks" / "ten" / "00-000007"

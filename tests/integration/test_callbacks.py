@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness import Command, experiment, imitation, metrics, reinforcement, write
+from harness import Command, experiment, metrics, rl_stage, sft_stage, write
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "callback.py"
 
 
 def config_of(folder: Path, fn: str, **args: object) -> Path:
-    stages = [imitation(steps=2), reinforcement(steps=6, optimizer={"lr": 1e-9})]
+    stages = [sft_stage(steps=2), rl_stage(steps=6, optimizer={"lr": 1e-9})]
     config = experiment(folder / "run", stages=stages, callbacks=[{"fn": fn, "args": args}])
     return write(config, folder / "tiny.yaml")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Command, experiment, imitation, reinforcement, write
+from harness import Command, experiment, rl_stage, sft_stage, write
 from PIL import Image
 
 from mmrl.types import VideoRef
@@ -53,7 +53,7 @@ def experiment_on(folder: Path, **parts: list[Config]) -> Path:
         folder / "run",
         data=parts,
         rewards={"terms": rewards},
-        stages=[imitation(target_field="target"), reinforcement()],
+        stages=[sft_stage(target_field="target"), rl_stage()],
     )
     config["model"]["max_prompt_tokens"] = 300
     return write(config, folder / "check.yaml")
@@ -339,7 +339,7 @@ def test_a_picture_and_a_video_are_checked_and_shown(
     config = json.loads(experiment_on(tmp_path, train=[{"fn": "./mine.py:rows"}]).read_text())
     config["model"]["from_scratch"]["family"] = family
     config["model"]["video"] = {"min_pixels": 1024, "max_pixels": 2304}
-    config["stages"] = [imitation(target_field="target", batch_size=1)]
+    config["stages"] = [sft_stage(target_field="target", batch_size=1)]
     path = write(config, tmp_path / "clips.yaml")
     done = here("data", "check", path, "--json", "-")
     report = json.loads(done.output)

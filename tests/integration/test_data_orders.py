@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import Command, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
 
 from mmrl.cli import main
 
@@ -16,9 +16,9 @@ from mmrl.cli import main
 def one_example(run_dir: Path, workers: int = 0) -> dict[str, Any]:
     """A pilot that goes by its own history; then the sample whose reward varied most, again and again."""
     shape = {"steps": 6, "track_rewards": ["count"], "ppo_epochs": 1, "loss": {}}
-    pilot = reinforcement(name="pilot", data_order={"kind": "priority", "min_weight": 0.2}, **shape)
+    pilot = rl_stage(name="pilot", data_order={"kind": "priority", "min_weight": 0.2}, **shape)
     best = {"name": "best", "kind": "select", "from_stage": "pilot", "metric": "reward_std", "top_k": 1}
-    single = reinforcement(
+    single = rl_stage(
         name="single", from_stage="best", repeat_samples_to=4, steps=2, ppo_epochs=1, loss={"entropy": {"coef": 1e-3}}
     )
     data = {
@@ -26,7 +26,7 @@ def one_example(run_dir: Path, workers: int = 0) -> dict[str, Any]:
         "test": [counting("test", 4)],
         "media_workers": workers,
     }
-    return experiment(run_dir, data=data, stages=[imitation(steps=40), pilot, best, single])
+    return experiment(run_dir, data=data, stages=[sft_stage(steps=40), pilot, best, single])
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_a_curriculum_goes_from_phase_to_phase(tmp_path: Path, here: Command) ->
     """Eight samples are two steps; then no rise is enough, which two steps show."""
     phases = [{"max_samples": 8}, {"plateau": {"window": 1, "min_improvement": 2.0}}, {}]
     order = {"kind": "curriculum", "phases": phases}
-    config = experiment(tmp_path / "run", stages=[reinforcement(data_order=order, track_rewards=["count"], steps=5)])
+    config = experiment(tmp_path / "run", stages=[rl_stage(data_order=order, track_rewards=["count"], steps=5)])
     done = here("train", write(config, tmp_path / "phases.yaml"))
     assert done.code == 0, done.errors
     assert [
@@ -87,9 +87,9 @@ def test_a_stage_takes_its_own_part_of_the_samples(tmp_path: Path, here: Command
         "columns": {"question": "q", "answer": "a", "response": "{{ '<answer>1</answer>' if part else '' }}"},
     }
     stages = [
-        imitation(target_field="response", when={"part": ["1"]}, steps=2),
+        sft_stage(target_field="response", when={"part": ["1"]}, steps=2),
         {"name": "draw", "kind": "sample", "when": {"part": ["1"]}, "group_size": 2},
-        reinforcement(when={"part": ["0"]}, steps=2, prompts_per_step=4, ppo_epochs=1, loss={}),
+        rl_stage(when={"part": ["0"]}, steps=2, prompts_per_step=4, ppo_epochs=1, loss={}),
     ]
     data = {
         "train": [{"fn": "mmrl_datasets.readers.table:rows", "args": {**args, "answer_type": "number", "task": "add"}}]
@@ -109,15 +109,13 @@ def test_a_stage_takes_its_own_part_of_the_samples(tmp_path: Path, here: Command
 
 def test_a_phase_without_enough_samples_is_refused(tmp_path: Path, here: Command) -> None:
     order = {"kind": "curriculum", "phases": [{"when": {"task": ["nothing"]}, "max_samples": 8}, {}]}
-    done = here(
-        "train", write(experiment(tmp_path / "run", stages=[reinforcement(data_order=order)]), tmp_path / "c.yaml")
-    )
+    done = here("train", write(experiment(tmp_path / "run", stages=[rl_stage(data_order=order)]), tmp_path / "c.yaml"))
     assert done.code == 2
     assert "stage 'rl' needs 4 samples a step and phase 0 of its data_order has 0: see its `when`" in done.errors
 
 
 def test_what_a_stage_is_to_note_must_be_a_reward(tmp_path: Path, here: Command) -> None:
-    stages = [reinforcement(track_rewards=["cuont"])]
+    stages = [rl_stage(track_rewards=["cuont"])]
     done = here("train", write(experiment(tmp_path / "run", stages=stages), tmp_path / "c.yaml"))
     assert done.code == 2
     assert "stage 'rl': track_rewards: there is no reward term 'cuont', but count, format" in done.errors

@@ -1,4 +1,4 @@
-"""How `mmrl eval` draws responses: greedy, several at a temperature, a second look, with or without thinking, blind."""
+"""How `mmrl eval` draws responses: greedy, several at a temperature, a continuation, with or without thinking, blind."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_temperature_changes_what_is_drawn_and_a_seed_repeats_it(take: Any) ->
     assert other.predictions != hot.predictions
 
 
-def test_a_second_look_follows_a_trigger(take: Any) -> None:
+def test_a_continuation_follows_a_trigger(take: Any) -> None:
     taken = take(f"evaluation.rollout_steps={RETHINK}")
     looked = [row for row in taken.predictions if row["first_response_chars"] is not None]
     assert looked

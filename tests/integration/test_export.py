@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import TINY, Command, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import TINY, Command, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_model
@@ -30,7 +30,7 @@ def short(run_dir: Path, **model: object) -> dict[str, Any]:
         run_dir,
         model={"dtype": "float32", **pixels, **model},
         data={"train": [counting("train", 6)], "test": [counting("test", 3)]},
-        stages=[imitation(steps=2), reinforcement(steps=1)],
+        stages=[sft_stage(steps=2), rl_stage(steps=1)],
         checkpoints={"every": 1, "keep_last": 9},
     )
 
@@ -76,7 +76,7 @@ def test_it_generates_with_its_own_generation_config(trained: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_it_trains_on_in_a_new_run(trained: Path, tmp_path: Path, here: Command, dtype: str) -> None:
     config = short(tmp_path / "on", path=str(trained / "model"), dtype=dtype)
-    config["stages"] = [imitation(steps=1), reinforcement(steps=1)]
+    config["stages"] = [sft_stage(steps=1), rl_stage(steps=1)]
     done = here("train", write(config, tmp_path / "on.yaml"))
     assert done.code == 0, done.errors
     assert not done.errors  # no progress bars, no warnings

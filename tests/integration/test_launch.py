@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Command, Done, alike, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import Command, Done, alike, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from waiting import PATIENCE_S, wait_for
 
 from mmrl.checkpoint import find_latest
@@ -83,7 +83,7 @@ DEEPSPEED = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_por
 @pytest.mark.parametrize(("launcher", "module"), [(TORCHRUN, ["-m"]), (DEEPSPEED, ["--module"])])
 def test_other_launchers_start_the_same_run(launcher: list[str], module: list[str], tmp_path: Path) -> None:
     data = {"train": [counting("train", 6)], "test": [counting("test", 2)]}
-    stages = [imitation(steps=2), reinforcement(steps=2)]
+    stages = [sft_stage(steps=2), rl_stage(steps=2)]
     config = write(experiment(tmp_path / "run", data=data, stages=stages), tmp_path / "tiny.yaml")
     if "deepspeed" in launcher[1]:
         pytest.importorskip("deepspeed")
@@ -97,7 +97,7 @@ def test_other_launchers_start_the_same_run(launcher: list[str], module: list[st
 
 def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
     """They see it within a second, in a stage that lasts much longer."""
-    stages = [imitation(steps=100_000)]
+    stages = [sft_stage(steps=100_000)]
     config = write(experiment(tmp_path / "run", checkpoints={"every": 50}, stages=stages), tmp_path / "tiny.yaml")
     done = strike(config, tmp_path / "run", signal.SIGKILL, rank=None)
     assert done.code == -signal.SIGKILL

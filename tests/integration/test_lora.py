@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Command, alike, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import Command, alike, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from peft import PeftModel
 from safetensors.torch import load_file
 from test_launch import strike
@@ -31,7 +31,7 @@ def adapting(run_dir: Path, base: Path) -> dict[str, Any]:
         run_dir,
         model={**PIXELS, "path": str(base), "lora": LORA, "gradient_checkpointing": ["language"]},
         data={"train": [counting("train", 12)], "test": [counting("test", 3)]},
-        stages=[imitation(steps=2, optimizer=rates), reinforcement(steps=4, optimizer=rates)],
+        stages=[sft_stage(steps=2, optimizer=rates), rl_stage(steps=4, optimizer=rates)],
     )
 
 
@@ -158,7 +158,7 @@ def test_gradients_that_are_not_finite_end_the_run_with_the_samples_named(
 ) -> None:
     """The first step, at an absurd rate, throws the adapter so far that from there on nothing is finite."""
     config = adapting(tmp_path / "run", base)
-    config["stages"] = [imitation(steps=9, optimizer={"lr": 1e30}, max_nonfinite_steps=2)]
+    config["stages"] = [sft_stage(steps=9, optimizer={"lr": 1e30}, max_nonfinite_steps=2)]
     done = here("train", write(config, tmp_path / "lora.yaml"))
     assert done.code == 2
     said = re.search(r"2 steps in a row had a gradient that is not finite.* are in (\S+):", done.errors)

@@ -6,13 +6,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import Command, alike, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import Command, alike, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
 
 
 def remembering(folder: Path, name: str) -> Path:
     """The config of eight steps after a short cold start. The filter passes groups with one right answer or none."""
     band = {"term": "count", "high": 0.2, "require_mixed": False}
-    rl = reinforcement(
+    rl = rl_stage(
         steps=8,
         prompts_per_step=3,
         group_size=6,
@@ -22,7 +22,7 @@ def remembering(folder: Path, name: str) -> Path:
         replay={"max_staleness": 3},
     )
     data = {"train": [counting("train", 12)], "test": [counting("test", 4)]}
-    return write(experiment(folder / name, stages=[imitation(steps=16), rl], data=data), folder / f"{name}.yaml")
+    return write(experiment(folder / name, stages=[sft_stage(steps=16), rl], data=data), folder / f"{name}.yaml")
 
 
 @pytest.mark.slow

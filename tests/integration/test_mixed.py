@@ -6,7 +6,7 @@ import json
 from collections import Counter
 
 import pytest
-from harness import TINY, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import TINY, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from PIL import Image
 from rounding import LOGPROBS
 from videos import write_video
@@ -73,8 +73,8 @@ def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
         tmp_path,
         {"family": family, **TINY},
         stages=[
-            imitation(steps=2, batch_size=10, target_field="target"),
-            reinforcement(steps=2, prompts_per_step=20, group_size=2, loss={"kl": {"coef": 0.05}}),
+            sft_stage(steps=2, batch_size=10, target_field="target"),
+            rl_stage(steps=2, prompts_per_step=20, group_size=2, loss={"kl": {"coef": 0.05}}),
         ],
     )
     config["logging"]["save_rollouts_every"] = 1

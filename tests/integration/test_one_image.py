@@ -85,8 +85,8 @@ def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> No
     assert torch.equal(pixels_ND, independently_processed(picture.path))
 
     # Answer. The model reads those pixels and writes two responses; no vision token is among them.
-    law = SamplingParams(banned_token_ids=world.banned_token_ids, max_new_tokens=12)
-    rollouts = world.samplers.make_sampler("test").generate([prompt], 2, law, step=0)
+    params = SamplingParams(banned_token_ids=world.banned_token_ids, max_new_tokens=12)
+    rollouts = world.samplers.make_sampler("test").generate([prompt], 2, params, step=0)
     for rollout in rollouts[0]:
         assert rollout.segments[0].author is Author.POLICY
         assert world.processor.placeholders.image_id not in rollout.segments[0].token_ids

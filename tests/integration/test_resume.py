@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import Command, contents, experiment, metrics, mmrl, reinforcement, shared, write
+from harness import Command, contents, experiment, metrics, mmrl, rl_stage, shared, write
 
 from mmrl.log.run_dir import RunDir
 
@@ -121,7 +121,7 @@ def test_a_run_killed_while_it_writes_in_the_background_ends_like_the_whole_one(
 def test_a_moving_reference_goes_on_where_it_was(tmp_path: Path, here: Command, reference: dict[str, object]) -> None:
     """Stopped in the fourth of five steps, after updates of the reference that a fresh copy would not have."""
     loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.1}}  # the bonus moves the weights, whatever is rewarded
-    stages = [reinforcement(steps=5, loss=loss, reference=reference)]
+    stages = [rl_stage(steps=5, loss=loss, reference=reference)]
     once = write(experiment(tmp_path / "once", stages=stages), tmp_path / "once.yaml")
     twice = write(experiment(tmp_path / "twice", stages=stages), tmp_path / "twice.yaml")
     assert here("train", once).code == 0
@@ -180,7 +180,7 @@ def test_a_second_process_in_a_run_directory_is_refused(stopped: Path, stopped_c
 def test_another_config_in_a_run_directory_is_refused_by_key(stopped_copy: Path, here: Command) -> None:
     before = _everything(stopped_copy)
     other = experiment(stopped_copy)
-    other["stages"][1] = reinforcement(group_size=2)
+    other["stages"][1] = rl_stage(group_size=2)
     done = here("train", write(other, stopped_copy.parent / "other.yaml"))
     assert done.code == 2
     assert "stages.1.group_size: 4 -> 2" in done.errors

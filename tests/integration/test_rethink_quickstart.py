@@ -42,7 +42,7 @@ def test_the_chain_runs_and_the_table_reads_it(here: Command, tool: ModuleType, 
     assert tool.paired_improvement(tool.final_rewards(cold), tool.final_rewards(rl)).n == 8
 
 
-def test_the_table_reads_drafts_and_second_looks(tool: ModuleType) -> None:
+def test_the_table_reads_drafts_and_continuations(tool: ModuleType) -> None:
     moves = {
         "correct_to_correct": 20,
         "correct_to_incorrect": 5,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, contents, experiment, metrics, reinforcement, write
+from harness import Command, contents, experiment, metrics, rl_stage, write
 
 REWARDS = """
 import os
@@ -49,7 +49,7 @@ def judged_by(folder: Path, run: str, fn: str, **rewards: object) -> Path:
     (folder / "mine.py").write_text(REWARDS)
     term = {"fn": f"./mine.py:{fn}", "when": {"task": ["count"]}}
     section: dict[str, Any] = {"terms": [term, {"fn": "format:tags", "weight": 0.5}], **rewards}
-    stage = reinforcement(steps=3)
+    stage = rl_stage(steps=3)
     return write(experiment(folder / run, rewards=section, stages=[stage]), folder / f"{run}.yaml")
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, experiment, imitation, metrics, reinforcement, write
+from harness import Command, experiment, metrics, rl_stage, sft_stage, write
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def config_of(folder: Path, example: str, *, steps: list[dict[str, Any]] | None = None, **sections: Any) -> Path:
     shutil.copy(EXAMPLES / example, folder)
-    rl = reinforcement(steps=2, **({"rollout_steps": [{"kind": "generate"}, *steps]} if steps else {}))
-    config = experiment(folder / "run", stages=[imitation(steps=2), rl], **sections)
+    rl = rl_stage(steps=2, **({"rollout_steps": [{"kind": "generate"}, *steps]} if steps else {}))
+    config = experiment(folder / "run", stages=[sft_stage(steps=2), rl], **sections)
     return write(config, folder / "tiny.yaml")
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from harness import contents, experiment, metrics, mmrl, reinforcement, write
+from harness import contents, experiment, metrics, mmrl, rl_stage, write
 
 LOOK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
 STEPS = [{"kind": "generate"}, {**LOOK, "temperature": 0.9, "fraction": 0.5}, {"kind": "probe", "corruption": "grey"}]
 
 
 def rethinking(run_dir):
-    stage = reinforcement(rollout_steps=STEPS, steps=6)
+    stage = rl_stage(rollout_steps=STEPS, steps=6)
     evaluation = {"max_new_tokens": 6, "batch_size": 8, "rollout_steps": [{"kind": "generate"}, LOOK]}
     return experiment(run_dir, stages=[experiment(run_dir)["stages"][0], stage], evaluation=evaluation)
 
@@ -26,7 +26,7 @@ def again(tmp_path_factory):
     return folder / "run"
 
 
-def test_a_run_with_second_looks_and_probes_tells_of_them(again):
+def test_a_run_with_continuations_and_probes_tells_of_them(again):
     told = [record for record in metrics(again) if record["stage"] == "rl" and "rethink/attempted" in record]
     assert len(told) == 6
     for record in told:
@@ -49,7 +49,7 @@ def test_a_run_with_second_looks_and_probes_tells_of_them(again):
 
 
 def test_such_a_run_goes_on_as_if_it_had_never_stopped(here, tmp_path, again):
-    """Stopped by Ctrl-C in its fourth step of reinforcement, after a second look of the policy that trains."""
+    """Stopped by Ctrl-C in its fourth step of reinforcement, after a continuation of the policy that trains."""
     config = write(rethinking(tmp_path / "run"), tmp_path / "tiny.yaml")
     stopped = mmrl("train", config, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 4, "SIGINT"))
     assert "Saved." in stopped.output, stopped.errors

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, alike, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import Command, alike, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
 
 from mmrl.cli import main
 from mmrl.types import DatasetContext, MediaPolicy
@@ -36,10 +36,8 @@ def recipe(run_dir: Path) -> dict[str, Any]:
         "max_responses": 2,
     }
     route = {"name": "hard", "kind": "select", "from_stage": "draw", "correct": ["count"], "range": [0.0, 0.9]}
-    learn = imitation(name="imitate", from_stage="right", target_field="response", steps=3, validation=None)
-    rl = reinforcement(
-        from_stage="hard", steps=2, data_order={"kind": "sorted", "column": "pass_rate", "descending": True}
-    )
+    learn = sft_stage(name="imitate", from_stage="right", target_field="response", steps=3, validation=None)
+    rl = rl_stage(from_stage="hard", steps=2, data_order={"kind": "sorted", "column": "pass_rate", "descending": True})
     return experiment(
         run_dir,
         data={
@@ -48,12 +46,12 @@ def recipe(run_dir: Path) -> dict[str, Any]:
             "test": [counting("test", 6)],
         },
         checkpoints={"every": 10, "keep_last": 1, "best": {"metric": "validation/mean"}},
-        stages=[imitation(steps=40, validation={"every": 10}), draw, reject, route, learn, rl],
+        stages=[sft_stage(steps=40, validation={"every": 10}), draw, reject, route, learn, rl],
     )
 
 
 @pytest.fixture(scope="module")
-def harvested(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sample_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of the recipe, undisturbed."""
     folder = tmp_path_factory.mktemp("harvest")
     assert main(["train", str(write(recipe(folder / "run"), folder / "recipe.yaml"))]) == 0
@@ -64,75 +62,75 @@ def rows(run_dir: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "outputs" / f"{name}.jsonl").read_text().splitlines()]
 
 
-def test_what_was_drawn_is_written_whole(harvested: Path) -> None:
-    drawn = rows(harvested, "draw")
+def test_what_was_drawn_is_written_whole(sample_table: Path) -> None:
+    drawn = rows(sample_table, "draw")
     assert len(drawn) == 12 * 4
     assert [row["rollout"] for row in drawn[:4]] == [0, 1, 2, 3]
     assert len({row["id"] for row in drawn}) == 48
     assert {row["terms"]["count"] for row in drawn} == {0.0, 1.0}  # the cold start left something to choose
     seconds = [row for row in drawn if row["rethink"]]
     assert 0 < len(seconds) < 48 and all(" Wait." in row["response"] for row in seconds)
-    told = next(record for record in metrics(harvested) if record["stage"] == "draw")
+    told = next(record for record in metrics(sample_table) if record["stage"] == "draw")
     assert told["rethink/frac"] == len(seconds) / 48
     assert told["reward/term/count"] == pytest.approx(sum(row["terms"]["count"] for row in drawn) / 48)
 
 
-def test_what_is_selected_is_what_was_right(harvested: Path) -> None:
-    right = {row["id"] for row in rows(harvested, "draw") if row["terms"]["count"] == 1.0}
-    kept = rows(harvested, "right")
+def test_what_is_selected_is_what_was_right(sample_table: Path) -> None:
+    right = {row["id"] for row in rows(sample_table, "draw") if row["terms"]["count"] == 1.0}
+    kept = rows(sample_table, "right")
     assert {row["id"] for row in kept} <= right
     rates = {}
-    for row in rows(harvested, "draw"):
+    for row in rows(sample_table, "draw"):
         rates.setdefault(row["sample"], []).append(row["terms"]["count"])
     assert len(kept) == sum(min(2, int(sum(values))) for values in rates.values())
-    hard = rows(harvested, "hard")
+    hard = rows(sample_table, "hard")
     assert [row["id"] for row in hard] == [name for name, values in rates.items() if sum(values) / 4 <= 0.9]
     assert all(row["pass_rate"] == sum(rates[row["id"]]) / 4 for row in hard)
 
 
-def test_the_stages_after_it_learn_from_that(harvested: Path) -> None:
-    learned = [record for record in metrics(harvested) if record["stage"] == "imitate" and "learner/loss" in record]
+def test_the_stages_after_it_learn_from_that(sample_table: Path) -> None:
+    learned = [record for record in metrics(sample_table) if record["stage"] == "imitate" and "learner/loss" in record]
     assert len(learned) == 3 and all(record["learner/grad_norm"] > 0 for record in learned)
-    first = [json.loads(line) for line in (harvested / "rollouts" / "rl-000001.jsonl").read_text().splitlines()]
-    hard = sorted(rows(harvested, "hard"), key=lambda row: -row["pass_rate"])
+    first = [json.loads(line) for line in (sample_table / "rollouts" / "rl-000001.jsonl").read_text().splitlines()]
+    hard = sorted(rows(sample_table, "hard"), key=lambda row: -row["pass_rate"])
     assert list(dict.fromkeys(row["sample"] for row in first)) == [row["id"] for row in hard[:4]]
 
 
-def test_another_run_reads_the_tables(harvested: Path) -> None:
+def test_another_run_reads_the_tables(sample_table: Path) -> None:
     place = DatasetContext(
-        work_dir=harvested, base_dir=harvested, seed=0, media_policy=MediaPolicy(roots=(harvested.resolve(),))
+        work_dir=sample_table, base_dir=sample_table, seed=0, media_policy=MediaPolicy(roots=(sample_table.resolve(),))
     )
     for name in ("draw", "right", "hard"):
         samples = list(table.rows(place, path=f"outputs/{name}.jsonl", **READ))
-        written = rows(harvested, name)
+        written = rows(sample_table, name)
         assert [sample.id for sample in samples] == [row["id"] for row in written]
         assert [sample.response for sample in samples] == [row["response"] for row in written]
         assert all(sample.task == "count" and Path(sample.images[0].path).is_file() for sample in samples)
         assert [sample.target.value for sample in samples] == [row["answer"] for row in written]
 
 
-def test_a_killed_sample_stage_goes_on_where_it_was(harvested: Path, tmp_path: Path, here: Command) -> None:
+def test_a_killed_sample_stage_goes_on_where_it_was(sample_table: Path, tmp_path: Path, here: Command) -> None:
     config = write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml")
     done = mmrl("train", config, strike=("mmrl.training.sample:_append_rows", 3, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     drawn = tmp_path / "run" / "outputs" / "draw.jsonl"
-    assert drawn.read_bytes() == b"".join((harvested / "outputs" / "draw.jsonl").read_bytes().splitlines(True)[:40])
+    assert drawn.read_bytes() == b"".join((sample_table / "outputs" / "draw.jsonl").read_bytes().splitlines(True)[:40])
     drawn.write_bytes(drawn.read_bytes()[:-7])  # as if it had been killed while it wrote
     assert here("train", config).code == 0
-    assert contents(tmp_path / "run") == contents(harvested)
+    assert contents(tmp_path / "run") == contents(sample_table)
     for name in ("draw", "right", "hard"):
         file = f"outputs/{name}.jsonl"
-        assert (tmp_path / "run" / file).read_bytes() == (harvested / file).read_bytes()
+        assert (tmp_path / "run" / file).read_bytes() == (sample_table / file).read_bytes()
 
 
 @pytest.mark.slow
-def test_two_processes_harvest_and_keep_what_one_does(harvested: Path, tmp_path: Path) -> None:
+def test_two_processes_harvest_and_keep_what_one_does(sample_table: Path, tmp_path: Path) -> None:
     """Tables, validation, and the best checkpoint of its choice."""
     done = mmrl("train", write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml"), "--nproc", 2)
     assert done.code == 0, done.errors
-    alike(metrics(tmp_path / "run"), metrics(harvested))
-    assert sum("validation/mean" in record for record in metrics(harvested)) == 4
+    alike(metrics(tmp_path / "run"), metrics(sample_table))
+    assert sum("validation/mean" in record for record in metrics(sample_table)) == 4
     for name in ("draw", "right", "hard"):
-        assert rows(tmp_path / "run", name) == rows(harvested, name)
-    kept = [sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (tmp_path / "run", harvested)]
+        assert rows(tmp_path / "run", name) == rows(sample_table, name)
+    kept = [sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (tmp_path / "run", sample_table)]
     assert kept[0] == kept[1] and len(kept[0]) == 2

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from harness import Command, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import Command, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from waiting import PATIENCE_S, wait_for
 
 import mmrl.media.cache as store_module
@@ -41,7 +41,7 @@ def streamed(run_dir: Path, **data: object) -> dict[str, object]:
     """Imitation and reinforcement on a mixture of two streams, one of them endless and with bad rows."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     (run_dir.parent / "mine.py").write_text(ENDLESS)
-    stages = [imitation(steps=6), reinforcement(steps=6, max_steps_without_signal=7)]
+    stages = [sft_stage(steps=6), rl_stage(steps=6, max_steps_without_signal=7)]
     return experiment(run_dir, stages=stages, data=STREAMED | data)
 
 
@@ -66,7 +66,7 @@ def test_a_picture_is_decoded_and_processed_once_a_step(
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
     monkeypatch.setattr(store_module, "open_image", lambda ref, *a: opened.update([ref.path]) or open_image(ref, *a))
     monkeypatch.setattr(PromptProcessor, "encode", lambda self, s: processed.append(s.id) or process(self, s))
-    stage = reinforcement(steps=1, prompts_per_step=6, group_size=8, ppo_epochs=2)
+    stage = rl_stage(steps=1, prompts_per_step=6, group_size=8, ppo_epochs=2)
     config = experiment(tmp_path / "run", stages=[stage], data={"train": [counting("train", 6)]})
     assert here("train", write(config, tmp_path / "tiny.yaml")).code == 0
     assert "policy/reference_kl_nats" in metrics(tmp_path / "run")[-1]
@@ -101,7 +101,7 @@ def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path: Path, here: Comma
 @pytest.mark.slow
 @pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL])
 def test_processes_end_with_the_run(tmp_path: Path, blow: signal.Signals) -> None:
-    config = experiment(tmp_path / "run", stages=[reinforcement(steps=10_000, max_steps_without_signal=10_000)])
+    config = experiment(tmp_path / "run", stages=[rl_stage(steps=10_000, max_steps_without_signal=10_000)])
     config["data"]["media_workers"] = 2
     command = [sys.executable, "-m", "mmrl", "train", str(write(config, tmp_path / "tiny.yaml"))]
     with (tmp_path / "errors").open("w") as errors:

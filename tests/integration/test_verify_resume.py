@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import counting, experiment, imitation, mmrl, reinforcement, write
+from harness import counting, experiment, mmrl, rl_stage, sft_stage, write
 
 FORGETFUL = """
 from mmrl_rewards.contract import reward
@@ -20,7 +20,7 @@ def moody(response, sample) -> float:
 
 def short(folder: Path, **sections: object) -> Path:
     data = {"train": [counting("train", 6)], "test": [counting("test", 2)]}
-    sections = {"data": data, "stages": [imitation(steps=4), reinforcement(steps=4)], **sections}
+    sections = {"data": data, "stages": [sft_stage(steps=4), rl_stage(steps=4)], **sections}
     return write(experiment(folder / "run", **sections), folder / "tiny.yaml")
 
 
@@ -35,7 +35,7 @@ def test_a_run_that_goes_on_exactly_is_told_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_that_are_killed_go_on_exactly(tmp_path: Path) -> None:
-    config = short(tmp_path, stages=[reinforcement(steps=4)])
+    config = short(tmp_path, stages=[rl_stage(steps=4)])
     done = mmrl("train", config, "--verify-resume", "--steps", 4, "--nproc", 2)
     assert done.code == 0, done
     assert "killed in stage rl" in done.output
@@ -45,7 +45,7 @@ def test_two_processes_that_are_killed_go_on_exactly(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_does_not_is_told_which_files_differ(tmp_path: Path) -> None:
     (tmp_path / "moody.py").write_text(FORGETFUL.format(memory=str(tmp_path / "memory")))
-    config = short(tmp_path, rewards={"terms": [{"fn": "./moody.py:moody"}]}, stages=[reinforcement(steps=4)])
+    config = short(tmp_path, rewards={"terms": [{"fn": "./moody.py:moody"}]}, stages=[rl_stage(steps=4)])
     done = mmrl("train", config, "--verify-resume", "--steps", 4)
     assert done.code == 1, done
     assert "metrics.jsonl" in done.output

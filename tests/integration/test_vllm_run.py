@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from harness import TINY, Done, alike, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import TINY, Done, alike, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from peft import PeftModel
 from PIL import Image
 from rounding import LOGPROBS
@@ -101,7 +101,7 @@ def by_vllm(run_dir: Path, data: Path) -> dict[str, Any]:
         run_dir,
         rollout=BY_VLLM,
         evaluation=asking(data),
-        stages=[imitation(steps=12), reinforcement(steps=3, validation={"every": 3})],
+        stages=[sft_stage(steps=12), rl_stage(steps=3, validation={"every": 3})],
     )
     config["model"]["from_scratch"] = FOR_VLLM
     return config
@@ -114,7 +114,7 @@ def asking(data: Path) -> dict[str, Any]:
 
 def divided(run_dir: Path, data: Path, zero: int) -> dict[str, Any]:
     """A run whose learner has process groups of torch before vLLM does, and after; whose groups wait for each other,
-    are asked in place of others, and take second looks.
+    are asked in place of others, and take continuations.
     """
     drawn = {"max_new_tokens": 16, "temperature": 0.8}
     first = {"kind": "generate", "partial_rollout_tokens": 4, "oversampling": 1.5, "max_tokens_per_step": 100}
@@ -125,10 +125,8 @@ def divided(run_dir: Path, data: Path, zero: int) -> dict[str, Any]:
         evaluation=asking(data),
         data={"train": [counting("train", 12)], "test": [counting("test", 3)]},
         stages=[
-            imitation(steps=24),
-            reinforcement(
-                steps=4, ppo_epochs=1, rollout_steps=program, dynamic_sampling=IN_PLACE_OF_OTHERS, sampling=drawn
-            ),
+            sft_stage(steps=24),
+            rl_stage(steps=4, ppo_epochs=1, rollout_steps=program, dynamic_sampling=IN_PLACE_OF_OTHERS, sampling=drawn),
         ],
         deepspeed={"zero_stage": zero},
     )
@@ -145,15 +143,15 @@ def looking_closer(run_dir: Path) -> dict[str, Any]:
 
 
 def of_every_kind(folder: Path) -> dict[str, Any]:
-    """Text, pictures and videos in one step, whose responses come in parts, take second looks, and are replayed."""
+    """Text, pictures and videos in one step, whose responses come in parts, take continuations, and are replayed."""
     return mixed(
         folder,
         {**FOR_VLLM, "family": "qwen3_vl"},
         rollout=BY_VLLM,
         response_format={"add_instruction": False, "stop_strings": ["a", "e", "t", " "]},
         stages=[
-            imitation(steps=2, batch_size=10, target_field="target"),
-            reinforcement(
+            sft_stage(steps=2, batch_size=10, target_field="target"),
+            rl_stage(
                 steps=3,
                 prompts_per_step=10,
                 group_size=2,
@@ -173,7 +171,7 @@ def adapting(run_dir: Path, base: Path) -> dict[str, Any]:
     config = experiment(
         run_dir,
         data={"train": [counting("train", 6)], "test": [counting("test", 3)]},
-        stages=[imitation(steps=3, optimizer={"lr": 3e-2})],
+        stages=[sft_stage(steps=3, optimizer={"lr": 3e-2})],
     )
     config["model"] |= {"path": str(base), "lora": {"rank": 4, "targets": ["language.attention", "language.mlp"]}}
     del config["model"]["from_scratch"]
@@ -308,7 +306,7 @@ def test_a_server_draws_the_next_step_while_this_one_is_learned(tmp_path: Path) 
     config = experiment(
         tmp_path / "run",
         rollout={**BY_VLLM, "engine": "vllm_server", "server": {"replicas": 2}},
-        stages=[imitation(steps=6), reinforcement(steps=4, async_rollouts=True, validation={"every": 2})],
+        stages=[sft_stage(steps=6), rl_stage(steps=4, async_rollouts=True, validation={"every": 2})],
     )
     config["model"]["from_scratch"] = FOR_VLLM
     done = mmrl("train", write(config, tmp_path / "served.yaml"), fresh=True)
@@ -328,7 +326,7 @@ def served(run_dir: Path, base: Path, url: str, **engine: Any) -> dict[str, Any]
         rollout={"engine": "vllm_server", "server": {"urls": [url]}, "logprob_check": {"every": 2}},
         data={part: [counting(part, size)] for part, size in (("train", 12), ("validation", 4), ("test", 3))},
         stages=[
-            imitation(steps=3, optimizer={"lr": 3e-2}),
+            sft_stage(steps=3, optimizer={"lr": 3e-2}),
             {
                 "name": "drawn",
                 "kind": "sample",
@@ -336,7 +334,7 @@ def served(run_dir: Path, base: Path, url: str, **engine: Any) -> dict[str, Any]
                 "group_size": 2,
                 "sampling": few | {"top_k": 20},
             },
-            reinforcement(
+            rl_stage(
                 steps=4,
                 async_rollouts=True,
                 sampling=few,

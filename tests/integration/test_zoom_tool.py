@@ -6,7 +6,7 @@ import json
 import signal
 
 import pytest
-from harness import TINY, alike, contents, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import TINY, alike, contents, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from test_async_rollouts_run import strike
 
 from mmrl.rollout.engines.hf import HfSampler
@@ -27,8 +27,8 @@ def zooming(run_dir):
         **experiment(run_dir)["model"],
         "from_scratch": {**TINY, "language": {**TINY["language"], "vocab_size": 400}},
     }
-    cold = imitation(steps=90, batch_size=12, micro_batch_sequences=12, target_field="response", rollout_steps=[GLASS])
-    rl = reinforcement(steps=4, ppo_epochs=1, rollout_steps=PROGRAM, sampling={"max_new_tokens": 40})
+    cold = sft_stage(steps=90, batch_size=12, micro_batch_sequences=12, target_field="response", rollout_steps=[GLASS])
+    rl = rl_stage(steps=4, ppo_epochs=1, rollout_steps=PROGRAM, sampling={"max_new_tokens": 40})
     return experiment(
         run_dir,
         model=model,

@@ -64,7 +64,7 @@ def as_read(options):
     return Options.model_validate_json(json.dumps({"fn": "a:b", **options}))
 
 
-def judge_of(*terms, **options):
+def make_scorer(*terms, **options):
     return RewardFunctionScorer(terms, ScoringConfig(**options))
 
 

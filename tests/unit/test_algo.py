@@ -46,10 +46,10 @@ def test_the_surrogate_equals_a_slow_version():
 
 
 @pytest.mark.parametrize(("ratio", "slope"), [(1.1, 1.1), (2.9, 2.9), (3.1, 0.0), (50.0, 0.0)])
-def test_dual_clip_stops_the_gradient_of_what_was_bad_and_became_far_likelier(ratio, slope):
+def test_dual_clip_stops_the_gradient_of_what_was_bad_and_became_far_likelier(ratio, gradient):
     logp = torch.tensor(math.log(ratio), dtype=torch.float64, requires_grad=True)
     clipped_surrogate(logp.exp(), torch.tensor(-1.0, dtype=torch.float64), 0.2, 0.2, 3.0).backward()
-    assert logp.grad.item() == pytest.approx(slope)
+    assert logp.grad.item() == pytest.approx(gradient)
 
 
 def test_cispo_equals_the_surrogate_where_nothing_is_clipped_and_keeps_every_gradient_elsewhere():
@@ -58,10 +58,10 @@ def test_cispo_equals_the_surrogate_where_nothing_is_clipped_and_keeps_every_gra
     leaves = [ratio.log().requires_grad_() for _ in range(2)]
     clipped_surrogate(leaves[0].exp(), advantage, 0.2, 0.2).sum().backward()
     cispo(leaves[1], leaves[1].exp(), advantage, 0.2, 0.2).sum().backward()
-    slopes = [leaf.grad for leaf in leaves]
-    torch.testing.assert_close(slopes[0][:3], slopes[1][:3])
-    torch.testing.assert_close(slopes[1], torch.tensor([-0.9, 2.0, -3.45, -1.2, 0.8], dtype=torch.float64))
-    assert slopes[0][3:].tolist() == [0.0, 0.0]
+    gradients = [leaf.grad for leaf in leaves]
+    torch.testing.assert_close(gradients[0][:3], gradients[1][:3])
+    torch.testing.assert_close(gradients[1], torch.tensor([-0.9, 2.0, -3.45, -1.2, 0.8], dtype=torch.float64))
+    assert gradients[0][3:].tolist() == [0.0, 0.0]
 
 
 def test_at_ratio_one_the_gradient_is_the_policy_gradient():
@@ -89,10 +89,10 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient():
         (1.1, 0.0, 0.0),
     ],
 )
-def test_where_clipping_stops_the_gradient(ratio, advantage, slope):
+def test_where_clipping_stops_the_gradient(ratio, advantage, gradient):
     logp = torch.tensor(math.log(ratio), dtype=torch.float64, requires_grad=True)
     clipped_surrogate(logp.exp(), torch.tensor(advantage, dtype=torch.float64), 0.2, 0.2).backward()
-    assert logp.grad.item() == pytest.approx(slope, abs=1e-12)
+    assert logp.grad.item() == pytest.approx(gradient, abs=1e-12)
 
 
 LENGTHS = (1, 4, 2)
@@ -122,13 +122,13 @@ def test_ratios_by_the_definition():
 def test_the_gradient_of_gspo_token_is_gspos_where_a_response_has_one_advantage():
     """GSPO, arXiv:2507.18071, eq. 11 and 17; the gradient of a mean is 1 / n_i, that of a token its own."""
     log_ratio, weights = noise(1), torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)[SEQUENCES]
-    slopes = []
+    gradients = []
     for kind in ("sequence", "sequence_token"):
         leaf = log_ratio.clone().requires_grad_()
         (importance_ratios(leaf, SEQUENCES, kind) * weights).sum().backward()
-        slopes.append(leaf.grad)
-    torch.testing.assert_close(slopes[0], slopes[1])
-    torch.testing.assert_close(slopes[0], importance_ratios(log_ratio, SEQUENCES, "sequence") * weights)
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[0], gradients[1])
+    torch.testing.assert_close(gradients[0], importance_ratios(log_ratio, SEQUENCES, "sequence") * weights)
 
 
 def test_importance_weights_by_hand():

@@ -63,7 +63,7 @@ def test_what_is_drawn_while_weights_change_is_what_they_were(tiny, made):
     world = made(tiny())
     prompts = [world.processor.build(each) for each in world.samples[:5]]
     salted = partial(HfSampler, processor=world.processor, salt=("a",))
-    before = salted(world.policy).generate(prompts, 2, world.law, step=1)
+    before = salted(world.policy).generate(prompts, 2, world.params, step=1)
     copied = salted(world.policy, copy_policy=True)
     begun, changed = threading.Event(), threading.Event()
 
@@ -73,7 +73,7 @@ def test_what_is_drawn_while_weights_change_is_what_they_were(tiny, made):
             assert changed.wait(60)
             return super().run(prompts, step=step)
 
-    program = Slowly(sampler=copied, group_size=2, sampling_params=world.law)
+    program = Slowly(sampler=copied, group_size=2, sampling_params=world.params)
     with ThreadPoolExecutor(1) as thread:
         finish = async_rollouts_of(program, executor=thread, prompts_per_round=5).start(prompts, step=1, version=0)
         assert begun.wait(60)
@@ -84,8 +84,8 @@ def test_what_is_drawn_while_weights_change_is_what_they_were(tiny, made):
         ahead = finish()
     assert drawn(ahead.groups) == drawn(before)
     copied.sync(3)
-    live = salted(world.policy, version=3).generate(prompts, 2, world.law, step=2)
-    assert drawn(copied.generate(prompts, 2, world.law, step=2)) == drawn(live) != drawn(before)
+    live = salted(world.policy, version=3).generate(prompts, 2, world.params, step=2)
+    assert drawn(copied.generate(prompts, 2, world.params, step=2)) == drawn(live) != drawn(before)
 
 
 class FakeAsyncRun(FakeRun):

@@ -26,7 +26,7 @@ from mmrl.types import (
 )
 
 IMAGE, VIDEO, PAD = 9, 8, 0
-LAW = SamplingParams(max_new_tokens=8)
+PARAMS = SamplingParams(max_new_tokens=8)
 
 
 class Feed:
@@ -65,7 +65,7 @@ def prompt(name, *ids):
     )
 
 
-def experience(prompt_, *segments, advantage=1.0, law=LAW):
+def experience(prompt_, *segments, advantage=1.0, params=PARAMS):
     made = tuple(
         Segment(token_ids=ids, logprobs=tuple(-t / 10 for t in ids), author=author) for author, ids in segments
     )
@@ -77,7 +77,7 @@ def experience(prompt_, *segments, advantage=1.0, law=LAW):
         text="",
         answer=answer,
         finish_reason=FinishReason.EOS,
-        sampling_params=law,
+        sampling_params=params,
     )
     return Experience(rollout=rollout, advantage=advantage)
 
@@ -187,7 +187,7 @@ def test_siblings_with_different_prompts_are_refused():
 
 
 def test_laws_that_ban_different_tokens_are_refused():
-    stranger = experience(B, (Author.POLICY, (11,)), law=replace(LAW, banned_token_ids=(4,)))
+    stranger = experience(B, (Author.POLICY, (11,)), params=replace(PARAMS, banned_token_ids=(4,)))
     with pytest.raises(ValueError, match="ban the same tokens, got 2 sets"):
         packed([ONE, stranger])
 
@@ -195,11 +195,11 @@ def test_laws_that_ban_different_tokens_are_refused():
 @pytest.mark.parametrize("shared_prefix", [True, False])
 def test_every_token_carries_the_temperature_it_was_drawn_at(shared_prefix):
     """Greedy is evaluated at 1; a segment without a law of its own has its rollout's."""
-    cooler = experience(A, (Author.POLICY, (11,)), law=replace(LAW, temperature=0.5, max_new_tokens=3))
+    cooler = experience(A, (Author.POLICY, (11,)), params=replace(PARAMS, temperature=0.5, max_new_tokens=3))
     first, trigger, second = TWO.rollout.segments
-    second = replace(second, sampling_params=replace(LAW, temperature=0.9))
+    second = replace(second, sampling_params=replace(PARAMS, temperature=0.9))
     mixed = Experience(rollout=replace(TWO.rollout, segments=(first, trigger, second)), advantage=1.0)
-    greedy = experience(B, (Author.POLICY, (11, 12)), law=replace(LAW, temperature=0.0))
+    greedy = experience(B, (Author.POLICY, (11, 12)), params=replace(PARAMS, temperature=0.0))
     batch = packed([cooler, mixed, greedy], shared_prefix=shared_prefix)
     assert batch.target_ids_N.tolist() == [11, 13, 15, 11, 12]
     assert batch.temperature_N.tolist() == pytest.approx([0.5, 1.0, 0.9, 1.0, 1.0])
@@ -256,8 +256,8 @@ def test_a_placeholder_in_a_completion_is_refused(token):
 
 
 def test_a_banned_token_is_refused_where_it_would_be_learned():
-    law = replace(LAW, banned_token_ids=(14,))
-    forced = experience(A, (Author.POLICY, (11,)), (Author.FORCED, (14,)), law=law)
+    params = replace(PARAMS, banned_token_ids=(14,))
+    forced = experience(A, (Author.POLICY, (11,)), (Author.FORCED, (14,)), params=params)
     assert packed([forced]).target_ids_N.tolist() == [11]
     with pytest.raises(ValueError, match="sample a: rollout 0 contains token 14, which its sampling params ban"):
-        packed([experience(A, (Author.POLICY, (11, 14)), law=law)])
+        packed([experience(A, (Author.POLICY, (11, 14)), params=params)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from scoring import judge_of, term
+from scoring import make_scorer, term
 from videos import SMALL
 
 from mmrl.algo.step_metrics import compute_blind_gaps
@@ -57,9 +57,9 @@ def counted(world):
 def pipeline(world, *steps, group_size=2, swap_samples=None):
     context = RolloutContext(
         sampler=world.sampler(),
-        scorer=judge_of(term(length)),
+        scorer=make_scorer(term(length)),
         processor=world.processor,
-        sampling_params=world.law,
+        sampling_params=world.params,
         group_size=group_size,
         groups_per_step=1,
         seed=0,
@@ -173,7 +173,7 @@ def test_media_that_make_a_prompt_too_long_are_not_swapped_in(world):
 
     answers = pipeline(world).run([world.processor.build(sample)], step=0)
     step = BlindProbe(
-        options=hide("swapped"), prompt_builder=Narrow(), sampler=world.sampler(), sampling_params=world.law
+        options=hide("swapped"), prompt_builder=Narrow(), sampler=world.sampler(), sampling_params=world.params
     )
     assert replace(step, swap_samples=(large, sample))(answers, step=0).probes == ({},)
     (probes,) = replace(step, swap_samples=(large, sample, small))(answers, step=0).probes
@@ -189,11 +189,11 @@ def test_probes_come_when_they_are_due_and_several_stand_side_by_side(world):
 
 @pytest.mark.parametrize("first", [0, 1], ids=["probe first", "probe last"])
 def test_probes_go_through_all_other_steps_without_being_counted(world, first):
-    """Or what a second look adds would pass for what looking adds."""
+    """Or what a continuation adds would pass for what looking adds."""
     look = RethinkConfig(
         kind="rethink", correct=("length",), max_new_tokens=3, triggers=(RethinkTriggerConfig(text=" Wait."),)
     )
-    ending = replace(world, law=replace(world.law, stop=tuple("aeiou ")))  # most responses end themselves
+    ending = replace(world, params=replace(world.params, stop=tuple("aeiou ")))  # most responses end themselves
     steps = [look, hide("grey", rollouts_per_prompt=4)]
     answers = pipeline(ending, *(reversed(steps) if first == 0 else steps)).run(counted(ending)[:2], step=0)
     forced = [
@@ -211,7 +211,7 @@ def test_a_probe_has_random_numbers_of_its_own(world):
     prompt = counted(world)[2]
     named = replace(prompt.sample, id=f"{prompt.sample.id}~grey")
     ours, theirs = (
-        world.sampler().generate([world.processor.build(sample)], 8, world.law, step=0)[0]
+        world.sampler().generate([world.processor.build(sample)], 8, world.params, step=0)[0]
         for sample in (prompt.sample, named)
     )
     assert [r.segments[0].token_ids for r in ours] != [r.segments[0].token_ids for r in theirs]
@@ -223,7 +223,7 @@ def test_hiding_the_image_of_a_coordinate_question_is_refused(world):
     for what in ("left_out", "cropped"):
         with pytest.raises(UserError, match="asks for coordinates, which need a picture"):
             pipeline(world, hide(what)).run(prompts, step=0)
-    judge = judge_of(term(length))
+    judge = make_scorer(term(length))
     answers = pipeline(world, hide("grey")).run(prompts, step=0)
     (group,) = judge.score_groups(answers.groups, step=0, probes=answers.probes)
     assert len(group.probes["grey"]) == 1

@@ -229,11 +229,11 @@ def six(tmp_path_factory):
 
 @pytest.mark.parametrize(("policy", "kept"), POLICIES)
 def test_what_stays(tmp_path, six, policy, kept):
-    shelf = Path(shutil.copytree(six, tmp_path / "shelf"))
-    (shelf / ".00-000009.partial").mkdir()
-    (shelf / ".00-000004.retired").mkdir()
-    checkpoint.prune_checkpoints(shelf, policy)
-    assert names(shelf) == [f"00-{step:06d}" for step in kept]
+    manager = Path(shutil.copytree(six, tmp_path / "checkpoints"))
+    (manager / ".00-000009.partial").mkdir()
+    (manager / ".00-000004.retired").mkdir()
+    checkpoint.prune_checkpoints(manager, policy)
+    assert names(manager) == [f"00-{step:06d}" for step in kept]
 
 
 def test_a_checkpoint_is_found_by_name_and_by_rank(tmp_path, six):
@@ -244,19 +244,19 @@ def test_a_checkpoint_is_found_by_name_and_by_rank(tmp_path, six):
     for name, rank in (("00-000007", best), ("best", None)):
         with pytest.raises(UserError, match=rf"no checkpoint '{name}'; there is 00-000000, .*00-000005"):
             checkpoint.find_checkpoint(six, name, rank, refuse_warnings)
-    shelf = Path(shutil.copytree(six, tmp_path / "shelf"))
-    (shelf / "00-000002" / "score.json").write_text("0.95")
+    manager = Path(shutil.copytree(six, tmp_path / "checkpoints"))
+    (manager / "00-000002" / "score.json").write_text("0.95")
     with pytest.raises(UserError, match=r"00-000002 is damaged \(score.json does not match"):
-        checkpoint.find_checkpoint(shelf, "best", best, refuse_warnings)
+        checkpoint.find_checkpoint(manager, "best", best, refuse_warnings)
 
 
 def test_a_checkpoint_whose_score_is_damaged_is_not_the_best(tmp_path, six):
-    shelf = Path(shutil.copytree(six, tmp_path / "shelf"))
+    manager = Path(shutil.copytree(six, tmp_path / "checkpoints"))
     for step, content in ((2, "0."), (3, '"high"')):
-        (shelf / f"00-00000{step}" / "score.json").write_text(content)
+        (manager / f"00-00000{step}" / "score.json").write_text(content)
     assert (
-        checkpoint.find_checkpoint(shelf, "best", BestCheckpointConfig(metric="m"), refuse_warnings)
-        == shelf / "00-000005"
+        checkpoint.find_checkpoint(manager, "best", BestCheckpointConfig(metric="m"), refuse_warnings)
+        == manager / "00-000005"
     )
 
 
@@ -281,13 +281,13 @@ def test_a_snapshot_does_not_follow_the_run(tmp_path):
 
 def test_a_write_in_the_background_lets_the_run_go_on_and_the_next_one_waits(tmp_path):
     may, order = Event(), []
-    with CheckpointManager(tmp_path, BACKGROUND, refuse_warnings) as shelf:
-        shelf.save(snapshot(step=1), before_write=lambda: order.append(may.wait(10)))
-        shelf.raise_if_failed()
+    with CheckpointManager(tmp_path, BACKGROUND, refuse_warnings) as manager:
+        manager.save(snapshot(step=1), before_write=lambda: order.append(may.wait(10)))
+        manager.raise_if_failed()
         assert names(tmp_path) == [".00-000001.partial"]  # nothing is in it, and nobody waited
         assert names(tmp_path / ".00-000001.partial") == []
         may.set()
-        shelf.save(snapshot(step=2), before_write=lambda: order.append(names(tmp_path)))
+        manager.save(snapshot(step=2), before_write=lambda: order.append(names(tmp_path)))
     assert order == [True, [".00-000002.partial", "00-000001"]]
     assert names(tmp_path) == ["00-000001", "00-000002"]
 
@@ -296,20 +296,20 @@ def test_a_failure_in_the_background_surfaces_at_the_next_step(tmp_path):
     folder = tmp_path / "run" / "checkpoints"
     with (
         pytest.raises(UserError, match=r"cannot save .*00-000002"),
-        CheckpointManager(folder, BACKGROUND, print) as shelf,
+        CheckpointManager(folder, BACKGROUND, print) as manager,
     ):
-        shelf.save(snapshot(step=1), before_write=lambda: None)
-        shelf.wait()
-        shelf.save(snapshot(step=2), before_write=(folder / ".00-000002.partial").rmdir)
+        manager.save(snapshot(step=1), before_write=lambda: None)
+        manager.wait()
+        manager.save(snapshot(step=2), before_write=(folder / ".00-000002.partial").rmdir)
         while True:  # as the loop does, step after step
-            shelf.raise_if_failed()
+            manager.raise_if_failed()
     assert checkpoint.find_latest(folder, refuse_warnings) == folder / "00-000001"
 
 
 def test_a_failure_in_the_background_does_not_hide_what_ended_the_run(tmp_path):
     warnings = []
-    with pytest.raises(KeyboardInterrupt), CheckpointManager(tmp_path, BACKGROUND, warnings.append) as shelf:
-        shelf.save(snapshot(step=2), before_write=(tmp_path / ".00-000002.partial").rmdir)
+    with pytest.raises(KeyboardInterrupt), CheckpointManager(tmp_path, BACKGROUND, warnings.append) as manager:
+        manager.save(snapshot(step=2), before_write=(tmp_path / ".00-000002.partial").rmdir)
         raise KeyboardInterrupt
     assert len(warnings) == 1 and "cannot save" in warnings[0]
 
@@ -364,9 +364,9 @@ def part_of(ranks, **state):
 
 def save_twice(folder, ranks):
     """What each rank does to save its part of two checkpoints."""
-    with CheckpointManager(folder, CheckpointsConfig(), refuse_warnings, ranks) as shelf:
+    with CheckpointManager(folder, CheckpointsConfig(), refuse_warnings, ranks) as manager:
         for step in (1, 2):
-            shelf.save(part_of(ranks, step=step), before_write=lambda: None)
+            manager.save(part_of(ranks, step=step), before_write=lambda: None)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -375,11 +375,11 @@ def test_each_rank_writes_its_part_and_any_number_goes_on(tmp_path, count, async
     """Nine ranks are more than there are weights."""
 
     def keep(ranks):
-        with CheckpointManager(tmp_path, CheckpointsConfig(async_save=asynchronous), refuse_warnings, ranks) as shelf:
+        with CheckpointManager(tmp_path, CheckpointsConfig(async_save=asynchronous), refuse_warnings, ranks) as manager:
             for step in (1, 2):
-                shelf.save(part_of(ranks, step=step), before_write=lambda: None)
-            while shelf._writing:  # as the loop does, step after step
-                shelf.raise_if_failed()
+                manager.save(part_of(ranks, step=step), before_write=lambda: None)
+            while manager._writing:  # as the loop does, step after step
+                manager.raise_if_failed()
                 assert checkpoint.find_latest(tmp_path, refuse_warnings).name in ("00-000001", "00-000002")
             assert checkpoint.find_latest(tmp_path, refuse_warnings).name == "00-000002"
 
@@ -431,11 +431,11 @@ def test_what_one_rank_cannot_write_ends_all_and_leaves_the_checkpoint_before(tm
             if ranks.rank == failing:
                 raise OSError(28, "No space left on device")
 
-        with CheckpointManager(tmp_path, CheckpointsConfig(async_save=asynchronous), refuse_warnings, ranks) as shelf:
-            shelf.save(part_of(ranks, step=1), before_write=lambda: None)
+        with CheckpointManager(tmp_path, CheckpointsConfig(async_save=asynchronous), refuse_warnings, ranks) as manager:
+            manager.save(part_of(ranks, step=1), before_write=lambda: None)
             with pytest.raises(UserError, match="cannot save .*00-000002: No space left on device .*free some space"):
-                shelf.save(part_of(ranks, step=2), before_write=first)
-                shelf.wait()
+                manager.save(part_of(ranks, step=2), before_write=first)
+                manager.wait()
 
     by_ranks(2, keep)
     assert names(tmp_path) == ["00-000001"]
@@ -446,10 +446,10 @@ def test_what_ranks_were_writing_when_one_of_them_failed_is_given_up(tmp_path):
     left = Event()
 
     def keep(ranks):
-        with pytest.raises(ValueError, match="a bug"), CheckpointManager(tmp_path, BACKGROUND, print, ranks) as shelf:
-            shelf.save(part_of(ranks, step=1), before_write=lambda: None)
-            shelf.wait()
-            shelf.save(part_of(ranks, step=2), before_write=lambda: left.wait(60) if ranks.rank else None)
+        with pytest.raises(ValueError, match="a bug"), CheckpointManager(tmp_path, BACKGROUND, print, ranks) as manager:
+            manager.save(part_of(ranks, step=1), before_write=lambda: None)
+            manager.wait()
+            manager.save(part_of(ranks, step=2), before_write=lambda: left.wait(60) if ranks.rank else None)
             raise ValueError("a bug, or its effect on the others")
         left.set()
 
@@ -459,8 +459,8 @@ def test_what_ranks_were_writing_when_one_of_them_failed_is_given_up(tmp_path):
 
 def test_a_checkpoint_of_several_ranks_is_there_before_anybody_looks(tmp_path):
     def keep(ranks):
-        with CheckpointManager(tmp_path, BACKGROUND, refuse_warnings, ranks) as shelf:
-            shelf.save(part_of(ranks, step=1), before_write=lambda: None)
+        with CheckpointManager(tmp_path, BACKGROUND, refuse_warnings, ranks) as manager:
+            manager.save(part_of(ranks, step=1), before_write=lambda: None)
             for _ in range(1200):
                 if (tmp_path / "00-000001").exists():
                     return

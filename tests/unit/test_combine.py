@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from scoring import COUNT, FIND, GRAMMAR, constant, judge_of, rollout, scored, term
+from scoring import COUNT, FIND, GRAMMAR, constant, make_scorer, rollout, scored, term
 
 from mmrl.config.schema import WeightScheduleConfig
 from mmrl.scoring.terms import combine_terms
@@ -30,9 +30,9 @@ def test_combinations_by_hand(combine, expected):
 
 
 def test_a_lexicographic_total_orders_as_rounded_tuples_do():
-    dice = random.Random(0)
-    levels = [0.0, 0.009, 0.01, 0.29, 0.295, 0.3, 0.5, 0.99, 1.0, *(dice.random() for _ in range(20))]
-    rows = [(*(dice.choice(levels) for _ in range(2)), dice.random()) for _ in range(300)]
+    rng = random.Random(0)
+    levels = [0.0, 0.009, 0.01, 0.29, 0.295, 0.3, 0.5, 0.99, 1.0, *(rng.random() for _ in range(20))]
+    rows = [(*(rng.choice(levels) for _ in range(2)), rng.random()) for _ in range(300)]
     keys = [(round(a * 1e9) // 10**7, round(b * 1e9) // 10**7, c) for a, b, c in rows]
     got = totals("lexicographic", rows)
     for (key, value), (other_key, other) in itertools.combinations(zip(keys, got, strict=True), 2):
@@ -42,17 +42,17 @@ def test_a_lexicographic_total_orders_as_rounded_tuples_do():
 
 def test_weights_are_exponents_of_a_product():
     half = term(constant(0.25, name="a"), weight=0.5)
-    judge = judge_of(half, term(constant(0.5, name="b"), weight=2.0), combine="product")
+    judge = make_scorer(half, term(constant(0.5, name="b"), weight=2.0), combine="product")
     assert scored(judge, ANY).total == pytest.approx(0.5 * 0.25)
-    assert scored(judge_of(term(constant(0.0), weight=0.0), combine="product"), ANY).total == 1.0
+    assert scored(make_scorer(term(constant(0.0), weight=0.0), combine="product"), ANY).total == 1.0
 
 
 @pytest.mark.parametrize("combine", ["product", "min", "lexicographic"])
 def test_values_below_zero_are_for_sums(combine):
     penalty = constant(-0.5, low=-1.0, high=0.0)
     with pytest.raises(UserError, match=rf"combine {combine}: values of term 'odd' start at -1; give it"):
-        judge_of(term(penalty), combine=combine)
-    assert scored(judge_of(term(penalty, transform={"rescale_to": [0.0, 1.0]}), combine=combine), ANY).total == 0.5
+        make_scorer(term(penalty), combine=combine)
+    assert scored(make_scorer(term(penalty, transform={"rescale_to": [0.0, 1.0]}), combine=combine), ANY).total == 0.5
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_values_below_zero_are_for_sums(combine):
     ],
 )
 def test_transforms_by_hand(transform, value, expected):
-    score = scored(judge_of(term(constant(value), transform=transform)), ANY)
+    score = scored(make_scorer(term(constant(value), transform=transform)), ANY)
     assert score.total == pytest.approx(expected)
     assert score.terms["odd"].value == value  # what is told is the value itself
 
@@ -89,30 +89,30 @@ def test_a_transform_that_does_not_suit_the_range_is_refused():
 @pytest.mark.parametrize(("value", "above", "expected"), [(0.5, 0.0, 1.5), (0.0, 0.0, 0.0), (0.5, 0.5, 0.5)])
 def test_a_term_counts_only_if_its_gate_is_open(value, above, expected):
     gate = term(constant(value, name="gate"))
-    judge = judge_of(term(constant(1.0), requires="gate", requires_above=above), gate)
+    judge = make_scorer(term(constant(1.0), requires="gate", requires_above=above), gate)
     assert scored(judge, ANY).total == expected
 
 
 def test_a_closed_gate_shuts_penalties_out_too():
     penalty = term(constant(-1.0, low=-1.0, high=0.0), requires="gate")
-    assert scored(judge_of(penalty, term(constant(0.0, name="gate"))), ANY).total == 0.0
+    assert scored(make_scorer(penalty, term(constant(0.0, name="gate"))), ANY).total == 0.0
 
 
 def test_gates_look_at_values_before_transforms():
     gate = term(constant(0.4, name="gate"), transform={"threshold": 0.5})
-    assert scored(judge_of(term(constant(1.0), requires="gate"), gate), ANY).total == 1.0
+    assert scored(make_scorer(term(constant(1.0), requires="gate"), gate), ANY).total == 1.0
 
 
 def test_gates_that_cannot_work_are_refused():
     with pytest.raises(
         UserError, match="term 'odd': it requires 'fromat', which is no other term; there are odd, format"
     ):
-        judge_of(term(constant(1.0), requires="fromat"), term(constant(1.0, name="format")))
+        make_scorer(term(constant(1.0), requires="fromat"), term(constant(1.0, name="format")))
     with pytest.raises(UserError, match="it requires 'odd', which is no other term"):
-        judge_of(term(constant(1.0), requires="odd"))
+        make_scorer(term(constant(1.0), requires="odd"))
     with pytest.raises(UserError, match="counts in evaluation, but requires 'format', which is training_only"):
-        judge_of(term(constant(1.0), requires="format"), term(constant(1.0, name="format"), training_only=True))
-    judge = judge_of(
+        make_scorer(term(constant(1.0), requires="format"), term(constant(1.0, name="format"), training_only=True))
+    judge = make_scorer(
         term(number.exact, when={"task": ["count"]}), term(box.iou, requires="number", when={"task": ["find"]})
     )
     with pytest.raises(
@@ -136,6 +136,6 @@ def test_schedules_by_hand(shape, expected):
 
 
 def test_a_schedule_multiplies_the_weight_in_training_alone():
-    judge = judge_of(term(constant(1.0), weight=2.0, schedule={"points": [[0, 0.0], [10, 1.0]]}))
+    judge = make_scorer(term(constant(1.0), weight=2.0, schedule={"points": [[0, 0.0], [10, 1.0]]}))
     assert [scored(judge, ANY, step).total for step in (0, 5, 10, 20)] == [0.0, 1.0, 2.0, 2.0]
     assert judge.score_eval([ANY])[0].total == 2.0

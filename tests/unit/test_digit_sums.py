@@ -33,13 +33,13 @@ def test_a_second_answer_spells_the_digits_and_is_right_whatever_came_first(plac
     seen = Counter()
     for sample in sums(place, split="train", size=200, rethink_prob=0.5):
         first, words, second = sample.response.partition(WORDS)
-        draft = GRAMMAR.parse(first, AnswerType.NUMBER)
-        assert not draft.problems
+        first_response = GRAMMAR.parse(first, AnswerType.NUMBER)
+        assert not first_response.problems
         if not words:
             seen["once"] += 1
-            assert draft.value == sample.target.value
+            assert first_response.value == sample.target.value
             continue
-        seen["right first" if draft.value == sample.target.value else "wrong first"] += 1
+        seen["right first" if first_response.value == sample.target.value else "wrong first"] += 1
         answer = GRAMMAR.parse_continuation(first, words + second, AnswerType.NUMBER)
         assert (answer.value, answer.problems) == (sample.target.value, ())
         assert answer.thinking == " + ".join(thing["name"] for thing in sample.meta["things"])

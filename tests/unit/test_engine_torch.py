@@ -51,13 +51,13 @@ def test_an_update_equals_adamws(dtype):
     weight = parameter(1.0, -2.0, dtype=dtype)
     trained = engine(weight, betas=(0.8, 0.9), weight_decay=0.1, max_grad_norm=1.0)
     w, m, v = [1.0, -2.0], [0.0, 0.0], [0.0, 0.0]
-    for step, (slopes, lr) in enumerate([((3.0, 4.0), 0.5), ((0.5, 0.25), 0.25)], start=1):
-        trained.backward((weight * torch.tensor(slopes, dtype=dtype)).sum())
+    for step, (gradients, lr) in enumerate([((3.0, 4.0), 0.5), ((0.5, 0.25), 0.25)], start=1):
+        trained.backward((weight * torch.tensor(gradients, dtype=dtype)).sum())
         norms = trained.step(lr)
-        assert norms == {"language": pytest.approx(math.hypot(*slopes))}
+        assert norms == {"language": pytest.approx(math.hypot(*gradients))}
         factor = min(1.0, 1.0 / norms["language"])
-        for i, slope in enumerate(slopes):
-            g = slope * factor
+        for i, gradient in enumerate(gradients):
+            g = gradient * factor
             m[i], v[i] = 0.8 * m[i] + 0.2 * g, 0.9 * v[i] + 0.1 * g * g
             w[i] *= 1 - lr * 0.1
             w[i] -= lr * (m[i] / (1 - 0.8**step)) / (math.sqrt(v[i] / (1 - 0.9**step)) + 1e-8)

@@ -36,7 +36,7 @@ def experiences(world):
     """Three groups of three, off the policy, the second response of each without advantage."""
     prompts = [world.processor.build(sample) for sample in world.samples[:3]]
     made = []
-    for group in world.sampler().generate(prompts, 3, world.law, step=0):
+    for group in world.sampler().generate(prompts, 3, world.params, step=0):
         for index, rollout in enumerate(group):
             (segment,) = rollout.segments
             older = replace(segment, logprobs=tuple(logprob - 0.2 * (index - 1) for logprob in segment.logprobs))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from scoring import judge_of, rollout, term
+from scoring import make_scorer, rollout, term
 
 from mmrl.algo.group_rewards import add_group_rewards
 from mmrl.cli import main
@@ -30,7 +30,7 @@ def test_the_group_reward_favours_answers_that_few_others_gave():
     )
     group_rewards = build_group_rewards(loaded.config, ROOT / "examples")
     texts = ["<answer>3</answer>", "<answer>3</answer>", "so <answer>3</answer>", "<answer>4</answer>"]
-    scorer = judge_of(term(number.exact))
+    scorer = make_scorer(term(number.exact))
     (group,) = scorer.score_groups([[rollout(text, index=index) for index, text in enumerate(texts)]], step=0)
     assert add_group_rewards(group, 0, group_rewards=group_rewards).totals == (1.25, 1.25, 1.375, 0.0)
 

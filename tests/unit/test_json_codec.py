@@ -27,35 +27,35 @@ FLOATS = (0.0, -0.0, 5e-324, 0.1 + 0.2, 1.7976931348623157e308, math.inf, -math.
 TEXTS = ("", "$ref", "é\n\x00", "\ud83d", "\ud83d" + "\ude00", "😀", '"', "$")
 
 
-def made(hint: Any, dice: random.Random, depth: int = 0) -> Any:
+def made(hint: Any, rng: random.Random, depth: int = 0) -> Any:
     """A random value of an annotated type."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         choices = (int, float, str, type(None), bytes, AnswerType, Size)
         deep = (tuple[Any, ...], list[Any], dict[Any, Any], Mapping[str, Any], Target)
-        return made(dice.choice(choices if depth > 3 else choices + deep), dice, depth + 1)
+        return made(rng.choice(choices if depth > 3 else choices + deep), rng, depth + 1)
     if origin is Literal:
-        return dice.choice(inner)
+        return rng.choice(inner)
     if origin in (Union, types.UnionType):
-        return made(dice.choice(inner), dice, depth + 1)
+        return made(rng.choice(inner), rng, depth + 1)
     if origin is tuple and inner[-1] is not ...:
-        return tuple(made(each, dice, depth + 1) for each in inner)
+        return tuple(made(each, rng, depth + 1) for each in inner)
     if origin in (tuple, list):
-        return origin(made(inner[0], dice, depth + 1) for _ in range(dice.randrange(4)))
+        return origin(made(inner[0], rng, depth + 1) for _ in range(rng.randrange(4)))
     if origin in (dict, Mapping):
-        key = dice.choice((int, str, AnswerType)) if inner[0] is Any else inner[0]
-        return {made(key, dice, depth + 1): made(inner[1], dice, depth + 1) for _ in range(dice.randrange(4))}
+        key = rng.choice((int, str, AnswerType)) if inner[0] is Any else inner[0]
+        return {made(key, rng, depth + 1): made(inner[1], rng, depth + 1) for _ in range(rng.randrange(4))}
     if issubclass(hint, Enum):
-        return dice.choice(list(hint))
+        return rng.choice(list(hint))
     if is_dataclass(hint) or issubclass(hint, tuple):
-        return hint(**{name: made(each, dice, depth + 1) for name, each in get_type_hints(hint).items()})
+        return hint(**{name: made(each, rng, depth + 1) for name, each in get_type_hints(hint).items()})
     plain = {
         type(None): lambda: None,
-        bool: lambda: dice.random() < 0.5,
-        int: lambda: dice.choice((0, -1, 2**80, dice.randrange(10**6))),
-        float: lambda: dice.choice((*FLOATS, struct.unpack(">d", dice.randbytes(8))[0])),
-        str: lambda: dice.choice((*TEXTS, str(dice.random()))),
-        bytes: lambda: dice.randbytes(3),
+        bool: lambda: rng.random() < 0.5,
+        int: lambda: rng.choice((0, -1, 2**80, rng.randrange(10**6))),
+        float: lambda: rng.choice((*FLOATS, struct.unpack(">d", rng.randbytes(8))[0])),
+        str: lambda: rng.choice((*TEXTS, str(rng.random()))),
+        bytes: lambda: rng.randbytes(3),
     }
     return plain[hint]()
 
@@ -76,9 +76,9 @@ def dissected(value: Any) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_noun_comes_back_exactly(kind):
-    dice = random.Random(kind.__name__)
+    rng = random.Random(kind.__name__)
     for _ in range(60):
-        value = made(kind, dice)
+        value = made(kind, rng)
         text = json_codec.dumps(value)
         assert dissected(json_codec.loads(text, kind)) == dissected(value)
         assert "NaN" not in text and "Infinity" not in text
@@ -91,8 +91,8 @@ def test_the_dissection_sees_what_equality_does_not():
 
 
 def test_what_was_one_object_is_one_again():
-    dice = random.Random(0)
-    one = made(Experience, dice)
+    rng = random.Random(0)
+    one = made(Experience, rng)
     other = replace(one, rollout=replace(one.rollout, index=one.rollout.index + 1))
     text = json_codec.dumps({"memory": [one, other, one]})
     first, second, again = json_codec.loads(text, dict)["memory"]

@@ -32,9 +32,9 @@ def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, mini_batch
     return GrpoLearner(world.policy, world.processor, engine, plan, reference)
 
 
-def taught(world, advantages=(1.0, -1.0, 0.5)):
+def trained_on(world, advantages=(1.0, -1.0, 0.5)):
     prompts = [world.processor.build(sample) for sample in world.samples[:3]]
-    groups = world.sampler().generate(prompts, len(advantages), world.law, step=0)
+    groups = world.sampler().generate(prompts, len(advantages), world.params, step=0)
     return [
         Experience(rollout=rollout, advantage=advantage)
         for group in groups
@@ -62,7 +62,7 @@ def log_probs(policy, world, experiences):
 
 def test_the_penalty_equals_its_oracle(tiny):
     world = tiny()
-    experiences = taught(world, advantages=(0.0, 0.0))
+    experiences = trained_on(world, advantages=(0.0, 0.0))
     reference = world.policy.frozen_copy()
     with torch.no_grad():
         for parameter in reference.model.parameters():
@@ -82,7 +82,7 @@ def test_a_fresh_reference_costs_nothing_and_never_changes(tiny):
     world = tiny()
     reference = world.policy.frozen_copy()
     before = {name: value.clone() for name, value in reference.model.state_dict().items()}
-    metrics = learner(world, reference=reference, kl=KlConfig(coef=0.5)).step(taught(world), step=0)
+    metrics = learner(world, reference=reference, kl=KlConfig(coef=0.5)).step(trained_on(world), step=0)
     assert metrics["policy/reference_kl_nats"] == pytest.approx(0.0, abs=1e-6)
     assert same(before, reference.model.state_dict())
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
@@ -97,7 +97,7 @@ def test_a_penalty_needs_a_reference_and_the_other_way_round(tiny, kl_coef, give
 
 def test_on_policy_metrics(tiny):
     world = tiny()
-    metrics = learner(world).step(taught(world), step=0)
+    metrics = learner(world).step(trained_on(world), step=0)
     assert metrics["policy/clip_frac"] == 0.0
     assert metrics["policy/importance_ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["rollout/logprob_diff_mean"] < LOGPROBS
@@ -114,7 +114,7 @@ def test_a_step_without_advantage_updates_nothing(tiny, step):
     engine = TorchEngine(world.policy.trained_by_component, OptimizerConfig(weight_decay=0.1))
     before = weights(world)
     idle = learner(world, engine=engine)
-    assert idle.step(taught(world, advantages=(0.0, 0.0)), step=step) == {
+    assert idle.step(trained_on(world, advantages=(0.0, 0.0)), step=step) == {
         "learner/lr": 1e-3,
         "learner/no_gradient_frac": 1.0,
     }
@@ -125,7 +125,7 @@ def test_a_step_without_advantage_updates_nothing(tiny, step):
 
 def test_a_replayed_rollout_is_compared_with_whom_it_says(tiny):
     world = tiny()
-    experiences = taught(world)
+    experiences = trained_on(world)
     learner(world, lr=0.02).step(experiences, step=0)  # the policy moves away from what sampled them
     ratios = {}
     for old, of_others in (("recorded", "recomputed"), ("recomputed", "recorded")):
@@ -139,8 +139,8 @@ def test_a_replayed_rollout_is_compared_with_whom_it_says(tiny):
 
 def test_several_epochs_step_again_and_really_clip(tiny):
     once, thrice = tiny(), tiny()
-    first = learner(once, lr=0.02).step(taught(once), step=0)
-    third = learner(thrice, lr=0.02, epochs=3).step(taught(thrice), step=0)
+    first = learner(once, lr=0.02).step(trained_on(once), step=0)
+    third = learner(thrice, lr=0.02, epochs=3).step(trained_on(thrice), step=0)
     assert first["policy/clip_frac"] == 0.0
     assert third["policy/clip_frac"] > 0.2
     assert third["rollout/logprob_diff_mean"] == first["rollout/logprob_diff_mean"] < LOGPROBS  # of the first epoch
@@ -150,14 +150,14 @@ def test_several_epochs_step_again_and_really_clip(tiny):
 def test_mini_batches_are_steps_of_their_own(tiny):
     """Three groups in two mini-batches: what two learners do that share an optimizer, the second given one group."""
     split, slow = tiny(), tiny()
-    experiences = taught(slow)
+    experiences = trained_on(slow)
     first, second, third = group_by_prompt(experiences)
     engine = TorchEngine(slow.policy.trained_by_component, OptimizerConfig(lr=0.02))
     steps = [
         learner(slow, lr=0.02, engine=engine, entropy={"coef": 0.01}).step(part, step=0)
         for part in ([*first, *third], second)
     ]
-    metrics = learner(split, lr=0.02, mini_batches=2, entropy={"coef": 0.01}).step(taught(split), step=0)
+    metrics = learner(split, lr=0.02, mini_batches=2, entropy={"coef": 0.01}).step(trained_on(split), step=0)
     assert same(weights(slow), weights(split))
     assert metrics["learner/loss"] == pytest.approx(sum(step["learner/loss"] for step in steps) / 2)
     assert metrics["policy/importance_ratio_max"] == max(step["policy/importance_ratio_max"] for step in steps) > 1.01
@@ -166,7 +166,7 @@ def test_mini_batches_are_steps_of_their_own(tiny):
 
 def test_a_mini_batch_that_teaches_nothing_is_no_step(tiny):
     world = tiny()
-    experiences = [replace(each, advantage=0.0) for each in taught(world)[:3]] + taught(world)[3:]
+    experiences = [replace(each, advantage=0.0) for each in trained_on(world)[:3]] + trained_on(world)[3:]
     metrics = learner(world, engine=Flaky(math.nan, 1.0, 0.5), mini_batches=3, epochs=1).step(experiences, step=0)
     assert metrics["learner/nonfinite_updates"] == 1.0  # two steps, of which the first is not finite
     assert metrics["learner/no_gradient_frac"] == pytest.approx(1 / 3)
@@ -176,7 +176,7 @@ def test_what_is_clipped_has_no_gradient(tiny):
     """Behaviour log-probs far below the policy's: every ratio is beyond the bound of a positive advantage."""
     world = tiny()
     far = []
-    for each in taught(world, advantages=(1.0, 2.0)):
+    for each in trained_on(world, advantages=(1.0, 2.0)):
         (segment,) = each.rollout.segments
         older = replace(segment, logprobs=tuple(logp - 1.0 for logp in segment.logprobs))
         far.append(replace(each, rollout=replace(each.rollout, segments=(older,))))
@@ -191,7 +191,7 @@ def test_what_is_clipped_has_no_gradient(tiny):
 def test_the_largest_ratio_is_that_of_the_policys_tokens(tiny):
     """Padding and forced tokens have no ratio; they must not show as 1."""
     world = tiny()
-    (first, *_) = taught(world)
+    (first, *_) = trained_on(world)
     (segment,) = first.rollout.segments
     newer = replace(segment, logprobs=tuple(logp + 1.0 for logp in segment.logprobs))
     forced = Segment(token_ids=segment.token_ids[:2], logprobs=(0.0, 0.0), author=Author.FORCED)
@@ -215,7 +215,7 @@ class Flaky:
 
 def test_an_update_left_out_is_counted_in_whichever_epoch(tiny):
     world = tiny()
-    metrics = learner(world, engine=Flaky(math.nan, math.inf, 1.0), epochs=3).step(taught(world), step=0)
+    metrics = learner(world, engine=Flaky(math.nan, math.inf, 1.0), epochs=3).step(trained_on(world), step=0)
     assert metrics["learner/nonfinite_updates"] == 2.0
     assert metrics["learner/grad_norm"] == pytest.approx(1.0)
     assert metrics["learner/grad_norm/vision"] == metrics["learner/grad_norm/language"] == pytest.approx(0.5**0.5)
@@ -262,7 +262,7 @@ def shifted(experiences, by):
 def test_the_learners_own_old_log_probs_are_those_of_the_steps_start(tiny):
     """The ratio begins at 1 whatever the sampler said, and moves with the second update; the gap is still reported."""
     world = tiny()
-    off = shifted(taught(world), 0.5)
+    off = shifted(trained_on(world), 0.5)
     start = log_probs(world.policy, world, off)
     metrics = learner(world, lr=0.02, old_logprobs="recomputed").step(off, step=0)
     assert metrics["policy/importance_ratio_max"] == pytest.approx(1.0)
@@ -280,10 +280,10 @@ def test_the_learners_own_old_log_probs_are_those_of_the_steps_start(tiny):
 @pytest.mark.parametrize(("kind", "by", "factor"), [("tis", 0.5, 1.5), ("tis", 0.1, math.exp(0.1)), ("mask", 0.5, 0.0)])
 def test_importance_weights_scale_the_policy_term(tiny, kind, by, factor):
     world = tiny()
-    plain = learner(world, engine=Still(world), old_logprobs="recomputed").step(taught(world), step=0)
+    plain = learner(world, engine=Still(world), old_logprobs="recomputed").step(trained_on(world), step=0)
     correction = RolloutCorrectionConfig(method=kind, low=0.5, high=1.5)
     metrics = learner(world, engine=Still(world), old_logprobs="recomputed", rollout_correction=correction).step(
-        shifted(taught(world), by), step=0
+        shifted(trained_on(world), by), step=0
     )
     assert metrics["policy/tis_weight_mean"] == pytest.approx(factor, rel=1e-3)
     assert metrics["learner/loss"] == pytest.approx(factor * plain["learner/loss"], rel=1e-3)
@@ -310,21 +310,23 @@ def test_an_advantage_that_is_no_number_stops_the_step_by_name(tiny):
     world = tiny()
     before = weights(world)
     with pytest.raises(ValueError, match=rf"sample {world.samples[0].id}, rollout 1: advantage nan is not finite"):
-        learner(world).step(taught(world, advantages=(1.0, math.nan)), step=0)
+        learner(world).step(trained_on(world, advantages=(1.0, math.nan)), step=0)
     assert same(before, weights(world))
 
 
 def test_a_step_of_truncated_responses_alone_updates_nothing_where_they_are_masked(tiny):
     world = tiny()
     before = weights(world)
-    cut = [replace(each, rollout=replace(each.rollout, finish_reason=FinishReason.LENGTH)) for each in taught(world)]
+    cut = [
+        replace(each, rollout=replace(each.rollout, finish_reason=FinishReason.LENGTH)) for each in trained_on(world)
+    ]
     assert learner(world, mask_truncated=True).step(cut, step=0)["learner/no_gradient_frac"] == 1.0
     assert same(before, weights(world))
 
 
 def test_an_empty_completion_is_not_run(tiny):
     world = tiny()
-    first, *others = taught(world)
+    first, *others = trained_on(world)
     nothing = replace(first.rollout, segments=(replace(first.rollout.segments[0], token_ids=(), logprobs=()),))
     learned = learner(world, engine=Still(world)).step([replace(first, rollout=nothing), *others], step=0)
     alone = learner(world, engine=Still(world)).step(others, step=0)
@@ -336,7 +338,7 @@ def test_a_penalty_in_the_reward_moves_advantages_alone(tiny):
     """At advantage 0 its gradient is that of sum_t kl_remaining(t) log policy(t), here for responses of one token."""
     world = tiny()
     brief = []
-    for each in taught(world, advantages=(0.0, 0.0)):
+    for each in trained_on(world, advantages=(0.0, 0.0)):
         (segment,) = each.rollout.segments
         one = replace(segment, token_ids=segment.token_ids[:1], logprobs=segment.logprobs[:1])
         brief.append(replace(each, rollout=replace(each.rollout, segments=(one,))))

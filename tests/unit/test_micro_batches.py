@@ -54,8 +54,8 @@ def test_parts_follow_each_other(size, count):
 
 def test_a_portion_keeps_the_cursor_of_the_whole():
     class Count:
-        def take(self, cursor, count):
-            return list(range(cursor, cursor + count))
+        def take(self, position, count):
+            return list(range(position, position + count))
 
     taken = [RankShard(Count().take, Rank(rank, 3), 7).take(10, 7) for rank in range(3)]
     assert [row for part in taken for row in part] == list(range(10, 17))
@@ -66,8 +66,8 @@ def test_groups_that_wait_have_the_first_places_of_a_round():
     """Rank by rank, what waits and what is asked come in the order of a single process, shared out evenly."""
 
     class Count:
-        def take(self, cursor, count):
-            return [f"asked-{place}" for place in range(cursor, cursor + count)]
+        def take(self, position, count):
+            return [f"asked-{place}" for place in range(position, position + count)]
 
     for waiting in range(8):
         waits = [f"waits-{place}" for place in range(waiting)]
@@ -103,7 +103,7 @@ def world(tiny):
 def groups(world):
     """One picture, two, none, a video, a picture and a video; two responses each."""
     prompts = [world.processor.build(sample) for sample in world.samples[:5]]
-    drawn = world.sampler().generate(prompts, 2, world.law, step=0)
+    drawn = world.sampler().generate(prompts, 2, world.params, step=0)
     return [[Experience(rollout=rollout, advantage=1.0) for rollout in siblings] for siblings in drawn]
 
 
@@ -149,8 +149,8 @@ def test_groups_stay_at_home_while_loads_are_even(groups):
         [replace(e, rollout=replace(e.rollout, prompt=replace(e.rollout.prompt, digest=f"{k}"))) for e in groups[0]]
         for k in range(4)
     ]
-    homes = {"0": 1, "1": 0, "2": 1, "3": 0}
-    kept = assign_to_ranks(flat(copies), homes, 2)
+    placement = {"0": 1, "1": 0, "2": 1, "3": 0}
+    kept = assign_to_ranks(flat(copies), placement, 2)
     assert [digests(own) for own in kept] == [{"1", "3"}, {"0", "2"}]
     crowded = assign_to_ranks(flat(copies), dict.fromkeys("0123", 1), 2)
     assert [len(digests(own)) for own in crowded] == [2, 2]
@@ -158,14 +158,14 @@ def test_groups_stay_at_home_while_loads_are_even(groups):
 
 def test_micro_batches_are_side_by_side_and_know_the_media_of_all_ranks(groups):
     image, _, text, video, _ = groups
-    homes = MediaPlacement()
-    homes.record([[text[0].rollout.prompt], [image[0].rollout.prompt]], step=0)
-    taught = flat([text, image, video])
+    placement = MediaPlacement()
+    placement.record([[text[0].rollout.prompt], [image[0].rollout.prompt]], step=0)
+    trained_on = flat([text, image, video])
 
     def packed(experiences):
         return [[group] for group in group_by_prompt(experiences)]
 
-    of_ranks = [rank_micro_batches(taught, homes.rank_by_digest, Rank(rank, 2), packed) for rank in range(2)]
+    of_ranks = [rank_micro_batches(trained_on, placement.rank_by_digest, Rank(rank, 2), packed) for rank in range(2)]
     assert len(of_ranks[0]) == len(of_ranks[1]) == 2
     for here, there in zip(*of_ranks, strict=True):
         kinds = {type(ref) for each in (here, there) for g in each.groups for ref in g[0].rollout.prompt.sample.media}
@@ -188,7 +188,7 @@ def gradient(world, batch):
 def test_dummies_run_the_tower_and_change_no_gradient(tiny, family, shared_prefix):
     world = tiny(family)
     prompt = world.processor.build(world.samples[2])
-    (drawn,) = world.sampler().generate([prompt], 2, world.law, step=0)
+    (drawn,) = world.sampler().generate([prompt], 2, world.params, step=0)
     text = [Experience(rollout=rollout, advantage=1.0) for rollout in drawn]
     batch = collate([text], world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
     known = world.processor.placeholders

@@ -15,7 +15,7 @@ from mmrl.learner.objective import LossInputs, Objective
 from mmrl.types import Answer, Author, Experience, FinishReason, Rollout, Sample, SamplingParams, Segment, Target
 
 STEPS, STEP = 10, 4
-LAW = SamplingParams(max_new_tokens=8)
+PARAMS = SamplingParams(max_new_tokens=8)
 AUTHORS = {"p": Author.POLICY, "t": Author.FORCED, "d": Author.DEMONSTRATION, "e": Author.ENVIRONMENT}
 # One letter a token, runs are segments; the advantage.
 RESPONSES = [
@@ -47,7 +47,7 @@ def experience(authors, advantage, *, name="q", behaviour=None, finish=FinishRea
         text="",
         answer=Answer(text=None, thinking=None, value=None),
         finish_reason=finish,
-        sampling_params=LAW,
+        sampling_params=PARAMS,
         is_correct=RIGHT.get(authors),
     )
     return Experience(rollout=rollout, advantage=advantage)
@@ -93,7 +93,7 @@ def slow(options, experiences, scores):
         for part in (options.kl, options.entropy, options.sft_loss)
     }
     logps, entropies = scores.logprobs_N.double(), scores.entropies_N.double()
-    at, responses, taught, imitated = 0, [], [], []
+    at, responses, trained_on, imitated = 0, [], [], []
     for each in experiences:
         tokens, triggered = [], False
         for segment in each.rollout.segments:
@@ -107,12 +107,12 @@ def slow(options, experiences, scores):
                     ):
                         imitated.append(at)
                 if segment.author is Author.DEMONSTRATION:
-                    taught.append(at)
+                    trained_on.append(at)
                 at += segment.author in (Author.POLICY, Author.DEMONSTRATION)
         if tokens:
             responses.append((each, tokens))
     total_tokens = sum(len(tokens) for _, tokens in responses)
-    loss = -sum(logps[t] for t in taught) / len(taught)
+    loss = -sum(logps[t] for t in trained_on) / len(trained_on)
     if imitated:
         loss = loss - factor[options.sft_loss] * sum(logps[t] for t in imitated) / len(imitated)
     for each, tokens in responses:
@@ -125,7 +125,7 @@ def slow(options, experiences, scores):
             share = {
                 "token": 1 / total_tokens,
                 "sequence": 1 / (len(responses) * len(tokens)),
-                "fixed": 1 / (len(responses) * (options.fixed_length or LAW.max_new_tokens)),
+                "fixed": 1 / (len(responses) * (options.fixed_length or PARAMS.max_new_tokens)),
             }[options.aggregation]
             loss = loss + share * term
     return loss
@@ -206,20 +206,20 @@ def test_every_objective_equals_its_slow_version_however_it_is_cut(options, repl
     if objective.has_entropy_bonus:
         assert distance(whole.entropies_N.grad, slowly.entropies_N.grad) < GRADIENTS
 
-    at, losses, slopes, summed = 0, [], [], {}
+    at, losses, gradients, summed = 0, [], [], {}
     for each, width in zip(experiences, widths, strict=True):
         part = taken(scores, objective.needs_reference, at, at + width)
         one, said = objective([each], part, counts, step=STEP)
         if one.requires_grad:
             one.backward()
         losses.append(one.item())
-        slopes.append(part.logprobs_N.grad if part.logprobs_N.grad is not None else torch.zeros(width))
+        gradients.append(part.logprobs_N.grad if part.logprobs_N.grad is not None else torch.zeros(width))
         for name, value in said.items():
             joined = {"max": max, "min": min}.get(name[-3:], operator.add)
             summed[name] = joined(summed[name], value) if name in summed else value
         at += width
     assert sum(losses) == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
-    assert distance(torch.cat(slopes), whole.logprobs_N.grad) < GRADIENTS
+    assert distance(torch.cat(gradients), whole.logprobs_N.grad) < GRADIENTS
     assert summed == pytest.approx(metrics, rel=1e-4)
 
 
@@ -290,15 +290,15 @@ def distance(a, b):
 def test_every_setting_matters(name):
     """Or the comparison above would prove little."""
     experiences, scores, _ = problem()
-    slopes = []
+    gradients = []
     for options in (LOSSES[name], LossConfig()):
         objective = Objective(options, STEPS)
         part = taken(scores, objective.needs_reference)
         objective(experiences, part, objective.count_denominators(experiences), step=STEP)[0].backward()
-        slopes.append(torch.cat([part.logprobs_N.grad, torch.zeros_like(part.logprobs_N)]))
+        gradients.append(torch.cat([part.logprobs_N.grad, torch.zeros_like(part.logprobs_N)]))
         if part.entropies_N.grad is not None:
-            slopes[-1][len(part.logprobs_N) :] = part.entropies_N.grad
-    assert distance(*slopes) > 5e-3
+            gradients[-1][len(part.logprobs_N) :] = part.entropies_N.grad
+    assert distance(*gradients) > 5e-3
 
 
 def test_counts():
@@ -359,7 +359,7 @@ def test_who_teaches():
 
 
 @pytest.mark.parametrize(("authors", "teaches"), [("ppttppp", True), ("tpp", False), ("pp", False)])
-def test_a_second_look_that_ended_right_is_imitated_though_its_whole_group_was(authors, teaches):
+def test_a_continuation_that_ended_right_is_imitated_though_its_whole_group_was(authors, teaches):
     """Where all are right no advantage is left, and the verdict still counts."""
     each = experience(authors, 0.0)
     assert Objective(LossConfig(sft_loss=SftLossConfig(coef=0.1)), STEPS).has_gradient(each) is teaches

@@ -51,12 +51,12 @@ ORDERS = {
 @pytest.mark.parametrize("name", ORDERS)
 def test_a_cursor_means_the_same_row_however_it_is_reached(name):
     order = ids(ORDERS[name]().take(0, 2300))
-    pieces, cursor = [], 0
+    pieces, position = [], 0
     one = ORDERS[name]()
     for size in (1, 4, 0, 45, 50, 900, 1, 1299):
-        assert ids(ORDERS[name]().take(cursor, size)) == order[cursor : cursor + size]  # as after a restart
-        pieces += ids(one.take(cursor, size))
-        cursor += size
+        assert ids(ORDERS[name]().take(position, size)) == order[position : position + size]  # as after a restart
+        pieces += ids(one.take(position, size))
+        position += size
     assert pieces == order
     assert [ids(one.take(at, 2)) for at in (700, 0, 49, 50, 2298)] == [
         order[at : at + 2] for at in (700, 0, 49, 50, 2298)

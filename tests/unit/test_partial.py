@@ -19,9 +19,9 @@ def world(tiny):
 
 
 @pytest.fixture(scope="module")
-def law(world):
+def params(world):
     """Stop strings end some responses of a model of random weights early."""
-    return replace(world.law, max_new_tokens=LONGEST, stop=tuple("eaiou"))
+    return replace(world.params, max_new_tokens=LONGEST, stop=tuple("eaiou"))
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def prompts(world):
     return [world.processor.build(sample) for sample in world.samples[:6]]
 
 
-def partial_rollouts(world, law, *, sampler=None, **options):
+def partial_rollouts(world, params, *, sampler=None, **options):
     options = {"chunk_tokens": 3, "groups_per_step": 6, **options}
-    return PartialRollouts(sampler=sampler or world.sampler(), group_size=GROUP, sampling_params=law, **options)
+    return PartialRollouts(sampler=sampler or world.sampler(), group_size=GROUP, sampling_params=params, **options)
 
 
 def ended(rollout):
@@ -42,8 +42,8 @@ def digests(groups):
     return [group[0].prompt.digest for group in groups]
 
 
-def test_every_response_is_completed_if_all_groups_are_wanted(world, law, prompts):
-    answers = partial_rollouts(world, law).generate(prompts, step=0)
+def test_every_response_is_completed_if_all_groups_are_wanted(world, params, prompts):
+    answers = partial_rollouts(world, params).generate(prompts, step=0)
     assert answers.unfinished == ()
     assert digests(answers.groups) == [prompt.digest for prompt in prompts]
     rollouts = [rollout for group in answers.groups for rollout in group]
@@ -53,8 +53,8 @@ def test_every_response_is_completed_if_all_groups_are_wanted(world, law, prompt
     assert [r.index for r in answers.groups[0]] == list(range(GROUP))
 
 
-def test_greedy_chunks_equal_greedy_whole_responses(world, law, prompts):
-    greedy = replace(law, temperature=0.0)
+def test_greedy_chunks_equal_greedy_whole_responses(world, params, prompts):
+    greedy = replace(params, temperature=0.0)
     whole = world.sampler().generate(prompts, 1, greedy, step=0)
     parts = PartialRollouts(
         sampler=world.sampler(), group_size=1, sampling_params=greedy, chunk_tokens=5, groups_per_step=6
@@ -65,9 +65,9 @@ def test_greedy_chunks_equal_greedy_whole_responses(world, law, prompts):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3])
-def test_a_stop_string_may_lie_across_chunks(world, law, prompts, chunk):
+def test_a_stop_string_may_lie_across_chunks(world, params, prompts, chunk):
     """What completes it ends the response, as where nothing is cut."""
-    greedy = replace(law, temperature=0.0, stop=())
+    greedy = replace(params, temperature=0.0, stop=())
     free = [rollout.segments[0].token_ids for (rollout,) in world.sampler().generate(prompts, 1, greedy, step=0)]
     across = {world.processor.decode(ids[n : n + 3])[1:-1] for ids in free for n in (1, 2, 3)}
     stopping = replace(greedy, stop=tuple(sorted(text for text in across if len(text) > 2 and text.isascii())))
@@ -84,9 +84,9 @@ def test_a_stop_string_may_lie_across_chunks(world, law, prompts, chunk):
     assert FinishReason.STOP in {rollout.finish_reason for (rollout,) in whole}
 
 
-def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights(world, law, prompts):
+def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights(world, params, prompts):
     sampler = world.sampler()
-    step = partial_rollouts(world, law, sampler=sampler, groups_per_step=2)
+    step = partial_rollouts(world, params, sampler=sampler, groups_per_step=2)
     first = step.generate(prompts, step=0)
     assert 2 <= len(first.groups) < 6
     assert len(first.groups) + len(first.unfinished) == 6
@@ -106,16 +106,16 @@ def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights
             assert whole.segments[: len(cut.segments)] == cut.segments  # what was drawn stays, with its log-probs
 
 
-def test_a_budget_ends_a_step_once_a_group_is_complete(world, law, prompts):
-    free = partial_rollouts(world, law).generate(prompts, step=0)
-    tight = partial_rollouts(world, law, token_budget=1).generate(prompts, step=0)
+def test_a_budget_ends_a_step_once_a_group_is_complete(world, params, prompts):
+    free = partial_rollouts(world, params).generate(prompts, step=0)
+    tight = partial_rollouts(world, params, token_budget=1).generate(prompts, step=0)
     assert 1 <= len(tight.groups) < len(free.groups)
 
 
-def test_unfinished_groups_survive_a_checkpoint(world, law, prompts):
-    unfinished = partial_rollouts(world, law, groups_per_step=1).generate(prompts, step=0).unfinished
+def test_unfinished_groups_survive_a_checkpoint(world, params, prompts):
+    unfinished = partial_rollouts(world, params, groups_per_step=1).generate(prompts, step=0).unfinished
     assert unfinished
     again = loads(dumps(TrainingState(unfinished=unfinished)), TrainingState).unfinished
     assert again == unfinished
-    step = partial_rollouts(world, law)
+    step = partial_rollouts(world, params)
     assert step.generate([], step=1, unfinished=again) == step.generate([], step=1, unfinished=unfinished)

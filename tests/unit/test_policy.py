@@ -176,7 +176,7 @@ def test_frozen_roles_have_exactly_no_gradient(tiny, family, freeze):
     world = tiny(family)
     policy = Policy(world.policy.model, freeze=freeze)
     prompt = world.processor.build(world.samples[0])
-    rollout = world.sampler().generate([prompt], 1, world.law, step=0)[0][0]
+    rollout = world.sampler().generate([prompt], 1, world.params, step=0)[0][0]
     batch = collate([[Experience(rollout=rollout, advantage=1.0)]], world.processor, pad_id=world.eos_id)
     policy.compute_logprobs(batch).logprobs_N.sum().backward()
     moved = {
@@ -207,10 +207,10 @@ def test_truncation_keeps_what_transformers_keeps(top_k, top_p):
         kept = TopKLogitsWarper(top_k)(None, kept)
     if top_p < 1:
         kept = TopPLogitsWarper(top_p)(None, kept)
-    law = SamplingParams(top_k=top_k, top_p=top_p, max_new_tokens=1)
+    params = SamplingParams(top_k=top_k, top_p=top_p, max_new_tokens=1)
     uniforms = torch.linspace(0, 1 - 1e-9, 400, dtype=torch.float64)
     for row, allowed in zip(torch.log_softmax(logits, -1), kept, strict=True):
-        drawn = set(sample_tokens(row.expand(400, -1), law, uniforms).tolist())
+        drawn = set(sample_tokens(row.expand(400, -1), params, uniforms).tolist())
         assert drawn <= set(torch.isfinite(allowed).nonzero().flatten().tolist())
         if top_k <= 4 and top_p > 0.6:
             assert len(drawn) > 1 or torch.isfinite(allowed).sum() == 1

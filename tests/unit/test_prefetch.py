@@ -36,9 +36,9 @@ class Rows:
     def __init__(self, rows):
         self.rows, self.taken = rows, 0
 
-    def take(self, cursor, count):
-        self.taken = max(self.taken, cursor + count)
-        return self.rows[cursor : cursor + count]
+    def take(self, position, count):
+        self.taken = max(self.taken, position + count)
+        return self.rows[position : position + count]
 
 
 @contextmanager
@@ -61,9 +61,9 @@ def test_any_number_of_processes_gives_the_same_bytes(tiny, monkeypatch, count):
         ahead(order, plain) as here,
         ahead(order, processor, work=world.fresh().encode, count=count) as there,
     ):
-        for cursor in (0, 5, 10, 3):  # the last one a return, which nobody could foresee
-            samples = there.take(cursor, 5)
-            assert samples == here.take(cursor, 5) == order.take(cursor, 5)
+        for position in (0, 5, 10, 3):  # the last one a return, which nobody could foresee
+            samples = there.take(position, 5)
+            assert samples == here.take(position, 5) == order.take(position, 5)
             for one in samples:
                 prompt = processor.build(one)
                 assert prompt == plain.build(one)
@@ -81,9 +81,9 @@ def test_processes_are_one_step_ahead_and_no_more(tiny):
     order = Rows([replace(one, id=f"{one.id}-{i}") for i in range(3) for one in world.samples])
     processor = world.fresh()
     with ahead(order, processor, work=world.fresh().encode, count=1) as source:
-        for cursor in (0, 4, 8):
-            assert len(source.take(cursor, 4)) == 4
-            assert order.taken == cursor + 8
+        for position in (0, 4, 8):
+            assert len(source.take(position, 4)) == 4
+            assert order.taken == position + 8
     with ahead(Rows(order.rows), processor) as source:
         source.take(0, 4)
         assert source._order.taken == 4
@@ -97,11 +97,11 @@ def test_what_a_step_leaves_of_the_rows_ahead_is_there_for_the_next(tiny, monkey
     monkeypatch.setattr(WorkerPool, "submit", lambda self, one: opened.append(one.id) or submit(self, one))
     order = CachedOrder(StreamingOrder(lambda: passes.append(1) or rows, buffer=1, seed=0))
     with ahead(order, world.fresh(), work=world.fresh().encode, count=1) as source:
-        cursor, taken = 0, []
+        position, taken = 0, []
         for count in (6, 2, 5, 6, 1, 4):
-            taken += source.take(cursor, count)
-            cursor += count
-            assert len(opened) == cursor + 6
+            taken += source.take(position, count)
+            position += count
+            assert len(opened) == position + 6
     assert [one.id for one in taken] == [one.id for one in rows[:24]]
     assert opened == [one.id for one in rows[:30]]
     assert len(passes) == 1
@@ -285,9 +285,9 @@ def test_memory_stays_flat_over_ten_thousand_streamed_samples(tiny, monkeypatch)
     processor = world.fresh()
     with ahead(StreamingOrder(rows, buffer=100, seed=0), processor) as source:
         taken, start = 0, 0
-        for cursor in range(0, 10_000, 50):
-            taken += len(source.take(cursor, 50))
-            start = resident_bytes() if cursor == 1000 else start
+        for position in range(0, 10_000, 50):
+            taken += len(source.take(position, 50))
+            start = resident_bytes() if position == 1000 else start
     assert taken == 10_000
     assert resident_bytes() - start < 20_000_000
 

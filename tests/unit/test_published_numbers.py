@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from scoring import constant, judge_of, rollout, scored, term
+from scoring import constant, make_scorer, rollout, scored, term
 
 from mmrl.algo.losses import estimate_kl
 from mmrl.algo.select_experiences import rejection_reason
@@ -24,7 +24,7 @@ def of(value, name, **options):
 
 
 def total(*terms):
-    return scored(judge_of(*terms), rollout("")).total
+    return scored(make_scorer(*terms), rollout("")).total
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_vl_rethinker(waits, answer, expected):
 
     Departure: beyond five waits the fine stays as it is, where the code pays -0.1.
     """
-    judge = judge_of(
+    judge = make_scorer(
         term(number.exact),
         term(reasoning.reflection, weight=0.1, requires="number"),
         term(format.tags, transform={"rescale_to": [-0.1, 0.0]}),
@@ -91,10 +91,10 @@ def test_table2latex():
 
 def test_gates_in_a_circle_are_refused():
     with pytest.raises(UserError, match="term 'a': its requirements lead in a circle: a -> b -> c -> a"):
-        judge_of(of(1, "a", requires="b"), of(1, "b", requires="c"), of(1, "c", requires="a"))
+        make_scorer(of(1, "a", requires="b"), of(1, "b", requires="c"), of(1, "c", requires="a"))
     with pytest.raises(UserError, match="it requires 'd', which is no other term"):
-        judge_of(of(1, "a", requires="b"), of(1, "b", requires="d"))
-    judge_of(of(1, "a", requires="b"), of(1, "b", requires="c"), of(1, "c"), of(1, "d", requires="c"))
+        make_scorer(of(1, "a", requires="b"), of(1, "b", requires="d"))
+    make_scorer(of(1, "a", requires="b"), of(1, "b", requires="c"), of(1, "c"), of(1, "d", requires="c"))
 
 
 def test_pass_at_2_of_four_of_which_two_are_right():
@@ -109,7 +109,7 @@ def test_a_log_difference_of_20_is_clamped_to_11_before_exp():
 
 
 def test_a_group_that_differs_in_format_alone_is_left_out_by_a_filter_on_accuracy():
-    judge = judge_of(term(number.exact), term(format.tags, weight=0.5))
+    judge = make_scorer(term(number.exact), term(format.tags, weight=0.5))
     texts = ["<answer>3</answer>", "So <answer>3</answer>"]
     (group,) = judge.score_groups([[rollout(text, index=index) for index, text in enumerate(texts)]], step=0)
     assert group.totals == (1.5, 1.0)

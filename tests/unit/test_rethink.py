@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from scoring import judge_of, term
+from scoring import make_scorer, term
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import GenerateConfig, RethinkConfig, RethinkTriggerConfig
@@ -38,7 +38,7 @@ def world(tiny):
 def first_responses(world):
     """Groups of responses that ended themselves, one of each group aside; with EOS after a token or more."""
     prompts = [world.processor.build(sample) for sample in world.samples[:3]]
-    groups = world.sampler().generate(prompts, GROUP, replace(world.law, max_new_tokens=5), step=0)
+    groups = world.sampler().generate(prompts, GROUP, replace(world.params, max_new_tokens=5), step=0)
     return RolloutBatch(groups=tuple((*map(end_early(world), group[1:]), group[0]) for group in groups))
 
 
@@ -57,9 +57,9 @@ def rethink(world, *, stop=(), **options) -> ForcedRethink:
     settings = RethinkConfig(kind="rethink", correct=("even",), **options)
     context = RolloutContext(
         sampler=world.sampler(),
-        scorer=judge_of(term(even)),
+        scorer=make_scorer(term(even)),
         processor=world.processor,
-        sampling_params=replace(world.law, stop=stop),
+        sampling_params=replace(world.params, stop=stop),
         group_size=GROUP,
         groups_per_step=1,
         seed=0,
@@ -70,12 +70,12 @@ def rethink(world, *, stop=(), **options) -> ForcedRethink:
 
 
 def verdicts(world, rollouts):
-    return CorrectnessCheck(scorer=judge_of(term(even)), correct_terms=("even",), threshold=1.0)(rollouts)
+    return CorrectnessCheck(scorer=make_scorer(term(even)), correct_terms=("even",), threshold=1.0)(rollouts)
 
 
 def test_a_continuation_is_first_response_then_trigger_then_new_tokens(world, first_responses):
     found = rethink(world, temperature=0.7)(first_responses, step=0)
-    forced = tokenize_trigger(" Wait.", world.processor, world.law.banned_token_ids)
+    forced = tokenize_trigger(" Wait.", world.processor, world.params.banned_token_ids)
     for before, after in zip(first_responses.groups, found.groups, strict=True):
         assert after[-1] is before[-1] or after[-1].parent_index == before[-1].index
         for first_response, continuation in zip(before[:-1], after[:-1], strict=True):
@@ -99,7 +99,7 @@ def test_a_continuation_is_first_response_then_trigger_then_new_tokens(world, fi
 def test_extending_a_continuation_clears_its_verdict(world, first_responses):
     continuation = rethink(world)(first_responses, step=0).groups[0][0]
     assert continuation.is_correct is not None
-    (longer,) = world.sampler().extend([continuation], world.law, step=0)
+    (longer,) = world.sampler().extend([continuation], world.params, step=0)
     assert longer.is_correct is None
 
 
@@ -129,7 +129,7 @@ def test_truncated_responses_and_long_ones_are_not_continued(world, first_respon
         )
     )
     assert rethink(world)(cut, step=0).groups == cut.groups
-    room = world.law.max_new_tokens - 3
+    room = world.params.max_new_tokens - 3
     found = rethink(world, min_free_tokens=room)(first_responses, step=0)
     for before, after in zip(first_responses.groups, found.groups, strict=True):
         for first_response, continuation in zip(before[:-1], after[:-1], strict=True):
@@ -233,7 +233,7 @@ def answered(world, text, *, ended=True):
     """Return a first response with this text."""
     prompt = world.processor.build(world.samples[0])
     ids = (*world.processor.tokenizer(text).input_ids, *([world.eos_id] if ended else []))
-    (rollout,) = world.sampler().generate([prompt], 1, world.law, step=0)[0]
+    (rollout,) = world.sampler().generate([prompt], 1, world.params, step=0)[0]
     segment = replace(rollout.segments[0], token_ids=ids, logprobs=(-1.0,) * len(ids))
     return world.processor.parse_rollout(replace(rollout, segments=(segment,), finish_reason=FinishReason.EOS))
 
@@ -304,11 +304,11 @@ def test_a_cut_never_divides_a_character(world):
 )
 def test_triggers_with_forbidden_tokens_are_refused(world, text, complaint):
     with pytest.raises(UserError, match=complaint):
-        tokenize_trigger(text, world.processor, world.law.banned_token_ids)
+        tokenize_trigger(text, world.processor, world.params.banned_token_ids)
 
 
 def test_a_sample_without_applicable_reward_term_is_named(world, first_responses):
-    blind = CorrectnessCheck(scorer=judge_of(term(even)), correct_terms=("accuracy",), threshold=1.0)
+    blind = CorrectnessCheck(scorer=make_scorer(term(even)), correct_terms=("accuracy",), threshold=1.0)
     with pytest.raises(UserError, match=r"correct: \[accuracy\].* says whether sample .* is right; there is even"):
         blind(first_responses.groups[0])
 

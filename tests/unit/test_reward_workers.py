@@ -80,12 +80,12 @@ OFTEN = ["hang", "exit", "crash", "raise", "quit", "none", "unscorable"]
 
 
 @pytest.fixture
-def judge_of(tmp_path):
+def make_scorer(tmp_path):
     """Builds a judge of rewards in a file; its workers end with the test."""
     (tmp_path / "moody.py").write_text(REWARDS)
     judges = []
 
-    def judge_of(*names, options=None, **judging):
+    def make_scorer(*names, options=None, **judging):
         loads = [partial(registry.load_bound_reward, f"./moody.py:{name}", tmp_path, {}) for name in names]
         bound = [
             BoundTerm(name=name, reward=load(), load_reward=load, options=as_read(options or {}))
@@ -94,7 +94,7 @@ def judge_of(tmp_path):
         judges.append(RewardFunctionScorer(bound, ScoringConfig(**{"on_error": "skip", "timeout_s": 60.0} | judging)))
         return judges[-1]
 
-    yield judge_of
+    yield make_scorer
     for judge in judges:
         judge.close()
 
@@ -112,18 +112,18 @@ def shown(groups):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_workers_change_no_score_no_reason_no_order(judge_of, workers):
+def test_workers_change_no_score_no_reason_no_order(make_scorer, workers):
     texts = [f"{'x' * (index % 11)}{index}" for index in range(200)] + ["raise", "quit", "none", "unscorable"]
     texts += ["", " ", "\ud800", "\x00\x1b", "é" * 100_000]
-    here = judge_of("moody").score_groups(groups_of(texts), step=0)
-    there = judge_of("moody", workers=workers).score_groups(groups_of(texts), step=0)
+    here = make_scorer("moody").score_groups(groups_of(texts), step=0)
+    there = make_scorer("moody", workers=workers).score_groups(groups_of(texts), step=0)
     assert shown(there) == shown(here)
     assert sum(len(group.dropped) for group in here) == 4
     assert [r.text for group in there for r in group.all_rollouts if r.text not in OFTEN] == texts[:200] + texts[204:]
 
 
-def test_a_call_that_hangs_or_dies_costs_itself_alone(judge_of):
-    judge = judge_of("moody", workers=2, timeout_s=2.0)
+def test_a_call_that_hangs_or_dies_costs_itself_alone(make_scorer):
+    judge = make_scorer("moody", workers=2, timeout_s=2.0)
     texts = ["a", "hang", "b", "exit", "c", "spin", "d", "crash", *"efghijkl"]
     (group,) = judge.score_groups(groups_of(texts, size=len(texts)), step=0)
     found = {skip.rollout.text: skip.failures["moody"] for skip in group.dropped}
@@ -138,9 +138,9 @@ def test_a_call_that_hangs_or_dies_costs_itself_alone(judge_of):
     assert len(judge.score_groups(groups_of(["again"]), step=0)[0].scores) == 1
 
 
-def test_many_hangers_are_stopped_side_by_side(judge_of, tmp_path):
+def test_many_hangers_are_stopped_side_by_side(make_scorer, tmp_path):
     texts = ["hang" if index % 25 == 7 else "fine" for index in range(200)]
-    judge = judge_of("moody", workers=4, timeout_s=2.0)
+    judge = make_scorer("moody", workers=4, timeout_s=2.0)
     judge.score_groups(groups_of(["fine"]), step=0)
     groups = judge.score_groups(groups_of(texts), step=0)
     begun = [float(line) for line in (tmp_path / "moody.py.hung").read_text().split()]
@@ -150,11 +150,11 @@ def test_many_hangers_are_stopped_side_by_side(judge_of, tmp_path):
     assert sum(len(group.scores) for group in groups) == 192
 
 
-def test_what_has_a_deadline_never_runs_in_this_process(judge_of):
-    (group,) = judge_of("wary").score_groups(groups_of(["hang", "fine"]), step=0)
+def test_what_has_a_deadline_never_runs_in_this_process(make_scorer):
+    (group,) = make_scorer("wary").score_groups(groups_of(["hang", "fine"]), step=0)
     assert [list(skip.failures) for skip in group.dropped] == [["wary"]]
     for options, elsewhere in (({"timeout_s": 5.0}, True), ({}, False)):
-        (group,) = judge_of("pid", options=options).score_groups(groups_of(["x"]), step=0)
+        (group,) = make_scorer("pid", options=options).score_groups(groups_of(["x"]), step=0)
         assert (group.scores[0].terms["pid"].reason.split()[0] != str(os.getpid())) is elsewhere
 
 
@@ -184,15 +184,17 @@ def test_what_is_made_to_hang_a_verifier_costs_its_deadline(fn, args, target, ha
     assert [skip.failures["v"].error_kind for skip in group.dropped] == [RewardErrorKind.TIMEOUT]
 
 
-def test_a_terms_deadline_wins_over_the_rewards(judge_of):
-    (group,) = judge_of("wary", options={"timeout_s": 3.0}, timeout_s=100.0).score_groups(groups_of(["hang"]), step=0)
+def test_a_terms_deadline_wins_over_the_rewards(make_scorer):
+    (group,) = make_scorer("wary", options={"timeout_s": 3.0}, timeout_s=100.0).score_groups(
+        groups_of(["hang"]), step=0
+    )
     assert group.dropped[0].failures["wary"].reason == "took more than 3 s"
 
 
-def test_workers_are_other_processes_without_torch_and_with_one_thread_each(judge_of):
+def test_workers_are_other_processes_without_torch_and_with_one_thread_each(make_scorer):
     torch = pytest.importorskip("torch")
     assert torch.__name__ in sys.modules
-    groups = judge_of("pid", workers=2).score_groups(groups_of(["x"] * 64), step=0)
+    groups = make_scorer("pid", workers=2).score_groups(groups_of(["x"] * 64), step=0)
     said = {score.terms["pid"].reason.split(" ", 1)[1] for group in groups for score in group.scores}
     pids = {score.terms["pid"].reason.split()[0] for group in groups for score in group.scores}
     assert said == {"False 1"}
@@ -200,16 +202,16 @@ def test_workers_are_other_processes_without_torch_and_with_one_thread_each(judg
     assert 1 <= len(pids) <= 2
 
 
-def test_what_a_first_call_loads_is_no_reason_to_stop_it(judge_of):
+def test_what_a_first_call_loads_is_no_reason_to_stop_it(make_scorer):
     sample = Sample(id="s", task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=3))
-    judge = judge_of("slow_start")
+    judge = make_scorer("slow_start")
     judge.check_samples([sample], GRAMMAR)
     assert judge.score_groups(groups_of(["x", "y"]), step=0)[0].totals == (1.0, 1.0)
 
 
-def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(judge_of):
+def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(make_scorer):
     fine = Sample(id="f", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="fine"))
-    judge = judge_of("wary")
+    judge = make_scorer("wary")
     judge.check_samples([fine], GRAMMAR)
     with pytest.raises(RewardError, match=r"reward 'wary' on sample 'h' \(task 't'\): took more than 2 s"):
         judge.check_samples(
@@ -217,25 +219,25 @@ def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(
         )
 
 
-def test_a_reward_that_hangs_at_its_first_call_is_named(judge_of, monkeypatch):
+def test_a_reward_that_hangs_at_its_first_call_is_named(make_scorer, monkeypatch):
     monkeypatch.setattr("mmrl.scoring.scorer._STARTUP_TIMEOUT_S", 10.0)
     sample = Sample(id="h", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="hang"))
     with pytest.raises(RewardError, match="hung while scoring sample 'h' with reward 'wary': more than 10 s"):
-        judge_of("wary").check_samples([sample], GRAMMAR)
+        make_scorer("wary").check_samples([sample], GRAMMAR)
 
 
-def test_a_reward_that_does_not_load_elsewhere_is_named(judge_of, tmp_path):
-    judge = judge_of("moody", workers=1)
+def test_a_reward_that_does_not_load_elsewhere_is_named(make_scorer, tmp_path):
+    judge = make_scorer("moody", workers=1)
     (tmp_path / "moody.py").write_text("raise RuntimeError('no longer there')")
     with pytest.raises(RewardError, match="a process for rewards died while loading reward 'moody'"):
         judge.score_groups(groups_of(["x"]), step=0)
 
 
-def test_a_sample_that_cannot_be_sent_is_named(judge_of):
+def test_a_sample_that_cannot_be_sent_is_named(make_scorer):
     sample = Sample(
         id="odd", task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=3), meta={"f": lambda: 0}
     )
-    judge = judge_of("moody", workers=1)
+    judge = make_scorer("moody", workers=1)
     with pytest.raises(UserError, match="cannot send samples odd to a worker process"):
         judge.score_groups([[rollout("x", sample)]], step=0)
     assert judge.score_groups(groups_of(["x"]), step=0)[0].totals == (1 / 7,)
@@ -246,8 +248,8 @@ def children(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
-def test_no_process_outlives_the_judge(judge_of):
-    judge = judge_of("pid", workers=2)
+def test_no_process_outlives_the_judge(make_scorer):
+    judge = make_scorer("pid", workers=2)
     groups = judge.score_groups(groups_of(["x"] * 64), step=0)
     pids = {int(score.terms["pid"].reason.split()[0]) for group in groups for score in group.scores}
     assert all(alive(pid) for pid in pids)
@@ -256,7 +258,7 @@ def test_no_process_outlives_the_judge(judge_of):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
-def test_no_process_outlives_a_run_that_is_killed_in_the_middle_of_a_call(judge_of, tmp_path):
+def test_no_process_outlives_a_run_that_is_killed_in_the_middle_of_a_call(make_scorer, tmp_path):
     script = tmp_path / "run.py"
     script.write_text(f"""
 import sys
@@ -291,8 +293,8 @@ def alive(pid):
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-def test_an_interruption_ends_the_workers_and_the_judge_can_go_on(judge_of, monkeypatch):
-    judge = judge_of("moody", workers=1)
+def test_an_interruption_ends_the_workers_and_the_judge_can_go_on(make_scorer, monkeypatch):
+    judge = make_scorer("moody", workers=1)
     judge.score_groups(groups_of(["fine"]), step=0)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("mmrl.scoring.scorer._read_outcomes", interrupted)

@@ -80,14 +80,14 @@ def inverse(order):
 
 def slow_neighbours(target, answer, says, rows, columns):
     """Lays the tiles out as pictures whose pixels say where they belong, and looks at every seam."""
-    homes = {}  # tile shown -> (row, column) in the photograph
+    placement = {}  # tile shown -> (row, column) in the photograph
     for a, b in enumerate(target, start=1):
         tile, home = (b, a) if says == "tiles" else (a, b)
-        homes[tile] = divmod(home - 1, columns)
+        placement[tile] = divmod(home - 1, columns)
     photograph = np.zeros((rows, columns, 2), dtype=int)
     for a, b in enumerate(answer, start=1):
         tile, place = (b, a) if says == "tiles" else (a, b)
-        photograph[divmod(place - 1, columns)] = homes[tile]
+        photograph[divmod(place - 1, columns)] = placement[tile]
     beside = (photograph[:, 1:] - photograph[:, :-1] == (0, 1)).all(-1)
     below = (photograph[1:] - photograph[:-1] == (1, 0)).all(-1)
     return (beside.sum() + below.sum()) / (beside.size + below.size)

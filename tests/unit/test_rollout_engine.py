@@ -41,9 +41,11 @@ def held(weights) -> dict:
 def test_a_request_states_all_sampling_parameters(tiny):
     world = tiny()
     prompt = world.processor.build(world.samples[0])
-    law = SamplingParams(temperature=0.7, top_p=0.9, top_k=4, banned_token_ids=(3, 5), stop=("</a>",), max_new_tokens=9)
+    params = SamplingParams(
+        temperature=0.7, top_p=0.9, top_k=4, banned_token_ids=(3, 5), stop=("</a>",), max_new_tokens=9
+    )
     asked = GenerationRequest(
-        rollout=empty_rollout(prompt, 0, law), num_samples=4, seed=17, sampling_params=law
+        rollout=empty_rollout(prompt, 0, params), num_samples=4, seed=17, sampling_params=params
     ).to_vllm_params(eos_id=2)
     assert asked == {
         "n": 4,
@@ -118,18 +120,18 @@ def test_an_adapter_is_sent_merged_and_the_model_stays_as_it_is(tiny, dora):
 def test_sequences_beyond_the_engines_limit_are_refused_by_name(tiny):
     world = tiny()
     prompt = world.processor.build(world.samples[2])
-    law = replace(world.law, max_new_tokens=10)
-    room = len(prompt.token_ids) + law.max_new_tokens
+    params = replace(world.params, max_new_tokens=10)
+    room = len(prompt.token_ids) + params.max_new_tokens
     sampler = EngineSampler(
         WeightPublisher(None, lambda engine: None), world.processor, max_model_len=room - 1, salt=()
     )
     refusal = f"sample text-only: {len(prompt.token_ids)} tokens, and 10 more, are beyond the {room - 1}"
     with pytest.raises(UserError, match=refusal):
-        sampler.generate([prompt], 1, law, step=0)
-    drawn = empty_rollout(prompt, 0, law)
+        sampler.generate([prompt], 1, params, step=0)
+    drawn = empty_rollout(prompt, 0, params)
     said = Segment(token_ids=(5, 6), logprobs=(0.0, 0.0), author=Author.ENVIRONMENT)
     with pytest.raises(UserError, match=f"{len(prompt.token_ids) + 2} tokens, and 8 more"):
-        sampler.extend([replace(drawn, segments=(said,))], replace(law, max_new_tokens=8), step=0)
+        sampler.extend([replace(drawn, segments=(said,))], replace(params, max_new_tokens=8), step=0)
 
 
 def test_another_model_is_recognized_by_its_norms(tiny):
@@ -173,14 +175,14 @@ def test_samples_are_grouped_by_modality(tiny):
 
 
 def logprob_check(world, policy, warnings, **options):
-    samples, law = world.samples, replace(world.law, temperature=0.7)
+    samples, params = world.samples, replace(world.params, temperature=0.7)
     options = LogprobCheckConfig(prompts_per_modality=1, **options)
     return LogprobCheck(
         world.sampler(),
         policy,
         world.processor,
         samples=samples,
-        sampling_params=law,
+        sampling_params=params,
         options=options,
         warn=warnings.append,
     )

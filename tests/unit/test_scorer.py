@@ -3,7 +3,7 @@
 from contextlib import closing
 
 import pytest
-from scoring import COUNT, FIND, GRAMMAR, constant, judge_of, rollout, scored, term
+from scoring import COUNT, FIND, GRAMMAR, constant, make_scorer, rollout, scored, term
 
 from mmrl.answer import ResponseFormat
 from mmrl.scoring import RewardError
@@ -33,7 +33,7 @@ def picky(response, sample) -> float:
 
 
 def test_the_total_is_the_weighted_sum_of_the_terms():
-    judge = judge_of(term(number.exact, weight=2.0), term(format.tags, weight=0.5))
+    judge = make_scorer(term(number.exact, weight=2.0), term(format.tags, weight=0.5))
     assert scored(judge, RIGHT).total == 2.5
     wrong = scored(judge, WRONG)
     assert wrong.total == 0.5
@@ -42,7 +42,7 @@ def test_the_total_is_the_weighted_sum_of_the_terms():
 
 
 def test_terms_apply_by_task():
-    judge = judge_of(
+    judge = make_scorer(
         term(number.exact, when={"task": ["count"]}), term(box.iou, when={"task": ["find"]}), term(format.tags)
     )
     assert set(scored(judge, RIGHT).terms) == {"number", "format"}
@@ -53,27 +53,27 @@ def test_terms_apply_by_columns_of_meta():
     hard = Sample(id="c2", task="count", parts=COUNT.parts, target=COUNT.target, meta={"source": "geo", "level": 5})
     by_source = term(number.exact, "by source", when={"source": ["geo", "clevr"], "task": ["count"]})
     by_level = term(number.exact, "by level", when={"level": ["4", "5"]})
-    judge = judge_of(by_source, by_level, term(format.tags))
+    judge = make_scorer(by_source, by_level, term(format.tags))
     assert set(scored(judge, rollout("", hard)).terms) == {"by source", "by level", "format"}
     assert set(scored(judge, RIGHT).terms) == {"format"}  # it has no such columns
 
 
 def test_a_box_is_compared_in_the_original_frame():
-    score = scored(judge_of(term(box.iou)), rollout("<answer>[0, 0, 5, 5]</answer>", FIND))
+    score = scored(make_scorer(term(box.iou)), rollout("<answer>[0, 0, 5, 5]</answer>", FIND))
     assert score.total == 1.0
     assert score.terms["iou"].reason == "IoU 1.00: [0, 0, 10, 10] vs [0, 0, 10, 10] px_original"
 
 
 def test_evaluation_leaves_out_what_only_shapes_training():
-    judge = judge_of(term(number.exact), term(format.tags, training_only=True))
+    judge = make_scorer(term(number.exact), term(format.tags, training_only=True))
     assert scored(judge, RIGHT).total == 2.0
     assert [score.total for score in judge.score_eval([RIGHT, WRONG])] == [1.0, 0.0]
     with pytest.raises(UserError, match=r"'c1' of task 'count', in evaluation"):
-        judge_of(term(format.tags, training_only=True)).score_eval([RIGHT])
+        make_scorer(term(format.tags, training_only=True)).score_eval([RIGHT])
 
 
 def test_judge_keeps_the_order_of_groups_and_siblings():
-    judge = judge_of(term(number.exact))
+    judge = make_scorer(term(number.exact))
     siblings = [rollout(f"<answer>{n}</answer>", index=n) for n in (2, 3)]
     groups = judge.score_groups([siblings, siblings[::-1]], step=0)
     assert [group.totals for group in groups] == [(0.0, 1.0), (1.0, 0.0)]
@@ -83,13 +83,13 @@ def test_judge_keeps_the_order_of_groups_and_siblings():
 
 def test_no_term_for_a_sample_is_the_users_mistake():
     with pytest.raises(UserError, match="no reward term applies to sample 'c1' of task 'count': see `when`"):
-        scored(judge_of(term(box.iou, when={"task": ["find"]})), RIGHT)
+        scored(make_scorer(term(box.iou, when={"task": ["find"]})), RIGHT)
 
 
 def test_two_terms_may_not_share_a_name():
     with pytest.raises(UserError, match="two reward terms are named 'number'"):
-        judge_of(term(number.exact), term(number.exact, args={"tolerance": 1}))
-    judge_of(term(number.exact), term(number.exact, "near", {"tolerance": 1}))
+        make_scorer(term(number.exact), term(number.exact, args={"tolerance": 1}))
+    make_scorer(term(number.exact), term(number.exact, "near", {"tolerance": 1}))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_two_terms_may_not_share_a_name():
 )
 def test_a_result_that_is_no_score_is_refused_by_name(result):
     with pytest.raises(RewardError) as caught:
-        scored(judge_of(term(constant(result))), rollout("<answer>3</answer>" + " " * 10_000))
+        scored(make_scorer(term(constant(result))), rollout("<answer>3</answer>" + " " * 10_000))
     message = str(caught.value)
     value = result.value if isinstance(result, RewardValue) else result
     assert f"reward 'odd' on sample 'c1' (task 'count'): returned {value!r}, not a number from 0 to 1" in message
@@ -107,13 +107,13 @@ def test_a_result_that_is_no_score_is_refused_by_name(result):
 
 def test_a_reason_is_text_and_of_a_length_that_a_person_reads():
     with pytest.raises(RewardError, match="gave the reason 3, which is not a string"):
-        scored(judge_of(term(constant(RewardValue(1.0, 3)))), RIGHT)
-    assert len(scored(judge_of(term(constant(RewardValue(1.0, "x" * 10**7)))), RIGHT).terms["odd"].reason) == 2003
+        scored(make_scorer(term(constant(RewardValue(1.0, 3)))), RIGHT)
+    assert len(scored(make_scorer(term(constant(RewardValue(1.0, "x" * 10**7)))), RIGHT).terms["odd"].reason) == 2003
 
 
 @pytest.mark.parametrize("result", [True, 1, 1.0, RewardValue(1.0, "")])
 def test_any_real_number_is_a_score(result):
-    score = scored(judge_of(term(constant(result))), rollout(""))
+    score = scored(make_scorer(term(constant(result))), rollout(""))
     assert score.terms["odd"] == RewardValue(1.0, "")
     assert type(score.total) is float
 
@@ -121,23 +121,25 @@ def test_any_real_number_is_a_score(result):
 @pytest.mark.parametrize("error", [ZeroDivisionError("oops"), RecursionError("oops"), SystemExit("oops")])
 def test_a_bug_in_a_reward_ends_the_run_and_is_named_with_its_place(error):
     with pytest.raises(RewardError, match=r"reward 'odd' on sample 'c1' .*: raised \w+: oops \(scoring.py:\d+\)"):
-        scored(judge_of(term(constant(error))), rollout(""))
+        scored(make_scorer(term(constant(error))), rollout(""))
 
 
 def test_an_interruption_is_no_failure_of_a_reward():
     with pytest.raises(KeyboardInterrupt):
-        scored(judge_of(term(constant(KeyboardInterrupt()))), RIGHT)
+        scored(make_scorer(term(constant(KeyboardInterrupt()))), RIGHT)
 
 
 def test_the_policy_to_stop_stops():
-    judge = judge_of(term(constant(Unscorable("broken"))), on_unscorable="stop")
+    judge = make_scorer(term(constant(Unscorable("broken"))), on_unscorable="stop")
     with pytest.raises(RewardError, match=r"reward 'odd' on sample 'c1' \(task 'count'\): broken"):
         scored(judge, rollout(""))
 
 
 def test_a_rollout_that_cannot_be_judged_leaves_its_group():
     silent = rollout("", index=2)
-    (group,) = judge_of(term(number.exact), term(picky), on_error="skip").score_groups([[WRONG, RIGHT, silent]], step=0)
+    (group,) = make_scorer(term(number.exact), term(picky), on_error="skip").score_groups(
+        [[WRONG, RIGHT, silent]], step=0
+    )
     assert group.rollouts == (RIGHT,)
     assert group.totals == (2.0,)
     assert group.dropped[1] == (silent, {"picky": RewardFailure(RewardErrorKind.UNSCORABLE, "nothing to judge")})
@@ -151,7 +153,7 @@ def test_a_rollout_that_cannot_be_judged_leaves_its_group():
 
 def test_the_policy_to_skip_the_group_takes_its_siblings_along_and_no_other_group():
     silent = rollout("", index=1)
-    judge = judge_of(term(picky), on_unscorable="skip_group")
+    judge = make_scorer(term(picky), on_unscorable="skip_group")
     skipped, kept = judge.score_groups([[RIGHT, silent], [RIGHT, RIGHT]], step=0)
     assert (skipped.rollouts, skipped.scores) == ((), ())
     assert skipped.prompt is RIGHT.prompt
@@ -162,14 +164,14 @@ def test_the_policy_to_skip_the_group_takes_its_siblings_along_and_no_other_grou
 @pytest.mark.parametrize(("options", "value"), [({}, -1.0), ({"fallback": 0.25}, 0.25)])
 def test_the_policy_to_fall_back_takes_the_terms_fallback_and_says_so(options, value):
     broken = constant(Unscorable("no verdict"), low=-1.0)
-    score = scored(judge_of(term(broken, weight=2.0, **options), on_unscorable="fallback"), RIGHT)
+    score = scored(make_scorer(term(broken, weight=2.0, **options), on_unscorable="fallback"), RIGHT)
     assert score.terms == {"odd": RewardValue(value, "fallback: no verdict")}
     assert score.total == 2.0 * value
     assert score.failures == {"odd": RewardFailure(RewardErrorKind.UNSCORABLE, "no verdict")}
 
 
 def test_each_fault_has_its_own_policy():
-    judge = judge_of(term(picky), on_error="fallback", on_unscorable="skip")
+    judge = make_scorer(term(picky), on_error="fallback", on_unscorable="skip")
     (group,) = judge.score_groups([[RIGHT, WRONG, rollout("", index=2)]], step=0)
     assert group.totals == (1.0, 0.0)
     assert len(group.dropped) == 1
@@ -177,11 +179,11 @@ def test_each_fault_has_its_own_policy():
 
 @pytest.mark.parametrize("policy", ["skip", "skip_group", "fallback"])
 def test_evaluation_skips_nothing_so_that_two_looks_compare(policy):
-    scores = judge_of(term(picky), on_unscorable=policy).score_eval([RIGHT, rollout("")])
+    scores = make_scorer(term(picky), on_unscorable=policy).score_eval([RIGHT, rollout("")])
     assert [score.total for score in scores] == [1.0, 0.0]
     assert scores[1].failures.keys() == {"picky"}
     with pytest.raises(RewardError, match="raised ZeroDivisionError"):
-        judge_of(term(picky), on_unscorable=policy).score_eval([WRONG])
+        make_scorer(term(picky), on_unscorable=policy).score_eval([WRONG])
 
 
 def test_a_fallback_outside_the_range_is_refused():
@@ -190,9 +192,9 @@ def test_a_fallback_outside_the_range_is_refused():
 
 
 def test_check_passes_sound_samples():
-    judge = judge_of(term(number.exact, when={"task": ["count"]}), term(box.iou, when={"task": ["find"]}))
+    judge = make_scorer(term(number.exact, when={"task": ["count"]}), term(box.iou, when={"task": ["find"]}))
     judge.check_samples([COUNT, FIND], GRAMMAR)
-    judge_of(term(number.exact)).check_samples([COUNT], ResponseFormat(thinking="required"))
+    make_scorer(term(number.exact)).check_samples([COUNT], ResponseFormat(thinking="required"))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def test_check_passes_sound_samples():
 def test_check_finds_a_bad_target_before_training_whatever_the_policy(target, complaint, policy):
     sample = Sample(id="x", task="find", parts=FIND.parts, target=target)
     with pytest.raises(UserError, match=complaint):
-        judge_of(term(box.iou), on_unscorable=policy).check_samples([FIND, sample], GRAMMAR)
+        make_scorer(term(box.iou), on_unscorable=policy).check_samples([FIND, sample], GRAMMAR)
 
 
 @pytest.mark.parametrize(
@@ -236,14 +238,14 @@ def test_check_finds_a_bad_target_before_training_whatever_the_policy(target, co
 )
 def test_an_empty_or_malformed_target_is_refused_at_load_and_named(fn, kind, value, complaint):
     sample = Sample(id="x7", task="t", parts=("q",), target=Target(answer_type=kind, value=value))
-    with closing(judge_of(term(fn))) as judge, pytest.raises(UserError, match=f"sample 'x7' .*{complaint}"):
+    with closing(make_scorer(term(fn))) as judge, pytest.raises(UserError, match=f"sample 'x7' .*{complaint}"):
         judge.check_samples([sample], GRAMMAR)
 
 
 def test_check_finds_a_target_that_cannot_be_written():
     sample = Sample(id="x", task="t", parts=("q",), target=Target(answer_type=AnswerType.TEXT, value="a</answer>"))
     with pytest.raises(UserError, match=r"sample 'x' .* cannot be written as an answer"):
-        judge_of(term(format.tags)).check_samples([sample], GRAMMAR)
+        make_scorer(term(format.tags)).check_samples([sample], GRAMMAR)
 
 
 def test_check_reaches_what_only_a_right_answer_reaches():
@@ -252,11 +254,11 @@ def test_check_reaches_what_only_a_right_answer_reaches():
         return 0.0 if response.answer.value is None else 7.0
 
     with pytest.raises(RewardError, match=r"reward 'fragile' on sample 'c1' .*: returned 7\.0"):
-        judge_of(term(fragile), on_error="fallback").check_samples([COUNT], GRAMMAR)
+        make_scorer(term(fragile), on_error="fallback").check_samples([COUNT], GRAMMAR)
 
 
 def test_a_term_that_no_sample_meets_is_found():
-    judge = judge_of(term(format.tags), term(number.exact, when={"taks": ["count"]}))
+    judge = make_scorer(term(format.tags), term(number.exact, when={"taks": ["count"]}))
     judge.check_samples([COUNT], GRAMMAR)
     assert judge.unused_terms([COUNT, FIND]) == ("number",)
-    assert judge_of(term(number.exact, when={"task": ["count"]})).unused_terms([FIND, COUNT]) == ()
+    assert make_scorer(term(number.exact, when={"task": ["count"]})).unused_terms([FIND, COUNT]) == ()

@@ -5,7 +5,7 @@ from math import inf, sqrt
 
 import numpy as np
 import pytest
-from scoring import constant, judge_of, term
+from scoring import constant, make_scorer, term
 
 from mmrl.config.schema import ValidationConfig
 from mmrl.data.order import ShuffledOrder
@@ -66,7 +66,7 @@ def test_the_table_has_a_row_for_each_task():
 
 
 def once(world):
-    return StepPipeline(sampler=world.sampler(), group_size=1, sampling_params=world.law)
+    return StepPipeline(sampler=world.sampler(), group_size=1, sampling_params=world.params)
 
 
 def test_the_evaluator_measures_each_sample_once(tiny):
@@ -101,7 +101,7 @@ def test_the_evaluator_counts_what_could_not_be_judged(tiny):
         world.samples[:7],
         prompt_builder=world.processor,
         rollout_pipeline=once(world),
-        scorer=judge_of(fails, term(constant(1.0, name="fine"))),
+        scorer=make_scorer(fails, term(constant(1.0, name="fine"))),
         batch_size=4,
         warn=warned.append,
         step=0,
@@ -204,13 +204,13 @@ def ids(samples):
 
 def test_a_cursor_means_the_same_sample_however_it_is_reached():
     order = ids(ShuffledOrder(SAMPLES, 5).take(0, 60))
-    pieces, cursor = [], 0
+    pieces, data_position = [], 0
     for count in (1, 4, 7, 0, 11, 30, 7):
-        pieces += ids(ShuffledOrder(SAMPLES, 5).take(cursor, count))
-        cursor += count
+        pieces += ids(ShuffledOrder(SAMPLES, 5).take(data_position, count))
+        data_position += count
     assert pieces == order
     one = ShuffledOrder(SAMPLES, 5)
-    assert [ids(one.take(cursor, 1))[0] for cursor in (59, 0, 30, 12, 12)] == [order[i] for i in (59, 0, 30, 12, 12)]
+    assert [ids(one.take(start, 1))[0] for start in (59, 0, 30, 12, 12)] == [order[i] for i in (59, 0, 30, 12, 12)]
 
 
 def test_every_sample_comes_once_per_epoch_in_an_order_of_its_own():
@@ -232,7 +232,7 @@ def test_no_sample_comes_twice_in_a_step_that_begins_in_one_epoch_and_ends_in_th
         latest[name] = position
     assert min(gaps) > kept
     assert apart or min(gaps) <= 3
-    pieces = [ids(ShuffledOrder(SAMPLES, 5, min_gap=apart).take(cursor, 7)) for cursor in range(0, 434, 7)]
+    pieces = [ids(ShuffledOrder(SAMPLES, 5, min_gap=apart).take(start, 7)) for start in range(0, 434, 7)]
     assert [name for piece in pieces for name in piece] == order[: 62 * 7]
 
 

@@ -95,14 +95,14 @@ def test_tool_results_are_never_trained(world, tools):
             pad_id=world.eos_id,
             shared_prefix=shared_prefix,
         )
-        taught = [
+        experiences = [
             token
             for rollout in made
             for s in rollout.segments
             if s.author is Author.DEMONSTRATION
             for token in s.token_ids
         ]
-        assert batch.target_ids_N.tolist() == taught
+        assert batch.target_ids_N.tolist() == experiences
 
 
 def test_demonstrations_go_on_turn_by_turn(world, tools):

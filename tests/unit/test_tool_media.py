@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from pydantic import ValidationError
-from scoring import judge_of, term
+from scoring import make_scorer, term
 from test_tools import anything, call, saying
 
 from mmrl.checkpoint.json_codec import dumps, loads
@@ -45,9 +45,9 @@ def make_tool_step(world, tool_runner, **options):
     settings = ToolsConfig(kind="tools", tools=TOOLS, **{"max_turns": 1, "max_media": 4, "timeout_s": 60.0, **options})
     context = RolloutContext(
         sampler=world.sampler(),
-        scorer=judge_of(term(anything)),
+        scorer=make_scorer(term(anything)),
         processor=world.processor,
-        sampling_params=world.law,
+        sampling_params=world.params,
         group_size=1,
         groups_per_step=1,
         seed=0,

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from scoring import COUNT, judge_of, term
+from scoring import COUNT, make_scorer, term
 
 from mmrl.config.schema import GenerateConfig, ToolConfig, ToolsConfig
 from mmrl.rollout.pipeline import build_pipeline
@@ -86,9 +86,9 @@ def make_tool_step(world, tool_runner, **options):
     settings = ToolsConfig(kind="tools", **{"tools": (*lines,), "timeout_s": 60.0, "max_turns": 1, **options})
     context = RolloutContext(
         sampler=world.sampler(),
-        scorer=judge_of(term(anything)),
+        scorer=make_scorer(term(anything)),
         processor=world.processor,
-        sampling_params=world.law,
+        sampling_params=world.params,
         group_size=1,
         groups_per_step=1,
         seed=0,
@@ -106,7 +106,7 @@ def call(name, **arguments):
 def saying(world, *texts):
     """A group of responses that say these, each ended by a stop string."""
     prompt = world.processor.build(world.samples[0])
-    group = world.sampler().generate([prompt], len(texts), world.law, step=0)[0]
+    group = world.sampler().generate([prompt], len(texts), world.params, step=0)[0]
     made = []
     for rollout, text in zip(group, texts, strict=True):
         ids = tuple(world.processor.tokenizer(text).input_ids)

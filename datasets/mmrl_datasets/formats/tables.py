@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -79,9 +80,7 @@ def write_parquet(file: Path, rows: Sequence[Cells]) -> None:
     from pyarrow.parquet import write_table
 
     # A dict keeps the order in which the columns come up first.
-    names: dict[str, None] = {}
-    for row in rows:
-        names |= dict.fromkeys(row)
+    names = dict.fromkeys(chain.from_iterable(rows))
     try:
         columns = {}
         for name in names:

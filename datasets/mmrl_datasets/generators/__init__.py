@@ -1,5 +1,7 @@
 """Datasets that are drawn by a program, with exact answers: scenes, digits, text, puzzles, charts and videos.
 
+A sample depends on the seed, the split and its index alone.
+
 Options that all of them share:
     split: train, validation or test; no pixel of a photograph, handwriting or composition of one occurs in another.
     size: number of samples; null never ends.

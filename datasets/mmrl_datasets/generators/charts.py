@@ -1,8 +1,7 @@
 """Bar, line and pie charts of monthly values, and questions about them.
 
 The months are consecutive. Their values are all different and multiples of `step`, so that they can be read off
-exactly. A composition (which month has which value) occurs in one split alone. A sample depends on the seed, the split
-and its index alone.
+exactly. A composition is which month has which value.
 """
 
 from __future__ import annotations

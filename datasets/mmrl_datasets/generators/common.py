@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -15,10 +16,7 @@ from mmrl.types import ContentPart, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import LETTERS
 from mmrl_datasets.generators.drawing import SceneObject, shuffle
 from mmrl_datasets.generators.photos import Split
-from mmrl_datasets.generators.random_streams import make_rngs
 from mmrl_datasets.media_files import RenderedVideo, save_mp4, save_png
-
-RNG_BATCH_SIZE: Final = 256  # samples whose random generators are seeded together, which is faster than one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,26 +49,20 @@ def generate_samples(
     size: int | None,
     seed: int | None,
 ) -> Iterator[Sample]:
-    """Render samples, save their media and yield them.
+    """Yield samples with ids such as `task/split/000007`, their media saved in a folder of `context.work_dir`.
 
-    Args:
-        context: the folder for the media, and the seed of the run.
-        task: first part of each sample's id, `task/split/000007`.
-        split: second part of each id.
-        render: draws one sample from its random generators.
-        size: number of samples; None never ends.
-        seed: replaces the seed of the run unless None.
+    `render` draws one sample from its random generators. A `size` of None never ends; a `seed` of None takes the run's.
     """
     root_seed = context.seed if seed is None else seed
     folder = context.work_dir / f"{task}-{split}"
-    indices = count() if size is None else range(size)
-    # Streams are named by id, so a sample depends on the seed and its id alone: not on `size`, nor on earlier samples.
-    for index, rngs in enumerate(_make_sample_rngs(root_seed, f"{task}/{split}", indices)):
-        rendered = render(rngs)
+    for index in count() if size is None else range(size):
+        name = f"{index:06d}"
+        sample_id = f"{task}/{split}/{name}"
+        rendered = render(_make_sample_rngs(root_seed, sample_id))
         yield Sample(
-            id=f"{task}/{split}/{index:06d}",
+            id=sample_id,
             task=task,
-            parts=_save_media(rendered.parts, folder, f"{index:06d}"),
+            parts=_save_media(rendered.parts, folder, name),
             target=rendered.target,
             label=rendered.label,
             meta=rendered.meta,
@@ -114,20 +106,19 @@ def check_one_of(words: Sequence[str], **options: str) -> None:
             raise UserError(f"{name}={value!r} is unknown; use {', '.join(map(repr, words))}")
 
 
-def _make_sample_rngs(seed: int, prefix: str, indices: Iterable[int]) -> Iterator[SampleRngs]:
-    """Yield the random generators of samples `prefix`/000000, `prefix`/000001, ... in order."""
-    remaining = iter(indices)
-    while True:
-        names = []
-        for index in islice(remaining, RNG_BATCH_SIZE):
-            names.append(f"{prefix}/{index:06d}")
-        if not names:
-            return
-        layout_rngs = make_rngs(seed, [f"{name}/layout" for name in names])
-        pixel_rngs = make_rngs(seed, [f"{name}/pixels" for name in names])
-        label_rngs = make_rngs(seed, [f"{name}/label" for name in names])
-        for layout, pixels, label in zip(layout_rngs, pixel_rngs, label_rngs, strict=True):
-            yield SampleRngs(layout=layout, pixels=pixels, label=label)
+def _make_sample_rngs(seed: int, sample_id: str) -> SampleRngs:
+    # Streams are named by id, so a sample depends on the seed and its id alone: not on `size`, nor on earlier samples.
+    return SampleRngs(
+        layout=_make_rng(seed, f"{sample_id}/layout"),
+        pixels=_make_rng(seed, f"{sample_id}/pixels"),
+        label=_make_rng(seed, f"{sample_id}/label"),
+    )
+
+
+def _make_rng(seed: int, name: str) -> np.random.Generator:
+    """Return the generator of the first 128 bits of sha256("seed/name"), read as a big-endian number."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:16], "big"))
 
 
 def _save_media(parts: Sequence[str | Image.Image | RenderedVideo], folder: Path, stem: str) -> tuple[ContentPart, ...]:

@@ -87,14 +87,9 @@ def draw_composition(split: Split, draw: Callable[[], Sequence[_FactT] | None]) 
 def place_boxes(
     rng: np.random.Generator, extents: Sequence[tuple[int, int]], *, image_px: int, step: int, gap: int
 ) -> list[Box] | None:
-    """Place boxes at random in a square image, or return None if one of them finds no room in 20 tries.
+    """Place boxes of these widths and heights at random in a square image; None if one finds no room in 20 tries.
 
-    Args:
-        rng: the generator that the positions are drawn from.
-        extents: width and height of each box, in pixels.
-        image_px: side of the image.
-        step: corners lie at multiples of this many pixels.
-        gap: least distance between two boxes, in pixels.
+    Corners lie at multiples of `step` pixels, and two boxes at least `gap` pixels apart.
     """
     boxes: list[Box] = []
     for width, height in extents:
@@ -134,11 +129,7 @@ def make_background(
 def paste_digits(
     canvas: Image.Image, handwriting: Sequence[HandwrittenDigit], chosen: Sequence[int], boxes: Sequence[Box]
 ) -> list[SceneObject]:
-    """Paste the `chosen` ones of all handwritten digits, each resized to its box, in `INK_COLOR`.
-
-    Returns:
-        The digits as objects, named by their values.
-    """
+    """Paste the `chosen` digits in `INK_COLOR`, each resized to its box, and return them as objects named by value."""
     digits = []
     for index, box in zip(chosen, boxes, strict=True):
         digit = handwriting[index]

@@ -1,7 +1,6 @@
 """Jigsaw puzzles of real photographs: put shuffled tiles in order, or say where one tile lies from another.
 
-Photographs of different splits share no pixel. No two tiles of a puzzle look alike, so there is one correct answer. A
-sample depends on the seed, the split and its index alone.
+No two tiles of a puzzle look alike, so there is one correct answer.
 
 Options that both share, besides those of all generators (see the package):
     rows, columns: number of tiles down and across.
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
-from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -29,18 +27,16 @@ from mmrl_datasets.generators.photos import load_scene_photos, parse_split, rand
 
 MIN_DIFFERENCE: Final = 8.0  # least mean absolute difference between two tiles of a puzzle, in grey levels (0 to 255)
 BLANK_LEVEL: Final = 128  # grey level of the blanked edges of tiles
-RELATIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
-    {
-        "to the left": (-1, 0),
-        "to the right": (1, 0),
-        "above": (0, -1),
-        "below": (0, 1),
-        "above and to the left": (-1, -1),
-        "above and to the right": (1, -1),
-        "below and to the left": (-1, 1),
-        "below and to the right": (1, 1),
-    }
-)
+RELATIONS: Final[Mapping[str, tuple[int, int]]] = {
+    "to the left": (-1, 0),
+    "to the right": (1, 0),
+    "above": (0, -1),
+    "below": (0, 1),
+    "above and to the left": (-1, -1),
+    "above and to the right": (1, -1),
+    "below and to the left": (-1, 1),
+    "below and to the right": (1, 1),
+}
 """Columns to the right and rows down from the first tile to the second."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -16,9 +15,12 @@ from mmrl_datasets.generators.photos import load_textures, parse_split
 
 NONE_OF_THESE: Final = "none of these"
 Topic = Literal["colour", "place", "count"]
-CORNERS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
-    {"top left": (0, 0), "top right": (1, 0), "bottom left": (0, 1), "bottom right": (1, 1)}
-)
+CORNERS: Final[Mapping[str, tuple[int, int]]] = {
+    "top left": (0, 0),
+    "top right": (1, 0),
+    "bottom left": (0, 1),
+    "bottom right": (1, 1),
+}
 """Quarters of an image: 0 or 1 halves to the right, 0 or 1 halves down."""
 
 
@@ -43,9 +45,8 @@ def shapes(
 ) -> Iterator[Sample]:
     """Yield samples of task "mcq": a colour, a place or a number in a scene of shapes; each letter is equally likely.
 
-    Wrong options come from the same scene as far as they last: colours and places of other shapes, near numbers.
-    Compositions (which shapes stand where) and texture pixels belong to one split. A sample depends on the seed, the
-    split and its index alone.
+    Wrong options come from the same scene as far as they last: colours and places of other shapes, near numbers. A
+    composition is which shapes stand where.
 
     Options, besides those of all generators (see the package):
         max_objects: most shapes, 1 to 4, each in a quarter of its own.

@@ -16,11 +16,7 @@ from mmrl.types import UserError
 
 Split = Literal["train", "validation", "test"]
 SPLITS: Final[tuple[Split, ...]] = get_args(Split)
-SPLIT_RANGES: Final[dict[Split, tuple[float, float]]] = {
-    "train": (0.0, 0.6),
-    "validation": (0.6, 0.8),
-    "test": (0.8, 1.0),
-}
+SPLIT_RANGES: Final = {"train": (0.0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1.0)}
 """The fraction of a photograph's columns, or of the handwritten digits, where each split begins and ends."""
 MAX_ZOOM: Final = 4 / 3  # side of the largest region that a crop shrinks, in sides of the crop
 

@@ -1,7 +1,6 @@
 """Printed text to read: made-up words, numbers or mixed characters, optionally rotated, noisy and faint.
 
-The font is Aileron, which comes with Pillow, in random sizes and weights. No text occurs in two splits, and backgrounds
-of different splits share no pixel. A sample depends on the seed, the split and its index alone.
+The font is Aileron, which comes with Pillow, in random sizes and weights. A composition is a text.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 from math import ceil
-from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -24,9 +22,7 @@ MAX_NOISE_STD: Final = 64.0  # standard deviation of the noise for `noise: 1`, i
 Characters = Literal["words", "digits", "mixed"]
 # `mixed` leaves out characters that the font draws alike (I, l and 1; O, o and 0), and letters whose two cases differ
 # in size alone, such as C and c.
-ALPHABETS: Final[Mapping[str, str]] = MappingProxyType(
-    {"digits": "0123456789", "mixed": "ABDEFGHMNQRTYabdefghmnqrty23456789"}
-)
+ALPHABETS: Final[Mapping[str, str]] = {"digits": "0123456789", "mixed": "ABDEFGHMNQRTYabdefghmnqrty23456789"}
 CONSONANTS: Final = "bdfgklmnprstvz"
 VOWELS: Final = "aeiou"
 

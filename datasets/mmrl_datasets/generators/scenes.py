@@ -1,8 +1,7 @@
 """Three small tasks on real pixels with exact answers: count coloured shapes, find an object, read a number.
 
-Backgrounds, compositions and handwritten digits of one split occur in no other. A sample depends on the seed, the split
-and its index alone. Its `label` is the answer of a simulated careless annotator, drawn from a random generator of its
-own, so that the image does not depend on the label.
+The `label` of a sample is the answer of a simulated careless annotator, drawn from a random generator of its own, so
+that the image does not depend on the label.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Short videos of drawn shapes: which way one moves, how often it appears, and when it is visible.
 
 A video has few small frames, 2 per second by default. That is the rate at which `model.video` samples by default, so
-the model sees every frame. Videos are H.264 in mp4. A composition (which shape stands where in which frame) occurs in
-one split alone, and textures of different splits share no pixel. A sample depends on the seed, the split and its index
-alone.
+the model sees every frame. Videos are H.264 in mp4. A composition is which shape stands where in which frame.
 
 Options that all three share, besides those of all generators (see the package):
     image_px: side of the square frames, an even number.
@@ -16,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,18 +26,16 @@ from mmrl_datasets.generators.photos import Split, load_textures, parse_split
 from mmrl_datasets.media_files import RenderedVideo
 
 SHAPE_COLOURS: Final = ("red", "green", "blue", "yellow")
-DIRECTIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
-    {
-        "left": (-1, 0),
-        "right": (1, 0),
-        "up": (0, -1),
-        "down": (0, 1),
-        "up and left": (-1, -1),
-        "up and right": (1, -1),
-        "down and left": (-1, 1),
-        "down and right": (1, 1),
-    }
-)
+DIRECTIONS: Final[Mapping[str, tuple[int, int]]] = {
+    "left": (-1, 0),
+    "right": (1, 0),
+    "up": (0, -1),
+    "down": (0, 1),
+    "up and left": (-1, -1),
+    "up and right": (1, -1),
+    "down and left": (-1, 1),
+    "down and right": (1, 1),
+}
 """Signs of the movement: to the right, and down."""
 MIN_SPEED_PX: Final = 2  # least movement between two frames, in pixels
 
@@ -93,21 +88,10 @@ def direction(
     Raises:
         UserError: an option is out of range.
     """
-    settings = _check_settings(
-        split, size, image_px=image_px, frames=frames, fps=fps, distractors=distractors, background=background
-    )
+    settings = _check_settings(split, size, image_px, frames, fps=fps, distractors=distractors, background=background)
     if (image_px - image_px // 4) // (frames - 1) < MIN_SPEED_PX:
         raise UserError(f"frames={frames} are too many to move through image_px={image_px}; use larger or fewer ones")
-    directions = list(DIRECTIONS)[: 8 if diagonals else 4]
-
-    def ask(rng: np.random.Generator) -> _Video:
-        asked = drawing.choose(rng, directions)
-        draw = partial(_draw_moving_shapes, rng, asked, directions, settings)
-        shapes = drawing.draw_composition(settings.split, draw)
-        options, letter = common.shuffle_options(rng, directions, asked)
-        question = f"Which way does the {shapes[-1].shape.name} move?{format_choices(options)}"
-        return shapes, question, Target(answer_type=AnswerType.CHOICE, value=letter)
-
+    ask = partial(_ask_direction, list(DIRECTIONS)[: 8 if diagonals else 4], settings)
     return _generate_videos(context, "direction", settings, ask, size=size, seed=seed)
 
 
@@ -134,9 +118,7 @@ def appearance_count(
     Raises:
         UserError: an option is out of range.
     """
-    settings = _check_settings(
-        split, size, image_px=image_px, frames=frames, fps=fps, distractors=distractors, background=background
-    )
+    settings = _check_settings(split, size, image_px, frames, fps=fps, distractors=distractors, background=background)
     common.check_at_least(1, max_count=max_count)
     common.check_at_least(2 * max_count, frames=frames)
 
@@ -172,15 +154,12 @@ def visible_span(
 ) -> Iterator[Sample]:
     """Yield samples of task "presence": from when to when a shape is visible, in seconds.
 
-    Frame i is shown from i / fps to (i + 1) / fps. A shape in frames 2 and 3 at 2 frames per second is visible from 1.0
-    to 2.0 s. Each span of whole frames is equally likely.
+    Frame i is shown from i / fps to (i + 1) / fps. Each span of whole frames is equally likely.
 
     Raises:
         UserError: an option is out of range.
     """
-    settings = _check_settings(
-        split, size, image_px=image_px, frames=frames, fps=fps, distractors=distractors, background=background
-    )
+    settings = _check_settings(split, size, image_px, frames, fps=fps, distractors=distractors, background=background)
 
     def ask(rng: np.random.Generator) -> _Video:
         first, end = sorted(map(int, rng.permutation(frames + 1)[:2]))
@@ -193,7 +172,7 @@ def visible_span(
 
 
 def _check_settings(
-    split: str, size: int | None, *, image_px: int, frames: int, fps: int, distractors: int, background: float
+    split: str, size: int | None, image_px: int, frames: int, *, fps: int, distractors: int, background: float
 ) -> _VideoSettings:
     split_name = parse_split(split)
     common.check_at_least(1, size=size)
@@ -236,6 +215,15 @@ def _generate_videos(
     return common.generate_samples(context, task, settings.split, render, size=size, seed=seed)
 
 
+def _ask_direction(directions: Sequence[str], settings: _VideoSettings, rng: np.random.Generator) -> _Video:
+    asked = drawing.choose(rng, directions)
+    draw = partial(_draw_moving_shapes, rng, asked, directions, settings)
+    shapes = drawing.draw_composition(settings.split, draw)
+    options, letter = common.shuffle_options(rng, directions, asked)
+    question = f"Which way does the {shapes[-1].shape.name} move?{format_choices(options)}"
+    return shapes, question, Target(answer_type=AnswerType.CHOICE, value=letter)
+
+
 def _draw_moving_shapes(
     rng: np.random.Generator, asked: str, directions: Sequence[str], settings: _VideoSettings
 ) -> list[_ShapeInFrame]:
@@ -271,10 +259,7 @@ def _draw_path(rng: np.random.Generator, signs: tuple[int, int], settings: _Vide
 def _draw_static_shapes(
     rng: np.random.Generator, visible: Sequence[int], settings: _VideoSettings
 ) -> list[_ShapeInFrame] | None:
-    """Draw shapes that stand still: the last in the `visible` frames, the others in every frame.
-
-    Returns None if they find no room.
-    """
+    """Draw shapes that stand still: the last in the `visible` frames, the others in all; None if they find no room."""
     sides = drawing.choose_with_replacement(rng, settings.sides, settings.distractors + 1)
     boxes = drawing.place_boxes(rng, [(side, side) for side in sides], image_px=settings.image_px, step=1, gap=2)
     if boxes is None:

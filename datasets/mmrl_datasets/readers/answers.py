@@ -141,7 +141,7 @@ def _parse_letter(value: object, role: str, options: Sequence[str]) -> str:
         raise BadRowError(f"there are {len(options)} options, and {len(LETTERS)} letters")
     # Without options any letter is allowed.
     allowed = LETTERS[: len(options)] or LETTERS
-    letters = {letter for letter in allowed if letter == answer.upper()}
+    letters = {answer.upper()} & set(allowed)
     letters |= {letter for letter, option in zip(LETTERS, options, strict=False) if option == answer}
     if len(letters) != 1:
         expected = f"one letter from A to {allowed[-1]}" + (", or one option" if options else "")

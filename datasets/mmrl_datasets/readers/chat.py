@@ -108,7 +108,6 @@ def _read_fields(
     for role in ROLES:
         values[role] = optional_value(cells, roles.get(role))
     pieces = _parse_content(conversation.question, resolver)
-    # Tools reply anew when the sample is trained on, so their images of then would be in the way.
     images = _drop_tool_images(resolver.images(values["images"]), pieces, conversation.tool_replies)
     videos = resolver.videos(values["videos"], parse_time_range(values["start"], values["end"]))
     meta = unused_cells(cells, roles.values())

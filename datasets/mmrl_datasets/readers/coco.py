@@ -42,11 +42,10 @@ def rows(
     A crowd (`iscrowd: 1`) need not be found, and finding it is no mistake: its boxes go into `meta.crowds`.
 
     Options:
-        split: part of the samples' ids.
         path: an `instances_*.json` as COCO publishes it, relative to the config, with images, categories, annotations.
         prompt: a Jinja template over category, file_name and image_id.
         categories: categories to ask for; empty asks for all of the file.
-        task, media_root, limit: as in `table.rows`.
+        split, task, media_root, limit: as in `table.rows`.
 
     Raises:
         UserError: no such file, or it holds no annotations; an unknown category.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from jinja2 import StrictUndefined, TemplateRuntimeError, TemplateSyntaxError, meta
@@ -88,7 +89,7 @@ def parse_columns(
 
 def collect_required_columns(columns: Iterable[Column]) -> frozenset[str]:
     """Return all columns that a row must have for these values."""
-    return frozenset().union(*(column.required_columns for column in columns))
+    return frozenset().union(*map(attrgetter("required_columns"), columns))
 
 
 def optional_value(cells: Cells, column: Column | None) -> object:

@@ -31,10 +31,9 @@ def rows(
     """Yield a sample for every instruction: the box around all outlines labelled `target`, in pixels.
 
     Options:
-        split: part of the samples' ids.
         path: a folder of `NAME.jpg` and `NAME.json`, relative to the config.
         prompt: a Jinja template over text, the instruction.
-        task, limit: as in `table.rows`.
+        split, task, limit: as in `table.rows`.
 
     Raises:
         UserError: no such folder, or no JSON file in it.

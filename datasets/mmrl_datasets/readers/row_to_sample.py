@@ -16,9 +16,10 @@ from mmrl.answer import POSSIBLE_COORDINATE_TYPES
 from mmrl.types import ContentPart, ImageRef, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
 from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, Row, has_column, short_repr
 from mmrl_datasets.readers.answers import AnswerSpec, BoxFormat, check_text, make_answer_spec
-from mmrl_datasets.readers.columns import Column, is_template, parse_template
+from mmrl_datasets.readers.columns import Column, collect_required_columns, is_template, parse_template
 
 PLACEHOLDER: Final = re.compile(r"<(?P<media_type>image|video)>|<image[ _]?(?P<number>[1-9][0-9]?)>")
+ReadFields = Callable[[Cells], "SampleFields"]  # returns the fields of a row, or raises BadRowError
 _MAX_NESTING = 200  # levels of lists and mappings in a cell; no published layout has ten
 
 
@@ -48,7 +49,7 @@ class SampleFields:
 
 def convert_rows(
     rows: Iterable[Row],
-    read_fields: Callable[[Cells], SampleFields],
+    read_fields: ReadFields,
     expected_columns: Collection[str],
     *,
     path: str,
@@ -58,14 +59,8 @@ def convert_rows(
 ) -> Iterator[Sample | RejectedRow]:
     """Yield a sample for each row that `read_fields` accepts, and a `RejectedRow` for every other.
 
-    Args:
-        rows: the rows of the source.
-        read_fields: returns the fields of a row, or raises BadRowError.
-        expected_columns: columns that `read_fields` may look for.
-        path: the source, as `open_rows` reads it.
-        split: part of the samples' ids.
-        task: task of the samples; None takes the name of the file.
-        limit: most rows to read; None reads all.
+    `expected_columns` are those that `read_fields` may look for, and `path` is the source, as `open_rows` reads it. The
+    split is part of the samples' ids. A `task` of None takes the name of the file, a `limit` of None reads all rows.
 
     Raises:
         UserError: at once, if the limit is below 1; while rows are read, if the source breaks off or is empty, or if no
@@ -80,27 +75,20 @@ def convert_rows(
 
 
 def _convert_rows(
-    rows: Iterable[Row],
-    read_fields: Callable[[Cells], SampleFields],
-    missing_columns: _MissingColumnCheck,
-    split: str,
-    task: str,
+    rows: Iterable[Row], read_fields: ReadFields, missing_columns: _MissingColumnCheck, split: str, task: str
 ) -> Iterator[Sample | RejectedRow]:
     row_of_id: dict[str, str] = {}
     row = None
     for row in rows:
         try:
-            if isinstance(row.cells, BadRowError):
-                raise row.cells
-            if _is_nested_too_deeply(row.cells):
-                raise BadRowError("nested too deeply")
-            missing_columns.add_row(row.cells)
-            fields = read_fields(row.cells)
+            cells = _usable_cells(row)
+            missing_columns.add_row(cells)
+            fields = read_fields(cells)
             own_task = task if fields.task is None else check_text(fields.task, "task")
             # A row may give its id with the prefix or without.
             prefix = f"{own_task}/{split}/"
             name = row.name if fields.row_id is None else fields.row_id
-            sample_id = name if name.startswith(prefix) else prefix + name
+            sample_id = prefix + name.removeprefix(prefix)
             if sample_id in row_of_id:
                 raise BadRowError(f"the id {sample_id!r} is that of {row_of_id[sample_id]} too")
             row_of_id[sample_id] = row.name
@@ -153,10 +141,7 @@ def make_row_answer_spec(answer_type: str, coordinates: str | None, box_format: 
         except UserError as error:
             raise BadRowError(str(error)) from error
 
-    required = type_template.required_columns
-    if coordinates_template:
-        required |= coordinates_template.required_columns
-    return RowAnswerSpec(resolve, required)
+    return RowAnswerSpec(resolve, collect_required_columns(filter(None, (type_template, coordinates_template))))
 
 
 def parse_id(value: object) -> str:
@@ -353,17 +338,20 @@ def _to_json_value(value: object) -> object:
     return str(value)
 
 
-def _is_nested_too_deeply(cells: object) -> bool:
+def _usable_cells(row: Row) -> Cells:
+    """Return the cells of a row; raise BadRowError if they cannot be read, or are nested too deeply."""
+    if isinstance(row.cells, BadRowError):
+        raise row.cells
     # A loop, not a recursion: it is there so that no recursion, here or in a checkpoint, meets such a value.
-    pending = [(cells, 0)]
+    pending: list[tuple[object, int]] = [(row.cells, 0)]
     while pending:
         value, level = pending.pop()
         if level > _MAX_NESTING:
-            return True
+            raise BadRowError("nested too deeply")
         inner: Iterable[object] = ()
         if isinstance(value, Mapping):
             inner = value.values()
         elif isinstance(value, list | tuple):
             inner = value
         pending += [(item, level + 1) for item in inner]
-    return False
+    return row.cells

@@ -151,7 +151,7 @@ class TrainingStage(StrictModel):
     name: Identifier
     """The stage's name in metrics, file names and on the console; it is unique in the run."""
     steps: PositiveInt
-    """The stage ends after this many optimizer steps at most."""
+    """The stage ends after this many training steps at most."""
     from_stage: Identifier | None = None
     """An earlier `select` stage whose samples are trained on; those of `data.train` when left out."""
     when: SampleConditions = Field(default_factory=dict)

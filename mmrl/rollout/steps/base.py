@@ -36,7 +36,7 @@ class RolloutStep(Protocol):
     """
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch as this step changes it; `step` counts the optimizer steps of the stage from 0."""
+        """Return the batch as this step changes it; `step` counts the training steps of the stage from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
