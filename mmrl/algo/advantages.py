@@ -168,9 +168,7 @@ def _call_custom_advantage(
     group: Group, custom_advantage: CustomAdvantage, options: AdvantageConfig
 ) -> tuple[float, ...]:
     # All rollouts of a group answer one sample, so the same reward terms apply to each.
-    terms = {}
-    for name in group.scores[0].terms:
-        terms[name] = _term_values(group, name)
+    terms = {name: _term_values(group, name) for name in group.scores[0].terms}
     row = tuple(map(float, custom_advantage(list(group.totals), terms)))
     sample_id = group.prompt.sample.id
     if len(row) != len(group.scores):

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from mmrl.config.schema import LossCoefficientConfig
 
+DecayCurve = Literal["constant", "linear", "cosine"]
+
 
 def importance_ratios(
     log_ratio_N: Tensor, sequence_N: Tensor, level: Literal["token", "sequence", "sequence_token"]
@@ -185,15 +187,7 @@ def suffix_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
     return (running_N[ends_N] - running_N).to(values_N.dtype) + values_N
 
 
-def learning_rate(
-    step: int,
-    *,
-    total: int,
-    peak: float,
-    warmup: int,
-    decay: Literal["constant", "linear", "cosine"],
-    final_frac: float,
-) -> float:
+def learning_rate(step: int, *, total: int, peak: float, warmup: int, decay: DecayCurve, final_frac: float) -> float:
     """Return the learning rate of an optimizer step, counted from 0 to `total` - 1.
 
     Warm-up is the straight line from 0 before the first step to `peak` at step `warmup` - 1. Then the rate falls to

@@ -52,10 +52,7 @@ class ReplaySettings:
 
 
 def replay_experiences(
-    fresh: Sequence[Experience],
-    state: TrainingState,
-    settings: ReplaySettings,
-    find_changed_media: ChangedMediaFinder,
+    fresh: Sequence[Experience], state: TrainingState, settings: ReplaySettings, find_changed_media: ChangedMediaFinder
 ) -> tuple[tuple[Experience, ...], dict[str, float]]:
     """Return what the step trains on, fresh experiences before replayed ones, and metrics of the replay.
 
@@ -87,7 +84,7 @@ def replay_experiences(
         count = min(settings.target_size, len(informative))
         seed = derive_seed(*settings.seed, "replay", "own", state.step)
         indices = sample_indices(log_weights(informative, options), count, seed, without_replacement=False)
-        own = [informative[index] for index in indices]
+        own = list(map(informative.__getitem__, indices))
 
     usable, sampled = _sample_buffer(
         buffer, informative, own, step=state.step, settings=settings, find_changed_media=find_changed_media
@@ -208,9 +205,8 @@ def _sample_buffer(
     This step's `informative` rollouts stand at the end of the buffer. `own` are those that are trained on in any case.
     """
     options = settings.options
-    if options.fill == "size":
-        count = settings.target_size - len(own)
-    else:
+    count = settings.target_size - len(own)
+    if options.fill == "fraction":
         # So many that they are `target_fraction` of all that the step then trains on.
         count = round(len(own) * options.target_fraction / (1.0 - options.target_fraction))
     # Without replacement the step's own rollouts are not drawn again: they are trained on already.
@@ -221,7 +217,7 @@ def _sample_buffer(
         candidates = buffer[: max(0, len(buffer) - num_excluded)]
         weights = log_weights(candidates, options)
         indices = sample_indices(weights, count, seed, without_replacement=options.without_replacement)
-        sampled = [candidates[index] for index in indices]
+        sampled = list(map(candidates.__getitem__, indices))
         changed = find_changed_media(experience.rollout.prompt for experience in sampled)
         if not changed:
             return buffer, sampled

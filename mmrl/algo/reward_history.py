@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from itertools import zip_longest
 from math import inf
+from operator import attrgetter
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
@@ -50,9 +51,7 @@ def measure_samples(history: RewardHistory, metric: str) -> dict[str, float]:
     Raises:
         ValueError: `metric` is none of these.
     """
-    curves: dict[str, list[float]] = {}
-    for sample_id, visits in history.items():
-        curves[sample_id] = [visit.mean for visit in visits]
+    curves = {sample_id: list(map(attrgetter("mean"), visits)) for sample_id, visits in history.items()}
     match metric:
         case "reward_mean":
             return {sample_id: fmean(curve) for sample_id, curve in curves.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
+from operator import attrgetter
 from statistics import fmean, pstdev
 
 from mmrl.types import FinishReason, Group, RewardFailure, Rollout
@@ -22,7 +23,7 @@ def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[
         rollouts += group.all_rollouts
         num_texts += len({rollout.text for rollout in group.all_rollouts})
         num_answers += len({rollout.answer.text for rollout in group.all_rollouts})
-    lengths = [rollout.num_tokens for rollout in rollouts]
+    lengths = list(map(attrgetter("num_tokens"), rollouts))
     metrics = {
         **compute_reward_metrics(groups),
         **compute_blind_gaps(groups),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from math import prod
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -33,6 +34,7 @@ from mmrl.data_check.duplicates import (
     find_repeated_questions,
     find_similar_images,
     find_training_overlap,
+    first_uses_by_digest,
 )
 from mmrl.data_check.fingerprints import OpenedImage, OpenedVideo, inspect_image, inspect_video
 from mmrl.data_check.report import (
@@ -161,11 +163,11 @@ class DataCheck:
                 self._add_finding(FindingCode.ROW, split, rejected.id, rejected.reason)
             self._row_counts[split].append(len(rows))
             self._samples[split] += samples
-            self._source_indices[split] |= {sample.id: source_index for sample in samples}
+            self._source_indices[split] |= dict.fromkeys(map(attrgetter("id"), samples), source_index)
 
     def _check_ids(self) -> None:
         """Drop samples whose id occurred before in their split, or in training if they are held out."""
-        training_ids = {sample.id for sample in self._samples["train"]}
+        training_ids = set(map(attrgetter("id"), self._samples["train"]))
         for split, samples in self._samples.items():
             seen: set[str] = set()
             kept: list[Sample] = []
@@ -180,9 +182,8 @@ class DataCheck:
             self._samples[split] = kept
 
     def _inspect_images(self) -> None:
-        opened = self._open_media(
-            unique_images(chain.from_iterable(self._samples.values())), partial(inspect_image, self._worker_cache)
-        )
+        images = unique_images(chain.from_iterable(self._samples.values()))
+        opened = self._open_media(images, partial(inspect_image, self._worker_cache))
         self._drop_samples_with_bad_media(opened)
         for ref, result in opened.items():
             if isinstance(result, OpenedImage):
@@ -296,7 +297,7 @@ class DataCheck:
             counts = Counter(overlap.code for overlap in overlaps)
             self._benchmarks[benchmark.name] = BenchmarkReport(
                 questions=len(questions.entries),
-                media=len({ref.sha256 for sample in questions.samples for ref in sample.media}),
+                media=len(first_uses_by_digest(questions.samples)),
                 leaked=counts[FindingCode.LEAK],
                 shared=counts[FindingCode.SHARED_MEDIA],
             )
@@ -333,10 +334,10 @@ class DataCheck:
             samples_by_task.setdefault(sample.task, []).append(sample)
         return SplitReport(
             sources=tuple(sources),
-            media=len({ref.sha256 for sample in samples for ref in sample.media}),
+            media=len(first_uses_by_digest(samples)),
             tasks={task: _count_task(samples_by_task[task]) for task in sorted(samples_by_task)},
-            prompt_tokens=tuple(num_tokens for num_tokens, _ in self._token_counts[split]),
-            visual_tokens=tuple(num_visual for _, num_visual in self._token_counts[split]),
+            prompt_tokens=tuple(map(itemgetter(0), self._token_counts[split])),
+            visual_tokens=tuple(map(itemgetter(1), self._token_counts[split])),
         )
 
 

@@ -49,12 +49,11 @@ def find_training_overlap(
     """
     # In reverse, so that the first of several training samples with one question is named.
     trained = {_question_key(sample): sample.id for sample in reversed(train)}
-    first_uses = _first_uses_by_digest(train)
-    query_digests = [sha256 for sha256 in _first_uses_by_digest(held_out) if sha256 in fingerprints]
-    train_digests = [sha256 for sha256 in first_uses if sha256 in fingerprints]
-    most_similar = find_most_similar(
-        [fingerprints[sha256] for sha256 in query_digests], [fingerprints[sha256] for sha256 in train_digests]
-    )
+    first_uses = first_uses_by_digest(train)
+    query_digests = list(filter(fingerprints.__contains__, first_uses_by_digest(held_out)))
+    train_digests = list(filter(fingerprints.__contains__, first_uses))
+    query_fingerprints = list(map(fingerprints.__getitem__, query_digests))
+    most_similar = find_most_similar(query_fingerprints, list(map(fingerprints.__getitem__, train_digests)))
     similar_digests = {query_digests[query]: train_digests[other] for query, other in most_similar.items()}
     for sample in held_out:
         same_question = trained.get(_question_key(sample))
@@ -75,9 +74,9 @@ def find_training_overlap(
 
 def find_similar_images(samples: Sequence[Sample], fingerprints: Mapping[str, bytes]) -> Iterator[DuplicateFinding]:
     """Yield images that look like an earlier one and differ from it in their bytes."""
-    first_uses = _first_uses_by_digest(samples)
-    digests = [sha256 for sha256 in first_uses if sha256 in fingerprints]
-    duplicates = find_near_duplicates([fingerprints[sha256] for sha256 in digests])
+    first_uses = first_uses_by_digest(samples)
+    digests = list(filter(fingerprints.__contains__, first_uses))
+    duplicates = find_near_duplicates(list(map(fingerprints.__getitem__, digests)))
     for later_index, earlier_index in sorted(duplicates.items()):
         later, earlier = first_uses[digests[later_index]], first_uses[digests[earlier_index]]
         message = f"{later.ref.path} looks like {earlier.ref.path} of {earlier.sample_id}"
@@ -97,7 +96,7 @@ def _question_key(sample: Sample) -> tuple[str, ...]:
     return tuple(key)
 
 
-def _first_uses_by_digest(samples: Sequence[Sample]) -> dict[str, _FirstUse]:
+def first_uses_by_digest(samples: Sequence[Sample]) -> dict[str, _FirstUse]:
     """Return the first use of each image and video, by its sha256."""
     uses: dict[str, _FirstUse] = {}
     for sample in samples:

@@ -31,20 +31,16 @@ _BLOCK_ROWS: Final = 2048
 class OpenedImage:
     """Size and fingerprint of an image that opened without an error."""
 
-    size: Size
-    """Width and height in pixels."""
-    fingerprint: bytes
-    """Its thumbnail, see `image_fingerprint`."""
+    size: Size  # width and height in pixels
+    fingerprint: bytes  # its thumbnail, see `image_fingerprint`
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedVideo:
     """Frame plan and fingerprint of a video whose frames decoded without an error."""
 
-    frame_plan: FramePlan
-    """The frames that the model sees."""
-    fingerprint: bytes
-    """The thumbnail of the middle one of these frames."""
+    frame_plan: FramePlan  # the frames that the model sees
+    fingerprint: bytes  # the thumbnail of the middle one of these frames
 
 
 def image_fingerprint(image: Image.Image) -> bytes:

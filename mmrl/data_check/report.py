@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from types import MappingProxyType
+from operator import attrgetter
 from typing import Any, Final
 
 from mmrl.config.schema import DataConfig
@@ -23,12 +23,9 @@ _MAX_ANSWERS: Final = 4
 class Severity(StrEnum):
     """Consequence of a finding for the run."""
 
-    ERROR = "error"
-    """The run would stop, or its held-out numbers would mean nothing."""
-    WARNING = "warning"
-    """The run would go on, but perhaps not as its author expects."""
-    NOTE = "note"
-    """Worth knowing."""
+    ERROR = "error"  # the run would stop, or its held-out numbers would mean nothing
+    WARNING = "warning"  # the run would go on, but perhaps not as its author expects
+    NOTE = "note"  # worth knowing
 
 
 class FindingCode(StrEnum):
@@ -53,27 +50,25 @@ class FindingCode(StrEnum):
     NEAR_DUPLICATE = "near_duplicate"
 
 
-FINDING_TITLES: Final[Mapping[FindingCode, str]] = MappingProxyType(
-    {
-        FindingCode.SOURCE: "sources that cannot be read",
-        FindingCode.MODEL: "prompts cannot be built without the model's processor",
-        FindingCode.EMPTY: "splits without one usable sample",
-        FindingCode.TOO_FEW: "stages that need more samples a step than there are",
-        FindingCode.ROW: "rows that make no sample",
-        FindingCode.ID: "ids that are not unique",
-        FindingCode.MEDIA: "images and videos that cannot be used",
-        FindingCode.REWARD: "samples that the rewards or the response format cannot score",
-        FindingCode.DEMONSTRATION: "samples that a stage cannot imitate",
-        FindingCode.TEXT: "text that the model would misread",
-        FindingCode.TOO_LONG: "prompts that are too long",
-        FindingCode.OUTSIDE_IMAGE: "answers outside their image",
-        FindingCode.LEAK: "held-out questions that are trained on",
-        FindingCode.SHARED_MEDIA: "held-out media that training shows too, with other questions or slightly changed",
-        FindingCode.CONTRADICTION: "questions asked twice with different answers",
-        FindingCode.DUPLICATE: "questions asked twice",
-        FindingCode.NEAR_DUPLICATE: "training images that look like another",
-    }
-)
+FINDING_TITLES: Final[Mapping[FindingCode, str]] = {
+    FindingCode.SOURCE: "sources that cannot be read",
+    FindingCode.MODEL: "prompts cannot be built without the model's processor",
+    FindingCode.EMPTY: "splits without one usable sample",
+    FindingCode.TOO_FEW: "stages that need more samples a step than there are",
+    FindingCode.ROW: "rows that make no sample",
+    FindingCode.ID: "ids that are not unique",
+    FindingCode.MEDIA: "images and videos that cannot be used",
+    FindingCode.REWARD: "samples that the rewards or the response format cannot score",
+    FindingCode.DEMONSTRATION: "samples that a stage cannot imitate",
+    FindingCode.TEXT: "text that the model would misread",
+    FindingCode.TOO_LONG: "prompts that are too long",
+    FindingCode.OUTSIDE_IMAGE: "answers outside their image",
+    FindingCode.LEAK: "held-out questions that are trained on",
+    FindingCode.SHARED_MEDIA: "held-out media that training shows too, with other questions or slightly changed",
+    FindingCode.CONTRADICTION: "questions asked twice with different answers",
+    FindingCode.DUPLICATE: "questions asked twice",
+    FindingCode.NEAR_DUPLICATE: "training images that look like another",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +77,10 @@ class DataFinding:
 
     code: FindingCode
     severity: Severity
-    split: str
-    """train, validation, test or `benchmark NAME`."""
-    sample_id: str
-    """Empty if the finding is about a whole split."""
+    split: str  # train, validation, test or `benchmark NAME`
+    sample_id: str  # empty if the finding is about a whole split
     message: str
-    other_id: str = ""
-    """The other sample, if the finding is about two."""
+    other_id: str = ""  # the other sample, if the finding is about two
 
 
 def severity_of(code: FindingCode, data: DataConfig) -> Severity:
@@ -109,11 +101,9 @@ def severity_of(code: FindingCode, data: DataConfig) -> Severity:
 class SourceCount:
     """Numbers of rows of one source."""
 
-    fn: str
-    """The dataset function."""
+    fn: str  # the dataset function
     rows: int
-    usable: int
-    """Rows that made samples without a fault."""
+    usable: int  # rows that made samples without a fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +112,8 @@ class TaskCount:
 
     samples: int
     answer_types: tuple[str, ...]
-    distinct_answers: int
-    """Different answers; 0 if all are boxes or points."""
-    most_common: tuple[tuple[str, int], ...]
-    """The ten most common answers, shortened, each with its number of samples; none of boxes and points."""
+    distinct_answers: int  # different answers; 0 if all are boxes or points
+    most_common: tuple[tuple[str, int], ...]  # the ten most common, shortened, with their counts; no boxes or points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +121,10 @@ class SplitReport:
     """One split of the data."""
 
     sources: tuple[SourceCount, ...]
-    media: int
-    """Different images and videos of usable samples."""
+    media: int  # different images and videos of usable samples
     tasks: Mapping[str, TaskCount]
-    prompt_tokens: tuple[int, ...]
-    """Tokens of each prompt that could be built, including those that are too long."""
-    visual_tokens: tuple[int, ...]
-    """Tokens of the images and videos in each of these prompts."""
+    prompt_tokens: tuple[int, ...]  # tokens of each prompt that could be built, including those that are too long
+    visual_tokens: tuple[int, ...]  # tokens of the images and videos in each of these prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,20 +132,16 @@ class BenchmarkReport:
     """A benchmark of the config, compared with training."""
 
     questions: int
-    media: int
-    """Different images and videos."""
-    leaked: int
-    """Questions that training asks, too."""
-    shared: int
-    """Other questions with an image or video that training shows, too."""
+    media: int  # different images and videos
+    leaked: int  # questions that training asks, too
+    shared: int  # other questions with an image or video that training shows, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCheckReport:
     """The result of a data check."""
 
-    run: str
-    """Name of the run in the config."""
+    run: str  # name of the run in the config
     max_prompt_tokens: int
     splits: Mapping[str, SplitReport]
     benchmarks: Mapping[str, BenchmarkReport]
@@ -182,7 +163,7 @@ class DataCheckReport:
                 # The report holds summaries of the lengths; a length for each sample would make it too long.
                 "prompt_tokens": summarize_lengths(split.prompt_tokens) if split.prompt_tokens else None,
                 "visual_tokens": summarize_lengths(split.visual_tokens) if split.visual_tokens else None,
-                "usable": sum(source.usable for source in split.sources),
+                "usable": sum(map(attrgetter("usable"), split.sources)),
             }
         return {
             "schema": SCHEMA_VERSION,
@@ -223,8 +204,8 @@ def print_report(report: DataCheckReport, console: Console) -> None:
 
 
 def _print_split(name: str, split: SplitReport, limit: int, console: Console) -> None:
-    num_rows = sum(source.rows for source in split.sources)
-    num_usable = sum(source.usable for source in split.sources)
+    num_rows = sum(map(attrgetter("rows"), split.sources))
+    num_usable = sum(map(attrgetter("usable"), split.sources))
     console.info(f"{name}: {num_rows:,} rows, {num_usable:,} usable samples, {split.media:,} media")
     sources = [(source.fn, f"{source.rows:,}", f"{source.usable:,}") for source in split.sources]
     console.print_table("", ("source", "rows", "usable"), sources)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite, prod
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -47,10 +48,8 @@ class MediaView:
 
     ref: MediaRef
     layout: MediaLayout
-    num_tokens: int
-    """Visual tokens in the prompt."""
-    frames: tuple[Image.Image, ...]
-    """The resized image, or one frame of a video for each of `layout.frame_times`."""
+    num_tokens: int  # visual tokens in the prompt
+    frames: tuple[Image.Image, ...]  # the resized image, or one frame of a video for each of `layout.frame_times`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +58,8 @@ class SampleView:
 
     sample: Sample
     prompt: Prompt
-    prompt_text: str
-    """The decoded prompt; the tokens of each image or video are written as one word."""
-    media: tuple[MediaView, ...]
-    """Images and videos in reading order."""
+    prompt_text: str  # the decoded prompt; the tokens of each image or video are written as one word
+    media: tuple[MediaView, ...]  # images and videos in reading order
 
     def target_marks(self, media_index: int) -> Iterator[tuple[str, tuple[float, ...]]]:
         """Yield each box or point in an image or video: its role (`answer` or `label`) and resized pixels."""
@@ -112,7 +109,7 @@ class SampleBrowser:
         if seed is not None:
             return Random(seed).sample(range(len(self.samples)), count)
         if sample_id is not None:
-            ids = [sample.id for sample in self.samples]
+            ids = list(map(attrgetter("id"), self.samples))
             if sample_id not in ids:
                 for rejected in self._rejected_rows:
                     if rejected.id == sample_id:
@@ -178,7 +175,7 @@ def find_outside_image(sample: Sample, resize_maps: Sequence[ResizeMap]) -> Iter
 def describe_sample(view: SampleView) -> str:
     """Return everything about a sample as text."""
     sample, prompt = view.sample, view.prompt
-    num_visual = sum(media.num_tokens for media in view.media)
+    num_visual = sum(map(attrgetter("num_tokens"), view.media))
     lines = [
         f"sample   {sample.id}, task {sample.task}",
         f"prompt   {len(prompt.token_ids)} tokens, {num_visual} of them visual",

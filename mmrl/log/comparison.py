@@ -23,8 +23,7 @@ class TaskComparison:
     task: str
     before: MeanWithInterval
     after: MeanWithInterval
-    improvement: MeanWithInterval
-    """Mean of after minus before, paired by sample."""
+    improvement: MeanWithInterval  # mean of after minus before, paired by sample
 
 
 def compare_rewards(before: TaskRewards, after: TaskRewards) -> list[TaskComparison]:

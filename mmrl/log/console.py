@@ -55,14 +55,11 @@ class _StageProgress:
 
     name: str
     total_steps: int
-    first_step: int
-    """Steps that were done when the stage started here: more than 0 in a resumed run."""
+    first_step: int  # steps that were done when the stage started here: more than 0 in a resumed run
     started_at: float
     last_printed_at: float
-    step: int
-    """Steps that are done now."""
-    pending_line: str = ""
-    """Line of the last step, if it has not been printed."""
+    step: int  # steps that are done now
+    pending_line: str = ""  # line of the last step, if it has not been printed
 
 
 class Console:

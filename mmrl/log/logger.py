@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class RunLogger:
         """Write the step's rollouts if the schedule or `force` says so; return the file's path."""
         self._step_tokens = 0
         for group in groups:
-            self._step_tokens += sum(rollout.num_tokens for rollout in group.all_rollouts)
+            self._step_tokens += sum(map(attrgetter("num_tokens"), group.all_rollouts))
         if not (force or state.step == 1 or state.step % self._save_rollouts_every == 0):
             return None
         return str(write_rollouts(self._rollouts_dir, self._stage, state.step, groups, advantages))

@@ -32,36 +32,26 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         """Name the files and folders; nothing is made yet."""
         self.path = path
-        # The resolved config, every setting with its value.
-        self.config = path / "config.yaml"
-        # Reproducible metrics, one JSON line for each step and evaluation.
-        self.metrics = path / "metrics.jsonl"
-        # Wall-clock times, one JSON line for each step, repeated steps included.
-        self.timings = path / "timings.jsonl"
-        # Versions, git commit, platform, and digests of config and data.
-        self.manifest = path / "manifest.json"
-        # Held-out rewards before and after, as JSON.
-        self.summary = path / "summary.json"
-        # Rollouts of some steps, for people to read.
-        self.rollouts = path / "rollouts"
-        # Checkpoints, a folder for each.
-        self.checkpoints = path / "checkpoints"
-        # Files that datasets generated or downloaded.
-        self.data = path / "data"
+        self.config = path / "config.yaml"  # the resolved config, every setting with its value
+        self.metrics = path / "metrics.jsonl"  # reproducible metrics, one JSON line for each step and evaluation
+        self.timings = path / "timings.jsonl"  # wall-clock times, one JSON line for each step, repeated steps included
+        self.manifest = path / "manifest.json"  # versions, git commit, platform, and digests of config and data
+        self.summary = path / "summary.json"  # held-out rewards before and after, as JSON
+        self.rollouts = path / "rollouts"  # rollouts of some steps, for people to read
+        self.checkpoints = path / "checkpoints"  # checkpoints, a folder for each
+        self.data = path / "data"  # files that datasets generated or downloaded
         # Tables of stages: rollouts (`sample`), selected samples (`select`), rewards by sample (`rl`).
         self.outputs = path / "outputs"
         # Index of the images that were opened without error, so that a resumed run need not open them again.
         self.opened_media = path / "opened_media.json"
-        # Processor and configuration of a model made from scratch, which no hub has.
-        self.processor = path / "processor"
+        self.processor = path / "processor"  # processor and config of a model made from scratch, which no hub has
         # Weights at the start of stages with a KL penalty towards a fixed reference.
         self.reference_weights = path / "reference_weights"
         # Files for a rollout engine in another process: the model, the current adapter, the engine's log.
         self.engine = path / "engine"
         # Results of benchmarks during training: a folder for each benchmark, and in it one for each evaluation.
         self.benchmarks = path / "benchmarks"
-        # The final LoRA adapter alone, in peft's format, if the run trains one.
-        self.adapter = path / "adapter"
+        self.adapter = path / "adapter"  # the final LoRA adapter alone, in peft's format, if the run trains one
         # The final model as a Hugging Face folder. It is written last, so a run that has it is finished.
         self.model = path / "model"
 
@@ -97,8 +87,7 @@ class RunDir:
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             foreign_files = sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})
-        has_checkpoint = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
-        if self.config.exists() and has_checkpoint:
+        if self.config.exists() and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
             changed = diff_configs(read_flat_settings(self.config), config)
             check_same_run(self.path, changed)
             # A finished run keeps the config it was made with.
@@ -154,18 +143,10 @@ class RunDir:
         with report_write_errors(self.path):
             for path in (self.config, self.metrics, self.timings, self.manifest, self.summary, self.opened_media):
                 path.unlink(missing_ok=True)
-            for path in (
-                self.rollouts,
-                self.checkpoints,
-                self.processor,
-                self.reference_weights,
-                self.outputs,
-                self.data,
-                self.benchmarks,
-                self.adapter,
-                self.model,
-            ):
-                shutil.rmtree(path, ignore_errors=True)
+            inputs = (self.data, self.checkpoints, self.processor, self.reference_weights)
+            results = (self.rollouts, self.outputs, self.benchmarks, self.adapter, self.model)
+            for folder in (*inputs, *results):
+                shutil.rmtree(folder, ignore_errors=True)
             remove_leftovers(self.path)
             return sorted(entry.name for entry in self.path.iterdir())
 

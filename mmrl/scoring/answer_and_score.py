@@ -17,10 +17,8 @@ from mmrl.types import Group, Rollout, RolloutBatch, Sample
 class ScoredAnswers:
     """The scored rollouts of some samples."""
 
-    groups: Sequence[Group]
-    """One group for each sample, in order."""
-    metrics: Mapping[str, float]
-    """Counts of the rollout pipeline, such as `rethink/attempted`."""
+    groups: Sequence[Group]  # one group for each sample, in order
+    metrics: Mapping[str, float]  # counts of the rollout pipeline, such as `rethink/attempted`
 
 
 def answer_samples(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from mmrl.algo.group_rewards import BoundGroupReward
@@ -45,7 +46,7 @@ def build_group_rewards(config: Config, base: Path) -> tuple[BoundGroupReward, .
         compute = load_plugin(options.fn, base, options.args, role="group reward", parameters=("group",))
         name = options.name or options.fn.rpartition(":")[2]
         bound.append(BoundGroupReward(name=name, compute=compute, options=options))
-    names = [*term_names, *(group_reward.name for group_reward in bound)]
+    names = [*term_names, *map(attrgetter("name"), bound)]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two reward terms are named {name!r}; give one another `name`")
@@ -76,7 +77,7 @@ def check_group_rewards(
         for sample in samples:
             if not matches_conditions(group_reward.options.when, sample):
                 continue
-            applicable = [term.name for term in scorer.applicable_terms(sample)]
+            applicable = list(map(attrgetter("name"), scorer.applicable_terms(sample)))
             missing = [name for name in group_reward.options.args.get("correct", ()) if name not in applicable]
             if missing:
                 raise UserError(

@@ -81,6 +81,27 @@ _DUMP: Mapping[AnswerType, object] = {
     AnswerType.SPANS: [[second, second + 1] for second in range(_DUMP_SIZE)],
 }
 
+# The correct answers of the samples that a reward is tried on.
+_THING_BOX, _THING_POINT = [620.0, 130.0, 840.0, 310.0], [730.0, 220.0]
+_CORRECT_VALUES: Mapping[AnswerType, Any] = {
+    AnswerType.TEXT: "Goods received in Zürich",
+    AnswerType.CHOICE: "B",
+    AnswerType.NUMBER: 347,
+    AnswerType.BOX: _THING_BOX,
+    AnswerType.BOXES: [{"bbox_2d": _THING_BOX, "label": "cup"}, {"bbox_2d": [20, 640, 210, 905], "label": "dog"}],
+    AnswerType.POINT: _THING_POINT,
+    AnswerType.POINTS: [{"point_2d": _THING_POINT, "label": "cup"}, {"point_2d": [115, 772], "label": "dog"}],
+    AnswerType.SPAN: [12.5, 20.0],
+    AnswerType.SPANS: [[12.5, 20.0], [301, 317.5]],
+    AnswerType.PERMUTATION: [3, 1, 4, 2],
+    AnswerType.ACTION: {"action": "click", "coordinate": _THING_POINT},
+    AnswerType.LIST: ["otter", "heron"],
+    AnswerType.JSON: {"invoice": "A-17", "total": 93.5},
+    AnswerType.LATEX: r"\frac{x+1}{2}",
+    AnswerType.SVG: '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 90 70"><circle cx="61" cy="23" r="9"/></svg>',
+    AnswerType.TOOL_CALL: {"name": "zoom", "arguments": {"factor": 3}},
+}
+
 
 class LintFinding(NamedTuple):
     """The result of one check."""
@@ -120,27 +141,6 @@ class LintReport:
 
 def make_samples(answer_types: Sequence[AnswerType]) -> tuple[Sample, ...]:
     """Return one plain sample of each answer type, with an image of 1000 x 1000 pixels."""
-    box, point = [620.0, 130.0, 840.0, 310.0], [730.0, 220.0]
-    values: Mapping[AnswerType, Any] = {
-        AnswerType.TEXT: "Goods received in Zürich",
-        AnswerType.CHOICE: "B",
-        AnswerType.NUMBER: 347,
-        AnswerType.BOX: box,
-        AnswerType.BOXES: [{"bbox_2d": box, "label": "cup"}, {"bbox_2d": [20, 640, 210, 905], "label": "dog"}],
-        AnswerType.POINT: point,
-        AnswerType.POINTS: [{"point_2d": point, "label": "cup"}, {"point_2d": [115, 772], "label": "dog"}],
-        AnswerType.SPAN: [12.5, 20.0],
-        AnswerType.SPANS: [[12.5, 20.0], [301, 317.5]],
-        AnswerType.PERMUTATION: [3, 1, 4, 2],
-        AnswerType.ACTION: {"action": "click", "coordinate": point},
-        AnswerType.LIST: ["otter", "heron"],
-        AnswerType.JSON: {"invoice": "A-17", "total": 93.5},
-        AnswerType.LATEX: r"\frac{x+1}{2}",
-        AnswerType.SVG: (
-            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 90 70"><circle cx="61" cy="23" r="9"/></svg>'
-        ),
-        AnswerType.TOOL_CALL: {"name": "zoom", "arguments": {"factor": 3}},
-    }
     samples = []
     for answer_type in answer_types:
         options = "\nA. red\nB. blue\nC. green\nD. white" if answer_type is AnswerType.CHOICE else ""
@@ -149,7 +149,7 @@ def make_samples(answer_types: Sequence[AnswerType]) -> tuple[Sample, ...]:
             id=f"lint-{answer_type}",
             task="lint",
             parts=(ImageRef(path="lint.png", sha256=""), f"What do you see in the picture?{options}"),
-            target=Target(answer_type=answer_type, value=values[answer_type], coordinate_system=coordinates),
+            target=Target(answer_type=answer_type, value=_CORRECT_VALUES[answer_type], coordinate_system=coordinates),
         )
         samples.append(sample)
     return tuple(samples)
@@ -266,12 +266,10 @@ def _list_new_modules(task: Callable[[], object]) -> list[str]:
 
 
 def _check_range(reward: BoundReward, attempts: Sequence[tuple[str, Sample, RewardValue | Exception]]) -> LintFinding:
-    bad = []
     for name, sample, got in attempts:
         if isinstance(got, Exception):
-            bad.append(f"{name} ({sample.target.answer_type}): {_error_text(got)}")
-    low, high = reward.reward.low, reward.reward.high
-    return LintFinding("range", not bad, bad[0] if bad else f"{len(attempts)} values from {low:g} to {high:g}")
+            return LintFinding("range", False, f"{name} ({sample.target.answer_type}): {_error_text(got)}")
+    return LintFinding("range", True, f"{len(attempts)} values from {reward.reward.low:g} to {reward.reward.high:g}")
 
 
 def _check_pickling(reward: BoundReward) -> LintFinding:
@@ -293,9 +291,8 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
     if isinstance(back_and_forth, Exception) or isinstance(elsewhere, Exception):
         return LintFinding("repeatable", False, _error_text(back_and_forth))
     same = back_and_forth == elsewhere + elsewhere[::-1]
-    return LintFinding(
-        "repeatable", same, f"{len(pairs)} calls, three times" if same else "the same call gave another value"
-    )
+    detail = f"{len(pairs)} calls, three times" if same else "the same call gave another value"
+    return LintFinding("repeatable", same, detail)
 
 
 def _check_purity(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
@@ -445,8 +442,6 @@ def _send_results(tasks: Sequence[Callable[[], object]], pipe: Connection) -> No
 
 
 def _error_text(error: object) -> str:
-    return (
-        str(error)
-        if isinstance(error, RuntimeError | TimeoutError | ValueError)
-        else f"{type(error).__name__}: {error}"
-    )
+    if isinstance(error, RuntimeError | TimeoutError | ValueError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

@@ -109,9 +109,7 @@ class RewardFunctionScorer:
         for siblings in rollouts:
             groups.append(self._build_group([(rollout, next(outcomes)) for rollout in siblings], step))
         for index, rollouts_by_probe in enumerate(probes):
-            scores = {}
-            for name, probe_rollouts in rollouts_by_probe.items():
-                scores[name] = self.score_eval(probe_rollouts)
+            scores = {name: self.score_eval(answers) for name, answers in rollouts_by_probe.items()}
             groups[index] = replace(groups[index], probes=scores)
         return tuple(groups)
 
@@ -141,9 +139,7 @@ class RewardFunctionScorer:
             RewardError: a reward failed, whatever `on_error` and `on_unscorable` say.
             UserError: no term applies to a sample, or its target cannot be written in the response format.
         """
-        empty_answers = {}
-        for answer_type in AnswerType:
-            empty_answers[answer_type] = grammar.parse("", answer_type)
+        empty_answers = {answer_type: grammar.parse("", answer_type) for answer_type in AnswerType}
         # Scores of a whole dataset at once would fill memory; one sample at a time would leave workers idle.
         for start in range(0, len(samples), _CHECK_BATCH_SIZE):
             pairs: list[ScoringPair] = []
@@ -156,10 +152,11 @@ class RewardFunctionScorer:
 
     def unused_terms(self, samples: Sequence[Sample]) -> tuple[str, ...]:
         """Return the names of the terms that apply to none of the samples."""
-        used = set[str]()
+        unused = self.term_weights
         for sample in samples:
-            used.update(term.name for term in self.applicable_terms(sample))
-        return tuple(term.name for term in self._terms if term.name not in used)
+            for term in self.applicable_terms(sample):
+                unused.pop(term.name, None)
+        return tuple(unused)
 
     def close(self) -> None:
         """End the worker processes, if any were started."""
@@ -190,10 +187,8 @@ class RewardFunctionScorer:
         for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
             outcomes: dict[str, RewardOutcome] = {}
             for term in terms:
-                if term.name in self._timeouts_s:
-                    outcomes[term.name] = next(worker_outcomes)
-                else:
-                    outcomes[term.name] = call_reward(term.reward, response, sample)
+                in_worker = term.name in self._timeouts_s
+                outcomes[term.name] = next(worker_outcomes) if in_worker else call_reward(term.reward, response, sample)
             for name, failure in _failures_by_term(outcomes).items():
                 if trial or self._failure_action(failure) == "stop":
                     raise _make_error(name, failure, response, sample)

@@ -42,10 +42,7 @@ def call_reward(reward: BoundReward, response: Response, sample: Sample) -> Rewa
         kind, reason = RewardErrorKind.UNSCORABLE, str(error)
     else:
         frames = list(traceback.extract_tb(error.__traceback__ if error else None))
-        own_frames = []
-        for frame in frames:
-            if frame.filename == inspect.getfile(reward.reward.fn):
-                own_frames.append(frame)
+        own_frames = [frame for frame in frames if frame.filename == inspect.getfile(reward.reward.fn)]
         # The error may lie deep in a library. The last line in the reward's own file is what its author can change.
         last = (own_frames or frames)[-1]
         place = f"{Path(last.filename).name}:{last.lineno}"
@@ -140,11 +137,9 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
             raise UserError(f"term {name!r}: it requires {required!r}, which is no other term; there are {known}")
         if required is not None and terms_by_name[required].options.training_only and not term.options.training_only:
             raise UserError(f"term {name!r} counts in evaluation, but requires {required!r}, which is training_only")
-        lowest = min(map(term.transform, (term.reward.reward.low, term.reward.reward.high)))
-        if method != "sum" and lowest < 0.0:
-            raise UserError(
-                f"combine {method}: values of term {name!r} start at {lowest:g}; give it transform.rescale_to"
-            )
+        low = min(map(term.transform, (term.reward.reward.low, term.reward.reward.high)))
+        if method != "sum" and low < 0.0:
+            raise UserError(f"combine {method}: values of term {name!r} start at {low:g}; give it transform.rescale_to")
     for name, term in terms_by_name.items():
         chain: list[str] = []
         required = term.options.requires
@@ -218,7 +213,5 @@ def _combine_lexicographic(fractions: Sequence[float]) -> float:
         levels.append(int(fraction * _LEXICOGRAPHIC_LEVELS + 1e-9) / _LEXICOGRAPHIC_LEVELS)
     levels.append(last)
     # 102 rather than 100, the number of levels: all later terms together must count less than one level of this one.
-    places = []
-    for k in range(len(levels)):
-        places.append((_LEXICOGRAPHIC_LEVELS + 2.0) ** -k)
+    places = [(_LEXICOGRAPHIC_LEVELS + 2.0) ** -k for k in range(len(levels))]
     return sum(level * place for level, place in zip(levels, places, strict=True)) / sum(places)

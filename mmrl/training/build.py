@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -105,7 +106,7 @@ class RunContext:
         self.response_format = build_response_format(config)
         self.scorer = build_scorer(config, base_dir)
         self.group_rewards = build_group_rewards(config, base_dir)
-        registry.check_case_tables([term.fn for term in config.rewards.terms], base_dir)
+        registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir)
 
         dataset_context = make_dataset_context(config, base_dir, run_dir.data)
         media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
@@ -234,13 +235,10 @@ class RunContext:
 
     def build_selector(self, stage: RlStage, placement: MediaPlacement) -> ExperienceSelector:
         """Return what decides which experiences a step of the stage trains on."""
-        find_problems: MediaCheck = partial(find_media_problems, self.processor.build)
+        media_check: MediaCheck = partial(find_media_problems, self.processor.build)
         if self.ranks.size > 1:
             # One rank may still hold in memory what another would find changed: they must agree.
-            find_problems = partial(
-                check_media_across_ranks, check=find_problems, ranks=self.ranks, placement=placement
-            )
-        weights = reward_weights(self.scorer, self.group_rewards)
+            media_check = partial(check_media_across_ranks, check=media_check, ranks=self.ranks, placement=placement)
         replay = None
         if stage.replay is not None:
             replay = ReplaySettings(
@@ -249,19 +247,18 @@ class RunContext:
                 seed=(self.config.run.seed, stage.name),
             )
         phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
-        corrected = stage.loss.rollout_correction.method != "none"
         return SelectionPipeline(
             compute_advantages=partial(
                 compute_advantages,
                 options=stage.advantage,
-                weights=weights,
+                weights=reward_weights(self.scorer, self.group_rewards),
                 custom_advantage=load_custom_advantage(stage.advantage, self.base_dir),
             ),
             prompts_per_step=stage.prompts_per_step,
             dynamic_sampling=stage.dynamic_sampling,
             replay=replay,
-            find_changed_media=partial(find_changed_media, find_problems=find_problems, warn=self.console.warn),
-            stale_old_logprobs=None if corrected else "recorded",
+            find_changed_media=partial(find_changed_media, find_problems=media_check, warn=self.console.warn),
+            stale_old_logprobs="recorded" if stage.loss.rollout_correction.method == "none" else None,
             rollouts_may_be_stale=stage.async_rollouts or stage.has_partial_rollouts,
             tracked_terms=stage.track_rewards,
             curriculum_phases=phases if stage.track_rewards else (),
@@ -276,11 +273,7 @@ class RunContext:
         return TorchEngine(self.policy.trained_by_component, stage.optimizer, self.ranks)
 
     def build_learner(
-        self,
-        stage: SftStage | RlStage,
-        engine: OptimizerEngine,
-        reference: Policy | None,
-        placement: MediaPlacement,
+        self, stage: SftStage | RlStage, engine: OptimizerEngine, reference: Policy | None, placement: MediaPlacement
     ) -> GrpoLearner:
         """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""
         if isinstance(stage, RlStage):

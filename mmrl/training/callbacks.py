@@ -63,73 +63,63 @@ class StepTimer:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
+@dataclass(frozen=True, slots=True)
 class StepLogger:
     """Writes each step to the console, metrics.jsonl and timings.jsonl, and some steps' rollouts to rollouts/."""
 
-    def __init__(self, logger: MetricsLogger, *, only_failed_rollouts: bool = False) -> None:
-        """Log with `logger`; with `only_failed_rollouts`, save rollouts of steps with a non-finite gradient alone."""
-        self._logger, self._only_failed_rollouts = logger, only_failed_rollouts
+    logger: MetricsLogger
+    only_failed_rollouts: bool = False  # save rollouts of steps with a non-finite gradient alone
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Log the step. Rollouts are saved when the logger's schedule says so, and always after a failed update."""
         failed = state.nonfinite_steps > 0
-        if failed or not self._only_failed_rollouts:
+        if failed or not self.only_failed_rollouts:
             selected = result.selected
-            result.rollouts_file = self._logger.log_rollouts(state, selected.groups, selected.advantages, force=failed)
-        self._logger.log(state, result.metrics, result.seconds)
+            result.rollouts_file = self.logger.log_rollouts(state, selected.groups, selected.advantages, force=failed)
+        self.logger.log(state, result.metrics, result.seconds)
 
 
+@dataclass(frozen=True, slots=True)
 class BenchmarkRunner:
     """Runs the benchmarks that are due at a moment of a stage, and logs their metrics."""
 
-    def __init__(
-        self,
-        evaluate_due: Callable[[TrainingState, EvalMoment], Mapping[str, float]],
-        log_metrics: Callable[[TrainingState, Mapping[str, float]], None],
-    ) -> None:
-        self._evaluate_due, self._log_metrics = evaluate_due, log_metrics
+    evaluate_due: Callable[[TrainingState, EvalMoment], Mapping[str, float]]
+    log_metrics: Callable[[TrainingState, Mapping[str, float]], None]
 
     def run(self, state: TrainingState, moment: EvalMoment) -> None:
         """Run and log the benchmarks that are due."""
-        metrics = self._evaluate_due(state, moment)
+        metrics = self.evaluate_due(state, moment)
         if metrics:
-            self._log_metrics(state, metrics)
+            self.log_metrics(state, metrics)
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Run and log the benchmarks that are due after this step."""
         self.run(state, "step")
 
 
+@dataclass(frozen=True, slots=True)
 class Validation:
     """Measures the held-out reward every `validation.every` steps, and ends the stage once it reaches its goal."""
 
-    def __init__(
-        self,
-        evaluate: Callable[[], EvalRewards],
-        options: ValidationConfig,
-        log_metrics: Callable[[TrainingState, Mapping[str, float]], None],
-        print_line: Callable[[str], None],
-    ) -> None:
-        """Measure with `evaluate`, which returns the reward of each validation sample under the current weights."""
-        self._evaluate, self._options = evaluate, options
-        self._log_metrics, self._print_line = log_metrics, print_line
+    evaluate: Callable[[], EvalRewards]  # returns the reward of each validation sample under the current weights
+    options: ValidationConfig
+    log_metrics: Callable[[TrainingState, Mapping[str, float]], None]
+    print_line: Callable[[str], None]
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Measure if it is due, and set `state.stage_done` if the goal is reached."""
-        if state.step % self._options.every:
+        if state.step % self.options.every:
             return
-        held_out = self._evaluate()
-        task_means = {}
-        for task, rewards in held_out.rewards.items():
-            task_means[task] = fmean(rewards.values())
+        held_out = self.evaluate()
+        task_means = {task: fmean(rewards.values()) for task, rewards in held_out.rewards.items()}
         # Of the tasks, not of the samples: a task with many samples should not decide alone.
         mean = fmean(task_means.values())
         means = {**task_means, "mean": mean}
         metrics = {**means, **held_out.rollout_metrics}
-        self._log_metrics(state, {f"validation/{name}": value for name, value in metrics.items()})
+        self.log_metrics(state, {f"validation/{name}": value for name, value in metrics.items()})
         rewards_text = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
-        self._print_line(f"validation after {state.step} steps: {rewards_text}")
-        goal, task_goal = self._options.stop_at_mean_reward, self._options.stop_at_task_reward
+        self.print_line(f"validation after {state.step} steps: {rewards_text}")
+        goal, task_goal = self.options.stop_at_mean_reward, self.options.stop_at_task_reward
         if goal is not None and mean >= goal and (task_goal is None or min(task_means.values()) >= task_goal):
             state.stage_done = True
 
@@ -166,18 +156,14 @@ def measure_rewards(
     return EvalRewards(rewards, metrics)
 
 
+@dataclass(frozen=True, slots=True)
 class PeriodicCheckpointer:
     """Saves every `checkpoints.every` steps, and at once when the user has asked to stop."""
 
-    def __init__(
-        self,
-        save: Callable[[TrainingState], None],
-        manager: CheckpointManager,
-        stop_requested: Callable[[], bool],
-        *,
-        every: int,
-    ) -> None:
-        self._save, self._manager, self._stop_requested, self._every = save, manager, stop_requested, every
+    save: Callable[[TrainingState], None]
+    manager: CheckpointManager
+    stop_requested: Callable[[], bool]
+    every: int
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Save the run if it is due.
@@ -186,13 +172,13 @@ class PeriodicCheckpointer:
             RunInterrupted: the user asked to stop; everything is saved.
             UserError: this checkpoint, or an earlier one in the background, cannot be written.
         """
-        self._manager.raise_if_failed()
-        if not self._stop_requested() and state.step % self._every:
+        self.manager.raise_if_failed()
+        if not self.stop_requested() and state.step % self.every:
             return
-        self._save(state)
+        self.save(state)
         # Asked again: the signal may have arrived while the checkpoint was being saved.
-        if self._stop_requested():
-            self._manager.wait()
+        if self.stop_requested():
+            self.manager.wait()
             raise RunInterrupted
 
 

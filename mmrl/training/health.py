@@ -187,15 +187,14 @@ class HealthMonitor:
                 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailedStepCounter:
     """A callback that counts consecutive steps without signal or with a non-finite gradient, for `FailedStepLimit`.
 
     The counts are part of `TrainingState`, so they survive a restart.
     """
 
-    def __init__(self, *, count_steps_without_signal: bool) -> None:
-        """Count non-finite gradients, and in RL stages steps without an advantage too."""
-        self._count_steps_without_signal = count_steps_without_signal
+    count_steps_without_signal: bool  # True in RL stages, where steps may lack an advantage
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Extend or end both series of failed steps."""
@@ -203,7 +202,7 @@ class FailedStepCounter:
         nonfinite_updates = result.metrics.get("learner/nonfinite_updates")
         if nonfinite_updates is not None:
             state.nonfinite_steps = state.nonfinite_steps + 1 if nonfinite_updates else 0
-        if self._count_steps_without_signal:
+        if self.count_steps_without_signal:
             has_signal = any(experience.advantage for experience in result.selected.experiences)
             state.steps_without_signal = 0 if has_signal else state.steps_without_signal + 1
 

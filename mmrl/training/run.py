@@ -271,10 +271,7 @@ class TrainingRun:
             )
             run_sft_stage(build_sft_settings(stage, self._config.run.seed), components, state)
             return
-        update_reference = None
-        if reference is not None and not reference.is_frozen:
-            update_reference = partial(reference.update, reset_optimizer=engine.reset)
-        self._train_rl_stage(stage, source, learner, callbacks, update_reference)
+        self._train_rl_stage(stage, source, learner, callbacks, engine=engine, reference=reference)
         if health is not None:
             self._console.info(health.summary())
 
@@ -297,12 +294,9 @@ class TrainingRun:
         callbacks.append(StepLogger(self._logger, only_failed_rollouts=not is_rl))
         if health is not None:
             callbacks.append(health)
-        callbacks.append(
-            FailedStepLimit(
-                max_nonfinite_steps=stage.max_nonfinite_steps,
-                max_steps_without_signal=stage.max_steps_without_signal if isinstance(stage, RlStage) else None,
-            )
-        )
+        max_steps = stage.max_steps_without_signal if isinstance(stage, RlStage) else None
+        limit = FailedStepLimit(max_nonfinite_steps=stage.max_nonfinite_steps, max_steps_without_signal=max_steps)
+        callbacks.append(limit)
         if self._config.evaluation.benchmarks:
             callbacks.append(self._benchmarks)
         if stage.validation is not None:
@@ -310,9 +304,8 @@ class TrainingRun:
             callbacks.append(Validation(measure, stage.validation, self._logger.log_metrics, self._console.info))
         callbacks += self._user_callbacks
         # The checkpoint comes last: it holds what the others decided (`stage_done`) and the end of what they logged.
-        callbacks.append(
-            PeriodicCheckpointer(save, self._checkpoints, self._stop_requested, every=self._config.checkpoints.every)
-        )
+        every = self._config.checkpoints.every
+        callbacks.append(PeriodicCheckpointer(save, self._checkpoints, self._stop_requested, every=every))
         return callbacks
 
     def _train_rl_stage(
@@ -321,9 +314,14 @@ class TrainingRun:
         source: SampleSource,
         learner: Learner,
         callbacks: Sequence[Callback],
-        update_reference: Callable[[int], dict[str, float]] | None,
+        *,
+        engine: StageEngine,
+        reference: ReferencePolicy | None,
     ) -> None:
         context, version = self._context, self._state.version
+        update_reference: Callable[[int], dict[str, float]] | None = None
+        if reference is not None and not reference.is_frozen:
+            update_reference = partial(reference.update, reset_optimizer=engine.reset)
         sampler = context.samplers.make_sampler(
             self._config.run.seed, stage.name, version=version, concurrent=stage.async_rollouts
         )

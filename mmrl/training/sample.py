@@ -99,17 +99,16 @@ def compute_table_metrics(path: Path) -> dict[str, float]:
 
 
 def _append_rows(path: Path, groups: Sequence[Group]) -> None:
-    lines = []
+    lines: list[str] = []
     for group in groups:
-        lines += list(map(json_line, _group_rows(group, path.parent)))
+        lines += map(json_line, _group_rows(group, path.parent))
     with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
-    with report_write_errors(path), file:
-        file.write("".join(lines).encode("utf-8", errors="backslashreplace"))
-        file.flush()
-        # On the disk before the next step begins: a resumed stage trusts the table.
-        os.fsync(file.fileno())
+        with path.open("ab") as file:
+            file.write("".join(lines).encode("utf-8", errors="backslashreplace"))
+            file.flush()
+            # On the disk before the next step begins: a resumed stage trusts the table.
+            os.fsync(file.fileno())
 
 
 def _group_rows(group: Group, folder: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress, groupby, starmap
 from math import inf
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,15 +71,8 @@ def select_samples(stage: SelectStage, folder: Path) -> SelectionCounts:
     kept = _keep_best(stage, samples)
     selected_rows: list[TableRow] = []
     for sample in kept:
-        if stage.output != "responses":
-            selected_rows.append(sample.row)
-            continue
-        rollouts = sample.correct_rollouts
-        if stage.max_responses is not None:
-            rollouts = sorted(rollouts, key=itemgetter("tokens"))[: stage.max_responses]
-        for rollout in rollouts:
-            selected_rows.append({**sample.row, "id": rollout["id"], "response": rollout["response"]})
-    values = [sample.value for sample in samples]
+        selected_rows += _rows_to_write(stage, sample)
+    values = list(map(attrgetter("value"), samples))
     if not selected_rows:
         raise UserError(
             f"stage {stage.name!r} keeps none of {len(samples)} samples: their {stage.metric} ranges from "
@@ -87,6 +80,18 @@ def select_samples(stage: SelectStage, folder: Path) -> SelectionCounts:
         )
     save_table(folder / f"{stage.name}.jsonl", selected_rows)
     return SelectionCounts(kept=len(kept), total=len(samples), rows=len(selected_rows), median=median(values))
+
+
+def _rows_to_write(stage: SelectStage, sample: _SampleMetric) -> Iterator[TableRow]:
+    """Yield the row of a selected sample; with `output: responses`, one for each of its correct responses instead."""
+    if stage.output != "responses":
+        yield sample.row
+        return
+    rollouts = sample.correct_rollouts
+    if stage.max_responses is not None:
+        rollouts = sorted(rollouts, key=itemgetter("tokens"))[: stage.max_responses]
+    for rollout in rollouts:
+        yield {**sample.row, "id": rollout["id"], "response": rollout["response"]}
 
 
 def _measure_from_rollouts(stage: SelectStage, rows: Sequence[TableRow]) -> Iterator[_SampleMetric]:
@@ -108,9 +113,7 @@ def _measure_from_rollouts(stage: SelectStage, rows: Sequence[TableRow]) -> Iter
 
 def _measure_from_history(stage: SelectStage, rows: Sequence[TableRow]) -> Iterator[_SampleMetric]:
     """Yield each sample's value of the metric, computed from its rewards during an RL stage."""
-    history = {}
-    for row in rows:
-        history[row["sample"]] = list(starmap(SampleStats, row["visits"]))
+    history = {row["sample"]: list(starmap(SampleStats, row["visits"])) for row in rows}
     values = measure_samples(history, stage.metric)
     for row in rows:
         value = values[row["sample"]]

@@ -24,88 +24,45 @@ Each is made from the one before it, by the part of the loop that is named above
     Experience(rollout=..., advantage=-0.7)
 """
 
-from mmrl.types.errors import PromptTooLongError, RunInterrupted, Unscorable, UserError
-from mmrl.types.rollout import (
-    TRAINED_AUTHORS,
-    Answer,
-    Author,
-    Dropped,
-    EvalRewards,
-    FinishReason,
-    Group,
-    MediaObservation,
-    Prompt,
-    Response,
-    RewardErrorKind,
-    RewardFailure,
-    RewardValue,
-    Rollout,
-    RolloutBatch,
-    SamplingParams,
-    Score,
-    Segment,
-)
-from mmrl.types.sample import (
-    Action,
-    AnswerType,
-    ContentPart,
-    CoordinateSystem,
-    Corruption,
-    DatasetContext,
-    ImageRef,
-    MediaPolicy,
-    MediaRef,
-    Region,
-    RejectedRow,
-    ResizeMap,
-    Sample,
-    Size,
-    Target,
-    VideoRef,
-)
-from mmrl.types.state import Experience, SampleStats, SelectedExperiences, TrainingState
-
-__all__ = [
-    "TRAINED_AUTHORS",
-    "Action",
-    "Answer",
-    "AnswerType",
-    "Author",
-    "ContentPart",
-    "CoordinateSystem",
-    "Corruption",
-    "DatasetContext",
-    "Dropped",
-    "EvalRewards",
-    "Experience",
-    "FinishReason",
-    "Group",
-    "ImageRef",
-    "MediaObservation",
-    "MediaPolicy",
-    "MediaRef",
-    "Prompt",
-    "PromptTooLongError",
-    "Region",
-    "RejectedRow",
-    "ResizeMap",
-    "Response",
-    "RewardErrorKind",
-    "RewardFailure",
-    "RewardValue",
-    "Rollout",
-    "RolloutBatch",
-    "RunInterrupted",
-    "Sample",
-    "SampleStats",
-    "SamplingParams",
-    "Score",
-    "Segment",
-    "SelectedExperiences",
-    "Size",
-    "Target",
-    "TrainingState",
-    "Unscorable",
-    "UserError",
-    "VideoRef",
-]
+from mmrl.types.errors import PromptTooLongError as PromptTooLongError
+from mmrl.types.errors import RunInterrupted as RunInterrupted
+from mmrl.types.errors import Unscorable as Unscorable
+from mmrl.types.errors import UserError as UserError
+from mmrl.types.rollout import TRAINED_AUTHORS as TRAINED_AUTHORS
+from mmrl.types.rollout import Answer as Answer
+from mmrl.types.rollout import Author as Author
+from mmrl.types.rollout import Dropped as Dropped
+from mmrl.types.rollout import EvalRewards as EvalRewards
+from mmrl.types.rollout import FinishReason as FinishReason
+from mmrl.types.rollout import Group as Group
+from mmrl.types.rollout import MediaObservation as MediaObservation
+from mmrl.types.rollout import Prompt as Prompt
+from mmrl.types.rollout import Response as Response
+from mmrl.types.rollout import RewardErrorKind as RewardErrorKind
+from mmrl.types.rollout import RewardFailure as RewardFailure
+from mmrl.types.rollout import RewardValue as RewardValue
+from mmrl.types.rollout import Rollout as Rollout
+from mmrl.types.rollout import RolloutBatch as RolloutBatch
+from mmrl.types.rollout import SamplingParams as SamplingParams
+from mmrl.types.rollout import Score as Score
+from mmrl.types.rollout import Segment as Segment
+from mmrl.types.sample import Action as Action
+from mmrl.types.sample import AnswerType as AnswerType
+from mmrl.types.sample import ContentPart as ContentPart
+from mmrl.types.sample import CoordinateSystem as CoordinateSystem
+from mmrl.types.sample import Corruption as Corruption
+from mmrl.types.sample import DatasetContext as DatasetContext
+from mmrl.types.sample import ImageRef as ImageRef
+from mmrl.types.sample import MediaPolicy as MediaPolicy
+from mmrl.types.sample import MediaRef as MediaRef
+from mmrl.types.sample import Region as Region
+from mmrl.types.sample import RejectedRow as RejectedRow
+from mmrl.types.sample import ResizeMap as ResizeMap
+from mmrl.types.sample import Sample as Sample
+from mmrl.types.sample import Size as Size
+from mmrl.types.sample import Target as Target
+from mmrl.types.sample import VideoRef as VideoRef
+from mmrl.types.state import Experience as Experience
+from mmrl.types.state import SampleStats as SampleStats
+from mmrl.types.state import SelectedExperiences as SelectedExperiences
+from mmrl.types.state import TrainingState as TrainingState

@@ -18,12 +18,9 @@ _JSON: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="c
 class PluginOption(NamedTuple):
     """A keyword-only parameter of a plug-in function."""
 
-    type_hint: Any
-    """Type that a value from YAML is converted to."""
-    default: Any
-    """Value when YAML sets none; None for a required option."""
-    required: bool
-    """True if YAML must set it."""
+    type_hint: Any  # type that a value from YAML is converted to
+    default: Any  # value when YAML sets none; None for a required option
+    required: bool  # True if YAML must set it
 
 
 def check_positional_parameters(function: Callable[..., Any], parameters: Sequence[str], *, role: str) -> None:

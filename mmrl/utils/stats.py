@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import comb, sqrt
+from operator import sub
 from statistics import fmean, stdev
 from typing import Final
 
@@ -37,22 +38,18 @@ class Interval:
 class MeanWithInterval(Interval):
     """A mean with its 95 % interval and the count behind it."""
 
-    n: int
-    """Number of values."""
+    n: int  # number of values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McNemarResult:
     """Counts of questions that two runs got right, and McNemar's test on them."""
 
-    a_only: int
-    """Questions that only the first run got right."""
-    b_only: int
-    """Questions that only the second run got right."""
+    a_only: int  # questions that only the first run got right
+    b_only: int  # questions that only the second run got right
     both: int
     neither: int
-    p_value: float
-    """Two-sided, in [0, 1]."""
+    p_value: float  # two-sided, in [0, 1]
 
 
 def mean_with_interval(values: Sequence[float]) -> MeanWithInterval:
@@ -127,8 +124,7 @@ def paired_cluster_bootstrap(a: Sequence[float], b: Sequence[float], clusters: S
     if len(a) != len(b):
         raise ValueError(f"{len(a)} values cannot be paired with {len(b)}")
     # The difference of a pair is resampled, so a and b are drawn together.
-    differences = [value_a - value_b for value_a, value_b in zip(a, b, strict=True)]
-    return cluster_bootstrap(differences, clusters)
+    return cluster_bootstrap(list(map(sub, a, b)), clusters)
 
 
 def mcnemar_test(a: Mapping[str, bool], b: Mapping[str, bool]) -> McNemarResult:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
+from operator import attrgetter
 from threading import Condition, Lock, Thread, current_thread
 from typing import Any, Generic, TypeVar
 
@@ -136,7 +137,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
             arguments = (self._queue, self._workers, self._fork_each_call)
             self._threads.append(Thread(target=_run_tasks, args=arguments, daemon=True, name="worker-pool"))
             self._threads[-1].start()
-        return [task.future for task in tasks]
+        return list(map(attrgetter("future"), tasks))
 
 
 @dataclass(slots=True)
@@ -371,7 +372,7 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
     """Run tasks in a worker and return it; None if it hung or died, which fails one task and puts the rest back."""
     # Pickling calls code of the payloads, which may raise anything.
     with ErrorCatcher() as sending:
-        worker.line.send([task.payload for task in tasks])
+        worker.line.send(list(map(attrgetter("payload"), tasks)))
     # After a ConnectionError the worker is dead, which reading the line says.
     if sending.error is not None and not isinstance(sending.error, ConnectionError):
         for task in tasks:

@@ -86,9 +86,7 @@ class MessageSocket:
         if timeout_s != self.connection.gettimeout():
             self.connection.settimeout(timeout_s)
         body_size, num_buffers = _HEADER.unpack(self._read(_HEADER.size))
-        sizes = []
-        for _ in range(num_buffers):
-            sizes.append(_SIZE.unpack(self._read(_SIZE.size))[0])
+        sizes = [_SIZE.unpack(self._read(_SIZE.size))[0] for _ in range(num_buffers)]
         body = self._read(body_size)
         return pickle.loads(body, buffers=list(map(self._read, sizes)))
 
@@ -120,7 +118,6 @@ def run_server(control_fd: int) -> None:
     # save a step, for which it needs its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    worker_pids: set[int] = set()
     control = MessageSocket(socket.socket(fileno=control_fd))
     with suppress(EOFError, ConnectionError):
         setup: ServerSetup = control.receive()
@@ -132,24 +129,30 @@ def run_server(control_fd: int) -> None:
             control.send(None)
         else:
             work = _load_and_report(setup.workers.load, control)
-        try:
-            while True:
-                # Read by the byte: `receive` may read ahead, which would lose the socket sent along.
-                command, sockets, _, _ = socket.recv_fds(control.connection, 1, 1)
-                match command:
-                    case b"f":
-                        pid = _fork_worker(control, sockets[0], setup.workers, work)
-                        worker_pids.add(pid)
-                        control.send(pid)
-                    case b"e":
-                        pid = control.receive()
-                        worker_pids.remove(pid)
-                        control.send(_end_worker(pid))
-                    case _:
-                        return
-        finally:
-            for pid in worker_pids:
-                _end_worker(pid)
+        _manage_workers(control, setup.workers, work)
+
+
+def _manage_workers(control: MessageSocket, setup: WorkerSetup | None, work: Callable[[Any], object] | None) -> None:
+    """Fork and end workers as the pool asks; end all that are left when the pool has closed its end or died."""
+    worker_pids: set[int] = set()
+    try:
+        while True:
+            # Read by the byte: `receive` may read ahead, which would lose the socket sent along.
+            command, sockets, _, _ = socket.recv_fds(control.connection, 1, 1)
+            match command:
+                case b"f":
+                    pid = _fork_worker(control, sockets[0], setup, work)
+                    worker_pids.add(pid)
+                    control.send(pid)
+                case b"e":
+                    pid = control.receive()
+                    worker_pids.remove(pid)
+                    control.send(_end_worker(pid))
+                case _:
+                    return
+    finally:
+        for pid in worker_pids:
+            _end_worker(pid)
 
 
 def _load_and_report(load: Loader, line: MessageSocket) -> Callable[[Any], object]:

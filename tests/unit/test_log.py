@@ -13,7 +13,9 @@ import pytest
 from rich.console import Console as Screen
 
 from mmrl.config import Config, dump_yaml, load_config
-from mmrl.log import Console, MetricsFile, RunDir, RunLogger, write_rollouts
+from mmrl.log.console import Console
+from mmrl.log.logger import MetricsFile, RunLogger, write_rollouts
+from mmrl.log.run_dir import RunDir
 from mmrl.types import (
     Answer,
     AnswerType,
@@ -124,7 +126,7 @@ def test_a_disk_that_fills_up_is_the_users_to_fix_and_leaves_whole_lines(tmp_pat
     code = f"""
 import resource
 from pathlib import Path
-from mmrl.log import MetricsFile
+from mmrl.log.logger import MetricsFile
 from mmrl.utils.files import write_atomically
 from mmrl.types import UserError
 
