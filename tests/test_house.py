@@ -76,6 +76,7 @@ ONLY_IN = {
         "mmrl/algo/advantages.py",
         "mmrl/benchmarks/registry.py",
         "mmrl/cli/data.py",
+        "mmrl/cli/main.py",  # describes their errors
         "mmrl/data/load.py",
         "mmrl/learner/objective.py",
         "mmrl/policy/families.py",
@@ -331,9 +332,8 @@ def test_packages_and_imports_between_them_are_few():
         ("function_lines_p95", 30),
         ("function_lines_max", 60),
         ("longest_file", 500),
-        # 44,000 when the limits were set. Then every field got a documented line of its own, and every function that
-        # refuses something a Raises section; those lines are wanted, so the limit went up by them.
-        ("lines", 51_000),
+        ("functions_per_1000_lines", 50),
+        ("lines", 44_000),
     ],
 )
 def test_a_measure_keeps_to_its_limit(name, limit):

@@ -54,8 +54,14 @@ def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundG
         if not group.rollouts or not matches_conditions(reward.options.when, group.prompt.sample):
             continue
         weight = reward.options.weight_at(step)
+        values = reward.compute(group)
+        if len(values) != len(group.scores):
+            raise UserError(
+                f"group reward {reward.name!r}, sample {group.prompt.sample.id}: {len(values)} values for "
+                f"{len(group.scores)} rollouts; return one for each"
+            )
         scores = []
-        for score, value in zip(group.scores, reward.compute(group), strict=True):
+        for score, value in zip(group.scores, values, strict=True):
             if reward.name in score.terms:
                 raise UserError(f"two reward terms are named {reward.name!r}; give the group reward another `name`")
             terms = {**score.terms, reward.name: value}

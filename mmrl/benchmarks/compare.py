@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, Literal
@@ -48,6 +48,11 @@ def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], c
     means_a = list(map(fmean, correct_a.values()))
     means_b = list(map(fmean, map(correct_b.__getitem__, correct_a)))
     clusters = list(map(cluster_of.__getitem__, correct_a))
+    mcnemar = None
+    # McNemar's pairs must be independent, and responses to one question are not.
+    if all(len(values) == 1 for values in (*correct_a.values(), *correct_b.values())):
+        firsts_b = {id: values[0] for id, values in correct_b.items()}
+        mcnemar = mcnemar_test({id: values[0] for id, values in correct_a.items()}, firsts_b)
     a_only_ids = [id for id, a, b in zip(correct_a, means_a, means_b, strict=True) if a > b]
     b_only_ids = [id for id, a, b in zip(correct_a, means_a, means_b, strict=True) if a < b]
     return RunComparison(
@@ -55,7 +60,7 @@ def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], c
         accuracy_a=fmean(means_a),
         accuracy_b=fmean(means_b),
         difference=paired_cluster_bootstrap(means_a, means_b, clusters),
-        mcnemar=_test_single_responses(correct_a, correct_b),
+        mcnemar=mcnemar,
         a_only_ids=tuple(a_only_ids),
         b_only_ids=tuple(b_only_ids),
     )
@@ -93,17 +98,6 @@ def changed_verdicts(before: Sequence[Verdict], after: Sequence[Verdict]) -> lis
         if old is not None and (old.strict, old.official) != (new.strict, new.official):
             changed.append((old, new))
     return changed
-
-
-def _test_single_responses(
-    correct_a: Mapping[str, Sequence[bool]], correct_b: Mapping[str, Sequence[bool]]
-) -> McNemarResult | None:
-    # McNemar's pairs must be independent, and responses to one question are not.
-    if any(len(values) > 1 for values in (*correct_a.values(), *correct_b.values())):
-        return None
-    return mcnemar_test(
-        {id: values[0] for id, values in correct_a.items()}, {id: values[0] for id, values in correct_b.items()}
-    )
 
 
 def _correct_by_question(verdicts: Sequence[Verdict], column: VerdictColumn) -> dict[str, list[bool]]:

@@ -135,9 +135,9 @@ class _ValueDecoder:
         tag, content = next(iter(json_object.items()), ("", None))
         if not tag.startswith("$"):
             return json_object
-        return self._decoders[tag](content) if tag in self._decoders else self._decode_object(tag[1:], content)
-
-    def _decode_object(self, name: str, content: object) -> object:
+        if tag in self._decoders:
+            return self._decoders[tag](content)
+        name = tag[1:]
         try:
             noun = _CODEC_TYPES[name]
             if isinstance(content, dict):

@@ -84,7 +84,9 @@ def _run_to_end(command: Sequence[str]) -> None:
 def _run_and_kill(command: Sequence[str], metrics: Path, num_lines: int) -> None:
     """Start a run, and kill it as soon as there are that many lines of metrics."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and _count_lines(metrics) < num_lines:
+        while process.poll() is None:
+            if metrics.exists() and metrics.read_bytes().count(b"\n") >= num_lines:
+                break
             time.sleep(_POLL_S)
         # Listed before the launcher dies: its children are then nobody's, and could not be found.
         ranks = child_processes(process.pid) if "--nproc" in command and process.poll() is None else []
@@ -93,10 +95,6 @@ def _run_and_kill(command: Sequence[str], metrics: Path, num_lines: int) -> None
             os.kill(rank, signal.SIGKILL)
     if process.returncode != -signal.SIGKILL:
         raise UserError(f"the run ended with code {process.returncode} before it could be killed; try more --steps")
-
-
-def _count_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def _stage_middles(metrics: Path) -> Iterator[tuple[str, int]]:

@@ -11,6 +11,7 @@ import mmrl
 from mmrl.cli import config, data, eval, export, reward, train
 from mmrl.distributed.ranks import RankLostError
 from mmrl.types import UserError
+from mmrl.utils.error_catcher import ErrorCatcher
 
 EPILOG = """\
 examples:
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
-        code: int = arguments.run(arguments)
+        code = _run_command(arguments)
         sys.stdout.flush()
     except UserError as error:
         for line in str(error).splitlines():
@@ -57,6 +58,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _run_command(arguments: argparse.Namespace) -> int:
+    """Run a command; an error in a function of the user's becomes a UserError with role, file, line and cause."""
+    with ErrorCatcher() as caught:
+        return int(arguments.run(arguments))
+    error = caught.error
+    assert error is not None
+    if isinstance(error, UserError | SystemExit | BrokenPipeError):
+        raise error
+    from mmrl.utils.plugins import describe_plugin_error  # it takes time to import, and most commands never need it
+
+    explained = describe_plugin_error(error)
+    if explained is None:
+        raise error
+    raise UserError(explained) from error
 
 
 def build_parser() -> argparse.ArgumentParser:

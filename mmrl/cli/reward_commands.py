@@ -138,12 +138,17 @@ def lint_rewards(names: Sequence[str], args: Mapping[str, Any], table: Path | No
 
 
 def try_reward(row: Mapping[str, Any], sample_file: Path, response: str) -> int:
-    """Score one response and print value and reason as JSON; the value may be "unscorable".
+    """Score one response, or with @FILE that in a file; print value and reason as JSON. The value may be "unscorable".
 
     Raises:
         UserError: a file cannot be read, or `row` is not a row of a case table.
     """
-    fields = {"expected": 0, "source": "", "sample": load_sample(sample_file), "response": _read_response(response)}
+    if response.startswith("@"):
+        try:
+            response = Path(response[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--response {response}: cannot be read: {error}") from error
+    fields = {"expected": 0, "source": "", "sample": load_sample(sample_file), "response": response}
     try:
         case = Case.model_validate({**fields, **row})
     except ValidationError as error:
@@ -171,16 +176,6 @@ def _run_case(title: str, base_dir: Path, case: Case, *, verbose: bool) -> bool:
         print(f"{verdict} {title} {case.fn}: expected {case.expected}, got {outcome.value}")
         print(f"     reason: {outcome.reason}\n     source: {case.source}\n     response: {case.response!r:.120}")
     return outcome.passed
-
-
-def _read_response(response: str) -> str:
-    """Return the text itself, or for @FILE the text of the file."""
-    if not response.startswith("@"):
-        return response
-    try:
-        return Path(response[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--response {response}: cannot be read: {error}") from error
 
 
 def _select_cases(names: Sequence[str]) -> list[tuple[str, Path, tuple[Case, ...]]]:

@@ -55,12 +55,9 @@ def diff_configs(old_settings: Mapping[str, PlainValue], new_config: Config) -> 
     for key in {**old_settings, **new_settings}:
         if old_settings.get(key, _MISSING) != new_settings.get(key, _MISSING):
             old, new = _format_setting(old_settings, key), _format_setting(new_settings, key)
-            changes.append(SettingChange(key, old, new, _resume_effect(key)))
+            effect = next((effect for pattern, effect in CHANGEABLE_ON_RESUME if fnmatchcase(key, pattern)), None)
+            changes.append(SettingChange(key, old, new, effect))
     return changes
-
-
-def _resume_effect(key: str) -> str | None:
-    return next((effect for pattern, effect in CHANGEABLE_ON_RESUME if fnmatchcase(key, pattern)), None)
 
 
 def _format_setting(settings: Mapping[str, PlainValue], key: str) -> str:

@@ -103,14 +103,11 @@ def _locate_error(loc: Sequence[int | str], schema: type[BaseModel]) -> _ErrorPl
             here = next(model for model in models if _kind_of(model) == step)
             continue
         owner, path = (models[0] if models else here), (*path, step)
-        here = _type_of_key(owner, step)
+        if isinstance(owner, type) and issubclass(owner, BaseModel) and step in owner.model_fields:
+            here = owner.model_fields[str(step)].annotation
+        else:
+            here = get_args(owner)[0] if get_origin(owner) is tuple else Any
     return _ErrorPlace(path, owner, here)
-
-
-def _type_of_key(owner: object, key: int | str) -> object:
-    if isinstance(owner, type) and issubclass(owner, BaseModel) and key in owner.model_fields:
-        return owner.model_fields[str(key)].annotation
-    return get_args(owner)[0] if get_origin(owner) is tuple else Any
 
 
 def _strip_annotated(annotation: object) -> object:

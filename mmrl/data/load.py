@@ -244,6 +244,8 @@ def read_source(source: DataSourceConfig, context: DatasetContext) -> Iterator[S
     """
     read_rows = load_plugin(source.fn, context.base_dir, source.args, role="data source", parameters=("context",))
     for row in read_rows(context):
+        if not isinstance(row, Sample | RejectedRow):
+            raise UserError(f"data source {source.fn!r} yielded {row!r:.80}, neither a Sample nor a RejectedRow")
         if not source.name:
             yield row
         elif isinstance(row, RejectedRow):

@@ -110,7 +110,13 @@ class DataCheck:
         self._check_prompts()
         self._check_duplicates()
         self._check_benchmarks()
-        self._check_enough()
+        for split, sources in self._sources.items():
+            if sources and not self._samples[split]:
+                self._add_finding(FindingCode.EMPTY, split, "", "there is not one usable sample")
+        try:
+            check_stages_have_samples(self._config, self._samples["train"])
+        except UserError as error:
+            self._add_finding(FindingCode.TOO_FEW, "train", "", str(error))
         return DataCheckReport(
             run=self._config.run.name,
             max_prompt_tokens=self._config.model.max_prompt_tokens,
@@ -312,16 +318,6 @@ class DataCheck:
             inspect = partial(inspect_video, self._worker_cache, self._frame_sampling)
             opened |= self._open_media(videos, inspect)
         return _find_media_problems(samples, opened)
-
-    def _check_enough(self) -> None:
-        """Find splits without a sample, and stages that need more samples a step than are left."""
-        for split, sources in self._sources.items():
-            if sources and not self._samples[split]:
-                self._add_finding(FindingCode.EMPTY, split, "", "there is not one usable sample")
-        try:
-            check_stages_have_samples(self._config, self._samples["train"])
-        except UserError as error:
-            self._add_finding(FindingCode.TOO_FEW, "train", "", str(error))
 
     def _split_report(self, split: str) -> SplitReport:
         samples = self._samples[split]

@@ -51,6 +51,8 @@ class StepPipeline:
         """Return a group of rollouts for each prompt, in order, after the groups of `unfinished` that are complete."""
         if self.partial_rollouts is None:
             groups = self.sampler.generate(prompts, self.group_size, self.sampling_params, step=step)
+            if len(groups) != len(prompts):
+                raise UserError(f"the rollout engine returned {len(groups)} groups for {len(prompts)} prompts")
             batch = RolloutBatch(groups=tuple(map(tuple, groups)))
         else:
             batch = self.partial_rollouts.generate(prompts, step=step, unfinished=unfinished)

@@ -100,10 +100,11 @@ def _measure_from_rollouts(stage: SelectStage, rows: Sequence[TableRow]) -> Iter
         judged = []
         verdicts = []
         for row in sample_rows:
-            verdict = _is_correct(stage, row)
-            if verdict is not None:
+            # A rollout is correct if all terms of `correct` that it has reach the threshold.
+            values = [row["terms"][name] for name in stage.correct if name in row["terms"]]
+            if values:
                 judged.append(row)
-                verdicts.append(verdict)
+                verdicts.append(min(values) >= stage.threshold)
         if not judged:
             continue
         metrics = {"pass_rate": fmean(verdicts), "first_correct": [*verdicts, True].index(True) + 1}
@@ -118,12 +119,6 @@ def _measure_from_history(stage: SelectStage, rows: Sequence[TableRow]) -> Itera
     for row in rows:
         value = values[row["sample"]]
         yield _SampleMetric({**_sample_columns(row), stage.metric: value}, value)
-
-
-def _is_correct(stage: SelectStage, row: TableRow) -> bool | None:
-    """Return True if all terms of `correct` that the rollout has reach the threshold; None if it has none of them."""
-    values = [row["terms"][name] for name in stage.correct if name in row["terms"]]
-    return all(value >= stage.threshold for value in values) if values else None
 
 
 def _keep_best(stage: SelectStage, samples: Sequence[_SampleMetric]) -> list[_SampleMetric]:

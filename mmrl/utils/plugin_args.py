@@ -32,9 +32,10 @@ def check_positional_parameters(function: Callable[..., Any], parameters: Sequen
     enough = takes_any_number or len(positional) >= len(parameters)
     if not enough or len(required) > len(parameters):
         found = ", ".join(entry.name for entry in positional) or "none"
+        article = "an" if role[0] in "aeiou" else "a"
         raise UserError(
-            f"{locate_function(function)}: a {role} is called with ({', '.join(parameters)}), but its positional "
-            f"parameters are ({found}); put options after `*`"
+            f"{locate_function(function)}: {article} {role} is called with ({', '.join(parameters)}), but its "
+            f"positional parameters are ({found}); put options after `*`"
         )
 
 

@@ -1,7 +1,7 @@
 """Load functions that YAML names: `package.module:function`, or `./file.py:function` beside the config.
 
 Whatever a user's file does wrong while it is imported becomes one `UserError` with file, line and cause. The original
-exception stays its `__cause__`.
+exception stays its `__cause__`. `describe_plugin_error` says the same of what it does wrong later, when it is called.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import signal
 import sys
 import threading
@@ -26,6 +27,10 @@ from mmrl.utils.plugin_args import check_positional_parameters, read_plugin_opti
 
 IMPORT_TIMEOUT_S: Final = 120.0
 """Longest import of a plug-in, in seconds. Importing torch and vLLM with cold caches takes less than half of it."""
+
+_OWN_PACKAGES: Final = ("mmrl.", "mmrl_rewards.", "mmrl_datasets.")
+# By source file of each loaded function that is not ours: what it is used as, such as "policy loss './mine.py:soft'".
+_LOADED_FROM: dict[str, list[str]] = {}
 
 
 def load_plugin(
@@ -62,7 +67,19 @@ def load_function(name: str, base_dir: Path, *, role: str) -> Callable[..., Any]
     found = load_object(name, base_dir)
     if not callable(found):
         raise UserError(f"{role} {name!r} is not a function, but {type(found).__name__} {found!r:.60}")
+    code = getattr(inspect.unwrap(found), "__code__", None)
+    if code is not None and not found.__module__.startswith(_OWN_PACKAGES):
+        _LOADED_FROM.setdefault(code.co_filename, []).append(f"{role} {name!r}")
     return found
+
+
+def describe_plugin_error(error: BaseException) -> str | None:
+    """Return role, name, exception, file and line of an error in a user's function; None for an error elsewhere."""
+    for entry in reversed(traceback.extract_tb(error.__traceback__)):
+        if entry.filename in _LOADED_FROM:
+            used_as = " or ".join(dict.fromkeys(_LOADED_FROM[entry.filename]))
+            return f"{used_as} raised {type(error).__name__}: {error} ({entry.filename}:{entry.lineno})"
+    return None
 
 
 def load_object(name: str, base_dir: Path) -> object:

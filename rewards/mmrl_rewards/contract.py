@@ -25,7 +25,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias
 
 from mmrl.answer import COORDINATE_TYPES, AnswerValue, validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable, UserError
-from mmrl.utils.plugin_args import PluginOption, read_plugin_options, validate_args
+from mmrl.utils.plugin_args import PluginOption, check_positional_parameters, read_plugin_options, validate_args
 
 RewardOptions = ParamSpec("RewardOptions")
 RewardFn: TypeAlias = Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
@@ -110,6 +110,7 @@ def reward(
         raise UserError(f"reward {name!r}: attack_tolerance {attack_tolerance} is no share from 0 to 1")
 
     def declare(fn: RewardFn[RewardOptions]) -> Reward[RewardOptions]:
+        check_positional_parameters(fn, ("response", "sample"), role="reward")
         return Reward(
             fn=fn,
             name=name,

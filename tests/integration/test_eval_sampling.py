@@ -1,4 +1,4 @@
-"""How `mmrl eval` draws responses: greedy, several at a temperature, a continuation, with or without thinking, blind."""
+"""How `mmrl eval` draws responses: greedy, several at a temperature, continued, with or without thinking, blind."""
 
 from __future__ import annotations
 

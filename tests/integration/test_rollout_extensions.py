@@ -64,8 +64,9 @@ def make(context, *, breaks: str):
             "record": put(batch, replace(first, segments=(replace(segment, version=7),))),
             "lengths": put(batch, replace(first, segments=(replace(segment, logprobs=()),))),
             "index": put(batch, replace(first, index=1)),
+            "empty": put(batch, replace(first, segments=())),
         }
-        return changed[breaks]
+        return changed[breaks]  # KeyError for another word
     return step
 
 def put(batch, rollout):
@@ -81,6 +82,8 @@ def put(batch, rollout):
         ("record", "a segment by POLICY has another author, version or log-probabilities than before the step"),
         ("lengths", "tokens and 0 log-probabilities; write one for each token"),
         ("index", "returned two rollouts of one group with one index: [1, 1, 2, 3]"),
+        ("empty", "none of its segments is by POLICY"),
+        ("python", "rollout step './mine.py:make' raised KeyError: 'python' ("),
     ],
 )
 def test_a_step_that_breaks_the_rules_ends_the_run(tmp_path: Path, here: Command, breaks: str, message: str) -> None:
@@ -88,6 +91,7 @@ def test_a_step_that_breaks_the_rules_ends_the_run(tmp_path: Path, here: Command
     done = here("train", config_of(tmp_path, "tool.py", steps=[{"fn": "./mine.py:make", "args": {"breaks": breaks}}]))
     assert done.code == 2
     assert message in " ".join(done.errors.split())
+    assert "Traceback" not in done.errors
 
 
 @pytest.mark.parametrize(

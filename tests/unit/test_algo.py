@@ -45,7 +45,7 @@ def test_the_surrogate_equals_a_slow_version():
         assert fast.item() == pytest.approx(-slow, rel=1e-12, abs=1e-14)
 
 
-@pytest.mark.parametrize(("ratio", "slope"), [(1.1, 1.1), (2.9, 2.9), (3.1, 0.0), (50.0, 0.0)])
+@pytest.mark.parametrize(("ratio", "gradient"), [(1.1, 1.1), (2.9, 2.9), (3.1, 0.0), (50.0, 0.0)])
 def test_dual_clip_stops_the_gradient_of_what_was_bad_and_became_far_likelier(ratio, gradient):
     logp = torch.tensor(math.log(ratio), dtype=torch.float64, requires_grad=True)
     clipped_surrogate(logp.exp(), torch.tensor(-1.0, dtype=torch.float64), 0.2, 0.2, 3.0).backward()
@@ -78,7 +78,7 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "slope"),
+    ("ratio", "advantage", "gradient"),
     [
         (1.5, 1.0, 0.0),  # above the range and good: clipped
         (0.5, -1.0, 0.0),  # below the range and bad: clipped

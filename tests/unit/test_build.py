@@ -85,6 +85,13 @@ def test_sources_whose_ids_meet_are_told_apart_by_name(tmp_path):
         DataSourceConfig(fn="./mine.py:rows", name="a name")
 
 
+def test_a_data_source_yields_samples_and_rejected_rows_alone(tmp_path):
+    (tmp_path / "words.py").write_text("def rows(context):\n    yield 'a word'\n")
+    place = DatasetContext(work_dir=tmp_path, base_dir=tmp_path, seed=0)
+    with pytest.raises(UserError, match="yielded 'a word', neither a Sample nor a RejectedRow"):
+        list(read_source(DataSourceConfig(fn="./words.py:rows"), place))
+
+
 def test_a_step_does_not_draw_more_samples_than_there_are(world):
     with pytest.raises(UserError, match="stage 'rl' needs 2 prompts a step and there are 1 samples"):
         world(train={"ids": ["a"]}, prompts_per_step=2)

@@ -376,3 +376,9 @@ def test_a_term_may_be_in_a_file(tmp_path):
 def test_a_term_that_makes_no_sense_is_refused(terms, complaint):
     with pytest.raises(UserError, match=complaint):
         build_group_rewards(configured(terms).config, QUICKSTART.parent)
+
+
+def test_a_group_reward_returns_a_value_for_each_rollout():
+    short = replace(bound(), name="short", compute=lambda group: [RewardValue(1.0, "")])
+    with pytest.raises(UserError, match="group reward 'short', sample s: 1 values for 2 rollouts; return one for each"):
+        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[short])

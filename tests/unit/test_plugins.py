@@ -10,7 +10,7 @@ import pytest
 from mmrl.types import UserError
 from mmrl.utils import plugins
 from mmrl.utils.plugin_args import read_plugin_options, validate_args
-from mmrl.utils.plugins import load_object, load_plugin
+from mmrl.utils.plugins import describe_plugin_error, load_object, load_plugin
 
 
 @pytest.fixture
@@ -116,6 +116,22 @@ def test_an_import_that_hangs_is_ended_at_its_deadline(tmp_path, file, monkeypat
     with pytest.raises(UserError, match=r"mine.py:[23]: still not imported after 0.2 s"):
         load_object("mine.py:fn", tmp_path)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_an_error_in_a_call_names_role_file_line_and_cause(tmp_path, file):
+    path = file("mine.py", "import json\n\ndef fn(text):\n    return json.loads(text)\n")
+    function = load_plugin("./mine.py:fn", tmp_path, {}, role="dataset", parameters=("text",))
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        function("{")
+    explained = describe_plugin_error(caught.value)
+    assert explained.startswith("dataset './mine.py:fn' raised JSONDecodeError: Expecting property name")
+    assert explained.endswith(f"({path}:4)")
+
+
+def test_an_error_of_ours_is_not_blamed_on_a_plugin(tmp_path):
+    with pytest.raises(UserError) as caught:
+        load_object("json:zzz", tmp_path)
+    assert describe_plugin_error(caught.value) is None
 
 
 def test_a_plugin_is_called_with_its_options(tmp_path, file):

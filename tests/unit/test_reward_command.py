@@ -235,6 +235,15 @@ def test_lint_finds_what_cannot_be_pickled(made):
     assert [finding.check for finding in report.findings if not finding.ok] == ["picklable"]
 
 
+def test_a_reward_with_another_signature_is_refused_by_file_and_line(tmp_path):
+    (tmp_path / "odd.py").write_text(
+        "from mmrl_rewards.contract import reward\n\n"
+        "@reward(name='odd')\ndef odd(response, *, credit: float = 0.5):\n    return 0.0\n"
+    )
+    with pytest.raises(UserError, match=r"odd\.py:3: odd: a reward is called with \(response, sample\)"):
+        load_bound_reward(f"{tmp_path}/odd.py:odd", Path(), {"credit": 0.5})
+
+
 def test_lint_ends_a_reward_that_hangs(made, monkeypatch):
     monkeypatch.setattr("mmrl.scoring.lint._TIMEOUT_S", 5.0)
     report = report_on(

@@ -2,6 +2,7 @@
 
 import random
 from math import inf, sqrt
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from mmrl.types import (
     Target,
     TrainingState,
     Unscorable,
+    UserError,
 )
 from mmrl.utils.stats import mean_with_interval, paired_improvement
 
@@ -67,6 +69,19 @@ def test_the_table_has_a_row_for_each_task():
 
 def once(world):
     return StepPipeline(sampler=world.sampler(), group_size=1, sampling_params=world.params)
+
+
+def test_an_engine_must_return_a_group_for_each_prompt(tiny):
+    world = tiny()
+    prompts = [world.processor.build(sample) for sample in world.samples[:2]]
+
+    def generate_fewer(prompts, group_size, sampling_params, *, step):
+        return world.sampler().generate(prompts[1:], group_size, sampling_params, step=step)
+
+    short = SimpleNamespace(generate=generate_fewer)
+    pipeline = StepPipeline(sampler=short, group_size=1, sampling_params=world.params)
+    with pytest.raises(UserError, match="the rollout engine returned 1 groups for 2 prompts"):
+        pipeline.run(prompts, step=0)
 
 
 def test_the_evaluator_measures_each_sample_once(tiny):

@@ -55,6 +55,8 @@ class CustomStep:
             place = f"rollout step {self.name}, sample {rollout.prompt.sample.id}, rollout {rollout.index}"
             if before and rollout.prompt != before[0].prompt:
                 raise UserError(f"{place}: the prompt is not that of its group")
+            if all(segment.author is not Author.POLICY for segment in rollout.segments):
+                raise UserError(f"{place}: none of its segments is by POLICY; a rollout keeps its first response")
             for segment in rollout.segments:
                 if len(segment.token_ids) != len(segment.logprobs) or not segment.token_ids:
                     raise UserError(
