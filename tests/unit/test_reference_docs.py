@@ -21,7 +21,7 @@ METRIC_MEANINGS = load_tool().METRIC_MEANINGS
 GROUPS = {name.partition("/")[0] for name in METRIC_MEANINGS if "/" in name} - {"<step>"}
 
 
-@pytest.mark.parametrize("name", ["config.md", "metrics.md", "rewards.md", "commands.md"])
+@pytest.mark.parametrize("name", ["config.md", "metrics.md", "rewards.md", "commands.md", "types.md"])
 def test_the_reference_is_current(name):
     text = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert load_tool().render_reference()[name] == text, "run `python tools/dev/make_reference.py`"

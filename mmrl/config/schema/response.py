@@ -129,7 +129,7 @@ class BaseRewardConfig(StrictModel):
     fn: str
     """The function, `module:function` or `./file.py:function`."""
     name: str | None = None
-    """Name that metrics use; the function's own name when left out."""
+    """Name that metrics use; when left out, the name that the reward declares, or the group reward function's own."""
     weight: float = 1.0
     """The value is multiplied by this in the total; where totals are products, it is the exponent."""
     schedule: WeightScheduleConfig | None = None

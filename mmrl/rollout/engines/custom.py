@@ -40,6 +40,7 @@ class EngineContext:
     ranks: Ranks
     """All processes of the run. A sampler generates for its own rank; `sync` is called on all ranks together."""
     warn: Callable[[str], None]
+    """Prints a warning on the console."""
 
 
 def load_engine(config: CustomEngineConfig, base_dir: Path) -> Callable[[EngineContext], Sampler]:
