@@ -56,7 +56,7 @@ def replay_experiences(
 ) -> tuple[tuple[Experience, ...], dict[str, float]]:
     """Return what the step trains on, fresh experiences before replayed ones, and metrics of the replay.
 
-    Fresh experiences with an advantage enter `state.replay_buffer`. Those whose media changed since leave it.
+    Fresh experiences with an advantage enter `state.replay_buffer`. A sampled one whose media changed since leaves it.
 
     Raises:
         ValueError: an advantage is not finite.

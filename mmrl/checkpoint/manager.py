@@ -49,8 +49,8 @@ class StepId(NamedTuple):
 class CheckpointManager:
     """Saves checkpoints, at most one at a time, and removes old ones once the new one is complete.
 
-    Every rank writes its own part. When all parts are there, rank 0 turns them into a checkpoint. All methods are
-    collective: every rank must call them, and an error of one rank is raised on all.
+    Every rank writes its own part. When all parts are there, rank 0 turns them into a checkpoint. Its methods are
+    collective, unless the run ends with an error: every rank must call them, and an error of one is raised on all.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class PromptProcessor:
     """
 
     def __init__(self, encoder: PromptEncoder, *, retained_steps: int = 1) -> None:
-        """Start with empty caches; prompts of the last `retained_steps` steps stay, whatever their size."""
+        """Start with empty caches; prompts of the last `retained_steps` calls of `retain` stay."""
         self.encoder = encoder
         self.hf_processor = encoder.hf_processor
         self.tokenizer = encoder.hf_processor.tokenizer

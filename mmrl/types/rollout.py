@@ -45,7 +45,7 @@ class Prompt:
     grids: tuple[tuple[int, int, int], ...]  # time, height, width in patches of each image or video, in order
     resize_maps: tuple[ResizeMap, ...]  # resizing of each image or video, in reading order
     coordinate_system: CoordinateSystem  # units in which the model writes coordinates
-    digest: str  # hash of tokens, grids and pixels, in hex; it tells whether media are still what they were
+    digest: str  # hash of tokens, positions, grids and pixels, in hex; it tells whether media have changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

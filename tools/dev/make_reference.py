@@ -303,7 +303,7 @@ def render_metrics() -> str:
         "",
         "## On the console",
         "",
-        "Each step prints these of its values:",
+        "A step that prints a line (in a pipe not every one does) shows these of its values:",
         "",
         "| label | metric |",
         "|---|---|",
@@ -311,9 +311,9 @@ def render_metrics() -> str:
     lines += [f"| {label} | `{metric}` |" for label, metric, _ in SHOWN_METRICS]
     lines += [
         "",
-        "Entropy, clip fraction and all others are in metrics.jsonl; health warnings quote them when they leave their",
+        "All others are in metrics.jsonl alone. Health warnings and the line `Health at the end` quote some of them,",
     ]
-    lines += ["limits, and the line `Health at the end` sums them up."]
+    lines += ["entropy for one."]
     return "\n".join(lines) + "\n"
 
 
