@@ -78,7 +78,8 @@ def describe_plugin_error(error: BaseException) -> str | None:
     for entry in reversed(traceback.extract_tb(error.__traceback__)):
         if entry.filename in _LOADED_FROM:
             used_as = " or ".join(dict.fromkeys(_LOADED_FROM[entry.filename]))
-            return f"{used_as} raised {type(error).__name__}: {error} ({entry.filename}:{entry.lineno})"
+            cause = ": ".join(filter(None, (type(error).__name__, str(error))))
+            return f"{used_as} raised {cause} ({entry.filename}:{entry.lineno})"
     return None
 
 
