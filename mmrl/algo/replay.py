@@ -111,8 +111,8 @@ def update_buffer(
     """
     start = 0
     if max_staleness is not None:
-        # Bisection takes the order of arrival for the order of age. That is true but for partial rollouts: those of
-        # one step can differ in age, so one that is too stale may stay, or go a step early, with its neighbours.
+        # Bisection assumes that rollouts arrived in the order of their age. Partial rollouts of one step can differ in
+        # age, so next to them a rollout that is too stale may stay for a step, or a younger one may go.
         start = bisect_left(buffer, version - max_staleness, key=lambda kept: kept.rollout.oldest_version)
     return (*buffer[start:], *fresh)[-capacity:]
 

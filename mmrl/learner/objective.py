@@ -329,9 +329,9 @@ class _LossTokens(NamedTuple):
 
     - `loss.old_logprobs` for a rollout of the current policy;
     - `replay.old_logprobs` for a replayed one;
-    - for a rollout of older weights that is not replayed, because generation was asynchronous or partial, the recorded
-      one is used; with `loss.rollout_correction`, `loss.old_logprobs` decides here too;
-    - for a group that dynamic sampling carried over from an earlier step, the recorded one is used.
+    - the recorded one for a rollout of older weights (asynchronous or partial rollouts), but the recomputed one with
+      `loss.rollout_correction`, which requires `loss.old_logprobs: recomputed`;
+    - the recorded one for a group that dynamic sampling carried over from an earlier step.
 
     The choice for all but the first kind arrives as `Experience.old_logprobs_source`.
     """

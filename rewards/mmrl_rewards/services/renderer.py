@@ -1,6 +1,6 @@
 """Renders sources as images, uint8 `[height, width, 3]`: SVG and formulas by mmrl, others by a configured renderer.
 
-`DrawingError` says that the source is at fault. Where the renderer is, the reward raises `Unscorable`.
+A source that cannot be drawn raises `DrawingError`, and scores low. A renderer that fails raises `Unscorable`.
 """
 
 from __future__ import annotations
