@@ -1,4 +1,4 @@
-"""How `mmrl eval` draws responses: greedy, several at a temperature, continued, with or without thinking, blind."""
+"""`mmrl eval` draws responses greedily, several at a temperature, continued, with or without thinking, and blind."""
 
 from __future__ import annotations
 

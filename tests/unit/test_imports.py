@@ -1,4 +1,4 @@
-"""What the module of `mmrl train` leaves to be imported by those parts of a run that need it."""
+"""The module of `mmrl train` imports no library that only some runs need."""
 
 import subprocess
 import sys

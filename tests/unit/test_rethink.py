@@ -238,6 +238,14 @@ def answered(world, text, *, ended=True):
     return world.processor.parse_rollout(replace(rollout, segments=(segment,), finish_reason=FinishReason.EOS))
 
 
+def tokens_before_trigger(continuation):
+    """Return the tokens of all segments but the trigger and what the policy added to it."""
+    tokens = []
+    for segment in continuation.segments[:-2]:
+        tokens += segment.token_ids
+    return tokens
+
+
 @pytest.mark.parametrize(
     ("first_response", "kept"),
     [
@@ -253,7 +261,7 @@ def test_the_last_answer_can_be_cut_off(world, first_response, kept):
     found = rethink(world, cut_answer_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0)
     ((continuation,),) = found.groups
     assert continuation.segments[-2].author is Author.FORCED
-    before = [token for segment in continuation.segments[:-2] for token in segment.token_ids]
+    before = tokens_before_trigger(continuation)
     assert world.processor.decode(before) == kept
     assert tuple(before) == rollout.segments[0].token_ids[: len(before)]
     assert all(segment.token_ids for segment in continuation.segments)
@@ -270,7 +278,7 @@ def test_an_answer_in_a_tool_result_is_not_cut_off(world, last, kept):
     segments = (*first_response.segments, told, *rest.segments)
     rollout = world.processor.parse_rollout(replace(first_response, segments=segments))
     ((continuation,),) = rethink(world, cut_answer_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0).groups
-    before = [token for segment in continuation.segments[:-2] for token in segment.token_ids]
+    before = tokens_before_trigger(continuation)
     assert world.processor.decode(before) == f"Hm.{reply}{kept}"
 
 
