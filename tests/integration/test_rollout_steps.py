@@ -20,7 +20,7 @@ def rethinking(run_dir):
 @pytest.fixture(scope="module")
 def again(tmp_path_factory):
     """The directory of a run that nobody disturbed."""
-    folder = tmp_path_factory.mktemp("programs")
+    folder = tmp_path_factory.mktemp("rollout_steps")
     done = mmrl("train", write(rethinking(folder / "run"), folder / "tiny.yaml"))
     assert done.code == 0, done.errors
     return folder / "run"

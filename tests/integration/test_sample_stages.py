@@ -53,7 +53,7 @@ def recipe(run_dir: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def sample_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of the recipe, undisturbed."""
-    folder = tmp_path_factory.mktemp("harvest")
+    folder = tmp_path_factory.mktemp("sample_table")
     assert main(["train", str(write(recipe(folder / "run"), folder / "recipe.yaml"))]) == 0
     return folder / "run"
 
@@ -124,7 +124,7 @@ def test_a_killed_sample_stage_goes_on_where_it_was(sample_table: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_two_processes_harvest_and_keep_what_one_does(sample_table: Path, tmp_path: Path) -> None:
+def test_two_processes_sample_and_keep_what_one_does(sample_table: Path, tmp_path: Path) -> None:
     """Tables, validation, and the best checkpoint of its choice."""
     done = mmrl("train", write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml"), "--nproc", 2)
     assert done.code == 0, done.errors

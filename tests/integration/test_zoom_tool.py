@@ -14,7 +14,7 @@ from mmrl.training.async_rollouts import AsyncRollouts
 
 ROOM = {"max_total_tokens": 512, "max_result_chars": 400}
 GLASS = {"kind": "tools", "max_media": 1, "max_turns": 1, **ROOM, "tools": [{"fn": "mmrl.rollout.tools.builtin:zoom"}]}
-PROGRAM = [{"kind": "generate"}, GLASS]
+ROLLOUT_STEPS = [{"kind": "generate"}, GLASS]
 
 
 def corners(split, size, **options):
@@ -28,13 +28,13 @@ def zooming(run_dir):
         "from_scratch": {**TINY, "language": {**TINY["language"], "vocab_size": 400}},
     }
     cold = sft_stage(steps=90, batch_size=12, micro_batch_sequences=12, target_field="response", rollout_steps=[GLASS])
-    rl = rl_stage(steps=4, ppo_epochs=1, rollout_steps=PROGRAM, sampling={"max_new_tokens": 40})
+    rl = rl_stage(steps=4, ppo_epochs=1, rollout_steps=ROLLOUT_STEPS, sampling={"max_new_tokens": 40})
     return experiment(
         run_dir,
         model=model,
         data={"train": [corners("train", 96)], "test": [corners("test", 6)]},
         rewards={"terms": [{"fn": "mmrl_rewards.number:exact", "name": "digit"}]},
-        evaluation={"max_new_tokens": 40, "batch_size": 8, "rollout_steps": PROGRAM},
+        evaluation={"max_new_tokens": 40, "batch_size": 8, "rollout_steps": ROLLOUT_STEPS},
         checkpoints={"every": 100, "keep_last": 2},
         stages=[cold, rl],
     )
