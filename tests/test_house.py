@@ -79,7 +79,7 @@ ONLY_IN = {
         "mmrl/cli/main.py",  # describes their errors
         "mmrl/data/load.py",
         "mmrl/learner/objective.py",
-        "mmrl/policy/families.py",
+        "mmrl/policy/families/base.py",
         "mmrl/rollout/engines/custom.py",
         "mmrl/rollout/steps/custom.py",
         "mmrl/scoring/build.py",

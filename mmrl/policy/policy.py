@@ -23,7 +23,7 @@ from mmrl.policy.batch import Batch, BatchMedia, PromptBatch
 from mmrl.policy.families import FAMILIES, ModelFamily, get_family
 from mmrl.policy.logprobs import LogprobHead, LogprobRequest
 from mmrl.policy.lora import has_adapter, iter_adapted_layers, merged_weight, without_adapter
-from mmrl.policy.shared_prefix_attention import ATTENTION_NAME, install_shared_prefix_attention
+from mmrl.policy.shared_prefix_attention import ATTENTION_NAME
 from mmrl.utils.picklable_lock import PicklableLock
 
 if TYPE_CHECKING:
@@ -122,8 +122,7 @@ class Policy:
         head = model.get_output_embeddings()
         self._head = head if isinstance(head, LogprobHead) else LogprobHead(head)
         model.set_output_embeddings(self._head)
-        if model.get_decoder().config._attn_implementation == "sdpa":
-            install_shared_prefix_attention(model)
+        self.family.prepare(model)
         self.supports_shared_prefix = model.get_decoder().config._attn_implementation == ATTENTION_NAME
         """True if packed batches can be scored: with any attention but transformers' eager one."""
         self._trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -11,8 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import nn
 
 from mmrl.config.schema import FromScratchConfig
-from mmrl.policy.families import FAMILIES
-from mmrl.types import UserError
+from mmrl.policy.families import FAMILIES, FromScratchSupport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
@@ -28,6 +27,8 @@ _SPECIAL_TOKENS = (
     "<|video_pad|>",
 )
 _TAG_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
+_RESIDUAL_ENDS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj", "attn.proj.weight")
+"""Ends of the names of matrices whose product is added to the residual stream."""
 # Qwen's splitting with one difference: punctuation keeps the space behind it, so ", " is one token, not two.
 _SPLIT_PATTERN = Regex(r" ?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+ ?|\s+")
 _CHAT_TEMPLATE = (
@@ -79,18 +80,16 @@ def make_processor(
         "temporal_patch_size": 2,
         "size": {"shortest_edge": pixels[0], "longest_edge": pixels[1]},
     }
-    classes = {
-        "qwen2_vl": (transformers.Qwen2VLProcessor, transformers.Qwen2VLVideoProcessor),
-        "qwen2_5_vl": (transformers.Qwen2_5_VLProcessor, transformers.Qwen2VLVideoProcessor),
-        "qwen3_vl": (transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor),
-    }
-    processor_class, video_class = classes[spec.family]
-    return processor_class(
+    support = _from_scratch_support(spec)
+    processor_class = getattr(transformers, support.processor_class)
+    video_class = getattr(transformers, support.video_processor_class)
+    processor: ProcessorMixin = processor_class(
         image_processor=transformers.Qwen2VLImageProcessor(**geometry),
         tokenizer=tokenizer,
         video_processor=video_class(**geometry),
         chat_template=_CHAT_TEMPLATE,
     )
+    return processor
 
 
 def make_model(
@@ -132,13 +131,15 @@ def make_model(
     return model
 
 
+def _from_scratch_support(spec: FromScratchConfig) -> FromScratchSupport:
+    support = FAMILIES[spec.family].from_scratch
+    assert support is not None  # the schema lists the families that have it
+    return support
+
+
 def _text_config(spec: FromScratchConfig, vocab_size: int, ids: dict[str, int]) -> dict[str, object]:
     language = spec.language
-    head_dim = language.hidden_size // language.num_heads
-    # M-RoPE rotates head_dim / 2 pairs of channels: a third each by height and width, the rest by time.
-    third = head_dim // 2 // 3
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [head_dim // 2 - 2 * third, third, third]}
-    config: dict[str, object] = {
+    shared: dict[str, object] = {
         "vocab_size": vocab_size,
         "hidden_size": language.hidden_size,
         "intermediate_size": language.intermediate_size,
@@ -146,16 +147,12 @@ def _text_config(spec: FromScratchConfig, vocab_size: int, ids: dict[str, int]) 
         "num_attention_heads": language.num_heads,
         "num_key_value_heads": language.num_kv_heads,
         "max_position_embeddings": 4096,
-        "rope_parameters": rope,
         "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],
     }
-    if spec.family == "qwen3_vl":
-        config["head_dim"] = head_dim
-        rope["mrope_interleaved"] = True
-    return config
+    return shared | _from_scratch_support(spec).text_config(spec)
 
 
 def _vision_config(spec: FromScratchConfig) -> dict[str, object]:
@@ -167,24 +164,7 @@ def _vision_config(spec: FromScratchConfig) -> dict[str, object]:
         "spatial_merge_size": vision.spatial_merge_size,
         "temporal_patch_size": 2,
     }
-    if spec.family == "qwen2_vl":
-        if vision.intermediate_size % vision.hidden_size:
-            raise UserError(
-                f"model.from_scratch.vision: in qwen2_vl, intermediate_size {vision.intermediate_size} must be a "
-                f"multiple of hidden_size {vision.hidden_size}"
-            )
-        sizes = {"embed_dim": vision.hidden_size, "hidden_size": spec.language.hidden_size}
-        return shared | sizes | {"mlp_ratio": vision.intermediate_size // vision.hidden_size}
-    shared |= {
-        "hidden_size": vision.hidden_size,
-        "intermediate_size": vision.intermediate_size,
-        "out_hidden_size": spec.language.hidden_size,
-    }
-    if spec.family == "qwen2_5_vl":
-        # Every block attends to the whole image; window_size and tokens_per_second are those of the released models.
-        windows = {"fullatt_block_indexes": list(range(vision.num_layers)), "window_size": 112}
-        return shared | windows | {"tokens_per_second": 2}
-    return shared | {"deepstack_visual_indexes": [0], "num_position_embeddings": 256}
+    return shared | _from_scratch_support(spec).vision_config(spec)
 
 
 @torch.no_grad()
@@ -194,6 +174,8 @@ def _init_fan_in(model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or "embed_tokens" in name or "pos_embed" in name:
             continue
-        residual_end = name.endswith(("o_proj.weight", "down_proj.weight", "attn.proj.weight"))
-        std = (0.5 if residual_end else 1.0) / math.sqrt(parameter[0].numel())
+        residual_end = name.endswith(_RESIDUAL_ENDS)
+        # Fused experts are a matrix for each expert: [experts, out, in].
+        fan_in = parameter.shape[-1] if ".experts." in name else parameter[0].numel()
+        std = (0.5 if residual_end else 1.0) / math.sqrt(fan_in)
         nn.init.normal_(parameter, std=std)

@@ -8,7 +8,9 @@ from pydantic import Field, model_validator
 
 from mmrl.config.schema.base import COMPONENTS, Component, DecayRate, PositiveFloat, PositiveInt, StrictModel
 
-LoraTarget = Literal["language.attention", "language.mlp", "vision.attention", "vision.mlp", "projector.mlp"]
+LoraTarget = Literal[
+    "language.attention", "language.mlp", "language.experts", "vision.attention", "vision.mlp", "projector.mlp"
+]
 
 
 class VisionFromScratchConfig(StrictModel):
@@ -48,6 +50,15 @@ class LanguageFromScratchConfig(StrictModel):
     """Key and value heads that each block has; it must divide `num_heads`."""
     intermediate_size: PositiveInt = 192
     """Numbers in the inner layer of each feed-forward network."""
+    num_experts: PositiveInt = 4
+    """Experts of each layer, in a family with experts."""
+    experts_per_token: PositiveInt = 2
+    """Experts that a token goes to; at most `num_experts`."""
+    expert_intermediate_size: PositiveInt = 128
+    """Numbers in the inner layer of each expert, and of a shared one."""
+    linear_head_dim: PositiveInt = 16
+    """Numbers in a key and in a value of each head of a Gated DeltaNet, in a family that has such layers; vLLM on a CPU
+    wants 128."""
     vocab_size: Annotated[int, Field(ge=300)] = 448
     """Tokens of the byte-level BPE, special tokens included; 256 bytes and the special tokens need 300."""
 
@@ -58,13 +69,15 @@ class LanguageFromScratchConfig(StrictModel):
             raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads ({self.num_heads})")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(f"experts_per_token {self.experts_per_token} exceeds num_experts {self.num_experts}")
         return self
 
 
 class FromScratchConfig(StrictModel):
     """A tiny randomly initialised model of a real Qwen-VL class, with its own tokenizer and processor."""
 
-    family: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"] = "qwen2_5_vl"
+    family: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"] = "qwen2_5_vl"
     """Model class of transformers that is built."""
     vision: VisionFromScratchConfig = VisionFromScratchConfig()
     """The vision tower."""

@@ -158,7 +158,7 @@ class HfSampler:
         cache, logits_BV = self._policy.prefill(batch)
         row_of = {digest: row for row, digest in enumerate(prompts)}
         prompt_of_R = torch.tensor([row_of[rollout.prompt.digest] for rollout in rollouts], device=device)
-        cache.batch_select_indices(prompt_of_R)
+        cache.reorder_cache(prompt_of_R)
         state = _DecodeState(
             cache=cache,
             logits_RV=logits_BV[prompt_of_R],
@@ -217,7 +217,7 @@ class HfSampler:
                 break
             # Rows that have ended leave the cache. Selecting copies it, so it is done only when there are any.
             if len(going) < len(alive):
-                cache.batch_select_indices(going)
+                cache.reorder_cache(going)
                 alive, keep_RK, next_R = alive[going], keep_RK[going], next_R[going]
             keep_RK = torch.nn.functional.pad(keep_RK, (0, 1), value=1)
             logits_RV = self._policy.append_text(cache, token_R[going, None], keep_RK, next_R[:, None] + t)

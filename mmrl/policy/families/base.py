@@ -1,11 +1,8 @@
-"""Model families: everything in which one line of vision-language models differs from another.
-
-`FAMILIES` has the three that are built in. `model.family: {fn: ./mine.py:make}` names a function that returns another.
-"""
+"""A model family: everything in which one line of vision-language models differs from another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -13,24 +10,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from mmrl.config.schema import Component
+from mmrl.config.schema import Component, FromScratchConfig
 from mmrl.config.schema.model import LoraTarget
 from mmrl.media.image import resized_size
+from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
 from mmrl.types import CoordinateSystem, Size, UserError
 from mmrl.utils.plugins import load_plugin
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
-# Full names of linear layers; together they fit all three built-in families.
-_QWEN_LORA_LAYERS: Mapping[LoraTarget, str] = {
+# Full names of linear layers; together they fit all families of Qwen without experts.
+QWEN_LORA_LAYERS: Mapping[LoraTarget, str] = {
     "language.attention": r"model\.language_model\.layers\.\d+\.self_attn\.[qkvo]_proj",
     "language.mlp": r"model\.language_model\.layers\.\d+\.mlp\.(gate|up|down)_proj",
     "vision.attention": r"model\.visual\.blocks\.\d+\.attn\.(qkv|proj)",
     "vision.mlp": r"model\.visual\.blocks\.\d+\.mlp\.((gate|up|down)_proj|(linear_)?fc[12])",
     "projector.mlp": r"model\.visual\.(merger|deepstack_merger_list\.\d+)\.(mlp\.[02]|linear_fc[12])",
 }
-_QWEN_STRUCTURAL_TOKENS = (
+QWEN_STRUCTURAL_TOKENS = (
     "<|im_start|>",
     "<|endoftext|>",
     "<|vision_start|>",
@@ -62,6 +60,19 @@ class VideoTimeEncoding(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FromScratchSupport:
+    """Builds tiny new models of a family, for `model.from_scratch`."""
+
+    processor_class: str
+    """Name of the processor's class in transformers."""
+    video_processor_class: str
+    text_config: Callable[[FromScratchConfig], dict[str, object]]
+    """Returns settings of the language model besides those that all families share."""
+    vision_config: Callable[[FromScratchConfig], dict[str, object]]
+    """Returns settings of the vision tower besides those that all families share."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFamily:
     """One line of vision-language models: names of its parts and tokens, its resize rule and its position ids.
 
@@ -85,14 +96,20 @@ class ModelFamily:
     """Path of the language model in the model."""
     projector_name: str = "merger"
     """Part of the name that tells the projector's parameters from the tower's."""
-    lora_layers: Mapping[LoraTarget, str] = field(default_factory=lambda: _QWEN_LORA_LAYERS)
+    lora_layers: Mapping[LoraTarget, str] = field(default_factory=lambda: QWEN_LORA_LAYERS)
     """Regular expression for the full names of the linear layers of each LoRA target."""
+    lora_parameters: Mapping[LoraTarget, tuple[str, ...]] = field(default_factory=dict)
+    """Ends of the names of parameters that are no layer of their own, such as fused experts, of each LoRA target."""
+    has_recurrent_layers: bool = False
+    """True if some layers keep a recurrent state rather than keys and values."""
     vision_start_token: str = "<|vision_start|>"
     """Token before the placeholders of an image or video, as the chat template writes it."""
     vision_end_token: str = "<|vision_end|>"
     """Token after the placeholders of an image or video."""
-    structural_tokens: tuple[str, ...] = _QWEN_STRUCTURAL_TOKENS
+    structural_tokens: tuple[str, ...] = QWEN_STRUCTURAL_TOKENS
     """Tokens that a response must never contain; end-of-sequence stays allowed, even if it is listed."""
+    from_scratch: FromScratchSupport | None = None
+    """Builds tiny new models; None if `model.from_scratch` cannot make one."""
     source: tuple[str, Path, Mapping[str, Any]] | None = None
     """Arguments of the `load_family` that made this family; None for a built-in one."""
 
@@ -109,6 +126,22 @@ class ModelFamily:
         if f".{vision_name}." not in f".{parameter_name}":
             return "language"
         return "projector" if self.projector_name in parameter_name else "vision"
+
+    def prepare(self, model: PreTrainedModel) -> None:
+        """Let the model's layers follow the `prefix_tree` of a packed row; without one they stay as they are."""
+        if model.get_decoder().config._attn_implementation == "sdpa":
+            install_shared_prefix_attention(model)
+
+    def is_router(self, parameter_name: str) -> bool:
+        """Return True for a weight that decides which experts a token goes to; here there are none."""
+        return False
+
+    def iter_engine_weights(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield a weight under the names of transformers that an engine loads it by: by default, as it is."""
+        yield name, tensor
+
+    def finish_export(self, folder: Path) -> None:
+        """Change what `save_pretrained` wrote where released folders have another layout: by default, nothing."""
 
     def resized_image_size(self, size: Size, *, factor: int, min_pixels: int, max_pixels: int) -> Size:
         """Return the size that an image is resized to, in pixels: by default qwen-vl-utils' `smart_resize`.
@@ -188,51 +221,12 @@ class ModelFamily:
                 return (PlaceholderRun((1, height, width)),) * time
 
 
-# Class of transformers, coordinates of boxes and points, and encoding of video time, by `model_type`.
-_BUILTIN: Mapping[str, tuple[str, CoordinateSystem, VideoTimeEncoding]] = {
-    # arXiv:2409.12191, "Unified multimodal training": boxes normalised to [0, 1000).
-    "qwen2_vl": ("Qwen2VLForConditionalGeneration", CoordinateSystem.NORM_1000, VideoTimeEncoding.FRAME_INDEX),
-    # arXiv:2502.13923, "Absolute coordinates": pixels of the resized image.
-    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", CoordinateSystem.PX_RESIZED, VideoTimeEncoding.SECONDS),
-    # arXiv:2511.21631, "Grounding": back to the relative range of 1000; "Timestamp": times in words.
-    "qwen3_vl": ("Qwen3VLForConditionalGeneration", CoordinateSystem.NORM_1000, VideoTimeEncoding.TEXT_TIMESTAMPS),
-}
-
-
-class _BuiltinFamilies(Mapping[str, ModelFamily]):
-    """The built-in families by `model_type`. A lookup makes the family, because its class takes seconds to import."""
-
-    def __getitem__(self, model_type: str) -> ModelFamily:
-        class_name, coordinate_system, video_time = _BUILTIN[model_type]
-        import transformers
-
-        return ModelFamily(
-            model_type=model_type,
-            model_class=getattr(transformers, class_name),
-            coordinate_system=coordinate_system,
-            video_time=video_time,
-        )
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_BUILTIN)
-
-    def __len__(self) -> int:
-        return len(_BUILTIN)
-
-
-FAMILIES: Mapping[str, ModelFamily] = _BuiltinFamilies()
-
-
-def get_family(config: PretrainedConfig) -> ModelFamily:
-    """Return the built-in family of a model, with the positions a second that this model's own config states.
-
-    Raises:
-        KeyError: the model is of none of `FAMILIES`.
-    """
-    family = FAMILIES[config.model_type]
-    if family.video_time is not VideoTimeEncoding.SECONDS:
-        return family
-    return replace(family, tokens_per_second=config.vision_config.tokens_per_second)
+def mrope_parameters(rotated_channels: int) -> dict[str, object]:
+    """Return the rotary settings of a tiny model whose heads rotate so many channels, by M-RoPE."""
+    # Pairs of channels are rotated: a third of them each by height and width, the rest by time.
+    pairs = rotated_channels // 2
+    third = pairs // 3
+    return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [pairs - 2 * third, third, third]}
 
 
 def load_family(function: str, base_dir: Path, args: Mapping[str, Any]) -> ModelFamily:

@@ -1,0 +1,58 @@
+"""The model families: one file for each that is built in, and a function for one of the user's own.
+
+`model.family: {fn: ./mine.py:make}` names a function that returns another `ModelFamily`; those here are such functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mmrl.policy.families import qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe
+from mmrl.policy.families.base import FromScratchSupport as FromScratchSupport
+from mmrl.policy.families.base import Grid as Grid
+from mmrl.policy.families.base import ModelFamily as ModelFamily
+from mmrl.policy.families.base import PlaceholderRun as PlaceholderRun
+from mmrl.policy.families.base import VideoTimeEncoding as VideoTimeEncoding
+from mmrl.policy.families.base import load_family as load_family
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_BUILTIN: Mapping[str, Callable[[], ModelFamily]] = {
+    "qwen2_vl": qwen2_vl.make_family,
+    "qwen2_5_vl": qwen2_5_vl.make_family,
+    "qwen3_vl": qwen3_vl.make_family,
+    "qwen3_vl_moe": qwen3_vl_moe.make_family,
+    "qwen3_5": qwen3_5.make_family,
+    "qwen3_5_moe": qwen3_5_moe.make_family,
+}
+
+
+class _BuiltinFamilies(Mapping[str, ModelFamily]):
+    """The built-in families by `model_type`. A lookup makes the family, because its class takes seconds to import."""
+
+    def __getitem__(self, model_type: str) -> ModelFamily:
+        return _BUILTIN[model_type]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_BUILTIN)
+
+    def __len__(self) -> int:
+        return len(_BUILTIN)
+
+
+FAMILIES: Mapping[str, ModelFamily] = _BuiltinFamilies()
+
+
+def get_family(config: PretrainedConfig) -> ModelFamily:
+    """Return the built-in family of a model, with the positions a second that this model's own config states.
+
+    Raises:
+        KeyError: the model is of none of `FAMILIES`.
+    """
+    family = FAMILIES[config.model_type]
+    if family.video_time is not VideoTimeEncoding.SECONDS:
+        return family
+    return replace(family, tokens_per_second=config.vision_config.tokens_per_second)

@@ -1,0 +1,289 @@
+"""Gated DeltaNet, the recurrent layer of Qwen3.5, in a packed row and behind a cache of padded rows.
+
+Two things cross tokens in such a layer: a causal convolution over the last few tokens, and a recurrent state for each
+head. In a packed row, `prompt | first | second second | prompt' | first' ...`, both are forked: each prompt runs once,
+and each of its completions starts from the state and the last columns that the prompt ends with. Gradients of all
+completions add up in the prompt, because autograd sums over every use of a tensor.
+
+Letters in shapes: T tokens of the row, W hidden size, C channels of the convolution, N pieces (prompts or completions)
+of a batch, R cached rows, S columns of a padded batch, H value heads, K and V channels of a key and of a value.
+
+Source: Gated Delta Networks, arXiv:2412.06464v3, section 3. The rule itself is transformers' own function, which is
+flash-linear-attention's kernel where that is installed and applies.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from mmrl.policy.shared_prefix_attention import PrefixTree
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel
+
+_CHUNK = 64  # tokens that the rule handles at a time; pieces of as many chunks share a batch
+
+
+class PieceBatch(NamedTuple):
+    """Pieces of similar length, padded on the right."""
+
+    tokens_NS: torch.Tensor
+    """Places of their tokens in the row; T, the place behind the last, for padding. int64."""
+    pieces_N: torch.Tensor
+    """Number of each piece in the order of the row, counted apart for prompts and for completions. int64."""
+
+
+class ForkPlan(NamedTuple):
+    """The places of a packed row that belong together, for all layers of a forward pass."""
+
+    conv_tokens: torch.Tensor
+    """Places of the tokens that the convolution runs over: each piece behind the tokens before it. int64."""
+    conv_kept_T: torch.Tensor
+    """Places of the row's own tokens in `conv_tokens`. int64."""
+    prompts: tuple[PieceBatch, ...]
+    completions: tuple[PieceBatch, ...]
+    prompt_of_completion: torch.Tensor
+    """Number of the prompt of each completion. int64."""
+
+
+class RuleInputs(NamedTuple):
+    """Arguments of the delta rule for each token, and zeros at the end, which neither decay nor write the state."""
+
+    query: torch.Tensor
+    """[T + 1, H, K]."""
+    key: torch.Tensor
+    """[T + 1, H, K]."""
+    value: torch.Tensor
+    """[T + 1, H, V]."""
+    log_decay: torch.Tensor
+    """Logarithm of the factor that the state shrinks by, float32 [T + 1, H]."""
+    write_strength: torch.Tensor
+    """[T + 1, H]."""
+
+
+def install_gated_delta_net(model: PreTrainedModel) -> bool:
+    """Let each Gated DeltaNet layer fork its state along a `prefix_tree` and skip padding behind a cache.
+
+    Returns:
+        True if the model has such layers.
+    """
+    layers = [module for module in model.modules() if type(module).__name__.endswith("GatedDeltaNet")]
+    for layer in layers:
+        # On the instance: another model of the class, such as an engine's, keeps its own forward. `deepcopy` binds the
+        # method of a copy to the copy.
+        layer.forward = _forward.__get__(layer)
+    return bool(layers)
+
+
+def _forward(
+    layer: Any,  # noqa: ANN401  (transformers has a class for each family)
+    hidden_states: torch.Tensor,
+    cache_params: Cache | None = None,
+    attention_mask: torch.Tensor | None = None,
+    prefix_tree: PrefixTree | None = None,
+    **options: Any,  # noqa: ANN401
+) -> torch.Tensor:
+    """Return the layer's output for hidden states [R, S, W], in their shape."""
+    if prefix_tree is not None:
+        return fork_forward(layer, hidden_states, prefix_tree)
+    # transformers sets the hidden states of padding to zero. That is exact before the first token, and not behind a
+    # cached one, where padding makes the state decay and the convolution writes the end of the cached text again.
+    is_continued = cache_params is not None and cache_params.has_previous_state(layer.layer_idx, state_idx=0)
+    if is_continued and attention_mask is not None:
+        return append_forward(layer, hidden_states, cache_params, attention_mask)
+    plain = type(layer).forward
+    output: torch.Tensor = plain(
+        layer, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **options
+    )
+    return output
+
+
+def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) -> torch.Tensor:  # noqa: ANN401
+    """Return the layer's output for a packed row, [1, T, W]; each completion goes on from its prompt."""
+    plan = plan_fork(prefix_tree, layer.conv_kernel_size, hidden_1TW.device)
+    mixed_TC = layer.in_proj_qkv(hidden_1TW)[0]
+    conv_input = _with_zero_row(mixed_TC)[plan.conv_tokens]
+    convolved_TC = _convolve(layer, conv_input[None])[0][plan.conv_kept_T]
+    inputs = _rule_inputs(layer, convolved_TC, layer.in_proj_b(hidden_1TW)[0], layer.in_proj_a(hidden_1TW)[0])
+    inputs = RuleInputs(*map(_with_zero_row, inputs))
+
+    outputs, states = [], []
+    for batch in plan.prompts:
+        output, state = _apply_rule(layer, inputs, batch.tokens_NS, None)
+        outputs.append(output.flatten(0, 1))
+        states.append(state)
+    order = torch.cat([batch.pieces_N for batch in plan.prompts]).argsort()
+    state_of_prompt = torch.cat(states)[order]
+    for batch in plan.completions:
+        initial = state_of_prompt[plan.prompt_of_completion[batch.pieces_N]]
+        output, _ = _apply_rule(layer, inputs, batch.tokens_NS, initial)
+        outputs.append(output.flatten(0, 1))
+
+    # Each token of the row stands in one batch; padding, which all has the place T, is left behind.
+    places = torch.cat([batch.tokens_NS.flatten() for batch in (*plan.prompts, *plan.completions)])
+    place_of_token = torch.empty(len(mixed_TC) + 1, dtype=torch.int64, device=places.device)
+    place_of_token[places] = torch.arange(len(places), device=places.device)
+    output_THV = torch.cat(outputs)[place_of_token[:-1]]
+    return _project(layer, output_THV[None], layer.in_proj_z(hidden_1TW))
+
+
+def append_forward(layer: Any, hidden_RSW: torch.Tensor, cache: Cache, mask_RS: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    """Return the layer's output [R, S, W] for new tokens behind cached rows, and put them into the cache.
+
+    The new tokens are padded on the left, where `mask_RS` is 0. Padding changes neither the state nor the window of the
+    convolution, and its output means nothing.
+    """
+    num_columns = hidden_RSW.shape[1]
+    columns_S = torch.arange(num_columns, device=hidden_RSW.device)
+    count_R1 = mask_RS.sum(dim=1, keepdim=True).long()
+    # Moved to the left, the new tokens follow the cached ones without a gap.
+    leftward_RS = (columns_S + num_columns - count_R1).clamp(max=num_columns - 1)
+    is_token_RS = columns_S < count_R1
+    state = cache.layers[layer.layer_idx]
+    window_RCS = state.conv_states[0]
+    mixed_RSC = _gather_columns(layer.in_proj_qkv(hidden_RSW), leftward_RS)
+    continued = torch.cat([window_RCS.transpose(1, 2), mixed_RSC], dim=1)
+    last_columns = count_R1 + torch.arange(window_RCS.shape[-1], device=hidden_RSW.device)
+    window_RCS.copy_(_gather_columns(continued, last_columns).transpose(1, 2))
+
+    convolved_RSC = _convolve(layer, continued)[:, -num_columns:]
+    write_RSH = _gather_columns(layer.in_proj_b(hidden_RSW), leftward_RS)
+    decay_RSH = _gather_columns(layer.in_proj_a(hidden_RSW), leftward_RS)
+    flat = (tensor.flatten(0, 1) for tensor in (convolved_RSC, write_RSH, decay_RSH))
+    inputs = RuleInputs(*map(_with_zero_row, _rule_inputs(layer, *flat)))
+    tokens_RS = torch.arange(is_token_RS.numel(), device=hidden_RSW.device).view_as(is_token_RS)
+    tokens_RS = torch.where(is_token_RS, tokens_RS, is_token_RS.numel())
+    output_RSHV, last_state = _apply_rule(layer, inputs, tokens_RS, state.recurrent_states[0])
+    cache.update_recurrent_state(last_state, layer.layer_idx)
+
+    rightward_RS = (columns_S - num_columns + count_R1).clamp(min=0)
+    output_RSV = _gather_columns(output_RSHV.flatten(2), rightward_RS)
+    return _project(layer, output_RSV.view_as(output_RSHV), layer.in_proj_z(hidden_RSW))
+
+
+@lru_cache(maxsize=2)  # every layer of a forward pass asks for the same
+def plan_fork(prefix_tree: PrefixTree, kernel_size: int, device: torch.device) -> ForkPlan:
+    """Return the plan of a packed row for layers whose convolution reaches over `kernel_size` tokens."""
+    padding = sum(prompt_length + sum(lengths) for prompt_length, lengths in prefix_tree)
+    context_length = kernel_size - 1
+    conv_tokens: list[int] = []
+    conv_kept: list[int] = []
+    prompts: list[range] = []
+    completions: list[range] = []
+    prompt_of_completion: list[int] = []
+    end = 0
+    for prompt_length, completion_lengths in prefix_tree:
+        prompt = range(end, end + prompt_length)
+        nothing = [padding] * context_length
+        pieces = [(prompt, nothing)]
+        end = prompt.stop
+        for length in completion_lengths:
+            completion = range(end, end + length)
+            # A prompt that is shorter than the kernel has nothing before it.
+            pieces.append((completion, [*nothing, *prompt][-context_length:]))
+            completions.append(completion)
+            prompt_of_completion.append(len(prompts))
+            end = completion.stop
+        prompts.append(prompt)
+        for piece, context in pieces:
+            conv_tokens += context
+            conv_kept += range(len(conv_tokens), len(conv_tokens) + len(piece))
+            conv_tokens += piece
+    as_tensor = partial(torch.tensor, dtype=torch.int64, device=device)
+    return ForkPlan(
+        conv_tokens=as_tensor(conv_tokens),
+        conv_kept_T=as_tensor(conv_kept),
+        prompts=tuple(_batch_by_length(prompts, padding, device)),
+        completions=tuple(_batch_by_length(completions, padding, device)),
+        prompt_of_completion=as_tensor(prompt_of_completion),
+    )
+
+
+def _batch_by_length(pieces: Sequence[range], padding: int, device: torch.device) -> Iterable[PieceBatch]:
+    """Yield pieces in batches in which no piece has more than twice the chunks of another."""
+    by_size: dict[int, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        chunks = -(-len(piece) // _CHUNK)
+        by_size.setdefault(chunks.bit_length() if chunks & (chunks - 1) else chunks.bit_length() - 1, []).append(number)
+    for numbers in by_size.values():
+        longest = max(len(pieces[number]) for number in numbers)
+        rows = [[*pieces[number], *[padding] * (longest - len(pieces[number]))] for number in numbers]
+        yield PieceBatch(torch.tensor(rows, device=device), torch.tensor(numbers, device=device))
+
+
+def _convolve(layer: Any, mixed_RSC: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    """Return the layer's causal convolution along columns S, with its activation, in the same shape."""
+    convolve = sys.modules[type(layer).__module__].causal_conv1d_fn
+    # `squeeze` on the weight rather than a call of the module: so it is in transformers, and so ZeRO-3 gathers it.
+    weight = layer.conv1d.weight.squeeze(1)
+    convolved: torch.Tensor = convolve(
+        mixed_RSC.transpose(1, 2), weight, layer.conv1d.bias, activation=layer.activation
+    )
+    return convolved.transpose(1, 2)
+
+
+def _rule_inputs(layer: Any, convolved_TC: torch.Tensor, write_TH: torch.Tensor, decay_TH: torch.Tensor) -> RuleInputs:  # noqa: ANN401
+    """Return the arguments of the rule for tokens, from what the layer's projections made of them."""
+    query, key, value = convolved_TC.split([layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
+    repeats = layer.num_v_heads // layer.num_k_heads
+    return RuleInputs(
+        query=query.unflatten(-1, (-1, layer.head_k_dim)).repeat_interleave(repeats, dim=1),
+        key=key.unflatten(-1, (-1, layer.head_k_dim)).repeat_interleave(repeats, dim=1),
+        value=value.unflatten(-1, (-1, layer.head_v_dim)),
+        # In float32, as transformers has it: the exponential overflows in float16.
+        log_decay=-layer.A_log.float().exp() * F.softplus(decay_TH.float() + layer.dt_bias),
+        write_strength=write_TH.sigmoid(),
+    )
+
+
+def _apply_rule(
+    layer: Any,  # noqa: ANN401
+    inputs: RuleInputs,
+    tokens_NS: torch.Tensor,
+    initial_state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the rule over tokens of `inputs`; return outputs [N, S, H, V] and the states behind the last tokens.
+
+    States have the shape [N, H, K, V] and are float32.
+    """
+    rule = sys.modules[type(layer).__module__].torch_chunk_gated_delta_rule
+    query, key, value, log_decay, write_strength = (tensor[tokens_NS] for tensor in inputs)
+    if query.dtype == torch.float32:
+        # flash-linear-attention, which transformers takes where it is installed, has no kernel for float32.
+        rule = rule.__wrapped__
+    output, state = rule(
+        query,
+        key,
+        value,
+        g=log_decay,
+        beta=write_strength,
+        chunk_size=_CHUNK,
+        initial_state=initial_state,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
+    return output, state
+
+
+def _project(layer: Any, output_RSHV: torch.Tensor, gate_RSC: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    """Return the layer's output [R, S, W] from outputs of the rule and the gate's projection."""
+    rows = output_RSHV.shape[:2]
+    normed = layer.norm(output_RSHV.reshape(-1, layer.head_v_dim), gate_RSC.reshape(-1, layer.head_v_dim))
+    projected: torch.Tensor = layer.out_proj(normed.reshape(*rows, -1))
+    return projected
+
+
+def _with_zero_row(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor [T, ...] with zeros behind its last row, [T + 1, ...]."""
+    return torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])])
+
+
+def _gather_columns(tensor: torch.Tensor, columns_RS: torch.Tensor) -> torch.Tensor:
+    """Return columns of a tensor [R, X, C] in another order for each row, [R, S, C]."""
+    return tensor.gather(1, columns_RS[..., None].expand(-1, -1, tensor.shape[-1]))
