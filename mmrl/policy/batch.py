@@ -394,7 +394,9 @@ def check_placeholders(
 
 
 def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: int) -> PromptBatch:
-    shape = (len(spans), max(len(span.ids) for span in spans))
+    # Two columns at least: transformers gives the mask of a single column to no recurrent layer, which would then take
+    # the padding of a row without tokens for a token.
+    shape = (len(spans), max(2, *(len(span.ids) for span in spans)))
     input_ids_BP, attention_mask_BP = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.int64)
     position_ids_3BP = torch.zeros(3, *shape, dtype=torch.int64)
     for row, span in enumerate(spans):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,19 @@ import torch
 from torch import nn
 
 from mmrl.config.schema import LoraConfig
+from mmrl.config.schema.model import LoraTarget
 from mmrl.policy.families import ModelFamily, get_family
+from mmrl.types import UserError
 from mmrl.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers import PreTrainedModel
+
+
+_INNER_ADAPTER = ".base_layer"
+"""End of the name of an adapter that stands inside another one of the same module."""
 
 
 class LoraAdapter:
@@ -37,19 +44,25 @@ class LoraAdapter:
 
         `seed` decides A, whatever the state of torch's generator, which stays as it is. `family` knows the names of the
         targets; None for the built-in family of the model's config.
+
+        Raises:
+            UserError: the model has no layer of a target.
         """
         # peft takes a second to import, and most runs train no adapter.
         from peft import LoraConfig as PeftLoraConfig
         from peft import get_peft_model
 
-        layers = (family or get_family(model.config)).lora_layers
+        family = family or get_family(model.config)
+        targets = options.targets or family.default_lora_targets
+        patterns, parameters = _find_targets(model, family, targets)
         config = PeftLoraConfig(
             r=options.rank,
             lora_alpha=options.alpha,
             lora_dropout=options.dropout,
             use_dora=options.use_dora,
             use_rslora=options.use_rslora,
-            target_modules="|".join(layers[target] for target in options.targets),
+            target_modules="|".join(patterns),
+            target_parameters=parameters,
         )
         # `devices=[]`: the adapter is made on the CPU, and forking the generators of GPUs would initialise CUDA.
         with torch.random.fork_rng(devices=[]):
@@ -80,7 +93,9 @@ def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
     # `deepcopy` takes what its memo holds as already copied, so all weights are shared.
     base = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for name, layer in list(iter_adapted_layers(base)):
-        base.set_submodule(name, layer.get_base_layer())
+        # The adapters of two parameters of one module stand around each other; the outer one is replaced with both.
+        if not name.endswith(_INNER_ADAPTER):
+            base.set_submodule(name, layer.get_base_layer())
     return base
 
 
@@ -102,9 +117,46 @@ def iter_adapted_layers(model: nn.Module) -> Iterator[tuple[str, BaseTunerLayer]
 
 
 @torch.no_grad()
-def merged_weight(layer: BaseTunerLayer) -> torch.Tensor:
-    """Return the weight matrix of an adapted layer with the adapter added, [out, in]; the layer stays as it is."""
+def merged_weight(name: str, layer: BaseTunerLayer) -> tuple[str, torch.Tensor]:
+    """Return the weight that a layer adapts, with the adapter added, and its name without; the layer stays as it is.
+
+    It is a matrix, [out, in], or the fused matrices of all experts, [experts, out, in].
+    """
+    from peft.tuners.lora.layer import ParamWrapper
+
+    if isinstance(layer, ParamWrapper):
+        while name.endswith(_INNER_ADAPTER):
+            name = name.removesuffix(_INNER_ADAPTER)
+        return f"{name}.{layer.parameter_name}", layer.get_param() + layer.get_delta_weight(layer.active_adapter[0])
     # peft merges in place, and the adapter must stay apart to be trained further.
     merged = copy.deepcopy(layer)
     merged.merge()
-    return merged.get_base_layer().get_parameter("weight")
+    return f"{name}.weight", merged.get_base_layer().get_parameter("weight")
+
+
+def _find_targets(
+    model: PreTrainedModel, family: ModelFamily, targets: Sequence[LoraTarget]
+) -> tuple[list[str], list[str]]:
+    """Return regular expressions of the layers to adapt, and ends of the names of parameters to adapt.
+
+    Raises:
+        UserError: the model has no layer of a target.
+    """
+    modules = [name for name, _ in model.named_modules()]
+    parameters = [name for name, _ in model.named_parameters()]
+    patterns: list[str] = []
+    adapted_parameters: list[str] = []
+    for target in targets:
+        pattern = family.lora_layers.get(target)
+        ends = family.lora_parameters.get(target, ())
+        if pattern is not None and any(re.fullmatch(pattern, name) for name in modules):
+            patterns.append(pattern)
+        elif ends and any(name.endswith(tuple(ends)) for name in parameters):
+            adapted_parameters += ends
+        else:
+            known = ", ".join(sorted({*family.lora_layers, *family.lora_parameters}))
+            raise UserError(
+                f"model.lora.targets: this {family.model_type} has no layer of {target}; the targets of its family are "
+                f"{known}"
+            )
+    return patterns, adapted_parameters

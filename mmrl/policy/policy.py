@@ -164,17 +164,17 @@ class Policy:
     def iter_export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield trained weights under the names of the model without adapter, as an engine loads them.
 
-        Each has its full shape and the dtype of the model. Adapters are added to their matrices, and a tied output
-        matrix comes a second time as `lm_head.weight`.
+        Each has its full shape and the dtype of the model. Adapters are added to their matrices, fused experts come one
+        by one, and a tied output matrix comes a second time as `lm_head.weight`.
         """
         if has_adapter(self.model):
-            for name, layer in iter_adapted_layers(self.model):
-                with self.runner.gather_params(list(self.model.get_submodule(name).parameters())):
-                    yield f"{name}.weight", merged_weight(layer)
+            for module_name, layer in iter_adapted_layers(self.model):
+                with self.runner.gather_params(list(self.model.get_submodule(module_name).parameters())):
+                    yield from self.family.iter_engine_weights(*merged_weight(module_name, layer))
             return
         embeddings = self.model.get_input_embeddings().weight
         for name, parameter in self.runner.iter_params(self.trained):
-            yield name, parameter
+            yield from self.family.iter_engine_weights(name, parameter)
             if parameter is embeddings is self._head.weight:
                 yield "lm_head.weight", parameter
 

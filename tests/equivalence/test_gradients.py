@@ -10,9 +10,8 @@ from rounding import GRADIENTS
 
 from mmrl.config.schema import KlConfig, LossConfig, OptimizerConfig
 from mmrl.learner.learner import GrpoLearner, LearnerConfig
+from mmrl.policy.families import FAMILIES
 from mmrl.types import Author, Experience, ImageRef, Segment, VideoRef
-
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 class Accumulate:
@@ -216,7 +215,7 @@ def _slow_positions(world, ids, prompt):
         step = 2 if isinstance(ref, VideoRef) and family == "qwen2_5_vl" else 1
         shape = [(t * step, h, w) for t in range(time) for h in range(height // 2) for w in range(width // 2)]
         per_frame = len(shape) // time
-        apart = isinstance(ref, VideoRef) and family == "qwen3_vl"
+        apart = isinstance(ref, VideoRef) and family.startswith("qwen3")
         blocks += [[(0, h, w) for _, h, w in shape[:per_frame]]] * time if apart else [shape]
     positions, largest = [], -1
     while len(positions) < len(ids):
@@ -281,7 +280,7 @@ def test_recomputed_activations_give_the_same_gradient(tiny, family):
     world = tiny(family)
     trained_on = experiences(world)
     calls = []
-    layer = world.policy.model.model.language_model.layers[0].self_attn
+    layer = world.policy.model.model.language_model.layers[0].mlp
     layer.register_forward_pre_hook(lambda *_: calls.append(1))
     _, kept = gradient(world, trained_on)
     once = len(calls)

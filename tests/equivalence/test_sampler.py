@@ -13,11 +13,10 @@ from rounding import LOGPROBS
 from transformers import GenerationConfig
 
 from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.policy.families import FAMILIES
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import Author, Experience, FinishReason, SamplingParams
-
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 def ids_of(groups):

@@ -11,9 +11,9 @@ from rounding import GRADIENTS, LOGPROBS
 from mmrl.learner.learner import TOLERANCES, ForwardDifference, check_shared_prefix, compare_layouts
 from mmrl.policy import shared_prefix_attention
 from mmrl.policy.batch import PrefixGroup, collate, group_by_prompt
+from mmrl.policy.families import FAMILIES
 from mmrl.types import Experience, UserError
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 KINDS = ("image", "two images", "text", "video", "image and video")  # the first samples of a tiny world
 EXACT = ForwardDifference(logprobs=LOGPROBS, gradient=GRADIENTS)
 

@@ -12,11 +12,10 @@ from rounding import GRADIENTS, LOGPROBS
 
 from mmrl.learner.learner import ForwardDifference, compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.families import PlaceholderRun
+from mmrl.policy.families import FAMILIES, PlaceholderRun
 from mmrl.policy.policy import Policy
 from mmrl.types import Author, CoordinateSystem, Experience, ImageRef, ResizeMap, Segment, Size, UserError
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 EXACT = ForwardDifference(logprobs=LOGPROBS, gradient=GRADIENTS)
 
 

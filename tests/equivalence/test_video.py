@@ -12,9 +12,9 @@ from videos import SMALL
 
 from mmrl.config.schema import VideoConfig
 from mmrl.media.cache import MediaCache
+from mmrl.policy.families import FAMILIES
 from mmrl.types import Size
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 START, END, PAD = "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"
 
 

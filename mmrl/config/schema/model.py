@@ -123,12 +123,26 @@ class LoraConfig(StrictModel):
     dropout: DecayRate = 0.0
     """Share of an adapter's inputs dropped while training; above 0 the learner's probabilities differ from the
     sampler's."""
-    targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = ("language.attention", "language.mlp")
-    """Linear layers that are adapted."""
+    targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] | None = None
+    """Layers that are adapted; null is attention and the feed-forward layers that every token passes, of the language
+    model."""
     use_dora: bool = False
     """Learn magnitude and direction separately (DoRA): better at low ranks, slower."""
     use_rslora: bool = False
     """Scale by alpha / sqrt(rank) (rsLoRA), with which high ranks keep learning."""
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> LoraConfig:
+        if "language.experts" in (self.targets or ()) and (self.dropout or self.use_dora):
+            raise ValueError(
+                "`targets` has language.experts, whose adapter knows neither `dropout` nor `use_dora`; leave them out"
+            )
+        return self
+
+    @property
+    def adapted_components(self) -> tuple[str, ...]:
+        """Components of which layers are adapted."""
+        return tuple(map(_component_of, self.targets)) if self.targets else ("language",)
 
     def describe(self) -> str:
         """Return the adapter and its formula."""
@@ -137,10 +151,8 @@ class LoraConfig(StrictModel):
         if self.use_dora:
             formula = f"m · V / |V|, row by row, with V = {formula} and m learned"
         dropout = f", dropout {self.dropout:g}" if self.dropout else ""
-        return (
-            f"an adapter of rank {self.rank}{dropout}, on {', '.join(self.targets)}; all weights are frozen\n"
-            f"W' = {formula}"
-        )
+        targets = ", ".join(self.targets) if self.targets else "attention and feed-forward layers of the language model"
+        return f"an adapter of rank {self.rank}{dropout}, on {targets}; all weights are frozen\nW' = {formula}"
 
 
 class ModelFamilyConfig(StrictModel):
@@ -195,7 +207,7 @@ class ModelConfig(StrictModel):
             )
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels {self.min_pixels} exceeds max_pixels {self.max_pixels}")
-        for target in self.lora.targets if self.lora else ():
+        for target in (self.lora.targets or ("language.attention",)) if self.lora else ():
             if _component_of(target) in self.freeze:
                 raise ValueError(f"`lora` targets {target}, which `freeze` forbids; take it out of one of them")
         if not self.trainable_components:
@@ -205,7 +217,7 @@ class ModelConfig(StrictModel):
     @property
     def trainable_components(self) -> tuple[Component, ...]:
         """The components of which something is trained."""
-        reached = set(map(_component_of, self.lora.targets)) if self.lora else set(COMPONENTS)
+        reached = set(self.lora.adapted_components) if self.lora else set(COMPONENTS)
         return tuple(component for component in COMPONENTS if component in reached and component not in self.freeze)
 
     def describe_training(self) -> str:

@@ -100,6 +100,8 @@ class ModelFamily:
     """Regular expression for the full names of the linear layers of each LoRA target."""
     lora_parameters: Mapping[LoraTarget, tuple[str, ...]] = field(default_factory=dict)
     """Ends of the names of parameters that are no layer of their own, such as fused experts, of each LoRA target."""
+    default_lora_targets: tuple[LoraTarget, ...] = ("language.attention", "language.mlp")
+    """Targets of an adapter that names none: layers of the language model that every token passes."""
     has_recurrent_layers: bool = False
     """True if some layers keep a recurrent state rather than keys and values."""
     vision_start_token: str = "<|vision_start|>"

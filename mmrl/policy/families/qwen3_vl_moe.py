@@ -20,6 +20,8 @@ def make_family() -> ModelFamily:
         video_time=VideoTimeEncoding.TEXT_TIMESTAMPS,
         lora_layers=QWEN_LORA_LAYERS,
         lora_parameters=EXPERT_PARAMETERS,
+        # No released model has a feed-forward layer that every token passes.
+        default_lora_targets=("language.attention",),
         exports_transposed_experts=True,
         from_scratch=FromScratchSupport(
             processor_class="Qwen3VLProcessor",

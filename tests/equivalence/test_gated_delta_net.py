@@ -1,0 +1,200 @@
+"""Gated DeltaNet in packed rows and behind caches, against transformers' layer on one sequence at a time."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers.models.qwen3_5.modeling_qwen3_5 as modeling
+from rounding import GRADIENTS, LOGPROBS
+from torch.nn import functional as F
+from transformers import DynamicCache
+
+from mmrl.policy.batch import PrefixGroup
+from mmrl.types import Author, Segment
+
+FAMILIES = ("qwen3_5", "qwen3_5_moe")
+# Lengths of prompts and of their completions. The rule works in chunks of 64 tokens, the convolution over 4.
+TREES = {
+    "ragged": [(30, (10, 64, 70, 1))],
+    "shorter than the convolution": [(1, (1, 2)), (2, (3, 1))],
+    "borders of chunks": [(64, (64, 63, 65)), (65, (1,)), (63, (127, 128, 129))],
+    "several groups, one without completions": [(20, (5, 40)), (3, ()), (33, (7,)), (70, (20, 128, 5))],
+}
+
+
+def plain_model(world):
+    """A copy with transformers' own layers, attention included."""
+    model = copy.deepcopy(world.policy.model)
+    model.get_decoder().config._attn_implementation = "sdpa"
+    for layer in model.modules():
+        layer.__dict__.pop("forward", None)
+    return model
+
+
+def random_sequences(tree, seed=0):
+    """Ids of each prompt, and of its completions."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (
+            torch.randint(20, 300, (prompt,), generator=generator),
+            [torch.randint(20, 300, (n,), generator=generator) for n in lengths],
+        )
+        for prompt, lengths in tree
+    ]
+
+
+def packed_logits(model, sequences):
+    """Logits of every completion's tokens in one packed row."""
+    ids, positions, tree = [], [], []
+    for prompt, completions in sequences:
+        tree.append(PrefixGroup(len(prompt), tuple(map(len, completions))))
+        ids += [prompt, *completions]
+        positions.append(torch.arange(len(prompt)))
+        positions += [len(prompt) + torch.arange(len(completion)) for completion in completions]
+    row = torch.cat(ids)[None]
+    logits = model(
+        input_ids=row,
+        position_ids=torch.cat(positions).expand(3, 1, -1),
+        mm_token_type_ids=torch.zeros_like(row),
+        prefix_tree=tuple(tree),
+        use_cache=False,
+    ).logits[0]
+    found, column = [], 0
+    for prompt, completions in sequences:
+        column += len(prompt)
+        for completion in completions:
+            found.append(logits[column : column + len(completion)])
+            column += len(completion)
+    return found
+
+
+def plain_logits(model, sequences):
+    """The same, from a forward pass for each completion."""
+    found = []
+    for prompt, completions in sequences:
+        for completion in completions:
+            ids = torch.cat([prompt, completion])[None]
+            found.append(forward(model, ids)[0, len(prompt) :])
+    return found
+
+
+def forward(model, ids):
+    return model(input_ids=ids, mm_token_type_ids=torch.zeros_like(ids), use_cache=False).logits
+
+
+def gradient_of(model, logits):
+    model.zero_grad()
+    torch.stack([part.log_softmax(-1)[:, ::7].sum() for part in logits]).sum().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+def distance(found, reference):
+    return float((found.double() - reference.double()).norm() / reference.double().norm())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_packed_row_gives_the_logits_and_gradients_of_plain_rows(tiny, family, tree):
+    world = tiny(family)
+    model, plain, sequences = world.policy.model.train(), plain_model(world).train(), random_sequences(tree)
+    packed, separate = packed_logits(model, sequences), plain_logits(plain, sequences)
+    for ours, theirs in zip(packed, separate, strict=True):
+        assert (ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max() < LOGPROBS
+    assert distance(gradient_of(model, packed), gradient_of(plain, separate)) < GRADIENTS
+
+
+def rule_in_float64(query, key, value, g, beta, initial_state=None, **_):
+    """The recurrence of arXiv:2412.06464, equation 10, token by token."""
+    normed = [x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key)]
+    query, key = normed[0] * query.shape[-1] ** -0.5, normed[1]
+    state = query.new_zeros(*query.shape[:1], *query.shape[2:], value.shape[-1])
+    state = state if initial_state is None else initial_state
+    outputs = []
+    for t in range(query.shape[1]):
+        state = state * g[:, t, :, None, None].exp()
+        recalled = (state * key[:, t, :, :, None]).sum(-2)
+        written = (value[:, t] - recalled) * beta[:, t, :, None]
+        state = state + key[:, t, :, :, None] * written[:, :, None]
+        outputs.append((state * query[:, t, :, :, None]).sum(-2))
+    return torch.stack(outputs, dim=1), state
+
+
+def test_a_packed_row_is_no_farther_from_float64_than_plain_rows(tiny, monkeypatch):
+    world = tiny("qwen3_5")
+    model, plain, sequences = world.policy.model.train(), plain_model(world).train(), random_sequences([(70, (65, 9))])
+    ours = gradient_of(model, packed_logits(model, sequences))
+    theirs = gradient_of(plain, plain_logits(plain, sequences))
+    exact = plain_model(world).double().train()
+    monkeypatch.setattr(modeling, "torch_chunk_gated_delta_rule", rule_in_float64)
+    monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)  # the layers would round to float32
+    reference = gradient_of(exact, plain_logits(exact, sequences))
+    assert distance(ours, reference) < 2 * distance(theirs, reference) < GRADIENTS
+
+
+def pad_left(rows, columns):
+    """Ids and mask of rows, padded on the left."""
+    ids = torch.stack([F.pad(row, (columns - len(row), 0)) for row in rows])
+    return ids, torch.stack([F.pad(torch.ones_like(row), (columns - len(row), 0)) for row in rows])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("appended", [(9, 0, 70, 1), (3, 3, 3, 3), (1, 0, 2, 0)])
+def test_rows_of_several_lengths_are_appended_to_a_cache(tiny, appended):
+    """Then rows leave, come twice and change places, and each takes one more token."""
+    world = tiny("qwen3_5")
+    model, plain, lengths = world.policy.model.eval(), plain_model(world).eval(), (7, 70, 130, 2)
+    totals = [length + more + 1 for length, more in zip(lengths, appended, strict=True)]
+    ((_, full),) = random_sequences([(1, totals)])
+    cache = DynamicCache(config=model.config.get_text_config())
+
+    def step(rows, keep, positions):
+        """The logits behind the last column of left-padded new tokens."""
+        return model(
+            input_ids=rows,
+            mm_token_type_ids=torch.zeros_like(rows),
+            attention_mask=keep,
+            position_ids=positions.expand(3, -1, -1),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+
+    prompts, keep = pad_left([ids[:length] for ids, length in zip(full, lengths, strict=True)], max(lengths))
+    step(prompts, keep, (keep.cumsum(1) - 1).clamp(min=0))
+    tails = [ids[length:-1] for ids, length in zip(full, lengths, strict=True)]
+    more, is_new = pad_left(tails, max(appended))
+    positions = (is_new.cumsum(1) - 1).clamp(min=0) + torch.tensor(lengths)[:, None]
+    keep = torch.cat([keep, is_new], dim=1)
+    logits = step(more, keep, positions)
+    for row, ids in enumerate(full):
+        if appended[row]:
+            expected = forward(plain, ids[None, :-1])[0, -1]
+            assert (logits[row].log_softmax(-1) - expected.log_softmax(-1)).abs().max() < LOGPROBS
+    order = torch.tensor([3, 1, 1, 0])
+    cache.reorder_cache(order)
+    last = torch.stack([full[row][-1:] for row in order])
+    places = torch.tensor([[totals[row] - 1] for row in order])
+    logits = step(last, F.pad(keep[order], (0, 1), value=1), places)
+    for found, row in zip(logits, order, strict=True):
+        expected = forward(plain, full[row][None])[0, -1]
+        assert (found.log_softmax(-1) - expected.log_softmax(-1)).abs().max() < LOGPROBS
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("lengths", [(1, 0), (2, 5)])
+def test_the_sampler_goes_on_behind_responses_of_several_lengths(tiny, family, lengths):
+    world = tiny(family)
+    prompt = world.processor.build(world.samples[0])
+    greedy = replace(world.params, temperature=0.0)
+    (group,) = world.sampler().generate([prompt, prompt][:1], 2, greedy, step=0)
+    begun = []
+    for rollout, length in zip(group, lengths, strict=True):
+        ids, logprobs = rollout.segments[0].token_ids[:length], rollout.segments[0].logprobs[:length]
+        segments = (Segment(token_ids=ids, logprobs=logprobs, author=Author.POLICY),) if length else ()
+        begun.append(replace(rollout, segments=segments))
+    for whole, rollout in zip(group, world.sampler().extend(begun, greedy, step=0), strict=True):
+        again = [id for segment in rollout.segments for id in segment.token_ids][: whole.num_tokens]
+        assert tuple(again) == whole.segments[0].token_ids
