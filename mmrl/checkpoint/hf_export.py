@@ -20,7 +20,7 @@ from mmrl.log.run_dir import RunDir
 from mmrl.policy.build import build_model
 from mmrl.policy.lora import LoraAdapter, create_adapter
 from mmrl.policy.policy import Policy
-from mmrl.policy.pretrained import ModelBundle, load_processor
+from mmrl.policy.pretrained import ModelBundle, ModelExport, load_processor
 from mmrl.types import TrainingState, UserError
 
 RUN_CONFIG_FILE: Final = "mmrl.yaml"
@@ -144,7 +144,8 @@ def write_model(folder: Path, model_bundle: ModelBundle, facts: ModelCardFacts) 
     if generation.pad_token_id is None:
         generation.pad_token_id = tokenizer.pad_token_id
     add_files = partial(_write_card_and_config, facts, False)
-    checkpoint.export_hf_folder(folder, model_bundle.model, model_bundle.processor, add_files=add_files)
+    model = ModelExport(model_bundle.model, model_bundle.family)
+    checkpoint.export_hf_folder(folder, model, model_bundle.processor, add_files=add_files)
 
 
 def write_adapter(folder: Path, adapter: LoraAdapter, facts: ModelCardFacts) -> None:

@@ -144,19 +144,17 @@ def _find_targets(
     """
     modules = [name for name, _ in model.named_modules()]
     parameters = [name for name, _ in model.named_parameters()]
-    patterns: list[str] = []
-    adapted_parameters: list[str] = []
+    patterns: dict[LoraTarget, str] = {}
+    for target, pattern in family.lora_layers.items():
+        if any(re.fullmatch(pattern, name) for name in modules):
+            patterns[target] = pattern
+    ends_of: dict[LoraTarget, tuple[str, ...]] = {}
+    for target, ends in family.lora_parameters.items():
+        if any(name.endswith(ends) for name in parameters):
+            ends_of[target] = ends
     for target in targets:
-        pattern = family.lora_layers.get(target)
-        ends = family.lora_parameters.get(target, ())
-        if pattern is not None and any(re.fullmatch(pattern, name) for name in modules):
-            patterns.append(pattern)
-        elif ends and any(name.endswith(tuple(ends)) for name in parameters):
-            adapted_parameters += ends
-        else:
-            known = ", ".join(sorted({*family.lora_layers, *family.lora_parameters}))
-            raise UserError(
-                f"model.lora.targets: this {family.model_type} has no layer of {target}; the targets of its family are "
-                f"{known}"
-            )
-    return patterns, adapted_parameters
+        if target not in {*patterns, *ends_of}:
+            known = ", ".join(sorted({*patterns, *ends_of}))
+            raise UserError(f"model.lora.targets: this {family.model_type} has no layer of {target}; it has {known}")
+    adapted = [end for target in targets for end in ends_of.get(target, ())]
+    return [patterns[target] for target in targets if target in patterns], adapted

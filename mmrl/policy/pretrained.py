@@ -34,6 +34,19 @@ class ModelBundle(ProcessorBundle):
     model: PreTrainedModel
 
 
+@dataclass(frozen=True, slots=True)
+class ModelExport:
+    """A model that is saved in the layout of its family's released folders."""
+
+    model: PreTrainedModel
+    family: ModelFamily
+
+    def save_pretrained(self, save_directory: Path) -> None:
+        """Write the model into a folder."""
+        self.model.save_pretrained(save_directory)
+        self.family.finish_export(save_directory)
+
+
 def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBundle:
     """Load the processor of the model at `options.path`, with the pixel limits of `options`.
 

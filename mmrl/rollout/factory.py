@@ -27,6 +27,7 @@ from mmrl.distributed.ranks import Ranks
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.lora import LoraAdapter, without_adapter
 from mmrl.policy.policy import Policy
+from mmrl.policy.pretrained import ModelExport
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Learner, Sampler
 from mmrl.rollout.engines.base import (
@@ -155,8 +156,8 @@ class SamplerFactory:
         if model is None:
             # A model made from scratch is in no folder yet. It is exported without an adapter, which follows later.
             bare = without_adapter(self._policy.model) if self._adapter else self._policy.model
-            export = partial(checkpoint.export_hf_folder, self._exported_model_dir, bare, self._processor.hf_processor)
-            self._ranks.on_rank0(export)
+            parts = (ModelExport(bare, self._policy.family), self._processor.hf_processor)
+            self._ranks.on_rank0(partial(checkpoint.export_hf_folder, self._exported_model_dir, *parts))
             model = str(self._exported_model_dir)
         cuda = torch.cuda.is_available()
         engine_args = build_engine_args(
@@ -165,6 +166,7 @@ class SamplerFactory:
             max_model_len=self._max_model_len,
             cuda=cuda,
             lora=self._config.model.lora if self._sends_adapter_files else None,
+            family=self._policy.family,
         )
         # Imported here, since vLLM may be missing, and takes seconds to import.
         if options.engine == "vllm":

@@ -119,9 +119,9 @@ def _new_weights(scene: Scene, engine: VllmEngine, sampler: EngineSampler) -> di
 
 def _merged(scene: Scene, engine: VllmEngine) -> dict[str, Any]:
     """An adapter that vLLM knows nothing of is sent as what it makes of the matrices, vision's too."""
-    LoraAdapter(
-        scene.policy.model, LoraConfig(rank=4, targets=("language.mlp", "language.attention", "vision.mlp")), seed=2
-    )
+    family = scene.policy.family
+    targets = (*family.default_lora_targets, *family.lora_parameters, "vision.mlp")
+    LoraAdapter(scene.policy.model, LoraConfig(rank=4, targets=targets), seed=2)
     scene.policy = Policy(scene.policy.model)
     scene.learn()
     sampler = scene.sampler(engine)

@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmrl.config.schema import LoraConfig, VllmConfig
+from mmrl.policy.families import ModelFamily
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Learner
 from mmrl.rollout.responses import GeneratedTokens, append_generated, empty_rollout
@@ -65,11 +66,20 @@ class GenerationRequest:
 
 
 def build_engine_args(
-    options: VllmConfig, *, dtype: str, max_model_len: int, cuda: bool, lora: LoraConfig | None
+    options: VllmConfig,
+    *,
+    dtype: str,
+    max_model_len: int,
+    cuda: bool,
+    lora: LoraConfig | None,
+    family: ModelFamily,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's `LLM`, in this process or as a server.
 
     `max_model_len` counts tokens, prompt included. `lora` is None if the engine gets no adapter, but merged weights.
+
+    Raises:
+        UserError: vLLM cannot run this family in this data type on a CPU.
     """
     engine_args: dict[str, Any] = {
         "dtype": dtype,
@@ -100,6 +110,14 @@ def build_engine_args(
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(max_model_len, _MIN_BATCHED_TOKENS),
         }
+        if family.has_recurrent_layers:
+            if dtype != "bfloat16":
+                raise UserError(
+                    f"rollout.engine: on a CPU, vLLM runs the recurrent layers of {family.model_type} in bfloat16 "
+                    f"alone; set model.dtype: bfloat16 instead of {dtype}, or rollout.engine: hf"
+                )
+            # A recurrent state can be cached at the borders of chunks alone, and prompts are not read in chunks here.
+            engine_args["enable_prefix_caching"] = False
     if lora is not None:
         # An adapter of a rank that vLLM has no kernel for runs with the next larger one.
         rank = next((rank for rank in _SUPPORTED_LORA_RANKS if rank >= lora.rank), lora.rank)

@@ -140,6 +140,7 @@ class VllmEngine:
         check_same_model(weights, self._read_fingerprints())
         sent: dict[str, TensorFingerprint] = {}
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter_with_fingerprints(weights, sent)})
+        self._llm.collective_rpc("repack_experts")
         self._reset_caches()
         check_weights_arrived(sent, self._read_fingerprints())
         self._reload_weights = lambda: self.load_weights(weights)

@@ -60,6 +60,21 @@ class FingerprintExtension:
             plain[name] = [list(found.shape), found.digest]
         return plain
 
+    def repack_experts(self) -> None:
+        """Pack reloaded experts as the kernels of a CPU read them."""
+        repack_experts(self.model_runner.get_model())
+
+
+def repack_experts(model: torch.nn.Module) -> None:
+    """Pack the weights of experts as the kernels of a CPU read them; vLLM 0.32 does so at the first load alone.
+
+    Without it, reloaded experts are read as packed ones, which gives other numbers and no error.
+    """
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None and hasattr(layer, "w13_weight") and not layer.w13_weight.is_cuda:
+            kernel.fused_experts.process_weights_after_loading(layer)
+
 
 def parse_fingerprints(plain: dict[str, Any]) -> dict[str, TensorFingerprint]:
     """Return what `FingerprintExtension.fingerprints` has sent."""
@@ -125,6 +140,7 @@ class FileReceiver(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
     def finish_weight_update(self) -> None:
         """Put the weights that were held back in place."""
         finalize_layerwise_reload(self.model, self.model_config)
+        repack_experts(self.model)
 
     def shutdown(self) -> None:
         """Do nothing: there is no connection to close."""
