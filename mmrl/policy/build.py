@@ -106,6 +106,7 @@ def build_encoder(
         add_instruction=config.response_format.add_instruction,
         max_prompt_tokens=max_prompt_tokens,
         limit_key=limit_key,
+        chat=config.model.chat,
     )
 
 

@@ -8,10 +8,10 @@ Suffixes of tensor names: P tokens of a prompt, M patches, D values of a patch, 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +22,7 @@ from mmrl.config.schema import VideoConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.video import FrameSampling
 from mmrl.policy.batch import MediaItem, Placeholders, PromptTensors, check_placeholders, prompt_media_items
+from mmrl.policy.chat import ChatTemplate
 from mmrl.policy.families import Grid, ModelFamily, PlaceholderRun, VideoTimeEncoding
 from mmrl.types import (
     Author,
@@ -41,8 +42,6 @@ from mmrl.types import (
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
     from transformers.image_processing_utils import BaseImageProcessor
-
-_TEXT_CACHE_SIZE = 1024  # questions, and texts to tokenize
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +79,6 @@ class PromptLayout:
 _MediaWithLayout = tuple[MediaRef, MediaLayout]
 
 
-class ChatTemplate:
-    """The chat template and tokenizer of a processor, with caches: many samples ask the same question."""
-
-    def __init__(self, hf_processor: ProcessorMixin) -> None:
-        self._hf_processor = hf_processor
-        self.render = lru_cache(_TEXT_CACHE_SIZE)(partial(_render_chat, hf_processor))
-        self.tokenize = lru_cache(_TEXT_CACHE_SIZE)(partial(_tokenize, hf_processor))
-
-    def __reduce__(self) -> tuple[type[ChatTemplate], tuple[ProcessorMixin]]:
-        """Pickle the processor alone: an `lru_cache` cannot be pickled, and a worker process fills its own."""
-        return ChatTemplate, (self._hf_processor,)
-
-
 class PromptEncoder:
     """Turns samples into prompts and their tensors; a sample always becomes the same bytes."""
 
@@ -107,15 +93,21 @@ class PromptEncoder:
         add_instruction: bool,
         max_prompt_tokens: int,
         limit_key: str = "model.max_prompt_tokens",
+        chat: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         """Prepare to encode; with `add_instruction` each question is followed by one about the response format.
 
-        `limit_key` is the YAML key that sets `max_prompt_tokens`, for messages.
+        `limit_key` is the YAML key that sets `max_prompt_tokens`, for messages; `chat` are options of the chat template.
+
+        Raises:
+            UserError: the chat template cannot be used, or does not fit the tokenizer or the response format.
         """
         self.hf_processor, self.family, self.response_format = hf_processor, family, response_format
         self._media_cache, self._add_instruction = media_cache, add_instruction
         self._max_prompt_tokens, self._limit_key = max_prompt_tokens, limit_key
-        self._chat_template, options = ChatTemplate(hf_processor), hf_processor.image_processor
+        self._chat_template, options = ChatTemplate(hf_processor, chat), hf_processor.image_processor
+        self.response_opening = self._chat_template.find_response_opening(response_format)
+        """What the prompt already holds of the response: an opened thought, or nothing."""
         self.frame_sampling = FrameSampling(video=video, patch_size=options.patch_size)
         self._no_patches = torch.zeros(0, 3 * options.temporal_patch_size * options.patch_size**2)
         start, end = re.escape(family.vision_start_token), re.escape(family.vision_end_token)
@@ -347,23 +339,6 @@ def unpatchify(patches_MD: torch.Tensor, grid: tuple[int, int, int], processor: 
     frames = blocks.permute(0, 6, 1, 3, 7, 2, 4, 8, 5).reshape(time * pair, height * side, width * side, 3)
     scaled = frames.float() * torch.tensor(processor.image_std) + torch.tensor(processor.image_mean)
     return (scaled * 255).round().clamp(0, 255).to(torch.uint8)
-
-
-def _render_chat(hf_processor: ProcessorMixin, parts: tuple[tuple[str, str], ...]) -> str:
-    """Return one user turn and the opening of the assistant's, with one placeholder for each image or video.
-
-    `parts` are ("text", the text), ("image", "") or ("video", ""), in reading order.
-    """
-    content = []
-    for kind, text in parts:
-        content.append({"type": kind, "text": text} if kind == "text" else {"type": kind})
-    messages = [{"role": "user", "content": content}]
-    return str(hf_processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-
-
-def _tokenize(hf_processor: ProcessorMixin, text: str) -> tuple[int, ...]:
-    """Return the token ids of a text; special tokens written in it count as such."""
-    return tuple(hf_processor.tokenizer(text).input_ids)
 
 
 def _compute_digest(ids: Sequence[int], grids: Sequence[Grid], tensors: PromptTensors) -> str:

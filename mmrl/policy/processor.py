@@ -125,15 +125,15 @@ class PromptProcessor:
     def parse_rollout(self, rollout: Rollout) -> Rollout:
         """Return the rollout with the text of its segments and the answer parsed from it.
 
-        The answer must stand behind the last forced trigger or tool result; the text of a tool is never an answer.
+        The text begins with the thought that the prompt has opened, if it has. The answer must stand behind the last forced trigger or tool result; the text of a tool is never an answer.
         """
         answer_type = rollout.prompt.sample.target.answer_type
         # `is_correct` is reset below: it was the verdict on the response as it stood before.
         start = _last_continuation_start(rollout.segments)
         if start is None:
-            text = self.decode_segments(rollout.segments)
+            text = self.encoder.response_opening + self.decode_segments(rollout.segments)
             return replace(rollout, text=text, answer=self.response_format.parse(text, answer_type), is_correct=None)
-        first_response = self.decode_segments(rollout.segments[:start])
+        first_response = self.encoder.response_opening + self.decode_segments(rollout.segments[:start])
         text = self.decode_segments(rollout.segments[start:])
         answer = self.response_format.parse_continuation(first_response, text, answer_type)
         return replace(rollout, text=first_response + text, answer=answer, is_correct=None)
@@ -144,7 +144,9 @@ class PromptProcessor:
         None if the response was not continued.
         """
         start = _last_continuation_start(rollout.segments)
-        return None if start is None else self.decode_segments(rollout.segments[:start])
+        if start is None:
+            return None
+        return self.encoder.response_opening + self.decode_segments(rollout.segments[:start])
 
     def build_demonstration(
         self, prompt: Prompt, demonstration: Target | str, *, with_thinking: bool = True, loss_on: LossOn = "response"
@@ -164,7 +166,15 @@ class PromptProcessor:
             text, answer_type = self._render_answer(prompt, demonstration), demonstration.answer_type
         if not with_thinking:
             text = self.response_format.strip_thinking(text)
-        segments = self._demonstration_segments(prompt, text, loss_on)
+        opening = self.encoder.response_opening
+        if not text.startswith(opening.strip()):
+            raise UserError(
+                f"sample {prompt.sample.id}: the chat template opens a thought, and the response {text[:60]!r} has none; "
+                "set model.chat: {enable_thinking: false}, or give it one"
+            )
+        written = text.removeprefix(opening.strip()) if opening else text
+        segments = self._demonstration_segments(prompt, written, loss_on)
+        text = opening + written
         return Rollout(
             prompt=prompt,
             index=0,

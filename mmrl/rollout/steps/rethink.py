@@ -182,7 +182,10 @@ class ForcedRethink:
         if answer_offset is None:
             return first_response.num_tokens
         token_ids = [token for segment in first_response.segments for token in segment.token_ids]
-        return count_tokens_before(token_ids, first_response.text[: start + answer_offset], self.processor.decode)
+        # The text also has the thought that the prompt opens, which is none of these tokens.
+        opening = len(self.processor.encoder.response_opening)
+        before = first_response.text[opening : start + answer_offset]
+        return count_tokens_before(token_ids, before, self.processor.decode)
 
     def _merge_into_group(self, group: Sequence[Rollout], kept: Sequence[_Attempt]) -> tuple[Rollout, ...]:
         if self.options.mode == "replace":
