@@ -44,6 +44,8 @@ _ROWS = {count: r"\s*" + r"(?:\s*,\s*|\s+)".join([_COORDINATE] * count) + r"\s*"
 _TUPLES = MappingProxyType({count: re.compile(rf"\[{row}\]|\({row}\)") for count, row in _ROWS.items()})
 _JSON_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _TOOL_CALL_TAGS = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
+_XML_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>", re.DOTALL)
+_XML_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 # Longer texts are refused before a pattern runs over them.
 _MAX_NUMBER_CHARS, _MAX_TUPLE_CHARS = 40, 200
@@ -135,8 +137,24 @@ def _parse_choice(text: str) -> str:
 
 
 def _parse_tool_call(text: str) -> object:
-    call = _TOOL_CALL_TAGS.fullmatch(text)
-    return parse_json(call[1] if call else text)
+    tagged = _TOOL_CALL_TAGS.fullmatch(text)
+    body = tagged[1] if tagged else text
+    function = _XML_FUNCTION.fullmatch(body.strip())
+    return parse_json(body) if function is None else _parse_xml_call(function[1], function[2])
+
+
+def _parse_xml_call(name: str, body: str) -> object:
+    """Return a call as Qwen3.5 is trained to write it: a tag for the function and one for each of its parameters."""
+    if _XML_PARAMETER.sub("", body).strip():
+        raise ValueError("text outside the parameters of the call")
+    arguments: list[tuple[str, object]] = []
+    for parameter, text in _XML_PARAMETER.findall(body):
+        # The format has no types: what reads as JSON is JSON, and everything else is text.
+        try:
+            arguments.append((parameter, parse_json(text)))
+        except ValueError:
+            arguments.append((parameter, text))
+    return {"name": name, "arguments": _reject_duplicate_keys(arguments)}
 
 
 def _parse_coordinates(text: str, count: int, problem: str, key: str = "") -> tuple[float, ...]:

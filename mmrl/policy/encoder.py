@@ -97,7 +97,8 @@ class PromptEncoder:
     ) -> None:
         """Prepare to encode; with `add_instruction` each question is followed by one about the response format.
 
-        `limit_key` is the YAML key that sets `max_prompt_tokens`, for messages; `chat` are options of the chat template.
+        `limit_key` is the YAML key that sets `max_prompt_tokens`, for messages; `chat` has options of the chat
+        template.
 
         Raises:
             UserError: the chat template cannot be used, or does not fit the tokenizer or the response format.

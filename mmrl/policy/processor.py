@@ -125,7 +125,8 @@ class PromptProcessor:
     def parse_rollout(self, rollout: Rollout) -> Rollout:
         """Return the rollout with the text of its segments and the answer parsed from it.
 
-        The text begins with the thought that the prompt has opened, if it has. The answer must stand behind the last forced trigger or tool result; the text of a tool is never an answer.
+        The text begins with a thought that the prompt has opened. The answer must stand behind the last forced trigger
+        or tool result; the text of a tool is never an answer.
         """
         answer_type = rollout.prompt.sample.target.answer_type
         # `is_correct` is reset below: it was the verdict on the response as it stood before.
@@ -169,8 +170,8 @@ class PromptProcessor:
         opening = self.encoder.response_opening
         if not text.startswith(opening.strip()):
             raise UserError(
-                f"sample {prompt.sample.id}: the chat template opens a thought, and the response {text[:60]!r} has none; "
-                "set model.chat: {enable_thinking: false}, or give it one"
+                f"sample {prompt.sample.id}: the chat template opens a thought, and the response {text[:60]!r} has "
+                "none; set model.chat: {enable_thinking: false}, or give it one"
             )
         written = text.removeprefix(opening.strip()) if opening else text
         segments = self._demonstration_segments(prompt, written, loss_on)

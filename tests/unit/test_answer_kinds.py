@@ -352,6 +352,44 @@ def test_stop_strings():
     assert stopping.all_stop_strings == ("</tool_call>", "\nUser:")
 
 
+# As the chat template of Qwen3.5-35B-A3B writes calls.
+XML_CALL = """<tool_call>
+<function=zoom>
+<parameter=box>
+[1, 2, 30, 40]
+</parameter>
+<parameter=why>
+to see
+it
+</parameter>
+</function>
+</tool_call>"""
+
+
+def test_xml_tool_calls_mean_what_json_calls_mean():
+    as_json = '{"name": "zoom", "arguments": {"box": [1, 2, 30, 40], "why": "to see\\nit"}}'
+    expected = parse_answer_value(AnswerType.TOOL_CALL, as_json)
+    assert parse_answer_value(AnswerType.TOOL_CALL, XML_CALL) == expected
+    bare = XML_CALL.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    assert parse_answer_value(AnswerType.TOOL_CALL, bare) == expected
+    none = "<tool_call><function=look></function></tool_call>"
+    assert parse_answer_value(AnswerType.TOOL_CALL, none) == Action("look", {})
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (XML_CALL.replace("</parameter>\n<parameter=why>", "</parameter>\nand\n<parameter=why>"), "outside"),
+        (XML_CALL.replace("=why", "=box"), "twice"),
+        (XML_CALL.replace("</function>", ""), "not JSON"),
+        (XML_CALL.replace("[1, 2, 30, 40]", "[1, 2, 30]"), "4 numbers in 'box'"),
+    ],
+)
+def test_broken_xml_tool_calls_are_refused(call, why):
+    with pytest.raises(ValueError, match=why):
+        parse_answer_value(AnswerType.TOOL_CALL, call)
+
+
 def test_tool_calls_in_tags_of_their_own():
     grammar = ResponseFormat(answer_tag="tool_call", thinking="optional")
     text = '<think>a</think><tool_call>{"name": "zoom", "arguments": {"factor": 2}}</tool_call>'

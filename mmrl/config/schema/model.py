@@ -175,8 +175,8 @@ class ModelConfig(StrictModel):
     """The family of the model at `path` where it is not one of ours: names of components, chat tokens, resize rule and
     position ids."""
     chat: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """Options of the model's chat template, such as `enable_thinking: false` for Qwen3.5, or `reasoning_effort: low` for
-    Qwen3.8."""
+    """Options of the model's chat template, such as `enable_thinking: false` (Qwen3.5) or `reasoning_effort: low`
+    (Qwen3.8)."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of weights and activations; log-probabilities are always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
