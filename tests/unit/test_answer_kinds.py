@@ -7,6 +7,7 @@ import pytest
 from waiting import bounded
 
 from mmrl.answer import ResponseFormat, ResponseSection, convert_coordinates, list_coordinates, validate_value
+from mmrl.answer.text import parse_answer_value
 from mmrl.types import Action, AnswerType, CoordinateSystem, Region, ResizeMap, Size, Target, UserError
 
 TAGS = ResponseFormat(thinking="optional")
