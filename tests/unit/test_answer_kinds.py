@@ -383,7 +383,7 @@ def test_xml_tool_calls_mean_what_json_calls_mean():
         (XML_CALL.replace("</parameter>\n<parameter=why>", "</parameter>\nand\n<parameter=why>"), "outside"),
         (XML_CALL.replace("=why", "=box"), "twice"),
         (XML_CALL.replace("</function>", ""), "not JSON"),
-        (XML_CALL.replace("[1, 2, 30, 40]", "[1, 2, 30]"), "4 numbers in 'box'"),
+        (XML_CALL.replace("=box>\n[1, 2, 30, 40]", "=bbox_2d>\n[1, 2, 30]"), "4 numbers in 'bbox_2d'"),
     ],
 )
 def test_broken_xml_tool_calls_are_refused(call, why):
