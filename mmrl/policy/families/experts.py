@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
@@ -17,7 +18,11 @@ from safetensors.torch import load_file, save_file
 
 from mmrl.config.schema import FromScratchConfig
 from mmrl.config.schema.model import LoraTarget
+from mmrl.policy.expert_routing import install_expert_routing
 from mmrl.policy.families.base import ModelFamily
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 _ROUTER = re.compile(r"\.mlp\.(gate|shared_expert_gate)\.weight$")
@@ -34,6 +39,11 @@ class ExpertFamily(ModelFamily):
 
     exports_transposed_experts: bool = False
     """True if released folders, and vLLM, hold each expert's matrices transposed against transformers' layout."""
+
+    def prepare(self, model: PreTrainedModel) -> None:
+        """Let attention follow the `prefix_tree` of a packed row, and routers record and replay."""
+        super().prepare(model)
+        install_expert_routing(model)
 
     def is_router(self, parameter_name: str) -> bool:
         """Return True for a weight that decides which experts a token goes to, or how much a shared one counts."""
