@@ -12,7 +12,7 @@ Letters in shapes: X router layers, T tokens of a batch, E experts, K experts of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -33,35 +33,33 @@ class RoutingSummary(NamedTuple):
 
 def install_expert_routing(model: PreTrainedModel) -> None:
     """Let each router of the model record where it sends tokens, and replay what `set_routes` gives it."""
-    for router in iter_routers(model):
+    for router in find_routers(model):
         router.replayed_routes, router.last_routes, router.last_summary = None, None, None
         router.forward = _forward.__get__(router)
 
 
-def iter_routers(model: PreTrainedModel) -> Iterator[Any]:
-    """Yield the routers of the model, in the order of its layers."""
-    for module in model.modules():
-        if type(module).__name__.endswith("TopKRouter"):
-            yield module
+def find_routers(model: PreTrainedModel) -> list[Any]:
+    """Return the routers of the model, in the order of its layers; none if it has no experts."""
+    return [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
 
 
-def set_routes(model: PreTrainedModel, routes_XTK: torch.Tensor | None) -> None:
+def set_routes(routers: Sequence[Any], routes_XTK: torch.Tensor | None) -> None:
     """Send the tokens of the next forward passes to these experts, int64; None leaves it to the routers.
 
     They stay set, since a layer that is recomputed in the backward pass must find the routes of its forward.
     """
-    for layer, router in enumerate(iter_routers(model)):
+    for layer, router in enumerate(routers):
         router.replayed_routes = None if routes_XTK is None else routes_XTK[layer]
 
 
-def get_routes(model: PreTrainedModel) -> torch.Tensor:
+def get_routes(routers: Sequence[Any]) -> torch.Tensor:
     """Return the experts that each token of the last forward pass went to, int64 [X, T, K]."""
-    return torch.stack([router.last_routes for router in iter_routers(model)])
+    return torch.stack([router.last_routes for router in routers])
 
 
-def summarize_routing(model: PreTrainedModel) -> RoutingSummary:
+def summarize_routing(routers: Sequence[Any]) -> RoutingSummary:
     """Summarize the last forward pass that had a gradient."""
-    summary_X2 = torch.stack([router.last_summary for router in iter_routers(model)])
+    summary_X2 = torch.stack([router.last_summary for router in routers])
     return RoutingSummary(*summary_X2.mean(dim=0).tolist())
 
 

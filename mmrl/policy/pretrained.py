@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from mmrl.config.schema import ModelConfig
-from mmrl.policy.families import FAMILIES, ModelFamily, get_family, load_family
+from mmrl.policy.families import FAMILIES, UNSUPPORTED, ModelFamily, get_family, load_family
 from mmrl.types import UserError
 
 if TYPE_CHECKING:
@@ -63,9 +63,10 @@ def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBu
         if family is None:
             config = AutoConfig.from_pretrained(path)
             if config.model_type not in FAMILIES:
+                reason = UNSUPPORTED.get(config.model_type)
                 raise UserError(
-                    f"model.path: {path!r} is a {config.model_type!r} model; mmrl trains {', '.join(FAMILIES)}, and "
-                    "others through `model.family: {fn: ./file.py:function}`"
+                    f"model.path: {path!r} is a {config.model_type!r} model{f' ({reason})' if reason else ''}; mmrl "
+                    f"trains {', '.join(FAMILIES)}, and others through `model.family: {{fn: ./file.py:function}}`"
                 )
             family = get_family(config)
         processor = AutoProcessor.from_pretrained(path)

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from mmrl.policy.expert_routing import get_routes, iter_routers, set_routes, summarize_routing
+from mmrl.policy.expert_routing import find_routers, get_routes, set_routes, summarize_routing
 
 FAMILIES = ("qwen3_vl_moe", "qwen3_5_moe")
 
@@ -32,7 +32,7 @@ def ids():
 def test_it_routes_as_transformers_does(tiny, family, ids):
     model = tiny(family).policy.model
     plain = copy.deepcopy(model)
-    for router in iter_routers(plain):
+    for router in find_routers(plain):
         del router.forward
     assert torch.equal(logits(model, ids), logits(plain, ids))
     ours, theirs = gradient(model, ids), gradient(plain, ids)
@@ -46,26 +46,26 @@ def test_replayed_routes_survive_an_update_and_the_router_learns(tiny, family, i
     if recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     logits(model, ids)
-    routes = get_routes(model)
+    routes = get_routes(find_routers(model))
     assert routes.shape == (2, ids.numel(), 2)
     with torch.no_grad():
-        for router in iter_routers(model):
+        for router in find_routers(model):
             router.weight.add_(torch.randn(router.weight.shape, generator=torch.Generator().manual_seed(1)))
     logits(model, ids)
-    assert not torch.equal(get_routes(model), routes)
-    set_routes(model, routes)
+    assert not torch.equal(get_routes(find_routers(model)), routes)
+    set_routes(find_routers(model), routes)
     found = gradient(model, ids)
-    assert torch.equal(get_routes(model), routes)
+    assert torch.equal(get_routes(find_routers(model)), routes)
     assert all(found[name].norm() > 0 for name in found if name.endswith("mlp.gate.weight"))
-    set_routes(model, None)
+    set_routes(find_routers(model), None)
     logits(model, ids)
-    assert not torch.equal(get_routes(model), routes)
+    assert not torch.equal(get_routes(find_routers(model)), routes)
 
 
 def test_own_routes_replayed_change_nothing(tiny, ids):
     model = tiny("qwen3_vl_moe").policy.model
     expected = logits(model, ids)
-    set_routes(model, get_routes(model))
+    set_routes(find_routers(model), get_routes(find_routers(model)))
     assert torch.equal(logits(model, ids), expected)
 
 
@@ -74,21 +74,21 @@ def test_a_copy_of_a_model_has_routers_of_its_own(tiny, ids):
     with torch.no_grad():
         logits(model, ids)
     other = copy.deepcopy(model)
-    set_routes(model, get_routes(model).flip(-1))
-    assert all(router.replayed_routes is None for router in iter_routers(other))
+    set_routes(find_routers(model), get_routes(find_routers(model)).flip(-1))
+    assert all(router.replayed_routes is None for router in find_routers(other))
 
 
 def test_the_summary_counts_tokens_and_distances(tiny, ids):
     model = tiny("qwen3_vl_moe").policy.model
     with torch.no_grad():
-        for router in iter_routers(model):
+        for router in find_routers(model):
             router.weight.zero_()
     logits(model, ids)
     # Of equal probabilities, the router takes the first two of four experts for every token.
-    summary = summarize_routing(model)
+    summary = summarize_routing(find_routers(model))
     assert summary.load_entropy == pytest.approx(math.log(2) / math.log(4))
     assert summary.margin == pytest.approx(0.0)
     routes = torch.tensor([[0, 1], [2, 3]]).repeat(ids.numel() // 2, 1).expand(2, -1, -1)
-    set_routes(model, routes)
+    set_routes(find_routers(model), routes)
     logits(model, ids)
-    assert summarize_routing(model).load_entropy == pytest.approx(1.0)
+    assert summarize_routing(find_routers(model)).load_entropy == pytest.approx(1.0)

@@ -30,6 +30,19 @@ _BUILTIN: Mapping[str, Callable[[], ModelFamily]] = {
 }
 
 
+UNSUPPORTED: Mapping[str, str] = {
+    "qwen4_exp": "Qwen3.8-Flash-Next attends to chosen blocks of keys and looks up tables of n-grams, which the shared "
+    "prefix does not follow; no engine runs it without a GPU",
+    "qwen2_5_omni": "it hears and speaks",
+    "qwen2_5_omni_thinker": "it hears",
+    "qwen3_omni_moe": "it hears and speaks",
+    "qwen3_omni_moe_thinker": "it hears",
+    "qwen2_audio": "it hears and does not see",
+    "qwen3_asr": "it hears and does not see",
+}
+"""Model types of Qwen in transformers that are not trained, each with the reason."""
+
+
 class _BuiltinFamilies(Mapping[str, ModelFamily]):
     """The built-in families by `model_type`. A lookup makes the family, because its class takes seconds to import."""
 

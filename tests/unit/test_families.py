@@ -1,0 +1,53 @@
+"""The list of families against what the installed transformers and vLLM know of Qwen, and each family as a plug-in."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from transformers.models.auto import modeling_auto
+
+from mmrl.policy.families import FAMILIES, UNSUPPORTED, load_family
+
+
+def known_to_transformers() -> dict[str, str]:
+    """The class of each model type of Qwen that reads text beside images, videos or sound."""
+    known = {
+        **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        **modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    }
+    return {model_type: name for model_type, name in known.items() if model_type.startswith("qwen")}
+
+
+def test_every_model_type_of_qwen_is_trained_or_named_with_a_reason():
+    assert set(known_to_transformers()) == set(FAMILIES) | set(UNSUPPORTED)
+    assert not set(FAMILIES) & set(UNSUPPORTED)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_family_loads_the_class_that_transformers_loads(model_type):
+    family = FAMILIES[model_type]
+    assert family.model_type == model_type == family.model_class.config_class.model_type
+    assert family.model_class.__name__ == known_to_transformers()[model_type]
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_vllm_runs_every_family(model_type):
+    spec = find_spec("vllm")
+    if spec is None:
+        pytest.skip("vLLM is not installed")
+    # Read, not imported: importing vLLM takes half a minute.
+    registry = Path(str(spec.origin)).parent / "model_executor" / "models" / "registry.py"
+    names = re.findall(r'"(Qwen\w+)"', registry.read_text(encoding="utf-8"))
+    assert FAMILIES[model_type].model_class.__name__ in names
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_built_in_family_is_a_plug_in_like_any_other(model_type):
+    """`model.family: {fn: mmrl.policy.families.qwen3_5:make_family}` describes what `qwen3_5` describes."""
+    loaded = load_family(f"mmrl.policy.families.{model_type}:make_family", Path(), {})
+    built_in = FAMILIES[model_type]
+    for field in set(built_in.__dataclass_fields__) - {"source"}:
+        assert getattr(loaded, field) == getattr(built_in, field)
