@@ -15,13 +15,13 @@ from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.types import Author, Experience, FinishReason, Segment
 
 
-def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, mini_batches=1, steps=4, **loss):
+def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, mini_batches=1, micro_batch=2, **loss):
     optimizer = OptimizerConfig(lr=lr)
     plan = LearnerConfig(
         loss=LossConfig(**loss),
         optimizer=optimizer,
-        total_steps=steps,
-        micro_batch_groups=2,
+        total_steps=4,
+        micro_batch_groups=micro_batch,
         micro_batch_tokens=10_000,
         epochs=epochs,
         shared_prefix=True,
@@ -304,6 +304,64 @@ class Still:
         for parameter in self.parameters:
             parameter.grad = None
         return {"language": norm}
+
+
+def some_with_signal(world):
+    """Three groups of three sampled and stale responses of unequal length; the last group has no advantage."""
+    varied = []
+    for number, each in enumerate(trained_on(world, advantages=(1.0, -1.0, 0.5))):
+        (segment,) = each.rollout.segments
+        kept = 1 + number % 4
+        shifts = [0.3 * math.cos(3 * number + place) for place in range(kept)]
+        own = zip(segment.logprobs[:kept], shifts, strict=False)
+        logprobs = tuple(logprob + shift for logprob, shift in own)
+        shorter = replace(segment, token_ids=segment.token_ids[: len(logprobs)], logprobs=logprobs)
+        advantage = 0.0 if number >= 6 else each.advantage
+        rollout = replace(each.rollout, segments=(shorter,))
+        varied.append(replace(each, rollout=rollout, advantage=advantage, staleness=number % 2))
+    return varied
+
+
+def slow_metrics(world, experiences, *, sequence, low=0.1, high=0.15, dual=1.2):
+    """Means over the tokens of responses with an advantage, one response and one token at a time."""
+    totals = dict.fromkeys(["entropy_nats", "approx_kl", "clip_frac_low", "clip_frac_high", "clip_frac_dual"], 0.0)
+    tokens, fresh_gaps = 0, []
+    for each in experiences:
+        if not each.advantage:
+            continue
+        batch = collate([[each]], world.processor, pad_id=world.eos_id, shared_prefix=False)
+        with torch.no_grad():
+            scores = world.policy.compute_logprobs(batch)
+        (segment,) = each.rollout.segments
+        gaps = [float(now) - old for now, old in zip(scores.logprobs_N, segment.logprobs, strict=True)]
+        for gap, entropy in zip(gaps, scores.entropies_N.tolist(), strict=True):
+            ratio = math.exp(sum(gaps) / len(gaps) if sequence else gap)
+            totals["entropy_nats"] += entropy
+            totals["approx_kl"] += math.exp(gap) - 1 - gap
+            totals["clip_frac_low"] += ratio < 1 - low and each.advantage < 0
+            totals["clip_frac_high"] += ratio > 1 + high and each.advantage > 0
+            totals["clip_frac_dual"] += ratio > dual and each.advantage < 0
+            tokens += 1
+        fresh_gaps += [abs(gap) for gap in gaps] if not each.staleness else []
+    means = {f"policy/{name}": total / tokens for name, total in totals.items()}
+    means["policy/clip_frac"] = means["policy/clip_frac_low"] + means["policy/clip_frac_high"]
+    return means, sum(fresh_gaps) / len(fresh_gaps)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_means_are_over_the_tokens_that_were_run(tiny, level, mini_batches):
+    """Neither groups without signal nor unequal mini- and micro-batches change them."""
+    world = tiny()
+    experiences = some_with_signal(world)
+    expected, gap = slow_metrics(world, experiences, sequence=level == "sequence")
+    options = {"clip_low": 0.1, "clip_high": 0.15, "dual_clip": 1.2, "importance_ratio_level": level}
+    cuts = {"mini_batches": mini_batches, "micro_batch": 1}
+    metrics = learner(world, engine=Still(world), **cuts, **options).step(experiences, step=0)
+    assert {name: metrics.get(name) for name in expected} == pytest.approx(expected, rel=1e-3)
+    assert min(expected.values()) > 0.0
+    if mini_batches == 1:  # else it is that of the first update alone
+        assert metrics["rollout/logprob_diff_mean"] == pytest.approx(gap, rel=1e-3)
 
 
 def test_an_advantage_that_is_no_number_stops_the_step_by_name(tiny):
