@@ -93,8 +93,10 @@ REPLAY_PRESETS: Mapping[ReplayPreset, PresetSettings] = {
     # VL-Rethinker, arXiv:2504.08837 v1, 3.2: rollouts with an advantage stay for the whole episode, here the stage,
     # and fill up the step by |A|^alpha. The paper sets no capacity; this one bounds the memory of a machine.
     "paper": {"capacity": 65536, "max_staleness": None, "without_replacement": False},
-    # Its repository where replay runs (commit 4afedcd): half a step, drawn by |A| with replacement from the fresh
-    # rollouts, filled up from a buffer of that size. Its extra positives have weight 0 there: they are never drawn.
+    # `active_sampling(do_filter=True, do_ssr=True)` of its repository since commit 1474fd5: half a step, drawn by |A|
+    # with replacement from the fresh rollouts, filled up from a buffer of that size. Its extra positives have weight 0
+    # there: they are never drawn. The trainer of that commit never passes `do_filter`, which switches replay off; the
+    # commit before, 4afedcd, does replay, and fills up a whole step with a buffer of half of one.
     "code": {
         "capacity": None,
         "max_staleness": None,
