@@ -294,7 +294,7 @@ class RlStage(TrainingStage):
     health: HealthConfig = HealthConfig()
     """Thresholds beyond which a warning is printed."""
     max_steps_without_signal: PositiveInt = 20
-    """Steps in a row without a nonzero advantage that end the run with an explanation."""
+    """Steps in a row without a nonzero advantage, replayed ones not counted, that end the run with an explanation."""
 
     @property
     def max_prompts_in_flight(self) -> int:
