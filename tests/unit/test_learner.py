@@ -1,5 +1,6 @@
 """One learning step: the penalty against an oracle, repeated epochs, and steps that teach nothing."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -9,9 +10,12 @@ from rounding import LOGPROBS
 
 from mmrl.algo.losses import estimate_kl
 from mmrl.config.schema import KlConfig, LossConfig, OptimizerConfig, RolloutCorrectionConfig
+from mmrl.config.schema.presets import ALGORITHM_PRESETS
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnerConfig
 from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.policy.policy import Policy
+from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import Author, Experience, FinishReason, Segment
 
 
@@ -304,6 +308,29 @@ class Still:
         for parameter in self.parameters:
             parameter.grad = None
         return {"language": norm}
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["fresh", "replayed"])
+def test_gspo_clips_nothing_before_the_policy_has_moved(tiny, stale):
+    """Its bounds are below the rounding of a bfloat16 engine, so the preset compares with the learner alone."""
+    world = tiny()
+    engine = Policy(copy.deepcopy(world.policy.model).to(torch.bfloat16))
+    prompts = [world.processor.build(sample) for sample in world.samples[:4]]
+    groups = HfSampler(engine, world.processor, salt=("test",)).generate(prompts, 8, world.params, step=0)
+    preset = ALGORITHM_PRESETS["gspo"]
+    replayed = {"staleness": 1, "old_logprobs_source": preset.get("replay", {}).get("old_logprobs", "recorded")}
+    experiences = []
+    for group in groups:
+        for index, rollout in enumerate(group):
+            experience = Experience(rollout=rollout, advantage=(-1.0) ** index)
+            experiences.append(replace(experience, **replayed) if stale else experience)
+    metrics = learner(world, engine=Still(world), **preset["loss"]).step(experiences, step=0)
+    assert metrics["policy/clip_frac"] == 0.0
+    assert metrics["policy/importance_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    recorded = {**preset["loss"], "old_logprobs": "recorded"}
+    experiences = [replace(experience, old_logprobs_source=None) for experience in experiences]
+    metrics = learner(world, engine=Still(world), **recorded).step(experiences, step=0)
+    assert metrics["policy/clip_frac"] > 0.05
 
 
 def some_with_signal(world):
