@@ -290,7 +290,7 @@ class Objective:
         """
         options, logprobs_T = self._options, inputs.logprobs_N.detach()
         # The minimum of the clipped policy loss takes the bound only where it makes the gain smaller. CISPO's bounds
-        # replace the ratio whatever the sign of the advantage.
+        # replace the ratio whatever the sign of the advantage; TRL counts those with A > 0 alone.
         is_cispo = options.policy_loss == "cispo"
         low_matters_T = (advantage_T != 0.0) if is_cispo else (advantage_T < 0.0)
         high_matters_T = (advantage_T != 0.0) if is_cispo else (advantage_T > 0.0)

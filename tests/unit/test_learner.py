@@ -9,14 +9,16 @@ import torch
 from rounding import LOGPROBS
 
 from mmrl.algo.losses import estimate_kl
-from mmrl.config.schema import KlConfig, LossConfig, OptimizerConfig, RolloutCorrectionConfig
+from mmrl.config.schema import HealthConfig, KlConfig, LossConfig, OptimizerConfig, RolloutCorrectionConfig
 from mmrl.config.schema.presets import ALGORITHM_PRESETS
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnerConfig
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.types import Author, Experience, FinishReason, Segment
+from mmrl.training.callbacks import StepResult
+from mmrl.training.health import HealthMonitor
+from mmrl.types import Author, Experience, FinishReason, Segment, SelectedExperiences, TrainingState
 
 
 def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, mini_batches=1, micro_batch=2, **loss):
@@ -310,6 +312,19 @@ class Still:
         return {"language": norm}
 
 
+@pytest.mark.parametrize(("by", "warned"), [(0.0, False), (0.1, True)])
+def test_a_gap_to_the_engine_is_warned_of_however_few_groups_have_a_signal(tiny, by, warned):
+    """One group of three is run: a mean over all three would hide a gap of 0.1 nats below the threshold of 0.05."""
+    world, warnings = tiny(), []
+    experiences = shifted(trained_on(world), by)
+    experiences = experiences[:3] + [replace(each, advantage=0.0) for each in experiences[3:]]
+    metrics = learner(world).step(experiences, step=0)
+    nothing = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=True)
+    monitor = HealthMonitor(HealthConfig(window=1, min_entropy=None), warnings.append)
+    monitor.on_step_end(TrainingState(step=1), StepResult(selected=nothing, metrics=metrics, seconds={}))
+    assert ["rollout engine and learner differ by 0.100 nats" in text for text in warnings] == [True] * warned
+
+
 @pytest.mark.parametrize("stale", [False, True], ids=["fresh", "replayed"])
 def test_gspo_clips_nothing_before_the_policy_has_moved(tiny, stale):
     """Its bounds are below the rounding of a bfloat16 engine, so the preset compares with the learner alone."""
@@ -352,7 +367,7 @@ def some_with_signal(world):
 def slow_metrics(world, experiences, *, sequence, low=0.1, high=0.15, dual=1.2):
     """Means over the tokens of responses with an advantage, one response and one token at a time."""
     totals = dict.fromkeys(["entropy_nats", "approx_kl", "clip_frac_low", "clip_frac_high", "clip_frac_dual"], 0.0)
-    tokens, fresh_gaps = 0, []
+    tokens, fresh_gaps, good_logprobs = 0, [], []
     for each in experiences:
         if not each.advantage:
             continue
@@ -370,8 +385,10 @@ def slow_metrics(world, experiences, *, sequence, low=0.1, high=0.15, dual=1.2):
             totals["clip_frac_dual"] += ratio > dual and each.advantage < 0
             tokens += 1
         fresh_gaps += [abs(gap) for gap in gaps] if not each.staleness else []
+        good_logprobs += scores.logprobs_N.tolist() if each.advantage > 0 else []
     means = {f"policy/{name}": total / tokens for name, total in totals.items()}
     means["policy/clip_frac"] = means["policy/clip_frac_low"] + means["policy/clip_frac_high"]
+    means["learner/sft_loss_nats"] = -sum(good_logprobs) / len(good_logprobs)
     return means, sum(fresh_gaps) / len(fresh_gaps)
 
 
@@ -383,6 +400,7 @@ def test_means_are_over_the_tokens_that_were_run(tiny, level, mini_batches):
     experiences = some_with_signal(world)
     expected, gap = slow_metrics(world, experiences, sequence=level == "sequence")
     options = {"clip_low": 0.1, "clip_high": 0.15, "dual_clip": 1.2, "importance_ratio_level": level}
+    options["sft_loss"] = {"coef": 0.1, "on": "response"}
     cuts = {"mini_batches": mini_batches, "micro_batch": 1}
     metrics = learner(world, engine=Still(world), **cuts, **options).step(experiences, step=0)
     assert {name: metrics.get(name) for name in expected} == pytest.approx(expected, rel=1e-3)
