@@ -382,7 +382,7 @@ class RlStage(TrainingStage):
             remedies["loss", "old_logprobs"] = "set `old_logprobs: recomputed`"
         if self.replay is not None and self.replay.old_logprobs == "recorded":
             remedies["replay", "old_logprobs"] = "set `replay.old_logprobs: recomputed`"
-        if self._carries_groups:
+        if self.dynamic_sampling is not None and self.dynamic_sampling.extra == "carry":
             remedies["dynamic_sampling", "extra"] = "groups carried over keep theirs: set `extra: drop`"
         if loss.rollout_correction.method == "none":
             correct = "rollouts of an older policy keep theirs: set `loss.rollout_correction`"
