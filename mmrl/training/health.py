@@ -61,7 +61,7 @@ HEALTH_RULES: Final = (
     HealthRule(
         "rollout/logprob_diff_mean",
         "max_logprob_diff",
-        "rollout engine and learner differ by {value:.3f} nats a token before the update: suspect the engine, not the "
+        "rollout engine and learner differ by {value:.2g} nats a token before the update: suspect the engine, not the "
         "learning rate. rollout.logprob_check.every=1 shows the modality that differs, and whether the gap begins at a "
         "weight sync. If it is rounding, try model.dtype=float32, or weigh the gap with loss.rollout_correction",
     ),

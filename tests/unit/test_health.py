@@ -66,7 +66,7 @@ def warnings_of(steps, **options):
         ),
         (
             {"rollout/logprob_diff_mean": 0.2},
-            r"engine and learner differ by 0.200 nats a token .*suspect the engine.*rollout.logprob_check.every=1.*"
+            r"engine and learner differ by 0.2 nats a token .*suspect the engine.*rollout.logprob_check.every=1.*"
             r"model.dtype=float32.*loss.rollout_correction",
         ),
         (

@@ -322,7 +322,7 @@ def test_a_gap_to_the_engine_is_warned_of_however_few_groups_have_a_signal(tiny,
     nothing = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=True)
     monitor = HealthMonitor(HealthConfig(window=1, min_entropy=None), warnings.append)
     monitor.on_step_end(TrainingState(step=1), StepResult(selected=nothing, metrics=metrics, seconds={}))
-    assert ["rollout engine and learner differ by 0.100 nats" in text for text in warnings] == [True] * warned
+    assert ["rollout engine and learner differ by 0.1 nats" in text for text in warnings] == [True] * warned
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["fresh", "replayed"])
