@@ -20,10 +20,12 @@ from torch import nn
 from mmrl.config.schema import COMPONENTS, Component
 from mmrl.distributed.ranks import Ranks, balanced_range
 from mmrl.policy.batch import Batch, BatchMedia, PromptBatch
+from mmrl.policy.expert_routing import find_routers, set_routes
 from mmrl.policy.families import FAMILIES, ModelFamily, get_family
 from mmrl.policy.logprobs import LogprobHead, LogprobRequest
 from mmrl.policy.lora import has_adapter, iter_adapted_layers, merged_weight, without_adapter
 from mmrl.policy.shared_prefix_attention import ATTENTION_NAME
+from mmrl.types import UserError
 from mmrl.utils.picklable_lock import PicklableLock
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class Policy:
         *,
         family: ModelFamily | None = None,
         freeze: tuple[Component, ...] = (),
+        freeze_router: bool = False,
         logits_chunk: int = 1024,
         vision_cache: VisionCache | None = None,
         cache_vision: bool = True,
@@ -105,16 +108,24 @@ class Policy:
             model: the model, with or without an adapter.
             family: its family; None for the built-in family of its config.
             freeze: components that are not trained.
+            freeze_router: do not train the weights by which tokens choose their experts.
             logits_chunk: tokens whose logits exist at a time while log-probabilities are computed.
             vision_cache: cache of vision features; None for a new one if tower and projector are frozen.
             cache_vision: make that new cache. False under ZeRO-3, where every rank must run the tower every time.
+
+        Raises:
+            UserError: with `freeze_router`, if the model has no experts.
         """
         self.model = model
         self.family = family or get_family(model.config)
         self._logits_chunk = logits_chunk
         for name, parameter in model.named_parameters():
-            if self.family.component_of(name) in freeze:
+            if self.family.component_of(name) in freeze or (freeze_router and self.family.is_router(name)):
                 parameter.requires_grad_(False)
+        self.routers = find_routers(model)
+        """Its routers of experts, in the order of layers; empty if it has none."""
+        if freeze_router and not self.routers:
+            raise UserError(f"model.freeze_router: this {self.family.model_type} has no experts; leave it out")
         if vision_cache is None and cache_vision and set(_VISION_COMPONENTS) <= set(freeze):
             vision_cache = VisionCache(_VISION_CACHE_BYTES)
         self._vision_cache = vision_cache
@@ -209,8 +220,13 @@ class Policy:
         model = without_adapter(self.model)
         return Policy(model, family=self.family, logits_chunk=self._logits_chunk, vision_cache=self._vision_cache)
 
-    def compute_logprobs(self, batch: Batch) -> TokenLogprobs:
-        """Score every trained token of a batch under the distribution that it was sampled from."""
+    def compute_logprobs(self, batch: Batch, routes_XTK: torch.Tensor | None = None) -> TokenLogprobs:
+        """Score every trained token of a batch under the distribution that it was sampled from.
+
+        `routes_XTK` sends each token of the batch to these experts in each router's layer, int64; None leaves it to the
+        routers.
+        """
+        set_routes(self.routers, routes_XTK)
         batch = batch.to(self.device)
         # transformers recomputes activations, and peft drops out, in training mode only: not under the reference.
         self.model.train(torch.is_grad_enabled())
@@ -240,8 +256,9 @@ class Policy:
         """Encode prompts; return their key-value cache and the logits of the next token, [B, V]."""
         from transformers import DynamicCache
 
-        # Scoring leaves the model in training mode, where a checkpointed model ignores the cache.
+        # Scoring leaves the model in training mode, where a checkpointed model ignores the cache; and may leave routes.
         self.model.eval()
+        set_routes(self.routers, None)
 
         cache = DynamicCache(config=self.model.config.get_text_config())
         return cache, self.append(cache, batch, batch.attention_mask_BP)

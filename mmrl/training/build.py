@@ -307,6 +307,7 @@ class RunContext:
             model,
             family=self.model_bundle.family,
             freeze=options.freeze,
+            freeze_router=options.freeze_router,
             logits_chunk=options.logits_chunk_tokens,
             cache_vision=not self.is_zero3,
         )

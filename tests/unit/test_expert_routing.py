@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from mmrl.policy.expert_routing import find_routers, get_routes, set_routes, summarize_routing
+from mmrl.policy.policy import Policy
+from mmrl.types import UserError
 
 FAMILIES = ("qwen3_vl_moe", "qwen3_5_moe")
 
@@ -92,3 +94,16 @@ def test_the_summary_counts_tokens_and_distances(tiny, ids):
     set_routes(find_routers(model), routes)
     logits(model, ids)
     assert summarize_routing(find_routers(model)).load_entropy == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_frozen_router_stays_and_the_experts_learn(tiny, family):
+    policy = Policy(tiny(family).policy.model, freeze_router=True)
+    trained = policy.trained
+    assert not [name for name in trained if name.endswith((".gate.weight", "shared_expert_gate.weight"))]
+    assert [name for name in trained if name.endswith("experts.gate_up_proj")]
+
+
+def test_a_model_without_experts_has_no_router_to_freeze(tiny):
+    with pytest.raises(UserError, match="model.freeze_router: this qwen2_5_vl has no experts; leave it out"):
+        Policy(tiny().policy.model, freeze_router=True)

@@ -185,6 +185,8 @@ class ModelConfig(StrictModel):
     """Attention implementation of transformers that is used."""
     freeze: tuple[Component, ...] = ()
     """Components that are not trained."""
+    freeze_router: bool = False
+    """Do not train the weights by which tokens choose their experts; the experts themselves are trained."""
     lora: LoraConfig | None = None
     """Train a low-rank adapter rather than the weights. The exported model has it merged; RUN/adapter has it alone."""
     gradient_checkpointing: tuple[Literal["vision", "language"], ...] = ()
