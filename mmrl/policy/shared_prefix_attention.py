@@ -157,13 +157,20 @@ def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask
     visible_pairs = _count_visible_pairs(prefix_tree, sum(lengths))
     # The kernel asks the rule in partial blocks, and skips that in full ones.
     is_full = visible_pairs == _MASK_BLOCK**2
-    listed: list[torch.Tensor] = []
+    counts, indices = [], []
     for is_listed in ((visible_pairs > 0) & ~is_full, is_full):
+        counts.append(is_listed.sum(dim=-1, dtype=torch.int32)[None, None].to(device))
         # In each row of blocks, the numbers of those that are listed come first, in ascending order.
-        order = is_listed.int().argsort(dim=-1, descending=True, stable=True).int()
-        listed += [is_listed.sum(dim=-1, dtype=torch.int32)[None, None].to(device), order[None, None].to(device)]
+        order = is_listed.int().argsort(dim=-1, descending=True, stable=True)
+        indices.append(order.int()[None, None].to(device))
     return BlockMask.from_kv_blocks(
-        *listed, BLOCK_SIZE=_MASK_BLOCK, mask_mod=is_visible, seq_lengths=(sum(lengths), sum(lengths))
+        kv_num_blocks=counts[0],
+        kv_indices=indices[0],
+        full_kv_num_blocks=counts[1],
+        full_kv_indices=indices[1],
+        BLOCK_SIZE=_MASK_BLOCK,
+        mask_mod=is_visible,
+        seq_lengths=(sum(lengths), sum(lengths)),
     )
 
 

@@ -52,6 +52,7 @@ class Trial:
     shared_prefix: bool = True
     recomputes: bool = False
     mini_batches: int = 1
+    old_logprobs: str = "recorded"
     feeds: bool = False
     lora: LoraConfig | None = None
 
@@ -107,7 +108,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
             policy, engine, sharded = start(lessons, trial, ranks, saved)
             engine.load_state(state)
         plan = LearnerConfig(
-            loss=LossConfig(kl=KlConfig(coef=trial.kl)),
+            loss=LossConfig(kl=KlConfig(coef=trial.kl), old_logprobs=trial.old_logprobs),
             optimizer=OPTIMIZER,
             total_steps=9,
             micro_batch_groups=2,
