@@ -53,6 +53,7 @@ class Trial:
     recomputes: bool = False
     mini_batches: int = 1
     old_logprobs: str = "recorded"
+    float32_output_layer: bool = False
     feeds: bool = False
     lora: LoraConfig | None = None
 
@@ -167,8 +168,8 @@ def fed_once_more(feeder: ShardedWeightStream, engine: Fed) -> str:
 def start(lessons: Lessons, trial: Trial, ranks: Ranks, weights: dict[str, torch.Tensor] | None = None):
     """A fresh copy of the policy with its engine."""
     policy = copy.deepcopy(lessons.policy)
-    if create_adapter(policy.model, trial.lora, seed=0):
-        policy = Policy(policy.model)
+    if create_adapter(policy.model, trial.lora, seed=0) or trial.float32_output_layer:
+        policy = Policy(policy.model, float32_output_layer=trial.float32_output_layer)
     policy.model.to(trial.dtype)
     enable_gradient_checkpointing(policy.model, ("vision", "language") if trial.recomputes else ())
     install_shared_prefix_attention(policy.model)  # this process has not heard of it

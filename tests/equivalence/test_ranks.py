@@ -24,6 +24,7 @@ pytest.importorskip("deepspeed")
 pytestmark = pytest.mark.slow
 
 PLAIN = ["torch", "rows", "zero0", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload", "zero3-recomputes"]
+PLAIN += ["zero3-float32-layer"]
 
 
 def zero(stage, **options):
@@ -82,6 +83,7 @@ def lessons(tiny) -> Lessons:
             plain, deepspeed=zero(3, offload_optimizer=True, offload_parameters=True), resume_after=None
         ),
         "zero3-recomputes": replace(plain, deepspeed=zero(3), resume_after=None, recomputes=True),
+        "zero3-float32-layer": replace(plain, deepspeed=zero(3), resume_after=None, float32_output_layer=True),
         "zero3-penalty": replace(plain, deepspeed=zero(3), kl=0.1, resume_after=None, steps=steps[:2]),
         "torch-mini": replace(plain, mini_batches=2, resume_after=None),
         "zero2-mini": replace(plain, mini_batches=2, resume_after=None, deepspeed=zero(2)),
