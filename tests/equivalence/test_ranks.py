@@ -27,6 +27,12 @@ PLAIN = ["torch", "rows", "zero0", "zero1", "zero2", "zero2-offload", "zero3", "
 PLAIN += ["zero3-float32-layer"]
 
 
+def silence(experiences_, kept):
+    """The same, where all groups but the first `kept` have no advantage."""
+    loud = {group[0].rollout.prompt.digest for group in group_by_prompt(experiences_)[:kept]}
+    return [e if e.rollout.prompt.digest in loud else replace(e, advantage=0.0) for e in experiences_]
+
+
 def zero(stage, **options):
     return DeepspeedConfig(zero_stage=stage, param_persistence_elements=0, **options)
 
@@ -85,6 +91,7 @@ def lessons(tiny) -> Lessons:
         "zero3-recomputes": replace(plain, deepspeed=zero(3), resume_after=None, recomputes=True),
         "zero3-float32-layer": replace(plain, deepspeed=zero(3), resume_after=None, float32_output_layer=True),
         "zero3-penalty": replace(plain, deepspeed=zero(3), kl=0.1, resume_after=None, steps=steps[:2]),
+        "torch-quiet": replace(plain, resume_after=None, steps=(silence(every, 2),)),
         "torch-mini": replace(plain, mini_batches=2, resume_after=None),
         "zero2-mini": replace(plain, mini_batches=2, resume_after=None, deepspeed=zero(2)),
         "zero3-mini": replace(plain, mini_batches=2, resume_after=None, deepspeed=zero(3)),
@@ -186,6 +193,19 @@ def test_old_log_probs_of_two_ranks_are_those_of_one(answers, lessons, name):
     assert furthest(answers[name]["weights"], expected["weights"]) < 5e-5
     ratio = "policy/importance_ratio_max"
     assert expected["metrics"][-2][ratio] != pytest.approx(recorded["metrics"][-2][ratio], rel=1e-3)
+
+
+def test_means_of_two_ranks_are_over_the_tokens_that_were_run(answers, lessons):
+    """They are those of a single process that is given nothing but the groups with an advantage."""
+    [given] = lessons.trials["torch-quiet"].steps
+    loud = [experience for experience in given if experience.advantage]
+    assert 0 < len(loud) < len(given) / 2
+    expected = learn(lessons, replace(lessons.trials["torch-quiet"], steps=(loud,)), SingleProcess())
+    [ours], [theirs] = answers["torch-quiet"]["metrics"], expected["metrics"]
+    means = {name for name in theirs if name.startswith(("policy/", "rollout/"))}
+    assert {"policy/entropy_nats", "policy/clip_frac", "rollout/logprob_diff_mean"} <= means
+    for name in means:
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
 
 
 def test_narrow_weights_have_masters(answers, lessons):

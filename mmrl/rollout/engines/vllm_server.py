@@ -132,7 +132,7 @@ class ServerEngine:
                 found.update(replica.request_json("collective_rpc", {"method": "logits_dtype"})["results"])
             except (ReplicaError, LookupError, TypeError) as error:
                 raise UserError(
-                    f"the rollout server {replica.url} does not say which type its logits have ({error!r}); {START_HINT}"
+                    f"the rollout server {replica.url} does not say what type its logits have ({error!r}); {START_HINT}"
                 ) from error
         return found
 
