@@ -50,7 +50,7 @@ class LossInputs(NamedTuple):
     entropies_N: Tensor
     """Entropies of the policy's next-token distributions, with gradient."""
     recomputed_logprobs_N: Tensor
-    """Log-probs under the policy before the first update of the step, where `Objective.needs_initial_logprobs`."""
+    """Log-probs under the policy before the first update of the step; not read unless `needs_initial_logprobs`."""
     reference_logprobs_N: Tensor | None
     """Log-probs under the reference; None without a KL penalty."""
 
