@@ -109,6 +109,7 @@ def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredMode
         family=model_bundle.family,
         freeze=config.model.freeze,
         freeze_router=config.model.freeze_router,
+        float32_output_layer=config.model.float32_output_layer,
     )
     fingerprint = checkpoint.fingerprint_weights(policy.frozen.items())
     weights = checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=fingerprint)

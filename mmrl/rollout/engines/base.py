@@ -73,6 +73,7 @@ def build_engine_args(
     cuda: bool,
     lora: LoraConfig | None,
     family: ModelFamily,
+    float32_output_layer: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's `LLM`, in this process or as a server.
 
@@ -118,6 +119,9 @@ def build_engine_args(
                 )
             # A recurrent state can be cached at the borders of chunks alone, and prompts are not read in chunks here.
             engine_args["enable_prefix_caching"] = False
+    if float32_output_layer:
+        # vLLM reads this from the config of the language model, which is a part of a vision-language model's.
+        engine_args["hf_overrides"] = {"head_dtype": "float32", "text_config": {"head_dtype": "float32"}}
     if lora is not None:
         # An adapter of a rank that vLLM has no kernel for runs with the next larger one.
         rank = next((rank for rank in _SUPPORTED_LORA_RANKS if rank >= lora.rank), lora.rank)
