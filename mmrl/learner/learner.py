@@ -30,6 +30,7 @@ from mmrl.learner.micro_batches import (
 )
 from mmrl.learner.objective import LossDenominators, LossInputs, Objective, PolicyLossFn
 from mmrl.policy.batch import Batch, TensorProvider, collate, group_by_prompt
+from mmrl.policy.expert_routing import get_routes, summarize_routing
 from mmrl.policy.policy import Policy
 from mmrl.types import Experience, UserError
 
@@ -119,6 +120,8 @@ class GrpoLearner:
         self._config, self._reference = config, reference
         self._ranks, self._placement = ranks or SingleProcess(), placement or MediaPlacement()
         self._shared_prefix_checked = not config.shared_prefix
+        # One pass over one batch uses its own routes anyhow.
+        self._replays_routes = bool(policy.routers) and config.loss.routing_replay == "learner"
         self._pack = partial(
             pack_micro_batches,
             max_groups=config.micro_batch_groups,
@@ -156,7 +159,8 @@ class GrpoLearner:
         self._check_shared_prefix_once(active)
         dealt = split_into_mini_batches(masked, config.mini_batches)
         mini_batches = list(filter(None, map(self._make_mini_batch, dealt)))
-        if config.mini_batches > 1 and self._objective.needs_initial_logprobs(active):
+        needs_initial_pass = self._replays_routes or self._objective.needs_initial_logprobs(active)
+        if config.mini_batches > 1 and needs_initial_pass:
             # The update of the first mini-batch comes too early for the others. Its own pass comes before any update.
             for mini_batch in mini_batches[1:]:
                 self._record_initial_logprobs(mini_batch)
@@ -204,6 +208,8 @@ class GrpoLearner:
             self._ranks.set_activity("recomputing old log-probs")
             batch = self._build_batch(micro_batch)
             mini_batch.initial_logprobs.append(self._policy.compute_logprobs(batch).logprobs_N)
+            if self._replays_routes:
+                mini_batch.routes.append(get_routes(self._policy.routers))
 
     def _update(self, mini_batch: _MiniBatch, step: int, lr: float) -> dict[str, float]:
         """Make one pass over a mini-batch and one update; return its metrics over all ranks."""
@@ -213,10 +219,13 @@ class GrpoLearner:
             batch = self._build_batch(micro_batch)
             sample_ids = ", ".join(group[0].rollout.prompt.sample.id for group in micro_batch.groups)
             self._ranks.set_activity(f"learning from {sample_ids or 'a dummy'}")
-            scores = self._policy.compute_logprobs(batch)
-            # The first epoch records the log-probs that later epochs compare with, unless they are known already.
+            known_routes = mini_batch.routes[index] if index < len(mini_batch.routes) else None
+            scores = self._policy.compute_logprobs(batch, known_routes)
+            # The first epoch records what later epochs compare with or replay, unless it is known already.
             if index == len(mini_batch.initial_logprobs):
                 mini_batch.initial_logprobs.append(scores.logprobs_N.detach())
+            if self._replays_routes and known_routes is None:
+                mini_batch.routes.append(get_routes(self._policy.routers))
             if index == len(mini_batch.reference_logprobs):
                 reference_N = None
                 if self._reference is not None:
@@ -235,6 +244,10 @@ class GrpoLearner:
             else:
                 # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
                 loss, metrics = scores.logprobs_N.sum(), {}
+            if self._policy.routers:
+                share = len(scores.logprobs_N) / mini_batch.denominators.scored_tokens
+                for name, value in summarize_routing(self._policy.routers)._asdict().items():
+                    metrics = {**metrics, f"policy/router_{name}": share * value}
             self._engine.backward(loss, last=index + 1 == len(mini_batch.micro_batches))
             _accumulate_metrics(own_metrics, {"learner/loss": float(loss.detach()), **metrics})
         norms = self._engine.step(lr)
@@ -329,6 +342,9 @@ class _MiniBatch:
     `_record_initial_logprobs` fills this if an old log-prob or a penalty needs it. Otherwise the first epoch does: then
     they are of the mini-batch's own first pass, and nothing reads those that come after an update.
     """
+    routes: list[torch.Tensor] = field(default_factory=list)
+    """Experts of each token of each micro-batch in its first pass, [layers, tokens, experts of a token], int64; empty
+    unless `loss.routing_replay` is on."""
     reference_logprobs: list[torch.Tensor | None] = field(default_factory=list)
     """Log-probs of each micro-batch under the reference, float32 [N]; None without a KL penalty."""
 

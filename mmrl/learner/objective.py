@@ -73,6 +73,11 @@ class LossDenominators(NamedTuple):
     sft_loss_tokens: int
     """Tokens sampled by the policy that `loss.sft_loss` trains on."""
 
+    @property
+    def scored_tokens(self) -> int:
+        """Tokens that the policy scores: those that it sampled, in responses with a gradient, and demonstrated ones."""
+        return self.run_tokens + self.demonstration_tokens
+
 
 class Objective:
     """The loss of a stage: policy loss, KL penalty, entropy bonus, and likelihood of demonstrations."""

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from test_learner import learner, trained_on
 
 from mmrl.policy.expert_routing import find_routers, get_routes, set_routes, summarize_routing
 from mmrl.policy.policy import Policy
@@ -107,3 +108,38 @@ def test_a_frozen_router_stays_and_the_experts_learn(tiny, family):
 def test_a_model_without_experts_has_no_router_to_freeze(tiny):
     with pytest.raises(UserError, match="model.freeze_router: this qwen2_5_vl has no experts; leave it out"):
         Policy(tiny().policy.model, freeze_router=True)
+
+
+@pytest.mark.parametrize(("epochs", "mini_batches"), [(2, 1), (1, 3), (2, 2)])
+@pytest.mark.parametrize("routing_replay", ["learner", "none"])
+def test_all_updates_of_a_step_replay_the_routes_of_its_start(tiny, monkeypatch, routing_replay, epochs, mini_batches):
+    world = tiny("qwen3_vl_moe")
+    experiences, start = trained_on(world), world.policy.frozen_copy()
+    as_at_the_start = []
+    score = Policy.compute_logprobs
+
+    def watched(policy, batch, routes_XTK=None):
+        scores = score(policy, batch, routes_XTK)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                score(start, batch)
+            as_at_the_start.append(torch.equal(get_routes(policy.routers), get_routes(start.routers)))
+        return scores
+
+    monkeypatch.setattr(Policy, "compute_logprobs", watched)
+    options = {"lr": 0.05, "epochs": epochs, "mini_batches": mini_batches, "shared_prefix": False}
+    metrics = learner(world, routing_replay=routing_replay, **options).step(experiences, step=0)
+    assert len(as_at_the_start) >= epochs * mini_batches
+    assert all(as_at_the_start) == (routing_replay == "learner")
+    assert 0 < metrics["policy/router_load_entropy"] <= 1
+    assert 0 < metrics["policy/router_margin"] < 1
+
+
+def test_metrics_of_routers_do_not_depend_on_micro_batches(tiny):
+    found = []
+    for micro_batch in (1, 3):
+        world = tiny("qwen3_5_moe")
+        found.append(learner(world, lr=1e-6, micro_batch=micro_batch).step(trained_on(world), step=0))
+    # The margin is a mean over tokens of the rows, and rows of two micro-batches differ in length.
+    assert found[0]["policy/router_margin"] == pytest.approx(found[1]["policy/router_margin"], rel=0.2)
+    assert "policy/router_margin" not in learner(tiny()).step(trained_on(tiny()), step=0)

@@ -269,6 +269,9 @@ class LossConfig(StrictModel):
     old_logprobs: Literal["recorded", "recomputed"] = "recorded"
     """Denominator of the ratio: the log-probabilities recorded while sampling, or those of the learner at the start of
     the step."""
+    routing_replay: Literal["none", "learner"] = "none"
+    """`learner`: in all updates of a step, tokens go to the experts that the policy chose at the step's start (R2,
+    arXiv:2512.01374). For models with experts, and several updates a step."""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """Importance weights for a sampler whose probabilities differ from the learner's; needs
     `old_logprobs: recomputed`."""
