@@ -12,6 +12,7 @@ from mmrl.config.schema import Config
 from mmrl.config.yaml_tree import PlainValue
 
 _NO_EFFECT = "no result depends on it"
+_BAD_DATA_EFFECT = "results depend on it only where data cannot be used or were changed"
 _ROUNDING_EFFECT = "results may differ in the last digits"
 # Patterns of dotted paths, with the effect of another value on a resumed run. Any other change makes another run.
 CHANGEABLE_ON_RESUME: Final = (
@@ -20,6 +21,8 @@ CHANGEABLE_ON_RESUME: Final = (
     ("checkpoints.*", _NO_EFFECT),
     ("evaluation.benchmarks*", _NO_EFFECT),
     ("data.media_workers", _NO_EFFECT),
+    ("data.on_bad_sample", _BAD_DATA_EFFECT),
+    ("data.on_changed_data", _BAD_DATA_EFFECT),
     ("rewards.workers", _NO_EFFECT),
     ("stages.*.max_nonfinite_steps", _NO_EFFECT),
     ("stages.*.max_steps_without_signal", _NO_EFFECT),

@@ -44,6 +44,7 @@ class RunDir:
         self.outputs = path / "outputs"
         # Index of the images that were opened without error, so that a resumed run need not open them again.
         self.opened_media = path / "opened_media.json"
+        self.data_record = path / "data_digests.json"  # digests of every row and medium that the run began with
         self.processor = path / "processor"  # processor and config of a model made from scratch, which no hub has
         # Weights at the start of stages with a KL penalty towards a fixed reference.
         self.reference_weights = path / "reference_weights"
@@ -107,8 +108,16 @@ class RunDir:
         write_atomically(self.config, dump_yaml(config))
         return False
 
-    def write_manifest(self, config: Config, data: Mapping[str, str]) -> None:
-        """Write manifest.json; `data` maps each data source to the digest of its samples."""
+    def write_manifest(self, config: Config, data: Mapping[str, str], data_differences: Sequence[str] = ()) -> None:
+        """Write manifest.json; `data` maps each split to the digest of its samples.
+
+        `data_differences`, of the data from those that the run began with, are added to those of earlier starts.
+        """
+        changes = json.loads(self.manifest.read_text()).get("data_changes", []) if self.manifest.exists() else []
+        noticed = datetime.now(UTC).isoformat(timespec="seconds")
+        if data_differences:
+            listed = list(data_differences[:_MAX_CHANGES_SHOWN])
+            changes.append({"noticed": noticed, "count": len(data_differences), "differences": listed})
         libraries: dict[str, str | None] = {}
         for name in LIBRARIES:
             try:
@@ -128,9 +137,10 @@ class RunDir:
             "git": git,
             "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
             "cpus": os.cpu_count(),
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "created": noticed,
             "config_sha256": hashlib.sha256(dump_yaml(config).encode()).hexdigest(),
             "data": dict(data),
+            "data_changes": changes,
         }
         write_atomically(self.manifest, json.dumps(manifest, indent=2) + "\n")
 
@@ -141,7 +151,8 @@ class RunDir:
     def _remove_run_files(self) -> list[str]:
         """Remove the files of a run; return the names of what is left."""
         with report_write_errors(self.path):
-            for path in (self.config, self.metrics, self.timings, self.manifest, self.summary, self.opened_media):
+            logs = (self.metrics, self.timings, self.manifest, self.summary)
+            for path in (self.config, *logs, self.opened_media, self.data_record):
                 path.unlink(missing_ok=True)
             inputs = (self.data, self.checkpoints, self.processor, self.reference_weights)
             results = (self.rollouts, self.outputs, self.benchmarks, self.adapter, self.model)

@@ -17,6 +17,7 @@ from typing import Any
 
 from mmrl import checkpoint
 from mmrl.algo.group_rewards import add_group_rewards
+from mmrl.benchmarks.readers.questions import BenchmarkQuestions
 from mmrl.checkpoint.hf_export import collect_card_facts, write_adapter, write_model
 from mmrl.config import Config, LoadedConfig, diff_configs, dump_yaml, read_flat_settings
 from mmrl.config.load import cap_steps
@@ -89,7 +90,8 @@ def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
             with cleanup, ExitStack() as opened:
                 # Benchmarks are read first: a missing file should fail before the model is loaded.
                 questions = ranks.on_rank0(partial(read_all_benchmark_questions, config, base_dir, run_dir.data))
-                context = RunContext(config, base_dir, run_dir, console, ranks)
+                digests = _digest_questions(config, questions)
+                context = RunContext(config, base_dir, run_dir, console, ranks, benchmark_digests=digests)
                 for part in (context.scorer, context.tool_runner, context.samplers):
                     opened.enter_context(closing(part))
                 benchmarks = TrainingBenchmarks(context, base_dir, questions)
@@ -111,10 +113,20 @@ def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
 
 
 def _write_run_info(run_dir: RunDir, context: RunContext) -> None:
-    """Write the manifest, and for a model made from scratch its processor."""
-    run_dir.write_manifest(context.config, context.samples.content_hashes())
+    """Write the manifest, the record of the data, and for a model made from scratch its processor."""
+    run_dir.write_manifest(context.config, context.samples.content_hashes(), context.data_record.differences)
+    context.data_record.save()
     if context.config.model.from_scratch and not run_dir.processor.exists():
         checkpoint.export_hf_folder(run_dir.processor, context.processor.hf_processor, context.policy.model.config)
+
+
+def _digest_questions(config: Config, questions: Sequence[BenchmarkQuestions]) -> dict[str, str]:
+    """Return the digest of each benchmark's questions, by its name and files."""
+    digests = {}
+    for options, benchmark_questions in zip(config.evaluation.benchmarks, questions, strict=True):
+        # With the files, since a run may go on with others on purpose.
+        digests[f"{options.name} ({', '.join(options.data)})"] = benchmark_questions.digest()
+    return digests
 
 
 @contextmanager
@@ -425,6 +437,9 @@ class TrainingRun:
             # ZeRO-3 copies the weights when it shards them, so they need not be read into memory before.
             mmap=self._context.is_zero3,
         )
+        if self._ranks.on_rank0(lambda: bool(self._context.data_record.differences)):
+            # Their prompts may not be the same any more; replay and carried-over groups check theirs themselves.
+            state.unfinished, state.prefetched = (), None
         if state.stage_index < len(self._config.stages):
             name = self._config.stages[state.stage_index].name
             self._console.info(f"Resuming from {folder}: stage {name}, step {state.step}.")

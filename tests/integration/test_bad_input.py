@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, Done, contents, counting, experiment, mmrl, rl_stage, sft_stage, write
-from PIL import Image
+from harness import Command, Done, contents, counting, experiment, jsonl, mmrl, rl_stage, rows, sft_stage, write
 from transformers import BertConfig
 
 Config = dict[str, Any]
@@ -26,24 +25,6 @@ def raises(response, sample) -> float:
 def nan(response, sample) -> float:
     return float("nan")
 """
-
-
-def jsonl(folder: Path, rows: list[Config], **columns: str) -> Config:
-    """An origin of counting questions in a JSON Lines file; each row gets a picture unless it has one."""
-    for number, row in enumerate(rows):
-        if "picture" not in row:
-            row["picture"] = f"{number}.png"
-            Image.new("RGB", (32, 32), (8 * number, 99, 99)).save(folder / row["picture"])
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    roles = {"id": "id", "images": "picture", "question": "question", "answer": "count", **columns}
-    return {
-        "fn": "mmrl_datasets.readers.table:rows",
-        "args": {"path": "rows.jsonl", "columns": roles, "answer_type": "number", "task": "count"},
-    }
-
-
-def rows(count: int) -> list[Config]:
-    return [{"id": f"r{number}", "question": "How many?", "count": number % 3} for number in range(count)]
 
 
 def term(fn: str, **options: object) -> Config:

@@ -7,10 +7,12 @@ import json
 import re
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import Command, contents, experiment, metrics, mmrl, rl_stage, shared, write
+from harness import Command, contents, experiment, jsonl, metrics, mmrl, rl_stage, rows, shared, write
+from PIL import Image
 
 from mmrl.log.run_dir import RunDir
 
@@ -205,3 +207,113 @@ def _everything(run_dir: Path) -> dict[str, bytes]:
     """Every file of a run but the manifest, which says when the run was last begun."""
     files = [path for path in run_dir.rglob("*") if path.is_file() and path.name != "manifest.json"]
     return {str(path.relative_to(run_dir)): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="session")
+def table_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with rows.jsonl, held.jsonl, their pictures, and a run on them that was stopped in its third step."""
+
+    def run(folder: Path) -> None:
+        held_out = [{**row, "id": f"t{row['id']}", "picture": "0.png"} for row in rows(4)]
+        data = {"train": [jsonl(folder, rows(8))], "test": [jsonl(folder, held_out, name="held")]}
+        config = experiment(folder / "run", data=data, stages=[rl_stage(steps=4)])
+        done = mmrl(
+            "train", write(config, folder / "tiny.yaml"), strike=("mmrl.rollout.engines.hf:HfSampler.sync", 3, "SIGINT")
+        )
+        assert done.code == 128 + signal.SIGINT, done.errors
+
+    return shared(tmp_path_factory, "table_run", run)
+
+
+@pytest.fixture
+def table_copy(table_run: Path, tmp_path: Path) -> Path:
+    """A copy of that folder."""
+    return Path(shutil.copytree(table_run, tmp_path / "copy"))
+
+
+def _edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def _redraw(path: Path) -> None:
+    Image.new("RGB", (32, 32), (1, 2, 3)).save(path)
+
+
+SOURCE = "data.train.0 (mmrl_datasets.readers.table:rows)"
+CHANGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "a redrawn picture": (
+        lambda folder: _redraw(folder / "3.png"),
+        [f"{SOURCE}: sample count/train/r3: media 0 (", "3.png) changed", "(1 difference)"],
+    ),
+    "another answer": (
+        lambda folder: _edit(
+            folder / "rows.jsonl",
+            '"id": "r2", "question": "How many?", "count": 2',
+            '"id": "r2", "question": "How many?", "count": 3',
+        ),
+        [f"{SOURCE}: sample count/train/r2: target changed"],
+    ),
+    "another question": (
+        lambda folder: _edit(
+            folder / "rows.jsonl", '"id": "r2", "question": "How many?"', '"id": "r2", "question": "?"'
+        ),
+        [f"{SOURCE}: sample count/train/r2: question changed"],
+    ),
+    "a lost row and a new one": (
+        lambda folder: _edit(folder / "rows.jsonl", '"id": "r5"', '"id": "r9"'),
+        ["sample count/train/r5 is gone", "sample count/train/r9 is new", "(2 differences)"],
+    ),
+    "another order": (
+        lambda folder: (folder / "rows.jsonl").write_text(
+            "".join(reversed((folder / "rows.jsonl").read_text().splitlines(keepends=True)))
+        ),
+        ["data.train: the samples come in another order, from count/train/r7 on"],
+    ),
+    "a held-out answer": (
+        lambda folder: _edit(folder / "held.jsonl", '"count": 2', '"count": 1'),
+        ["data.test.0 (mmrl_datasets.readers.table:rows): sample count/train/tr2: target changed"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_run_does_not_go_on_with_other_data(table_copy: Path, here: Command, name: str) -> None:
+    change, named = CHANGES[name]
+    change(table_copy)
+    run_dir = table_copy / "run"
+    before = _everything(run_dir)
+    done = here("train", table_copy / "tiny.yaml", "--run-dir", run_dir)
+    assert done.code == 2
+    for words in (*named, "data.on_changed_data=warn"):
+        assert words in done.errors, done.errors
+    assert _everything(run_dir) == before
+
+
+def test_a_run_may_go_on_with_other_data_and_the_manifest_says_so(table_copy: Path, here: Command) -> None:
+    for name in ("a lost row and a new one", "a held-out answer", "a redrawn picture"):
+        CHANGES[name][0](table_copy)
+    lines = (table_copy / "held.jsonl").read_text().splitlines(keepends=True)
+    (table_copy / "held.jsonl").write_text("".join(lines[1:]))  # no rewards of this one to compare at the end
+    command = ("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_changed_data=warn")
+    done = here(*command)
+    assert done.code == 0, done.errors
+    assert "warning: the data differ from those that this run began with (5 differences)" in done.output
+    manifest = json.loads((table_copy / "run" / "manifest.json").read_text())
+    (entry,) = manifest["data_changes"]
+    assert entry["count"] == 5 and any("count/train/r5 is gone" in line for line in entry["differences"])
+    assert json.loads((table_copy / "run" / "summary.json").read_text())["tasks"][0]["n"] == 3
+
+
+def test_unchanged_data_may_move_and_bad_samples_be_skipped_from_now_on(table_copy: Path, here: Command) -> None:
+    done = here("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_bad_sample=skip")
+    assert done.code == 0, done.errors
+    assert 'This run continues with data.on_bad_sample: "stop" -> "skip"' in done.output
+
+
+def test_a_sample_that_turned_bad_is_named_rather_than_skipped(table_copy: Path, here: Command) -> None:
+    (table_copy / "5.png").unlink()
+    done = here("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_bad_sample=skip")
+    assert done.code == 2
+    assert "sample count/train/r5 can no longer be used: " in done.errors

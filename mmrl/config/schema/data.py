@@ -99,6 +99,9 @@ class DataConfig(StrictModel):
     on_too_long: Literal["stop", "skip"] = "stop"
     """After a prompt beyond `model.max_prompt_tokens`: end the run before it begins, or leave the sample out, counted
     and listed. Nothing is ever cut."""
+    on_changed_data: Literal["stop", "warn"] = "stop"
+    """When a run is resumed and rows or media are not those that it began with: end it before anything is written, or
+    list the differences, record them in the manifest and go on."""
     media_roots: tuple[str, ...] = (".",)
     """Folders that media must lie in, relative to the config's folder; links that lead out of them are refused."""
     allowed_url_schemes: tuple[Literal["http", "file", "data"], ...] = ()
