@@ -42,8 +42,7 @@ class DataRecord:
     path: Path  # the file; a run that has not begun has none
     data: DataConfig  # names the sources, and says whether changed data end the run
     console: Console  # receives the differences where the run goes on with them
-    benchmarks: Mapping[str, str]  # name and files of each benchmark of the run → digest of its questions and media
-    differences: list[str] = field(default_factory=list)  # a sentence for each, found by `check`
+    differences: list[str] = field(default_factory=list)  # a sentence for each, found by the checks
     _digests: dict[str, SplitDigests] = field(default_factory=dict)  # by split, of this start
 
     def check(self, splits: Mapping[str, LoadedSplit]) -> None:
@@ -54,9 +53,32 @@ class DataRecord:
         """
         for name, split in splits.items():
             self._digests[name] = {row.id: digest_sample(row, split.sources[row.id]) for row in split.samples}
-        self._digests[_BENCHMARKS] = {name: {"questions": digest} for name, digest in self.benchmarks.items()}
+        known = self._read()
+        found: list[str] = []
+        for name, split in splits.items():
+            if known is not None:
+                found += self._compare_split(name, split, known.get(name, {}))
+        self._report(found)
+
+    def check_benchmarks(self, benchmarks: Mapping[str, str]) -> None:
+        """Compare the digest of each benchmark's questions and media, by its name; raises as `check`."""
+        self._digests[_BENCHMARKS] = {name: {"questions": digest} for name, digest in benchmarks.items()}
+        known = (self._read() or {}).get(_BENCHMARKS, {})
+        found = []
+        for name, digests in self._digests[_BENCHMARKS].items():
+            # A benchmark may join a run at any time.
+            if known.get(name, digests) != digests:
+                found.append(f"evaluation.benchmarks: questions or media of {name} changed")
+        self._report(found)
+
+    def save(self) -> None:
+        """Write the digests of this start; raises UserError if the file cannot be written."""
+        write_atomically(self.path, json.dumps(self._digests))
+
+    def _read(self) -> dict[str, SplitDigests] | None:
+        """Return the digests that the run began with; None for a new run."""
         if not self.path.exists():
-            return
+            return None
         try:
             known: dict[str, SplitDigests] = json.loads(self.path.read_text())
         except (OSError, ValueError) as error:
@@ -64,28 +86,16 @@ class DataRecord:
                 f"{self.path} cannot be read ({error}), so nothing shows whether the data are those that this run "
                 "began with; restore the file, or delete it to go on with the data as they are"
             ) from error
-        for name, split in splits.items():
-            self.differences += self._compare_split(name, split, known.get(name, {}))
-        for name, digests in self._digests[_BENCHMARKS].items():
-            # A benchmark may join a run at any time.
-            if known.get(_BENCHMARKS, {}).get(name, digests) != digests:
-                self.differences.append(f"evaluation.benchmarks: questions or media of {name} changed")
-        if self.differences:
-            self._report()
+        return known
 
-    def save(self) -> None:
-        """Write the digests of this start; raises UserError if the file cannot be written."""
-        write_atomically(self.path, json.dumps(self._digests))
-
-    def listed_differences(self) -> list[str]:
-        """Return the first few differences."""
-        return self.differences[:_MAX_LISTED]
-
-    def _report(self) -> None:
-        """Warn of the differences, or raise a UserError where they end the run."""
-        count = len(self.differences)
+    def _report(self, found: Sequence[str]) -> None:
+        """Keep the differences and warn of them, or raise a UserError where they end the run."""
+        if not found:
+            return
+        self.differences += found
+        count = len(found)
         lines = [f"the data differ from those that this run began with ({count} difference{'s' * (count > 1)}):"]
-        lines += [f"  {difference}" for difference in self.listed_differences()]
+        lines += [f"  {difference}" for difference in found[:_MAX_LISTED]]
         if count > _MAX_LISTED:
             lines.append(f"  and {count - _MAX_LISTED} more")
         if self.data.on_changed_data == "warn":
@@ -110,7 +120,9 @@ class DataRecord:
             elif sample_id in split.rejected:
                 yield f"{place} can no longer be used: {split.rejected[sample_id]}"
             else:
-                yield f"{place} is gone"
+                # A row that cannot be read may not be known by the id that it had.
+                unusable = [f"{row_id}: {reason}" for row_id, reason in split.rejected.items()]
+                yield f"{place} is gone" + (f"; rows that cannot be used: {unusable[0]}" if unusable else "")
         for sample_id, digests in current.items():
             if sample_id not in known:
                 yield f"{self._name_source(name, digests['source'])}: sample {sample_id} is new"

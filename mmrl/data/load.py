@@ -75,16 +75,16 @@ class DatasetLoader:
         media_cache: MediaCache,
         console: Console,
         *,
-        opened_index: OpenedMediaIndex | None = None,
+        opened: OpenedMediaIndex | None = None,
         record: DataRecord | None = None,
     ) -> None:
         """Create a loader that calls dataset functions with `context`.
 
-        It puts the size of every image and the frame plan of every video into `media_cache`. Images in `opened_index`,
+        It puts the size of every image and the frame plan of every video into `media_cache`. Images in `opened`,
         which an earlier start of the run has opened, are not opened again. `record` has the data that it began with.
         """
         self._config, self._context, self._media_cache, self._console = config, context, media_cache, console
-        self._opened_index, self._record = opened_index, record
+        self._opened_index, self._record = opened, record
 
     def load(self) -> DataSplits:
         """Return all samples whose images can be opened.

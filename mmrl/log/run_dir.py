@@ -55,6 +55,7 @@ class RunDir:
         self.adapter = path / "adapter"  # the final LoRA adapter alone, in peft's format, if the run trains one
         # The final model as a Hugging Face folder. It is written last, so a run that has it is finished.
         self.model = path / "model"
+        self._changed: Sequence[SettingChange] = ()  # settings with which a begun run continues
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -80,7 +81,7 @@ class RunDir:
     def claim(self, config: Config, notify: Callable[[str], None]) -> bool:
         """Make this the directory of a run of `config`; return True if it has a checkpoint to resume from.
 
-        Settings that may change within a run are updated in its config.yaml, and `notify` receives a line for each.
+        `notify` receives a line for each setting that a begun run changes. Its config.yaml stays until `reopen`.
 
         Raises:
             UserError: it holds the run of another config, or files that belong to no run, or it cannot be made.
@@ -91,11 +92,11 @@ class RunDir:
         if self.config.exists() and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
             changed = diff_configs(read_flat_settings(self.config), config)
             check_same_run(self.path, changed)
-            # A finished run keeps the config it was made with.
-            if changed and not self.model.exists():
+            self._check_stages_can_grow(changed, len(config.stages))
+            self._changed = changed
+            if not self.is_finished():
                 for change in changed:
                     notify(f"This run continues with {change} ({change.effect}).")
-                write_atomically(self.config, dump_yaml(config))
             return True
         if self.config.exists():
             # A run without a checkpoint has nothing to resume from and nothing to lose.
@@ -107,6 +108,44 @@ class RunDir:
             )
         write_atomically(self.config, dump_yaml(config))
         return False
+
+    def is_finished(self) -> bool:
+        """Return True if the run has exported its model, and was not claimed with more steps than it had."""
+        return self.model.exists() and all(change.lengthened_stage is None for change in self._changed)
+
+    def find_lengthened_stage(self) -> int | None:
+        """Return the index of the first stage that has more steps than the run had, None without any."""
+        stages = [change.lengthened_stage for change in self._changed]
+        return min((stage for stage in stages if stage is not None), default=None)
+
+    def reopen(self, config: Config) -> None:
+        """Write the changed settings of a begun run. One that was finished loses its exports, which it makes anew."""
+        if not self._changed:
+            return
+        with report_write_errors(self.path):
+            remove_leftovers(self.path)
+            for folder in (self.model, self.adapter):
+                # Renamed first: a folder that is half deleted would still stand for a finished run.
+                if folder.exists():
+                    shutil.rmtree(folder.rename(temporary_path(folder)))
+            self.summary.unlink(missing_ok=True)
+        write_atomically(self.config, dump_yaml(config))
+
+    def _check_stages_can_grow(self, changed: Sequence[SettingChange], num_stages: int) -> None:
+        """Raise a UserError if a stage got more steps that is over, unless it is the last and has a checkpoint."""
+        begun = []
+        for folder in self.checkpoints.glob("[0-9]*-[0-9]*"):
+            begun.append(int(folder.name.partition("-")[0]))
+        for change in changed:
+            index = change.lengthened_stage
+            if index is None or index >= max(begun):
+                continue
+            problem = "later stages have trained on from its weights"
+            if index == num_stages - 1:
+                if index in begun:
+                    continue
+                problem = "of its checkpoints none is left to go on from (checkpoints.keep_last)"
+            raise UserError(f"{self.path}: {change}: this stage is over, and {problem}; {_describe_new_run(self.path)}")
 
     def write_manifest(self, config: Config, data: Mapping[str, str], data_differences: Sequence[str] = ()) -> None:
         """Write manifest.json; `data` maps each split to the digest of its samples.
@@ -171,17 +210,26 @@ def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
     refused = [change for change in changed if change.effect is None]
     if not refused:
         return
-    if all(change.key.startswith("stages.") and change.key.endswith(".steps") for change in refused):
-        head = f"{path} holds this very experiment with another length"
-        advice = "set these back to continue that run: its schedule and results depend on them"
+    is_length = all(change.obstacle for change in refused)
+    if is_length:
+        head = f"{path} holds this very experiment with another length; it cannot go on with"
     else:
-        head, advice = f"{path} holds the run of another config", "these settings differ"
-    lines = [f"{head}; {advice} (there -> here):"]
+        head = f"{path} holds the run of another config; these settings differ"
+    lines = [f"{head} (there -> here):"]
     lines += [f"  {change}" for change in refused[:_MAX_CHANGES_SHOWN]]
     if len(refused) > _MAX_CHANGES_SHOWN:
         lines.append(f"  and {len(refused) - _MAX_CHANGES_SHOWN} more")
-    lines.append("set them back, choose another directory with run.dir=... or --run-dir, or delete this one")
+    remedy = "choose another directory with run.dir=... or --run-dir, or delete this one"
+    lines.append(f"set them back, or {_describe_new_run(path)}" if is_length else f"set them back, {remedy}")
     raise UserError("\n".join(lines))
+
+
+def _describe_new_run(path: Path) -> str:
+    """Return how to train on from the weights of the run in a directory."""
+    model, prefix = path / "model", "start a new run from its model:"
+    if not model.exists():
+        model, prefix = Path("DIR"), f"start a new run from its weights: mmrl export {path} --out DIR, then"
+    return f"{prefix} mmrl train CONFIG model.path={model} model.from_scratch=null run.dir=NEW"
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:

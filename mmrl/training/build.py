@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -95,19 +94,8 @@ class StageEngine(OptimizerEngine, Protocol):
 class RunContext:
     """Everything of a run that outlives its stages: model, data, rewards, tools, rollout engine."""
 
-    def __init__(
-        self,
-        config: Config,
-        base_dir: Path,
-        run_dir: RunDir,
-        console: Console,
-        ranks: Ranks,
-        *,
-        benchmark_digests: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, config: Config, base_dir: Path, run_dir: RunDir, console: Console, ranks: Ranks) -> None:
         """Build and check all of it; file names in the config start from `base_dir`.
-
-        `benchmark_digests` maps name and files of each benchmark to a digest of its questions.
 
         Raises:
             UserError: something in the config, the data or the rewards would fail during training.
@@ -124,13 +112,9 @@ class RunContext:
         dataset_context = make_dataset_context(config, base_dir, run_dir.data)
         media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
         media_cache = MediaCache(media_policy, media_limits, max_bytes=IMAGE_CACHE_BYTES)
-        self.data_record = DataRecord(
-            path=run_dir.data_record, data=config.data, console=console, benchmarks=benchmark_digests
-        )
-        opened_index = OpenedMediaIndex(run_dir.opened_media)
-        loader = DatasetLoader(
-            config, dataset_context, media_cache, console, opened_index=opened_index, record=self.data_record
-        )
+        self.data_record = DataRecord(path=run_dir.data_record, data=config.data, console=console)
+        opened = OpenedMediaIndex(run_dir.opened_media)
+        loader = DatasetLoader(config, dataset_context, media_cache, console, opened=opened, record=self.data_record)
         console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
         # Rank 0 reads and checks the data for all: the others receive its samples.
         self.samples = ranks.on_rank0(loader.load)

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,6 @@ from typing import Any
 
 from mmrl import checkpoint
 from mmrl.algo.group_rewards import add_group_rewards
-from mmrl.benchmarks.readers.questions import BenchmarkQuestions
 from mmrl.checkpoint.hf_export import collect_card_facts, write_adapter, write_model
 from mmrl.config import Config, LoadedConfig, diff_configs, dump_yaml, read_flat_settings
 from mmrl.config.load import cap_steps
@@ -34,8 +33,8 @@ from mmrl.log.run_dir import RunDir, check_same_run
 from mmrl.policy.policy import Policy
 from mmrl.ports import Learner, Sampler, SampleSource
 from mmrl.rollout.logprob_check import LogprobCheck
-from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
-from mmrl.training.benchmarks import TrainingBenchmarks, read_all_benchmark_questions
+from mmrl.training.async_rollouts import AsyncRollouts, describe_difference, run_async_rl_stage
+from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_all_benchmark_questions
 from mmrl.training.build import RunContext, StageEngine
 from mmrl.training.callbacks import (
     BenchmarkRunner,
@@ -82,7 +81,7 @@ def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
         with stop.handle(signal.SIGTERM, finish_step=False), ExitStack() as stack:
             ranks.on_rank0(partial(stack.enter_context, run_dir.lock()))
             has_begun = ranks.on_rank0(partial(run_dir.claim, config, console.info))
-            if has_begun and ranks.on_rank0(run_dir.model.exists):
+            if has_begun and ranks.on_rank0(run_dir.is_finished):
                 console.info("This run is finished; delete its directory or choose another to run it again.")
                 ranks.on_rank0(partial(print_summary, run_dir, console))
                 return 0
@@ -90,13 +89,12 @@ def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
             with cleanup, ExitStack() as opened:
                 # Benchmarks are read first: a missing file should fail before the model is loaded.
                 questions = ranks.on_rank0(partial(read_all_benchmark_questions, config, base_dir, run_dir.data))
-                digests = _digest_questions(config, questions)
-                context = RunContext(config, base_dir, run_dir, console, ranks, benchmark_digests=digests)
+                context = RunContext(config, base_dir, run_dir, console, ranks)
                 for part in (context.scorer, context.tool_runner, context.samplers):
                     opened.enter_context(closing(part))
                 benchmarks = TrainingBenchmarks(context, base_dir, questions)
                 user_callbacks = load_callbacks(config.callbacks, context, base_dir)
-                ranks.on_rank0(partial(_write_run_info, run_dir, context))
+                ranks.on_rank0(partial(_write_run_info, run_dir, context, digest_questions(config, questions)))
                 running = opened.pop_all()
             with running:
                 TrainingRun(context, benchmarks, user_callbacks, stop).execute()
@@ -112,21 +110,13 @@ def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
     return 0
 
 
-def _write_run_info(run_dir: RunDir, context: RunContext) -> None:
-    """Write the manifest, the record of the data, and for a model made from scratch its processor."""
+def _write_run_info(run_dir: RunDir, context: RunContext, benchmarks: Mapping[str, str]) -> None:
+    """Write the manifest, the record of data and `benchmarks`, and for a model made from scratch its processor."""
+    context.data_record.check_benchmarks(benchmarks)
     run_dir.write_manifest(context.config, context.samples.content_hashes(), context.data_record.differences)
     context.data_record.save()
     if context.config.model.from_scratch and not run_dir.processor.exists():
         checkpoint.export_hf_folder(run_dir.processor, context.processor.hf_processor, context.policy.model.config)
-
-
-def _digest_questions(config: Config, questions: Sequence[BenchmarkQuestions]) -> dict[str, str]:
-    """Return the digest of each benchmark's questions, by its name and files."""
-    digests = {}
-    for options, benchmark_questions in zip(config.evaluation.benchmarks, questions, strict=True):
-        # With the files, since a run may go on with others on purpose.
-        digests[f"{options.name} ({', '.join(options.data)})"] = benchmark_questions.digest()
-    return digests
 
 
 @contextmanager
@@ -427,7 +417,11 @@ class TrainingRun:
 
     def _load_checkpoint(self) -> tuple[TrainingState, dict[str, Any]]:
         """Load the weights of the latest checkpoint; return its state and optimizer state, or those of a new run."""
-        folder = checkpoint.find_latest(self._run_dir.checkpoints, self._console.warn, self._ranks)
+        # A stage with more steps than it had goes on from its own last checkpoint, even if the run was finished.
+        lengthened = self._ranks.on_rank0(self._run_dir.find_lengthened_stage)
+        folder = checkpoint.find_latest(
+            self._run_dir.checkpoints, self._console.warn, self._ranks, last_stage=lengthened
+        )
         if folder is None:
             return TrainingState(), {}
         check_same_run(folder, diff_configs(read_flat_settings(folder / checkpoint.CONFIG_FILE), self._config))
@@ -437,6 +431,11 @@ class TrainingRun:
             # ZeRO-3 copies the weights when it shards them, so they need not be read into memory before.
             mmap=self._context.is_zero3,
         )
+        # Nothing is refused after this. The config comes last: a kill before leaves a run that goes on with either.
+        if lengthened is not None:
+            self._ranks.on_rank0(partial(checkpoint.remove_later_stages, self._run_dir.checkpoints, lengthened))
+            self._console.info(describe_difference(self._config.stages[lengthened], state))
+        self._ranks.on_rank0(partial(self._run_dir.reopen, self._config))
         if self._ranks.on_rank0(lambda: bool(self._context.data_record.differences)):
             # Their prompts may not be the same any more; replay and carried-over groups check theirs themselves.
             state.unfinished, state.prefetched = (), None

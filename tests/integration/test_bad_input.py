@@ -219,3 +219,32 @@ def assert_refused(done: Done, *named: str) -> None:
         assert word in done.errors
     assert all(line.startswith("mmrl: error: ") for line in done.errors.splitlines())
     assert len(done.errors) < 1000
+
+
+DELETING = """
+import shutil
+
+class Delete:
+    def __init__(self, path, how):
+        self.path, self.how = path, how
+
+    def on_step_end(self, state, result):
+        if state.step == 2 and self.how == "move":
+            self.path.rename(self.path.with_name("elsewhere"))
+        elif state.step == 2:
+            shutil.rmtree(self.path)
+
+def make(context, *, how: str):
+    return Delete(context.run_dir.path, how)
+"""
+
+
+@pytest.mark.parametrize(("how", "every"), [("delete", 1), ("delete", 100), ("move", 100)])
+def test_a_run_directory_that_is_deleted_ends_the_run(tmp_path: Path, here: Command, how: str, every: int) -> None:
+    (tmp_path / "mine.py").write_text(DELETING)
+    config = experiment(tmp_path / "run", stages=[rl_stage(steps=4)], checkpoints={"every": every})
+    callbacks = [{"fn": "./mine.py:make", "args": {"how": how}}]
+    done = here("train", write({**config, "callbacks": callbacks}, tmp_path / "tiny.yaml"))
+    assert_refused(done, f"{tmp_path}/run was deleted or moved while the run was writing to it", "checkpoints")
+    assert len(done.errors.splitlines()) == 1
+    assert not (tmp_path / "run").exists()

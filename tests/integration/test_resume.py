@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import Command, contents, experiment, jsonl, metrics, mmrl, rl_stage, rows, shared, write
@@ -316,4 +317,73 @@ def test_a_sample_that_turned_bad_is_named_rather_than_skipped(table_copy: Path,
     (table_copy / "5.png").unlink()
     done = here("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_bad_sample=skip")
     assert done.code == 2
-    assert "sample count/train/r5 can no longer be used: " in done.errors
+    assert "sample count/train/r5 is gone; rows that cannot be used: count/train/line-6: " in done.errors
+
+
+def longer(run_dir: Path, steps: int, **options: object) -> dict[str, Any]:
+    """The experiment with another number of steps of reinforcement."""
+    config = experiment(run_dir)
+    config["stages"][1] = rl_stage(steps=steps, **options)
+    return config
+
+
+def test_a_finished_run_may_be_lengthened_and_equals_one_that_was_longer_from_the_start(
+    whole: Path, tmp_path: Path, here: Command
+) -> None:
+    run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
+    done = here("train", write(longer(run_dir, 11), tmp_path / "tiny.yaml"))
+    assert done.code == 0, done.errors
+    assert "This run continues with stages.1.steps: 8 -> 11 (the run is lengthened)." in done.output
+    assert "01-000006: stage rl, step 6" in done.output
+    fresh = write(longer(tmp_path / "fresh", 11), tmp_path / "fresh.yaml")
+    assert here("train", fresh).code == 0
+    assert contents(run_dir) == contents(tmp_path / "fresh")
+    assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {"01-000009", "02-000000"}
+    again = here("train", tmp_path / "tiny.yaml")
+    assert again.code == 0 and "This run is finished" in again.output
+
+
+def test_a_stopped_run_that_decays_may_be_lengthened_where_its_decay_ends_as_before(
+    tmp_path: Path, here: Command
+) -> None:
+    decay = {"lr": 3e-3, "lr_schedule": "linear"}
+    kl = {"coef": 0.05, "schedule": "cosine", "final_frac": 0.5}
+    short = [rl_stage(steps=4, optimizer=decay, loss={"kl": kl})]
+    config = write(experiment(tmp_path / "run", stages=short), tmp_path / "tiny.yaml")
+    assert mmrl("train", config, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 4, "SIGINT")).code == 130
+    before = _everything(tmp_path / "run")
+    refused = here("train", config, "stages.rl.steps=6")
+    assert refused.code == 2
+    assert "stages.0.steps: 4 -> 6 (optimizer.lr_schedule would decay over 6 steps; with " in refused.errors
+    assert "stages.0.optimizer.decay_steps=4 it ends as it did)" in refused.errors
+    assert f"mmrl export {tmp_path}/run --out DIR" in refused.errors
+    refused = here("train", config, "stages.rl.steps=6", "stages.rl.optimizer.decay_steps=4")
+    assert "loss.kl.schedule would decay over 6 steps; with stages.0.loss.kl.decay_steps=4" in refused.errors
+    assert _everything(tmp_path / "run") == before
+    longer = ["stages.rl.steps=6", "stages.rl.optimizer.decay_steps=4", "stages.rl.loss.kl.decay_steps=4"]
+    assert here("train", config, *longer).code == 0
+    assert here("train", config, *longer, "--run-dir", tmp_path / "fresh").code == 0
+    assert contents(tmp_path / "run") == contents(tmp_path / "fresh")
+    rates = [record["learner/lr"] for record in metrics(tmp_path / "run") if "learner/lr" in record]
+    assert rates[0] == 3e-3 and rates[3:] == [0.0, 0.0, 0.0]
+
+
+def test_a_run_that_cannot_be_lengthened_says_how_to_train_on_from_its_model(
+    whole: Path, tmp_path: Path, here: Command
+) -> None:
+    run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
+    before = _everything(run_dir)
+    config = write(experiment(run_dir), tmp_path / "tiny.yaml")
+    train_on = f"mmrl train CONFIG model.path={run_dir}/model model.from_scratch=null run.dir=NEW"
+    shorter = here("train", config, "stages.rl.steps=7")
+    assert shorter.code == 2 and "8 -> 7 (a run can be lengthened, not shortened)" in shorter.errors
+    over = here("train", config, "stages.cold.steps=30")
+    assert over.code == 2 and "this stage is over, and later stages have trained on from its weights" in over.errors
+    assert train_on in shorter.errors and train_on in over.errors
+    assert _everything(run_dir) == before
+    for folder in (run_dir / "checkpoints").glob("01-*"):
+        shutil.rmtree(folder)
+    lost = here("train", config, "stages.rl.steps=9")
+    assert lost.code == 2 and "none is left to go on from (checkpoints.keep_last)" in lost.errors
+    assert train_on in lost.errors
+    assert (run_dir / "model").is_dir()

@@ -5,7 +5,7 @@ In formulas i counts the responses of a step, t the tokens of one response.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -121,12 +121,21 @@ class LossCoefficientConfig(StrictModel):
     """The weight stays, or falls to `final_frac` of it at the last step."""
     final_frac: Fraction = 0.0
     """Share of the weight that is left at the last step."""
+    decay_steps: PositiveInt | None = None
+    """The weight has fallen after this many steps of the stage, and stays there; the stage's `steps` when left out."""
+
+    @model_validator(mode="after")
+    def _check_decay_steps(self) -> Self:
+        if self.decay_steps is not None and self.schedule == "constant":
+            raise ValueError("decay_steps has no effect on a constant weight; set `schedule`, or take it out")
+        return self
 
     def describe_schedule(self) -> str:
         """Return the fall of the weight as a clause, empty for a constant weight."""
         if self.schedule == "constant":
             return ""
-        return f"; its weight falls to {self.coef * self.final_frac:g} ({self.schedule})"
+        within = f" within {self.decay_steps} steps" if self.decay_steps else ""
+        return f"; its weight falls to {self.coef * self.final_frac:g}{within} ({self.schedule})"
 
 
 class KlConfig(LossCoefficientConfig):

@@ -85,8 +85,19 @@ class OptimizerConfig(StrictModel):
     """The rate stays at its peak after warm-up, or falls to `final_lr_frac` of it."""
     final_lr_frac: Fraction = 0.0
     """Share of the peak rate that is left at the last step."""
+    decay_steps: PositiveInt | None = None
+    """The rate has fallen after this many steps of the stage, warm-up included, and stays there; the stage's `steps`
+    when left out. With it a run may be lengthened (docs/reliability.md)."""
     max_grad_norm: PositiveFloat = 1.0
     """Global gradient norm above which gradients are scaled down."""
+
+    @model_validator(mode="after")
+    def _check_decay_steps(self) -> OptimizerConfig:
+        if self.decay_steps is not None and self.lr_schedule == "constant":
+            raise ValueError("decay_steps has no effect on a constant rate; set `lr_schedule`, or take it out")
+        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
+            raise ValueError(f"decay_steps {self.decay_steps} must exceed warmup_steps {self.warmup_steps}")
+        return self
 
     def component_lr(self, component: Component) -> float:
         """Return the peak learning rate of a component."""
@@ -104,6 +115,7 @@ class OptimizerConfig(StrictModel):
             rates += ", constant"
         else:
             rates += f", then {self.lr_schedule} to {self.lr * self.final_lr_frac:g}"
+            rates += f" by step {self.decay_steps}" if self.decay_steps else ""
         decaying = " of matrices" if self.weight_decay_on == "matrices" else ""
         return (
             f"AdamW, {rates}; betas {self.betas[0]:g}, {self.betas[1]:g}; "
