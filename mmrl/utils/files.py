@@ -87,8 +87,8 @@ def check_not_deleted(path: Path) -> None:
     if not path.exists():
         lost = path if path.parent.exists() else path.parent
         raise UserError(
-            f"{lost} was deleted or moved while the run was writing to it: what it held (checkpoints, metrics, rollouts) "
-            "is lost unless you put it back; the run has ended"
+            f"{lost} was deleted or moved while the run was writing to it: its checkpoints, metrics and "
+            "rollouts are lost unless you put it back; the run has ended"
         )
 
 

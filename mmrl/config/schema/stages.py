@@ -8,17 +8,22 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from mmrl.config.schema.base import (
+    BatchSize,
+    Coefficient,
     Component,
     DecayRate,
     Fraction,
     Identifier,
-    NonNegativeFloat,
+    LearningRate,
     NonNegativeInt,
+    Number,
+    NumTokens,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
     SampleConditions,
     StrictModel,
+    Temperature,
     describe_conditions,
     pluralize,
 )
@@ -39,13 +44,13 @@ from mmrl.config.schema.selection import DynamicSamplingConfig, HealthConfig, Re
 class SamplingConfig(StrictModel):
     """Sampling parameters of rollouts."""
 
-    temperature: NonNegativeFloat = 1.0
+    temperature: Temperature = 1.0
     """Temperature that tokens are sampled at; 0 is greedy, which evaluation alone allows."""
     top_p: PositiveFraction = 1.0
     """Nucleus sampling draws from the smallest set of tokens with this probability."""
     top_k: NonNegativeInt = 0
     """Sample among the k most likely tokens; 0 is all."""
-    max_new_tokens: PositiveInt = 512
+    max_new_tokens: NumTokens = 512
     """A rollout that reaches this many tokens is cut and counted as truncated."""
 
     def describe(self) -> str:
@@ -58,24 +63,24 @@ class SamplingConfig(StrictModel):
 class ComponentLrConfig(StrictModel):
     """Peak learning rates of model components; the stage's `lr` where none is set."""
 
-    vision: PositiveFloat | None = None
+    vision: LearningRate | None = None
     """Peak rate that the vision tower learns at."""
-    projector: PositiveFloat | None = None
+    projector: LearningRate | None = None
     """Peak rate that the projector learns at."""
-    language: PositiveFloat | None = None
+    language: LearningRate | None = None
     """Peak rate that the language model learns at."""
 
 
 class OptimizerConfig(StrictModel):
     """AdamW with warm-up and decay."""
 
-    lr: PositiveFloat = 1e-6
+    lr: LearningRate = 1e-6
     """Learning rate at its peak, after warm-up."""
     lr_by_component: ComponentLrConfig = ComponentLrConfig()
     """Peak learning rates of model components; warm-up and decay are the same for all."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     """Shares of the old first and second moment that each step keeps."""
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: Coefficient = 0.0
     """Each step shrinks weights by this times the learning rate (decoupled)."""
     weight_decay_on: Literal["all", "matrices"] = "all"
     """Parameters that decay: all, or all but biases, norms and other vectors."""
@@ -128,9 +133,9 @@ class ValidationConfig(StrictModel):
 
     every: PositiveInt = 50
     """An evaluation follows every so many steps."""
-    stop_at_mean_reward: float | None = None
+    stop_at_mean_reward: Number | None = None
     """Mean reward, averaged over tasks, that ends the stage."""
-    stop_at_task_reward: float | None = None
+    stop_at_task_reward: Number | None = None
     """To end it, every task's reward must also reach this."""
 
     @model_validator(mode="after")
@@ -209,7 +214,7 @@ class SftStage(TrainingStage):
 
     kind: Literal["sft"]
     """Selects this kind of stage."""
-    batch_size: PositiveInt = 32
+    batch_size: BatchSize = 32
     """Samples that each optimizer step trains on."""
     micro_batch_sequences: PositiveInt = 8
     """At most this many demonstrations share a forward pass. The gradient does not depend on it."""
@@ -270,9 +275,9 @@ class RlStage(TrainingStage):
 
     kind: Literal["rl"]
     """Selects this kind of stage."""
-    prompts_per_step: PositiveInt = 16
+    prompts_per_step: BatchSize = 16
     """Groups that a step trains on."""
-    group_size: PositiveInt = 8
+    group_size: BatchSize = 8
     """Rollouts that are generated for each prompt."""
     micro_batch_groups: PositiveInt = 8
     """At most this many groups share a forward pass. The gradient does not depend on it."""
@@ -295,9 +300,9 @@ class RlStage(TrainingStage):
     """Conditions on the groups that are trained on; without it all of them are."""
     replay: ReplayConfig | None = None
     """Rollouts of earlier steps that are trained on again; none without it."""
-    ppo_epochs: PositiveInt = 1
+    ppo_epochs: BatchSize = 1
     """Times that a step goes over the same rollouts."""
-    num_mini_batches: PositiveInt = 1
+    num_mini_batches: BatchSize = 1
     """Optimizer steps of a pass: the step's groups are divided into so many batches, each with a gradient and
     denominators of its own (PPO; verl's rollout and mini-batch sizes)."""
     track_rewards: tuple[str, ...] = ()
