@@ -189,19 +189,19 @@ class CheckpointManager:
 
 
 def find_latest(
-    checkpoints: Path, warn: Callable[[str], None], ranks: Ranks | None = None, *, last_stage: int | None = None
+    checkpoints: Path, warn: Callable[[str], None], ranks: Ranks | None = None, *, until: int | None = None
 ) -> Path | None:
     """Return the newest intact checkpoint, None if there are none at all; damaged ones are skipped with a warning.
 
-    With `last_stage` those of later stages are passed over. Collective: with several ranks all must call it. It repairs
-    a replacement that was killed halfway, so no other process may be writing.
+    With `until`, the index of a stage, those of later stages are passed over. Collective: with several ranks all must
+    call it. It repairs a replacement that was killed halfway, so no other process may be writing.
 
     Raises:
         UserError: there are checkpoints, and every one is damaged.
     """
     ranks = ranks or SingleProcess()
     ranks.on_rank0(partial(restore_retired, checkpoints))
-    return _find_newest_intact(checkpoints, warn, ranks, last_stage)
+    return _find_newest_intact(checkpoints, warn, ranks, until)
 
 
 def remove_later_stages(checkpoints: Path, last_stage: int) -> None:
@@ -258,12 +258,12 @@ def prune_checkpoints(checkpoints: Path, options: CheckpointsConfig) -> None:
 
 
 def _find_newest_intact(
-    checkpoints: Path, warn: Callable[[str], None], ranks: Ranks, last_stage: int | None = None
+    checkpoints: Path, warn: Callable[[str], None], ranks: Ranks, until: int | None = None
 ) -> Path | None:
     damaged = []
     saved = ranks.on_rank0(partial(_list_checkpoints, checkpoints))
     for step_id, folder in sorted(saved.items(), reverse=True):
-        if last_stage is not None and step_id.stage > last_stage:
+        if until is not None and step_id.stage > until:
             continue
         problem = find_damage(folder, COMMON_FILES, ranks)
         if problem is None:

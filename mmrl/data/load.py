@@ -23,7 +23,7 @@ from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FrameSampling
 from mmrl.types import DatasetContext, ImageRef, PromptTooLongError, RejectedRow, Sample, Size, UserError, VideoRef
-from mmrl.utils.plugins import load_plugin
+from mmrl.utils.plugins import errors_about_call, load_plugin
 
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
@@ -97,6 +97,10 @@ class DatasetLoader:
         loaded: dict[str, LoadedSplit] = {}
         opened_sizes: dict[ImageRef, Size] = {}
         source_indices: dict[str, int] = {}
+        # A wrong option of the last source should not wait until all others are read.
+        for sources in sources_by_split(self._config.data).values():
+            for source in sources:
+                load_source(source, self._context)
         for split, sources in sources_by_split(self._config.data).items():
             rows, row_sources = self._read_split(split, sources)
             if split == "train":
@@ -257,16 +261,22 @@ def read_source(source: DataSourceConfig, context: DatasetContext) -> Iterator[S
     Raises:
         UserError: `fn` is not a function, does not take these options, or cannot read its data.
     """
-    read_rows = load_plugin(source.fn, context.base_dir, source.args, role="data source", parameters=("context",))
-    for row in read_rows(context):
-        if not isinstance(row, Sample | RejectedRow):
-            raise UserError(f"data source {source.fn!r} yielded {row!r:.80}, neither a Sample nor a RejectedRow")
-        if not source.name:
-            yield row
-        elif isinstance(row, RejectedRow):
-            yield row._replace(id=f"{source.name}/{row.id}")
-        else:
-            yield replace(row, id=f"{source.name}/{row.id}")
+    read_rows = load_source(source, context)
+    with errors_about_call(source.fn, source.args):
+        for row in read_rows(context):
+            if not isinstance(row, Sample | RejectedRow):
+                raise UserError(f"data source {source.fn!r} yielded {row!r:.80}, neither a Sample nor a RejectedRow")
+            if not source.name:
+                yield row
+            elif isinstance(row, RejectedRow):
+                yield row._replace(id=f"{source.name}/{row.id}")
+            else:
+                yield replace(row, id=f"{source.name}/{row.id}")
+
+
+def load_source(source: DataSourceConfig, context: DatasetContext) -> Callable[..., Any]:
+    """Return a source's dataset function with its options; raises as `load_plugin`."""
+    return load_plugin(source.fn, context.base_dir, source.args, role="data source", parameters=("context",))
 
 
 def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bool:

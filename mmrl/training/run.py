@@ -419,9 +419,7 @@ class TrainingRun:
         """Load the weights of the latest checkpoint; return its state and optimizer state, or those of a new run."""
         # A stage with more steps than it had goes on from its own last checkpoint, even if the run was finished.
         lengthened = self._ranks.on_rank0(self._run_dir.find_lengthened_stage)
-        folder = checkpoint.find_latest(
-            self._run_dir.checkpoints, self._console.warn, self._ranks, last_stage=lengthened
-        )
+        folder = checkpoint.find_latest(self._run_dir.checkpoints, self._console.warn, self._ranks, until=lengthened)
         if folder is None:
             return TrainingState(), {}
         check_same_run(folder, diff_configs(read_flat_settings(folder / checkpoint.CONFIG_FILE), self._config))

@@ -154,6 +154,84 @@ def test_a_mistake_is_refused_by_name_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
+def _lines_of(path: Path, *keys: str) -> str:
+    """`file:line` of the first line that holds the last key, after lines that hold the others."""
+    number, lines = -1, path.read_text().splitlines()
+    for key in keys:
+        number = next(index for index in range(number + 1, len(lines)) if f'"{key}"' in lines[index])
+    return f"{path}:{number + 1}"
+
+
+SETTINGS: dict[str, tuple[Callable[[Path], Config], tuple[str, ...], str]] = {
+    "a huge picture": (
+        lambda _: {"data": {"train": [counting("train", 4), {**counting("train", 4), "name": "b"}, BIG]}},
+        ("data", "fn", "fn", "fn", "image_px"),
+        "data.train.2.args.image_px: data source 'mmrl_datasets.generators.scenes:counting', option 'image_px' = "
+        "1000000: must be less than or equal to 10000",
+    ),
+    "an unknown option": (
+        lambda _: {"data": {"train": [counting("train", 4)], "test": [counting("test", 4, colors=["red"])]}},
+        ("data", "test", "colors"),
+        "data.test.0.args.colors: data source",
+    ),
+    "a wrong type": (
+        lambda _: {"data": {"train": [counting("train", 4, max_count="many")]}},
+        ("data", "max_count"),
+        "data.train.0.args.max_count: data source",
+    ),
+    "a value out of range": (
+        lambda _: {"data": {"train": [counting("train", 4, label_miss_prob=2.0)]}},
+        ("data", "label_miss_prob"),
+        "data.train.0.args.label_miss_prob: label_miss_prob=2.0 must lie between 0 and 1",
+    ),
+    "no such file": (
+        lambda folder: {"data": {"train": [jsonl(folder, rows(4)), LOST]}},
+        ("data", "fn", "fn", "path"),
+        "data.train.1.args.path: ",
+    ),
+    "no such function": (
+        lambda _: {"data": {"train": [{**counting("train", 4), "fn": "mmrl_datasets.generators.scenes:count"}]}},
+        ("data", "fn"),
+        "data.train.0.fn: 'mmrl_datasets.generators.scenes:count'",
+    ),
+    "a reward's option": (
+        lambda _: {"rewards": term("mmrl_rewards.number:exact", args={"tolerence": 1})},
+        ("rewards", "tolerence"),
+        "rewards.terms.0.args.tolerence: reward",
+    ),
+    "a response beyond the context": (
+        lambda _: {"stages": [rl_stage(sampling={"max_new_tokens": 5000})]},
+        ("stages", "sampling", "max_new_tokens"),
+        "stages.0.sampling.max_new_tokens: 5000 tokens of a response and its prompt do not fit the model's context of "
+        "4096",
+    ),
+}
+BIG = {**counting("train", 4, image_px=1_000_000), "name": "c"}
+COLUMNS = {"images": "picture", "question": "question", "answer": "count"}
+LOST = {
+    "fn": "mmrl_datasets.readers.table:rows",
+    "args": {"path": "lost.jsonl", "columns": COLUMNS, "task": "t", "answer_type": "number"},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_wrong_option_is_named_by_file_line_and_key(tmp_path: Path, here: Command, name: str) -> None:
+    mistake, keys, said = SETTINGS[name]
+    path = write(experiment(tmp_path / "run", **{"stages": [rl_stage()], **mistake(tmp_path)}), tmp_path / "bad.yaml")
+    done = here("train", path)
+    assert_refused(done, f"mmrl: error: {_lines_of(path, *keys)}: {said}")
+    assert not (tmp_path / "run").exists()
+    if "context" not in name and "reward" not in name:
+        shown = here("data", "show", path)
+        assert f"{_lines_of(path, *keys)}: {said}" in shown.errors or "test" in keys
+
+
+def test_an_override_that_a_function_refuses_is_named_as_such(tmp_path: Path, here: Command) -> None:
+    path = write(experiment(tmp_path / "run", stages=[rl_stage()]), tmp_path / "bad.yaml")
+    done = here("train", path, "data.train.0.args.image_px=1000000")
+    assert_refused(done, "command line: data.train.0.args.image_px: data source", "must be less than or equal to 10000")
+
+
 def test_a_prompt_that_is_too_long_is_never_cut(tmp_path: Path, here: Command) -> None:
     config = experiment(tmp_path / "run")
     config["model"]["max_prompt_tokens"] = 10
