@@ -434,7 +434,7 @@ class TrainingRun:
             self._ranks.on_rank0(partial(checkpoint.remove_later_stages, self._run_dir.checkpoints, lengthened))
             self._console.info(describe_difference(self._config.stages[lengthened], state))
         self._ranks.on_rank0(partial(self._run_dir.reopen, self._config))
-        if self._ranks.on_rank0(lambda: bool(self._context.data_record.differences)):
+        if any(self._ranks.all_gather(bool(self._context.data_record.differences))):
             # Their prompts may not be the same any more; replay and carried-over groups check theirs themselves.
             state.unfinished, state.prefetched = (), None
         if state.stage_index < len(self._config.stages):

@@ -307,6 +307,40 @@ def test_a_run_may_go_on_with_other_data_and_the_manifest_says_so(table_copy: Pa
     assert json.loads((table_copy / "run" / "summary.json").read_text())["tasks"][0]["n"] == 3
 
 
+@pytest.mark.slow
+def test_all_ranks_refuse_changed_data_alike(table_copy: Path) -> None:
+    CHANGES["a redrawn picture"][0](table_copy)
+    done = mmrl("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "--nproc", 2, timeout=120)
+    assert done.code == 2
+    assert "media 0 (" in done.errors and "was lost" not in done.errors
+    told = mmrl(
+        "train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "--nproc", 2, "data.on_changed_data=warn"
+    )
+    assert told.code == 0, told.errors
+
+
+@pytest.mark.slow
+def test_rollouts_made_from_other_data_are_not_gone_on_with(tmp_path: Path, here: Command) -> None:
+    """Rollouts made in advance, unfinished ones, and those in the replay buffer."""
+    chunks = [{"kind": "generate", "partial_rollout_tokens": 2, "oversampling": 1.5, "max_tokens_per_step": 40}]
+    kinds = {
+        "async": {"async_rollouts": True, "replay": {}},
+        "partial": {"rollout_steps": chunks, "group_size": 2, "sampling": {"max_new_tokens": 16, "temperature": 1.2}},
+    }
+    for name, options in kinds.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        stages = [rl_stage(steps=4, **options)]
+        config = experiment(folder / "run", data={"train": [jsonl(folder, rows(8))]}, stages=stages)
+        path = write(config, folder / "tiny.yaml")
+        stopped = mmrl("train", path, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 3, "SIGINT"))
+        assert stopped.code == 128 + signal.SIGINT, stopped.errors
+        for picture in folder.glob("*.png"):
+            _redraw(picture)
+        done = here("train", path, "data.on_changed_data=warn")
+        assert done.code == 0, done.errors
+
+
 def test_unchanged_data_may_move_and_bad_samples_be_skipped_from_now_on(table_copy: Path, here: Command) -> None:
     done = here("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_bad_sample=skip")
     assert done.code == 0, done.errors
