@@ -138,7 +138,7 @@ class RunDir:
             begun.append(int(folder.name.partition("-")[0]))
         for change in changed:
             index = change.lengthened_stage
-            if index is None or index >= max(begun):
+            if index is None or index >= max(begun, default=0):
                 continue
             problem = "later stages have trained on from its weights"
             if index == num_stages - 1:

@@ -189,6 +189,7 @@ class TrainingRun:
             self._run_dir.checkpoints, self._config.checkpoints, self._console.warn, self._ranks
         )
         self._state, self._optimizer = self._load_checkpoint()
+        self._ranks.on_rank0(partial(self._run_dir.reopen, self._config))
         context.shard_model()
         self._ranks.on_rank0(partial(self._logger.resume_from, self._state.metrics_bytes))
 
@@ -429,11 +430,10 @@ class TrainingRun:
             # ZeRO-3 copies the weights when it shards them, so they need not be read into memory before.
             mmap=self._context.is_zero3,
         )
-        # Nothing is refused after this. The config comes last: a kill before leaves a run that goes on with either.
+        # The config is written after this: a kill in between leaves a run that goes on with either.
         if lengthened is not None:
             self._ranks.on_rank0(partial(checkpoint.remove_later_stages, self._run_dir.checkpoints, lengthened))
             self._console.info(describe_difference(self._config.stages[lengthened], state))
-        self._ranks.on_rank0(partial(self._run_dir.reopen, self._config))
         if any(self._ranks.all_gather(bool(self._context.data_record.differences))):
             # Their prompts may not be the same any more; replay and carried-over groups check theirs themselves.
             state.unfinished, state.prefetched = (), None

@@ -264,6 +264,24 @@ def test_another_length_is_refused_and_called_that(tmp_path):
     assert "stages.0.steps: 20 -> 2" in said and "run.cpu_threads" not in said
 
 
+def test_a_begun_run_takes_its_new_settings_once_nothing_can_be_refused_any_more(tmp_path):
+    run, told = begun(tmp_path / "r", config_of()), []
+    longer = with_steps(config_of(cpu_threads=2), 30)
+    assert run.claim(longer, told.append)
+    assert told == [
+        "This run continues with run.cpu_threads: 0 -> 2 (results may differ in the last digits).",
+        "This run continues with stages.0.steps: 20 -> 30 (the run is lengthened).",
+    ]
+    assert load_config(run.config).config == config_of()
+    assert run.find_lengthened_stage() == 0
+    run.model.mkdir()
+    assert not run.is_finished()
+    run.reopen(longer)
+    assert load_config(run.config).config == longer and not run.model.exists()
+    (run.checkpoints / "00-000005").rename(run.checkpoints / ".00-000005.partial")  # the first save was killed
+    assert run.claim(with_steps(longer, 40), told.append)
+
+
 def test_settings_that_only_one_side_knows_are_called_absent(tmp_path):
     run = begun(tmp_path / "r", config_of())
     run.config.write_text(run.config.read_text().replace("seed: 0", "speed: 0"))
