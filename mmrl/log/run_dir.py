@@ -109,6 +109,16 @@ class RunDir:
         write_atomically(self.config, dump_yaml(config))
         return False
 
+    @contextmanager
+    def remove_on_error(self, *, keep: bool) -> Iterator[None]:
+        """Remove the directory if this block raises, unless `keep` says that a run has begun in it."""
+        try:
+            yield
+        except BaseException:
+            if not keep:
+                shutil.rmtree(self.path)
+            raise
+
     def is_finished(self) -> bool:
         """Return True if the run has exported its model, and was not claimed with more steps than it had."""
         return self.model.exists() and all(change.lengthened_stage is None for change in self._changed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,10 +67,10 @@ def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | Non
     if run_dir is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(run_dir)})})
     with join_ranks(config.distributed, force_group=config.deepspeed is not None) as ranks:
-        return _train_on_rank(config, loaded.files[0].parent, ranks)
+        return _train_on_rank(config, loaded.files[0].parent, loaded.warnings, ranks)
 
 
-def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
+def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], ranks: Ranks) -> int:
     """Do the part of `train` that belongs to this rank. Rank 0 alone writes to the run directory and the console."""
     console = null_console() if ranks.rank else Console()
     run_dir = RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
@@ -85,7 +84,9 @@ def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
                 console.info("This run is finished; delete its directory or choose another to run it again.")
                 ranks.on_rank0(partial(print_summary, run_dir, console))
                 return 0
-            cleanup = nullcontext() if ranks.rank else _remove_run_dir_on_error(run_dir, keep=has_begun)
+            for warning in warnings:
+                console.warn(warning)
+            cleanup = nullcontext() if ranks.rank else run_dir.remove_on_error(keep=has_begun)
             with cleanup, ExitStack() as opened:
                 # Benchmarks are read first: a missing file should fail before the model is loaded.
                 questions = ranks.on_rank0(partial(read_all_benchmark_questions, config, base_dir, run_dir.data))
@@ -117,16 +118,6 @@ def _write_run_info(run_dir: RunDir, context: RunContext, benchmarks: Mapping[st
     context.data_record.save()
     if context.config.model.from_scratch and not run_dir.processor.exists():
         checkpoint.export_hf_folder(run_dir.processor, context.processor.hf_processor, context.policy.model.config)
-
-
-@contextmanager
-def _remove_run_dir_on_error(run_dir: RunDir, *, keep: bool) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if not keep:
-            shutil.rmtree(run_dir.path)
-        raise
 
 
 @dataclass(slots=True)
