@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from mmrl.config import Config
 from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SftStage, matches_conditions
+from mmrl.data.data_record import DataRecord, LoadedSplit
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
@@ -22,7 +23,7 @@ from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FrameSampling
 from mmrl.types import DatasetContext, ImageRef, PromptTooLongError, RejectedRow, Sample, Size, UserError, VideoRef
-from mmrl.utils.plugins import load_plugin
+from mmrl.utils.plugins import errors_about_call, load_plugin
 
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
@@ -73,25 +74,33 @@ class DatasetLoader:
         context: DatasetContext,
         media_cache: MediaCache,
         console: Console,
-        opened_index: OpenedMediaIndex | None = None,
+        *,
+        opened: OpenedMediaIndex | None = None,
+        record: DataRecord | None = None,
     ) -> None:
         """Create a loader that calls dataset functions with `context`.
 
-        It puts the size of every image and the frame plan of every video into `media_cache`. Images in `opened_index`,
-        which an earlier start of the run has opened, are not opened again.
+        It puts the size of every image and the frame plan of every video into `media_cache`. Images in `opened`,
+        which an earlier start of the run has opened, are not opened again. `record` has the data that it began with.
         """
         self._config, self._context, self._media_cache, self._console = config, context, media_cache, console
-        self._opened_index = opened_index
+        self._opened_index, self._record = opened, record
 
     def load(self) -> DataSplits:
         """Return all samples whose images can be opened.
 
         Raises:
-            UserError: two samples share an id, a split has no usable sample, a stage has too few, or there are unusable
-                samples and `data.on_bad_sample` is `stop`.
+            UserError: two samples share an id, a split has no usable sample, a stage has too few, there are unusable
+                samples and `data.on_bad_sample` is `stop`, or a resumed run finds other data than it began with.
         """
         splits: dict[str, tuple[Sample, ...]] = {}
+        loaded: dict[str, LoadedSplit] = {}
+        opened_sizes: dict[ImageRef, Size] = {}
         source_indices: dict[str, int] = {}
+        # A wrong option of the last source should not wait until all others are read.
+        for sources in sources_by_split(self._config.data).values():
+            for source in sources:
+                load_source(source, self._context)
         for split, sources in sources_by_split(self._config.data).items():
             rows, row_sources = self._read_split(split, sources)
             if split == "train":
@@ -102,13 +111,14 @@ class DatasetLoader:
                 if sample.id in seen:
                     raise UserError(f"data: two samples have the id {sample.id!r}; {_DUPLICATE_ID_REMEDY}")
                 seen.add(sample.id)
-            usable, damaged = self._open_images(samples)
+            usable, damaged = self._open_images(samples, opened_sizes)
             rejected += damaged
             skip = self._config.data.on_bad_sample == "skip"
             self._report_rejected(split, usable, rejected, skip=skip, remedy=_BAD_SAMPLE_REMEDY)
             if sources and not usable:
                 raise UserError(f"data.{split}: there is not one usable sample")
             splits[split] = tuple(usable)
+            loaded[split] = LoadedSplit(samples=usable, sources=row_sources, rejected=dict(rejected))
         # A sample that is trained on would make its evaluation look better than it is.
         held_out = {sample.id for sample in (*splits["validation"], *splits["test"])}
         repeated = held_out & {sample.id for sample in splits["train"]}
@@ -117,6 +127,11 @@ class DatasetLoader:
                 f"data: sample {min(repeated)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
             )
         check_stages_have_samples(self._config, splits["train"])
+        if self._record:
+            self._record.check(loaded)
+        # Not before: a run that is refused for its data must stay as it was.
+        if self._opened_index:
+            self._opened_index.add(opened_sizes)
         return DataSplits(**splits, source_indices=source_indices)
 
     def plan_videos(self, samples: DataSplits, sampling: FrameSampling) -> None:
@@ -187,8 +202,13 @@ class DatasetLoader:
             self._console.info(f"data.{split}: {count - len(kept):,} of {count:,} rows are left out by `row_filter`")
         return kept, source_indices
 
-    def _open_images(self, samples: Sequence[Sample]) -> tuple[list[Sample], list[RejectedRow]]:
-        """Open the images of all samples; return the samples that can be used, and the others with the reason."""
+    def _open_images(
+        self, samples: Sequence[Sample], opened_sizes: dict[ImageRef, Size]
+    ) -> tuple[list[Sample], list[RejectedRow]]:
+        """Open the images of all samples; return the samples that can be used, and the others with the reason.
+
+        The sizes of images that were not known before are added to `opened_sizes`.
+        """
         workers = self._config.data.media_workers
         refs = unique_images(samples)
         # A resumed run knows the sizes of images that it has opened before and that have not been touched since.
@@ -200,8 +220,7 @@ class DatasetLoader:
         new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
         for ref, size in {**known_sizes, **new_sizes}.items():
             self._media_cache.set_image_size(ref, size)
-        if self._opened_index:
-            self._opened_index.add(new_sizes)
+        opened_sizes |= new_sizes
 
         usable: list[Sample] = []
         damaged: list[RejectedRow] = []
@@ -242,16 +261,22 @@ def read_source(source: DataSourceConfig, context: DatasetContext) -> Iterator[S
     Raises:
         UserError: `fn` is not a function, does not take these options, or cannot read its data.
     """
-    read_rows = load_plugin(source.fn, context.base_dir, source.args, role="data source", parameters=("context",))
-    for row in read_rows(context):
-        if not isinstance(row, Sample | RejectedRow):
-            raise UserError(f"data source {source.fn!r} yielded {row!r:.80}, neither a Sample nor a RejectedRow")
-        if not source.name:
-            yield row
-        elif isinstance(row, RejectedRow):
-            yield row._replace(id=f"{source.name}/{row.id}")
-        else:
-            yield replace(row, id=f"{source.name}/{row.id}")
+    read_rows = load_source(source, context)
+    with errors_about_call(source.fn, source.args):
+        for row in read_rows(context):
+            if not isinstance(row, Sample | RejectedRow):
+                raise UserError(f"data source {source.fn!r} yielded {row!r:.80}, neither a Sample nor a RejectedRow")
+            if not source.name:
+                yield row
+            elif isinstance(row, RejectedRow):
+                yield row._replace(id=f"{source.name}/{row.id}")
+            else:
+                yield replace(row, id=f"{source.name}/{row.id}")
+
+
+def load_source(source: DataSourceConfig, context: DatasetContext) -> Callable[..., Any]:
+    """Return a source's dataset function with its options; raises as `load_plugin`."""
+    return load_plugin(source.fn, context.base_dir, source.args, role="data source", parameters=("context",))
 
 
 def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bool:

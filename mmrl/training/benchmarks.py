@@ -76,6 +76,15 @@ def read_benchmark_questions(
     return questions
 
 
+def digest_questions(config: Config, questions: Sequence[BenchmarkQuestions]) -> dict[str, str]:
+    """Return the digest of each benchmark's questions, by its name and files."""
+    digests = {}
+    for options, benchmark_questions in zip(config.evaluation.benchmarks, questions, strict=True):
+        # With the files, since a run may go on with others on purpose.
+        digests[f"{options.name} ({', '.join(options.data)})"] = benchmark_questions.digest()
+    return digests
+
+
 class _PreparedBenchmark(NamedTuple):
     """A benchmark that is checked and can be taken at any step."""
 

@@ -26,6 +26,7 @@ from mmrl.config.schema import (
 )
 from mmrl.config.schema.stage_checks import check_reward_names
 from mmrl.data.context import make_dataset_context
+from mmrl.data.data_record import DataRecord
 from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import DatasetLoader, DataSplits
 from mmrl.data.stage_data import StageData
@@ -111,7 +112,9 @@ class RunContext:
         dataset_context = make_dataset_context(config, base_dir, run_dir.data)
         media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
         media_cache = MediaCache(media_policy, media_limits, max_bytes=IMAGE_CACHE_BYTES)
-        loader = DatasetLoader(config, dataset_context, media_cache, console, OpenedMediaIndex(run_dir.opened_media))
+        self.data_record = DataRecord(path=run_dir.data_record, data=config.data, console=console)
+        opened = OpenedMediaIndex(run_dir.opened_media)
+        loader = DatasetLoader(config, dataset_context, media_cache, console, opened=opened, record=self.data_record)
         console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
         # Rank 0 reads and checks the data for all: the others receive its samples.
         self.samples = ranks.on_rank0(loader.load)

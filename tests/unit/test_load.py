@@ -215,7 +215,7 @@ def test_what_the_index_knows_is_not_opened(folder):
     place = make_dataset_context(settings, folder, folder / "work")
 
     def load(store):
-        return DatasetLoader(settings, place, store, Console(), OpenedMediaIndex(index_path)).load()
+        return DatasetLoader(settings, place, store, Console(), opened=OpenedMediaIndex(index_path)).load()
 
     first = load(MediaCache(place.media_policy, MediaLimitsConfig(), max_bytes=0))
     assert len(json.loads(index_path.read_text())) == 50

@@ -251,13 +251,13 @@ def describe_bounds(metadata: Any) -> str:
     for bound in metadata:
         match bound:
             case Ge():
-                text += f", ≥ {bound.ge:g}"
+                text += f", ≥ {bound.ge:,}".removesuffix(".0")
             case Gt():
-                text += f", > {bound.gt:g}"
+                text += f", > {bound.gt:,}".removesuffix(".0")
             case Le():
-                text += f", ≤ {bound.le:g}"
+                text += f", ≤ {bound.le:,}".removesuffix(".0")
             case Lt():
-                text += f", < {bound.lt:g}"
+                text += f", < {bound.lt:,}".removesuffix(".0")
             case MinLen() | MaxLen():
                 pass
             case FieldInfo():
