@@ -224,7 +224,7 @@ def _score_stored_extraction(entry: _GradedRow, *, digits_only: bool) -> tuple[s
         precision=entry.item.precision,
         digits_only=digits_only,
     )
-    return prediction, prediction == entry.item.answer
+    return prediction, prediction == entry.item.answer_text
 
 
 def _has_clean_extraction(row: Mapping[str, Any], item: Item) -> bool:

@@ -206,7 +206,7 @@ def test_a_published_row_becomes_a_question_and_an_item(name: str, tmp_path: Pat
     (question,) = read(tmp_path, bench, row).entries
     assert shown(question).removeprefix("*") == asked.removeprefix("*")
     assert shown(question).count("*") == 1
-    assert question.item.answer == due
+    assert (question.item.answer_text if question.item.options else question.item.answer) == due
     assert question.sample is not None
     assert question.sample.target.answer_type is PROMPT_ANSWER_TYPES[question.item.answer_type]
 
@@ -231,7 +231,7 @@ def test_vlmevalkit_gives_pictures_inside_or_by_an_earlier_index(tmp_path: Path)
     ]
     first, second = read(tmp_path, "mmmu_pro", *rows, name="kit.tsv").entries
     assert shown(first) == "*Which?\nA. red\nB. blue"
-    assert (first.item.answer, second.item.answer) == ("blue", "left")
+    assert (first.item.answer_text, second.item.answer_text) == ("blue", "left")
     assert first.item.cluster == second.item.cluster
     assert second.item.subsets == {"category": ("place",)}
 

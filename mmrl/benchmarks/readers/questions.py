@@ -280,7 +280,7 @@ def _make_target(item: Item) -> Target:
     answer = item.answer
     match item.answer_type:
         case "choice":
-            answer = chr(ord("A") + item.options.index(answer))
+            answer = item.accepted_answers[0]
         case "integer" | "float" | "count":
             answer = next(find_numbers(str(answer))).value
         case "point":

@@ -9,10 +9,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from mmrl.benchmarks.readers.layouts import (
+    ChoiceAnswer,
     ImageNumbering,
     QuestionRow,
     check_box_range,
     normalize_answer,
+    option_letters,
     parse_option_texts,
 )
 from mmrl.types import CoordinateSystem
@@ -40,6 +42,8 @@ class TableLayout:
     optional_columns: Mapping[str, str | Sequence[str]] = field(default_factory=lambda: MappingProxyType({}))
     """Column by role; a row may lack these."""
     subset_columns: tuple[str, ...] = ()  # columns by whose values the report breaks results down
+    choice_answer: ChoiceAnswer | None = "letter"
+    """Form of a choice's answer: a letter, or an option's text; None takes a valid letter as one and else a text."""
     coordinate_system: CoordinateSystem | None = None
     """Coordinate system of boxes and points; None when a column says it, or no answer has coordinates."""
     box_format: str = "xyxy"  # `xyxy` for two corners, `xywh` for a corner with width and height
@@ -127,6 +131,8 @@ class TableLayout:
         columns["question"] = question
         columns["options"] = list(options)
         columns["answer"] = normalize_answer(values["answer"], self.box_format)
+        if answer_type == "choice" and self.choice_answer is not None:
+            columns["answer"] = option_letters(columns["answer"], options, self.choice_answer)
         columns["answer_type"] = answer_type
         subsets = {}
         for name in self.subset_columns:
