@@ -272,14 +272,15 @@ def test_unknown_columns_name_the_nearest_layout(tmp_path: Path) -> None:
 def test_bad_rows_are_named_and_refused(tmp_path: Path) -> None:
     row = {"id": "1", "question": "?", "answer": "z", "answer_type": "text", "images": "p.png"}
     for bad, said in (
-        ([row, row], "1 of 2 rows .*stands twice"),
+        ([row, row], "1 of 2 rows .*stands twice: 1;"),
         ([{**row, "answer": "z", "answer_type": "choice", "options": ["a", "b"]}], "none of the options"),
         ([{**row, "answer_type": "mood"}], "answer_type is 'mood'"),
-        ([row, {"id": "2", "question": "?"}], "there is no column 'answer"),
         ([{**row, "question": "", "images": "p.png"}], "neither a question nor a prompt"),
     ):
         with pytest.raises(UserError, match=f"(?s){said}"):
             read(tmp_path, "canonical", *bad, name="bad.jsonl")
+    with pytest.raises(UserError, match="none of 2 rows is a question of canonical:\n  1: .*bad.jsonl:1: answer_type"):
+        read(tmp_path, "canonical", *({**row, "id": id, "answer_type": "mood"} for id in "12"), name="bad.jsonl")
 
 
 def test_a_missing_picture_leaves_the_item_and_says_why(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ class QuestionRow(NamedTuple):
     append_options: bool = True  # True when the options must still be listed below the question
     image_refs: Sequence[ImageRef] = ()  # images that the layout has opened already; these replace `images`
     image_numbering: ImageNumbering = "each"  # meaning of numbered placeholders in the question
+    problem: str = ""  # reason why the row makes no question; `columns` then has nothing but its id
 
 
 class RowLayout(Protocol):

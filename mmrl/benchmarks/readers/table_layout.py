@@ -82,7 +82,8 @@ class TableLayout:
         for number, entry in enumerate(entries, 1):
             question = self._parse_question({**cells, self.explode_column: entry}, file)
             # Questions that one row makes must not share its id.
-            question.columns["id"] = f"{question.columns['id']}-{number}"
+            if "id" in question.columns:
+                question.columns["id"] = f"{question.columns['id']}-{number}"
             questions.append(question)
         return questions
 
@@ -99,16 +100,21 @@ class TableLayout:
 
     def _parse_question(self, cells: Cells, file: str) -> QuestionRow:
         values: dict[str, Any] = {}
-        for role, column in self._columns.items():
-            is_optional = role in self.optional_columns
-            values[role] = optional_value(cells, column) if is_optional else column.read(cells)
-        lists_options = self.question_lists_options or values.get("prompt") is not None
+        try:
+            for role, column in self._columns.items():
+                is_optional = role in self.optional_columns
+                values[role] = optional_value(cells, column) if is_optional else column.read(cells)
+            lists_options = self.question_lists_options or values.get("prompt") is not None
+            canonical_columns = self._canonical_columns(cells, values, lists_options=lists_options)
+        except BadRowError as problem:
+            # The id names the row in messages, and counts it as missing.
+            return QuestionRow({"id": values["id"]} if values.get("id") is not None else {}, problem=str(problem))
         videos = values.get("videos")
         # Only the name of the rows' file says in which folder their videos are.
         if file in self.video_folders:
             videos = f"{self.video_folders[file]}/{videos}"
         return QuestionRow(
-            self._canonical_columns(cells, values, lists_options=lists_options),
+            canonical_columns,
             values.get("images"),
             videos,
             parse_time_range(values.get("start"), values.get("end")),
