@@ -11,7 +11,9 @@ from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.readers.questions import read_questions
 from mmrl.benchmarks.registry import BENCHMARK_NAMES, BENCHMARKS, get_benchmark
 from mmrl.benchmarks.report import build_report, report_markdown
+from mmrl.config.schema import BenchmarkConfig
 from mmrl.evaluation.session import check_missing, make_batches
+from mmrl.training.benchmarks import _report_metrics
 from mmrl.types import Region, UserError
 
 GONE = (7, 70, 700)
@@ -138,3 +140,13 @@ def test_a_task_without_a_response_lowers_the_mean_over_tasks():
     }
     run = score_responses(get_benchmark("megabench"), items, [ItemResponse(id="a", text="x")], {})
     assert run.overall_scores == {"macro mean over tasks": 0.5}
+
+
+def test_part_of_the_marks_reaches_the_metrics_of_training():
+    items = {id: Item(id=id, answer_type="text", answer="centre") for id in ("a", "b")}
+    responses = [ItemResponse(id=id, text=text, num_tokens=1) for id, text in (("a", "centr"), ("b", "centre"))]
+    report = build_report(score_responses(BENCHMARKS["docvqa"], items, responses, {}))
+    values = _report_metrics(BenchmarkConfig(name="docvqa", data=("rows.jsonl",)), report)
+    assert values["benchmark/docvqa/official_accuracy"] == 0.5
+    assert values["benchmark/docvqa/official_score"] == pytest.approx((5 / 6 + 1) / 2, abs=1e-4)
+    assert "| official, with partial credit | 91.7 |" in report_markdown(report)

@@ -424,6 +424,10 @@ def test_anls():
     assert BENCHMARKS["docvqa"].official_score(asked, response, extract_answer(asked, response)) == pytest.approx(
         1 - 1 / 6
     )
+    # `if question_result < 0.5: question_result = 0` in DocVQA's, VLMEvalKit's and lmms-eval's scripts.
+    for text, score in (("cewxyz", 0.0), ("cenxyz", 0.5)):
+        half = ItemResponse(id="1", text=text)
+        assert BENCHMARKS["docvqa"].official_score(asked, half, extract_answer(asked, half)) == score
     far = ItemResponse(id="1", text="somewhere else")
     assert BENCHMARKS["docvqa"].official_score(asked, far, extract_answer(asked, far)) == 0.0
 

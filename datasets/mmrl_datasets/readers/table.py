@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -10,7 +11,7 @@ from mmrl.types import DatasetContext, RejectedRow, Sample, UserError
 from mmrl_datasets.choices import format_choices
 from mmrl_datasets.formats.row import Cells
 from mmrl_datasets.formats.tables import open_rows
-from mmrl_datasets.readers.answers import BoxFormat, check_text
+from mmrl_datasets.readers.answers import BoxFormat, ChoiceAnswer, check_text
 from mmrl_datasets.readers.columns import Column, collect_required_columns, parse_columns, parse_template
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver, parse_time_range
 from mmrl_datasets.readers.row_to_sample import (
@@ -42,6 +43,7 @@ def rows(
     answer_type: str,
     coordinates: str | None = None,
     box_format: BoxFormat = "xyxy",
+    choice_answer: ChoiceAnswer | None = None,
     prompt: str | None = None,
     task: str | None = None,
     media_root: str | None = None,
@@ -67,6 +69,8 @@ def rows(
             `answer_type` is one. In JSON answers coordinates stand under bbox_2d, point_2d or coordinate:
             `{"image": 2, "bbox_2d": [10, 20, 50, 60]}`.
         box_format: xyxy for two corners, xywh for a corner with width and height.
+        choice_answer: `letter` or `text` for what the column of answers says of the correct choice. null takes either,
+            and refuses a row in which a letter is also the text of another choice.
         prompt: a Jinja template that replaces the column of the question: `Where is {{ problem }}?`.
         task: the task of rows whose column gives none; null takes the name of the file.
         media_root: folder that relative paths of media start from, relative to the config; null takes the folder of the
@@ -83,14 +87,20 @@ def rows(
         roles["question"] = parse_template(prompt, "prompt")
     resolver = make_media_resolver(context, media_root, path)
     answer_spec = make_row_answer_spec(answer_type, coordinates, box_format)
-    read_fields = partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver)
+    read_fields = partial(
+        _read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver, choice_answer=choice_answer
+    )
     expected = collect_required_columns(roles.values()) | answer_spec.required_columns
     table_rows = open_rows(context.base_dir, path, split)
     return convert_rows(table_rows, read_fields, expected, path=path, split=split, task=task, limit=limit)
 
 
 def _read_fields(
-    cells: Cells, roles: Mapping[str, Column], answer_spec: RowAnswerSpec, resolver: MediaResolver
+    cells: Cells,
+    roles: Mapping[str, Column],
+    answer_spec: RowAnswerSpec,
+    resolver: MediaResolver,
+    choice_answer: ChoiceAnswer | None,
 ) -> SampleFields:
     values = {role: column.read(cells) for role, column in roles.items()}
     choices = parse_choices(values.get("choices"))
@@ -99,7 +109,7 @@ def _read_fields(
     videos = resolver.videos(values.get("videos"), parse_time_range(values.get("start"), values.get("end")))
     return SampleFields(
         parts=insert_media(split_at_placeholders(question), images, videos),
-        answer_spec=answer_spec.resolve(cells),
+        answer_spec=replace(answer_spec.resolve(cells), choice_answer=choice_answer),
         answer=values["answer"],
         choices=choices,
         row_id=parse_id(values["id"]) if "id" in values else None,
