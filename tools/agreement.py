@@ -23,6 +23,7 @@ import argparse
 import ast
 import gzip
 import json
+import operator
 import re
 import sys
 from collections import Counter
@@ -100,20 +101,15 @@ class PublishedRow(NamedTuple):
     correct: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileAgreement:
-    """Agreement on one published file."""
+class FileAgreement(NamedTuple):
+    """Holds the agreement on one published file."""
 
     name: str
     benchmark: str
-    official: Count
-    """Equal verdicts by the official rule."""
-    strict: Count
-    """Equal verdicts by the strict rule, which need not be."""
-    malformed: Sequence[str]
-    """Ids of rows that cannot be read."""
-    accuracies: tuple[float, float, float]
-    """By our official rule, by the strict one, and as published, in [0, 1]."""
+    official: Count  # verdicts of our official rule that equal the published ones
+    strict: Count  # those of the strict rule, which need not be equal
+    malformed: Sequence[str]  # ids of rows that cannot be read
+    accuracies: Sequence[float]  # by our official rule, by the strict one, and as published, in [0, 1]
 
 
 class _GradedRow(NamedTuple):
@@ -248,19 +244,10 @@ def _compare_file(name: str, benchmark: str, rows: Sequence[PublishedRow]) -> Fi
         responses.append(ItemResponse(id=item.id, text=row.response))
         published[item.id] = row.correct
     verdicts = score_responses(BENCHMARKS[benchmark], items, responses, {}).verdicts
-    total = max(1, len(verdicts))
-    return FileAgreement(
-        name=name,
-        benchmark=benchmark,
-        official=_count_equal(verdict.official == published[verdict.id] for verdict in verdicts),
-        strict=_count_equal(verdict.strict == published[verdict.id] for verdict in verdicts),
-        malformed=malformed,
-        accuracies=(
-            sum(verdict.official for verdict in verdicts) / total,
-            sum(verdict.strict for verdict in verdicts) / total,
-            sum(published.values()) / total,
-        ),
-    )
+    columns = [verdict.official for verdict in verdicts], [verdict.strict for verdict in verdicts], published.values()
+    official, strict = (_count_equal(map(operator.eq, column, columns[2])) for column in columns[:2])
+    accuracies = tuple(sum(column) / max(1, len(verdicts)) for column in columns)
+    return FileAgreement(name, benchmark, official, strict, malformed, accuracies)
 
 
 def _print_file(file: FileAgreement) -> None:

@@ -121,7 +121,12 @@ class AnswerSpec:
             raise BadRowError(f"{role} {written} lies outside the image in coordinates {self.coordinate_system}")
 
 
-def make_answer_spec(answer_type: str, coordinates: str | None, box_format: BoxFormat = "xyxy") -> AnswerSpec:
+def make_answer_spec(
+    answer_type: str,
+    coordinates: str | None,
+    box_format: BoxFormat = "xyxy",
+    choice_answer: ChoiceAnswer | None = None,
+) -> AnswerSpec:
     """Return the spec that the options of a reader name.
 
     Raises:
@@ -140,6 +145,7 @@ def make_answer_spec(answer_type: str, coordinates: str | None, box_format: BoxF
         answer_type=known_type,
         coordinate_system=None if coordinates is None else _parse_enum(CoordinateSystem, coordinates, "coordinates"),
         box_format=box_format,
+        choice_answer=choice_answer,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -69,8 +68,7 @@ def rows(
             `answer_type` is one. In JSON answers coordinates stand under bbox_2d, point_2d or coordinate:
             `{"image": 2, "bbox_2d": [10, 20, 50, 60]}`.
         box_format: xyxy for two corners, xywh for a corner with width and height.
-        choice_answer: `letter` or `text` for what the column of answers says of the correct choice. null takes either,
-            and refuses a row in which a letter is also the text of another choice.
+        choice_answer: how answers name a choice, `letter` or `text`; null takes either, but no letter that is both.
         prompt: a Jinja template that replaces the column of the question: `Where is {{ problem }}?`.
         task: the task of rows whose column gives none; null takes the name of the file.
         media_root: folder that relative paths of media start from, relative to the config; null takes the folder of the
@@ -86,21 +84,15 @@ def rows(
             raise UserError("prompt takes the place of columns.question: keep one of them")
         roles["question"] = parse_template(prompt, "prompt")
     resolver = make_media_resolver(context, media_root, path)
-    answer_spec = make_row_answer_spec(answer_type, coordinates, box_format)
-    read_fields = partial(
-        _read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver, choice_answer=choice_answer
-    )
+    answer_spec = make_row_answer_spec(answer_type, coordinates, box_format, choice_answer)
+    read_fields = partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver)
     expected = collect_required_columns(roles.values()) | answer_spec.required_columns
     table_rows = open_rows(context.base_dir, path, split)
     return convert_rows(table_rows, read_fields, expected, path=path, split=split, task=task, limit=limit)
 
 
 def _read_fields(
-    cells: Cells,
-    roles: Mapping[str, Column],
-    answer_spec: RowAnswerSpec,
-    resolver: MediaResolver,
-    choice_answer: ChoiceAnswer | None,
+    cells: Cells, roles: Mapping[str, Column], answer_spec: RowAnswerSpec, resolver: MediaResolver
 ) -> SampleFields:
     values = {role: column.read(cells) for role, column in roles.items()}
     choices = parse_choices(values.get("choices"))
@@ -109,7 +101,7 @@ def _read_fields(
     videos = resolver.videos(values.get("videos"), parse_time_range(values.get("start"), values.get("end")))
     return SampleFields(
         parts=insert_media(split_at_placeholders(question), images, videos),
-        answer_spec=replace(answer_spec.resolve(cells), choice_answer=choice_answer),
+        answer_spec=answer_spec.resolve(cells),
         answer=values["answer"],
         choices=choices,
         row_id=parse_id(values["id"]) if "id" in values else None,

@@ -135,23 +135,19 @@ def read_questions(
             if row is None:
                 num_unscorable += 1
                 continue
-            if isinstance(row, RejectedRow):
+            if isinstance(row, Question):
+                question = row
+            else:
                 malformed.append(row)
                 # It counts as missing, so its item is never scored.
-                item = Item(id=row.id, answer_type="text", answer="", cluster=row.id)
-                question = Question(item=item, problem=row.reason)
-            else:
-                question = row
+                question = Question(item=Item(id=row.id, answer_type="text", answer=""), problem=row.reason)
             if question.item.id in questions:
                 repeated.append(question.item.id)
             questions[question.item.id] = question
     num_rows = len(questions) + len(repeated)
     if repeated:
         listed = ", ".join(repeated[:_MAX_LISTED])
-        raise UserError(
-            f"{len(repeated)} of {num_rows} rows of {benchmark.name} have an id that stands twice: {listed}; give each "
-            "question an id of its own"
-        )
+        raise UserError(f"{len(repeated)} of {num_rows} rows have an id that stands twice: {listed}; ids must differ")
     # Where no row is a question the file is not of this benchmark, and nothing is left to count them against.
     if malformed and len(malformed) == num_rows:
         lines = "\n".join(f"  {row.id}: {row.reason}" for row in malformed[:_MAX_LISTED])
