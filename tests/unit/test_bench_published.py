@@ -317,6 +317,13 @@ def test_an_option_that_is_a_letter_is_not_taken_for_one(read: Any) -> None:
             get_benchmark("mmmu_pro"), question.item, ItemResponse(id="1", text=f"Answer: {letter}")
         )
         assert verdict.strict is verdict.official is (letter == "C")
+    # phy_123 of luckychao/EMMA: options are small letters, and so is the answer, which names the place all the same.
+    emma = ROWS["EMMA of Hugging Face, open"][2] | {
+        "type": "Multiple Choice",
+        "options": ["e", "d", "b"],
+        "answer": "b",
+    }
+    assert read("emma", {"rows.parquet": [emma]}).entries[0].item.answer == "B"
     # The same table in VLMEvalKit's columns, and MVBench, which gives the text.
     kit = KIT | dict(zip("ABCDE", "BDEAC", strict=True)) | {"answer": "C"}
     assert read("mmmu_pro", {"kit.tsv": [kit]}).entries[0].item.answer == "C"

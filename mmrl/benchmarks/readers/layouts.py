@@ -101,9 +101,11 @@ def option_letters(answer: object, options: Sequence[str], written_as: ChoiceAns
             return find_option(answer, options)
         except ValueError as error:
             raise BadRowError(str(error)) from error
-    if answer not in LETTERS[: len(options)]:
+    # EMMA writes some letters small.
+    letter = answer.strip().upper() if isinstance(answer, str) else answer
+    if letter not in LETTERS[: len(options)]:
         raise BadRowError(f"the answer {short_repr(answer)} is not the letter of one of {len(options)} options")
-    return answer
+    return letter
 
 
 def check_box_range(answer: object, coordinate_system: object) -> object:
