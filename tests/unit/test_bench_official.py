@@ -330,6 +330,7 @@ def test_mathvision_scores_as_its_authors(answer, options, response, official, s
         ),
         *(("2rows", 2), ("2lines", None), ("18\\choose3", 18), ("\\infty", None), ("3.5\\pi", 11.0), ("2.0", 2)),
         *(("\\binom{4}{2}", 6), ("\\arcsin(\\frac{19}{20})}therefore", 1.25), ("2^{1056}+3^{600}", 2**1056 + 3**600)),
+        *(("\\binom{10^{99}}{10^{98}}", None), ("\\frac{٣}{2}", None), ("1.5\\pi!", None)),
         *(("9^{9^{9}}", None), ("999!", None), ("1e5", None), ("", None), ("(" * 9999, None), ("(99)" * 9999, None)),
     ],
 )

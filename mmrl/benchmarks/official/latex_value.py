@@ -47,16 +47,15 @@ _IGNORED_AFTER_FORMULA: Final = frozenset(
     }
 )
 _MAX_BITS: Final = 4096  # of a whole number
-_MAX_FACTORIAL: Final = 400
+_MAX_FACTORIAL: Final = 400  # largest number with a factorial
 
 
 def evaluate_latex(text: str) -> float | None:
     """Return the value of a formula in lower case, rounded to two decimals; None where the authors' code raises."""
     try:
-        value = round(_Formula(_BLANKS.sub(" ", text)).value(), 2)
+        return round(_Formula(_BLANKS.sub(" ", text)).value(), 2)
     except (ValueError, TypeError, ArithmeticError, RecursionError):
         return None
-    return value
 
 
 class _Formula:
@@ -121,9 +120,8 @@ class _Formula:
             result = _raise(result, self._superscript())
         while self._token == "!":
             self._advance()
-            if result > _MAX_FACTORIAL:
-                raise ValueError(result)
-            result = math.factorial(result)  # type: ignore[arg-type]  # raises for a fraction, as theirs
+            # A fraction has none, as theirs.
+            result = math.factorial(_check_factorial(result))
         return result
 
     def _superscript(self) -> float:
@@ -150,10 +148,10 @@ class _Formula:
             if exponent == 1:
                 raise ValueError("e")  # theirs writes this as E, which Python does not know
             result = math.exp(exponent)
+        elif operator == "\\frac":
+            result = self._group("{") / self._group("{")
         else:
-            upper, lower = self._group("{"), self._group("{")
-            # A binomial coefficient of fractions raises, as theirs.
-            result = upper / lower if operator == "\\frac" else math.comb(upper, lower)  # type: ignore[arg-type]
+            result = math.comb(_check_factorial(self._group("{")), _check_factorial(self._group("{")))
         return result
 
     def _atom(self) -> float:
@@ -161,6 +159,8 @@ class _Formula:
         if token == "\\pi":
             return math.pi
         # Letters and all other commands are unknowns, which have no value.
+        if not token.isascii():
+            raise ValueError(token)
         digits = token.removesuffix("\\%").replace(",", "")
         number = float(digits) if "." in digits else int(digits)
         if token.endswith("\\%"):
@@ -186,6 +186,13 @@ def _raise(base: float, exponent: float) -> float:
     if isinstance(result, complex):
         raise ValueError(result)
     return result
+
+
+def _check_factorial(value: float) -> int:
+    """Return a whole number; raise for a fraction, and for a number whose factorial would take time."""
+    if value != int(value) or value > _MAX_FACTORIAL:
+        raise ValueError(value)
+    return int(value)
 
 
 def _check_size(value: float) -> float:
