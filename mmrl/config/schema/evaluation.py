@@ -88,7 +88,7 @@ class BenchmarkConfig(StrictModel):
     )
     """Coordinate system that boxes are read in where a table does not state it."""
     allow_missing: bool = False
-    """Count questions whose media are missing as incorrect; otherwise they end the run before it begins."""
+    """Count malformed rows and questions without their media as incorrect; otherwise they end the run at its start."""
     subsets: tuple[str, ...] = ()
     """Columns whose values get metrics of their own, `benchmark/<name>/<column>/<value>`; reports have all columns."""
 
