@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
 from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
-from mmrl.media.video import FrameSampling
+from mmrl.media.video import FramePlan, FrameSampling
 from mmrl.types import DatasetContext, ImageRef, PromptTooLongError, RejectedRow, Sample, Size, UserError, VideoRef
 from mmrl.utils.plugins import load_plugin
 
@@ -77,11 +77,13 @@ class DatasetLoader:
     ) -> None:
         """Create a loader that calls dataset functions with `context`.
 
-        It puts the size of every image and the frame plan of every video into `media_cache`. Images in `opened_index`,
-        which an earlier start of the run has opened, are not opened again.
+        It puts the size of every image and the frame plan of every video into `media_cache`. Images and videos in
+        `opened_index`, which an earlier start of the run has opened, are not opened again.
         """
         self._config, self._context, self._media_cache, self._console = config, context, media_cache, console
         self._opened_index = opened_index
+        # The error of each video that cannot be used, or its frame plan; filled by `open_videos`.
+        self._opened_videos: dict[VideoRef, FramePlan | MediaError] = {}
 
     def load(self) -> DataSplits:
         """Return all samples whose images can be opened.
@@ -119,22 +121,28 @@ class DatasetLoader:
         check_stages_have_samples(self._config, splits["train"])
         return DataSplits(**splits, source_indices=source_indices)
 
-    def plan_videos(self, samples: DataSplits, sampling: FrameSampling) -> None:
-        """Open all videos in worker processes, so that `filter_by_prompt` finds their frame plans in the cache.
+    def open_videos(self, samples: DataSplits, sampling: FrameSampling) -> None:
+        """Decode every frame of all videos that the model will see; `filter_by_prompt` leaves out those with damage.
 
-        Does nothing without `data.media_workers`: videos are then opened one by one, when they are first needed.
+        A video that an earlier start of the run has decoded in the same way is opened, but not decoded again.
         """
-        workers = self._config.data.media_workers
-        if not workers:
-            return
         refs = unique_videos(sample for split in samples.by_split().values() for sample in split)
-        plan_video = partial(self._worker_cache().get_frame_plan, sampling=sampling)
-        for ref, plan in open_all_media(refs, plan_video, workers=workers, console=self._console).items():
-            if not isinstance(plan, MediaError):
+        reading = f"{sampling} by {self._config.media.video_reader}"
+        known = self._opened_index.known_videos(refs, reading) if self._opened_index else set()
+        open_video = partial(_open_video, self._worker_cache(), sampling, known)
+        workers = self._config.data.media_workers
+        self._opened_videos = open_all_media(refs, open_video, workers=workers, console=self._console)
+        new_sizes = {}
+        for ref, plan in self._opened_videos.items():
+            if isinstance(plan, FramePlan):
                 self._media_cache.set_frame_plan(ref, sampling, plan)
+                if ref not in known:
+                    new_sizes[ref] = plan.original_size
+        if self._opened_index:
+            self._opened_index.add_videos(new_sizes, reading)
 
     def filter_by_prompt(self, samples: DataSplits, measure_prompt: Callable[[Sample], object]) -> DataSplits:
-        """Return the samples whose prompts can be built, of those that `load` returned.
+        """Return the samples of `load` whose videos could be opened and whose prompts can be built.
 
         `measure_prompt` raises PromptTooLongError for a prompt that is too long, and UserError for one that cannot be
         built at all.
@@ -150,6 +158,10 @@ class DatasetLoader:
             bad: list[RejectedRow] = []
             too_long: list[RejectedRow] = []
             for sample in given:
+                problem = find_media_problem(sample, self._opened_videos)
+                if problem is not None:
+                    bad.append(RejectedRow(sample.id, problem))
+                    continue
                 try:
                     measure_prompt(sample)
                 except PromptTooLongError as error:
@@ -313,6 +325,11 @@ def open_all_media(
         futures = list(map(pool.submit, refs))
         opened = console.track("opening media", map(_wait_for_media, futures), len(refs))
         return dict(zip(refs, opened, strict=True))
+
+
+def _open_video(cache: MediaCache, sampling: FrameSampling, known: Set[VideoRef], ref: VideoRef) -> FramePlan:
+    """Return a video's frame plan after decoding its frames, unless it is one of those `known` to be good."""
+    return cache.get_frame_plan(ref, sampling) if ref in known else cache.check_video(ref, sampling).plan
 
 
 def find_media_problem(sample: Sample, opened: Mapping[Any, object]) -> str | None:

@@ -368,5 +368,5 @@ class RunContext:
 
 def _drop_unusable_samples(loader: DatasetLoader, samples: DataSplits, encoder: PromptEncoder) -> DataSplits:
     """Return the splits without samples whose media or prompt length the model cannot take."""
-    loader.plan_videos(samples, encoder.frame_sampling)
+    loader.open_videos(samples, encoder.frame_sampling)
     return loader.filter_by_prompt(samples, encoder.measure)
