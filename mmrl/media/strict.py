@@ -84,8 +84,9 @@ def store_png(content: bytes) -> bytes:
             to the bytes that the header demands.
     """
     chunks = read_png_chunks(content)
-    if chunks[0][0] != b"IHDR":
-        raise ValueError(f"the first chunk is {chunks[0][0]!r}, not the header IHDR")
+    names = [name for name, _ in chunks]
+    if names[0] != b"IHDR" or names.count(b"IHDR") > 1:
+        raise ValueError("it does not begin with a header, or has two")
     expected = _scanline_bytes(bytes(chunks[0][1]))
     inflater = zlib.decompressobj()
     try:

@@ -161,6 +161,10 @@ PNG_DAMAGE = {
         lambda png: png_of([(n, d[:-4] if n == b"IDAT" else d) for n, d in png_chunks(png)]),
         "the pixel data is cut off before its checksum",
     ),
+    "two headers": (
+        lambda png: png_of([png_chunks(png)[0], *png_chunks(png)]),
+        "it does not begin with a header, or has two",
+    ),
     "rows missing": (lambda png: with_pixel_data(png, lambda data: data[:-1]), "inflates to .* the header says"),
     "half missing": (lambda png: with_pixel_data(png, lambda data: data[: len(data) // 2]), "inflates to .* bytes"),
     "rows too many": (lambda png: with_pixel_data(png, lambda data: data + b"x"), "or more bytes, the header says"),
