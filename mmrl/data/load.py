@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 from math import isfinite
 from operator import attrgetter
+from time import monotonic
 from typing import Any, TypeVar
 
 from mmrl.config import Config
@@ -28,6 +29,7 @@ MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
 
 _MAX_LISTED = 5
+_REPORT_VIDEOS_S = 60.0
 _BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.on_bad_sample=skip"
 _DUPLICATE_ID_REMEDY = "where they are different samples, give one of their sources a `name`"
 _TOO_LONG_REMEDY = (
@@ -121,23 +123,31 @@ class DatasetLoader:
         check_stages_have_samples(self._config, splits["train"])
         return DataSplits(**splits, source_indices=source_indices)
 
-    def open_videos(self, samples: DataSplits, sampling: FrameSampling) -> None:
+    def open_videos(self, samples: DataSplits, sampling: FrameSampling) -> Iterator[int]:
         """Decode every frame of all videos that the model will see; `filter_by_prompt` leaves out those with damage.
 
-        A video that an earlier start of the run has decoded in the same way is opened, but not decoded again.
+        A video that an earlier start of the run has decoded in the same way is opened, but not decoded again. Yields
+        the number of videos that are done, about every minute: decoding may take longer than ranks wait for another.
         """
         refs = unique_videos(sample for split in samples.by_split().values() for sample in split)
         reading = f"{sampling} by {self._config.media.video_reader}"
         known = self._opened_index.known_videos(refs, reading) if self._opened_index else set()
         open_video = partial(_open_video, self._worker_cache(), sampling, known)
         workers = self._config.data.media_workers
-        self._opened_videos = open_all_media(refs, open_video, workers=workers, console=self._console)
         new_sizes = {}
-        for ref, plan in self._opened_videos.items():
+        reported_at = monotonic()
+        for ref, plan in open_each_medium(refs, open_video, workers=workers, console=self._console):
+            self._opened_videos[ref] = plan
             if isinstance(plan, FramePlan):
                 self._media_cache.set_frame_plan(ref, sampling, plan)
                 if ref not in known:
                     new_sizes[ref] = plan.original_size
+            if monotonic() - reported_at > _REPORT_VIDEOS_S:
+                if self._opened_index:
+                    self._opened_index.add_videos(new_sizes, reading)
+                    new_sizes.clear()
+                yield len(self._opened_videos)
+                reported_at = monotonic()
         if self._opened_index:
             self._opened_index.add_videos(new_sizes, reading)
 
@@ -316,15 +326,23 @@ def open_all_media(
     With 0 `workers`, this process opens them. Otherwise `open_one` must be picklable, and a file that kills the process
     that opens it maps to an error too.
     """
+    return dict(open_each_medium(refs, open_one, workers=workers, console=console))
+
+
+def open_each_medium(
+    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, workers: int, console: Console
+) -> Iterator[tuple[MediaRefT, OpenedT | MediaError]]:
+    """Yield each image or video with what `open_all_media` returns for it, in order."""
     if not refs:
-        return {}
+        return
     attempt = partial(_open_or_error, open_one)
     if not workers:
-        return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
+        yield from zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True)
+        return
     with closing(start_media_workers(attempt, workers, name=attrgetter("path"))) as pool:
         futures = list(map(pool.submit, refs))
         opened = console.track("opening media", map(_wait_for_media, futures), len(refs))
-        return dict(zip(refs, opened, strict=True))
+        yield from zip(refs, opened, strict=True)
 
 
 def _open_video(cache: MediaCache, sampling: FrameSampling, known: Set[VideoRef], ref: VideoRef) -> FramePlan:

@@ -155,14 +155,14 @@ VIDEO_SAMPLING = FrameSampling(video=VideoConfig(fps=12.0, min_pixels=784, max_p
 def test_a_video_with_a_damaged_late_frame_is_found_before_the_first_step(clips, workers, capsys):
     loader, _ = video_loader(clips, media_workers=workers)
     samples = loader.load()
-    loader.open_videos(samples, VIDEO_SAMPLING)
+    assert list(loader.open_videos(samples, VIDEO_SAMPLING)) == []
     refused = r"(?s)1 of 2 samples cannot be used:\n  damaged: .*damaged\.mp4: the frame at 3\.\d+ s does not decode"
     with pytest.raises(UserError, match=refused):
         loader.filter_by_prompt(samples, lambda sample: None)
 
     loader, cache = video_loader(clips, media_workers=workers, on_bad_sample="skip")
     samples = loader.load()
-    loader.open_videos(samples, VIDEO_SAMPLING)
+    assert list(loader.open_videos(samples, VIDEO_SAMPLING)) == []
     assert [sample.id for sample in loader.filter_by_prompt(samples, lambda sample: None).train] == ["whole"]
     assert "1 of 2 samples cannot be used and are left out" in capsys.readouterr().out
     # `mmrl data check` says the same of it.
@@ -182,7 +182,7 @@ def test_a_video_that_the_run_has_decoded_is_not_decoded_again(clips, monkeypatc
     def open_videos(sampling=VIDEO_SAMPLING, **data):
         loader, cache = video_loader(clips, OpenedMediaIndex(index_path), **data)
         samples = loader.load()
-        loader.open_videos(samples, sampling)
+        list(loader.open_videos(samples, sampling))
         plan = cache.get_frame_plan(samples.train[0].media[0], sampling)
         return len(checked), len(plan.indices)
 
@@ -195,6 +195,19 @@ def test_a_video_that_the_run_has_decoded_is_not_decoded_again(clips, monkeypatc
 
 
 check_video = MediaCache.check_video
+
+
+def test_long_decoding_comes_in_parts_and_is_not_lost_in_between(clips, monkeypatch):
+    """Ranks that wait for the first one would take it for lost, and a start that is killed would begin anew."""
+    monkeypatch.setattr("mmrl.data.load._REPORT_VIDEOS_S", 0.0)
+    write_video(clips / "clips" / "damaged.mp4", range(24), size=(64, 48))
+    loader, _ = video_loader(clips, OpenedMediaIndex(clips / "opened_media.json"))
+    samples = loader.load()
+    parts = loader.open_videos(samples, VIDEO_SAMPLING)
+    assert next(parts) == 1
+    assert len(json.loads((clips / "opened_media.json").read_text())) == 1
+    assert list(parts) == [2]
+    assert len(json.loads((clips / "opened_media.json").read_text())) == 2
 
 
 def refuse_even(sample) -> None:
