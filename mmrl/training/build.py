@@ -27,7 +27,7 @@ from mmrl.config.schema import (
 from mmrl.config.schema.stage_checks import check_reward_names
 from mmrl.data.context import make_dataset_context
 from mmrl.data.demonstrations import check_demonstrations
-from mmrl.data.load import DatasetLoader
+from mmrl.data.load import DatasetLoader, DataSplits
 from mmrl.data.stage_data import StageData
 from mmrl.distributed.ranks import MediaPlacement, Ranks
 from mmrl.distributed.sharing import (
@@ -54,6 +54,7 @@ from mmrl.policy.build import (
     select_device,
     summarize_components,
 )
+from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.processor import PromptProcessor
@@ -131,11 +132,7 @@ class RunContext:
         self.processor = PromptProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
         enable_gradient_checkpointing(model, config.model.gradient_checkpointing, family)
         self.eos_token_id: int = self.processor.tokenizer.eos_token_id
-        videos = loader.open_videos(self.samples, encoder.frame_sampling)
-        # A part at a time: the other ranks would take rank 0 for lost while it decodes for hours.
-        while ranks.on_rank0(partial(next, videos, None)) is not None:
-            pass
-        self.samples = ranks.on_rank0(partial(loader.filter_by_prompt, self.samples, encoder.measure))
+        self.samples = _drop_unusable_samples(loader, self.samples, encoder, ranks)
         self.stage_data = StageData(config, dataset_context, self.samples, self.processor, run_dir.outputs)
         worker_cache = MediaCache(media_policy, media_limits, max_bytes=WORKER_IMAGE_CACHE_BYTES)
         self.worker_encoder = build_encoder(config, self.model_bundle, worker_cache, limit)
@@ -367,3 +364,14 @@ class RunContext:
             rows.append((component.component, *(f"{size:,}" for size in sizes), "+".join(component.dtypes), *rates))
         columns = ("part", "tensors", "parameters", "trained", "type", *(f"lr in {stage.name}" for stage in stages))
         self.console.print_table(f"{type(model).__name__} on {model.device}", columns, rows)
+
+
+def _drop_unusable_samples(
+    loader: DatasetLoader, samples: DataSplits, encoder: PromptEncoder, ranks: Ranks
+) -> DataSplits:
+    """Return the splits without samples whose media or prompt length the model cannot take. Collective."""
+    videos = loader.open_videos(samples, encoder.frame_sampling)
+    # A part at a time: the other ranks would take rank 0 for lost while it decodes for hours.
+    while ranks.on_rank0(partial(next, videos, None)) is not None:
+        pass
+    return ranks.on_rank0(partial(loader.filter_by_prompt, samples, encoder.measure))
