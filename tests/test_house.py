@@ -68,7 +68,8 @@ ONLY_IN = {
     "pyarrow": ("datasets/mmrl_datasets/formats/tables.py",),
     "qwen_vl_utils": ("mmrl/media/",),
     "av": ("mmrl/media/", "datasets/mmrl_datasets/media_files.py"),  # reading, and writing
-    "decord": (),  # tests compare with it
+    "decord": ("mmrl/media/",),
+    "simplejpeg": ("mmrl/media/",),
     "jsonschema": ("rewards/mmrl_rewards/schema.py",),
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
     "rich": ("mmrl/log/", "mmrl/cli/"),

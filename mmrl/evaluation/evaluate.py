@@ -255,7 +255,9 @@ def _make_benchmark_question_set(request: EvalRequest, eval_config: EvalConfig) 
     if not request.data_files:
         raise UserError(f"--data: where are the files of {benchmark.name}? Nothing is fetched")
     folders = benchmark_folders(request.data_files, request.media_root, Path.cwd())
-    media_policy = make_media_policy(eval_config.media_limits, (*folders, request.out_dir), schemes=("data",))
+    media_policy = make_media_policy(
+        eval_config.media_limits, (*folders, request.out_dir), schemes=("data",), media=eval_config.media
+    )
     dataset_context = DatasetContext(
         work_dir=request.out_dir.absolute(), base_dir=Path.cwd(), seed=eval_config.run.seed, media_policy=media_policy
     )
