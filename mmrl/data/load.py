@@ -124,12 +124,12 @@ class DatasetLoader:
 
         Does nothing without `data.media_workers`: videos are then opened one by one, when they are first needed.
         """
-        workers = self._config.data.media_workers
-        if not workers:
+        options = self._config.data
+        if not options.media_workers:
             return
         refs = unique_videos(sample for split in samples.by_split().values() for sample in split)
         plan_video = partial(self._worker_cache().get_frame_plan, sampling=sampling)
-        for ref, plan in open_all_media(refs, plan_video, workers=workers, console=self._console).items():
+        for ref, plan in open_all_media(refs, plan_video, options=options, console=self._console).items():
             if not isinstance(plan, MediaError):
                 self._media_cache.set_frame_plan(ref, sampling, plan)
 
@@ -189,14 +189,14 @@ class DatasetLoader:
 
     def _open_images(self, samples: Sequence[Sample]) -> tuple[list[Sample], list[RejectedRow]]:
         """Open the images of all samples; return the samples that can be used, and the others with the reason."""
-        workers = self._config.data.media_workers
+        options = self._config.data
         refs = unique_images(samples)
         # A resumed run knows the sizes of images that it has opened before and that have not been touched since.
         known_sizes = self._opened_index.known_sizes(refs) if self._opened_index else {}
         new_refs = [ref for ref in refs if ref not in known_sizes]
         # Workers open media through an empty cache of their own and send back sizes, not pixels.
-        cache = self._worker_cache() if workers else self._media_cache
-        opened = open_all_media(new_refs, cache.image_size, workers=workers, console=self._console)
+        cache = self._worker_cache() if options.media_workers else self._media_cache
+        opened = open_all_media(new_refs, cache.image_size, options=options, console=self._console)
         new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
         for ref, size in {**known_sizes, **new_sizes}.items():
             self._media_cache.set_image_size(ref, size)
@@ -297,19 +297,22 @@ def unique_videos(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
 
 
 def open_all_media(
-    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, workers: int, console: Console
+    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, options: DataConfig, console: Console
 ) -> dict[MediaRefT, OpenedT | MediaError]:
     """Open images or videos, and return for each what `open_one` returned or the error that it raised.
 
-    With 0 `workers`, this process opens them. Otherwise `open_one` must be picklable, and a file that kills the process
-    that opens it maps to an error too.
+    Without `media_workers` in the options, this process opens them. Otherwise `open_one` must be picklable, and a file
+    that kills the process that opens it, or takes it too long, maps to an error too.
     """
     if not refs:
         return {}
     attempt = partial(_open_or_error, open_one)
-    if not workers:
+    if not options.media_workers:
         return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
-    with closing(start_media_workers(attempt, workers, name=attrgetter("path"))) as pool:
+    workers = start_media_workers(
+        attempt, options.media_workers, timeout_s=options.media_timeout_s, name=attrgetter("path")
+    )
+    with closing(workers) as pool:
         futures = list(map(pool.submit, refs))
         opened = console.track("opening media", map(_wait_for_media, futures), len(refs))
         return dict(zip(refs, opened, strict=True))

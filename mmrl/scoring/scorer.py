@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -30,11 +30,18 @@ from mmrl.types import (
     Size,
     UserError,
 )
-from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
+from mmrl.utils.worker_limits import WorkerLimits
+from mmrl.utils.worker_pool import (
+    WorkerDiedError,
+    WorkerLimitError,
+    WorkerPool,
+    WorkerStartError,
+    WorkerTimeoutError,
+    wait_for_calls,
+)
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.contract import BoundReward
 
-_STARTUP_TIMEOUT_S = 60.0
 _MAX_BATCH_SIZE = 32  # most rewards take microseconds, less than a message between processes
 _MAX_RESPONSE_CHARS = 200
 _CHECK_BATCH_SIZE = 1000
@@ -54,7 +61,7 @@ class RewardCall(NamedTuple):
 
 
 class RewardFunctionScorer:
-    """Scores rollouts. Terms with a `timeout_s` run in worker processes; all terms do if there are workers."""
+    """Scores rollouts. Terms with a `timeout_s`, and those of users, run in worker processes; all do with `workers`."""
 
     def __init__(self, terms: Sequence[BoundTerm], options: ScoringConfig) -> None:
         """Check the terms; no process is started before the first call.
@@ -67,7 +74,8 @@ class RewardFunctionScorer:
         # Seconds that a call may take, of the terms that run in worker processes.
         self._timeouts_s: dict[str, float] = {}
         for term in terms:
-            if options.workers or term.timeout_s is not None:
+            is_isolated = options.own_rewards == "worker" and not term.comes_with_mmrl
+            if options.workers or term.timeout_s is not None or is_isolated:
                 self._timeouts_s[term.name] = term.timeout_s or options.timeout_s
         self._pool: WorkerPool[RewardCall, RewardOutcome] | None = None
 
@@ -200,7 +208,9 @@ class RewardFunctionScorer:
 
         Raises:
             RewardError: a reward did not load, no process can be started, or a sample cannot be sent to one.
+            KeyboardInterrupt: this process is to stop, and a reward hangs.
         """
+        options = self._options
         try:
             if self._pool is None:
                 loaders = {term.name: term.load_reward for term in self._terms if term.name in self._timeouts_s}
@@ -209,14 +219,13 @@ class RewardFunctionScorer:
                 warm_up_calls = {call.term: call for call in calls} if warm_up else {}
                 self._pool = WorkerPool(
                     partial(_load_rewards, loaders, list(warm_up_calls.values())),
-                    max(1, self._options.workers),
-                    startup_timeout_s=_STARTUP_TIMEOUT_S,
+                    max(1, options.workers),
+                    limits=WorkerLimits(options.startup_timeout_s, **options.worker_limits.model_dump()),
                     max_batch_size=_MAX_BATCH_SIZE,
                 )
                 self._pool.wait_until_ready()
             futures = self._pool.submit_all(calls, [self._timeouts_s[call.term] for call in calls])
-            # One wake-up for all: waking up for each would take longer than the calls.
-            wait(futures)
+            wait_for_calls(futures)
             return _read_outcomes(futures, calls)
         except WorkerStartError as error:
             self.close()
@@ -326,6 +335,8 @@ def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[Rew
             outcomes.append(future.result())
         except WorkerTimeoutError as error:
             outcomes.append(RewardFailure(RewardErrorKind.TIMEOUT, str(error)))
+        except WorkerLimitError as error:
+            outcomes.append(RewardFailure(RewardErrorKind.LIMIT, f"was stopped: its process {error}"))
         except WorkerDiedError:
             outcomes.append(RewardFailure(RewardErrorKind.CRASH, "its process died"))
         except (pickle.PicklingError, TypeError, AttributeError) as error:

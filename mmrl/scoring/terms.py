@@ -98,6 +98,11 @@ class BoundTerm:
         return self.reward.reward.low if self.options.fallback is None else self.options.fallback
 
     @property
+    def comes_with_mmrl(self) -> bool:
+        """True for a reward of ours, False for one in a file or package of the user's."""
+        return self.reward.reward.fn.__module__.startswith(("mmrl.", "mmrl_rewards."))
+
+    @property
     def timeout_s(self) -> float | None:
         """Seconds that a call may take; None if neither the term nor the reward sets a limit."""
         return self.reward.reward.timeout_s if self.options.timeout_s is None else self.options.timeout_s
