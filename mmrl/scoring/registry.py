@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -59,6 +60,12 @@ def load_reward(name: str, base: Path) -> AnyReward:
     """
     found = load_function(qualified_name(name), base, role="reward")
     if not isinstance(found, Reward):
+        if list(inspect.signature(found).parameters)[:1] == ["group"]:
+            raise UserError(
+                f"{name!r} is a group reward, which compares the rollouts of a prompt: name it in "
+                "`rewards.group_rewards`. `mmrl reward` tries rewards of single responses; "
+                "docs/extending/group_reward.md says how to try this one"
+            )
         raise UserError(f"{name!r} is not a reward: decorate the function with @mmrl_rewards.contract.reward(name=...)")
     return found
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig, matches_conditions
+from mmrl.scoring.lint import build_attacks, make_samples
 from mmrl.scoring.terms import BoundTerm, RewardError, RewardOutcome, call_reward, check_terms, combine_terms
 from mmrl.types import (
     Answer,
@@ -45,6 +48,9 @@ from mmrl_rewards.contract import BoundReward
 _MAX_BATCH_SIZE = 32  # most rewards take microseconds, less than a message between processes
 _MAX_RESPONSE_CHARS = 200
 _CHECK_BATCH_SIZE = 1000
+_TRIED_SAMPLES = 2  # samples of each answer type that wrong answers are tried on
+_MAX_WRONG_CHARS = 10_000  # longer ones take time, and no model writes them
+_DRAWN_HERE = ("render_svg", "render_latex")  # rewards whose service is a process of this machine
 
 ScoringPair = tuple[Response, Sample]
 """The arguments of a reward."""
@@ -78,6 +84,8 @@ class RewardFunctionScorer:
             if options.workers or term.timeout_s is not None or is_isolated:
                 self._timeouts_s[term.name] = term.timeout_s or options.timeout_s
         self._pool: WorkerPool[RewardCall, RewardOutcome] | None = None
+        # Terms whose service was asked in a check. Each row would cost a request, and show no more.
+        self._asked_services: set[str] = set()
 
     @property
     def term_weights(self) -> dict[str, float]:
@@ -141,7 +149,8 @@ class RewardFunctionScorer:
         """Call every reward for every sample, with an empty response and with the correct one.
 
         A run does this at its start, so that an unusable target or a broken reward stops it before the first step. The
-        correct response is written in the format of `grammar`. In evaluation, `training_only` terms are left out.
+        correct response is written in the format of `grammar`. In evaluation, `training_only` terms are left out. A
+        reward that asks a service is called once in all, with a wrong answer: some do not ask about the others.
 
         Raises:
             RewardError: a reward failed, whatever `on_error` and `on_unscorable` say.
@@ -152,11 +161,42 @@ class RewardFunctionScorer:
         for start in range(0, len(samples), _CHECK_BATCH_SIZE):
             pairs: list[ScoringPair] = []
             for sample in samples[start : start + _CHECK_BATCH_SIZE]:
+                for term in self.applicable_terms(sample, evaluation=evaluation):
+                    if _asks_elsewhere(term) and term.name not in self._asked_services:
+                        self._asked_services.add(term.name)
+                        self._try_wrong_answers(term, sample, grammar)
                 empty_answer = empty_answers[sample.target.answer_type]
                 pairs += [(response, sample) for response in _make_trial_responses(sample, grammar, empty_answer)]
             all_outcomes = self._call_rewards(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
-                self._combine_outcomes(sample, outcomes, None)
+                # For terms whose service was asked about another sample.
+                applicable = self.applicable_terms(sample, evaluation=evaluation)
+                stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in applicable}
+                self._combine_outcomes(sample, {**stand_ins, **outcomes}, None)
+
+    def check_wrong_answers(self, samples: Sequence[Sample], grammar: ResponseFormat) -> list[str]:
+        """Call the rewards with wrong answers, those of `mmrl reward lint` too, for a few samples of each answer type.
+
+        A reward may fail on wrong answers alone, which `check_samples` does not show. Services are not asked.
+
+        Returns:
+            A warning for each reward that fails where the config says to leave such rollouts out.
+
+        Raises:
+            RewardError: a reward fails, and the config says to stop: the run would end at such a response.
+        """
+        warnings: dict[str, str] = {}
+        counts: Counter[tuple[str, AnswerType]] = Counter()
+        for sample in samples:
+            for term in self.applicable_terms(sample):
+                kind = term.name, sample.target.answer_type
+                counts[kind] += 1
+                if counts[kind] > _TRIED_SAMPLES or term.name in warnings or term.reward.reward.uses_service:
+                    continue
+                error = self._try_wrong_answers(term, sample, grammar)
+                if error is not None:
+                    warnings[term.name] = str(error)
+        return list(warnings.values())
 
     def unused_terms(self, samples: Sequence[Sample]) -> tuple[str, ...]:
         """Return the names of the terms that apply to none of the samples."""
@@ -172,6 +212,36 @@ class RewardFunctionScorer:
             self._pool.close()
             self._pool = None
 
+    def _try_wrong_answers(self, term: BoundTerm, sample: Sample, grammar: ResponseFormat) -> RewardError | None:
+        """Return the first failure of a reward on wrong answers to a sample; raise it if the config says to stop.
+
+        A service is asked about one of them, and every failure of it raised.
+        """
+        answer_type, is_remote = sample.target.answer_type, _asks_elsewhere(term)
+        correct = _make_trial_responses(sample, grammar, grammar.parse("", answer_type))[1]
+        texts = build_attacks(sample, grammar, correct.text)
+        # None of those need be an answer of the right type, which alone reaches the comparison with the target.
+        with suppress(UserError):
+            texts["another answer"] = grammar.build_example(make_samples((answer_type,))[0].target)
+        for name, text in texts.items():
+            if len(text) > _MAX_WRONG_CHARS or (is_remote and name != "question echo"):
+                continue
+            response = replace(correct, text=text, answer=grammar.parse(text, answer_type))
+            # One at a time, so that a reward that hangs costs its deadline once.
+            if term.name in self._timeouts_s:
+                outcome = self._run_in_workers([RewardCall(term.name, response, sample)], warm_up=False)[0]
+            else:
+                outcome = call_reward(term.reward, response, sample)
+            if not isinstance(outcome, RewardFailure):
+                continue
+            error = _make_error(term.name, outcome, response, sample)
+            if is_remote or self._failure_action(outcome) == "stop":
+                raise RewardError(f"{error}; wrong answers are tried before the first step, as by `mmrl reward lint`")
+            # To abstain is no fault, where the run goes on without the rollout.
+            if outcome.error_kind is not RewardErrorKind.UNSCORABLE:
+                return error
+        return None
+
     def _call_rewards(
         self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
     ) -> list[OutcomesByTerm]:
@@ -185,6 +255,8 @@ class RewardFunctionScorer:
                 raise UserError(
                     f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
                 )
+            if trial:
+                terms = [term for term in terms if not _asks_elsewhere(term)]
             terms_of_pairs.append(terms)
             for term in terms:
                 if term.name in self._timeouts_s:
@@ -315,6 +387,13 @@ def _make_trial_responses(sample: Sample, grammar: ResponseFormat, empty_answer:
         )
         responses.append(response)
     return responses
+
+
+def _asks_elsewhere(term: BoundTerm) -> bool:
+    """Return True for a reward whose calls cost a request or a model, False for drawings, which are made here."""
+    reward = term.reward
+    is_drawn_here = reward.reward.name in _DRAWN_HERE and reward.args.get("encoder") is None
+    return reward.reward.uses_service and not is_drawn_here
 
 
 def _failures_by_term(outcomes: OutcomesByTerm) -> dict[str, RewardFailure]:

@@ -321,6 +321,8 @@ class RunContext:
         self.scorer.check_samples(self.samples.train, self.response_format)
         self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
         check_group_rewards(self.group_rewards, self.scorer, self.samples.train)
+        for warning in self.scorer.check_wrong_answers(self.samples.train, self.response_format):
+            self.console.warn(warning)
 
         all_samples: list[Sample] = []
         for split in self.samples.by_split().values():
