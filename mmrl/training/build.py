@@ -106,7 +106,7 @@ class RunContext:
         self.response_format = build_response_format(config)
         self.scorer = build_scorer(config, base_dir)
         self.group_rewards = build_group_rewards(config, base_dir, ranks.on_rank0)
-        registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir)
+        registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir, config.rewards)
 
         dataset_context = make_dataset_context(config, base_dir, run_dir.data)
         media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
