@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from difflib import get_close_matches
 from functools import cache, partial
@@ -138,14 +138,18 @@ def check_case_tables(names: Iterable[str], base: Path, options: ScoringConfig) 
             for case in cases:
                 _check_case(name, base, case)
         elif cases:
-            limits = WorkerLimits(options.startup_timeout_s, options.timeout_s, **options.worker_limits.model_dump())
-            with closing(WorkerPool(partial(_load_case_check, name, base), 1, limits=limits)) as pool:
-                for case in cases:
-                    try:
-                        pool.submit(case).result()
-                    except WorkerError as error:
-                        place = f"the row of its case table with the response {case.response!r:.80}"
-                        raise UserError(f"reward {name!r}, {place}: a process for rewards {error}") from error
+            _check_cases_in_worker(name, base, cases, options)
+
+
+def _check_cases_in_worker(name: str, base: Path, cases: Sequence[Case], options: ScoringConfig) -> None:
+    limits = WorkerLimits(options.startup_timeout_s, options.timeout_s, **options.worker_limits.model_dump())
+    with closing(WorkerPool(partial(_load_case_check, name, base), 1, limits=limits)) as pool:
+        for case in cases:
+            try:
+                pool.submit(case).result()
+            except WorkerError as error:
+                place = f"the row of its case table with the response {case.response!r:.80}"
+                raise UserError(f"reward {name!r}, {place}: a process for rewards {error}") from error
 
 
 def _check_case(name: str, base: Path, case: Case) -> None:
