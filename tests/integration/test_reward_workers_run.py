@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, contents, experiment, metrics, rl_stage, write
+from harness import Command, contents, experiment, metrics, mmrl, rl_stage, write
 from waiting import PATIENCE_S, wait_for
 
 from mmrl.utils.worker_limits import list_tree
@@ -140,6 +140,34 @@ def test_ctrl_c_does_not_wait_for_a_reward_that_loops(tmp_path: Path, kind: str)
     assert "Stopped; the last checkpoint is what is saved. Continue with: mmrl train" in output
     assert len(started) >= 2
     wait_for(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in started))
+
+
+UNSTEADY = """
+import time
+from zlib import crc32
+from mmrl.types import RewardValue
+
+
+def unsteady(group):
+    if crc32(group.prompt.sample.id.encode()) % 3 == 0:
+        time.sleep(600)
+    return [RewardValue(float(len(rollout.text)), "") for rollout in group.rollouts]
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_agree_on_which_group_reward_has_hung(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(UNSTEADY)
+    own = [{"fn": "./mine.py:unsteady"}]
+    rewards = {"terms": [{"fn": "mmrl_rewards.format:tags"}], "group_rewards": own, "timeout_s": 1.0}
+    counts = []
+    for run, options in (("one", []), ("two", ["--nproc", "2"])):
+        config = experiment(tmp_path / run, rewards=rewards, stages=[rl_stage(steps=3)])
+        done = mmrl("train", write(config, tmp_path / f"{run}.yaml"), *options)
+        assert done.code == 0, done.errors
+        counts.append([record.get("reward/unsteady/timeouts", 0) for record in metrics(tmp_path / run)])
+    assert counts[0] == counts[1]
+    assert sum(counts[0]) > 0
 
 
 def looping_in(folder: Path, kind: str, timeout_s: float, **sizes: object) -> Path:
