@@ -17,18 +17,12 @@ from mmrl.algo.group_rewards import BoundGroupReward
 from mmrl.config import Config
 from mmrl.config.schema import ScoringConfig, matches_conditions
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
-from mmrl.types import Group, RewardErrorKind, RewardFailure, RewardValue, Sample, UserError
+from mmrl.scoring.terms import worker_failure
+from mmrl.types import Group, RewardFailure, RewardValue, Sample, UserError
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.plugins import describe_plugin_error, load_plugin
 from mmrl.utils.worker_limits import WorkerLimits
-from mmrl.utils.worker_pool import (
-    WorkerError,
-    WorkerLimitError,
-    WorkerPool,
-    WorkerStartError,
-    WorkerTimeoutError,
-    wait_for_calls,
-)
+from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError, wait_for_calls
 from mmrl.utils.worker_server import ReportActivity
 
 GroupRewardFunction = Callable[[Group], Sequence[RewardValue]]
@@ -77,12 +71,8 @@ class IsolatedGroupReward:
         except WorkerStartError as error:
             self.close()
             raise RewardError(f"a process for the group reward {self.name!r} {error}") from error
-        except WorkerTimeoutError as error:
-            return RewardFailure(RewardErrorKind.TIMEOUT, str(error))
-        except WorkerLimitError as error:
-            return RewardFailure(RewardErrorKind.LIMIT, f"was stopped: its process {error}")
-        except WorkerError:
-            return RewardFailure(RewardErrorKind.CRASH, "its process died")
+        except WorkerError as error:
+            return worker_failure(error)
         except KeyboardInterrupt:
             self.close()
             raise

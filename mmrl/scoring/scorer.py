@@ -14,7 +14,15 @@ from typing import NamedTuple
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig, matches_conditions
 from mmrl.scoring.lint import build_attacks, make_samples
-from mmrl.scoring.terms import BoundTerm, RewardError, RewardOutcome, call_reward, check_terms, combine_terms
+from mmrl.scoring.terms import (
+    BoundTerm,
+    RewardError,
+    RewardOutcome,
+    call_reward,
+    check_terms,
+    combine_terms,
+    worker_failure,
+)
 from mmrl.types import (
     Answer,
     AnswerType,
@@ -34,14 +42,7 @@ from mmrl.types import (
     UserError,
 )
 from mmrl.utils.worker_limits import WorkerLimits
-from mmrl.utils.worker_pool import (
-    WorkerDiedError,
-    WorkerLimitError,
-    WorkerPool,
-    WorkerStartError,
-    WorkerTimeoutError,
-    wait_for_calls,
-)
+from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError, wait_for_calls
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.contract import BoundReward
 
@@ -412,12 +413,10 @@ def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[Rew
     for future in futures:
         try:
             outcomes.append(future.result())
-        except WorkerTimeoutError as error:
-            outcomes.append(RewardFailure(RewardErrorKind.TIMEOUT, str(error)))
-        except WorkerLimitError as error:
-            outcomes.append(RewardFailure(RewardErrorKind.LIMIT, f"was stopped: its process {error}"))
-        except WorkerDiedError:
-            outcomes.append(RewardFailure(RewardErrorKind.CRASH, "its process died"))
+        except WorkerStartError:
+            raise
+        except WorkerError as error:
+            outcomes.append(worker_failure(error))
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             # Calls are pickled by the batch: its error does not say which of them is at fault.
             sample_ids = set()

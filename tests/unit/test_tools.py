@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 from scoring import COUNT, make_scorer, term
-from waiting import wait_for
+from waiting import PATIENCE_S, wait_for
 
 from mmrl.config.schema import GenerateConfig, ToolConfig, ToolsConfig, WorkerLimitsConfig
 from mmrl.rollout.pipeline import build_pipeline
@@ -22,6 +22,7 @@ from mmrl.rollout.tools.builtin import check_answer, search
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, FinishReason, RolloutBatch, UserError
+from mmrl.utils.worker_pool import STOP_REQUESTED
 from mmrl_rewards.contract import reward
 
 TOOLS = '''
@@ -206,6 +207,17 @@ def test_a_hung_tool_does_not_fail_other_calls(world, tool_runner):
     found = make_tool_step(world, tool_runner, workers=2, timeout_s=4.0)(answers, step=0)
     assert [said(world, rollout)[0].split()[1] for rollout in found.groups[0]] == ["The", "2", "The", "4"]
     assert (found.metrics["tools/results"], found.metrics["tools/timeouts"]) == (2.0, 2.0)
+
+
+def test_a_hung_tool_is_not_waited_for_once_the_run_is_to_stop(world, base):
+    with closing(ToolRunner(partial(load_tool, base))) as opened:
+        step = make_tool_step(world, opened, timeout_s=10 * PATIENCE_S)
+        STOP_REQUESTED.set()  # as the handler of Ctrl-C does
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                step(saying(world, call("sleep"), call("double", x=1)), step=0)
+        finally:
+            STOP_REQUESTED.clear()
 
 
 @pytest.mark.parametrize("fate", ["time.sleep(600)", "os._exit(3)"])
