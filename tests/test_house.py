@@ -77,7 +77,7 @@ ONLY_IN = {
         "mmrl/benchmarks/registry.py",
         "mmrl/cli/data.py",
         "mmrl/cli/main.py",  # describes their errors
-        "mmrl/data/load.py",
+        "mmrl/data/context.py",
         "mmrl/learner/objective.py",
         "mmrl/policy/families.py",
         "mmrl/rollout/engines/custom.py",
@@ -101,6 +101,7 @@ LIGHT = (
     "mmrl.training.rl",
     "mmrl.training.sft",
     "mmrl.training.callbacks",
+    "mmrl.training.early_checks",
     "mmrl.benchmarks.registry",
     "mmrl.cli",
     "mmrl_rewards.box",

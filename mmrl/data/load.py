@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from mmrl.config import Config
 from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SftStage, matches_conditions
+from mmrl.data.context import load_dataset_function
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
@@ -22,7 +23,6 @@ from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FrameSampling
 from mmrl.types import DatasetContext, ImageRef, PromptTooLongError, RejectedRow, Sample, Size, UserError, VideoRef
-from mmrl.utils.plugins import load_plugin
 
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
@@ -242,7 +242,7 @@ def read_source(source: DataSourceConfig, context: DatasetContext) -> Iterator[S
     Raises:
         UserError: `fn` is not a function, does not take these options, or cannot read its data.
     """
-    read_rows = load_plugin(source.fn, context.base_dir, source.args, role="data source", parameters=("context",))
+    read_rows = load_dataset_function(source, context.base_dir)
     for row in read_rows(context):
         if not isinstance(row, Sample | RejectedRow):
             raise UserError(f"data source {source.fn!r} yielded {row!r:.80}, neither a Sample nor a RejectedRow")

