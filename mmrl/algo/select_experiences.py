@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean
 from typing import Literal, NamedTuple
 
@@ -98,6 +99,8 @@ class SelectionPipeline:
             metrics |= {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": float(max(ages))}
         metrics |= filtered.metrics
 
+        # Before replay: old advantages would hide that a task is solved, and train on stale rollouts for ever.
+        has_signal = any(map(attrgetter("advantage"), experiences))
         if self.replay is not None:
             trained, replay_metrics = replay_experiences(experiences, state, self.replay, self.find_changed_media)
             metrics |= replay_metrics
@@ -111,7 +114,13 @@ class SelectionPipeline:
         shown = [(0.0,) * len(group.rollouts) for group in groups]
         for index, row in zip(filtered.passed, advantages[num_carried:], strict=True):
             shown[index] = row
-        return SelectedExperiences(groups=tuple(groups), advantages=tuple(shown), experiences=trained, metrics=metrics)
+        return SelectedExperiences(
+            groups=tuple(groups),
+            advantages=tuple(shown),
+            experiences=trained,
+            has_signal=has_signal,
+            metrics=metrics,
+        )
 
     def _filter_groups(
         self, groups: Sequence[Group], state: TrainingState, options: DynamicSamplingConfig
