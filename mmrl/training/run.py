@@ -27,6 +27,7 @@ from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.log.comparison import compare_rewards, comparison_summary, print_summary
 from mmrl.log.console import Console, null_console
+from mmrl.log.library_messages import log_library_messages
 from mmrl.log.logger import NullLogger, RunLogger
 from mmrl.log.run_dir import RunDir, check_same_run, run_dir_of
 from mmrl.policy.policy import Policy
@@ -84,6 +85,7 @@ def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], rank
                 return 0
             for warning in warnings:
                 console.warn(warning)
+            stack.enter_context(log_library_messages(run_dir.log, rank=ranks.rank))
             cleanup = nullcontext() if ranks.rank else _remove_run_dir_on_error(run_dir, keep=has_begun)
             with cleanup, ExitStack() as opened:
                 # Benchmarks are read first: a missing file should fail before the model is loaded.
