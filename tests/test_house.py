@@ -102,6 +102,8 @@ LIGHT = (
     "mmrl.training.sft",
     "mmrl.training.callbacks",
     "mmrl.training.early_checks",
+    "mmrl.evaluation.eval_settings",
+    "mmrl.rollout.available",
     "mmrl.benchmarks.registry",
     "mmrl.cli",
     "mmrl_rewards.box",
@@ -334,7 +336,7 @@ def test_packages_and_imports_between_them_are_few():
         ("function_lines_max", 60),
         ("longest_file", 500),
         ("functions_per_1000_lines", 50),
-        ("lines", 44_250),
+        ("lines", 44_950),
     ],
 )
 def test_a_measure_keeps_to_its_limit(name, limit):

@@ -1,4 +1,4 @@
-"""What can be refused in a second: checked before torch is imported, and before any image is opened.
+"""Checks of a second, before torch is imported or an image is opened.
 
 The run directory, the model's files, the rollout engine, and every function that the config names, with its options.
 The checks that need samples, a tokenizer or the model follow in `mmrl.training.build`. Imports without torch; a
@@ -7,7 +7,7 @@ function of the user's may import it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from mmrl.algo.advantages import load_custom_advantage
@@ -18,7 +18,6 @@ from mmrl.config.schema import (
     CustomPolicyLossConfig,
     CustomStepConfig,
     RlStage,
-    RolloutStepConfigs,
     SelectStage,
     ToolsConfig,
 )
@@ -31,6 +30,7 @@ from mmrl.rollout.available import check_model_and_engine
 from mmrl.scoring import registry
 from mmrl.scoring.build import build_group_rewards, build_scorer
 from mmrl.training.callbacks import load_callback_makers
+from mmrl.types import UserError
 
 FINISHED_MESSAGE = "This run is finished; delete its directory or choose another to run it again."
 
@@ -60,6 +60,17 @@ def is_finished(config: Config, base_dir: Path) -> bool:
     return False
 
 
+def find_problems(config: Config, base_dir: Path) -> list[str]:
+    """Return what is wrong with the model or the engine, and with the functions, without a look at the run directory."""
+    problems = []
+    for check in (partial(check_model_and_engine, config), partial(check_functions, config, base_dir)):
+        try:
+            check()
+        except UserError as error:
+            problems.append(str(error))
+    return problems
+
+
 def check_functions(config: Config, base_dir: Path) -> None:
     """Load every function that the config names, with its options; relative files start from `base_dir`.
 
@@ -70,9 +81,10 @@ def check_functions(config: Config, base_dir: Path) -> None:
     group_rewards = build_group_rewards(config, base_dir)
     check_reward_names(config.stages, scorer.term_weights, [term.name for term in group_rewards])
     load_callback_makers(config.callbacks, base_dir)
-    for steps in _lists_of_steps(config):
-        _check_steps(steps, base_dir)
+    all_steps = list(config.evaluation.rollout_steps)
     for stage in config.stages:
+        if not isinstance(stage, SelectStage):
+            all_steps += stage.rollout_steps
         if isinstance(stage, RlStage):
             load_custom_advantage(stage.advantage, base_dir)
             if isinstance(stage.loss.policy_loss, CustomPolicyLossConfig):
@@ -80,6 +92,15 @@ def check_functions(config: Config, base_dir: Path) -> None:
                 from mmrl.learner.objective import load_policy_loss
 
                 load_policy_loss(stage.loss, base_dir)
+    for step in all_steps:
+        match step:
+            case ToolsConfig():
+                for tool in step.tools:
+                    registry.load_tool(base_dir, tool)
+            case CustomStepConfig():
+                from mmrl.rollout.steps.custom import load_step_factory
+
+                load_step_factory(step, base_dir)
     if isinstance(config.rollout.engine, CustomEngineConfig):
         from mmrl.rollout.engines.custom import load_engine
 
@@ -90,22 +111,3 @@ def check_functions(config: Config, base_dir: Path) -> None:
         load_family(config.model.family.fn, base_dir, config.model.family.args)
     for source in (*config.data.train, *config.data.validation, *config.data.test):
         load_dataset_function(source, base_dir)
-
-
-def _lists_of_steps(config: Config) -> Iterator[RolloutStepConfigs]:
-    for stage in config.stages:
-        if not isinstance(stage, SelectStage):
-            yield stage.rollout_steps
-    yield config.evaluation.rollout_steps
-
-
-def _check_steps(steps: RolloutStepConfigs, base_dir: Path) -> None:
-    for step in steps:
-        match step:
-            case ToolsConfig():
-                for tool in step.tools:
-                    registry.load_tool(base_dir, tool)
-            case CustomStepConfig():
-                from mmrl.rollout.steps.custom import load_step_factory
-
-                load_step_factory(step, base_dir)

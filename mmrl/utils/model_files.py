@@ -71,25 +71,18 @@ def _find_on_hub(path: str) -> Path:
     if isinstance(cached, str):
         return Path(cached)
     head = f"model.path: there is no folder {path!r} (looked in {Path.cwd()}), and as a hub id it cannot be had"
-    advice = (
-        f"`hf download {path}` where there is a network fills the cache (HF_HOME), or with `--local-dir DIR` a folder "
-        "that model.path can name"
-    )
     try:
         # Asked once: a download without a network would try five times, for half a minute.
         HfApi().model_info(path, timeout=_HUB_TIMEOUT_S)
         return Path(hf_hub_download(path, "config.json"))
-    except errors.GatedRepoError as error:
-        raise UserError(
-            f"{head}: ask for access at https://huggingface.co/{path}, then log in with `hf auth login`"
-        ) from error
     except errors.RepositoryNotFoundError as error:
         raise UserError(
-            f"{head}: the hub knows no such model; correct the name, or log in with `hf auth login` if it is private"
+            f"{head}: the hub shows no such model; correct the name, or, if it is private or gated, ask for access at "
+            f"https://huggingface.co/{path} and log in with `hf auth login`"
         ) from error
-    except errors.OfflineModeIsEnabled as error:
-        raise UserError(f"{head}: HF_HUB_OFFLINE forbids the network, and the cache lacks it; {advice}") from error
+    # Of these the last is a network that HF_HUB_OFFLINE forbids.
     except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
         raise UserError(
-            f"{head}: the network or the hub could not be reached ({error}), and the cache lacks it; {advice}"
+            f"{head}: the network or the hub could not be reached ({error}), and the cache (HF_HOME) lacks it; fill it "
+            f"by `hf download {path}` where there is a network, or with `--local-dir DIR` a folder for model.path"
         ) from error

@@ -46,19 +46,18 @@ def check_methods(found: object, port: type, names: Sequence[str], *, owner: str
         UserError: `owner` returned an object without one of the methods `names`, or with other parameters.
     """
     for name in names:
-        expected = inspect.signature(getattr(port, name))
+        expected = [entry for entry in _read_signature(getattr(port, name)).parameters.values() if entry.name != "self"]
+        positional = [entry.name for entry in expected if entry.kind is not entry.KEYWORD_ONLY]
+        keywords = [entry.name for entry in expected if entry.kind is entry.KEYWORD_ONLY]
+        call = f"{name}({', '.join([*positional, *(f'{keyword}=...' for keyword in keywords)])})"
         # The `__call__` of a function takes anything; the function itself tells its parameters.
         method = found if name == "__call__" else getattr(found, name, None)
-        call = [entry for entry in expected.parameters.values() if entry.name != "self"]
-        shown = f"{name}({', '.join(str(entry.replace(annotation=entry.empty)) for entry in call)})"
         if not callable(method):
-            raise UserError(f"{owner} returned {found!r:.80}, which has no method {name!r}; it is called as {shown}")
-        positional = [None for entry in call if entry.kind is not entry.KEYWORD_ONLY]
-        keywords = {entry.name: None for entry in call if entry.kind is entry.KEYWORD_ONLY}
+            raise UserError(f"{owner} returned {found!r:.80}, which has no method {name!r}; it is called as {call}")
         try:
-            _read_signature(method).bind(*positional, **keywords)
+            _read_signature(method).bind(*positional, **dict.fromkeys(keywords))
         except TypeError as error:
-            raise UserError(f"{locate_function(method)}: {owner}: called as {shown}, but {error}") from error
+            raise UserError(f"{locate_function(method)}: {owner}: it is called as {call}, but: {error}") from error
 
 
 def read_plugin_options(function: Callable[..., Any], *, skip: int) -> dict[str, PluginOption]:

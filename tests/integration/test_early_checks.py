@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from harness import Command, Done, experiment, rl_stage, write
+from harness import Command, Done, experiment, questions, rl_stage, write
 
 from mmrl.config.schema.model import BuiltinFamily
 from mmrl.policy.families import FAMILIES
@@ -211,3 +211,24 @@ def test_a_callback_that_cannot_be_called_is_refused_before_the_first_step(tmp_p
 
 def test_the_families_known_to_the_config_are_those_that_are_built() -> None:
     assert list(get_args(BuiltinFamily)) == list(FAMILIES)
+
+
+def test_an_evaluation_is_refused_without_torch(whole: Path, tmp_path: Path) -> None:
+    model_folder(tmp_path, "bert")
+    model = str(whole / "model")
+    taken = {"settings": {"evaluation.batch_size": 3, "benchmark": "b", "model": "m", "data": "d"}, "missing": {}}
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "settings.json").write_text(json.dumps(taken))
+    data = str(questions(tmp_path / "questions"))
+    refusals = {
+        "no folder of transformers": ([str(tmp_path)], "neither a folder of transformers"),
+        "family": ([str(tmp_path / "model"), "--data", data], "is a 'bert' model"),
+        "key": ([model, "--data", data, "evaluation.maxnew=3"], "evaluation.maxnew: unknown key"),
+        "data": ([model, "--data", "none.jsonl"], "none.jsonl: no such file or folder"),
+        "checkpoint": ([model, "--data", data, "--checkpoint", "x"], "is no run directory"),
+        "other": ([model, "--data", data, "--out", str(tmp_path / "taken")], "evaluation.batch_size: 3 -> 8"),
+    }
+    for name, (words, message) in refusals.items():
+        done = light("eval", "--benchmark", "canonical", "--out", str(tmp_path / "out"), *words)
+        assert done.code == 2 and message in done.errors, (name, done)
+    assert not (tmp_path / "out").exists()
