@@ -61,7 +61,7 @@ def is_finished(config: Config, base_dir: Path) -> bool:
 
 
 def find_problems(config: Config, base_dir: Path) -> list[str]:
-    """Return what is wrong with the model or the engine, and with the functions, without a look at the run directory."""
+    """Return what is wrong with model, engine and functions, without a look at the run directory."""
     problems = []
     for check in (partial(check_model_and_engine, config), partial(check_functions, config, base_dir)):
         try:
