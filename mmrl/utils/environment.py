@@ -60,7 +60,13 @@ def check_torch_companions() -> list[str]:
     except subprocess.SubprocessError as error:  # a crash, or no end
         return [f"{', '.join(packages)} cannot be imported: {error}"]
     errors: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return [describe_import_error(package, error) for package, error in errors.items()]
+    problems = []
+    for package, error in errors.items():
+        problem = describe_import_error(package, error)
+        if installed_build("torch").endswith("+cpu") and not installed_build(package).endswith("+cpu"):
+            problem += " mmrl makes up for such builds itself (mmrl/utils/torch_cpu_compat.py)."
+        problems.append(problem)
+    return problems
 
 
 def describe_import_error(package: str, error: str) -> str:
@@ -70,10 +76,10 @@ def describe_import_error(package: str, error: str) -> str:
         return f"torch {torch} cannot be imported ({error}); install it anew"
     head = f"{package} {own} does not fit torch {torch}, and cannot be imported by itself ({error})"
     if package != "torchvision":
-        return f"{head}. mmrl does not need it, but plain transformers imports it: pip uninstall {package}"
+        return f"{head}. mmrl does not need it, but plain transformers imports it: pip uninstall {package}."
     build = torch.partition("+")[2] or "BUILD (cpu, cu130, ...)"
     return (
         f"{head}. Plain transformers cannot load a Qwen-VL model here. Install the build that fits: pip install "
         f"--force-reinstall --no-deps torchvision=={own.partition('+')[0]} --index-url "
-        f"https://download.pytorch.org/whl/{build}"
+        f"https://download.pytorch.org/whl/{build} (PyTorch's index)."
     )
