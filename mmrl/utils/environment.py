@@ -61,8 +61,8 @@ def check_torch_companions() -> list[str]:
         return [f"{', '.join(packages)} cannot be imported: {error}"]
     errors: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     problems = []
-    for package, error in errors.items():
-        problem = describe_import_error(package, error)
+    for package, cause in errors.items():
+        problem = describe_import_error(package, cause)
         if installed_build("torch").endswith("+cpu") and not installed_build(package).endswith("+cpu"):
             problem += " mmrl makes up for such builds itself (mmrl/utils/torch_cpu_compat.py)."
         problems.append(problem)

