@@ -11,7 +11,8 @@ EXPLAIN_DETAILS = """\
 example:
   mmrl explain configs/quickstart.yaml stages.rl.loss.kl.coef=0.01
 
-Prints every value with the file and line it comes from, then the objective of each stage in formulas.
+Prints every value with the file and line it comes from, then the objective of each stage in formulas. Functions that
+the config names are not imported: `mmrl doctor CONFIG` does that.
 """
 
 CONFIG_DETAILS = """\

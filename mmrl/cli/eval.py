@@ -116,18 +116,14 @@ def _run(arguments: argparse.Namespace) -> int:
     """Generate responses, score them, and print the report."""
     from mmrl.benchmarks.registry import get_benchmark
     from mmrl.benchmarks.report import report_markdown
+    from mmrl.evaluation.eval_settings import EvalRequest, check_request
     from mmrl.log.console import Console
     from mmrl.types import CoordinateSystem
 
-    # A wrong name should be refused before torch is imported, which takes seconds.
+    # What is wrong should be refused before torch is imported, which takes seconds.
     label = arguments.benchmark.replace(":", "-")
     if not arguments.benchmark.startswith("run:"):
         label = get_benchmark(arguments.benchmark).name
-    with pause_gc_for_imports():
-        from mmrl.distributed.torch_ranks import require_single_process
-        from mmrl.evaluation.evaluate import EvalRequest, evaluate
-
-    require_single_process("mmrl eval")
     name = f"{Path(arguments.model).resolve().name}-{label}"
     request = EvalRequest(
         model=arguments.model,
@@ -143,6 +139,12 @@ def _run(arguments: argparse.Namespace) -> int:
         allow_missing=arguments.allow_missing,
         rescore=arguments.rescore,
     )
+    check_request(request)
+    with pause_gc_for_imports():
+        from mmrl.distributed.torch_ranks import require_single_process
+        from mmrl.evaluation.evaluate import evaluate
+
+    require_single_process("mmrl eval")
     result = evaluate(request, Console())
     echo(report_markdown(result.report).partition("\n## ")[0].rstrip())
     for old, new in result.changed_verdicts:

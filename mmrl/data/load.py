@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from mmrl.config import Config
 from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SftStage, matches_conditions
+from mmrl.data.context import load_dataset_function
 from mmrl.data.data_record import DataRecord, LoadedSplit
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
@@ -24,7 +25,7 @@ from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FramePlan, FrameSampling
 from mmrl.types import DatasetContext, ImageRef, PromptTooLongError, RejectedRow, Sample, Size, UserError, VideoRef
-from mmrl.utils.plugins import errors_about_call, load_plugin
+from mmrl.utils.plugins import errors_about_call
 
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
@@ -105,7 +106,7 @@ class DatasetLoader:
         # A wrong option of the last source should not wait until all others are read.
         for sources in sources_by_split(self._config.data).values():
             for source in sources:
-                load_source(source, self._context)
+                load_dataset_function(source, self._context.base_dir)
         for split, sources in sources_by_split(self._config.data).items():
             rows, row_sources = self._read_split(split, sources)
             if split == "train":
@@ -283,7 +284,7 @@ def read_source(source: DataSourceConfig, context: DatasetContext) -> Iterator[S
     Raises:
         UserError: `fn` is not a function, does not take these options, or cannot read its data.
     """
-    read_rows = load_source(source, context)
+    read_rows = load_dataset_function(source, context.base_dir)
     with errors_about_call(source.fn, source.args):
         for row in read_rows(context):
             if not isinstance(row, Sample | RejectedRow):
@@ -294,11 +295,6 @@ def read_source(source: DataSourceConfig, context: DatasetContext) -> Iterator[S
                 yield row._replace(id=f"{source.name}/{row.id}")
             else:
                 yield replace(row, id=f"{source.name}/{row.id}")
-
-
-def load_source(source: DataSourceConfig, context: DatasetContext) -> Callable[..., Any]:
-    """Return a source's dataset function with its options; raises as `load_plugin`."""
-    return load_plugin(source.fn, context.base_dir, source.args, role="data source", parameters=("context",))
 
 
 def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bool:

@@ -58,6 +58,7 @@ from mmrl.policy.build import (
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.pretrained import load_processor
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer, RolloutPipeline, Sampler
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
@@ -104,6 +105,7 @@ class RunContext:
         self.tool_runner = ToolRunner(partial(registry.load_tool, base_dir))
         set_thread_count(config.run.cpu_threads, ranks.size)
         torch.manual_seed(config.run.seed)
+        _check_device_and_processor(config, base_dir)
         self.response_format = build_response_format(config)
         self.scorer = build_scorer(config, base_dir)
         self.group_rewards = build_group_rewards(config, base_dir, ranks.on_rank0)
@@ -372,6 +374,14 @@ class RunContext:
             rows.append((component.component, *(f"{size:,}" for size in sizes), "+".join(component.dtypes), *rates))
         columns = ("part", "tensors", "parameters", "trained", "type", *(f"lr in {stage.name}" for stage in stages))
         self.console.print_table(f"{type(model).__name__} on {model.device}", columns, rows)
+
+
+def _check_device_and_processor(config: Config, base_dir: Path) -> None:
+    """Refuse what `mmrl.training.early_checks` cannot see without torch, before an hour of opening images."""
+    select_device(config)
+    if config.model.from_scratch is None:
+        # A damaged tokenizer, for one. It is loaded again with the model.
+        load_processor(config.model, base_dir)
 
 
 def _drop_unusable_samples(
