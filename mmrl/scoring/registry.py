@@ -16,7 +16,7 @@ import mmrl_rewards
 from mmrl.config.schema import ScoringConfig, ToolConfig
 from mmrl.rollout.tools.workers import ToolFunction
 from mmrl.types import UserError
-from mmrl.utils.plugins import load_function, load_plugin
+from mmrl.utils.plugins import errors_about_call, load_function, load_plugin
 from mmrl.utils.worker_limits import WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerPool
 from mmrl.utils.worker_server import ReportActivity
@@ -80,7 +80,8 @@ def load_bound_reward(name: str, base: Path, args: Mapping[str, Any]) -> BoundRe
     Raises:
         UserError: there is no such reward, or an option is unknown, missing or of the wrong type.
     """
-    return bind(load_reward(name, base), args)
+    with errors_about_call(name, args):
+        return bind(load_reward(name, base), args)
 
 
 def load_tool(base: Path, options: ToolConfig) -> ToolFunction:
