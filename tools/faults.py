@@ -5,7 +5,8 @@
     python tools/faults.py --write docs/reliability.md
 
 A run under test is `mmrl train` on a tiny model, in a process forked from this one, where torch is loaded already, or
-in two that it launches (rank_faults.py, which needs DeepSpeed). What it ends with is compared byte for byte with what
+in two that it launches (rank_faults.py, which needs DeepSpeed). It imitates and reinforces with a tool, rethinking,
+replay, KL and a decaying rate (`CONFIG` in lab.py). What it ends with is compared byte for byte with what
 an undisturbed run ends with: weights, optimizer, State, metrics, summary, rollouts, export. Exits 1 if anything is
 lost in any row.
 """
@@ -248,6 +249,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with TemporaryDirectory(prefix="mmrl-faults-") as folder:
         lab = FaultHarness(Path(folder), random.Random(arguments.seed), arguments.kills)
+        lab.train_base_model()
         rows = []
         for name in arguments.only:
             rows += list(FAULTS[name](lab))
