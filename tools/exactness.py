@@ -103,7 +103,7 @@ class NoiseTensorProvider:
             digest=sample.id,
         )
 
-    def tensors(self, prompt: Prompt) -> PromptTensors:
+    def prompt_tensors(self, prompt: Prompt) -> PromptTensors:
         """Noise for its media."""
         generator = torch.Generator().manual_seed(1)
         counts = {kind: prompt.grids.count(grid) * prod(grid) for kind, grid in GRIDS.items()}

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean
 from typing import Literal, NamedTuple
 
@@ -102,6 +103,8 @@ class SelectionPipeline:
             metrics |= {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": float(max(ages))}
         metrics |= filtered.metrics
 
+        # Before replay: old advantages would hide that a task is solved, and train on stale rollouts for ever.
+        has_signal = any(map(attrgetter("advantage"), experiences))
         if self.replay is not None:
             trained, replay_metrics = replay_experiences(experiences, state, self.replay, self.find_changed_media)
             metrics |= replay_metrics
@@ -111,16 +114,19 @@ class SelectionPipeline:
         if self.curriculum_phases:
             metrics["data/curriculum_phase"] = float(advance_phase(state, sample_means, self.curriculum_phases))
 
-        # Rollout files and metrics show each group once: in the step that trains on it, or that filters it out. The
-        # latter have no advantage.
+        # Rollout files and metrics show each group once: in the step that trains on it, or rejects it (advantage 0).
         own_advantages = dict(zip(filtered.passed, advantages[num_carried:], strict=True))
-        shown, shown_advantages = filtered.carried, advantages[:num_carried]
+        shown, shown_advantages = list(filtered.carried), advantages[:num_carried]
         for index, group in enumerate(groups):
             if index not in filtered.waiting:
                 shown.append(group)
                 shown_advantages.append(own_advantages.get(index, (0.0,) * len(group.rollouts)))
         return SelectedExperiences(
-            groups=tuple(shown), advantages=tuple(shown_advantages), experiences=trained, metrics=metrics
+            groups=tuple(shown),
+            advantages=tuple(shown_advantages),
+            experiences=trained,
+            has_signal=has_signal,
+            metrics=metrics,
         )
 
     def _filter_groups(self, groups: Sequence[Group], state: TrainingState) -> FilteredGroups:

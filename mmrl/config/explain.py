@@ -20,6 +20,7 @@ def explain(loaded: LoadedConfig) -> str:
     blocks = ["\n".join(files), _list_settings(loaded)]
     for index in range(len(loaded.config.stages)):
         blocks.append(_explain_stage(loaded.config, index))
+    blocks += [f"WARNING: {warning}" for warning in loaded.warnings]
     return "\n\n".join(blocks) + "\n"
 
 

@@ -43,6 +43,7 @@ class LoadedConfig:
     origins: Mapping[str, str]
     """Origin of each setting by dotted path: `file:line`, `command line`, `default` or a preset."""
     files: tuple[Path, ...]  # files that were read, the named one first, then those that it extends
+    warnings: tuple[str, ...] = ()  # settings that are allowed and hardly meant: `file:line: dotted.path: what to do`
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -67,7 +68,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     for setting, _ in iter_leaves(config.model_dump(mode="json")):
         node, depth = root.find_nearest(setting)
         origins[format_path(setting)] = node.origin if depth == len(setting) else DEFAULT_ORIGIN
-    return LoadedConfig(config=config, origins=MappingProxyType(origins), files=tuple(sources.files))
+    warnings = []
+    for index, stage in enumerate(config.stages):
+        for key_path, text in stage.list_warnings() if isinstance(stage, RlStage) else ():
+            node, _ = root.find_nearest(("stages", index, *key_path))
+            warnings.append(str(ConfigProblem(node.origin, ("stages", index, *key_path), text)))
+    return LoadedConfig(
+        config=config, origins=MappingProxyType(origins), files=tuple(sources.files), warnings=tuple(warnings)
+    )
 
 
 def load_eval_config(base_settings: Mapping[str, Any], origin: str, overrides: Sequence[str]) -> EvalConfig:
@@ -264,10 +272,15 @@ def _apply_presets(root: ConfigNode) -> ConfigNode:
 
 
 def _apply_stage_presets(stage: ConfigNode) -> ConfigNode:
-    if isinstance(stage.value, dict) and "replay" in stage.value:
+    has_replay = isinstance(stage.value, dict) and "replay" in stage.value
+    if isinstance(stage.value, dict) and has_replay:
         replay = _merge_over_preset(stage.value["replay"], "preset", REPLAY_PRESETS)
         stage = ConfigNode({**stage.value, "replay": replay}, stage.origin)
-    return _apply_step_presets(_merge_over_preset(stage, "algorithm", ALGORITHM_PRESETS))
+    stage = _merge_over_preset(stage, "algorithm", ALGORITHM_PRESETS)
+    if isinstance(stage.value, dict) and not has_replay:
+        # What an algorithm says about replay is for stages that have it: it switches none on.
+        stage = ConfigNode({key: node for key, node in stage.value.items() if key != "replay"}, stage.origin)
+    return _apply_step_presets(stage)
 
 
 def _apply_step_presets(owner: ConfigNode) -> ConfigNode:

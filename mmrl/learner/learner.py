@@ -157,7 +157,8 @@ class GrpoLearner:
         dealt = split_into_mini_batches(masked, config.mini_batches)
         mini_batches = list(filter(None, map(self._make_mini_batch, dealt)))
         for epoch in range(config.epochs):
-            latest = _merge_update_metrics([self._update(mini_batch, step, lr) for mini_batch in mini_batches])
+            updates = [self._update(mini_batch, step, lr) for mini_batch in mini_batches]
+            latest = _merge_update_metrics(updates, [mini_batch.denominators for mini_batch in mini_batches])
             latest[_NONFINITE_UPDATES] += metrics.get(_NONFINITE_UPDATES, 0.0)
             # After the first update, the difference to the sampler tells about the update, not about the sampler.
             if epoch > 0 and _LOGPROB_DIFF in metrics:
@@ -310,18 +311,28 @@ class _MiniBatch:
     """
 
 
-def _merge_update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of an epoch: means over its updates, but extremes and counts for those that are such."""
+def _merge_update_metrics(
+    updates: Sequence[Mapping[str, float]], denominators: Sequence[LossDenominators]
+) -> dict[str, float]:
+    """Return the metrics of an epoch: means over its updates, but extremes and counts for those that are such.
+
+    Means over tokens weigh each update by its tokens, so they do not depend on the number of mini-batches.
+    """
     totals: dict[str, float] = {}
-    for update in updates:
-        _accumulate_metrics(totals, update)
-    num_updates = Counter(chain.from_iterable(updates))
-    merged = {}
-    for name, total in totals.items():
-        if name == _LOGPROB_DIFF:
-            continue
-        is_mean = not name.endswith(("_max", "_min")) and name != _NONFINITE_UPDATES
-        merged[name] = total / num_updates[name] if is_mean else total
+    weights: Counter[str] = Counter()
+    for update, counts in zip(updates, denominators, strict=True):
+        weighted = dict(update)
+        for name, value in update.items():
+            weight = 1
+            if name.startswith("policy/"):
+                weight = counts.run_tokens
+            elif name == "learner/sft_loss_nats":
+                weight = counts.sft_loss_tokens
+            if not name.endswith(("_max", "_min")) and name != _NONFINITE_UPDATES:
+                weighted[name] = value * weight
+                weights[name] += weight
+        _accumulate_metrics(totals, weighted)
+    merged = {name: total / weights.get(name, 1) for name, total in totals.items() if name != _LOGPROB_DIFF}
     # That of the first update alone, before any weight has changed.
     if _LOGPROB_DIFF in updates[0]:
         merged[_LOGPROB_DIFF] = updates[0][_LOGPROB_DIFF]

@@ -56,15 +56,17 @@ class LossInputs(NamedTuple):
 
 
 class LossDenominators(NamedTuple):
-    """Counts over all micro-batches of an optimizer step and all ranks, which the loss divides by.
+    """Counts over all micro-batches of an optimizer step and all ranks, which the loss and its metrics divide by.
 
     They are counted before the first micro-batch runs, so the gradient of a step does not depend on how it is cut.
     """
 
     policy_tokens: int
-    """Tokens sampled by the policy."""
-    fresh_tokens: int
-    """Those of them that were sampled for this step."""
+    """Tokens sampled by the policy, run or not: the loss is a mean over all of them."""
+    run_tokens: int
+    """Those of them in responses with a gradient, which alone are run: metrics are means over these."""
+    fresh_run_tokens: int
+    """Those of the tokens that are run that were sampled for this step."""
     responses: int
     """Responses with a segment sampled by the policy."""
     demonstration_tokens: int
@@ -115,18 +117,22 @@ class Objective:
         return any(token.in_sft_loss for token in _iter_loss_tokens(experience, self._options))
 
     def count_denominators(self, experiences: Sequence[Experience]) -> LossDenominators:
-        """Count what the loss of a step divides by, over experiences that `mask` returned, run or not."""
-        policy_tokens = fresh_tokens = responses = demonstration_tokens = sft_loss_tokens = 0
+        """Count what loss and metrics of a step divide by, over experiences that `mask` returned, run or not."""
+        policy_tokens = run_tokens = fresh_run_tokens = responses = demonstration_tokens = sft_loss_tokens = 0
         for experience in experiences:
             authors = {segment.author for segment in experience.rollout.segments}
             responses += Author.POLICY in authors
+            is_run = self.has_gradient(experience)
             for token in _iter_loss_tokens(experience, self._options):
                 is_policy = token.author is Author.POLICY
                 policy_tokens += is_policy
-                fresh_tokens += is_policy and experience.staleness == 0
+                run_tokens += is_policy and is_run
+                fresh_run_tokens += is_policy and is_run and experience.staleness == 0
                 demonstration_tokens += token.author is Author.DEMONSTRATION
                 sft_loss_tokens += token.in_sft_loss
-        return LossDenominators(policy_tokens, fresh_tokens, responses, demonstration_tokens, sft_loss_tokens)
+        return LossDenominators(
+            policy_tokens, run_tokens, fresh_run_tokens, responses, demonstration_tokens, sft_loss_tokens
+        )
 
     def __call__(
         self, experiences: Sequence[Experience], inputs: LossInputs, denominators: LossDenominators, *, step: int
@@ -169,9 +175,7 @@ class Objective:
         ratio_T = importance_ratios(log_ratio_T, tokens.sequence_index_N, options.importance_ratio_level)
         correction_T = self._rollout_correction(old_T - tokens.rollout_logprobs_N, tokens.sequence_index_N)
         advantage_T, penalty_T = tokens.advantages_N, torch.zeros_like(ratio_T)
-        metrics = self._token_metrics(
-            tokens, inputs, denominators, old_T=old_T, ratio_T=ratio_T, correction_T=correction_T
-        )
+        metrics: dict[str, float] = {}
         if inputs.reference_logprobs_N is not None:
             # In the reward, the KL is a fact about the policy that sampled: that of the step's start, without gradient.
             kl_of_T = inputs.recomputed_logprobs_N.detach() if options.kl.apply_to == "reward" else inputs.logprobs_N
@@ -179,7 +183,7 @@ class Objective:
                 kl_of_T, inputs.reference_logprobs_N, options.kl.estimator, log_ratio_clip=options.kl.log_ratio_clip
             )
             kl_coefficient = coefficient(step, total=self._total_steps, options=options.kl)
-            metrics["policy/reference_kl_nats"] = float(kl_T.detach().sum()) / denominators.policy_tokens
+            metrics["policy/reference_kl_nats"] = float(kl_T.detach().sum()) / denominators.run_tokens
             if options.kl.apply_to == "reward":
                 # The KL at a token depends on the tokens before it: they bear it too, and later tokens do not.
                 advantage_T = advantage_T - kl_coefficient * suffix_sums(kl_T, tokens.sequence_index_N)
@@ -188,6 +192,15 @@ class Objective:
         if self.has_entropy_bonus:
             entropy_coefficient = coefficient(step, total=self._total_steps, options=options.entropy)
             penalty_T = penalty_T - entropy_coefficient * inputs.entropies_N
+        metrics |= self._token_metrics(
+            tokens,
+            inputs,
+            denominators,
+            old_T=old_T,
+            ratio_T=ratio_T.detach(),
+            advantage_T=advantage_T.detach(),
+            correction_T=correction_T,
+        )
         policy_loss_T = self._policy_loss(inputs.logprobs_N, old_T, ratio_T, advantage_T, tokens.sequence_index_N)
         weight_T = aggregation_weights(
             tokens.sequence_index_N,
@@ -264,17 +277,26 @@ class Objective:
         *,
         old_T: Tensor,
         ratio_T: Tensor,
+        advantage_T: Tensor,
         correction_T: Tensor,
     ) -> dict[str, float]:
-        """Return means over the tokens of the step, whatever the loss aggregates over, and extremes of the ratio.
+        """Return means over the tokens that are run, whatever the loss aggregates over, and extremes of the ratio.
+
+        A token counts as clipped where the bound changes its loss, as in TRL (`clip_ratio/low_mean`, `high_mean`) and
+        verl (`pg_clipfrac`; `pg_clipfrac_lower` is our `policy/clip_frac_dual`).
 
         Source of `policy/approx_kl`: Schulman, "Approximating KL Divergence" (2020), the estimator k3 of
         KL(old || policy) at tokens drawn from old: (r - 1) - log r with r = exp(logprob - old log-prob).
         """
-        ratio_T, logprobs_T = ratio_T.detach(), inputs.logprobs_N.detach()
-        is_low_T = ratio_T < 1.0 - self._options.clip_low
-        is_high_T = ratio_T > 1.0 + self._options.clip_high
-        count = denominators.policy_tokens
+        options, logprobs_T = self._options, inputs.logprobs_N.detach()
+        # The minimum of the clipped policy loss takes the bound only where it makes the gain smaller. CISPO's bounds
+        # replace the ratio whatever the sign of the advantage; TRL counts those with A > 0 alone.
+        is_cispo = options.policy_loss == "cispo"
+        low_matters_T = (advantage_T != 0.0) if is_cispo else (advantage_T < 0.0)
+        high_matters_T = (advantage_T != 0.0) if is_cispo else (advantage_T > 0.0)
+        is_low_T = (ratio_T < 1.0 - options.clip_low) & low_matters_T
+        is_high_T = (ratio_T > 1.0 + options.clip_high) & high_matters_T
+        count = denominators.run_tokens
         metrics = {
             "policy/entropy_nats": float(inputs.entropies_N.detach().sum()) / count,
             # Of each token's own ratio, whatever `importance_ratio_level` and `log_ratio_clip` make of it in the loss.
@@ -283,12 +305,15 @@ class Objective:
             "policy/clip_frac_low": float(is_low_T.sum()) / count,
             "policy/clip_frac_high": float(is_high_T.sum()) / count,
         }
-        if self._options.rollout_correction.method != "none":
+        if options.dual_clip is not None:
+            is_dual_T = (ratio_T > options.dual_clip) & (advantage_T < 0.0)
+            metrics["policy/clip_frac_dual"] = float(is_dual_T.sum()) / count
+        if options.rollout_correction.method != "none":
             metrics["policy/tis_weight_mean"] = float(correction_T.sum()) / count
         # The policy has moved on since earlier steps: only fresh rollouts tell how sampler and learner differ.
-        if denominators.fresh_tokens:
+        if denominators.fresh_run_tokens:
             difference_T = (logprobs_T - tokens.rollout_logprobs_N).abs()[tokens.is_fresh_N]
-            metrics["rollout/logprob_diff_mean"] = float(difference_T.sum()) / denominators.fresh_tokens
+            metrics["rollout/logprob_diff_mean"] = float(difference_T.sum()) / denominators.fresh_run_tokens
         metrics["policy/importance_ratio_max"] = float(ratio_T.max())
         metrics["policy/importance_ratio_min"] = float(ratio_T.min())
         return metrics

@@ -55,7 +55,21 @@ HEALTH_RULES: Final = (
         "policy/importance_ratio_max",
         "max_importance_ratio",
         "some tokens are {value:.0f} times as likely as when they were sampled: lower the learning rate, ppo_epochs or "
-        "replay.max_staleness, or set loss.dual_clip",
+        "replay.max_staleness, or set loss.dual_clip. If no rollout is old or used twice, suspect the rollout "
+        "engine: look at rollout/logprob_diff_mean",
+    ),
+    HealthRule(
+        "rollout/logprob_diff_mean",
+        "max_logprob_diff",
+        "rollout engine and learner differ by {value:.2g} nats a token before the update: suspect the engine, not the "
+        "learning rate. rollout.logprob_check.every=1 shows the modality that differs, and whether the gap begins at a "
+        "weight sync. If it is rounding, try model.dtype=float32, or weigh the gap with loss.rollout_correction",
+    ),
+    HealthRule(
+        "replay/staleness_max",
+        "max_replay_staleness",
+        "the stage replays rollouts that are up to {value:.0f} policy versions old: their ratios are far from 1 and "
+        "mostly clipped. Mix in questions that still differ within a group, or set replay.max_staleness",
     ),
 )
 BLIND_GAP_PREFIX: Final = "probe/blind_gap/"
@@ -73,6 +87,7 @@ SUMMARY_METRICS: Final = (  # metric, format of its windowed mean
     ("rollout/duplicate_frac", "{:.0%} duplicates"),
     ("policy/reference_kl_nats", "KL {:.3f} nats"),
     ("policy/importance_ratio_max", "ratios up to {:.2f}"),
+    ("rollout/logprob_diff_mean", "engine and learner {:.3f} nats apart"),
 )
 
 
@@ -203,8 +218,7 @@ class FailedStepCounter:
         if nonfinite_updates is not None:
             state.nonfinite_steps = state.nonfinite_steps + 1 if nonfinite_updates else 0
         if self.count_steps_without_signal:
-            has_signal = any(experience.advantage for experience in result.selected.experiences)
-            state.steps_without_signal = 0 if has_signal else state.steps_without_signal + 1
+            state.steps_without_signal = 0 if result.selected.has_signal else state.steps_without_signal + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +226,7 @@ class FailedStepLimit:
     """A callback that ends a run which no longer learns."""
 
     max_nonfinite_steps: int  # consecutive steps that may leave out an update because its gradient was not finite
-    # Consecutive steps that may have no experience with a nonzero advantage; None for stages without advantages.
+    # Consecutive steps that may have no advantage but replayed ones; None for stages without advantages.
     max_steps_without_signal: int | None = None
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
@@ -224,9 +238,9 @@ class FailedStepLimit:
         if self.max_steps_without_signal is not None and state.steps_without_signal >= self.max_steps_without_signal:
             raise UserError(
                 f"{state.steps_without_signal} steps in a row had no group to learn from: in each, all rollouts of a "
-                "group earned the same, or could not be scored, or `dynamic_sampling` rejected the group. The task is "
-                "solved or out of reach, the temperature is too low, the filter too narrow, or a reward fails; look at "
-                "rollouts/"
+                "group earned the same, or could not be scored, or `dynamic_sampling` rejected the group (what replay "
+                "trains on is not counted). The task is solved or out of reach, the temperature is too low, the filter "
+                "too narrow, or a reward fails; look at rollouts/"
             )
         if state.nonfinite_steps >= self.max_nonfinite_steps:
             raise UserError(

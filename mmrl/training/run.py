@@ -68,10 +68,10 @@ def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | Non
     if run_dir is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(run_dir)})})
     with join_ranks(config.distributed, force_group=config.deepspeed is not None) as ranks:
-        return _train_on_rank(config, loaded.files[0].parent, ranks)
+        return _train_on_rank(config, loaded.files[0].parent, loaded.warnings, ranks)
 
 
-def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
+def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], ranks: Ranks) -> int:
     """Do the part of `train` that belongs to this rank. Rank 0 alone writes to the run directory and the console."""
     console = null_console() if ranks.rank else Console()
     run_dir = RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
@@ -85,6 +85,8 @@ def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
                 console.info("This run is finished; delete its directory or choose another to run it again.")
                 ranks.on_rank0(partial(print_summary, run_dir, console))
                 return 0
+            for warning in warnings:
+                console.warn(warning)
             cleanup = nullcontext() if ranks.rank else _remove_run_dir_on_error(run_dir, keep=has_begun)
             with cleanup, ExitStack() as opened:
                 # Benchmarks are read first: a missing file should fail before the model is loaded.

@@ -32,6 +32,7 @@ class SelectedExperiences:
     groups: tuple[Group, ...]
     advantages: tuple[tuple[float, ...], ...]  # a row for each of `groups`, a value for each rollout; 0 if not trained
     experiences: tuple[Experience, ...]  # for the learner: without filtered, with carried over and replayed ones
+    has_signal: bool  # True if a rollout that is trained on for the first time has an advantage; replay does not count
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the selection, by their full names: `replay/frac`
 
 
@@ -53,7 +54,7 @@ class TrainingState:
     step: int = 0  # finished steps of the stage
     data_position: int = 0  # position in the stage's data order of the next sample to take
     version: int = 0  # policy version: steps since the run began, over all stages; not reset
-    steps_without_signal: int = 0  # steps in a row, up to now, in which no rollout had an advantage
+    steps_without_signal: int = 0  # steps in a row, up to now, without `SelectedExperiences.has_signal`
     nonfinite_steps: int = 0  # steps in a row, up to now, whose gradient was not finite
     stage_done: bool = False  # True once the stage has reached its goal before its last step
     metrics_bytes: int = 0  # length of metrics.jsonl at this moment, bytes; a resumed run cuts the file there

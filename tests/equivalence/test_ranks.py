@@ -26,6 +26,12 @@ pytestmark = pytest.mark.slow
 PLAIN = ["torch", "rows", "zero0", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload", "zero3-recomputes"]
 
 
+def silence(experiences_, kept):
+    """The same, where all groups but the first `kept` have no advantage."""
+    loud = {group[0].rollout.prompt.digest for group in group_by_prompt(experiences_)[:kept]}
+    return [e if e.rollout.prompt.digest in loud else replace(e, advantage=0.0) for e in experiences_]
+
+
 def zero(stage, **options):
     return DeepspeedConfig(zero_stage=stage, param_persistence_elements=0, **options)
 
@@ -83,6 +89,7 @@ def lessons(tiny) -> Lessons:
         ),
         "zero3-recomputes": replace(plain, deepspeed=zero(3), resume_after=None, recomputes=True),
         "zero3-penalty": replace(plain, deepspeed=zero(3), kl=0.1, resume_after=None, steps=steps[:2]),
+        "torch-quiet": replace(plain, resume_after=None, steps=(silence(every, 2),)),
         "torch-mini": replace(plain, mini_batches=2, resume_after=None),
         "zero2-mini": replace(plain, mini_batches=2, resume_after=None, deepspeed=zero(2)),
         "zero3-mini": replace(plain, mini_batches=2, resume_after=None, deepspeed=zero(3)),
@@ -163,6 +170,19 @@ def test_mini_batches_of_two_ranks_are_those_of_one(answers, alone, lessons, nam
     same_metrics(answers[name]["metrics"], expected["metrics"])
     assert furthest(answers[name]["weights"], expected["weights"]) < 5e-5
     assert furthest(alone["weights"], expected["weights"]) > 5e-4
+
+
+def test_means_of_two_ranks_are_over_the_tokens_that_were_run(answers, lessons):
+    """They are those of a single process that is given nothing but the groups with an advantage."""
+    [given] = lessons.trials["torch-quiet"].steps
+    loud = [experience for experience in given if experience.advantage]
+    assert 0 < len(loud) < len(given) / 2
+    expected = learn(lessons, replace(lessons.trials["torch-quiet"], steps=(loud,)), SingleProcess())
+    [ours], [theirs] = answers["torch-quiet"]["metrics"], expected["metrics"]
+    means = {name for name in theirs if name.startswith(("policy/", "rollout/"))}
+    assert {"policy/entropy_nats", "policy/clip_frac", "rollout/logprob_diff_mean"} <= means
+    for name in means:
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
 
 
 def test_narrow_weights_have_masters(answers, lessons):

@@ -189,6 +189,15 @@ def test_bad_samples_may_be_skipped_and_are_counted_and_listed(tmp_path: Path, h
     assert "warning: data.train: 1 of 4 samples cannot be used and are left out:\n  count/train/r2: " in done.output
 
 
+def test_a_setting_that_is_hardly_meant_is_warned_of_by_file_line_and_key(tmp_path: Path, here: Command) -> None:
+    loss = {"importance_ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
+    path = write(experiment(tmp_path / "run", stages=[rl_stage(steps=1, loss=loss)]), tmp_path / "narrow.yaml")
+    line = path.read_text().split('"loss"')[0].count("\n") + 1
+    done = here("train", path)
+    assert done.code == 0
+    assert f"warning: {path}:{line}: stages.0.loss.old_logprobs: the ratio of a whole response" in done.output
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, here: Command) -> None:
     (tmp_path / "file").write_text("in the way")
     done = here("train", write(experiment(tmp_path / "file" / "run"), tmp_path / "bad.yaml"))

@@ -19,6 +19,8 @@ HEALTHY = {
     "policy/entropy_nats": 0.4,
     "policy/reference_kl_nats": 0.01,
     "policy/importance_ratio_max": 1.5,
+    "rollout/logprob_diff_mean": 0.01,
+    "replay/staleness_max": 4.0,
     "probe/blind_gap/grey/count": 0.3,
     "probe/blind_gap/grey/format": 0.0,
     "tools/calls": 8.0,
@@ -30,7 +32,7 @@ HEALTHY = {
 
 
 def step_result(metrics):
-    nothing = SelectedExperiences(groups=(), advantages=(), experiences=())
+    nothing = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=False)
     return StepResult(selected=nothing, metrics=metrics, seconds={})
 
 
@@ -57,7 +59,20 @@ def warnings_of(steps, **options):
         ),
         ({"policy/entropy_nats": 0.001}, r"certain of every token \(entropy 0.0010 nats\).*raise loss.clip_high"),
         ({"policy/reference_kl_nats": 1.5}, "1.50 nats a token from its reference: lower the learning rate"),
-        ({"policy/importance_ratio_max": 30.0}, "30 times as likely as when they were sampled.*replay.max_staleness"),
+        (
+            {"policy/importance_ratio_max": 30.0},
+            "30 times as likely as when they were sampled.*replay.max_staleness.*suspect the rollout engine: look at "
+            "rollout/logprob_diff_mean",
+        ),
+        (
+            {"rollout/logprob_diff_mean": 0.2},
+            r"engine and learner differ by 0.2 nats a token .*suspect the engine.*rollout.logprob_check.every=1.*"
+            r"model.dtype=float32.*loss.rollout_correction",
+        ),
+        (
+            {"replay/staleness_max": 57.0},
+            "replays rollouts that are up to 57 policy versions old: .*set replay.max_staleness",
+        ),
         ({"tools/errors": 2.0, "tools/timeouts": 2.0}, "50% of the tool calls in step tools fail.*`on_error: stop`"),
         (
             {"probe/blind_gap/grey/count": 0.01},
@@ -85,6 +100,8 @@ def test_a_problem_is_reported_again_only_after_a_window_without_it():
 def test_null_switches_a_rule_off():
     assert warnings_of([{"tools/errors": 8.0}] * 5, max_failed_tool_call_frac=None) == []
     assert warnings_of([{"rollout/truncated_frac": 1.0}] * 5, max_truncated_frac=None) == []
+    assert warnings_of([{"rollout/logprob_diff_mean": 1.0}] * 5, max_logprob_diff=None) == []
+    assert warnings_of([{"replay/staleness_max": 99.0}] * 5, max_replay_staleness=None) == []
     assert warnings_of([{"probe/blind_gap/grey/count": -1.0}] * 5, min_blind_gap=None) == []
 
 
@@ -94,6 +111,12 @@ def test_a_term_that_falls_while_the_total_rises_is_reported():
     assert "count fell from 0.600 to 0.467 while the total rose: other terms are easier to earn." in text
     assert warnings_of([{}] * 3 + [{**fallen, "reward/mean": 0.4}] * 5) == []  # everything fell: no matter of terms
     assert warnings_of([{}] * 3 + [fallen] * 5, max_reward_term_drop=None) == []
+
+
+def test_a_threshold_may_be_set_higher():
+    gap = {"rollout/logprob_diff_mean": 0.2, "replay/staleness_max": 57.0}
+    assert warnings_of([gap] * 5, max_logprob_diff=0.3, max_replay_staleness=60) == []
+    assert len(warnings_of([gap] * 5)) == 2
 
 
 def test_metrics_that_only_some_steps_have_are_averaged_over_those():

@@ -1,5 +1,6 @@
 """One learning step: the penalty against an oracle, repeated epochs, and steps that teach nothing."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -8,20 +9,25 @@ import torch
 from rounding import LOGPROBS
 
 from mmrl.algo.losses import estimate_kl
-from mmrl.config.schema import KlConfig, LossConfig, OptimizerConfig, RolloutCorrectionConfig
+from mmrl.config.schema import HealthConfig, KlConfig, LossConfig, OptimizerConfig, RolloutCorrectionConfig
+from mmrl.config.schema.presets import ALGORITHM_PRESETS
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnerConfig
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.types import Author, Experience, FinishReason, Segment
+from mmrl.policy.policy import Policy
+from mmrl.rollout.engines.hf import HfSampler
+from mmrl.training.callbacks import StepResult
+from mmrl.training.health import HealthMonitor
+from mmrl.types import Author, Experience, FinishReason, Segment, SelectedExperiences, TrainingState
 
 
-def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, mini_batches=1, steps=4, **loss):
+def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, mini_batches=1, micro_batch=2, **loss):
     optimizer = OptimizerConfig(lr=lr)
     plan = LearnerConfig(
         loss=LossConfig(**loss),
         optimizer=optimizer,
-        total_steps=steps,
-        micro_batch_groups=2,
+        total_steps=4,
+        micro_batch_groups=micro_batch,
         micro_batch_tokens=10_000,
         epochs=epochs,
         shared_prefix=True,
@@ -304,6 +310,103 @@ class Still:
         for parameter in self.parameters:
             parameter.grad = None
         return {"language": norm}
+
+
+@pytest.mark.parametrize(("by", "warned"), [(0.0, False), (0.1, True)])
+def test_a_gap_to_the_engine_is_warned_of_however_few_groups_have_a_signal(tiny, by, warned):
+    """One group of three is run: a mean over all three would hide a gap of 0.1 nats below the threshold of 0.05."""
+    world, warnings = tiny(), []
+    experiences = shifted(trained_on(world), by)
+    experiences = experiences[:3] + [replace(each, advantage=0.0) for each in experiences[3:]]
+    metrics = learner(world).step(experiences, step=0)
+    nothing = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=True)
+    monitor = HealthMonitor(HealthConfig(window=1, min_entropy=None), warnings.append)
+    monitor.on_step_end(TrainingState(step=1), StepResult(selected=nothing, metrics=metrics, seconds={}))
+    assert ["rollout engine and learner differ by 0.1 nats" in text for text in warnings] == [True] * warned
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["fresh", "replayed"])
+def test_gspo_clips_nothing_before_the_policy_has_moved(tiny, stale):
+    """Its bounds are below the rounding of a bfloat16 engine, so the preset compares with the learner alone."""
+    world = tiny()
+    engine = Policy(copy.deepcopy(world.policy.model).to(torch.bfloat16))
+    prompts = [world.processor.build(sample) for sample in world.samples[:4]]
+    groups = HfSampler(engine, world.processor, salt=("test",)).generate(prompts, 8, world.params, step=0)
+    preset = ALGORITHM_PRESETS["gspo"]
+    replayed = {"staleness": 1, "old_logprobs_source": preset.get("replay", {}).get("old_logprobs", "recorded")}
+    experiences = []
+    for group in groups:
+        for index, rollout in enumerate(group):
+            experience = Experience(rollout=rollout, advantage=(-1.0) ** index)
+            experiences.append(replace(experience, **replayed) if stale else experience)
+    metrics = learner(world, engine=Still(world), **preset["loss"]).step(experiences, step=0)
+    assert metrics["policy/clip_frac"] == 0.0
+    assert metrics["policy/importance_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    recorded = {**preset["loss"], "old_logprobs": "recorded"}
+    experiences = [replace(experience, old_logprobs_source=None) for experience in experiences]
+    metrics = learner(world, engine=Still(world), **recorded).step(experiences, step=0)
+    assert metrics["policy/clip_frac"] > 0.05
+
+
+def some_with_signal(world):
+    """Three groups of three sampled and stale responses of unequal length; the last group has no advantage."""
+    varied = []
+    for number, each in enumerate(trained_on(world, advantages=(1.0, -1.0, 0.5))):
+        (segment,) = each.rollout.segments
+        kept = 1 + number % 4
+        shifts = [0.3 * math.cos(3 * number + place) for place in range(kept)]
+        own = zip(segment.logprobs[:kept], shifts, strict=False)
+        logprobs = tuple(logprob + shift for logprob, shift in own)
+        shorter = replace(segment, token_ids=segment.token_ids[: len(logprobs)], logprobs=logprobs)
+        advantage = 0.0 if number >= 6 else each.advantage
+        rollout = replace(each.rollout, segments=(shorter,))
+        varied.append(replace(each, rollout=rollout, advantage=advantage, staleness=number % 2))
+    return varied
+
+
+def slow_metrics(world, experiences, *, sequence, low=0.1, high=0.15, dual=1.2):
+    """Means over the tokens of responses with an advantage, one response and one token at a time."""
+    totals = dict.fromkeys(["entropy_nats", "approx_kl", "clip_frac_low", "clip_frac_high", "clip_frac_dual"], 0.0)
+    tokens, fresh_gaps, good_logprobs = 0, [], []
+    for each in experiences:
+        if not each.advantage:
+            continue
+        batch = collate([[each]], world.processor, pad_id=world.eos_id, shared_prefix=False)
+        with torch.no_grad():
+            scores = world.policy.compute_logprobs(batch)
+        (segment,) = each.rollout.segments
+        gaps = [float(now) - old for now, old in zip(scores.logprobs_N, segment.logprobs, strict=True)]
+        for gap, entropy in zip(gaps, scores.entropies_N.tolist(), strict=True):
+            ratio = math.exp(sum(gaps) / len(gaps) if sequence else gap)
+            totals["entropy_nats"] += entropy
+            totals["approx_kl"] += math.exp(gap) - 1 - gap
+            totals["clip_frac_low"] += ratio < 1 - low and each.advantage < 0
+            totals["clip_frac_high"] += ratio > 1 + high and each.advantage > 0
+            totals["clip_frac_dual"] += ratio > dual and each.advantage < 0
+            tokens += 1
+        fresh_gaps += [abs(gap) for gap in gaps] if not each.staleness else []
+        good_logprobs += scores.logprobs_N.tolist() if each.advantage > 0 else []
+    means = {f"policy/{name}": total / tokens for name, total in totals.items()}
+    means["policy/clip_frac"] = means["policy/clip_frac_low"] + means["policy/clip_frac_high"]
+    means["learner/sft_loss_nats"] = -sum(good_logprobs) / len(good_logprobs)
+    return means, sum(fresh_gaps) / len(fresh_gaps)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_means_are_over_the_tokens_that_were_run(tiny, level, mini_batches):
+    """Neither groups without signal nor unequal mini- and micro-batches change them."""
+    world = tiny()
+    experiences = some_with_signal(world)
+    expected, gap = slow_metrics(world, experiences, sequence=level == "sequence")
+    options = {"clip_low": 0.1, "clip_high": 0.15, "dual_clip": 1.2, "importance_ratio_level": level}
+    options["sft_loss"] = {"coef": 0.1, "on": "response"}
+    cuts = {"mini_batches": mini_batches, "micro_batch": 1}
+    metrics = learner(world, engine=Still(world), **cuts, **options).step(experiences, step=0)
+    assert {name: metrics.get(name) for name in expected} == pytest.approx(expected, rel=1e-3)
+    assert min(expected.values()) > 0.0
+    if mini_batches == 1:  # else it is that of the first update alone
+        assert metrics["rollout/logprob_diff_mean"] == pytest.approx(gap, rel=1e-3)
 
 
 def test_an_advantage_that_is_no_number_stops_the_step_by_name(tiny):

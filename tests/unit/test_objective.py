@@ -75,6 +75,12 @@ def problem():
     return experiences, LossInputs(*(values[learned] for values in scores)), widths
 
 
+def run_problem():
+    """The same, with an advantage everywhere: no response is left out of the forward pass."""
+    experiences, scores, widths = problem()
+    return [replace(each, advantage=each.advantage or 0.75) for each in experiences], scores, widths
+
+
 def taken(scores, reference, begin=0, end=None):
     """A part of the scores with leaves for what has a gradient; without the reference where there is none."""
     logprobs_N, entropies_N = (values[begin:end].clone().requires_grad_() for values in scores[:2])
@@ -224,7 +230,7 @@ def test_every_objective_equals_its_slow_version_however_it_is_cut(options, repl
 
 
 def test_the_gap_to_the_sampler_is_that_of_fresh_tokens():
-    experiences, scores, _ = problem()
+    experiences, scores, _ = run_problem()
     objective = Objective(LossConfig(), STEPS)
     aged = [replace(experience, staleness=i % 2) for i, experience in enumerate(experiences)]
     gaps, at = [], 0
@@ -244,13 +250,13 @@ def test_the_gap_to_the_sampler_is_that_of_fresh_tokens():
 @pytest.mark.parametrize("replayed", [False, True], ids=["fresh", "replayed"])
 def test_the_update_is_measured_token_by_token(replayed):
     """Clipped shares by side, and Schulman's k3 of KL(old || policy); `old` is recorded or recomputed by response."""
-    experiences, scores, _ = problem()
+    experiences, scores, _ = run_problem()
     whose = ["recomputed" if replayed and i % 2 else None for i in range(len(experiences))]
     aged = [
         replace(e, staleness=int(old is not None), old_logprobs_source=old)
         for e, old in zip(experiences, whose, strict=True)
     ]
-    options = LossConfig(clip_low=0.1, clip_high=0.15)
+    options = LossConfig(clip_low=0.03, clip_high=0.05)
     divergence, low, high, count, at = 0.0, 0, 0, 0, 0
     for each, old in zip(aged, whose, strict=True):
         for segment in each.rollout.segments:
@@ -261,7 +267,9 @@ def test_the_update_is_measured_token_by_token(replayed):
                 if segment.author is Author.POLICY:
                     ratio = math.exp(float(scores.logprobs_N[at]) - before)
                     divergence += (ratio - 1) - math.log(ratio)
-                    low, high, count = low + (ratio < 0.9), high + (ratio > 1.15), count + 1
+                    low += ratio < 0.97 and each.advantage < 0
+                    high += ratio > 1.05 and each.advantage > 0
+                    count += 1
                 at += 1
     objective = Objective(options, STEPS)
     _, metrics = objective(aged, taken(scores, reference=False), objective.count_denominators(aged), step=STEP)
@@ -270,6 +278,31 @@ def test_the_update_is_measured_token_by_token(replayed):
     assert metrics["policy/clip_frac_low"] == pytest.approx(low / count)
     assert metrics["policy/clip_frac_high"] == pytest.approx(high / count)
     assert metrics["policy/clip_frac"] == pytest.approx((low + high) / count)
+
+
+def test_cispo_clips_whatever_the_sign_and_dual_clip_where_it_is_negative():
+    experiences, scores, _ = run_problem()
+    ratios, advantages, at = [], [], 0
+    for each in experiences:
+        for segment in each.rollout.segments:
+            if segment.author in (Author.POLICY, Author.DEMONSTRATION):
+                for behaviour in segment.logprobs:
+                    if segment.author is Author.POLICY:
+                        ratios.append(math.exp(float(scores.logprobs_N[at]) - behaviour))
+                        advantages.append(each.advantage)
+                    at += 1
+    found = {}
+    for name, options in {"cispo": {"policy_loss": "cispo"}, "dual": {"dual_clip": 1.05}}.items():
+        objective = Objective(LossConfig(clip_low=0.1, clip_high=0.15, **options), STEPS)
+        counts = objective.count_denominators(experiences)
+        _, found[name] = objective(experiences, taken(scores, reference=False), counts, step=STEP)
+    low, high = (sum(map(test, ratios)) / len(ratios) for test in (lambda r: r < 0.9, lambda r: r > 1.15))
+    assert found["cispo"]["policy/clip_frac_low"] == pytest.approx(low)
+    assert found["cispo"]["policy/clip_frac_high"] == pytest.approx(high)
+    assert low > found["dual"]["policy/clip_frac_low"] > 0.0
+    negative = [r > 1.05 and a < 0 for r, a in zip(ratios, advantages, strict=True)]
+    assert found["dual"]["policy/clip_frac_dual"] == pytest.approx(sum(negative) / len(ratios))
+    assert sum(negative) > 0 and "policy/clip_frac_dual" not in found["cispo"]
 
 
 def test_a_policy_that_has_not_moved_is_no_distance_away():
@@ -303,7 +336,9 @@ def test_every_setting_matters(name):
 
 def test_counts():
     experiences, *_ = problem()
-    assert Objective(LossConfig(), STEPS).count_denominators(experiences) == (21, 21, 7, 2, 0)
+    assert Objective(LossConfig(), STEPS).count_denominators(experiences) == (21, 18, 18, 7, 2, 0)
+    stale = [replace(each, staleness=index % 2) for index, each in enumerate(experiences)]
+    assert Objective(LossConfig(), STEPS).count_denominators(stale) == (21, 18, 10, 7, 2, 0)
     assert (
         Objective(LossConfig(sft_loss=SftLossConfig(coef=0.1)), STEPS).count_denominators(experiences).sft_loss_tokens
         == 3 + 1
@@ -316,7 +351,8 @@ def test_counts():
     )
     assert Objective(LossConfig(), STEPS).count_denominators([experience("", 1.0), experience("p", 0.0)]) == (
         1,
-        1,
+        0,
+        0,
         1,
         0,
         0,
@@ -372,7 +408,7 @@ def test_an_empty_completion_among_others_changes_nothing_but_the_count_of_respo
     nothing = Segment(token_ids=(), logprobs=(), author=Author.POLICY)
     empty = Experience(rollout=replace(rollout, segments=(nothing,)), advantage=1.0)
     objective = Objective(LossConfig(aggregation="sequence"), STEPS)
-    assert objective.count_denominators([empty, experience("pp", 1.0)]) == (2, 2, 2, 0, 0)
+    assert objective.count_denominators([empty, experience("pp", 1.0)]) == (2, 2, 2, 2, 0, 0)
     scores = LossInputs(torch.tensor([-1.0, -1.0], requires_grad=True), torch.ones(2), torch.tensor([-1.0, -1.0]), None)
     pair = [empty, experience("pp", 1.0)]
     loss, _ = objective(pair, scores, objective.count_denominators(pair), step=0)
@@ -380,7 +416,7 @@ def test_an_empty_completion_among_others_changes_nothing_but_the_count_of_respo
 
 
 def test_importance_weights_are_watched():
-    experiences, scores, _ = problem()
+    experiences, scores, _ = run_problem()
     objective = Objective(
         LossConfig(
             old_logprobs="recomputed", rollout_correction=RolloutCorrectionConfig(method="mask", low=0.8, high=1.2)

@@ -23,7 +23,9 @@ def test_a_bundle_is_in_place_with_its_origin_and_nothing_else_changes(tmp_path,
     plain = flatten_settings(loaded(tmp_path).config.stages[1].model_dump(mode="json"))
     result = loaded(tmp_path, f"stages.rl.algorithm={name}")
     ours = flatten_settings(result.config.stages[1].model_dump(mode="json"))
-    bundle = flatten_settings(ALGORITHM_PRESETS[name]) if ALGORITHM_PRESETS[name] else {}
+    # Settings for replay are for stages that have it: no algorithm switches it on.
+    bundle = {part: settings for part, settings in ALGORITHM_PRESETS[name].items() if part != "replay"}
+    bundle = flatten_settings(bundle) if bundle else {}
     assert {key: ours[key] for key in bundle} == bundle
     assert {key for key in ours if ours[key] != plain[key]} <= {*bundle, "algorithm"}
     origins = {key.removeprefix("stages.1."): origin for key, origin in result.origins.items() if "stages.1" in key}
@@ -48,6 +50,68 @@ def test_what_the_stage_says_wins_wherever_it_says_it(tmp_path):
         0.1,
         4.0,
     )
+
+
+def test_gspo_has_a_setting_for_replay_and_switches_none_on(tmp_path):
+    for replay, expected in (
+        ("{}", "recomputed"),
+        ("{preset: code}", "recomputed"),
+        ("{old_logprobs: recorded}", "recorded"),
+    ):
+        stage = loaded(tmp_path, "stages.rl.algorithm=gspo", f"stages.rl.replay={replay}").config.stages[1]
+        assert (stage.loss.old_logprobs, stage.replay.old_logprobs) == ("recomputed", expected)
+    assert loaded(tmp_path, "stages.rl.algorithm=gspo").config.stages[1].replay is None
+    assert loaded(tmp_path, "stages.rl.algorithm=gspo", "stages.rl.replay=null").config.stages[1].replay is None
+    again = loaded(tmp_path, "stages.rl.algorithm=gspo", "stages.rl.replay={}").config
+    assert load_config(write(tmp_path, dump_yaml(again), "again.yaml")).config == again
+    with pytest.raises(ValidationError, match="algorithm 'gspo' stands for replay.old_logprobs too"):
+        RlStage(kind="rl", name="rl", steps=1, algorithm="gspo", loss=ALGORITHM_PRESETS["gspo"]["loss"], replay={})
+
+
+NARROW = "loss={importance_ratio_level: sequence, clip_low: 3e-4, clip_high: 4e-4}"
+CARRY = "dynamic_sampling={ranges: [{term: right}], max_rounds: 2, extra: carry}"
+PARTIAL = "rollout_steps=[{kind: generate, partial_rollout_tokens: 8}]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["algorithm=gspo"], []),
+        (["algorithm=gspo", "replay={}"], []),
+        (["algorithm=gspo", "loss.old_logprobs=recorded"], ["loss.old_logprobs"]),
+        (["algorithm=gspo", "replay={old_logprobs: recorded}"], ["replay.old_logprobs"]),
+        (["algorithm=gspo", CARRY], ["dynamic_sampling.extra"]),
+        (["algorithm=gspo", "async_rollouts=true"], ["async_rollouts"]),
+        (["algorithm=gspo", PARTIAL], ["rollout_steps.0.partial_rollout_tokens"]),
+        (["algorithm=gspo", "async_rollouts=true", "loss.rollout_correction.method=tis"], []),
+        (["algorithm=gspo", CARRY, "loss.rollout_correction.method=tis"], ["dynamic_sampling.extra"]),
+        ([NARROW], ["loss.old_logprobs"]),
+        ([NARROW, "replay={}"], ["loss.old_logprobs", "replay.old_logprobs"]),
+        ([NARROW, "loss.importance_ratio_level=sequence_token"], ["loss.old_logprobs"]),
+        ([NARROW, "loss.importance_ratio_level=token"], []),
+        ([NARROW, "loss.clip_low=0.01", "loss.clip_high=0.01"], []),
+        ([NARROW, "loss.clip_low=0.01"], ["loss.old_logprobs"]),
+    ],
+)
+def test_bounds_below_an_engines_rounding_are_warned_of_where_its_log_probs_are_used(tmp_path, overrides, keys):
+    result = loaded(tmp_path, *(f"stages.rl.{override}" for override in overrides))
+    assert [warning.split(": ")[1] for warning in result.warnings] == [f"stages.1.{key}" for key in keys]
+    text = explain(result)
+    for warning in result.warnings:
+        assert "rounding" in warning and f"WARNING: {warning}\n" in text
+
+
+def test_a_warning_names_the_file_and_the_line(tmp_path):
+    narrow = (
+        "name: rl\n    loss:\n      importance_ratio_level: sequence\n      clip_low: 3e-4\n      clip_high: 4e-4\n"
+    )
+    path = write(tmp_path, SMALL.replace("name: rl\n", narrow))
+    [warning] = load_config(path).warnings
+    line = path.read_text().split("loss:")[0].count("\n") + 1
+    assert warning.startswith(f"{path}:{line}: stages.1.loss.old_logprobs: ")
+    path = write(tmp_path, SMALL.replace("name: rl\n", narrow + "      old_logprobs: recorded\n"))
+    [warning] = load_config(path).warnings
+    assert warning.startswith(f"{path}:{line + 4}: stages.1.loss.old_logprobs: ")
 
 
 def test_a_stage_made_in_code_says_what_its_algorithm_stands_for():

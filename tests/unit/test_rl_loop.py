@@ -6,7 +6,10 @@ from dataclasses import replace
 import pytest
 from selection import select_all
 
+from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.step_metrics import compute_step_metrics
+from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
+from mmrl.config.schema.presets import REPLAY_PRESETS
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.training import rl, sft
 from mmrl.training.callbacks import StepLogger
@@ -214,6 +217,37 @@ def test_one_group_with_signal_resets_the_count():
     state = TrainingState()
     train(Seldom(rewards=(0.5, 0.5)), state, steps=6)
     assert (state.step, state.steps_without_signal) == (6, 0)
+
+
+@pytest.mark.parametrize("preset", REPLAY_PRESETS)
+def test_steps_that_only_replay_end_the_run(preset):
+    """Only the first step has a group to learn from; what is replayed of it is no sign that the task still teaches."""
+
+    class Saturating(FakeRun):
+        def scores(self):
+            return tuple(score(count=1.0 if self.logged else reward) for reward in self.rewards)
+
+    run, state = Saturating(), TrainingState()
+    config = ReplayConfig(preset=preset, **REPLAY_PRESETS[preset])
+    replay = ReplaySettings(options=config, rollouts_per_step=4, seed=())
+    components = replace(components_of(run, max_steps_without_signal=3), selector=select_all(centred, replay=replay))
+    with pytest.raises(UserError, match="3 steps in a row had no group .*what replay trains on is not counted"):
+        rl.run_rl_stage(rl.RlSettings(num_steps=60, prompts_per_round=2), components, state)
+    assert state.step == 4
+    assert all(run.learned[1:]) and run.logged[-1][0]["replay/staleness_max"] == 3.0
+
+
+def test_a_group_carried_over_is_a_signal():
+    """It was sampled before, but is trained on for the first time; the step's own groups are filtered out."""
+    prompt = build_prompt(sample("old"))
+    rollouts = (make_rollout(prompt, 0), make_rollout(prompt, 1))
+    carried = Group(prompt=prompt, rollouts=rollouts, scores=(score(count=0.0), score(count=1.0)))
+    run, state = FakeRun(rewards=(1.0, 1.0)), TrainingState(steps_without_signal=1, carried_over=(carried,))
+    options = DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="count"),), max_rounds=2, extra="carry")
+    selector = select_all(centred, dynamic_sampling=options, carry_over=True, prompts_per_step=2)
+    components = replace(components_of(run), selector=selector)
+    rl.run_rl_stage(rl.RlSettings(num_steps=1, prompts_per_round=2), components, state)
+    assert state.steps_without_signal == 0
 
 
 def test_metrics_of_a_step_by_hand():

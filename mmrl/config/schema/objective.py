@@ -342,7 +342,7 @@ class LossConfig(StrictModel):
         lines = []
         if isinstance(self.policy_loss, CustomPolicyLossConfig):
             bounds = f"[{1 - self.clip_low:g}, {1 + self.clip_high:g}]"
-            lines.append(f"l_t comes from the function; policy/clip_frac counts the ratios outside {bounds}")
+            lines.append(f"l_t comes from the function; policy/clip_frac counts what {bounds} would clip")
         if self.policy_loss == "cispo":
             lines.append("no gradient flows through the clipped ratio, so every token keeps that of its log π")
         if self.dual_clip is not None:

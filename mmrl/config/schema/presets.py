@@ -39,9 +39,17 @@ ALGORITHM_PRESETS: Mapping[AlgorithmName, Mapping[str, PresetSettings]] = {
     "dr_grpo": {"advantage": {"scale": "none"}, "loss": {"aggregation": "fixed"}},
     # arXiv:2503.14476, eq. 8, 3.1, 3.4. Its soft punishment of length is a reward; resampling belongs to the batch.
     "dapo": {"loss": {"clip_high": 0.28, "aggregation": "token", "mask_truncated": True}},
-    # arXiv:2507.18071, eq. 5 and 5.1.
+    # arXiv:2507.18071, eq. 5 and 5.1. Old log-probs are the learner's own: rounding in a bfloat16 engine moves a
+    # response's ratio by more than these bounds. `replay` is for stages that have it.
     "gspo": {
-        "loss": {"importance_ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence"}
+        "loss": {
+            "importance_ratio_level": "sequence",
+            "clip_low": 3e-4,
+            "clip_high": 4e-4,
+            "aggregation": "sequence",
+            "old_logprobs": "recomputed",
+        },
+        "replay": {"old_logprobs": "recomputed"},
     },
     # MiniMax-M1, arXiv:2506.13585, eq. 4 and 5; the bound of 5 is ScaleRL's, arXiv:2510.13786.
     "cispo": {"loss": {"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregation": "token"}},
@@ -93,8 +101,10 @@ REPLAY_PRESETS: Mapping[ReplayPreset, PresetSettings] = {
     # VL-Rethinker, arXiv:2504.08837 v1, 3.2: rollouts with an advantage stay for the whole episode, here the stage,
     # and fill up the step by |A|^alpha. The paper sets no capacity; this one bounds the memory of a machine.
     "paper": {"capacity": 65536, "max_staleness": None, "without_replacement": False},
-    # Its repository where replay runs (commit 4afedcd): half a step, drawn by |A| with replacement from the fresh
-    # rollouts, filled up from a buffer of that size. Its extra positives have weight 0 there: they are never drawn.
+    # `active_sampling(do_filter=True, do_ssr=True)` of its repository since commit 1474fd5: half a step, drawn by |A|
+    # with replacement from the fresh rollouts, filled up from a buffer of that size. Its extra positives have weight 0
+    # there: they are never drawn. The trainer of that commit never passes `do_filter`, which switches replay off; the
+    # commit before, 4afedcd, does replay, and fills up a whole step with a buffer of half of one.
     "code": {
         "capacity": None,
         "max_staleness": None,

@@ -170,6 +170,11 @@ class HealthConfig(StrictModel):
     """Warn above this KL divergence from the reference, in nats per token."""
     max_importance_ratio: PositiveFloat | None = 20.0
     """Warn above this ratio of new to old probability of a token in a step."""
+    max_logprob_diff: PositiveFloat | None = 0.05
+    """Warn above this mean |log-probability of the rollout engine - learner| of a fresh token before the update, in
+    nats."""
+    max_replay_staleness: PositiveFloat | None = 20.0
+    """Warn above this age of the oldest rollout that a step replays, in policy versions."""
     max_failed_tool_call_frac: Fraction | None = 0.2
     """Warn above this share of tool calls that raise or exceed their deadline."""
     max_reward_term_drop: PositiveFloat | None = 0.1

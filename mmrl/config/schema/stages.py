@@ -35,6 +35,10 @@ from mmrl.config.schema.rollout_steps import (
 )
 from mmrl.config.schema.selection import DynamicSamplingConfig, HealthConfig, ReplayConfig
 
+# Rounding of a bfloat16 engine moved the log of a response's ratio by 1.0e-3 (standard deviation, 6 tokens), 5e-4 (32
+# tokens) and 4e-4 (128) in a tiny model. Narrower bounds clip responses before the policy has changed.
+_MIN_RECORDED_CLIP = 1e-3
+
 
 class SamplingConfig(StrictModel):
     """Sampling parameters of rollouts."""
@@ -294,7 +298,7 @@ class RlStage(TrainingStage):
     health: HealthConfig = HealthConfig()
     """Thresholds beyond which a warning is printed."""
     max_steps_without_signal: PositiveInt = 20
-    """Steps in a row without a nonzero advantage that end the run with an explanation."""
+    """Steps in a row without a nonzero advantage, replayed ones not counted, that end the run with an explanation."""
 
     @property
     def max_prompts_in_flight(self) -> int:
@@ -374,9 +378,42 @@ class RlStage(TrainingStage):
                 "rollouts that are one step old at most; take out one of them"
             )
         for part, settings in ALGORITHM_PRESETS[self.algorithm].items():
-            given = getattr(self, part).model_fields_set
-            check_preset_applied(f"algorithm {self.algorithm!r}", settings, given, f"{part}.")
+            section = getattr(self, part)
+            if section is not None:
+                given = section.model_fields_set
+                check_preset_applied(f"algorithm {self.algorithm!r}", settings, given, f"{part}.")
         return self
+
+    def list_warnings(self) -> list[tuple[tuple[str | int, ...], str]]:
+        """Return settings that are allowed and hardly meant: the path of a key in the stage, and what to do."""
+        loss = self.loss
+        distance = min(loss.clip_low, loss.clip_high)
+        if loss.importance_ratio_level == "token" or distance >= _MIN_RECORDED_CLIP:
+            return []
+        # Which rollouts keep recorded log-probs: `_LossTokens` in mmrl/learner/objective.py.
+        remedies: dict[tuple[str | int, ...], str] = {}
+        if loss.old_logprobs == "recorded":
+            remedies["loss", "old_logprobs"] = "set `old_logprobs: recomputed`"
+        if self.replay is not None and self.replay.old_logprobs == "recorded":
+            remedies["replay", "old_logprobs"] = "set `replay.old_logprobs: recomputed`"
+        if self.dynamic_sampling is not None and self.dynamic_sampling.extra == "carry":
+            remedies["dynamic_sampling", "extra"] = "groups carried over keep theirs: set `extra: drop`"
+        if loss.rollout_correction.method == "none":
+            correct = "rollouts of an older policy keep theirs: set `loss.rollout_correction`"
+            if self.async_rollouts:
+                remedies["async_rollouts",] = correct
+            if self.has_partial_rollouts:
+                index = self.rollout_steps.index(self._generate_step)
+                remedies["rollout_steps", index, "partial_rollout_tokens"] = correct
+        clipping = (
+            f"the ratio of a whole response is clipped {distance:g} away from 1, and the rounding of a bfloat16 engine "
+            "alone moves it by more: with log-probabilities recorded while sampling, responses are clipped before the "
+            "policy has changed"
+        )
+        return [
+            (path, f"{clipping}; {remedy}, or widen `loss.clip_low` and `loss.clip_high`")
+            for path, remedy in remedies.items()
+        ]
 
     def describe_step(self) -> str:
         """Return the size of a step as a phrase."""
