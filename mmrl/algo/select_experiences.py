@@ -143,8 +143,8 @@ class SelectionPipeline:
                 passed.append(index)
             else:
                 rejected[reason] += 1
-        if self.dynamic_sampling is not None:
-            metrics["dynamic_sampling/passed_frac"] = len(passed) / len(groups) if groups else 0.0
+        if self.dynamic_sampling is not None and groups:
+            metrics["dynamic_sampling/passed_frac"] = len(passed) / len(groups)
         for reason, count in rejected.items():
             metrics[f"dynamic_sampling/rejected/{reason}"] = float(count)
         if not self.carry_over:
