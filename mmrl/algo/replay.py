@@ -10,7 +10,7 @@ each step derives its own seed, so a resumed run samples what the undisturbed on
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -111,9 +111,13 @@ def update_buffer(
     `max_staleness` is the number of policy versions before `version` after which a rollout is dropped; None for never.
     """
     version_of = attrgetter("rollout.oldest_version")
-    # Sorted, since partial rollouts and groups carried over arrive in any order of age. The sort is stable: of equally
-    # old rollouts the first to arrive is the first to go.
-    by_age = sorted((*buffer, *fresh), key=version_of)
+    # Partial rollouts and groups carried over arrive in any order of age: each goes behind all that are not younger.
+    by_age = list(buffer)
+    for experience in fresh:
+        if by_age and version_of(experience) < version_of(by_age[-1]):
+            insort(by_age, experience, key=version_of)
+        else:
+            by_age.append(experience)
     start = 0 if max_staleness is None else bisect_left(by_age, version - max_staleness, key=version_of)
     return tuple(by_age[start:][-capacity:])
 
