@@ -5,22 +5,20 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import pkgutil
 import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import NamedTuple
 
-import mmrl
 from mmrl.checkpoint.verify_resume import find_differing_files
 from mmrl.cli import main as mmrl_command
-from mmrl.policy.families import FAMILIES
 
 TINY_MODEL = {
     "vision": {"num_layers": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16},
@@ -33,9 +31,8 @@ TINY_MODEL = {
         "vocab_size": 400,
     },
 }
-DATASET_FN = "mmrl_datasets.generators.tiny_digits:corner_digits"
 DATASET_ARGS = {"split": "train", "size": 8, "image_px": 128, "digit_px": 12, "resized_px": 32}
-DATASET = {"fn": DATASET_FN, "args": DATASET_ARGS}
+DATASET = {"fn": "mmrl_datasets.generators.tiny_digits:corner_digits", "args": DATASET_ARGS}
 ZOOM = {
     "kind": "tools",
     "max_media": 1,
@@ -73,6 +70,7 @@ CONFIG = {
     "checkpoints": {"every": 1, "keep_last": 3},
     "stages": [SFT_STAGE, RL_STAGE],
 }
+MODULES_FILE = "modules"
 FORK_CONTEXT = get_context("fork")
 MAX_EXIT_S = 10.0
 ASYNC_CHECKPOINTS = "checkpoints.async_save=true"
@@ -113,7 +111,6 @@ class FaultHarness:
 
     def train_base_model(self) -> None:
         """Train the model that every run begins with, which calls the tool by itself."""
-        import_all_modules()
         cold = {**SFT_STAGE, "steps": 90, "batch_size": 12, "optimizer": {"lr": 1e-2}}
         train = {**DATASET, "args": {**DATASET_ARGS, "size": 96}}
         config = {**CONFIG, "data": {"train": [train]}, "stages": [cold], "checkpoints": {"every": 1000}}
@@ -121,6 +118,7 @@ class FaultHarness:
         process = self._launch({**config, "model": model}, self.base_dir)
         if wait_for_exit(process):
             sys.exit(f"the model that the runs begin with could not be trained:\n{self.log_text}")
+        import_modules((self.folder / MODULES_FILE).read_text().splitlines())
 
     def start(self, *overrides: str, prepare: Callable[[], None] | None = None) -> ForkProcess:
         """Begin or go on with the run in a process of its own."""
@@ -184,25 +182,26 @@ class FaultHarness:
         return Path(shutil.copytree(kept, self.run_dir))
 
 
-def import_all_modules() -> None:
-    """Import what a run imports, so that the runs, which are forked from this process, need not."""
-    for module in pkgutil.walk_packages(mmrl.__path__, "mmrl."):
-        # vLLM and DeepSpeed take long to import, and no run in a single process needs them.
-        if not any(word in module.name for word in ("vllm", "deepspeed", "__main__")):
-            importlib.import_module(module.name)
-    importlib.import_module(DATASET_FN.partition(":")[0])
-    # Looking a family up imports its model.
-    FAMILIES["qwen2_5_vl"]
+def import_modules(names: Sequence[str]) -> None:
+    """Import what an earlier run imported, so that the runs, which are forked from this process, need not."""
+    for name in names:
+        # Some have no file of their own, and came into being while another was imported.
+        with suppress(Exception):
+            importlib.import_module(name)
 
 
 def run_child(log: Path, arguments: list[str], prepare: Callable[[], None] | None) -> None:
-    """Run `mmrl` with these arguments in this process, with its output in a log file."""
+    """Run `mmrl` with these arguments in this process, with its output in a log file, and list what was imported."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)
     if prepare is not None:
         prepare()
-    sys.exit(mmrl_command(arguments))
+    code = mmrl_command(arguments)
+    modules = log.with_name(MODULES_FILE)
+    if not modules.exists():  # once: some faults let no file grow
+        modules.write_text("\n".join(sys.modules))
+    sys.exit(code)
 
 
 def is_saving(run_dir: Path) -> bool:
