@@ -310,6 +310,7 @@ class RunContext:
             freeze=options.freeze,
             logits_chunk=options.logits_chunk_tokens,
             cache_vision=not self.is_zero3,
+            float32_output_layer=options.float32_output_layer,
         )
 
     def _check_rewards(self) -> None:
