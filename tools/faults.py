@@ -38,6 +38,10 @@ from mmrl.checkpoint.snapshot import COMMON_FILES, OPTIMIZER_FILE, WEIGHTS_FILE
 from mmrl.checkpoint.verify_resume import find_differing_files
 
 TABLE_HEAD = ("| fault | tried | what happened | lost |", "|---|---|---|---|")
+NAN_LOSS = """
+def nan_loss(logprobs, old_logprobs, advantages, mask):
+    return logprobs * float("nan")
+"""
 BEGIN_MARK, END_MARK = "<!-- tools/faults.py writes from here -->", "<!-- to here -->"
 
 
@@ -167,7 +171,9 @@ def change_config(harness: FaultHarness) -> Iterator[FaultRow]:
 
 def make_gradients_nan(harness: FaultHarness) -> Iterator[FaultRow]:
     """Gradients that are not finite."""
-    code = harness.run_to_end("stages.cold.optimizer.lr=1e30", "stages.cold.max_nonfinite_steps=2")
+    (harness.folder / "nan_loss.py").write_text(NAN_LOSS)
+    policy_loss = "stages.rl.loss.policy_loss={fn: ./nan_loss.py:nan_loss}"
+    code = harness.run_to_end(policy_loss, "stages.rl.max_nonfinite_steps=2")
     lost = [] if code == 2 and "not finite" in harness.log_text else [f"ended with {code}: {harness.log_text[-300:]}"]
     newest = find_latest(harness.run_dir / "checkpoints", lost.append)
     if newest is None or not all(tensor.isfinite().all() for tensor in load_file(newest / WEIGHTS_FILE).values()):

@@ -45,7 +45,7 @@ def add_parser(commands: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; return 130 or 143 if interrupted and saved, 1 if `--verify-resume` finds a difference, else 0."""
-    from mmrl.config import load_config
+    from mmrl.config import load_config, locate_errors
 
     loaded = load_config(arguments.config, arguments.overrides)
     if arguments.verify_resume:
@@ -75,4 +75,5 @@ def run(arguments: argparse.Namespace) -> int:
         for family in FAMILIES:
             FAMILIES[family]
 
-    return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
+    with locate_errors(loaded):
+        return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)

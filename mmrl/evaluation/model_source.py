@@ -31,7 +31,7 @@ _MODEL_FILES: Final = (
     *("preprocessor_config.json", "chat_template*", "tokenizer*"),
 )
 _IMAGE_CACHE_BYTES: Final = 256 * 2**20
-_INHERITED_SECTIONS: Final = ("model", "response_format", "rollout", "evaluation")
+_INHERITED_SECTIONS: Final = ("model", "media", "response_format", "rollout", "evaluation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import mmrl_rewards
 from mmrl.config.schema import ToolConfig
 from mmrl.rollout.tools.workers import ToolFunction
 from mmrl.types import UserError
-from mmrl.utils.plugins import load_function, load_plugin
+from mmrl.utils.plugins import errors_about_call, load_function, load_plugin
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, Reward, bind
 
@@ -69,7 +69,8 @@ def load_bound_reward(name: str, base: Path, args: Mapping[str, Any]) -> BoundRe
     Raises:
         UserError: there is no such reward, or an option is unknown, missing or of the wrong type.
     """
-    return bind(load_reward(name, base), args)
+    with errors_about_call(name, args):
+        return bind(load_reward(name, base), args)
 
 
 def load_tool(base: Path, options: ToolConfig) -> ToolFunction:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -33,8 +32,8 @@ from mmrl.log.run_dir import RunDir, check_same_run
 from mmrl.policy.policy import Policy
 from mmrl.ports import Learner, Sampler, SampleSource
 from mmrl.rollout.logprob_check import LogprobCheck
-from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
-from mmrl.training.benchmarks import TrainingBenchmarks, read_all_benchmark_questions
+from mmrl.training.async_rollouts import AsyncRollouts, describe_difference, run_async_rl_stage
+from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_all_benchmark_questions
 from mmrl.training.build import RunContext, StageEngine
 from mmrl.training.callbacks import (
     BenchmarkRunner,
@@ -81,13 +80,13 @@ def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], rank
         with stop.handle(signal.SIGTERM, finish_step=False), ExitStack() as stack:
             ranks.on_rank0(partial(stack.enter_context, run_dir.lock()))
             has_begun = ranks.on_rank0(partial(run_dir.claim, config, console.info))
-            if has_begun and ranks.on_rank0(run_dir.model.exists):
+            if has_begun and ranks.on_rank0(run_dir.is_finished):
                 console.info("This run is finished; delete its directory or choose another to run it again.")
                 ranks.on_rank0(partial(print_summary, run_dir, console))
                 return 0
             for warning in warnings:
                 console.warn(warning)
-            cleanup = nullcontext() if ranks.rank else _remove_run_dir_on_error(run_dir, keep=has_begun)
+            cleanup = nullcontext() if ranks.rank else run_dir.remove_on_error(keep=has_begun)
             with cleanup, ExitStack() as opened:
                 # Benchmarks are read first: a missing file should fail before the model is loaded.
                 questions = ranks.on_rank0(partial(read_all_benchmark_questions, config, base_dir, run_dir.data))
@@ -96,7 +95,7 @@ def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], rank
                     opened.enter_context(closing(part))
                 benchmarks = TrainingBenchmarks(context, base_dir, questions)
                 user_callbacks = load_callbacks(config.callbacks, context, base_dir)
-                ranks.on_rank0(partial(_write_run_info, run_dir, context))
+                ranks.on_rank0(partial(_write_run_info, run_dir, context, digest_questions(config, questions)))
                 running = opened.pop_all()
             with running:
                 TrainingRun(context, benchmarks, user_callbacks, stop).execute()
@@ -112,21 +111,13 @@ def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], rank
     return 0
 
 
-def _write_run_info(run_dir: RunDir, context: RunContext) -> None:
-    """Write the manifest, and for a model made from scratch its processor."""
-    run_dir.write_manifest(context.config, context.samples.content_hashes())
+def _write_run_info(run_dir: RunDir, context: RunContext, benchmarks: Mapping[str, str]) -> None:
+    """Write the manifest, the record of data and `benchmarks`, and for a model made from scratch its processor."""
+    context.data_record.check_benchmarks(benchmarks)
+    run_dir.write_manifest(context.config, context.samples.content_hashes(), context.data_record.differences)
+    context.data_record.save()
     if context.config.model.from_scratch and not run_dir.processor.exists():
         checkpoint.export_hf_folder(run_dir.processor, context.processor.hf_processor, context.policy.model.config)
-
-
-@contextmanager
-def _remove_run_dir_on_error(run_dir: RunDir, *, keep: bool) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if not keep:
-            shutil.rmtree(run_dir.path)
-        raise
 
 
 @dataclass(slots=True)
@@ -189,6 +180,7 @@ class TrainingRun:
             self._run_dir.checkpoints, self._config.checkpoints, self._console.warn, self._ranks
         )
         self._state, self._optimizer = self._load_checkpoint()
+        self._ranks.on_rank0(partial(self._run_dir.reopen, self._config))
         context.shard_model()
         self._ranks.on_rank0(partial(self._logger.resume_from, self._state.metrics_bytes))
 
@@ -417,7 +409,9 @@ class TrainingRun:
 
     def _load_checkpoint(self) -> tuple[TrainingState, dict[str, Any]]:
         """Load the weights of the latest checkpoint; return its state and optimizer state, or those of a new run."""
-        folder = checkpoint.find_latest(self._run_dir.checkpoints, self._console.warn, self._ranks)
+        # A stage with more steps than it had goes on from its own last checkpoint, even if the run was finished.
+        lengthened = self._ranks.on_rank0(self._run_dir.find_lengthened_stage)
+        folder = checkpoint.find_latest(self._run_dir.checkpoints, self._console.warn, self._ranks, until=lengthened)
         if folder is None:
             return TrainingState(), {}
         check_same_run(folder, diff_configs(read_flat_settings(folder / checkpoint.CONFIG_FILE), self._config))
@@ -427,6 +421,13 @@ class TrainingRun:
             # ZeRO-3 copies the weights when it shards them, so they need not be read into memory before.
             mmap=self._context.is_zero3,
         )
+        # The config is written after this: a kill in between leaves a run that goes on with either.
+        if lengthened is not None:
+            self._ranks.on_rank0(partial(checkpoint.remove_later_stages, self._run_dir.checkpoints, lengthened))
+            self._console.info(describe_difference(self._config.stages[lengthened], state))
+        if any(self._ranks.all_gather(bool(self._context.data_record.differences))):
+            # Their prompts may not be the same any more; replay and carried-over groups check theirs themselves.
+            state.unfinished, state.prefetched = (), None
         if state.stage_index < len(self._config.stages):
             name = self._config.stages[state.stage_index].name
             self._console.info(f"Resuming from {folder}: stage {name}, step {state.step}.")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from mmrl.types import UserError
+from mmrl.types import FunctionCall, UserError
 
 # By default an infinity would be written as null, and arrive as None.
 _JSON: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))
@@ -71,7 +71,7 @@ def validate_args(owner: str, options: Mapping[str, PluginOption], args: Mapping
             close = difflib.get_close_matches(name, options, n=1)
             known = f"it has {', '.join(map(repr, options))}" if options else "it has none"
             hint = f"did you mean {close[0]!r}?" if close else known
-            raise UserError(f"{owner} has no option {name!r}; {hint}")
+            raise _option_error(f"{owner} has no option {name!r}; {hint}", name, args)
     for name, option in options.items():
         if option.required and name not in args:
             raise UserError(f"{owner} needs the option {name!r}")
@@ -82,8 +82,15 @@ def validate_args(owner: str, options: Mapping[str, PluginOption], args: Mapping
             # By way of JSON, because strict checks of Python objects would refuse a list where a tuple is wanted.
             validated[name] = adapter.validate_json(_JSON.dump_json(value), strict=True)
         except ValidationError as error:
-            raise UserError(f"{owner}, option {name!r} = {value!r}: {error.errors()[0]['msg']}") from None
+            problem = error.errors()[0]["msg"].replace("Input should be", "must be")
+            raise _option_error(f"{owner}, option {name!r} = {value!r}: {problem}", name, args) from None
     return validated
+
+
+def _option_error(message: str, option: str, args: Mapping[str, Any]) -> UserError:
+    error = UserError(message)
+    error.call = FunctionCall("", args, option)
+    return error
 
 
 def locate_function(function: Callable[..., Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from itertools import count
 from pathlib import Path
@@ -166,3 +167,25 @@ def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monke
     done = mmrl("train", config, "--nproc", 2)
     assert done.code == 0, done.errors
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
+
+
+@pytest.mark.slow
+def test_a_lengthened_run_says_whether_it_ends_like_a_longer_one(tmp_path: Path, here: Command) -> None:
+    """The last step of the shorter run generates nothing in advance; from an earlier checkpoint both are the same."""
+    longer = ["stages.rl.steps=7"]
+    run_dir = tmp_path / "run"
+    config = write(with_everything(run_dir), tmp_path / "tiny.yaml")
+    assert here("train", config).code == 0
+    shutil.copytree(run_dir, tmp_path / "short")
+    done = here("train", config, *longer)
+    assert done.code == 0, done.errors
+    assert "Stage rl will not end like one that had 7 steps from the start: step 6 was its last one" in done.output
+    shutil.rmtree(run_dir)
+    shutil.copytree(tmp_path / "short", run_dir)
+    shutil.rmtree(run_dir / "checkpoints" / "01-000006")
+    done = here("train", config, *longer)
+    assert done.code == 0, done.errors
+    assert "01-000004: stage rl, step 4" in done.output
+    assert "The stage will end like one that had so many steps from the start." in done.output
+    assert here("train", config, *longer, "--run-dir", tmp_path / "fresh").code == 0
+    assert contents(run_dir) == contents(tmp_path / "fresh")

@@ -251,8 +251,8 @@ def test_another_config_is_refused_with_what_differs(tmp_path):
         run.claim(with_steps(config_of(seed=3), 30), silent)
     said = str(caught.value).splitlines()
     assert said[0] == f"{tmp_path}/r holds the run of another config; these settings differ (there -> here):"
-    assert said[1:3] == ["  run.seed: 0 -> 3", "  stages.0.steps: 20 -> 30"]
-    assert "--run-dir" in said[3] and "delete" in said[3]
+    assert said[1:2] == ["  run.seed: 0 -> 3"]
+    assert "--run-dir" in said[2] and "delete" in said[2]
 
 
 def test_another_length_is_refused_and_called_that(tmp_path):
@@ -262,6 +262,24 @@ def test_another_length_is_refused_and_called_that(tmp_path):
     said = str(caught.value)
     assert "holds this very experiment with another length" in said
     assert "stages.0.steps: 20 -> 2" in said and "run.cpu_threads" not in said
+
+
+def test_a_begun_run_takes_its_new_settings_once_nothing_can_be_refused_any_more(tmp_path):
+    run, told = begun(tmp_path / "r", config_of()), []
+    longer = with_steps(config_of(cpu_threads=2), 30)
+    assert run.claim(longer, told.append)
+    assert told == [
+        "This run continues with run.cpu_threads: 0 -> 2 (results may differ in the last digits).",
+        "This run continues with stages.0.steps: 20 -> 30 (the run is lengthened).",
+    ]
+    assert load_config(run.config).config == config_of()
+    assert run.find_lengthened_stage() == 0
+    run.model.mkdir()
+    assert not run.is_finished()
+    run.reopen(longer)
+    assert load_config(run.config).config == longer and not run.model.exists()
+    (run.checkpoints / "00-000005").rename(run.checkpoints / ".00-000005.partial")  # the first save was killed
+    assert run.claim(with_steps(longer, 40), told.append)
 
 
 def test_settings_that_only_one_side_knows_are_called_absent(tmp_path):

@@ -114,7 +114,7 @@ METRIC_MEANINGS: Mapping[str, str] = {
     # Evaluation
     "validation/<task>": "Mean reward of one task's validation samples; `validation/mean` is the mean over tasks.",
     "test/<task>": "Mean reward of one task's test samples, before and after the run.",
-    "benchmark/<name>/<metric>": "Metric of a benchmark: accuracy, official, truncated_frac, pass@k ...",
+    "benchmark/<name>/<metric>": "Metric of a benchmark: accuracy, official_accuracy, official_score, pass@k ...",
     "benchmark/<name>/<column>/<value>": "Accuracy on a subset of a benchmark.",
     "select/<name>": "Counts of a select stage.",
     # timings.jsonl
@@ -252,13 +252,13 @@ def describe_bounds(metadata: Any) -> str:
     for bound in metadata:
         match bound:
             case Ge():
-                text += f", ≥ {bound.ge:g}"
+                text += f", ≥ {bound.ge:,}".removesuffix(".0")
             case Gt():
-                text += f", > {bound.gt:g}"
+                text += f", > {bound.gt:,}".removesuffix(".0")
             case Le():
-                text += f", ≤ {bound.le:g}"
+                text += f", ≤ {bound.le:,}".removesuffix(".0")
             case Lt():
-                text += f", < {bound.lt:g}"
+                text += f", < {bound.lt:,}".removesuffix(".0")
             case MinLen() | MaxLen():
                 pass
             case FieldInfo():

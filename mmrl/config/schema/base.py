@@ -8,10 +8,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mmrl.types import Sample
 
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0.0)]
-NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+# Every number has an upper bound: beyond it a value is a slip of the keyboard, overflows float32, or takes the machine
+# down, and it should not be a run of hours that shows it.
+PositiveInt = Annotated[int, Field(ge=1, le=1_000_000_000)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=1_000_000_000)]
+PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0, le=1e9)]
+Number = Annotated[float, Field(ge=-1e9, le=1e9)]
+Weight = Annotated[float, Field(ge=-1e6, le=1e6)]
+Coefficient = Annotated[float, Field(ge=0.0, le=1000.0)]
+LearningRate = Annotated[float, Field(gt=0.0, le=1.0)]  # AdamW moves every weight by about this much a step
+Temperature = Annotated[float, Field(ge=0.0, le=10.0)]
+Nats = Annotated[float, Field(gt=0.0, le=88.0)]  # exp(88.8) is infinite in float32
+Seconds = Annotated[float, Field(gt=0.0, le=31_536_000.0)]  # a year; what waits on a lock cannot wait for 300
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]  # torch's seeds have 64 bits
+NumBytes = Annotated[int, Field(ge=1, le=10**15)]
+NumTokens = Annotated[int, Field(ge=1, le=10_000_000)]
+BatchSize = Annotated[int, Field(ge=1, le=1_000_000)]
+Dimension = Annotated[int, Field(ge=1, le=100_000)]  # of a model's layers, heads and ranks
+Workers = Annotated[int, Field(ge=0, le=4096)]  # processes or threads
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]  # 1 would keep the first value for ever

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from mmrl.config.schema.base import (
     Fraction,
-    NonNegativeFloat,
+    Number,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
@@ -24,9 +24,9 @@ class GroupRewardRangeConfig(StrictModel):
 
     term: str
     """Name of the reward term. The total cannot be named: shaping would move it."""
-    low: float = 0.0
+    low: Number = 0.0
     """The mean of the term over the group must reach this."""
-    high: float = 1.0
+    high: Number = 1.0
     """The mean of the term over the group must not exceed this."""
     require_mixed: bool = True
     """The term must also differ within the group (DAPO)."""
@@ -93,7 +93,7 @@ class ReplayConfig(StrictModel):
     capacity: PositiveInt | None = 1024
     """Rollouts that the buffer holds; those of the oldest policy version leave first. Null for `target_fraction` of a
     step."""
-    priority_exponent: NonNegativeFloat = 1.0
+    priority_exponent: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
     """A rollout is drawn in proportion to |A| to this power; 0 draws uniformly."""
     positive_advantage_weight: PositiveFloat = 1.0
     """The probability of rollouts with A > 0 is multiplied by this."""
@@ -179,5 +179,5 @@ class HealthConfig(StrictModel):
     """Warn above this share of tool calls that raise or exceed their deadline."""
     max_reward_term_drop: PositiveFloat | None = 0.1
     """Warn when a reward term's mean falls this far below that of the first window, while the total rises."""
-    min_blind_gap: float | None = 0.02
+    min_blind_gap: Number | None = 0.02
     """Warn when hiding the media costs no reward term more than this, by the mean with media minus the mean without."""
