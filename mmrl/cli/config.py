@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mmrl.cli.common import Subparsers, add_command, add_config_arguments
+from mmrl.cli.common import Subparsers, add_command, add_config_arguments, echo
 
 EXPLAIN_DETAILS = """\
 example:
@@ -39,12 +39,12 @@ def add_parser(commands: Subparsers) -> None:
 def _explain(arguments: argparse.Namespace) -> int:
     from mmrl.config import explain, load_config
 
-    print(explain(load_config(arguments.config, arguments.overrides)), end="")
+    echo(explain(load_config(arguments.config, arguments.overrides)), end="")
     return 0
 
 
 def _print_schema(arguments: argparse.Namespace) -> int:
     from mmrl.config import config_json_schema
 
-    print(json.dumps(config_json_schema(), indent=2))
+    echo(json.dumps(config_json_schema(), indent=2))
     return 0

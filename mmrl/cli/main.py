@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import mmrl
 from mmrl.cli import config, data, eval, export, reward, train
+from mmrl.cli.common import echo
 from mmrl.distributed.ranks import RankLostError
 from mmrl.types import UserError
 from mmrl.utils.error_catcher import ErrorCatcher
@@ -42,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run_command(arguments)
         sys.stdout.flush()
     except UserError as error:
-        for line in str(error).splitlines():
-            print(f"mmrl: error: {line}", file=sys.stderr)
+        for line in str(error).split("\n"):
+            echo(f"mmrl: error: {line}", file=sys.stderr)
         if isinstance(error, RankLostError):
             # Connections to the other ranks stay open: once one is lost, gloo's threads abort a normal exit.
             sys.stdout.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.cli.common import Subparsers, add_command, add_config_arguments, pause_gc_for_imports, positive_int
+from mmrl.cli.common import Subparsers, add_command, add_config_arguments, echo, pause_gc_for_imports, positive_int
 from mmrl.distributed.launch import launch
 
 DETAILS = """\
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.overrides,
             steps=arguments.steps or _VERIFIED_STEPS,
             processes=arguments.nproc,
-            say=print,
+            say=echo,
         )
         return 0 if is_same else 1
     if arguments.nproc:

@@ -149,10 +149,9 @@ class DatasetLoader:
         reading = f"{sampling} by {self._config.media.video_reader}"
         known = self._opened_index.known_videos(refs, reading) if self._opened_index else set()
         open_video = partial(_open_video, self._worker_cache(), sampling, known)
-        workers = self._config.data.media_workers
         new_sizes = {}
         reported_at = monotonic()
-        for ref, plan in open_each_medium(refs, open_video, workers=workers, console=self._console):
+        for ref, plan in open_each_medium(refs, open_video, options=self._config.data, console=self._console):
             self._opened_videos[ref] = plan
             if isinstance(plan, FramePlan):
                 self._media_cache.set_frame_plan(ref, sampling, plan)
@@ -232,14 +231,14 @@ class DatasetLoader:
 
         The sizes of images that were not known before are added to `opened_sizes`.
         """
-        workers = self._config.data.media_workers
+        options = self._config.data
         refs = unique_images(samples)
         # A resumed run knows the sizes of images that it has opened before and that have not been touched since.
         known_sizes = self._opened_index.known_sizes(refs) if self._opened_index else {}
         new_refs = [ref for ref in refs if ref not in known_sizes]
         # Workers open media through an empty cache of their own and send back sizes, not pixels.
-        cache = self._worker_cache() if workers else self._media_cache
-        opened = open_all_media(new_refs, cache.image_size, workers=workers, console=self._console)
+        cache = self._worker_cache() if options.media_workers else self._media_cache
+        opened = open_all_media(new_refs, cache.image_size, options=options, console=self._console)
         new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
         for ref, size in {**known_sizes, **new_sizes}.items():
             self._media_cache.set_image_size(ref, size)
@@ -345,27 +344,30 @@ def unique_videos(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
 
 
 def open_all_media(
-    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, workers: int, console: Console
+    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, options: DataConfig, console: Console
 ) -> dict[MediaRefT, OpenedT | MediaError]:
     """Open images or videos, and return for each what `open_one` returned or the error that it raised.
 
-    With 0 `workers`, this process opens them. Otherwise `open_one` must be picklable, and a file that kills the process
-    that opens it maps to an error too.
+    Without `media_workers` in the options, this process opens them. Otherwise `open_one` must be picklable, and a file
+    that kills the process that opens it, or takes it too long, maps to an error too.
     """
-    return dict(open_each_medium(refs, open_one, workers=workers, console=console))
+    return dict(open_each_medium(refs, open_one, options=options, console=console))
 
 
 def open_each_medium(
-    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, workers: int, console: Console
+    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, options: DataConfig, console: Console
 ) -> Iterator[tuple[MediaRefT, OpenedT | MediaError]]:
     """Yield each image or video with what `open_all_media` returns for it, in order."""
     if not refs:
         return
     attempt = partial(_open_or_error, open_one)
-    if not workers:
+    if not options.media_workers:
         yield from zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True)
         return
-    with closing(start_media_workers(attempt, workers, name=attrgetter("path"))) as pool:
+    workers = start_media_workers(
+        attempt, options.media_workers, timeout_s=options.media_timeout_s, name=attrgetter("path")
+    )
+    with closing(workers) as pool:
         futures = list(map(pool.submit, refs))
         opened = console.track("opening media", map(_wait_for_media, futures), len(refs))
         yield from zip(refs, opened, strict=True)

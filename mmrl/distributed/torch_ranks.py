@@ -167,12 +167,11 @@ class Heartbeat(threading.Thread):
                 if self._warned or waited_s <= self._patience_s:
                     continue
                 self._warned = True
-                print(
-                    f"warning: rank {self._rank} has been at it for {waited_s:.0f} s: {self.activity}. "
-                    f"{self.describe_others()}",
-                    file=sys.stderr,
-                    flush=True,
+                line = (
+                    f"rank {self._rank} has been at it for {waited_s:.0f} s: {self.activity}. {self.describe_others()}"
                 )
+                # Activities name samples, whose ids may hold what a terminal obeys; repr escapes it.
+                print(f"warning: {repr(line)[1:-1]}", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback(sys.stderr)
             except dist.DistError:
                 # The store lives in rank 0, and ends with it.

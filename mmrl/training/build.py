@@ -106,8 +106,8 @@ class RunContext:
         torch.manual_seed(config.run.seed)
         self.response_format = build_response_format(config)
         self.scorer = build_scorer(config, base_dir)
-        self.group_rewards = build_group_rewards(config, base_dir)
-        registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir)
+        self.group_rewards = build_group_rewards(config, base_dir, ranks.on_rank0)
+        registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir, config.rewards)
 
         dataset_context = make_dataset_context(config, base_dir, run_dir.data)
         media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
@@ -328,6 +328,8 @@ class RunContext:
         self.scorer.check_samples(self.samples.train, self.response_format)
         self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
         check_group_rewards(self.group_rewards, self.scorer, self.samples.train)
+        for warning in self.scorer.check_wrong_answers(self.samples.train, self.response_format):
+            self.console.warn(warning)
 
         all_samples: list[Sample] = []
         for split in self.samples.by_split().values():

@@ -49,6 +49,7 @@ from mmrl.training.sample import run_sample_stage
 from mmrl.training.select import run_select_stage
 from mmrl.training.sft import SftComponents, build_sft_settings, run_sft_stage
 from mmrl.types import EvalRewards, RunInterrupted, Sample, TrainingState
+from mmrl.utils.worker_pool import STOP_REQUESTED
 
 
 def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | None = None) -> int:
@@ -93,6 +94,8 @@ def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], rank
                 context = RunContext(config, base_dir, run_dir, console, ranks)
                 for part in (context.scorer, context.tool_runner, context.samplers):
                     opened.enter_context(closing(part))
+                for term in context.group_rewards:
+                    opened.callback(term.close)
                 benchmarks = TrainingBenchmarks(context, base_dir, questions)
                 user_callbacks = load_callbacks(config.callbacks, context, base_dir)
                 ranks.on_rank0(partial(_write_run_info, run_dir, context, digest_questions(config, questions)))
@@ -138,6 +141,8 @@ class StopSignal:
             if finish_step and self.received is not None:
                 raise KeyboardInterrupt
             self.received = number
+            # A reward or tool that hangs is not waited for: the step then ends without being saved.
+            STOP_REQUESTED.set()
             if not finish_step:
                 raise KeyboardInterrupt
             self.warn("Stopping: the step in progress will be finished and saved. Interrupt again to stop at once.")
@@ -146,6 +151,7 @@ class StopSignal:
         try:
             yield
         finally:
+            STOP_REQUESTED.clear()
             for number, previous in previous_handlers.items():
                 signal.signal(number, previous)
 

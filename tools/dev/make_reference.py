@@ -75,6 +75,7 @@ METRIC_MEANINGS: Mapping[str, str] = {
     "<step>/invalid": "Tool calls that could not be read, or with wrong arguments.",
     "<step>/errors": "Tool calls at which the tool raised.",
     "<step>/timeouts": "Tool calls killed at their deadline.",
+    "<step>/limits": "Tool calls killed at a limit of memory or processes.",
     "<step>/media_shown": "Images and videos shown by tools.",
     "<step>/unanswered": "Tool calls without a result, for lack of turns or tokens.",
     "probe/blind_gap/<probe>/<term>": "Mean of a reward term with the media, minus without.",
