@@ -263,6 +263,7 @@ class RunContext:
             ),
             prompts_per_step=stage.prompts_per_step,
             dynamic_sampling=stage.dynamic_sampling,
+            carry_over=stage.carries_groups,
             replay=replay,
             find_changed_media=partial(find_changed_media, find_problems=media_check, warn=self.console.warn),
             stale_old_logprobs="recorded" if stage.loss.rollout_correction.method == "none" else None,
