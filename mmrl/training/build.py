@@ -114,11 +114,9 @@ class RunContext:
         dataset_context = make_dataset_context(config, base_dir, run_dir.data)
         media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
         media_cache = MediaCache(media_policy, media_limits, max_bytes=IMAGE_CACHE_BYTES)
-        self.data_record = DataRecord(path=run_dir.data_record, data=config.data, console=console)
         index = OpenedMediaIndex(run_dir.opened_media)
-        loader = DatasetLoader(
-            config, dataset_context, media_cache, console, opened_index=index, record=self.data_record
-        )
+        record = self.data_record = DataRecord(path=run_dir.data_record, data=config.data, console=console)
+        loader = DatasetLoader(config, dataset_context, media_cache, console, opened_index=index, record=record)
         console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
         # Rank 0 reads and checks the data for all: the others receive its samples.
         self.samples = ranks.on_rank0(loader.load)
