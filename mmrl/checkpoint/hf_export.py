@@ -104,7 +104,12 @@ def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredMode
     processor_config = config.model.model_copy(update={"path": str(run_dir.processor)})
     model_bundle = build_model(config, partial(load_processor, processor_config))
     adapter = create_adapter(model_bundle.model, config.model.lora, config.run.seed, model_bundle.family)
-    policy = Policy(model_bundle.model, family=model_bundle.family, freeze=config.model.freeze)
+    policy = Policy(
+        model_bundle.model,
+        family=model_bundle.family,
+        freeze=config.model.freeze,
+        float32_output_layer=config.model.float32_output_layer,
+    )
     fingerprint = checkpoint.fingerprint_weights(policy.frozen.items())
     weights = checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=fingerprint)
     # Refuses a base model that is not what it was, by the fingerprint of its frozen weights.

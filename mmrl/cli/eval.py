@@ -103,7 +103,11 @@ def _add_run_parser(group: Subparsers) -> None:
         choices=("px_original", "norm_1", "norm_1000"),
         help="coordinate system of boxes in a table that does not state it (VLMEvalKit's RefCOCO)",
     )
-    parser.add_argument("--allow-missing", action="store_true", help="count questions without their image as incorrect")
+    parser.add_argument(
+        "--allow-missing",
+        action="store_true",
+        help="count malformed rows and questions without their image as incorrect",
+    )
     parser.add_argument("--rescore", action="store_true", help="score the predictions again, and print what changes")
     parser.set_defaults(run=_run)
 

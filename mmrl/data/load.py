@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 from math import isfinite
 from operator import attrgetter
+from time import monotonic
 from typing import Any, TypeVar
 
 from mmrl.config import Config
@@ -21,7 +22,7 @@ from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
 from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
-from mmrl.media.video import FrameSampling
+from mmrl.media.video import FramePlan, FrameSampling
 from mmrl.types import DatasetContext, ImageRef, PromptTooLongError, RejectedRow, Sample, Size, UserError, VideoRef
 from mmrl.utils.plugins import errors_about_call, load_plugin
 
@@ -29,6 +30,7 @@ MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
 
 _MAX_LISTED = 5
+_REPORT_VIDEOS_S = 60.0
 _BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.on_bad_sample=skip"
 _DUPLICATE_ID_REMEDY = "where they are different samples, give one of their sources a `name`"
 _TOO_LONG_REMEDY = (
@@ -75,16 +77,19 @@ class DatasetLoader:
         media_cache: MediaCache,
         console: Console,
         *,
-        opened: OpenedMediaIndex | None = None,
+        opened_index: OpenedMediaIndex | None = None,
         record: DataRecord | None = None,
     ) -> None:
         """Create a loader that calls dataset functions with `context`.
 
-        It puts the size of every image and the frame plan of every video into `media_cache`. Images in `opened`,
-        which an earlier start of the run has opened, are not opened again. `record` has the data that it began with.
+        It puts the size of every image and the frame plan of every video into `media_cache`. Images and videos in
+        `opened_index`, which an earlier start of the run has opened, are not opened again. `record` has the data that
+        the run began with.
         """
         self._config, self._context, self._media_cache, self._console = config, context, media_cache, console
-        self._opened_index, self._record = opened, record
+        self._opened_index, self._record = opened_index, record
+        # The error of each video that cannot be used, or its frame plan; filled by `open_videos`.
+        self._opened_videos: dict[VideoRef, FramePlan | MediaError] = {}
 
     def load(self) -> DataSplits:
         """Return all samples whose images can be opened.
@@ -134,22 +139,36 @@ class DatasetLoader:
             self._opened_index.add(opened_sizes)
         return DataSplits(**splits, source_indices=source_indices)
 
-    def plan_videos(self, samples: DataSplits, sampling: FrameSampling) -> None:
-        """Open all videos in worker processes, so that `filter_by_prompt` finds their frame plans in the cache.
+    def open_videos(self, samples: DataSplits, sampling: FrameSampling) -> Iterator[int]:
+        """Decode every frame of all videos that the model will see; `filter_by_prompt` leaves out those with damage.
 
-        Does nothing without `data.media_workers`: videos are then opened one by one, when they are first needed.
+        A video that an earlier start of the run has decoded in the same way is opened, but not decoded again. Yields
+        the number of videos that are done, about every minute: decoding may take longer than ranks wait for another.
         """
-        workers = self._config.data.media_workers
-        if not workers:
-            return
         refs = unique_videos(sample for split in samples.by_split().values() for sample in split)
-        plan_video = partial(self._worker_cache().get_frame_plan, sampling=sampling)
-        for ref, plan in open_all_media(refs, plan_video, workers=workers, console=self._console).items():
-            if not isinstance(plan, MediaError):
+        reading = f"{sampling} by {self._config.media.video_reader}"
+        known = self._opened_index.known_videos(refs, reading) if self._opened_index else set()
+        open_video = partial(_open_video, self._worker_cache(), sampling, known)
+        workers = self._config.data.media_workers
+        new_sizes = {}
+        reported_at = monotonic()
+        for ref, plan in open_each_medium(refs, open_video, workers=workers, console=self._console):
+            self._opened_videos[ref] = plan
+            if isinstance(plan, FramePlan):
                 self._media_cache.set_frame_plan(ref, sampling, plan)
+                if ref not in known:
+                    new_sizes[ref] = plan.original_size
+            if monotonic() - reported_at > _REPORT_VIDEOS_S:
+                if self._opened_index:
+                    self._opened_index.add_videos(new_sizes, reading)
+                    new_sizes.clear()
+                yield len(self._opened_videos)
+                reported_at = monotonic()
+        if self._opened_index:
+            self._opened_index.add_videos(new_sizes, reading)
 
     def filter_by_prompt(self, samples: DataSplits, measure_prompt: Callable[[Sample], object]) -> DataSplits:
-        """Return the samples whose prompts can be built, of those that `load` returned.
+        """Return the samples of `load` whose videos could be opened and whose prompts can be built.
 
         `measure_prompt` raises PromptTooLongError for a prompt that is too long, and UserError for one that cannot be
         built at all.
@@ -165,6 +184,10 @@ class DatasetLoader:
             bad: list[RejectedRow] = []
             too_long: list[RejectedRow] = []
             for sample in given:
+                problem = find_media_problem(sample, self._opened_videos)
+                if problem is not None:
+                    bad.append(RejectedRow(sample.id, problem))
+                    continue
                 try:
                     measure_prompt(sample)
                 except PromptTooLongError as error:
@@ -329,15 +352,28 @@ def open_all_media(
     With 0 `workers`, this process opens them. Otherwise `open_one` must be picklable, and a file that kills the process
     that opens it maps to an error too.
     """
+    return dict(open_each_medium(refs, open_one, workers=workers, console=console))
+
+
+def open_each_medium(
+    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, workers: int, console: Console
+) -> Iterator[tuple[MediaRefT, OpenedT | MediaError]]:
+    """Yield each image or video with what `open_all_media` returns for it, in order."""
     if not refs:
-        return {}
+        return
     attempt = partial(_open_or_error, open_one)
     if not workers:
-        return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
+        yield from zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True)
+        return
     with closing(start_media_workers(attempt, workers, name=attrgetter("path"))) as pool:
         futures = list(map(pool.submit, refs))
         opened = console.track("opening media", map(_wait_for_media, futures), len(refs))
-        return dict(zip(refs, opened, strict=True))
+        yield from zip(refs, opened, strict=True)
+
+
+def _open_video(cache: MediaCache, sampling: FrameSampling, known: Set[VideoRef], ref: VideoRef) -> FramePlan:
+    """Return a video's frame plan after decoding its frames, unless it is one of those `known` to be good."""
+    return cache.get_frame_plan(ref, sampling) if ref in known else cache.check_video(ref, sampling).plan
 
 
 def find_media_problem(sample: Sample, opened: Mapping[Any, object]) -> str | None:

@@ -152,14 +152,19 @@ class _EvalCommand:
     def _start(self, identity: Mapping[str, Any]) -> dict[str, str]:
         """Write the settings of a new evaluation, and return the questions that cannot be asked."""
         self._refuse_rescore()
-        missing = find_unusable_questions(self.question_set.questions, self._loaded_model.processor.encoder.measure)
-        check_missing(
-            missing,
-            self.question_set.questions,
+        questions = self.question_set.questions
+        check = partial(
+            check_missing,
+            questions=questions,
             allowed=self.request.allow_missing,
             remedy="--allow-missing",
             warn=self.console.warn,
         )
+        if not self.request.allow_missing and questions.problems:
+            # Loading the model takes a while, so what the files alone tell is refused first.
+            check(questions.problems)
+        missing = find_unusable_questions(questions, self._loaded_model.processor.encoder.measure)
+        check(missing)
         self.eval_dir.write_settings(identity, missing)
         return missing
 
@@ -250,7 +255,9 @@ def _make_benchmark_question_set(request: EvalRequest, eval_config: EvalConfig) 
     if not request.data_files:
         raise UserError(f"--data: where are the files of {benchmark.name}? Nothing is fetched")
     folders = benchmark_folders(request.data_files, request.media_root, Path.cwd())
-    media_policy = make_media_policy(eval_config.media_limits, (*folders, request.out_dir), schemes=("data",))
+    media_policy = make_media_policy(
+        eval_config.media_limits, (*folders, request.out_dir), schemes=("data",), media=eval_config.media
+    )
     dataset_context = DatasetContext(
         work_dir=request.out_dir.absolute(), base_dir=Path.cwd(), seed=eval_config.run.seed, media_policy=media_policy
     )

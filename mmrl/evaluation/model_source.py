@@ -31,7 +31,7 @@ _MODEL_FILES: Final = (
     *("preprocessor_config.json", "chat_template*", "tokenizer*"),
 )
 _IMAGE_CACHE_BYTES: Final = 256 * 2**20
-_INHERITED_SECTIONS: Final = ("model", "response_format", "rollout", "evaluation")
+_INHERITED_SECTIONS: Final = ("model", "media", "response_format", "rollout", "evaluation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +139,7 @@ def load_model(model_source: ModelSource, eval_config: EvalConfig, media_policy:
             loaded.model.to(select_device(eval_config)),
             family=loaded.family,
             logits_chunk=eval_config.model.logits_chunk_tokens,
+            float32_output_layer=eval_config.model.float32_output_layer,
         )
     media_cache = MediaCache(media_policy, eval_config.media_limits, max_bytes=_IMAGE_CACHE_BYTES)
     max_prompt_tokens = prompt_limit(eval_config, policy)

@@ -157,6 +157,10 @@ class GrpoLearner:
         self._check_shared_prefix_once(active)
         dealt = split_into_mini_batches(masked, config.mini_batches)
         mini_batches = list(filter(None, map(self._make_mini_batch, dealt)))
+        if config.mini_batches > 1 and self._objective.needs_initial_logprobs(active):
+            # The update of the first mini-batch comes too early for the others. Its own pass comes before any update.
+            for mini_batch in mini_batches[1:]:
+                self._record_initial_logprobs(mini_batch)
         for epoch in range(config.epochs):
             updates = [self._update(mini_batch, step, lr) for mini_batch in mini_batches]
             latest = _merge_update_metrics(updates, [mini_batch.denominators for mini_batch in mini_batches])
@@ -194,6 +198,14 @@ class GrpoLearner:
             denominators=self._objective.count_denominators(experiences),
         )
 
+    @torch.no_grad()
+    def _record_initial_logprobs(self, mini_batch: _MiniBatch) -> None:
+        """Score a mini-batch before the first update of the step; under ZeRO-3 a collective call, as any forward."""
+        for micro_batch in mini_batch.micro_batches:
+            self._ranks.set_activity("recomputing old log-probs")
+            batch = self._build_batch(micro_batch)
+            mini_batch.initial_logprobs.append(self._policy.compute_logprobs(batch).logprobs_N)
+
     def _update(self, mini_batch: _MiniBatch, step: int, lr: float) -> dict[str, float]:
         """Make one pass over a mini-batch and one update; return its metrics over all ranks."""
         own_metrics: dict[str, float] = {}
@@ -203,16 +215,23 @@ class GrpoLearner:
             sample_ids = ", ".join(group[0].rollout.prompt.sample.id for group in micro_batch.groups)
             self._ranks.set_activity(f"learning from {sample_ids or 'a dummy'}")
             scores = self._policy.compute_logprobs(batch)
-            # The first epoch records the log-probs that later epochs compare with.
+            # The first epoch records the log-probs that later epochs compare with, unless they are known already.
             if index == len(mini_batch.initial_logprobs):
+                mini_batch.initial_logprobs.append(scores.logprobs_N.detach())
+            if index == len(mini_batch.reference_logprobs):
                 reference_N = None
                 if self._reference is not None:
                     with torch.no_grad():
                         reference_N = self._reference.compute_logprobs(batch).logprobs_N
-                mini_batch.initial_logprobs.append((scores.logprobs_N.detach(), reference_N))
+                mini_batch.reference_logprobs.append(reference_N)
             if micro_batch.groups:
                 experiences = list(chain.from_iterable(micro_batch.groups))
-                inputs = LossInputs(scores.logprobs_N, scores.entropies_N, *mini_batch.initial_logprobs[index])
+                inputs = LossInputs(
+                    logprobs_N=scores.logprobs_N,
+                    entropies_N=scores.entropies_N,
+                    recomputed_logprobs_N=mini_batch.initial_logprobs[index],
+                    reference_logprobs_N=mini_batch.reference_logprobs[index],
+                )
                 loss, metrics = self._objective(experiences, inputs, mini_batch.denominators, step=step)
             else:
                 # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
@@ -305,11 +324,14 @@ class _MiniBatch:
     """Those of this rank."""
     denominators: LossDenominators
     """Counts over all ranks."""
-    initial_logprobs: list[tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=list)
-    """Log-probs of each micro-batch before the first update, under the policy and the reference, float32 [N].
+    initial_logprobs: list[torch.Tensor] = field(default_factory=list)
+    """Log-probs of each micro-batch under the policy before the first update of the step, float32 [N].
 
-    The first epoch records them. The reference's are None without a KL penalty.
+    `_record_initial_logprobs` fills this if an old log-prob or a penalty needs it. Otherwise the first epoch does: then
+    they are of the mini-batch's own first pass, and nothing reads those that come after an update.
     """
+    reference_logprobs: list[torch.Tensor | None] = field(default_factory=list)
+    """Log-probs of each micro-batch under the reference, float32 [N]; None without a KL penalty."""
 
 
 def _merge_update_metrics(

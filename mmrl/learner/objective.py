@@ -50,7 +50,7 @@ class LossInputs(NamedTuple):
     entropies_N: Tensor
     """Entropies of the policy's next-token distributions, with gradient."""
     recomputed_logprobs_N: Tensor
-    """Log-probs under the policy before the first update of the step."""
+    """Log-probs under the policy before the first update of the step; not read unless `needs_initial_logprobs`."""
     reference_logprobs_N: Tensor | None
     """Log-probs under the reference; None without a KL penalty."""
 
@@ -115,6 +115,14 @@ class Objective:
         if Author.POLICY in authors and (experience.advantage != 0.0 or regardless_of_advantage):
             return True
         return any(token.in_sft_loss for token in _iter_loss_tokens(experience, self._options))
+
+    def needs_initial_logprobs(self, experiences: Sequence[Experience]) -> bool:
+        """Return True if the loss compares with the learner's log-probs before the first update of the step."""
+        # The penalty in the reward is that of the policy which sampled, as close as the learner can tell.
+        if self.needs_reference and self._options.kl.apply_to == "reward":
+            return True
+        sources = {experience.old_logprobs_source or self._options.old_logprobs for experience in experiences}
+        return "recomputed" in sources
 
     def count_denominators(self, experiences: Sequence[Experience]) -> LossDenominators:
         """Count what loss and metrics of a step divide by, over experiences that `mask` returned, run or not."""

@@ -17,6 +17,9 @@ from torch.autograd.function import BackwardCFunction
 
 from mmrl.types import SamplingParams
 
+_SLICE_ROWS = 8192
+"""Rows of the output matrix that are converted to float32 at a time: 117 MB at 3,584 channels."""
+
 
 def compute_logprobs(logits: torch.Tensor, temperature: float | torch.Tensor, banned: Sequence[int]) -> torch.Tensor:
     """Return log-probabilities in nats, float32 [..., V], of logits [..., V] of any float type.
@@ -83,8 +86,32 @@ class LogprobRequest:
     """Tokens whose logits exist at a time; those of a whole batch would not fit into memory."""
 
 
+def float32_logits(hidden: torch.Tensor, weight_VW: torch.Tensor) -> torch.Tensor:
+    """Return the logits [..., V] of hidden states [..., W], computed and returned in float32.
+
+    The weights stay as they are; `_SLICE_ROWS` rows at a time are converted, so that no float32 copy of all is made.
+
+    Source: MiniMax-M1, arXiv:2506.13585, "Computational Precision Mismatch in Generation and Training"; ScaleRL,
+    arXiv:2510.13786: rounded to bfloat16, the logits of sampler and learner differ enough to move importance ratios.
+    """
+    if hidden.is_cuda and hidden.dtype == weight_VW.dtype == torch.bfloat16 and not torch.is_grad_enabled():
+        # A product of two bfloat16 numbers is exact in float32, and CUDA can add them up and return them there: the
+        # same product by faster kernels. vLLM computes it so, too. Autograd does not know this form.
+        logits = torch.mm(hidden.flatten(0, -2), weight_VW.T, out_dtype=torch.float32)
+        return logits.view(*hidden.shape[:-1], -1)
+    hidden = hidden.float()
+    logits = torch.empty(*hidden.shape[:-1], len(weight_VW), device=hidden.device)
+    for start in range(0, len(weight_VW), _SLICE_ROWS):
+        rows = slice(start, start + _SLICE_ROWS)
+        logits[..., rows] = hidden @ weight_VW[rows].float().T
+    return logits
+
+
 class LogprobHead(nn.Linear):
     """The output layer of a model; during `use_request` it returns log-probs and entropies in place of logits."""
+
+    is_float32 = False
+    """True if hidden states and weights are converted to float32 before their product."""
 
     def __init__(self, linear: nn.Linear) -> None:
         # `meta` allocates nothing: the weight is the old layer's own, so a tied embedding stays tied.
@@ -107,16 +134,18 @@ class LogprobHead(nn.Linear):
         The first row of the latter holds log-probabilities, the second entropies.
         """
         if self._request is None:
-            return super().forward(hidden)
+            return float32_logits(hidden, self.weight) if self.is_float32 else super().forward(hidden)
         # Tokens are scored inside this very call because hooks on modules, such as DeepSpeed's that gather sharded
         # weights, run around it.
         hidden_NW = hidden.flatten(0, -2)[self._request.predictor_index_N]
-        scores_2N: torch.Tensor = _ChunkedLogprobs.apply(hidden_NW, self.weight, self._request)  # type: ignore[no-untyped-call]
+        arguments = (hidden_NW, self.weight, self._request, self.is_float32)
+        scores_2N: torch.Tensor = _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
         return scores_2N
 
 
 class _LogprobContext(BackwardCFunction):
     request: LogprobRequest
+    is_float32: bool
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -127,18 +156,23 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _LogprobContext, hidden_NW: torch.Tensor, weight_VW: torch.Tensor, request: LogprobRequest
+        ctx: _LogprobContext,
+        hidden_NW: torch.Tensor,
+        weight_VW: torch.Tensor,
+        request: LogprobRequest,
+        is_float32: bool,
     ) -> torch.Tensor:
         """Return log-probs and entropies in nats, float32 [2, N], of hidden states [N, W] and weights [V, W]."""
         scores_2N = torch.empty(2, len(hidden_NW), device=hidden_NW.device)
         for start in range(0, len(hidden_NW), request.chunk_tokens):
             chunk = slice(start, start + request.chunk_tokens)
-            logits_CV = hidden_NW[chunk] @ weight_VW.T
+            hidden_CW = hidden_NW[chunk]
+            logits_CV = float32_logits(hidden_CW, weight_VW) if is_float32 else hidden_CW @ weight_VW.T
             logprobs_CV = compute_logprobs(logits_CV, request.temperature_N[chunk, None], request.banned_token_ids)
             scores_2N[0, chunk] = logprobs_CV.gather(-1, request.target_ids_N[chunk, None]).squeeze(-1)
             scores_2N[1, chunk] = torch.special.entr(logprobs_CV.exp_()).sum(dim=-1)
         ctx.save_for_backward(hidden_NW, weight_VW, scores_2N)
-        ctx.request = request
+        ctx.request, ctx.is_float32 = request, is_float32
         return scores_2N
 
     @staticmethod
@@ -152,7 +186,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         d_weight_VW = torch.zeros(weight_VW.shape, device=weight_VW.device) if needs_grad[1] else None
         for start in range(0, len(hidden_NW), request.chunk_tokens):
             chunk = slice(start, start + request.chunk_tokens)
-            logits_CV = hidden_NW[chunk] @ weight_VW.T
+            hidden_CW = hidden_NW[chunk]
+            logits_CV = float32_logits(hidden_CW, weight_VW) if ctx.is_float32 else hidden_CW @ weight_VW.T
             temperature_C1 = request.temperature_N[chunk, None]
             probs_CV = compute_logprobs(logits_CV, temperature_C1, request.banned_token_ids).exp_()
             d_logprob_C1, d_entropy_C1 = grad_2N[:, chunk, None]
@@ -161,9 +196,17 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if d_entropy_C1.any():
                 d_logits_CV += d_entropy_C1 * torch.special.entr(probs_CV)
             d_logits_CV.scatter_add_(-1, request.target_ids_N[chunk, None], d_logprob_C1)
-            d_logits_CV = (d_logits_CV / temperature_C1).to(hidden_NW.dtype)
-            if d_hidden_NW is not None:
-                d_hidden_NW[chunk] = d_logits_CV @ weight_VW
-            if d_weight_VW is not None:
-                d_weight_VW += d_logits_CV.T @ hidden_NW[chunk]
-        return d_hidden_NW, None if d_weight_VW is None else d_weight_VW.to(weight_VW.dtype), None
+            d_logits_CV = d_logits_CV / temperature_C1
+            if ctx.is_float32 and d_hidden_NW is not None:
+                d_hidden_CW = torch.zeros(hidden_CW.shape, device=hidden_CW.device)
+                for start_row in range(0, len(weight_VW), _SLICE_ROWS):
+                    rows = slice(start_row, start_row + _SLICE_ROWS)
+                    d_hidden_CW.addmm_(d_logits_CV[:, rows], weight_VW[rows].float())
+                d_hidden_NW[chunk] = d_hidden_CW
+            elif d_hidden_NW is not None:
+                d_hidden_NW[chunk] = d_logits_CV.to(hidden_NW.dtype) @ weight_VW
+            if ctx.is_float32 and d_weight_VW is not None:
+                d_weight_VW.addmm_(d_logits_CV.T, hidden_CW.float())
+            elif d_weight_VW is not None:
+                d_weight_VW += d_logits_CV.to(hidden_NW.dtype).T @ hidden_CW
+        return d_hidden_NW, None if d_weight_VW is None else d_weight_VW.to(weight_VW.dtype), None, None

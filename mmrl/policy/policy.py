@@ -98,6 +98,7 @@ class Policy:
         logits_chunk: int = 1024,
         vision_cache: VisionCache | None = None,
         cache_vision: bool = True,
+        float32_output_layer: bool = False,
     ) -> None:
         """Take over a model: freeze components, and replace its output layer and attention in place.
 
@@ -108,6 +109,7 @@ class Policy:
             logits_chunk: tokens whose logits exist at a time while log-probabilities are computed.
             vision_cache: cache of vision features; None for a new one if tower and projector are frozen.
             cache_vision: make that new cache. False under ZeRO-3, where every rank must run the tower every time.
+            float32_output_layer: compute logits in float32, whatever the dtype of the model.
         """
         self.model = model
         self.family = family or get_family(model.config)
@@ -121,6 +123,7 @@ class Policy:
         # A copy of a policy has both already.
         head = model.get_output_embeddings()
         self._head = head if isinstance(head, LogprobHead) else LogprobHead(head)
+        self._head.is_float32 = float32_output_layer
         model.set_output_embeddings(self._head)
         if model.get_decoder().config._attn_implementation == "sdpa":
             install_shared_prefix_attention(model)
@@ -199,7 +202,7 @@ class Policy:
                 module._parameters = dict(dict.items(module._parameters))
                 for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
                     hooks.clear()
-        reference = Policy(model, family=self.family, logits_chunk=self._logits_chunk, vision_cache=self._vision_cache)
+        reference = self._like_this(model)
         reference.model.requires_grad_(False)
         return reference
 
@@ -207,8 +210,17 @@ class Policy:
         """Return the policy without its adapter, which takes no memory unless the policy is sharded."""
         if self.runner.is_sharded:
             return self.frozen_copy().without_adapter()
-        model = without_adapter(self.model)
-        return Policy(model, family=self.family, logits_chunk=self._logits_chunk, vision_cache=self._vision_cache)
+        return self._like_this(without_adapter(self.model))
+
+    def _like_this(self, model: PreTrainedModel) -> Policy:
+        """Return the policy of a copy of the model, with the options of this one and its cache."""
+        return Policy(
+            model,
+            family=self.family,
+            logits_chunk=self._logits_chunk,
+            vision_cache=self._vision_cache,
+            float32_output_layer=self._head.is_float32,
+        )
 
     def compute_logprobs(self, batch: Batch) -> TokenLogprobs:
         """Score every trained token of a batch under the distribution that it was sampled from."""

@@ -87,7 +87,16 @@ class SamplerFactory:
             self._make_custom_sampler = load_engine(config.rollout.engine, base_dir)
         elif config.rollout.engine in _VLLM_ENGINES:
             self._max_model_len = compute_max_model_len(config, policy)
-            self._publisher = WeightPublisher(self._start_engine(), self._send_weights)
+            engine = self._start_engine()
+            self._publisher = WeightPublisher(engine, self._send_weights)
+            dtypes = engine.logits_dtypes() if config.model.float32_output_layer else {"float32"}
+            if dtypes != {"float32"}:
+                engine.close()
+                raise UserError(
+                    f"model.float32_output_layer: rollout.engine {config.rollout.engine} computes logits in "
+                    f"{' and '.join(sorted(dtypes))}; start servers of your own with --hf-overrides as docs/vllm.md "
+                    "says, or set it to false"
+                )
 
     def gather_for_sampling(self) -> AbstractContextManager[None]:
         """Gather ZeRO-3 shards so that the policy itself can generate inside this block, unless vLLM generates."""
@@ -165,6 +174,7 @@ class SamplerFactory:
             max_model_len=self._max_model_len,
             cuda=cuda,
             lora=self._config.model.lora if self._sends_adapter_files else None,
+            float32_output_layer=self._config.model.float32_output_layer,
         )
         # Imported here, since vLLM may be missing, and takes seconds to import.
         if options.engine == "vllm":

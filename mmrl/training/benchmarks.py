@@ -238,7 +238,9 @@ def _load_benchmark(options: BenchmarkConfig, base_dir: Path) -> Benchmark:
 
 def _make_dataset_context(options: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:
     folders = benchmark_folders(options.data, options.media_root, base_dir)
-    media_policy = make_media_policy(config.data.media_limits, (work_dir, *folders), schemes=("data",))
+    media_policy = make_media_policy(
+        config.data.media_limits, (work_dir, *folders), schemes=("data",), media=config.media
+    )
     return DatasetContext(work_dir=work_dir, base_dir=base_dir, seed=config.run.seed, media_policy=media_policy)
 
 
@@ -247,6 +249,8 @@ def _report_metrics(options: BenchmarkConfig, report: Mapping[str, Any]) -> dict
     values = {
         "accuracy": report["strict"]["value"],
         "official_accuracy": report["official"]["value"],
+        # Of rules that give part of the marks, such as ANLS, the accuracy counts full marks alone.
+        "official_score": report["score"],
         "truncated_frac": report["truncated_rate"],
         "no_answer_frac": report["no_answer_rate"],
         "response_tokens_mean": report["mean_tokens"],

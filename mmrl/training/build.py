@@ -113,8 +113,10 @@ class RunContext:
         media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
         media_cache = MediaCache(media_policy, media_limits, max_bytes=IMAGE_CACHE_BYTES)
         self.data_record = DataRecord(path=run_dir.data_record, data=config.data, console=console)
-        opened = OpenedMediaIndex(run_dir.opened_media)
-        loader = DatasetLoader(config, dataset_context, media_cache, console, opened=opened, record=self.data_record)
+        index = OpenedMediaIndex(run_dir.opened_media)
+        loader = DatasetLoader(
+            config, dataset_context, media_cache, console, opened_index=index, record=self.data_record
+        )
         console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
         # Rank 0 reads and checks the data for all: the others receive its samples.
         self.samples = ranks.on_rank0(loader.load)
@@ -135,7 +137,7 @@ class RunContext:
         self.processor = PromptProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
         enable_gradient_checkpointing(model, config.model.gradient_checkpointing, family)
         self.eos_token_id: int = self.processor.tokenizer.eos_token_id
-        self.samples = ranks.on_rank0(partial(_drop_unusable_samples, loader, self.samples, encoder))
+        self.samples = _drop_unusable_samples(loader, self.samples, encoder, ranks)
         self.stage_data = StageData(config, dataset_context, self.samples, self.processor, run_dir.outputs)
         worker_cache = MediaCache(media_policy, media_limits, max_bytes=WORKER_IMAGE_CACHE_BYTES)
         self.worker_encoder = build_encoder(config, self.model_bundle, worker_cache, limit)
@@ -312,6 +314,7 @@ class RunContext:
             freeze=options.freeze,
             logits_chunk=options.logits_chunk_tokens,
             cache_vision=not self.is_zero3,
+            float32_output_layer=options.float32_output_layer,
         )
 
     def _check_rewards(self) -> None:
@@ -369,7 +372,12 @@ class RunContext:
         self.console.print_table(f"{type(model).__name__} on {model.device}", columns, rows)
 
 
-def _drop_unusable_samples(loader: DatasetLoader, samples: DataSplits, encoder: PromptEncoder) -> DataSplits:
-    """Return the splits without samples whose media or prompt length the model cannot take."""
-    loader.plan_videos(samples, encoder.frame_sampling)
-    return loader.filter_by_prompt(samples, encoder.measure)
+def _drop_unusable_samples(
+    loader: DatasetLoader, samples: DataSplits, encoder: PromptEncoder, ranks: Ranks
+) -> DataSplits:
+    """Return the splits without samples whose media or prompt length the model cannot take. Collective."""
+    videos = loader.open_videos(samples, encoder.frame_sampling)
+    # A part at a time: the other ranks would take rank 0 for lost while it decodes for hours.
+    while ranks.on_rank0(partial(next, videos, None)) is not None:
+        pass
+    return ranks.on_rank0(partial(loader.filter_by_prompt, samples, encoder.measure))

@@ -11,7 +11,12 @@ from vllm_scenes import facts, questions, start
 
 PROCESSES = (
     {"agreement:qwen2_vl": "qwen2_vl", "agreement:qwen3_vl": "qwen3_vl", "in_process": "qwen2_5_vl"},
-    {"adapted": "qwen2_5_vl", "served": "qwen2_5_vl"},
+    {
+        "adapted": "qwen2_5_vl",
+        "float32_layer:qwen2_5_vl": "qwen2_5_vl",
+        "float32_layer:qwen3_vl": "qwen3_vl",
+        "served": "qwen2_5_vl",
+    },
 )
 """Scenes of a process, one after the other, and the family of each."""
 

@@ -40,6 +40,7 @@ def _scene(name: str):
         "agreement": vllm_in_process.agreement,
         "in_process": vllm_in_process.in_process,
         "adapted": vllm_in_process.adapted,
+        "float32_layer": vllm_in_process.float32_layer,
     }[name]
 
 

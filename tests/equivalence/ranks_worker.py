@@ -52,6 +52,8 @@ class Trial:
     shared_prefix: bool = True
     recomputes: bool = False
     mini_batches: int = 1
+    old_logprobs: str = "recorded"
+    float32_output_layer: bool = False
     feeds: bool = False
     lora: LoraConfig | None = None
 
@@ -107,7 +109,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
             policy, engine, sharded = start(lessons, trial, ranks, saved)
             engine.load_state(state)
         plan = LearnerConfig(
-            loss=LossConfig(kl=KlConfig(coef=trial.kl)),
+            loss=LossConfig(kl=KlConfig(coef=trial.kl), old_logprobs=trial.old_logprobs),
             optimizer=OPTIMIZER,
             total_steps=9,
             micro_batch_groups=2,
@@ -166,8 +168,8 @@ def fed_once_more(feeder: ShardedWeightStream, engine: Fed) -> str:
 def start(lessons: Lessons, trial: Trial, ranks: Ranks, weights: dict[str, torch.Tensor] | None = None):
     """A fresh copy of the policy with its engine."""
     policy = copy.deepcopy(lessons.policy)
-    if create_adapter(policy.model, trial.lora, seed=0):
-        policy = Policy(policy.model)
+    if create_adapter(policy.model, trial.lora, seed=0) or trial.float32_output_layer:
+        policy = Policy(policy.model, float32_output_layer=trial.float32_output_layer)
     policy.model.to(trial.dtype)
     enable_gradient_checkpointing(policy.model, ("vision", "language") if trial.recomputes else ())
     install_shared_prefix_attention(policy.model)  # this process has not heard of it

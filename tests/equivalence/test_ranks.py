@@ -24,6 +24,7 @@ pytest.importorskip("deepspeed")
 pytestmark = pytest.mark.slow
 
 PLAIN = ["torch", "rows", "zero0", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload", "zero3-recomputes"]
+PLAIN += ["zero3-float32-layer"]
 
 
 def silence(experiences_, kept):
@@ -88,11 +89,19 @@ def lessons(tiny) -> Lessons:
             plain, deepspeed=zero(3, offload_optimizer=True, offload_parameters=True), resume_after=None
         ),
         "zero3-recomputes": replace(plain, deepspeed=zero(3), resume_after=None, recomputes=True),
+        "zero3-float32-layer": replace(plain, deepspeed=zero(3), resume_after=None, float32_output_layer=True),
         "zero3-penalty": replace(plain, deepspeed=zero(3), kl=0.1, resume_after=None, steps=steps[:2]),
         "torch-quiet": replace(plain, resume_after=None, steps=(silence(every, 2),)),
         "torch-mini": replace(plain, mini_batches=2, resume_after=None),
         "zero2-mini": replace(plain, mini_batches=2, resume_after=None, deepspeed=zero(2)),
         "zero3-mini": replace(plain, mini_batches=2, resume_after=None, deepspeed=zero(3)),
+        # The last group alone has no second mini-batch: it must wait for nobody.
+        "torch-old": replace(plain, mini_batches=2, old_logprobs="recomputed", resume_after=None),
+        "zero2-old": replace(plain, mini_batches=2, old_logprobs="recomputed", resume_after=None, deepspeed=zero(2)),
+        "zero3-old": replace(plain, mini_batches=2, old_logprobs="recomputed", resume_after=None, deepspeed=zero(3)),
+        "zero3-old-adapted": replace(
+            adapted, deepspeed=zero(3), feeds=False, mini_batches=2, old_logprobs="recomputed", recomputes=True
+        ),
         "zero2-narrow": replace(plain, deepspeed=zero(2), dtype=torch.bfloat16, resume_after=1, steps=steps[:2]),
     }
     return Lessons(policy=world.policy, processor=world.processor, eos_id=world.eos_id, trials=trials)
@@ -170,6 +179,20 @@ def test_mini_batches_of_two_ranks_are_those_of_one(answers, alone, lessons, nam
     same_metrics(answers[name]["metrics"], expected["metrics"])
     assert furthest(answers[name]["weights"], expected["weights"]) < 5e-5
     assert furthest(alone["weights"], expected["weights"]) > 5e-4
+
+
+@pytest.mark.parametrize("name", ["torch-old", "zero2-old", "zero3-old", "zero3-old-adapted"])
+def test_old_log_probs_of_two_ranks_are_those_of_one(answers, lessons, name):
+    """Mini-batches whose ratios are taken from the step's start, though their ranks have unequal passes to make."""
+    trial = lessons.trials["torch-old"]
+    if name == "zero3-old-adapted":
+        trial = replace(lessons.trials[name], deepspeed=None)
+    expected = learn(lessons, trial, SingleProcess())
+    recorded = learn(lessons, replace(trial, old_logprobs="recorded"), SingleProcess())
+    same_metrics(answers[name]["metrics"], expected["metrics"])
+    assert furthest(answers[name]["weights"], expected["weights"]) < 5e-5
+    ratio = "policy/importance_ratio_max"
+    assert expected["metrics"][-2][ratio] != pytest.approx(recorded["metrics"][-2][ratio], rel=1e-3)
 
 
 def test_means_of_two_ranks_are_over_the_tokens_that_were_run(answers, lessons):

@@ -12,8 +12,11 @@ from recorded import recorded
 from rounding import LOGPROBS
 from transformers import GenerationConfig
 
+from mmrl.config.schema import LoraConfig
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
+from mmrl.policy.lora import LoraAdapter
+from mmrl.policy.policy import Policy
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import Author, Experience, FinishReason, SamplingParams
 
@@ -34,6 +37,58 @@ def test_rollouts_do_not_depend_on_batching(tiny, family):
     fewer = world.sampler().generate(prompts, 2, world.params, step=3)
     assert ids_of(fewer) == [group[:2] for group in ids_of(together)]
     assert len({ids for group in ids_of(together) for ids in group}) > len(prompts)
+
+
+def gap(world):
+    """Mean difference of sampler and learner, nats a token."""
+    params = replace(world.params, max_new_tokens=24, temperature=0.7)
+    groups = world.sampler().generate([world.processor.build(sample) for sample in world.samples], 4, params, step=0)
+    made = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
+    batch = collate(group_by_prompt(made), world.processor, pad_id=world.eos_id)
+    with torch.no_grad():
+        logprobs_N = world.policy.compute_logprobs(batch).logprobs_N
+    return float((logprobs_N - recorded(made)).abs().mean())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_a_float32_output_layer_a_bfloat16_sampler_and_the_learner_agree_closer(tiny, family):
+    """All logits of a large model share an offset, which the softmax cancels, but not what it was rounded to."""
+    world = tiny(family)
+    model = world.policy.model.to(torch.bfloat16)
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():
+        head += torch.randn(1, head.shape[1], generator=torch.Generator().manual_seed(0)).to(head)
+    rounded, exact = (
+        gap(replace(world, policy=Policy(model, float32_output_layer=float32))) for float32 in (False, True)
+    )
+    # Measured: 0.04 to 0.05 and 0.0004 to 0.0005.
+    assert rounded > 0.01 and exact < rounded / 20
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_float32_output_layer_leaves_weights_and_their_type_alone(tiny, tied):
+    world = tiny()
+    model = world.policy.model.to(torch.bfloat16)
+    if not tied:
+        head = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    policy = Policy(model, float32_output_layer=True)
+    copies = [policy, policy.frozen_copy()]
+    LoraAdapter(model, LoraConfig(rank=4), seed=0)
+    copies.append(Policy(model, float32_output_layer=True).without_adapter())
+    (group,) = world.sampler().generate([world.processor.build(world.samples[0])], 3, world.params, step=0)
+    made = [[Experience(rollout=rollout, advantage=1.0) for rollout in group]]
+    batch = collate(made, world.processor, pad_id=world.eos_id)
+    scores = [copy.compute_logprobs(batch) for copy in copies]
+    for found in scores:
+        assert torch.equal(found.logprobs_N, scores[0].logprobs_N)
+        assert torch.equal(found.entropies_N, scores[0].entropies_N)
+    assert not torch.equal(Policy(model).compute_logprobs(batch).logprobs_N, scores[0].logprobs_N)
+    names = dict(tiny().policy.model.state_dict())
+    weights = dict(copies[1].model.state_dict())
+    assert weights.keys() == names.keys() and {w.dtype for w in weights.values()} == {torch.bfloat16}
+    embeddings = copies[1].model.get_input_embeddings().weight
+    assert (copies[1].model.get_output_embeddings().weight is embeddings) == tied
 
 
 def test_step_salt_and_sample_change_what_is_drawn(tiny):

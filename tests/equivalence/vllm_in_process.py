@@ -12,15 +12,15 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from vllm_rendering import Upstream, differences
-from vllm_scenes import SIBLINGS, STEP, Questions, Scene, ids, refusal
+from vllm_scenes import LONGEST, SIBLINGS, STEP, Questions, Scene, ids, refusal
 
 from mmrl.checkpoint import export_hf_folder
-from mmrl.config.schema import LoraConfig
+from mmrl.config.schema import LoraConfig, VllmConfig
 from mmrl.policy.families import VideoTimeEncoding
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.tiny_models import make_model
-from mmrl.rollout.engines.base import EngineSampler, RolloutEngine
+from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, build_engine_args
 from mmrl.rollout.engines.vllm_colocated import VllmEngine
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import FinishReason, Rollout
@@ -87,6 +87,33 @@ def adapted(questions: Questions) -> dict[str, Any]:
     with _failing(engine):
         facts["gaps after death"] = scene.gaps(scene.draw(sampler))
     engine.close()
+    return facts
+
+
+def float32_layer(questions: Questions) -> dict[str, Any]:
+    """A bfloat16 model whose logits share an offset, with an output layer in bfloat16, then in float32."""
+    scene = Scene(questions)
+    model = scene.policy.model.to(torch.bfloat16)
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():
+        head += torch.randn(1, head.shape[1], generator=torch.Generator().manual_seed(0)).to(head)
+    export_hf_folder(questions.folder / "model", model, questions.processor.hf_processor)
+    facts: dict[str, Any] = {}
+    for name, float32 in (("bfloat16", False), ("float32", True)):
+        scene.policy = Policy(model, float32_output_layer=float32)
+        scene.arguments = build_engine_args(
+            VllmConfig(gpu_memory_utilization=0.2, cpu_kv_cache_mib=64, max_num_seqs=64),
+            dtype="bfloat16",
+            max_model_len=LONGEST,
+            cuda=scene.cuda,
+            lora=None,
+            float32_output_layer=float32,
+        )
+        engine = engine_of(scene)
+        sampler = scene.sampler(engine)
+        sampler.sync(1)
+        facts[name] = {"logits": sorted(engine.logits_dtypes()), "gaps": scene.gaps(scene.draw(sampler))}
+        engine.close()
     return facts
 
 

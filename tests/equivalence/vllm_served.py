@@ -35,6 +35,7 @@ def served(questions: Questions) -> dict[str, Any]:
         sampler.sync(1)
         groups = scene.draw(sampler)
         facts: dict[str, Any] = {"read ids": ids(groups), "gaps": scene.gaps(groups), **scene.shown(sampler, groups)}
+        facts["logits"] = sorted(engine.logits_dtypes())
         (running,) = servers
         slow = _engine(scene, Replica(running.url, VllmServerConfig(timeout_s=0.005)))
         facts["too slow"] = refusal(lambda: scene.draw(scene.sampler(slow)))

@@ -23,9 +23,9 @@ COLD = sft_stage(validation={"every": 4, "stop_at_mean_reward": 0.8})
 STEPS = 6
 
 
-def overlapping(run_dir: Path, **options: Any) -> dict[str, Any]:
+def overlapping(run_dir: Path, loss: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     """A cold start, then steps that overlap; the bonus on entropy moves the weights, whatever is rewarded."""
-    loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.02}}
+    loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.02}, **(loss or {})}
     stages = [COLD, rl_stage(steps=STEPS, async_rollouts=True, loss=loss, **options)]
     return experiment(run_dir, stages=stages, checkpoints={"every": 2, "keep_last": 20})
 
@@ -123,7 +123,14 @@ def test_a_run_stopped_while_steps_overlap_ends_like_the_whole_one(
 def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what one has drawn ahead is dealt out when two go on."""
     replay = {"capacity": 32, "drop_zero_advantage": False, "fill": "fraction", "target_fraction": 0.3}
-    more = {"num_mini_batches": 2, "replay": replay, "sampling": {"max_new_tokens": 6, "temperature": 0.6}}
+    replay["old_logprobs"] = "recomputed"
+    loss = {"old_logprobs": "recomputed", "rollout_correction": {"method": "tis"}}
+    more = {
+        "num_mini_batches": 2,
+        "loss": loss,
+        "replay": replay,
+        "sampling": {"max_new_tokens": 6, "temperature": 0.6},
+    }
     once, twice = (overlapping(tmp_path / name, **more) for name in ("once", "twice"))
     assert here("train", write(once, tmp_path / "once.yaml")).code == 0
     steps = steps_of(tmp_path / "once")
@@ -144,7 +151,8 @@ def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkey
 def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes go on with what one left waiting, and then step by step as one does, whoever opens pictures."""
     chunked = [{"kind": "generate", "partial_rollout_tokens": 2, "oversampling": 1.5, "max_tokens_per_step": 60}]
-    means = {"sampling": {"max_new_tokens": 16, "temperature": 1.2}, "loss": {"entropy": {"coef": 0.02}}}
+    loss = {"entropy": {"coef": 0.02}, "old_logprobs": "recomputed", "rollout_correction": {"method": "tis"}}
+    means = {"sampling": {"max_new_tokens": 16, "temperature": 1.2}, "loss": loss, "num_mini_batches": 2}
     stages = [COLD, rl_stage(steps=STEPS, rollout_steps=chunked, group_size=2, **means)]
     once, twice = (experiment(tmp_path / name, stages=stages) for name in ("once", "twice"))
     twice["data"]["media_workers"] = 1

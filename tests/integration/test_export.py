@@ -13,7 +13,7 @@ import torch
 from harness import TINY, Command, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from huggingface_hub import ModelCard
 from PIL import Image
-from safetensors.torch import load_model
+from safetensors.torch import load_file, load_model
 from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
 from mmrl.checkpoint import find_latest
@@ -144,6 +144,25 @@ def test_generation_ends_where_training_ended(trained: Path) -> None:
     tokenizer = AutoProcessor.from_pretrained(trained / "model").tokenizer
     assert (generation.eos_token_id, generation.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
     assert (trained / "model" / "chat_template.jinja").is_file()
+
+
+def test_a_float32_output_layer_changes_what_is_computed_and_not_what_is_exported(tmp_path: Path) -> None:
+    found = {}
+    for name in (False, True):
+        config = short(tmp_path / str(name), from_scratch=TINY, dtype="bfloat16", float32_output_layer=name)
+        config["rollout"] = {"logprob_check": {"every": 1}}
+        assert main(["train", str(write(config, tmp_path / f"{name}.yaml"))]) == 0
+        model = tmp_path / str(name) / "model"
+        types = {key: tensor.dtype for key, tensor in load_file(model / "model.safetensors").items()}
+        settings = {path.name: path.read_text() for path in model.glob("*config.json")}
+        found[name] = types, settings, metrics(tmp_path / str(name))
+    (types, settings, rounded), (other_types, other_settings, exact) = found.values()
+    assert types == other_types and set(types.values()) == {torch.bfloat16}
+    assert settings == other_settings
+    assert [record.keys() for record in rounded] == [record.keys() for record in exact]
+    assert rounded[0]["learner/loss"] != exact[0]["learner/loss"] == pytest.approx(rounded[0]["learner/loss"], rel=0.01)
+    checks = [record["logprob_check/diff_mean"] for record in exact if "logprob_check/diff_mean" in record]
+    assert checks and max(checks) < 0.01
 
 
 def test_what_cannot_be_exported_is_refused_by_name(moved: Path, tmp_path: Path, here: Command) -> None:

@@ -6,6 +6,7 @@ from rounding import GRADIENTS, LOGPROBS
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mmrl.policy import logprobs
 from mmrl.policy.logprobs import LogprobHead, LogprobRequest
 
 WIDTH, VOCABULARY, TOKENS = 8, 50, 9
@@ -23,7 +24,7 @@ def head_and_hidden(dtype=torch.float32):
 MIXED = torch.tensor([1.0, 0.6, 0.6, 1.0, 1.7, 0.3, 1.0, 0.6, 1.0])
 
 
-def request(chunk, temperature_N=MIXED, banned=()):
+def request(chunk=4, temperature_N=MIXED, banned=()):
     return LogprobRequest(
         target_ids_N=torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5]),
         predictor_index_N=torch.tensor([0, 0, 0, 2, 3, 7, 8, 11, 5]),  # one state predicts several tokens, others none
@@ -53,6 +54,103 @@ def test_scores_and_their_gradients_equal_autograds(chunk, temperature_N, banned
     assert (scores_2N - expected_2N).abs().max() < LOGPROBS
     for mine, theirs in zip(found, expected, strict=True):
         assert (mine - theirs).norm() < GRADIENTS * theirs.norm()
+
+
+def double_scores(hidden, weight, asked):
+    """Log-probs and entropies by autograd in float64, [2, N]."""
+    picked = hidden.flatten(0, 1)[asked.predictor_index_N]
+    allowed = [j for j in range(len(weight)) if j not in asked.banned_token_ids]
+    logps = (picked @ weight[allowed].T / asked.temperature_N[:, None].double()).log_softmax(dim=-1)
+    places = torch.tensor([allowed.index(token) for token in asked.target_ids_N.tolist()])
+    return torch.stack([logps.gather(-1, places[:, None]).squeeze(-1), -(logps.exp() * logps).sum(dim=-1)])
+
+
+def scores_and_gradients(head, inputs, hidden_of, asked):
+    """Scores, and gradients of a mix of them: once by the head, once in float64."""
+    weights_2N = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(1))
+    with head.use_request(asked):
+        scores_2N = head(hidden_of(*inputs))
+    found = torch.autograd.grad((scores_2N * weights_2N).sum(), inputs)
+    doubles = [each.detach().double().requires_grad_() for each in inputs]
+    weight = doubles[[each is head.weight for each in inputs].index(True)]
+    expected_2N = double_scores(hidden_of(*doubles), weight, asked)
+    expected = torch.autograd.grad((expected_2N * weights_2N).sum(), doubles)
+    return (scores_2N.detach() - expected_2N.detach()).abs().max(), found, expected
+
+
+@pytest.mark.parametrize("rows", [7, 8192], ids=["slices", "whole"])
+@pytest.mark.parametrize("chunk", [1, 4, 1000])
+@pytest.mark.parametrize("banned", [(), (0, 7, 49)], ids=["all tokens", "some banned"])
+def test_a_float32_layer_of_bfloat16_weights_rounds_gradients_alone(monkeypatch, rows, chunk, banned):
+    monkeypatch.setattr(logprobs, "_SLICE_ROWS", rows)
+    head, hidden = head_and_hidden(torch.bfloat16)
+    head.is_float32 = True
+    inputs = (hidden, head.weight)
+    gap, found, expected = scores_and_gradients(head, inputs, lambda h, w: h, request(chunk, banned=banned))
+    assert gap < LOGPROBS
+    assert {gradient.dtype for gradient in found} == {torch.bfloat16}
+    # Autograd adds up the gradients of a state that predicts several tokens, behind this layer and in bfloat16.
+    assert (found[0] - expected[0]).norm() < 2**-8 * expected[0].norm()
+    # Rounded once: by half of the distance between neighbours of bfloat16, 2**-8 of a number at most.
+    assert ((found[1] - expected[1]).abs() <= 1.01 * 2**-8 * expected[1].abs() + 1e-6).all()
+    head.is_float32 = False
+    rounded, _, _ = scores_and_gradients(head, inputs, lambda h, w: h, request(chunk, banned=banned))
+    assert rounded > 100 * gap
+
+
+def test_a_tied_matrix_stays_one_bfloat16_parameter_with_the_gradient_of_both_its_uses():
+    head, _ = head_and_hidden(torch.bfloat16)
+    embedding = nn.Embedding(VOCABULARY, WIDTH)
+    embedding.weight = head.weight
+    head.is_float32 = True
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
+    _, (found,), (expected,) = scores_and_gradients(
+        head, (head.weight,), lambda w: nn.functional.embedding(ids, w), request()
+    )
+    assert embedding.weight is head.weight and found.dtype == torch.bfloat16
+    # Two gradients and their sum are rounded.
+    assert (found - expected).norm() < 2 * 2**-8 * expected.norm()
+
+
+class Float32Matrices(TorchDispatchMode):
+    """The most numbers of a float32 tensor."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        output = function(*arguments, **(options or {}))
+        if isinstance(output, torch.Tensor) and output.dtype == torch.float32:
+            self.largest = max(self.largest, output.untyped_storage().nbytes() // 4)
+        return output
+
+
+def test_a_float32_layer_never_holds_a_float32_copy_of_its_weights(monkeypatch):
+    monkeypatch.setattr(logprobs, "_SLICE_ROWS", 10)
+    head, hidden = head_and_hidden(torch.bfloat16)
+    head.is_float32 = True
+    head.requires_grad_(False)  # the gradient of the weights is such a matrix
+    with Float32Matrices() as seen:
+        with head.use_request(request(chunk=2)):
+            scores_2N = head(hidden)
+        scores_2N.sum().backward()
+        with torch.no_grad():
+            assert head(hidden[:, :1]).dtype == torch.float32  # the sampler's logits
+    # Logits of two tokens, a slice of the weights, hidden states and their gradient: fewer than the 400 weights.
+    assert max(2 * VOCABULARY, 10 * WIDTH) <= seen.largest <= 12 * WIDTH + 4 < WIDTH * VOCABULARY / 3
+
+
+def test_logits_for_the_sampler_are_those_that_the_learner_scores():
+    head, hidden = head_and_hidden(torch.bfloat16)
+    head.is_float32 = True
+    asked = request()
+    with torch.no_grad():
+        logits = head(hidden)
+        with head.use_request(asked):
+            scores_2N = head(hidden)
+    assert torch.equal(logits.double().float(), logits) and logits.dtype == torch.float32
+    scaled = logits.flatten(0, 1)[asked.predictor_index_N] / asked.temperature_N[:, None]
+    picked = scaled.log_softmax(dim=-1).gather(-1, asked.target_ids_N[:, None]).squeeze(-1)
+    assert (picked - scores_2N[0]).abs().max() < LOGPROBS
 
 
 def test_without_a_request_it_is_the_layer_it_was():

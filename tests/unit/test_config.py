@@ -243,6 +243,23 @@ def test_explain_says_what_mini_batches_are(tmp_path):
     assert "π_old as recorded while sampling; clipped per token" in words
 
 
+@pytest.mark.parametrize(
+    ("override", "ratio"),
+    [
+        (
+            "loss={old_logprobs: recomputed}",
+            "π_old computed by the learner as the step begins (one more forward pass)",
+        ),
+        ("loss={old_logprobs: recomputed, rollout_correction: {method: tis}}", "w_t = π_old(y_t) / π_sampler(y_t)"),
+        ("loss={kl: {coef: 0.1, apply_to: reward}}", "π_old as recorded while sampling; clipped per token"),
+        ("replay={old_logprobs: recomputed}", "their A_i stay; their π_old is computed by the learner"),
+    ],
+)
+def test_mini_batches_go_with_log_probs_of_the_steps_start(tmp_path, override, ratio):
+    overrides = ["stages.rl.num_mini_batches=4", f"stages.rl.{override}"]
+    assert ratio in explain(load_config(write(tmp_path, SMALL), overrides))
+
+
 def test_explain_states_an_adapter_and_rates_by_role(tmp_path):
     overrides = [
         "model.lora={rank: 8, targets: [language.mlp, vision.mlp]}",

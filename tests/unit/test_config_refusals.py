@@ -93,18 +93,6 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
             "stages.rl.num_mini_batches=17",
             "stages.1: num_mini_batches 17 leaves some without a group of prompts_per_step 16",
         ),
-        (
-            "stages.rl={kind: rl, name: rl, steps: 1, num_mini_batches: 2, loss: {old_logprobs: recomputed}}",
-            "stages.1: num_mini_batches with `loss.old_logprobs: recomputed`",
-        ),
-        (
-            "stages.rl={kind: rl, name: rl, steps: 1, num_mini_batches: 2, loss: {kl: {coef: 0.1, apply_to: reward}}}",
-            "stages.1: num_mini_batches with `loss.kl.apply_to: reward`",
-        ),
-        (
-            "stages.rl={kind: rl, name: rl, steps: 1, num_mini_batches: 2, replay: {old_logprobs: recomputed}}",
-            "stages.1: num_mini_batches with `replay.old_logprobs: recomputed`",
-        ),
         ("stages.rl.algorithm=grop", "stages.1.algorithm: must be 'grpo', "),
         ("stages.rl.algorithm=gsop", "got the text 'gsop'; did you mean 'gspo'?"),
         ("stages.rl.algorithm=[gspo]", "stages.1.algorithm: must be 'grpo', "),

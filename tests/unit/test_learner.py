@@ -9,11 +9,19 @@ import torch
 from rounding import LOGPROBS
 
 from mmrl.algo.losses import estimate_kl
-from mmrl.config.schema import HealthConfig, KlConfig, LossConfig, OptimizerConfig, RolloutCorrectionConfig
+from mmrl.config.schema import (
+    HealthConfig,
+    KlConfig,
+    LoraConfig,
+    LossConfig,
+    OptimizerConfig,
+    RolloutCorrectionConfig,
+)
 from mmrl.config.schema.presets import ALGORITHM_PRESETS
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnerConfig
 from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.training.callbacks import StepResult
@@ -21,7 +29,18 @@ from mmrl.training.health import HealthMonitor
 from mmrl.types import Author, Experience, FinishReason, Segment, SelectedExperiences, TrainingState
 
 
-def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, mini_batches=1, micro_batch=2, **loss):
+def learner(
+    world,
+    *,
+    lr=1e-3,
+    reference=None,
+    engine=None,
+    epochs=1,
+    mini_batches=1,
+    micro_batch=2,
+    shared_prefix=True,
+    **loss,
+):
     optimizer = OptimizerConfig(lr=lr)
     plan = LearnerConfig(
         loss=LossConfig(**loss),
@@ -30,7 +49,7 @@ def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, mini_batch
         micro_batch_groups=micro_batch,
         micro_batch_tokens=10_000,
         epochs=epochs,
-        shared_prefix=True,
+        shared_prefix=shared_prefix,
         pad_id=world.eos_id,
         mini_batches=mini_batches,
     )
@@ -176,6 +195,136 @@ def test_a_mini_batch_that_teaches_nothing_is_no_step(tiny):
     metrics = learner(world, engine=Flaky(math.nan, 1.0, 0.5), mini_batches=3, epochs=1).step(experiences, step=0)
     assert metrics["learner/nonfinite_updates"] == 1.0  # two steps, of which the first is not finite
     assert metrics["learner/no_gradient_frac"] == pytest.approx(1 / 3)
+
+
+class Sgd:
+    """Plain gradient descent, in which small differences stay small."""
+
+    def __init__(self, world):
+        self.parameters = list(world.policy.trained.values())
+
+    def backward(self, loss, *, last):
+        loss.backward()
+
+    @torch.no_grad()
+    def step(self, lr):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.sub_(lr * gradient)
+            parameter.grad = None
+        return {"language": float(torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt())}
+
+
+def by_hand(world, experiences, *, lr, mini_batches, epochs=1, bound=None):
+    """PPO as papers have it: old log-probs of the whole step, then an update for each part; `bound` is that of TIS.
+
+    Returns the ratios of each update, and its loss.
+    """
+    engine, groups = Sgd(world), group_by_prompt(experiences)
+    parts = [[e for group in groups[start::mini_batches] for e in group] for start in range(mini_batches)]
+    olds, samplers = [], []
+    for part in parts:
+        # In the order of `log_probs`, group after group; these have one segment each.
+        recorded = torch.tensor([logp for e in part for logp in e.rollout.segments[0].logprobs])
+        own = log_probs(world.policy, world, part)
+        taken = [e.old_logprobs_source == "recorded" for e in part for _ in e.rollout.segments[0].logprobs]
+        olds.append(torch.where(torch.tensor(taken), recorded, own))
+        samplers.append(recorded)
+    ratios, losses = [], []
+    for _ in range(epochs):
+        for part, old, sampler in zip(parts, olds, samplers, strict=True):
+            batch = collate(group_by_prompt(part), world.processor, pad_id=world.eos_id, shared_prefix=False)
+            ratio = (world.policy.compute_logprobs(batch).logprobs_N - old).exp()
+            advantage = torch.tensor([e.advantage for e in part for _ in e.rollout.segments[0].logprobs])
+            weight = (old - sampler).exp().clamp(max=bound) if bound else torch.ones_like(old)
+            loss = -(weight * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)).mean()
+            engine.backward(loss, last=True)
+            engine.step(lr)
+            ratios.append(ratio.detach())
+            losses.append(float(loss.detach()))
+    return ratios, losses
+
+
+MINI_BATCHES = {
+    "in rows": {"shared_prefix": False},
+    "packed": {},
+    "two epochs": {"epochs": 2},
+    "truncated weights": {"rollout_correction": RolloutCorrectionConfig(method="tis", high=1.5)},
+}
+
+
+@pytest.mark.parametrize("options", MINI_BATCHES.values(), ids=MINI_BATCHES)
+@pytest.mark.parametrize("adapter", [None, LoraConfig(rank=4, targets=("language.attention", "vision.mlp"))])
+def test_old_log_probs_of_every_mini_batch_are_those_before_the_first_update(tiny, options, adapter):
+    ours, slow = tiny(), tiny()
+    if adapter is not None:
+        for world in (ours, slow):
+            create_adapter(world.policy.model, adapter, seed=0)
+        ours, slow = (replace(world, policy=Policy(world.policy.model)) for world in (ours, slow))
+    off = shifted(trained_on(slow), 0.5)
+    lr, epochs = 0.3 if adapter else 0.05, options.get("epochs", 1)
+    bound = 1.5 if "rollout_correction" in options else None
+    ratios, losses = by_hand(slow, off, lr=lr, mini_batches=3, epochs=epochs, bound=bound)
+    assert ratios[0].min() == pytest.approx(1.0, abs=1e-5) == ratios[0].max()
+    assert all((ratio - 1.0).abs().max() > 0.01 for ratio in ratios[1:])
+
+    before = log_probs(ours.policy, ours, off)
+    metrics = learner(ours, lr=lr, engine=Sgd(ours), mini_batches=3, old_logprobs="recomputed", **options).step(
+        off, step=0
+    )
+    last = torch.cat(ratios[-3:])
+    assert metrics["policy/importance_ratio_max"] == pytest.approx(float(last.max()), rel=1e-4)
+    assert metrics["policy/importance_ratio_min"] == pytest.approx(float(last.min()), rel=1e-4)
+    assert metrics["learner/loss"] == pytest.approx(sum(losses[-3:]) / 3, rel=1e-3, abs=1e-6)
+    assert metrics["rollout/logprob_diff_mean"] == pytest.approx(0.5, abs=1e-4)  # of the first update
+    moved, expected = (log_probs(world.policy, world, off) - before for world in (ours, slow))
+    assert (moved - expected).abs().max() < 1e-3 * expected.abs().max()
+
+
+def test_only_what_needs_old_log_probs_of_the_learner_is_run_once_more(tiny, monkeypatch):
+    """Replayed rollouts may want them where fresh ones do not; the first mini-batch has them from its own pass."""
+    passes = []
+    honest = Policy.compute_logprobs
+    monkeypatch.setattr(
+        Policy, "compute_logprobs", lambda self, batch: passes.append(torch.is_grad_enabled()) or honest(self, batch)
+    )
+
+    def step(replayed_source, **options):
+        ours, slow = tiny(), tiny()
+        off = shifted(trained_on(slow), 0.1)
+        off = [replace(e, old_logprobs_source="recorded") for e in off[:6]] + [
+            replace(e, staleness=2, old_logprobs_source=replayed_source) for e in off[6:]
+        ]
+        ratios, _ = by_hand(slow, off, lr=0.05, mini_batches=3)
+        passes.clear()
+        metrics = learner(ours, lr=0.05, engine=Sgd(ours), mini_batches=3, **options).step(off, step=0)
+        everything = torch.cat(ratios)
+        assert metrics["policy/importance_ratio_max"] == pytest.approx(float(everything.max()), rel=1e-4)
+        assert metrics["policy/importance_ratio_min"] == pytest.approx(float(everything.min()), rel=1e-4)
+        return passes.count(False), passes.count(True)
+
+    check = 2  # of the shared prefix, in the learner's first step
+    assert step("recorded") == (0, 3 + check)
+    assert step("recomputed") == (2, 3 + check)
+
+
+def test_a_penalty_in_the_reward_is_that_of_the_steps_start_in_every_mini_batch(tiny):
+    world = tiny()
+    reference = world.policy.frozen_copy()
+    experiences = trained_on(world, advantages=(0.0, 0.0))
+    in_reward = KlConfig(coef=1.0, estimator="k1", apply_to="reward")
+    with torch.no_grad():
+        for parameter in reference.model.parameters():
+            parameter.mul_(1.05)
+    start = log_probs(world.policy, world, experiences) - log_probs(reference, world, experiences)
+    counts = torch.tensor([len(e.rollout.segments[0].token_ids) for e in experiences]).reshape(3, 2).sum(dim=1)
+    expected = sum(float(part.mean()) for part in start.split(counts.tolist())) / 3
+    metrics = learner(world, lr=0.05, engine=Sgd(world), reference=reference, kl=in_reward, mini_batches=3).step(
+        experiences, step=0
+    )
+    assert metrics["policy/reference_kl_nats"] == pytest.approx(expected, rel=1e-4)
+    after = log_probs(world.policy, world, experiences) - log_probs(reference, world, experiences)
+    assert abs(float(after.mean()) - expected) > 1e-2 * abs(expected)
 
 
 def test_what_is_clipped_has_no_gradient(tiny):

@@ -10,6 +10,8 @@ from config_samples import SMALL, refused, write
 
 from mmrl.config import load_config
 from mmrl.config.schema import LogprobCheckConfig, LoraConfig, VllmConfig
+from mmrl.distributed.ranks import SingleProcess
+from mmrl.log.run_dir import RunDir
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engines.base import (
@@ -19,7 +21,7 @@ from mmrl.rollout.engines.base import (
     build_engine_args,
     parse_completion,
 )
-from mmrl.rollout.factory import prompt_limit
+from mmrl.rollout.factory import SamplerFactory, prompt_limit
 from mmrl.rollout.logprob_check import LogprobCheck, modality_of, take_per_modality
 from mmrl.rollout.responses import empty_rollout
 from mmrl.rollout.weight_sync import (
@@ -166,6 +168,54 @@ def test_arguments_follow_the_device_and_the_adapter():
     assert on_cpu["kv_cache_memory_bytes"] == 7 * 2**20 and on_cpu["max_num_batched_tokens"] == 9000
     assert on_cpu["max_lora_rank"] == 16
     assert on_cpu["logprobs_mode"] == on_gpu["logprobs_mode"] == "processed_logprobs"
+    assert "hf_overrides" not in on_gpu
+    wide = build_engine_args(
+        options, dtype="bfloat16", max_model_len=99, cuda=True, lora=None, float32_output_layer=True
+    )
+    assert wide["hf_overrides"] == {"head_dtype": "float32", "text_config": {"head_dtype": "float32"}}
+
+
+class Answering:
+    """An engine that says what it computes logits in."""
+
+    def __init__(self, *dtypes):
+        self.dtypes, self.closed = set(dtypes), False
+
+    def logits_dtypes(self):
+        return self.dtypes
+
+    def close(self):
+        self.closed = True
+
+
+def test_an_engine_that_rounds_logits_is_refused_where_they_are_to_be_float32(tiny, tmp_path, monkeypatch):
+    world, path = tiny(), write(tmp_path, SMALL)
+
+    def start(*dtypes, float32=True):
+        engine = Answering(*dtypes)
+        overrides = ["rollout.engine=vllm_server", f"model.float32_output_layer={str(float32).lower()}"]
+        monkeypatch.setattr(SamplerFactory, "_start_engine", lambda self: engine)
+        try:
+            SamplerFactory(
+                load_config(path, overrides).config,
+                world.policy,
+                world.processor,
+                adapter=None,
+                run_dir=RunDir(tmp_path / "run"),
+                ranks=SingleProcess(),
+                warn=print,
+            )
+        except UserError as error:
+            assert engine.closed
+            return str(error)
+        return ""
+
+    assert start("float32") == start("bfloat16", float32=False) == ""
+    assert start("bfloat16", "float32").startswith(
+        "model.float32_output_layer: rollout.engine vllm_server computes logits in bfloat16 and float32; start servers "
+        "of your own with --hf-overrides as docs/vllm.md says"
+    )
+    assert "logits in unknown;" in start("unknown")
 
 
 def test_samples_are_grouped_by_modality(tiny):

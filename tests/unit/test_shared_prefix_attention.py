@@ -1,11 +1,14 @@
 """Attention along a tree: each of its parts against one masked softmax."""
 
+import random
 from itertools import pairwise
 
 import pytest
 import torch
 from rounding import GRADIENTS
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from mmrl.policy.batch import PrefixGroup
 from mmrl.policy.shared_prefix_attention import attention_blocks, build_block_mask, shared_prefix_attention
@@ -42,11 +45,11 @@ def inputs(tree, dtype, *, heads=6, key_heads=2, width=12):
     )
 
 
-def slow(query, key, value, tree, scale):
+def slow(query, key, value, shown, scale):
     query, key, value = (x.detach().double().requires_grad_() for x in (query, key, value))
     repeated = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     keys, values = repeated
-    scores = (query @ keys.transpose(-1, -2) * scale).masked_fill(~visible(tree), -torch.inf)
+    scores = (query @ keys.transpose(-1, -2) * scale).masked_fill(~shown, -torch.inf)
     return (scores.softmax(dim=-1) @ values).transpose(1, 2), (query, key, value)
 
 
@@ -55,7 +58,7 @@ def slow(query, key, value, tree, scale):
 def test_output_and_gradients_are_those_of_a_masked_softmax(tree, dtype, bound):
     leaves = inputs(tree, dtype)
     output, _ = shared_prefix_attention(None, *leaves, None, prefix_tree=tree, scaling=0.3)
-    expected, expected_leaves = slow(*leaves, tree, 0.3)
+    expected, expected_leaves = slow(*leaves, visible(tree), 0.3)
     upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
     output.backward(upstream.to(dtype))
     expected.backward(upstream.to(dtype).double())
@@ -71,8 +74,94 @@ def test_flex_attention_is_shown_the_same(tree):
     leaves = [leaf.detach() for leaf in inputs(tree, torch.float32, width=16)]
     mask = build_block_mask(tree, torch.device("cpu"))
     output = flex_attention(*leaves, block_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
-    expected, _ = slow(*leaves, tree, 0.3)
+    expected, _ = slow(*leaves, visible(tree), 0.3)
     assert (output - expected).norm() <= GRADIENTS * expected.norm()
+
+
+def random_tree(rng):
+    """Groups whose borders fall within blocks, onto their borders, and one token beside them."""
+    near = [size + shift for size in (128, 256, 384) for shift in (-1, 0, 1)]
+    tree = []
+    for _ in range(rng.randint(1, 4)):
+        prompt = rng.choice([1, rng.randint(1, 300), *near])
+        completions = [rng.choice([0, 1, rng.randint(1, 200), *near]) for _ in range(rng.choice([0, 1, 2, 3, 8]))]
+        tree.append(PrefixGroup(prompt, tuple(completions)))
+    return tuple(tree)
+
+
+def listed(num_blocks, indices):
+    """The blocks of each row as lists, without the undefined entries behind them."""
+    counts, rows = num_blocks[0, 0].tolist(), indices[0, 0].tolist()
+    return [row[:count] for count, row in zip(counts, rows, strict=True)]
+
+
+def layout(tensor):
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_blocks_are_those_that_torch_finds_token_by_token(seed):
+    tree = random_tree(random.Random(seed))
+    mask = build_block_mask(tree, torch.device("cpu"))
+    shown = visible_fast(tree)
+    expected = create_block_mask(lambda b, h, q, k: shown[q, k], None, None, *shown.shape, device="cpu")
+    assert mask.seq_lengths == expected.seq_lengths == tuple(shown.shape)
+    assert mask.BLOCK_SIZE == expected.BLOCK_SIZE
+    for kind in ("kv", "full_kv", "q", "full_q"):
+        names = (f"{kind}_num_blocks", f"{kind}_indices")
+        found, wanted = ([getattr(each, name) for name in names] for each in (mask, expected))
+        assert [layout(each) for each in found] == [layout(each) for each in wanted], kind
+        assert listed(*found) == listed(*wanted), kind
+    positions = torch.arange(len(shown))
+    zero = torch.zeros((), dtype=torch.int64)
+    assert torch.equal(mask.mask_mod(zero, zero, positions[:, None], positions), shown)
+
+
+def visible_fast(tree):
+    """As `visible`, for rows of thousands of tokens."""
+    piece, prompt, count = [], [], 0
+    for stem in tree:
+        first = count
+        for length in (stem.prompt_length, *stem.completion_lengths):
+            piece += [count] * length
+            prompt += [first] * length
+            count += 1
+    piece, prompt = torch.tensor(piece), torch.tensor(prompt)
+    return ((piece[:, None] == piece) | (prompt[:, None] == piece)).tril()
+
+
+@pytest.mark.slow
+def test_a_compiled_kernel_that_reads_the_block_lists_agrees(monkeypatch):
+    """Uncompiled, FlexAttention asks the rule for each pair of tokens and never reads the lists."""
+    monkeypatch.setattr("torch._dynamo.config.disable", False)
+    compiled = torch.compile(flex_attention, dynamic=True)
+    for seed in range(6):
+        tree = random_tree(random.Random(seed))
+        leaves = [leaf.detach() for leaf in inputs(tree, torch.float32, width=32)]
+        mask = build_block_mask(tree, torch.device("cpu"))
+        with torch.no_grad():
+            output = compiled(*leaves, block_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
+            expected, _ = slow(*leaves, visible_fast(tree), 0.3)
+        assert (output - expected).norm() <= GRADIENTS * expected.norm()
+
+
+class AllocatedBytes(TorchDispatchMode):
+    """Adds up the bytes of every tensor that an operation returns, whether or not it is freed again."""
+
+    total = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(output):
+            self.total += leaf.nbytes if isinstance(leaf, torch.Tensor) else 0
+        return output
+
+
+@pytest.mark.parametrize("tree", [(PrefixGroup(2000, (500,) * 4),) * 8, (PrefixGroup(31_000, (250,) * 4),)])
+def test_a_mask_of_32000_tokens_takes_megabytes(tree):
+    with AllocatedBytes() as allocated:
+        build_block_mask(tree, torch.device("cpu"))
+    assert 0 < allocated.total < 64 * 2**20
 
 
 @pytest.mark.parametrize("tree", TREES)

@@ -113,7 +113,7 @@ METRIC_MEANINGS: Mapping[str, str] = {
     # Evaluation
     "validation/<task>": "Mean reward of one task's validation samples; `validation/mean` is the mean over tasks.",
     "test/<task>": "Mean reward of one task's test samples, before and after the run.",
-    "benchmark/<name>/<metric>": "Metric of a benchmark: accuracy, official, truncated_frac, pass@k ...",
+    "benchmark/<name>/<metric>": "Metric of a benchmark: accuracy, official_accuracy, official_score, pass@k ...",
     "benchmark/<name>/<column>/<value>": "Accuracy on a subset of a benchmark.",
     "select/<name>": "Counts of a select stage.",
     # timings.jsonl

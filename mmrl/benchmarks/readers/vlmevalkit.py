@@ -14,6 +14,7 @@ from mmrl.benchmarks.readers.layouts import (
     QuestionRow,
     check_box_range,
     normalize_answer,
+    option_letters,
     parse_option_texts,
 )
 from mmrl.types import CoordinateSystem, ImageRef, UserError
@@ -78,6 +79,10 @@ class VlmEvalKitLayout:
         if options[1:] == (_OPEN_QUESTION_OPTION,):
             # The options of an open question must not be shown: the first one is the answer.
             answer, options = options[0], ()
+        if options:
+            # MathVista's column of options comes with the text of the correct one, columns A, B, .. with its letter.
+            is_text = not vlmevalkit.read_options(cells) and cells.get("choices")
+            answer = option_letters(answer, options, "text" if is_text else "letter")
         answer_type = "choice" if options else cells.get("answer_type")
         columns = {
             "question": question,

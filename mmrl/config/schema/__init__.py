@@ -8,6 +8,7 @@ from mmrl.config.schema.data import CurriculumOrderConfig as CurriculumOrderConf
 from mmrl.config.schema.data import CurriculumPhaseConfig as CurriculumPhaseConfig
 from mmrl.config.schema.data import DataConfig as DataConfig
 from mmrl.config.schema.data import DataSourceConfig as DataSourceConfig
+from mmrl.config.schema.data import MediaConfig as MediaConfig
 from mmrl.config.schema.data import MediaLimitsConfig as MediaLimitsConfig
 from mmrl.config.schema.data import MixtureOrderConfig as MixtureOrderConfig
 from mmrl.config.schema.data import PlateauConfig as PlateauConfig

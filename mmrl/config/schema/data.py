@@ -80,6 +80,14 @@ class MediaLimitsConfig(StrictModel):
     """A medium of more bytes in a data URL is refused."""
 
 
+class MediaConfig(StrictModel):
+    """The library that reads videos."""
+
+    video_reader: Literal["pyav", "decord"] = "pyav"
+    """Library that decodes the frames of videos. `decord` needs `pip install "mmrl[decord]"`; videos of which it is
+    known to give other frames than those asked for are refused."""
+
+
 class StreamingConfig(StrictModel):
     """Training sources read while training goes on, again for each epoch, and never held in memory."""
 

@@ -19,7 +19,7 @@ from mmrl.config.schema.base import (
     Workers,
     find_duplicate,
 )
-from mmrl.config.schema.data import MediaLimitsConfig
+from mmrl.config.schema.data import MediaConfig, MediaLimitsConfig
 from mmrl.config.schema.model import ModelConfig
 from mmrl.config.schema.response import ResponseFormatConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
@@ -88,7 +88,7 @@ class BenchmarkConfig(StrictModel):
     )
     """Coordinate system that boxes are read in where a table does not state it."""
     allow_missing: bool = False
-    """Count questions whose media are missing as incorrect; otherwise they end the run before it begins."""
+    """Count malformed rows and questions without their media as incorrect; otherwise they end the run at its start."""
     subsets: tuple[str, ...] = ()
     """Columns whose values get metrics of their own, `benchmark/<name>/<column>/<value>`; reports have all columns."""
 
@@ -192,6 +192,8 @@ class EvalConfig(StrictModel):
     evaluation: EvalGenerationConfig = EvalGenerationConfig()
     """Generation: temperature, longest response, batches, and rollout steps such as forced rethinking, whose
     `correct: [correct]` names the benchmark's verdict."""
+    media: MediaConfig = MediaConfig()
+    """The library that reads videos."""
     media_limits: MediaLimitsConfig = MediaLimitsConfig()
     """Limits beyond which a medium is refused before it is decoded."""
     responses_per_question: BatchSize = 1

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from mmrl.config.schema.base import FileName, NonNegativeInt, PositiveInt, Seconds, Seed, StrictModel, Workers
-from mmrl.config.schema.data import DataConfig
+from mmrl.config.schema.data import DataConfig, MediaConfig
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
 from mmrl.config.schema.evaluation import TrainingEvalConfig
 from mmrl.config.schema.model import ModelConfig
@@ -117,6 +117,8 @@ class Config(StrictModel):
     """The policy, which is trained."""
     data: DataConfig
     """Sources of training, validation and test samples."""
+    media: MediaConfig = MediaConfig()
+    """The library that reads videos."""
     response_format: ResponseFormatConfig = ResponseFormatConfig()
     """Format that responses are written in."""
     rewards: RewardsConfig

@@ -308,7 +308,8 @@ class RlStage(TrainingStage):
     """Times that a step goes over the same rollouts."""
     num_mini_batches: BatchSize = 1
     """Optimizer steps of a pass: the step's groups are divided into so many batches, each with a gradient and
-    denominators of its own (PPO; verl's rollout and mini-batch sizes)."""
+    denominators of its own (PPO; verl's rollout and mini-batch sizes). Old log-probabilities that the learner computes,
+    and a KL penalty in the reward, then cost one more forward pass over all batches but the first."""
     track_rewards: tuple[str, ...] = ()
     """Reward terms whose group mean is recorded for its sample each time it is drawn, for `data_order`, and for later
     `select` stages in RUN/outputs/NAME.jsonl."""
@@ -356,19 +357,6 @@ class RlStage(TrainingStage):
             raise ValueError(
                 f"num_mini_batches {self.num_mini_batches} leaves some without a group of prompts_per_step "
                 f"{self.prompts_per_step}"
-            )
-        # These are computed for the whole step before its first update; a second mini-batch would come too late.
-        key = ""
-        if self.loss.old_logprobs == "recomputed":
-            key = "loss.old_logprobs: recomputed"
-        elif self.loss.kl.coef > 0.0 and self.loss.kl.apply_to == "reward":
-            key = "loss.kl.apply_to: reward"
-        elif self.replay is not None and self.replay.old_logprobs == "recomputed":
-            key = "replay.old_logprobs: recomputed"
-        if self.num_mini_batches > 1 and key:
-            raise ValueError(
-                f"num_mini_batches with `{key}`: that needs the learner's log-probabilities at the start of the step, "
-                "which the first mini-batch changes; take one of them out"
             )
         return self
 
@@ -473,6 +461,8 @@ class RlStage(TrainingStage):
         old = "as recorded while sampling"
         if loss.old_logprobs == "recomputed":
             old = "computed by the learner as the step begins"
+            if self.num_mini_batches > 1:
+                old += " (one more forward pass)"
             if keeps_recorded:
                 old += ", but as recorded while sampling for rollouts of an older policy"
         clipping = f"clipped per {loss.importance_ratio_level}".replace("_", " ")

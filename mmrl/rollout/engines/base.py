@@ -65,7 +65,13 @@ class GenerationRequest:
 
 
 def build_engine_args(
-    options: VllmConfig, *, dtype: str, max_model_len: int, cuda: bool, lora: LoraConfig | None
+    options: VllmConfig,
+    *,
+    dtype: str,
+    max_model_len: int,
+    cuda: bool,
+    lora: LoraConfig | None,
+    float32_output_layer: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's `LLM`, in this process or as a server.
 
@@ -100,6 +106,9 @@ def build_engine_args(
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(max_model_len, _MIN_BATCHED_TOKENS),
         }
+    if float32_output_layer:
+        # vLLM reads this from the config of the language model, which is a part of a vision-language model's.
+        engine_args["hf_overrides"] = {"head_dtype": "float32", "text_config": {"head_dtype": "float32"}}
     if lora is not None:
         # An adapter of a rank that vLLM has no kernel for runs with the next larger one.
         rank = next((rank for rank in _SUPPORTED_LORA_RANKS if rank >= lora.rank), lora.rank)

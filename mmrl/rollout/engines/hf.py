@@ -37,7 +37,7 @@ class _DecodeState:
     cache: Cache
     """Keys and values [R, heads, K, channels] of each layer."""
     logits_RV: torch.Tensor
-    """Logits of the next token, in the model's dtype."""
+    """Logits of the next token, in the model's dtype, or float32 with `model.float32_output_layer`."""
     keep_RK: torch.Tensor
     """1 for a column that the row attends to, 0 for padding; int64."""
     next_position_R: torch.Tensor

@@ -155,6 +155,10 @@ class VllmEngine:
         self._reset_caches()
         self._reload_weights = lambda: self.load_adapter(folder)
 
+    def logits_dtypes(self) -> set[str]:
+        """Return the dtypes that the workers compute logits in, such as `float32`."""
+        return set(self._llm.collective_rpc("logits_dtype"))
+
     def sleep(self) -> None:
         """Move the weights to host memory and free the caches. Does nothing without a GPU."""
         if self._can_sleep and not self._asleep:

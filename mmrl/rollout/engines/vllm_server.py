@@ -120,6 +120,22 @@ class ServerEngine:
         for replica in self._replicas:
             replica.adapter_loaded = True  # on the other ranks, too: their requests name the adapter
 
+    def logits_dtypes(self) -> set[str]:
+        """Return the dtypes that the workers of all replicas compute logits in, such as `float32`.
+
+        Raises:
+            UserError: a server does not say.
+        """
+        found: set[str] = set()
+        for replica in self._replicas:
+            try:
+                found.update(replica.request_json("collective_rpc", {"method": "logits_dtype"})["results"])
+            except (ReplicaError, LookupError, TypeError) as error:
+                raise UserError(
+                    f"the rollout server {replica.url} does not say what type its logits have ({error!r}); {START_HINT}"
+                ) from error
+        return found
+
     def sleep(self) -> None:
         """Do nothing: servers do not share the learner's device."""
 

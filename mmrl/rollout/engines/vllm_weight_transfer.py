@@ -48,7 +48,7 @@ def register() -> None:
 
 
 class FingerprintExtension:
-    """Adds a method to vLLM's workers, whose class vLLM derives from this one."""
+    """Adds methods to vLLM's workers, whose class vLLM derives from this one."""
 
     model_runner: Any
 
@@ -59,6 +59,14 @@ class FingerprintExtension:
             found = fingerprint(tensor)
             plain[name] = [list(found.shape), found.digest]
         return plain
+
+    def logits_dtype(self) -> str:
+        """Return the dtype that this worker computes logits in, such as `float32`, or `unknown`."""
+        # vLLM goes back to the model's own where a platform lacks the one that it was asked for, and only logs that.
+        for module in self.model_runner.get_model().modules():
+            if getattr(module, "head_dtype", None) is not None:
+                return str(module.head_dtype).removeprefix("torch.")
+        return "unknown"
 
 
 def parse_fingerprints(plain: dict[str, Any]) -> dict[str, TensorFingerprint]:
