@@ -78,7 +78,7 @@ ONLY_IN = {
         "mmrl/benchmarks/registry.py",
         "mmrl/cli/data.py",
         "mmrl/cli/main.py",  # describes their errors
-        "mmrl/data/load.py",
+        "mmrl/data/context.py",
         "mmrl/learner/objective.py",
         "mmrl/policy/families.py",
         "mmrl/rollout/engines/custom.py",
@@ -102,6 +102,9 @@ LIGHT = (
     "mmrl.training.rl",
     "mmrl.training.sft",
     "mmrl.training.callbacks",
+    "mmrl.training.early_checks",
+    "mmrl.evaluation.eval_settings",
+    "mmrl.rollout.available",
     "mmrl.benchmarks.registry",
     "mmrl.cli",
     "mmrl_rewards.box",
@@ -334,7 +337,7 @@ def test_packages_and_imports_between_them_are_few():
         ("function_lines_max", 60),
         ("longest_file", 500),
         ("functions_per_1000_lines", 50),
-        ("lines", 46_500),
+        ("lines", 47_250),
     ],
 )
 def test_a_measure_keeps_to_its_limit(name, limit):

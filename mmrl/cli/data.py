@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmrl.cli.common import Subparsers, add_command, add_config_arguments, pause_gc_for_imports, positive_int
+from mmrl.cli.common import Subparsers, add_command, add_config_arguments, echo, pause_gc_for_imports, positive_int
 from mmrl.types import DatasetContext, MediaPolicy, UserError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _check(arguments: argparse.Namespace) -> int:
     with locate_errors(loaded), tempfile.TemporaryDirectory(prefix="mmrl-check-") as work_dir:
         report = DataCheck(loaded.config, loaded.files[0].parent, Path(work_dir), console).run()
     if arguments.json == "-":
-        print(json.dumps(report.as_json(), indent=1))
+        echo(json.dumps(report.as_json(), indent=1))
     else:
         print_report(report, console)
     for file in _write_outputs(report, arguments.json, arguments.plots):
@@ -189,7 +189,7 @@ def _make(arguments: argparse.Namespace) -> int:
         samples = fn(context, **args)
         samples = track(samples, "making samples", size or None, console=console, disable=not console.is_terminal)
         table_args = write_table(samples, folder, arguments.format)
-    print(_config_snippet(arguments.out, table_args), end="")
+    echo(_config_snippet(arguments.out, table_args), end="")
     return 0
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.cli.common import Subparsers, add_command, add_config_arguments, pause_gc_for_imports, positive_int
-from mmrl.distributed.launch import launch
+from mmrl.cli.common import Subparsers, add_command, add_config_arguments, echo, pause_gc_for_imports, positive_int
+from mmrl.distributed.launch import is_launched, launch
 
 DETAILS = """\
 examples:
@@ -56,9 +56,16 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.overrides,
             steps=arguments.steps or _VERIFIED_STEPS,
             processes=arguments.nproc,
-            say=print,
+            say=echo,
         )
         return 0 if is_same else 1
+    from mmrl.training.early_checks import effective_config, is_finished
+
+    # Before torch is imported and before any rank is started, which takes seconds. Ranks of another launcher ask
+    # together, in `train`: one that ended here by itself would leave the others waiting.
+    config = effective_config(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
+    if not is_launched() and is_finished(config, loaded.files[0].parent):
+        return 0
     if arguments.nproc:
         command = ["train", arguments.config, *arguments.overrides]
         if arguments.steps is not None:
@@ -66,7 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.run_dir is not None:
             command += ["--run-dir", str(arguments.run_dir)]
         return launch(command, arguments.nproc)
-    # A wrong config should be refused before torch is imported, which takes seconds.
     with pause_gc_for_imports():
         from mmrl.policy.families import FAMILIES
         from mmrl.training.run import train

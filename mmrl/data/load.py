@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from mmrl.config import Config
 from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SftStage, matches_conditions
+from mmrl.data.context import load_dataset_function
 from mmrl.data.data_record import DataRecord, LoadedSplit
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
@@ -24,7 +25,7 @@ from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FramePlan, FrameSampling
 from mmrl.types import DatasetContext, ImageRef, PromptTooLongError, RejectedRow, Sample, Size, UserError, VideoRef
-from mmrl.utils.plugins import errors_about_call, load_plugin
+from mmrl.utils.plugins import errors_about_call
 
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
@@ -105,7 +106,7 @@ class DatasetLoader:
         # A wrong option of the last source should not wait until all others are read.
         for sources in sources_by_split(self._config.data).values():
             for source in sources:
-                load_source(source, self._context)
+                load_dataset_function(source, self._context.base_dir)
         for split, sources in sources_by_split(self._config.data).items():
             rows, row_sources = self._read_split(split, sources)
             if split == "train":
@@ -149,10 +150,9 @@ class DatasetLoader:
         reading = f"{sampling} by {self._config.media.video_reader}"
         known = self._opened_index.known_videos(refs, reading) if self._opened_index else set()
         open_video = partial(_open_video, self._worker_cache(), sampling, known)
-        workers = self._config.data.media_workers
         new_sizes = {}
         reported_at = monotonic()
-        for ref, plan in open_each_medium(refs, open_video, workers=workers, console=self._console):
+        for ref, plan in open_each_medium(refs, open_video, options=self._config.data, console=self._console):
             self._opened_videos[ref] = plan
             if isinstance(plan, FramePlan):
                 self._media_cache.set_frame_plan(ref, sampling, plan)
@@ -232,14 +232,14 @@ class DatasetLoader:
 
         The sizes of images that were not known before are added to `opened_sizes`.
         """
-        workers = self._config.data.media_workers
+        options = self._config.data
         refs = unique_images(samples)
         # A resumed run knows the sizes of images that it has opened before and that have not been touched since.
         known_sizes = self._opened_index.known_sizes(refs) if self._opened_index else {}
         new_refs = [ref for ref in refs if ref not in known_sizes]
         # Workers open media through an empty cache of their own and send back sizes, not pixels.
-        cache = self._worker_cache() if workers else self._media_cache
-        opened = open_all_media(new_refs, cache.image_size, workers=workers, console=self._console)
+        cache = self._worker_cache() if options.media_workers else self._media_cache
+        opened = open_all_media(new_refs, cache.image_size, options=options, console=self._console)
         new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
         for ref, size in {**known_sizes, **new_sizes}.items():
             self._media_cache.set_image_size(ref, size)
@@ -284,7 +284,7 @@ def read_source(source: DataSourceConfig, context: DatasetContext) -> Iterator[S
     Raises:
         UserError: `fn` is not a function, does not take these options, or cannot read its data.
     """
-    read_rows = load_source(source, context)
+    read_rows = load_dataset_function(source, context.base_dir)
     with errors_about_call(source.fn, source.args):
         for row in read_rows(context):
             if not isinstance(row, Sample | RejectedRow):
@@ -295,11 +295,6 @@ def read_source(source: DataSourceConfig, context: DatasetContext) -> Iterator[S
                 yield row._replace(id=f"{source.name}/{row.id}")
             else:
                 yield replace(row, id=f"{source.name}/{row.id}")
-
-
-def load_source(source: DataSourceConfig, context: DatasetContext) -> Callable[..., Any]:
-    """Return a source's dataset function with its options; raises as `load_plugin`."""
-    return load_plugin(source.fn, context.base_dir, source.args, role="data source", parameters=("context",))
 
 
 def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bool:
@@ -345,27 +340,30 @@ def unique_videos(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
 
 
 def open_all_media(
-    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, workers: int, console: Console
+    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, options: DataConfig, console: Console
 ) -> dict[MediaRefT, OpenedT | MediaError]:
     """Open images or videos, and return for each what `open_one` returned or the error that it raised.
 
-    With 0 `workers`, this process opens them. Otherwise `open_one` must be picklable, and a file that kills the process
-    that opens it maps to an error too.
+    Without `media_workers` in the options, this process opens them. Otherwise `open_one` must be picklable, and a file
+    that kills the process that opens it, or takes it too long, maps to an error too.
     """
-    return dict(open_each_medium(refs, open_one, workers=workers, console=console))
+    return dict(open_each_medium(refs, open_one, options=options, console=console))
 
 
 def open_each_medium(
-    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, workers: int, console: Console
+    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, options: DataConfig, console: Console
 ) -> Iterator[tuple[MediaRefT, OpenedT | MediaError]]:
     """Yield each image or video with what `open_all_media` returns for it, in order."""
     if not refs:
         return
     attempt = partial(_open_or_error, open_one)
-    if not workers:
+    if not options.media_workers:
         yield from zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True)
         return
-    with closing(start_media_workers(attempt, workers, name=attrgetter("path"))) as pool:
+    workers = start_media_workers(
+        attempt, options.media_workers, timeout_s=options.media_timeout_s, name=attrgetter("path")
+    )
+    with closing(workers) as pool:
         futures = list(map(pool.submit, refs))
         opened = console.track("opening media", map(_wait_for_media, futures), len(refs))
         yield from zip(refs, opened, strict=True)

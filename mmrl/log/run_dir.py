@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -12,17 +13,17 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import mmrl
 from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, read_flat_settings
 from mmrl.types import UserError
+from mmrl.utils.environment import LIBRARIES, installed_version
 from mmrl.utils.files import remove_leftovers, replace_nonfinite, report_write_errors, temporary_path, write_atomically
 
-LIBRARIES = ("torch", "transformers", "peft", "deepspeed", "vllm")
-"""Packages whose versions the manifest records."""
+EXPORTED_CONFIG_FILE = "mmrl.yaml"
+"""File of an exported folder with the config of its run, so that `mmrl eval` prompts and parses as training did."""
 _MAX_CHANGES_SHOWN = 12
 
 
@@ -35,6 +36,7 @@ class RunDir:
         self.config = path / "config.yaml"  # the resolved config, every setting with its value
         self.metrics = path / "metrics.jsonl"  # reproducible metrics, one JSON line for each step and evaluation
         self.timings = path / "timings.jsonl"  # wall-clock times, one JSON line for each step, repeated steps included
+        self.log = path / "log.txt"  # warnings and errors of libraries, each once
         self.manifest = path / "manifest.json"  # versions, git commit, platform, and digests of config and data
         self.summary = path / "summary.json"  # held-out rewards before and after, as JSON
         self.rollouts = path / "rollouts"  # rollouts of some steps, for people to read
@@ -78,6 +80,30 @@ class RunDir:
         finally:
             os.close(lock)
 
+    def check(self, config: Config) -> bool:
+        """Return True if a run of `config` is finished here. Writes nothing; `claim` follows when the run starts.
+
+        Raises:
+            UserError: `lock` or `claim` would refuse it, or the directory cannot be made or written.
+        """
+        existing = self.path
+        while not existing.exists():
+            existing = existing.parent
+        with report_write_errors(self.path):
+            if not existing.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{existing} is a file")
+            if not os.access(existing, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, f"no permission to write into {existing}")
+        if existing != self.path:
+            return False
+        with self.lock():
+            if self._has_checkpoint():
+                self._accept_changes(config)
+                return self.is_finished()
+            if not self.config.exists():
+                self._refuse_files(self._list_files())
+        return False
+
     def claim(self, config: Config, notify: Callable[[str], None]) -> bool:
         """Make this the directory of a run of `config`; return True if it has a checkpoint to resume from.
 
@@ -88,24 +114,17 @@ class RunDir:
         """
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            foreign_files = sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})
-        if self.config.exists() and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
-            changed = diff_configs(read_flat_settings(self.config), config)
-            check_same_run(self.path, changed)
-            self._check_stages_can_grow(changed, len(config.stages))
-            self._changed = changed
+            foreign_files = self._list_files()
+        if self._has_checkpoint():
+            self._accept_changes(config)
             if not self.is_finished():
-                for change in changed:
+                for change in self._changed:
                     notify(f"This run continues with {change} ({change.effect}).")
             return True
         if self.config.exists():
             # A run without a checkpoint has nothing to resume from and nothing to lose.
             foreign_files = self._remove_run_files()
-        if foreign_files:
-            raise UserError(
-                f"{self.path} holds {foreign_files[0]!r} and no run of mmrl; choose an empty or new directory "
-                "with run.dir=... or --run-dir"
-            )
+        self._refuse_files(foreign_files)
         write_atomically(self.config, dump_yaml(config))
         return False
 
@@ -141,6 +160,12 @@ class RunDir:
             self.summary.unlink(missing_ok=True)
         write_atomically(self.config, dump_yaml(config))
 
+    def _accept_changes(self, config: Config) -> None:
+        """Take over the settings with which the run continues; raise a UserError if it cannot."""
+        self._changed = diff_configs(read_flat_settings(self.config), config)
+        check_same_run(self.path, self._changed)
+        self._check_stages_can_grow(self._changed, len(config.stages))
+
     def _check_stages_can_grow(self, changed: Sequence[SettingChange], num_stages: int) -> None:
         """Raise a UserError if a stage got more steps that is over, unless it is the last and has a checkpoint."""
         begun = []
@@ -169,10 +194,7 @@ class RunDir:
             changes.append({"noticed": noticed, "count": len(data_differences), "differences": listed})
         libraries: dict[str, str | None] = {}
         for name in LIBRARIES:
-            try:
-                libraries[name] = version(name)
-            except PackageNotFoundError:
-                libraries[name] = None
+            libraries[name] = installed_version(name) or None
         package = Path(mmrl.__file__).parent
         git = None
         # An installed package may lie inside another repository (a .venv does), whose commit would say nothing.
@@ -197,10 +219,24 @@ class RunDir:
         """Write summary.json; values that are not finite become null."""
         write_atomically(self.summary, json.dumps(replace_nonfinite(summary), indent=2, allow_nan=False) + "\n")
 
+    def _has_checkpoint(self) -> bool:
+        return self.config.exists() and self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+
+    def _list_files(self) -> list[str]:
+        return sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})
+
+    def _refuse_files(self, names: Sequence[str]) -> None:
+        """Refuse to begin a run among files that belong to no run."""
+        if names:
+            raise UserError(
+                f"{self.path} holds {names[0]!r} and no run of mmrl; choose an empty or new directory "
+                "with run.dir=... or --run-dir"
+            )
+
     def _remove_run_files(self) -> list[str]:
         """Remove the files of a run; return the names of what is left."""
         with report_write_errors(self.path):
-            logs = (self.metrics, self.timings, self.manifest, self.summary)
+            logs = (self.metrics, self.timings, self.log, self.manifest, self.summary)
             for path in (self.config, *logs, self.opened_media, self.data_record):
                 path.unlink(missing_ok=True)
             inputs = (self.data, self.checkpoints, self.processor, self.reference_weights)
@@ -209,6 +245,11 @@ class RunDir:
                 shutil.rmtree(folder, ignore_errors=True)
             remove_leftovers(self.path)
             return sorted(entry.name for entry in self.path.iterdir())
+
+
+def run_dir_of(config: Config) -> RunDir:
+    """Return the run directory that a config names."""
+    return RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
 
 
 def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:

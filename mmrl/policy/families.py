@@ -18,6 +18,7 @@ from mmrl.config.schema.model import LoraTarget
 from mmrl.media.image import resized_size
 from mmrl.types import CoordinateSystem, Size, UserError
 from mmrl.utils.plugins import load_plugin
+from mmrl.utils.torch_cpu_compat import import_torchvision
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -204,6 +205,7 @@ class _BuiltinFamilies(Mapping[str, ModelFamily]):
 
     def __getitem__(self, model_type: str) -> ModelFamily:
         class_name, coordinate_system, video_time = _BUILTIN[model_type]
+        import_torchvision()
         import transformers
 
         return ModelFamily(

@@ -174,7 +174,10 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
         # Some libraries list modules that cannot be imported by their names.
         with ErrorCatcher():
             importlib.import_module(name)
-    tries = [(name, sample, text) for sample in samples for name, text in _build_attacks(sample).items()]
+    tries = []
+    for sample in samples:
+        attacks = build_attacks(sample, _ATTACK_GRAMMAR, _ATTACK_GRAMMAR.render(sample.target))
+        tries += [(name, sample, text) for name, text in attacks.items()]
     tries += [("right", sample, _ATTACK_GRAMMAR.render(sample.target)) for sample in samples]
     got = _run_all_in_processes([partial(_score_text, reward, sample, text) for _, sample, text in tries])
     attempts = [(name, sample, term) for (name, sample, _), term in zip(tries, got, strict=True)]
@@ -191,16 +194,16 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
     )
 
 
-def _build_attacks(sample: Sample) -> dict[str, str]:
+def build_attacks(sample: Sample, grammar: ResponseFormat, correct: str) -> dict[str, str]:
     """Return a response that a policy has been seen to try without having looked, for each attack by its name.
 
-    Raises:
-        UserError: the target cannot be written in the response format.
+    `correct` is the correct response, written in the format of `grammar`.
     """
     answer_type = sample.target.answer_type
     question = " ".join(part for part in sample.parts if isinstance(part, str))
-    correct = _ATTACK_GRAMMAR.render(sample.target)
-    correct_answer = _ATTACK_GRAMMAR.parse(correct, answer_type).text or ""
+    correct_answer = grammar.parse(correct, answer_type).text or ""
+    # The texts around an answer.
+    before, _, after = correct.rpartition(correct_answer or correct)
     answers = {
         "format only": "",
         "question echo": question,
@@ -215,10 +218,10 @@ def _build_attacks(sample: Sample) -> dict[str, str]:
     return {
         "empty": "",
         "white space": " \n\t",
-        **{name: f"<answer>{answer}</answer>" for name, answer in answers.items()},
+        **{name: f"{before}{answer}{after}" for name, answer in answers.items()},
         "answer in the thinking alone": f"<think>{correct}</think>",
-        "right, after a wrong one": f"<answer>nothing</answer>{correct}",
-        "right, before a wrong one": f"{correct}<answer>nothing</answer>",
+        "right, after a wrong one": f"{before}nothing{after}{correct}",
+        "right, before a wrong one": f"{correct}{before}nothing{after}",
         "right, no tags": correct_answer,
     }
 

@@ -19,15 +19,14 @@ from mmrl.benchmarks.report import write_report
 from mmrl.config import Config, EvalConfig, load_eval_config
 from mmrl.config.schema import BenchmarkConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
-from mmrl.evaluation.model_source import inherit_settings
+from mmrl.evaluation.eval_dir import EvalDir, evaluation_identity
+from mmrl.evaluation.eval_settings import inherit_settings
 from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set
 from mmrl.evaluation.session import (
-    EvalDir,
     EvalSession,
     build_eval_pipeline,
     check_missing,
     describe_generation,
-    evaluation_identity,
     find_unusable_questions,
     make_batches,
     run_session,

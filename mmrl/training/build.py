@@ -58,6 +58,7 @@ from mmrl.policy.build import (
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.pretrained import load_processor
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer, RolloutPipeline, Sampler
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
@@ -104,16 +105,16 @@ class RunContext:
         self.tool_runner = ToolRunner(partial(registry.load_tool, base_dir))
         set_thread_count(config.run.cpu_threads, ranks.size)
         torch.manual_seed(config.run.seed)
+        _check_device_and_processor(config, base_dir)
         self.response_format = build_response_format(config)
         self.scorer = build_scorer(config, base_dir)
-        self.group_rewards = build_group_rewards(config, base_dir)
-        registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir)
+        self.group_rewards = build_group_rewards(config, base_dir, ranks.on_rank0)
+        registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir, config.rewards)
 
         dataset_context = make_dataset_context(config, base_dir, run_dir.data)
         media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
         media_cache = MediaCache(media_policy, media_limits, max_bytes=IMAGE_CACHE_BYTES)
-        self.data_record = DataRecord(path=run_dir.data_record, data=config.data, console=console)
-        index = OpenedMediaIndex(run_dir.opened_media)
+        self.data_record, index = _open_records(config, run_dir, console)
         loader = DatasetLoader(
             config, dataset_context, media_cache, console, opened_index=index, record=self.data_record
         )
@@ -261,6 +262,7 @@ class RunContext:
             ),
             prompts_per_step=stage.prompts_per_step,
             dynamic_sampling=stage.dynamic_sampling,
+            carry_over=stage.carries_groups,
             replay=replay,
             find_changed_media=partial(find_changed_media, find_problems=media_check, warn=self.console.warn),
             stale_old_logprobs="recorded" if stage.loss.rollout_correction.method == "none" else None,
@@ -327,6 +329,8 @@ class RunContext:
         self.scorer.check_samples(self.samples.train, self.response_format)
         self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
         check_group_rewards(self.group_rewards, self.scorer, self.samples.train)
+        for warning in self.scorer.check_wrong_answers(self.samples.train, self.response_format):
+            self.console.warn(warning)
 
         all_samples: list[Sample] = []
         for split in self.samples.by_split().values():
@@ -370,6 +374,20 @@ class RunContext:
             rows.append((component.component, *(f"{size:,}" for size in sizes), "+".join(component.dtypes), *rates))
         columns = ("part", "tensors", "parameters", "trained", "type", *(f"lr in {stage.name}" for stage in stages))
         self.console.print_table(f"{type(model).__name__} on {model.device}", columns, rows)
+
+
+def _check_device_and_processor(config: Config, base_dir: Path) -> None:
+    """Refuse what `mmrl.training.early_checks` cannot see without torch, before an hour of opening images."""
+    select_device(config)
+    if config.model.from_scratch is None:
+        # A damaged tokenizer, for one. It is loaded again with the model.
+        load_processor(config.model, base_dir)
+
+
+def _open_records(config: Config, run_dir: RunDir, console: Console) -> tuple[DataRecord, OpenedMediaIndex]:
+    """Return what the run knows from its earlier starts: its data, and the media that it has opened."""
+    record = DataRecord(path=run_dir.data_record, data=config.data, console=console)
+    return record, OpenedMediaIndex(run_dir.opened_media)
 
 
 def _drop_unusable_samples(

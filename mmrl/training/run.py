@@ -18,7 +18,6 @@ from mmrl import checkpoint
 from mmrl.algo.group_rewards import add_group_rewards
 from mmrl.checkpoint.hf_export import collect_card_facts, write_adapter, write_model
 from mmrl.config import Config, LoadedConfig, diff_configs, dump_yaml, read_flat_settings
-from mmrl.config.load import cap_steps
 from mmrl.config.schema import RlStage, SampleStage, SelectStage, SftStage
 from mmrl.data.stage_tables import write_history_table
 from mmrl.distributed.ranks import MediaPlacement, RankLostError, Ranks
@@ -27,8 +26,9 @@ from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.log.comparison import compare_rewards, comparison_summary, print_summary
 from mmrl.log.console import Console, null_console
+from mmrl.log.library_messages import log_library_messages
 from mmrl.log.logger import NullLogger, RunLogger
-from mmrl.log.run_dir import RunDir, check_same_run
+from mmrl.log.run_dir import RunDir, check_same_run, run_dir_of
 from mmrl.policy.policy import Policy
 from mmrl.ports import Learner, Sampler, SampleSource
 from mmrl.rollout.logprob_check import LogprobCheck
@@ -43,12 +43,14 @@ from mmrl.training.callbacks import (
     Validation,
     load_callbacks,
 )
+from mmrl.training.early_checks import FINISHED_MESSAGE, effective_config
 from mmrl.training.health import FailedStepCounter, FailedStepLimit, HealthMonitor
 from mmrl.training.rl import RlComponents, RlSettings, run_rl_stage
 from mmrl.training.sample import run_sample_stage
 from mmrl.training.select import run_select_stage
 from mmrl.training.sft import SftComponents, build_sft_settings, run_sft_stage
 from mmrl.types import EvalRewards, RunInterrupted, Sample, TrainingState
+from mmrl.utils.worker_pool import STOP_REQUESTED
 
 
 def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | None = None) -> int:
@@ -62,10 +64,7 @@ def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | Non
     Raises:
         UserError: something the user can fix. A run that had not begun leaves nothing behind.
     """
-    loaded = cap_steps(loaded, steps) if steps else loaded
-    config = loaded.config
-    if run_dir is not None:
-        config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(run_dir)})})
+    config = effective_config(loaded, steps=steps, run_dir=run_dir)
     with join_ranks(config.distributed, force_group=config.deepspeed is not None) as ranks:
         return _train_on_rank(config, loaded.files[0].parent, loaded.warnings, ranks)
 
@@ -73,7 +72,7 @@ def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | Non
 def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], ranks: Ranks) -> int:
     """Do the part of `train` that belongs to this rank. Rank 0 alone writes to the run directory and the console."""
     console = null_console() if ranks.rank else Console()
-    run_dir = RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
+    run_dir = run_dir_of(config)
     stop = StopSignal(console.warn)
     try:
         # SIGTERM too should unwind and clean up, as Ctrl-C does.
@@ -81,11 +80,12 @@ def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], rank
             ranks.on_rank0(partial(stack.enter_context, run_dir.lock()))
             has_begun = ranks.on_rank0(partial(run_dir.claim, config, console.info))
             if has_begun and ranks.on_rank0(run_dir.is_finished):
-                console.info("This run is finished; delete its directory or choose another to run it again.")
+                console.info(FINISHED_MESSAGE)
                 ranks.on_rank0(partial(print_summary, run_dir, console))
                 return 0
             for warning in warnings:
                 console.warn(warning)
+            stack.enter_context(log_library_messages(run_dir.log, rank=ranks.rank))
             cleanup = nullcontext() if ranks.rank else run_dir.remove_on_error(keep=has_begun)
             with cleanup, ExitStack() as opened:
                 # Benchmarks are read first: a missing file should fail before the model is loaded.
@@ -93,6 +93,8 @@ def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], rank
                 context = RunContext(config, base_dir, run_dir, console, ranks)
                 for part in (context.scorer, context.tool_runner, context.samplers):
                     opened.enter_context(closing(part))
+                for term in context.group_rewards:
+                    opened.callback(term.close)
                 benchmarks = TrainingBenchmarks(context, base_dir, questions)
                 user_callbacks = load_callbacks(config.callbacks, context, base_dir)
                 ranks.on_rank0(partial(_write_run_info, run_dir, context, digest_questions(config, questions)))
@@ -138,6 +140,8 @@ class StopSignal:
             if finish_step and self.received is not None:
                 raise KeyboardInterrupt
             self.received = number
+            # A reward or tool that hangs is not waited for: the step then ends without being saved.
+            STOP_REQUESTED.set()
             if not finish_step:
                 raise KeyboardInterrupt
             self.warn("Stopping: the step in progress will be finished and saved. Interrupt again to stop at once.")
@@ -146,6 +150,7 @@ class StopSignal:
         try:
             yield
         finally:
+            STOP_REQUESTED.clear()
             for number, previous in previous_handlers.items():
                 signal.signal(number, previous)
 

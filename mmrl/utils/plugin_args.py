@@ -39,6 +39,27 @@ def check_positional_parameters(function: Callable[..., Any], parameters: Sequen
         )
 
 
+def check_methods(found: object, port: type, names: Sequence[str], *, owner: str) -> None:
+    """Check that what a user's function returned has methods that can be called as those of `port` are.
+
+    Raises:
+        UserError: `owner` returned an object without one of the methods `names`, or with other parameters.
+    """
+    for name in names:
+        expected = [entry for entry in _read_signature(getattr(port, name)).parameters.values() if entry.name != "self"]
+        positional = [entry.name for entry in expected if entry.kind is not entry.KEYWORD_ONLY]
+        keywords = [entry.name for entry in expected if entry.kind is entry.KEYWORD_ONLY]
+        call = f"{name}({', '.join([*positional, *(f'{keyword}=...' for keyword in keywords)])})"
+        # The `__call__` of a function takes anything; the function itself tells its parameters.
+        method = found if name == "__call__" else getattr(found, name, None)
+        if not callable(method):
+            raise UserError(f"{owner} returned {found!r:.80}, which has no method {name!r}; it is called as {call}")
+        try:
+            _read_signature(method).bind(*positional, **dict.fromkeys(keywords))
+        except TypeError as error:
+            raise UserError(f"{locate_function(method)}: {owner}: it is called as {call}, but: {error}") from error
+
+
 def read_plugin_options(function: Callable[..., Any], *, skip: int) -> dict[str, PluginOption]:
     """Return the options of a function: every parameter but the first `skip`.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ import pytest
 from harness import Command, contents, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from test_launch import alike
 
+from mmrl.checkpoint.snapshot import load_state
 from mmrl.cli import main
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.training.async_rollouts import AsyncRollouts
@@ -72,10 +72,9 @@ def test_what_is_learned_is_one_version_old_from_the_second_step_on(whole: Path)
 
 def test_no_step_is_drawn_for_nobody(whole: Path) -> None:
     """A step of the tables that rollouts are kept in has as many as were learned; what lies ahead is in checkpoints."""
-    state = json.loads((whole / "checkpoints" / "01-000006" / "state.json").read_text())["$TrainingState"]
-    assert state["prefetched"] is None
-    state = json.loads((whole / "checkpoints" / "01-000004" / "state.json").read_text())["$TrainingState"]
-    assert len(state["prefetched"]["$RolloutBatch"]["groups"]["$tuple"]) == 4
+    assert load_state(whole / "checkpoints" / "01-000006").prefetched is None
+    ahead = load_state(whole / "checkpoints" / "01-000004").prefetched
+    assert ahead is not None and len(ahead.groups) == 4
 
 
 def strike(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, nth: int, *signals: signal.Signals) -> None:

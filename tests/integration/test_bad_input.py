@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from harness import Command, Done, contents, counting, experiment, jsonl, mmrl, rl_stage, rows, sft_stage, write
 from transformers import BertConfig
+
+from mmrl.benchmarks.verdict import ResponseOutcome, Verdict
 
 Config = dict[str, Any]
 
@@ -24,6 +27,17 @@ def raises(response, sample) -> float:
 @reward(name="nan")
 def nan(response, sample) -> float:
     return float("nan")
+
+@reward(name="loops")
+def loops(response, sample) -> float:
+    while True:
+        pass
+
+@reward(name="fragile")
+def fragile(response, sample) -> float:
+    if response.answer.value is None:
+        return 0.0
+    return 1 / (response.answer.value == sample.target.value)
 """
 
 
@@ -102,6 +116,18 @@ def wrong_table(folder: Path) -> Config:
     return raising_reward(folder)
 
 
+def looping_table(folder: Path) -> Config:
+    row = {"fn": "./mine.py:loops", "sample": {"answer_type": "number", "value": 1}, "response": "x", "expected": 1}
+    (folder / "mine.json").write_text(json.dumps([{**row, "source": "as wished"}]))
+    (folder / "mine.py").write_text(REWARDS)
+    return {"rewards": {**term("./mine.py:loops"), "timeout_s": 2.0}}
+
+
+def reward_of_right_answers(folder: Path) -> Config:
+    (folder / "mine.py").write_text(REWARDS)
+    return {"rewards": term("./mine.py:fragile")}
+
+
 def nan_reward(folder: Path) -> Config:
     (folder / "mine.py").write_text(REWARDS)
     return {"rewards": term("./mine.py:nan")}
@@ -138,6 +164,17 @@ MISTAKES: list[tuple[Callable[[Path], Config], list[str]]] = [
     (nan_reward, ["reward 'nan'", "count/train/000000", "returned nan"]),
     (raising_reward, ["reward 'raises'", "count/train/000000", "raised ZeroDivisionError", "(mine.py:6)"]),
     (wrong_table, ["reward './mine.py:raises' contradicts its case table: expected 1.0", "source: as wished"]),
+    (looping_table, ["'./mine.py:loops'", "response 'x'", "a process for rewards took more than 2 s"]),
+    (
+        reward_of_right_answers,
+        [
+            "reward 'fragile'",
+            "count/train/",
+            "raised ZeroDivisionError",
+            "(mine.py:21)",
+            "response: '<answer>347</answer>'",
+        ],
+    ),
     (same_id_twice, ["two samples have the id 'count/train/r0'"]),
     (overlap, ["count/train/000000", "training and the held-out data"]),
     (all_frozen, ["model: `freeze` holds every component", "leave at least one to train"]),
@@ -335,3 +372,49 @@ def test_a_run_directory_that_is_deleted_ends_the_run(tmp_path: Path, here: Comm
     assert_refused(done, f"{tmp_path}/run was deleted or moved while the run was writing to it", "checkpoints")
     assert len(done.errors.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\rgone\x7f\x00"
+"""It renames the window, clears the screen, turns text red, and hides the start of its line."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["data", "show", "CONFIG", "--count", "2"], 0),
+        (["data", "check", "CONFIG"], 0),
+        (["data", "check", "LOST"], 1),
+        (["data", "check", "LOST", "--json", "-"], 1),
+        (["train", "LOST"], 2),
+        (["train", "LOST", "data.on_bad_sample=skip"], 0),
+        (["train", "TERM"], 2),
+        (["explain", "TERM"], 0),
+        (["eval", "compare", "VERDICTS", "MORE"], 0),
+    ],
+)
+def test_no_control_character_of_the_data_reaches_the_terminal(
+    tmp_path: Path, here: Command, arguments: list[str], code: int
+) -> None:
+    given = [{**row, "id": f"{HOSTILE}{row['id']}", "question": f"How many?{HOSTILE}"} for row in rows(6)]
+    stages = [rl_stage(steps=1, prompts_per_step=2, group_size=2)]
+    data = {"train": [jsonl(tmp_path, given)]}
+    files = {"CONFIG": write(experiment(tmp_path / "run", data=data, stages=stages), tmp_path / "config.yaml")}
+    (tmp_path / "mine.py").write_text(REWARDS)
+    rewards = {"rewards": term("./mine.py:raises", when={"task": ["count", HOSTILE]})}
+    files["TERM"] = write(experiment(tmp_path / "run", data=data, stages=stages, **rewards), tmp_path / "term.yaml")
+    lost = tmp_path / f"lost{HOSTILE[:-1]}.jsonl"
+    lost.write_text(
+        (tmp_path / "rows.jsonl").read_text() + json.dumps({**given[0], "id": HOSTILE, "picture": "no.png"})
+    )
+    data = {"train": [{**data["train"][0], "args": {**data["train"][0]["args"], "path": lost.name}}]}
+    files["LOST"] = write(experiment(tmp_path / "run", data=data, stages=stages), tmp_path / "lost.yaml")
+    for name, right in (("VERDICTS", True), ("MORE", False)):
+        outcome = next(iter(ResponseOutcome))
+        verdict = Verdict(id=HOSTILE, outcome=outcome, rule="tags", strict=right, subsets={HOSTILE: (HOSTILE,)})
+        files[name] = tmp_path / name
+        files[name].write_text(json.dumps(verdict.to_row("3")))
+    done = here(*[files.get(word, word) for word in arguments])
+    assert done.code == code, done.errors
+    printed = done.output + done.errors
+    assert "\\u001b" in printed or "\\x1b" in printed
+    assert {character for character in printed if unicodedata.category(character) == "Cc"} <= {"\n", "\t"}

@@ -159,7 +159,7 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ),
         (
             "stages.rl.dynamic_sampling={ranges: [{term: x}], extra: carry}",
-            "stages.1.dynamic_sampling: `extra: carry` needs `max_rounds`",
+            "stages.1: dynamic_sampling: `extra: carry` needs `max_rounds` of 2 or more, or `oversampling`: one round",
         ),
         (
             "stages.rl.dynamic_sampling={ranges: [{term: x}], max_rounds: 0}",

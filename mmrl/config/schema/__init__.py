@@ -3,6 +3,7 @@
 # `X as X` re-exports X, for the reader and for mypy (PEP 484).
 from mmrl.config.schema.base import COMPONENTS as COMPONENTS
 from mmrl.config.schema.base import Component as Component
+from mmrl.config.schema.base import WorkerLimitsConfig as WorkerLimitsConfig
 from mmrl.config.schema.base import matches_conditions as matches_conditions
 from mmrl.config.schema.data import CurriculumOrderConfig as CurriculumOrderConfig
 from mmrl.config.schema.data import CurriculumPhaseConfig as CurriculumPhaseConfig

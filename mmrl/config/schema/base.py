@@ -49,6 +49,21 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
+class WorkerLimitsConfig(StrictModel):
+    """Limits of each process that runs functions, with all processes that it starts.
+
+    Memory and processes are looked at ten times a second, on Linux alone. Beyond a limit a process is killed and
+    replaced, and the call that it was in has failed.
+    """
+
+    memory_mib: PositiveInt = 4096
+    """Memory that a process may hold, in MiB. What it shares with others counts in part."""
+    processes: PositiveInt = 64
+    """Processes at a time."""
+    output_kib: NonNegativeInt = 256
+    """Text, in KiB, that all of these processes together may print in a run; the rest is counted, and not shown."""
+
+
 def matches_conditions(when: SampleConditions, sample: Sample) -> bool:
     """Return True if a sample meets every condition; a column that its `meta` lacks meets none."""
     for name, allowed in when.items():

@@ -119,6 +119,8 @@ class DataConfig(StrictModel):
     media_workers: Workers = 0
     """Processes that open media: all of them when the run starts, the next step's while a step trains. 0 opens media in
     the main process, between steps."""
+    media_timeout_s: PositiveFloat = 1800.0
+    """Seconds such a process may take for the media of a sample before it is killed; the sample then counts as bad."""
     streaming: StreamingConfig | None = None
     """Stream sources that do not fit in memory, or have no end; several sources need weights. A resumed run reads the
     rows again that it had consumed."""

@@ -16,6 +16,7 @@ from mmrl.config.schema.base import (
     StrictModel,
 )
 
+BuiltinFamily = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 LoraTarget = Literal["language.attention", "language.mlp", "vision.attention", "vision.mlp", "projector.mlp"]
 
 
@@ -72,7 +73,7 @@ class LanguageFromScratchConfig(StrictModel):
 class FromScratchConfig(StrictModel):
     """A tiny randomly initialised model of a real Qwen-VL class, with its own tokenizer and processor."""
 
-    family: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"] = "qwen2_5_vl"
+    family: BuiltinFamily = "qwen2_5_vl"
     """Model class of transformers that is built."""
     vision: VisionFromScratchConfig = VisionFromScratchConfig()
     """The vision tower."""

