@@ -114,10 +114,9 @@ class RunContext:
         dataset_context = make_dataset_context(config, base_dir, run_dir.data)
         media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
         media_cache = MediaCache(media_policy, media_limits, max_bytes=IMAGE_CACHE_BYTES)
-        self.data_record, index = _open_records(config, run_dir, console)
-        loader = DatasetLoader(
-            config, dataset_context, media_cache, console, opened_index=index, record=self.data_record
-        )
+        self.data_record, known = _open_records(config, run_dir, console)
+        record = self.data_record
+        loader = DatasetLoader(config, dataset_context, media_cache, console, opened_index=known, record=record)
         console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
         # Rank 0 reads and checks the data for all: the others receive its samples.
         self.samples = ranks.on_rank0(loader.load)
