@@ -79,7 +79,7 @@ ONLY_IN = {
         "mmrl/cli/data.py",
         "mmrl/cli/main.py",  # describes their errors
         "mmrl/data/context.py",
-        "mmrl/data/load.py",  # says which function an error is about
+        "mmrl/data/load.py",
         "mmrl/learner/objective.py",
         "mmrl/policy/families.py",
         "mmrl/rollout/engines/custom.py",

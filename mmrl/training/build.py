@@ -114,9 +114,9 @@ class RunContext:
         dataset_context = make_dataset_context(config, base_dir, run_dir.data)
         media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
         media_cache = MediaCache(media_policy, media_limits, max_bytes=IMAGE_CACHE_BYTES)
-        self.data_record, known = _open_records(config, run_dir, console)
-        record = self.data_record
-        loader = DatasetLoader(config, dataset_context, media_cache, console, opened_index=known, record=record)
+        index = OpenedMediaIndex(run_dir.opened_media)
+        record = self.data_record = DataRecord(path=run_dir.data_record, data=config.data, console=console)
+        loader = DatasetLoader(config, dataset_context, media_cache, console, opened_index=index, record=record)
         console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
         # Rank 0 reads and checks the data for all: the others receive its samples.
         self.samples = ranks.on_rank0(loader.load)
@@ -381,12 +381,6 @@ def _check_device_and_processor(config: Config, base_dir: Path) -> None:
     if config.model.from_scratch is None:
         # A damaged tokenizer, for one. It is loaded again with the model.
         load_processor(config.model, base_dir)
-
-
-def _open_records(config: Config, run_dir: RunDir, console: Console) -> tuple[DataRecord, OpenedMediaIndex]:
-    """Return what the run knows from its earlier starts: its data, and the media that it has opened."""
-    record = DataRecord(path=run_dir.data_record, data=config.data, console=console)
-    return record, OpenedMediaIndex(run_dir.opened_media)
 
 
 def _drop_unusable_samples(
