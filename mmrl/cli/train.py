@@ -64,8 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Before torch is imported and before any rank is started, which takes seconds. Ranks of another launcher ask
     # together, in `train`: one that ended here by itself would leave the others waiting.
     config = effective_config(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
-    if not is_launched() and is_finished(config, loaded.files[0].parent):
-        return 0
+    with locate_errors(loaded):
+        if not is_launched() and is_finished(config, loaded.files[0].parent):
+            return 0
     if arguments.nproc:
         command = ["train", arguments.config, *arguments.overrides]
         if arguments.steps is not None:
