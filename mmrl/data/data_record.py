@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrl.config.schema import DataConfig
+from mmrl.config.schema.base import pluralize
 from mmrl.log.console import Console
 from mmrl.types import Sample, UserError
 from mmrl.utils.files import write_atomically
@@ -94,7 +95,7 @@ class DataRecord:
             return
         self.differences += found
         count = len(found)
-        lines = [f"the data differ from those that this run began with ({count} difference{'s' * (count > 1)}):"]
+        lines = [f"the data differ from those that this run began with ({pluralize(count, 'difference')}):"]
         lines += [f"  {difference}" for difference in found[:_MAX_LISTED]]
         if count > _MAX_LISTED:
             lines.append(f"  and {count - _MAX_LISTED} more")

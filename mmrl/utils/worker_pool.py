@@ -364,14 +364,13 @@ class _WorkerStarter:
         exit_code = self.server.end_worker(worker)
         # A server that was killed left the worker behind.
         if exit_code is None and self.server.close.still_active():
-            _kill(worker.pid)
+            kill_processes([worker.pid])
         return exit_code
 
     def kill_all(self) -> None:
         """Kill all workers; the threads that wait for them end them in turn."""
         with self._lock:
-            for pid in self._living:
-                _kill(pid)
+            kill_processes(tuple(self._living))
 
 
 @cache
@@ -478,8 +477,3 @@ def _end_server(process: subprocess.Popen[bytes], control: socket.socket, watch:
     control.close()
     if watch is not None:
         watch.close()
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
