@@ -55,14 +55,15 @@ class DataRecord:
         for name, split in splits.items():
             self._digests[name] = {row.id: digest_sample(row, split.sources[row.id]) for row in split.samples}
         known = self._read()
+        if known is None:
+            return
         found: list[str] = []
         for name, split in splits.items():
-            if known is not None:
-                found += self._compare_split(name, split, known.get(name, {}))
+            found += self._compare_split(name, split, known.get(name, {}))
         self._report(found)
 
     def check_benchmarks(self, benchmarks: Mapping[str, str]) -> None:
-        """Compare the digest of each benchmark's questions and media, by its name; raises as `check`."""
+        """Compare the digests of the questions and media of benchmarks, by name; raises as `check`."""
         self._digests[_BENCHMARKS] = {name: {"questions": digest} for name, digest in benchmarks.items()}
         known = (self._read() or {}).get(_BENCHMARKS, {})
         found = []
@@ -109,7 +110,7 @@ class DataRecord:
         raise UserError("\n".join(lines))
 
     def _compare_split(self, name: str, split: LoadedSplit, known: SplitDigests) -> Iterator[str]:
-        """Yield a sentence for each difference of a split from what is known of it."""
+        """Yield a sentence for each difference of a split from its known digests."""
         current, samples = self._digests[name], {sample.id: sample for sample in split.samples}
         same_ids = known.keys() == current.keys()
         for sample_id, digests in known.items():
@@ -121,7 +122,7 @@ class DataRecord:
             elif sample_id in split.rejected:
                 yield f"{place} can no longer be used: {split.rejected[sample_id]}"
             else:
-                # A row that cannot be read may not be known by the id that it had.
+                # A row that cannot be read may have lost its id.
                 unusable = [f"{row_id}: {reason}" for row_id, reason in split.rejected.items()]
                 yield f"{place} is gone" + (f"; rows that cannot be used: {unusable[0]}" if unusable else "")
         for sample_id, digests in current.items():
@@ -160,7 +161,7 @@ def digest_sample(sample: Sample, source_index: int) -> dict[str, str]:
 
 
 def _stable_text(value: object) -> str:
-    """Return a text for a value that another process gives too: without memory addresses or the order of a set."""
+    """Return a text that every process gives for a value: without memory addresses or the order of a set."""
     if isinstance(value, Mapping):
         entries = [f"{key!r}: {_stable_text(inner)}" for key, inner in value.items()]
         return ", ".join(sorted(entries))

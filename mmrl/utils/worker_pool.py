@@ -101,7 +101,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
             load: returns the function that workers apply to payloads. It must be picklable, runs in the server, and is
                 given a function that reports what it does next.
             num_workers: calls that run at the same time.
-            limits: what a worker may take. With `output_kib`, its output is read by this process, and shown escaped.
+            limits: limits of each worker. With `output_kib`, this process reads the output, and shows it escaped.
             shared_imports: run `load` in every worker instead, forked from a server that has imported these modules.
                 Replacing a worker takes longer, but `load` may start threads, and all pools that give the same modules
                 and limits share the server, whose imports they pay for once. None: `load` runs in a server of this
