@@ -376,7 +376,7 @@ class RunContext:
 
 
 def _check_device_and_processor(config: Config, base_dir: Path) -> None:
-    """Refuse what `mmrl.training.early_checks` cannot see without torch, before an hour of opening images."""
+    """Check what `mmrl.training.early_checks` cannot without torch, before images are opened for an hour."""
     select_device(config)
     if config.model.from_scratch is None:
         # The model is loaded later, with the processor again, but a damaged tokenizer is refused here.
