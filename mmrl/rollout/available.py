@@ -1,4 +1,4 @@
-"""Checks that the model, device, engine and video reader of a config can be had here. Imports neither torch nor vLLM."""
+"""Checks that the model, device, engine and video reader of a config can be had. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 

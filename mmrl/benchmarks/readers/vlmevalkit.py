@@ -40,7 +40,7 @@ _NAMEABLE_COORDINATES: Final = [system for system in CoordinateSystem if system 
 class VlmEvalKitLayout:
     """VLMEvalKit's TSV: images in base64, or as the index of an earlier row with the same image.
 
-    Options are in columns A, B, ..., in a column `choices` (MathVista, MathVision), or in the question alone. Those that
+    Options are in columns A, B, ..., in a column `choices` (MathVista, MATH-V), or in the question alone. Those that
     the question does not list are listed below it.
     """
 
