@@ -244,10 +244,15 @@ def _compare_file(name: str, benchmark: str, rows: Sequence[PublishedRow]) -> Fi
         responses.append(ItemResponse(id=item.id, text=row.response))
         published[item.id] = row.correct
     verdicts = score_responses(BENCHMARKS[benchmark], items, responses, {}).verdicts
-    columns = [verdict.official for verdict in verdicts], [verdict.strict for verdict in verdicts], published.values()
-    official, strict = (_count_equal(map(operator.eq, column, columns[2])) for column in columns[:2])
-    accuracies = tuple(sum(column) / max(1, len(verdicts)) for column in columns)
-    return FileAgreement(name, benchmark, official, strict, malformed, accuracies)
+    official, strict = [verdict.official for verdict in verdicts], [verdict.strict for verdict in verdicts]
+    return FileAgreement(
+        name,
+        benchmark,
+        official=_count_equal(map(operator.eq, official, published.values())),
+        strict=_count_equal(map(operator.eq, strict, published.values())),
+        malformed=malformed,
+        accuracies=[sum(column) / max(1, len(verdicts)) for column in (official, strict, published.values())],
+    )
 
 
 def _print_file(file: FileAgreement) -> None:

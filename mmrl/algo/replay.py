@@ -114,10 +114,7 @@ def update_buffer(
     # Partial rollouts and groups carried over arrive in any order of age: each goes behind all that are not younger.
     by_age = list(buffer)
     for experience in fresh:
-        if by_age and version_of(experience) < version_of(by_age[-1]):
-            insort(by_age, experience, key=version_of)
-        else:
-            by_age.append(experience)
+        insort(by_age, experience, key=version_of)
     start = 0 if max_staleness is None else bisect_left(by_age, version - max_staleness, key=version_of)
     return tuple(by_age[start:][-capacity:])
 

@@ -193,7 +193,7 @@ def find_latest(
 ) -> Path | None:
     """Return the newest intact checkpoint, None if there are none at all; damaged ones are skipped with a warning.
 
-    With `until`, the index of a stage, those of later stages are passed over. Collective: with several ranks all must
+    With `until`, the index of a stage, those of later stages are ignored. Collective: with several ranks all must
     call it. It repairs a replacement that was killed halfway, so no other process may be writing.
 
     Raises:

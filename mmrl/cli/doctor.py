@@ -1,4 +1,4 @@
-"""`mmrl doctor`: whether the installed libraries fit, and whether everything that a config names can be loaded."""
+"""`mmrl doctor`: check that the installed libraries fit, and that everything a config names can be loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import platform
 
 import mmrl
-from mmrl.cli.common import Subparsers, add_command
+from mmrl.cli.common import Subparsers, add_command, echo
 
 DETAILS = """\
 examples:
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         loaded = load_config(arguments.config, arguments.overrides)
         problems += find_problems(loaded.config, loaded.files[0].parent)
     for problem in problems:
-        print(f"problem: {problem}")
+        echo(f"problem: {problem}")
     if not problems and not arguments.quiet:
         print("No problem found.")
     return int(bool(problems))

@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: the command line itself is wrong (code 2), or asks for help or the version (code 0).
     """
-    # torch reads it when it is imported. No logger gets the warnings of its C++ code, which are about devices and
-    # threads; errors are printed.
+    # torch reads this variable when it is imported. Warnings of its C++ code, about devices and threads, reach no
+    # logger; errors are still printed.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     parser = build_parser()
     arguments = _parse_arguments(parser, eval.insert_default_command(sys.argv[1:] if argv is None else argv))

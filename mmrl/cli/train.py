@@ -59,13 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
             say=echo,
         )
         return 0 if is_same else 1
-    from mmrl.training.early_checks import effective_config, is_finished
+    from mmrl.training.early_checks import effective_config, report_if_finished
 
     # Before torch is imported and before any rank is started, which takes seconds. Ranks of another launcher ask
     # together, in `train`: one that ended here by itself would leave the others waiting.
     config = effective_config(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
     with locate_errors(loaded):
-        if not is_launched() and is_finished(config, loaded.files[0].parent):
+        if not is_launched() and report_if_finished(config, loaded.files[0].parent):
             return 0
     if arguments.nproc:
         command = ["train", arguments.config, *arguments.overrides]

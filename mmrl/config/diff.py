@@ -109,8 +109,9 @@ def _find_obstacle(key: str, old: Mapping[str, PlainValue], new: Mapping[str, Pl
 def _moves_decay(place: str, old: Mapping[str, PlainValue], new: Mapping[str, PlainValue]) -> bool:
     """Return True if the schedule at a dotted path ends at another step than before."""
     stage = ".".join(place.split(".")[:2])
-    ends = [settings.get(f"{place}.decay_steps") or settings.get(f"{stage}.steps") for settings in (old, new)]
-    return ends[0] != ends[1]
+    old_end = old.get(f"{place}.decay_steps") or old.get(f"{stage}.steps")
+    new_end = new.get(f"{place}.decay_steps") or new.get(f"{stage}.steps")
+    return old_end != new_end
 
 
 def _format_setting(settings: Mapping[str, PlainValue], key: str) -> str:

@@ -44,7 +44,7 @@ class LoadedConfig:
     origins: Mapping[str, str]
     """Origin of each setting by dotted path: `file:line`, `command line`, `default` or a preset."""
     files: tuple[Path, ...]  # files that were read, the named one first, then those that it extends
-    warnings: tuple[str, ...] = ()  # settings that are allowed and hardly meant: `file:line: dotted.path: what to do`
+    warnings: tuple[str, ...] = ()  # valid settings that are probably a mistake: `file:line: dotted.path: what to do`
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -95,9 +95,11 @@ def locate_errors(loaded: LoadedConfig) -> Iterator[None]:
 
 def _find_call(config: Config, call: FunctionCall | None) -> str:
     """Return the dotted path of the function with these options, or of the option in question; empty without any."""
+    if call is None:
+        return ""
     settings = config.model_dump(mode="json")
-    for path, value in iter_leaves(settings) if call else ():
-        if path[-1] != "fn" or call is None or value != call.fn:
+    for path, value in iter_leaves(settings):
+        if path[-1] != "fn" or value != call.fn:
             continue
         owner: Any = settings
         for step in path[:-1]:

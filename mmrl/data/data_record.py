@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrl.config.schema import DataConfig
+from mmrl.config.schema.base import pluralize
 from mmrl.log.console import Console
 from mmrl.types import Sample, UserError
 from mmrl.utils.files import write_atomically
@@ -54,14 +55,15 @@ class DataRecord:
         for name, split in splits.items():
             self._digests[name] = {row.id: digest_sample(row, split.sources[row.id]) for row in split.samples}
         known = self._read()
+        if known is None:
+            return
         found: list[str] = []
         for name, split in splits.items():
-            if known is not None:
-                found += self._compare_split(name, split, known.get(name, {}))
+            found += self._compare_split(name, split, known.get(name, {}))
         self._report(found)
 
     def check_benchmarks(self, benchmarks: Mapping[str, str]) -> None:
-        """Compare the digest of each benchmark's questions and media, by its name; raises as `check`."""
+        """Compare the digests of the questions and media of benchmarks, by name; raises as `check`."""
         self._digests[_BENCHMARKS] = {name: {"questions": digest} for name, digest in benchmarks.items()}
         known = (self._read() or {}).get(_BENCHMARKS, {})
         found = []
@@ -94,7 +96,7 @@ class DataRecord:
             return
         self.differences += found
         count = len(found)
-        lines = [f"the data differ from those that this run began with ({count} difference{'s' * (count > 1)}):"]
+        lines = [f"the data differ from those that this run began with ({pluralize(count, 'difference')}):"]
         lines += [f"  {difference}" for difference in found[:_MAX_LISTED]]
         if count > _MAX_LISTED:
             lines.append(f"  and {count - _MAX_LISTED} more")
@@ -108,7 +110,7 @@ class DataRecord:
         raise UserError("\n".join(lines))
 
     def _compare_split(self, name: str, split: LoadedSplit, known: SplitDigests) -> Iterator[str]:
-        """Yield a sentence for each difference of a split from what is known of it."""
+        """Yield a sentence for each difference of a split from its known digests."""
         current, samples = self._digests[name], {sample.id: sample for sample in split.samples}
         same_ids = known.keys() == current.keys()
         for sample_id, digests in known.items():
@@ -120,7 +122,7 @@ class DataRecord:
             elif sample_id in split.rejected:
                 yield f"{place} can no longer be used: {split.rejected[sample_id]}"
             else:
-                # A row that cannot be read may not be known by the id that it had.
+                # A row that cannot be read may have lost its id.
                 unusable = [f"{row_id}: {reason}" for row_id, reason in split.rejected.items()]
                 yield f"{place} is gone" + (f"; rows that cannot be used: {unusable[0]}" if unusable else "")
         for sample_id, digests in current.items():
@@ -159,7 +161,7 @@ def digest_sample(sample: Sample, source_index: int) -> dict[str, str]:
 
 
 def _stable_text(value: object) -> str:
-    """Return a text for a value that another process gives too: without memory addresses or the order of a set."""
+    """Return a text that every process gives for a value: without memory addresses or the order of a set."""
     if isinstance(value, Mapping):
         entries = [f"{key!r}: {_stable_text(inner)}" for key, inner in value.items()]
         return ", ".join(sorted(entries))

@@ -152,7 +152,7 @@ class DatasetLoader:
         open_video = partial(_open_video, self._worker_cache(), sampling, known)
         new_sizes = {}
         reported_at = monotonic()
-        for ref, plan in open_each_medium(refs, open_video, options=self._config.data, console=self._console):
+        for ref, plan in open_media(refs, open_video, options=self._config.data, console=self._console):
             self._opened_videos[ref] = plan
             if isinstance(plan, FramePlan):
                 self._media_cache.set_frame_plan(ref, sampling, plan)
@@ -239,7 +239,7 @@ class DatasetLoader:
         new_refs = [ref for ref in refs if ref not in known_sizes]
         # Workers open media through an empty cache of their own and send back sizes, not pixels.
         cache = self._worker_cache() if options.media_workers else self._media_cache
-        opened = open_all_media(new_refs, cache.image_size, options=options, console=self._console)
+        opened = dict(open_media(new_refs, cache.image_size, options=options, console=self._console))
         new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
         for ref, size in {**known_sizes, **new_sizes}.items():
             self._media_cache.set_image_size(ref, size)
@@ -339,21 +339,14 @@ def unique_videos(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
     return tuple(dict.fromkeys(ref for sample in samples for ref in sample.media if isinstance(ref, VideoRef)))
 
 
-def open_all_media(
-    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, options: DataConfig, console: Console
-) -> dict[MediaRefT, OpenedT | MediaError]:
-    """Open images or videos, and return for each what `open_one` returned or the error that it raised.
-
-    Without `media_workers` in the options, this process opens them. Otherwise `open_one` must be picklable, and a file
-    that kills the process that opens it, or takes it too long, maps to an error too.
-    """
-    return dict(open_each_medium(refs, open_one, options=options, console=console))
-
-
-def open_each_medium(
+def open_media(
     refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, options: DataConfig, console: Console
 ) -> Iterator[tuple[MediaRefT, OpenedT | MediaError]]:
-    """Yield each image or video with what `open_all_media` returns for it, in order."""
+    """Open images or videos, and yield each with what `open_one` returned or the error that it raised, in order.
+
+    Without `media_workers` in the options, this process opens them. Otherwise `open_one` must be picklable, and a file
+    that kills the process that opens it, or takes it too long, comes with an error too.
+    """
     if not refs:
         return
     attempt = partial(_open_or_error, open_one)

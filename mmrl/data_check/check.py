@@ -23,7 +23,7 @@ from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import (
     check_stages_have_samples,
     find_media_problem,
-    open_all_media,
+    open_media,
     read_source,
     separate_rejected,
     sources_by_split,
@@ -210,7 +210,7 @@ class DataCheck:
         self, refs: Sequence[MediaRefT], inspect: Callable[[MediaRefT], OpenedT]
     ) -> dict[MediaRefT, OpenedT | MediaError]:
         """Open images or videos, and keep the fingerprints of those that can be used."""
-        opened = open_all_media(refs, inspect, options=self._config.data, console=self._console)
+        opened = dict(open_media(refs, inspect, options=self._config.data, console=self._console))
         for ref, result in opened.items():
             if not isinstance(result, MediaError):
                 self._fingerprints[ref.sha256] = result.fingerprint

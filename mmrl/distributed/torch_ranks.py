@@ -32,6 +32,7 @@ from mmrl.config.schema import DistributedConfig
 from mmrl.distributed.launch import find_free_port, is_launched
 from mmrl.distributed.ranks import RankLostError, Ranks, SingleProcess
 from mmrl.types import UserError
+from mmrl.utils.control_chars import escape_controls
 
 T = TypeVar("T")
 _BUCKET_BYTES: Final = 64 * 2**20  # tensors are summed together up to this size; a flat copy of them is made
@@ -169,8 +170,8 @@ class Heartbeat(threading.Thread):
                 line = (
                     f"rank {self._rank} has been at it for {waited_s:.0f} s: {self.activity}. {self.describe_others()}"
                 )
-                # Activities name samples, whose ids may hold what a terminal obeys; repr escapes it.
-                print(f"warning: {repr(line)[1:-1]}", file=sys.stderr, flush=True)
+                # Activities name samples, whose ids may hold control characters.
+                print(f"warning: {escape_controls(line)}", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback(sys.stderr)
             except dist.DistError:
                 # The store lives in rank 0, and ends with it.

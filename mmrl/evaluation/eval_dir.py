@@ -1,8 +1,8 @@
-"""The folder of an evaluation, which survives kills, and what an evaluation is of. Imports without torch.
+"""The folder of an evaluation, which survives kills, and the settings that identify it. Imports without torch.
 
 The folder holds:
 
-settings.json        what the evaluation is of; another evaluation in the same folder is refused
+settings.json        everything that decides the responses; another evaluation in the same folder is refused
 predictions.jsonl    responses, appended batch by batch
 verdicts.jsonl, report.json, report.md      made from the predictions alone, so that they can be made again
 """
@@ -51,7 +51,7 @@ class EvalDir:
         return self.check(settings)
 
     def check(self, settings: Mapping[str, Any], *, later: Collection[str] = ()) -> dict[str, Any] | None:
-        """Do what `claim` does with a folder that is there, and write nothing; `later` names settings still unknown.
+        """Return what `claim` does, and write nothing. `later` names settings that are not known yet, nor compared.
 
         Raises:
             UserError: as `claim`.

@@ -38,7 +38,7 @@ class EvalRequest:
 
 
 def split_checkpoint_path(path: Path, name: str | None) -> tuple[Path, str | None]:
-    """Return the run and the name of a checkpoint's folder; other paths come back as they are, with `name`."""
+    """Return the run that a checkpoint's folder belongs to, and its name; any other path unchanged, and `name`."""
     # A checkpoint is found through its run, which has the config.
     if path.parent.name == "checkpoints" and (path.parent.parent / "config.yaml").is_file():
         return path.parent.parent, path.name
@@ -101,7 +101,7 @@ def make_eval_config(request: EvalRequest, path: Path, config: Config | None, *,
 
 
 def check_request(request: EvalRequest) -> None:
-    """Refuse what needs neither torch nor the questions to be refused; `evaluate` checks all of it again.
+    """Check what needs neither torch nor the questions; `evaluate` checks all of it again.
 
     Raises:
         UserError: the model, the settings, the engine, the files or the output folder cannot be used.

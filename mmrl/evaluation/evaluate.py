@@ -142,7 +142,7 @@ class _EvalCommand:
             warn=self.console.warn,
         )
         if not self.request.allow_missing and questions.problems:
-            # Loading the model takes a while, so what the files alone tell is refused first.
+            # Loading the model takes a while, so problems that the files alone show are refused first.
             check(questions.problems)
         missing = find_unusable_questions(questions, self._loaded_model.processor.encoder.measure)
         check(missing)

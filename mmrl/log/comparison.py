@@ -33,11 +33,10 @@ def compare_rewards(before: TaskRewards, after: TaskRewards) -> list[TaskCompari
     """
     rows = []
     for task in sorted(before.keys() & after.keys()):
-        shared = before[task].keys() & after[task].keys()
-        if not shared:
-            continue
-        first = {sample_id: reward for sample_id, reward in before[task].items() if sample_id in shared}
+        first = {sample_id: reward for sample_id, reward in before[task].items() if sample_id in after[task]}
         last = {sample_id: after[task][sample_id] for sample_id in first}
+        if not first:
+            continue
         row = TaskComparison(
             task=task,
             before=mean_with_interval(list(first.values())),

@@ -150,8 +150,7 @@ class MetricsFile:
         """
         remaining = memoryview(json_line(record).encode("utf-8", errors="backslashreplace"))
         # An open file takes what is written in silence, even if it was deleted.
-        if not self._path.exists():
-            check_not_deleted(self._path)
+        check_not_deleted(self._path)
         with report_write_errors(self._path):
             # An unbuffered write may take only a part of the bytes.
             while remaining:
@@ -205,8 +204,7 @@ def write_rollouts(
         UserError: the file cannot be written.
     """
     path = folder / f"{stage}-{step:06d}.jsonl"
-    if not folder.parent.exists():
-        check_not_deleted(folder.parent)
+    check_not_deleted(folder.parent)
     with report_write_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
     lines = []

@@ -148,7 +148,7 @@ class RunDir:
         return min((stage for stage in stages if stage is not None), default=None)
 
     def reopen(self, config: Config) -> None:
-        """Write the changed settings of a begun run. One that was finished loses its exports, which it makes anew."""
+        """Write the changed settings of a begun run, and remove its exports, which a finished one makes anew."""
         if not self._changed:
             return
         with report_write_errors(self.path):
@@ -161,17 +161,17 @@ class RunDir:
         write_atomically(self.config, dump_yaml(config))
 
     def _accept_changes(self, config: Config) -> None:
-        """Take over the settings with which the run continues; raise a UserError if it cannot."""
+        """Keep the settings that differ from those of the run; raise a UserError if it cannot continue with them."""
         self._changed = diff_configs(read_flat_settings(self.config), config)
         check_same_run(self.path, self._changed)
-        self._check_stages_can_grow(self._changed, len(config.stages))
+        self._check_stages_can_grow(len(config.stages))
 
-    def _check_stages_can_grow(self, changed: Sequence[SettingChange], num_stages: int) -> None:
-        """Raise a UserError if a stage got more steps that is over, unless it is the last and has a checkpoint."""
+    def _check_stages_can_grow(self, num_stages: int) -> None:
+        """Raise a UserError if a stage that is over got more steps, unless it is the last and has a checkpoint."""
         begun = []
         for folder in self.checkpoints.glob("[0-9]*-[0-9]*"):
             begun.append(int(folder.name.partition("-")[0]))
-        for change in changed:
+        for change in self._changed:
             index = change.lengthened_stage
             if index is None or index >= max(begun, default=0):
                 continue

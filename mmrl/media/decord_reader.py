@@ -17,7 +17,7 @@ from mmrl.media.checks import MediaError
 from mmrl.media.video_reader import FramePixels, VideoFileReader
 from mmrl.types import Size, UserError
 
-_REMEDY = "use media.video_reader: pyav"
+REMEDY = "use media.video_reader: pyav"
 
 
 def load_decord() -> ModuleType:
@@ -30,7 +30,7 @@ def load_decord() -> ModuleType:
         import decord
     except (ImportError, OSError, RuntimeError) as error:
         raise UserError(
-            f'media.video_reader: decord cannot be loaded ({error}); pip install "mmrl[decord]", or {_REMEDY}'
+            f'media.video_reader: decord cannot be loaded ({error}); pip install "mmrl[decord]", or {REMEDY}'
         ) from error
     decord.logging.set_level(decord.logging.QUIET)
     module: ModuleType = decord
@@ -47,7 +47,7 @@ class DecordFileReader:
             MediaError: decord would give other frames than those asked for.
         """
         if checked.counting_problem:
-            raise MediaError(f"{path}: decord would give wrong frames: {checked.counting_problem}; {_REMEDY}")
+            raise MediaError(f"{path}: decord would give wrong frames: {checked.counting_problem}; {REMEDY}")
         self._path, self._file = path, checked.file
         self.timeline, self.size = checked.timeline, checked.size
 
@@ -64,16 +64,16 @@ class DecordFileReader:
             reader: Any = decord.VideoReader(self._file, num_threads=1, fault_tol=1e-9)
             count = len(self.timeline.timestamps)
             if len(reader) != count:
-                raise MediaError(f"{self._path}: decord counts {len(reader)} frames of {count}; {_REMEDY}")
+                raise MediaError(f"{self._path}: decord counts {len(reader)} frames of {count}; {REMEDY}")
             for index in indices:
                 frame: FramePixels = reader.get_batch([index]).asnumpy()[0]
                 size = Size(frame.shape[1], frame.shape[0])
                 if size != self.size:
                     expected = f"{self.size.width}x{self.size.height}"
                     raise MediaError(
-                        f"{self._path}: decord gives frames of {size.width}x{size.height}, not {expected}; {_REMEDY}"
+                        f"{self._path}: decord gives frames of {size.width}x{size.height}, not {expected}; {REMEDY}"
                     )
                 yield frame
         except (decord.DECORDError, decord.DECORDLimitReachedError) as error:
             reason = str(error).splitlines()[0].rpartition("] ")[2]
-            raise MediaError(f"{self._path}: decord cannot decode it ({reason}); {_REMEDY}") from error
+            raise MediaError(f"{self._path}: decord cannot decode it ({reason}); {REMEDY}") from error

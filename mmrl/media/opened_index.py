@@ -79,7 +79,7 @@ class OpenedMediaIndex:
 
 
 def _video_key(ref: VideoRef, reading: str) -> str:
-    """Return the key of a video in the file; no path of an image is like it."""
+    """Return the key of a video in the file, which no path of an image equals."""
     content = repr((ref.sha256, ref.start, ref.end, ref.fps, reading))
     return f"video {hashlib.sha256(content.encode()).hexdigest()}"
 

@@ -37,13 +37,13 @@ def decode_jpeg(image: Image.Image, content: bytes) -> Image.Image:
     The pixels equal those of Pillow, which has the same libjpeg-turbo.
 
     Raises:
-        ValueError: the scan ends early, goes on behind the last pixel or holds codes that there are not, or scans of a
+        ValueError: the scan ends early, goes on behind the last pixel or holds an undefined code, or scans of a
             progressive file are missing.
     """
     _check_progressive_scans(content)
     pixels = simplejpeg.decode_jpeg(content, _JPEG_COLORS[image.mode], strict=True)
     if image.mode == "CMYK":
-        # Files hold the amounts of ink inverted, as Adobe's do; Pillow takes that for granted, too.
+        # Files hold inverted amounts of ink, as Adobe's do; Pillow assumes that, too.
         pixels = 255 - pixels
     decoded = Image.frombytes(image.mode, image.size, pixels.tobytes())
     decoded.info = image.info

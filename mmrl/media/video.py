@@ -15,7 +15,7 @@ from PIL import Image
 
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
 from mmrl.media.checks import MediaError, MediaRangeError
-from mmrl.media.decord_reader import DecordFileReader
+from mmrl.media.decord_reader import REMEDY, DecordFileReader
 from mmrl.media.image import resized_size
 from mmrl.media.video_reader import FrameFolderReader, VideoFileReader, VideoTimeline, open_video_file
 from mmrl.types import ImageRef, MediaPolicy, Size, VideoRef
@@ -105,8 +105,7 @@ def check_video_frames(
     for index, difference in zip(video.plan.indices, differences_T.tolist(), strict=True):
         if difference > _MAX_DIFFERENCE:
             raise MediaError(
-                f"{ref.path}: decord's frame {index} differs from PyAV's by {difference:.0f} grey levels; "
-                "use media.video_reader: pyav"
+                f"{ref.path}: decord's frame {index} differs from PyAV's by {difference:.0f} grey levels; {REMEDY}"
             )
     return video
 

@@ -1,4 +1,4 @@
-"""Checks that the model, device, engine and video reader of a config can be had. Imports neither torch nor vLLM."""
+"""Checks that model, device, engine and video reader of a config are available. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -10,24 +10,18 @@ from mmrl.config import Config, EvalConfig
 from mmrl.config.schema.model import BuiltinFamily
 from mmrl.types import UserError
 from mmrl.utils.environment import installed_version
-from mmrl.utils.model_files import check_weight_files, read_model_type
+from mmrl.utils.model_files import check_model_type, check_weight_files
 
 
 def check_model_and_engine(config: Config | EvalConfig) -> None:
     """Check the files and family of `model.path`, `model.device`, and the libraries of engine and video reader.
 
     Raises:
-        UserError: one of them cannot be had.
+        UserError: one of them is not available.
     """
     model = config.model
     if model.path is not None:
-        model_type = read_model_type(model.path)
-        families = get_args(BuiltinFamily)
-        if model.family is None and model_type not in families:
-            raise UserError(
-                f"model.path: {model.path!r} is a {model_type!r} model; mmrl trains {', '.join(families)}, and "
-                "others through `model.family: {fn: ./file.py:function}`"
-            )
+        check_model_type(model.path, get_args(BuiltinFamily) if model.family is None else None)
         if Path(model.path).is_dir():
             check_weight_files(Path(model.path))
     if model.device == "cuda" and installed_version("torch").endswith("+cpu"):

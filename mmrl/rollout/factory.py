@@ -303,7 +303,7 @@ def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]
 
 
 def _check_response_lengths(config: Config | EvalConfig, policy: Policy) -> None:
-    """Raise a UserError with the key of a response length that is beyond the model's context."""
+    """Raise a UserError that names the key of a response length that exceeds the model's context."""
     context_tokens: int = policy.model.config.get_text_config().max_position_embeddings
     lengths = {"evaluation.max_new_tokens": config.evaluation.max_new_tokens}
     generating = [("evaluation", config.evaluation.rollout_steps)]

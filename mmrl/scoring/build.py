@@ -17,11 +17,10 @@ from mmrl.algo.group_rewards import BoundGroupReward
 from mmrl.config import Config
 from mmrl.config.schema import ScoringConfig, matches_conditions
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
-from mmrl.scoring.terms import worker_failure
+from mmrl.scoring.terms import make_worker_limits, worker_failure
 from mmrl.types import Group, RewardFailure, RewardValue, Sample, UserError
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.plugins import describe_plugin_error, load_plugin
-from mmrl.utils.worker_limits import WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError, wait_for_calls
 from mmrl.utils.worker_server import ReportActivity
 
@@ -58,13 +57,10 @@ class IsolatedGroupReward:
             self._pool = None
 
     def _call_in_worker(self, group: Group) -> Sequence[RewardValue] | RewardFailure:
-        options = self.options
         try:
             if self._pool is None:
-                limits = WorkerLimits(
-                    options.startup_timeout_s, options.timeout_s, **options.worker_limits.model_dump()
-                )
-                self._pool = WorkerPool(partial(_load_group_reward, self.name, self.load), 1, limits=limits)
+                load = partial(_load_group_reward, self.name, self.load)
+                self._pool = WorkerPool(load, 1, limits=make_worker_limits(self.options))
             future = self._pool.submit(group)
             wait_for_calls([future])
             return future.result()

@@ -15,9 +15,9 @@ from typing import Any
 import mmrl_rewards
 from mmrl.config.schema import ScoringConfig, ToolConfig
 from mmrl.rollout.tools.workers import ToolFunction
+from mmrl.scoring.terms import make_worker_limits
 from mmrl.types import UserError
 from mmrl.utils.plugins import errors_about_call, load_function, load_plugin
-from mmrl.utils.worker_limits import WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerPool
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.cases import Case, load_case_table
@@ -143,8 +143,8 @@ def check_case_tables(names: Iterable[str], base: Path, options: ScoringConfig) 
 
 
 def _check_cases_in_worker(name: str, base: Path, cases: Sequence[Case], options: ScoringConfig) -> None:
-    limits = WorkerLimits(options.startup_timeout_s, options.timeout_s, **options.worker_limits.model_dump())
-    with closing(WorkerPool(partial(_load_case_check, name, base), 1, limits=limits)) as pool:
+    load = partial(_load_case_check, name, base)
+    with closing(WorkerPool(load, 1, limits=make_worker_limits(options))) as pool:
         for case in cases:
             try:
                 pool.submit(case).result()

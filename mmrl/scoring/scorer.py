@@ -21,6 +21,7 @@ from mmrl.scoring.terms import (
     call_reward,
     check_terms,
     combine_terms,
+    make_worker_limits,
     worker_failure,
 )
 from mmrl.types import (
@@ -41,7 +42,6 @@ from mmrl.types import (
     Size,
     UserError,
 )
-from mmrl.utils.worker_limits import WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError, wait_for_calls
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.contract import BoundReward
@@ -51,7 +51,7 @@ _MAX_RESPONSE_CHARS = 200
 _CHECK_BATCH_SIZE = 1000
 _TRIED_SAMPLES = 2  # samples of each answer type that wrong answers are tried on
 _MAX_WRONG_CHARS = 10_000  # longer ones take time, and no model writes them
-_DRAWN_HERE = ("render_svg", "render_latex")  # rewards whose service is a process of this machine
+_LOCAL_SERVICES = ("render_svg", "render_latex")  # rewards whose service is a process of this machine
 
 ScoringPair = tuple[Response, Sample]
 """The arguments of a reward."""
@@ -151,7 +151,7 @@ class RewardFunctionScorer:
 
         A run does this at its start, so that an unusable target or a broken reward stops it before the first step. The
         correct response is written in the format of `grammar`. In evaluation, `training_only` terms are left out. A
-        reward that asks a service is called once in all, with a wrong answer: some do not ask about the others.
+        reward that asks a service is called once in all, with a wrong answer: some ask about no other.
 
         Raises:
             RewardError: a reward failed, whatever `on_error` and `on_unscorable` say.
@@ -163,14 +163,14 @@ class RewardFunctionScorer:
             pairs: list[ScoringPair] = []
             for sample in samples[start : start + _CHECK_BATCH_SIZE]:
                 for term in self.applicable_terms(sample, evaluation=evaluation):
-                    if _asks_elsewhere(term) and term.name not in self._asked_services:
+                    if _asks_remote_service(term) and term.name not in self._asked_services:
                         self._asked_services.add(term.name)
                         self._try_wrong_answers(term, sample, grammar)
                 empty_answer = empty_answers[sample.target.answer_type]
                 pairs += [(response, sample) for response in _make_trial_responses(sample, grammar, empty_answer)]
             all_outcomes = self._call_rewards(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
-                # For terms whose service was asked about another sample.
+                # A total needs a value of every term, those included whose service was asked about another sample.
                 applicable = self.applicable_terms(sample, evaluation=evaluation)
                 stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in applicable}
                 self._combine_outcomes(sample, {**stand_ins, **outcomes}, None)
@@ -218,7 +218,7 @@ class RewardFunctionScorer:
 
         A service is asked about one of them, and every failure of it raised.
         """
-        answer_type, is_remote = sample.target.answer_type, _asks_elsewhere(term)
+        answer_type, is_remote = sample.target.answer_type, _asks_remote_service(term)
         correct = _make_trial_responses(sample, grammar, grammar.parse("", answer_type))[1]
         texts = build_attacks(sample, grammar, correct.text)
         # None of those need be an answer of the right type, which alone reaches the comparison with the target.
@@ -257,7 +257,7 @@ class RewardFunctionScorer:
                     f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
                 )
             if trial:
-                terms = [term for term in terms if not _asks_elsewhere(term)]
+                terms = [term for term in terms if not _asks_remote_service(term)]
             terms_of_pairs.append(terms)
             for term in terms:
                 if term.name in self._timeouts_s:
@@ -293,7 +293,7 @@ class RewardFunctionScorer:
                 self._pool = WorkerPool(
                     partial(_load_rewards, loaders, list(warm_up_calls.values())),
                     max(1, options.workers),
-                    limits=WorkerLimits(options.startup_timeout_s, **options.worker_limits.model_dump()),
+                    limits=make_worker_limits(options),
                     max_batch_size=_MAX_BATCH_SIZE,
                 )
                 self._pool.wait_until_ready()
@@ -390,11 +390,11 @@ def _make_trial_responses(sample: Sample, grammar: ResponseFormat, empty_answer:
     return responses
 
 
-def _asks_elsewhere(term: BoundTerm) -> bool:
-    """Return True for a reward whose calls cost a request or a model, False for drawings, which are made here."""
+def _asks_remote_service(term: BoundTerm) -> bool:
+    """Return True for a reward whose calls cost a request or a model, False for drawings of this machine."""
     reward = term.reward
-    is_drawn_here = reward.reward.name in _DRAWN_HERE and reward.args.get("encoder") is None
-    return reward.reward.uses_service and not is_drawn_here
+    is_local = reward.reward.name in _LOCAL_SERVICES and reward.args.get("encoder") is None
+    return reward.reward.uses_service and not is_local
 
 
 def _failures_by_term(outcomes: OutcomesByTerm) -> dict[str, RewardFailure]:

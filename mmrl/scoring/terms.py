@@ -16,9 +16,10 @@ from numbers import Real
 from pathlib import Path
 from typing import Literal
 
-from mmrl.config.schema import RewardTermConfig
+from mmrl.config.schema import RewardTermConfig, ScoringConfig
 from mmrl.types import Response, RewardErrorKind, RewardFailure, RewardValue, Sample, Unscorable, UserError
 from mmrl.utils.error_catcher import ErrorCatcher
+from mmrl.utils.worker_limits import WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerTimeoutError
 from mmrl_rewards.contract import BoundReward
 
@@ -54,8 +55,13 @@ def call_reward(reward: BoundReward, response: Response, sample: Sample) -> Rewa
     return RewardFailure(kind, reason)
 
 
+def make_worker_limits(options: ScoringConfig) -> WorkerLimits:
+    """Return the limits of a worker that calls rewards."""
+    return WorkerLimits(options.startup_timeout_s, options.timeout_s, **options.worker_limits.model_dump())
+
+
 def worker_failure(error: WorkerError) -> RewardFailure:
-    """Return the failure of a reward whose worker process was killed, or ended, in the middle of a call."""
+    """Return the failure of a reward whose worker was killed, or ended, in the middle of a call."""
     match error:
         case WorkerTimeoutError():
             return RewardFailure(RewardErrorKind.TIMEOUT, str(error))

@@ -111,8 +111,11 @@ def run_async_rl_stage(
         rl.end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
 
 
-def describe_difference(stage: object, state: TrainingState) -> str:
-    """Return whether a lengthened stage, going on from `state`, ends like one that was longer from the start."""
+def describe_lengthening(stage: object, state: TrainingState) -> str:
+    """Return a sentence that says if a lengthened stage will end like one that was longer from the start.
+
+    `state` is that of the checkpoint that the stage goes on from.
+    """
     # The last step of a stage prefetches nothing.
     if isinstance(stage, RlStage) and stage.async_rollouts and state.step and state.prefetched is None:
         return (

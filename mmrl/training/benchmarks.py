@@ -248,7 +248,7 @@ def _report_metrics(options: BenchmarkConfig, report: Mapping[str, Any]) -> dict
     values = {
         "accuracy": report["strict"]["value"],
         "official_accuracy": report["official"]["value"],
-        # Of rules that give part of the marks, such as ANLS, the accuracy counts full marks alone.
+        # Where a rule gives partial credit, as ANLS does, the accuracy counts full marks alone.
         "official_score": report["score"],
         "truncated_frac": report["truncated_rate"],
         "no_answer_frac": report["no_answer_rate"],

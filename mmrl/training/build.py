@@ -376,10 +376,10 @@ class RunContext:
 
 
 def _check_device_and_processor(config: Config, base_dir: Path) -> None:
-    """Refuse what `mmrl.training.early_checks` cannot see without torch, before an hour of opening images."""
+    """Check what `mmrl.training.early_checks` cannot without torch, before images are opened for an hour."""
     select_device(config)
     if config.model.from_scratch is None:
-        # A damaged tokenizer, for one. It is loaded again with the model.
+        # The model is loaded later, with the processor again, but a damaged tokenizer is refused here.
         load_processor(config.model, base_dir)
 
 
@@ -388,7 +388,7 @@ def _drop_unusable_samples(
 ) -> DataSplits:
     """Return the splits without samples whose media or prompt length the model cannot take. Collective."""
     videos = loader.open_videos(samples, encoder.frame_sampling)
-    # A part at a time: the other ranks would take rank 0 for lost while it decodes for hours.
+    # In parts of a minute: the other ranks would take rank 0 for lost while it decodes for hours.
     while ranks.on_rank0(partial(next, videos, None)) is not None:
         pass
     return ranks.on_rank0(partial(loader.filter_by_prompt, samples, encoder.measure))

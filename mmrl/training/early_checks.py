@@ -1,4 +1,4 @@
-"""Checks of a second, before torch is imported or an image is opened.
+"""Checks that take a second, before torch is imported or an image is opened.
 
 The run directory, the model's files, the rollout engine, and every function that the config names, with its options.
 The checks that need samples, a tokenizer or the model follow in `mmrl.training.build`. Imports without torch; a
@@ -43,11 +43,11 @@ def effective_config(loaded: LoadedConfig, *, steps: int | None = None, run_dir:
     return config
 
 
-def is_finished(config: Config, base_dir: Path) -> bool:
-    """Return True if the run is finished, after printing what it achieved; else check that it can start or go on.
+def report_if_finished(config: Config, base_dir: Path) -> bool:
+    """Print the summary of a finished run and return True; else check that the run can start or go on.
 
     Raises:
-        UserError: it would be refused, now or later.
+        UserError: the run would be refused, now or later.
     """
     run_dir = run_dir_of(config)
     if run_dir.check(config):
@@ -61,7 +61,7 @@ def is_finished(config: Config, base_dir: Path) -> bool:
 
 
 def find_problems(config: Config, base_dir: Path) -> list[str]:
-    """Return what is wrong with model, engine and functions, without a look at the run directory."""
+    """Return what is wrong with model, engine and functions. The run directory is not checked."""
     problems = []
     for check in (partial(check_model_and_engine, config), partial(check_functions, config, base_dir)):
         try:

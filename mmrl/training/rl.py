@@ -71,7 +71,7 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
 def collect_groups(
     settings: RlSettings, components: RlComponents, state: TrainingState, collected: CollectedGroups
 ) -> None:
-    """Build prompts, generate and score: once, with dynamic sampling several times, or not if enough groups wait."""
+    """Build prompts, generate and score: once, several times with dynamic sampling, or never if enough groups wait."""
     while components.selector.needs_another_round(collected.groups, state, rounds=collected.rounds):
         # With partial rollouts, responses that an earlier step cut off midway are finished before new ones begin.
         num_prompts = settings.prompts_per_round - len(state.unfinished)

@@ -32,7 +32,7 @@ from mmrl.log.run_dir import RunDir, check_same_run, run_dir_of
 from mmrl.policy.policy import Policy
 from mmrl.ports import Learner, Sampler, SampleSource
 from mmrl.rollout.logprob_check import LogprobCheck
-from mmrl.training.async_rollouts import AsyncRollouts, describe_difference, run_async_rl_stage
+from mmrl.training.async_rollouts import AsyncRollouts, describe_lengthening, run_async_rl_stage
 from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_all_benchmark_questions
 from mmrl.training.build import RunContext, StageEngine
 from mmrl.training.callbacks import (
@@ -429,7 +429,7 @@ class TrainingRun:
         # The config is written after this: a kill in between leaves a run that goes on with either.
         if lengthened is not None:
             self._ranks.on_rank0(partial(checkpoint.remove_later_stages, self._run_dir.checkpoints, lengthened))
-            self._console.info(describe_difference(self._config.stages[lengthened], state))
+            self._console.info(describe_lengthening(self._config.stages[lengthened], state))
         if any(self._ranks.all_gather(bool(self._context.data_record.differences))):
             # Their prompts may not be the same any more; replay and carried-over groups check theirs themselves.
             state.unfinished, state.prefetched = (), None

@@ -121,7 +121,7 @@ ContentPart = str | ImageRef | VideoRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPolicy:
-    """Which media files may be read, how large they may be, and by what videos are read."""
+    """The media files that may be read, their largest sizes, and the library that reads videos."""
 
     roots: tuple[Path, ...]  # resolved folders that files must lie in
     schemes: tuple[str, ...] = ()  # allowed kinds of URLs: http, file, data

@@ -1,9 +1,10 @@
-"""A model's files, looked at without transformers: whether they are there, and which type of model they hold."""
+"""Checks of a model's files without transformers: that they are there, and hold a type of model that mmrl trains."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -13,27 +14,20 @@ _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_TIMEOUT_S: Final = 10.0
 
 
-def read_model_type(path: str) -> str:
-    """Return the `model_type` in config.json of a model in a folder or on the hub.
+def check_model_type(path: str, families: Collection[str] | None) -> None:
+    """Check that a model is in a folder or on the hub, and of one of `families`; None allows any.
 
     On the hub, its cache is asked first; config.json is fetched into it if need be.
 
     Raises:
-        UserError: there is no such model, or the hub cannot be reached.
+        UserError: there is no such model, it is of another family, or the hub cannot be reached.
     """
-    folder = Path(path)
-    file = folder / "config.json" if folder.is_dir() else _find_on_hub(path)
-    if not file.is_file():
-        is_run = (folder / "config.yaml").is_file()
-        hint = "it is a run of mmrl, whose model is its folder `model`" if is_run else "name another"
-        raise UserError(f"model.path: {path!r} is no folder of a model, as it has no config.json; {hint}")
-    try:
-        model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"model.path: {file} cannot be read ({error}); restore it") from error
-    if not isinstance(model_type, str):
-        raise UserError(f"model.path: {file} has no `model_type`; it is no model of transformers")
-    return model_type
+    model_type = _read_model_type(path)
+    if families is not None and model_type not in families:
+        raise UserError(
+            f"model.path: {path!r} is a {model_type!r} model; mmrl trains {', '.join(families)}, and "
+            "others through `model.family: {fn: ./file.py:function}`"
+        )
 
 
 def check_weight_files(folder: Path) -> None:
@@ -59,6 +53,22 @@ def check_weight_files(folder: Path) -> None:
             f"model.path: {str(folder)!r} lacks {len(missing)} of {len(shards)} weight files, {missing[0]} for one; "
             "restore them"
         )
+
+
+def _read_model_type(path: str) -> str:
+    folder = Path(path)
+    file = folder / "config.json" if folder.is_dir() else _find_on_hub(path)
+    if not file.is_file():
+        is_run = (folder / "config.yaml").is_file()
+        hint = "it is a run of mmrl, whose model is its folder `model`" if is_run else "name another"
+        raise UserError(f"model.path: {path!r} is no folder of a model, as it has no config.json; {hint}")
+    try:
+        model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"model.path: {file} cannot be read ({error}); restore it") from error
+    if not isinstance(model_type, str):
+        raise UserError(f"model.path: {file} has no `model_type`; it is no model of transformers")
+    return model_type
 
 
 def _find_on_hub(path: str) -> Path:

@@ -3,9 +3,9 @@
 Package registries carry no CPU builds of these three. Beside a CPU torch, `import torchvision` raises `operator
 torchvision::nms does not exist`, and torchaudio and torchcodec fail to load shared libraries; transformers imports all
 three wherever they are installed. mmrl does not use their compiled parts. So the two operators that torchvision
-registers without a guard are declared, and the other two packages are made to look absent. `mmrl doctor` says how to
-install builds that fit, which plain transformers needs. DeepSpeed, which
-transformers imports at every export, is told that there is no GPU, so that it does not warn about that.
+registers without a guard are declared, and the other two packages are made to look absent. Plain transformers needs
+builds that fit; `mmrl doctor` says how to install them. DeepSpeed, which transformers imports at every export, is told
+that there is no GPU, so that it does not warn about that.
 """
 
 from __future__ import annotations

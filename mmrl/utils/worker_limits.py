@@ -1,4 +1,4 @@
-"""Limits of worker processes: their memory, how many processes they start, and how much they print.
+"""Limits of worker processes: the memory that they hold, the processes that they start, the text that they print.
 
 The kernel's limits do not fit. RLIMIT_AS and RLIMIT_DATA count address space, of which torch reserves far more than it
 uses; RLIMIT_NPROC counts all processes of a user; a cgroup needs rights that a run does not have. So a thread of the
@@ -39,7 +39,7 @@ class WorkerLimits(NamedTuple):
 
 
 class WorkerWatch:
-    """Watches one server and its workers, in a thread: shows their output, and kills those beyond a limit."""
+    """Watches a server and its workers in a thread: shows their output, and kills those that exceed a limit."""
 
     def __init__(self, server_pid: int, output_fd: int, limits: WorkerLimits) -> None:
         """Start the thread. It reads `output_fd`, the end of a pipe, and closes it."""
@@ -61,7 +61,7 @@ class WorkerWatch:
     def _watch(self) -> None:
         next_check = 0.0
         is_open = True
-        # A process that left its worker may hold the pipe open, so its end is not waited for once the server is gone.
+        # An orphan of a worker may hold the pipe open, so its end is not waited for once the server is gone.
         while is_open and not (self._closed.is_set() and not wait([self._output_fd], 0.0)):
             if wait([self._output_fd], _CHECK_INTERVAL_S):
                 content = os.read(self._output_fd, _READ_BYTES)
@@ -94,10 +94,13 @@ class WorkerWatch:
             sys.stderr.flush()
 
     def _check_trees(self) -> None:
-        """Kill each worker that is beyond a limit, and record the reason; so too what workers have left behind."""
+        """Kill each worker that exceeds a limit, with its processes, and record the reason.
+
+        Processes that workers have left behind are counted together, as those of the server.
+        """
         trees = [(pid, list_tree(pid)) for pid in tuple(self.workers)]
         in_workers = {member for _, tree in trees for member in tree}
-        # While it loads, the server itself is what is watched. Later it shares its memory with the workers.
+        # While the server loads, it runs code of users itself. Later it shares its memory with the workers.
         others = [pid for pid in list_tree(self._server_pid) if pid not in in_workers]
         trees.append((self._server_pid, others if self.is_loading else others[1:]))
         for pid, tree in trees:
@@ -109,7 +112,7 @@ class WorkerWatch:
     def _exceeded_limit(self, tree: Sequence[int]) -> str | None:
         """Return the limit that the processes of a tree exceed together, None if they exceed none."""
         memory_mib, processes = self._limits.memory_mib, self._limits.processes
-        resident_pages = [int(_read(pid, "statm").split()[1] or 0) for pid in tree]
+        resident_pages = [int(_read(pid, "statm").split()[1]) for pid in tree]
         # A process that has ended and was not waited for holds no page.
         if processes is not None and len(resident_pages) - resident_pages.count(0) > processes:
             return f"had more than {processes} processes (worker_limits.processes)"

@@ -101,7 +101,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
             load: returns the function that workers apply to payloads. It must be picklable, runs in the server, and is
                 given a function that reports what it does next.
             num_workers: calls that run at the same time.
-            limits: what a worker may take. With `output_kib`, its output is read by this process, and shown escaped.
+            limits: limits of each worker. With `output_kib`, this process reads the output, and shows it escaped.
             shared_imports: run `load` in every worker instead, forked from a server that has imported these modules.
                 Replacing a worker takes longer, but `load` may start threads, and all pools that give the same modules
                 and limits share the server, whose imports they pay for once. None: `load` runs in a server of this
@@ -364,14 +364,13 @@ class _WorkerStarter:
         exit_code = self.server.end_worker(worker)
         # A server that was killed left the worker behind.
         if exit_code is None and self.server.close.still_active():
-            _kill(worker.pid)
+            kill_processes([worker.pid])
         return exit_code
 
     def kill_all(self) -> None:
         """Kill all workers; the threads that wait for them end them in turn."""
         with self._lock:
-            for pid in self._living:
-                _kill(pid)
+            kill_processes(tuple(self._living))
 
 
 @cache
@@ -478,8 +477,3 @@ def _end_server(process: subprocess.Popen[bytes], control: socket.socket, watch:
     control.close()
     if watch is not None:
         watch.close()
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

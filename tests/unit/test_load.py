@@ -17,7 +17,7 @@ from videos import blank_frame, write_video
 from mmrl.config import Config
 from mmrl.config.schema import DataConfig, DataSourceConfig, MediaLimitsConfig, VideoConfig
 from mmrl.data.context import make_dataset_context
-from mmrl.data.load import DatasetLoader, open_all_media, unique_videos
+from mmrl.data.load import DatasetLoader, open_media, unique_videos
 from mmrl.data_check.fingerprints import inspect_video
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
@@ -86,11 +86,13 @@ def test_other_processes_see_what_this_one_sees(folder):
     (folder / "pictures" / "04.png").write_bytes(b"\x89PNG broken")
     all_refs = refs(folder / "pictures")
     seen = [
-        open_all_media(
-            all_refs,
-            MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=0).image_size,
-            options=media_options(workers),
-            console=Console(),
+        dict(
+            open_media(
+                all_refs,
+                MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=0).image_size,
+                options=media_options(workers),
+                console=Console(),
+            )
         )
         for workers in (0, 2)
     ]
@@ -117,7 +119,7 @@ def die(ref: ImageRef) -> Size:
 
 
 def test_a_file_that_kills_a_process_is_a_bad_one(folder):
-    seen = open_all_media(refs(folder / "pictures"), die, options=media_options(2), console=Console())
+    seen = dict(open_media(refs(folder / "pictures"), die, options=media_options(2), console=Console()))
     assert [Path(ref.path).name for ref, look in seen.items() if isinstance(look, MediaError)] == ["04.png"]
     (said,) = (str(look) for look in seen.values() if isinstance(look, MediaError))
     assert re.search(r"04\.png: the process that opened it was killed by SIGSEGV; a file crashes its decoder", said)

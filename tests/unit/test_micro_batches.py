@@ -218,7 +218,7 @@ def test_a_launcher_passes_on_what_failed_and_leaves_nobody(tmp_path, monkeypatc
     program.write_text(
         "import os, signal, subprocess, sys, time\n"
         "from pathlib import Path\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'], start_new_session=True)\n"
         "Path(sys.argv[1] + os.environ['RANK'] + '-child').write_text(str(child.pid))\n"
         "Path(sys.argv[1] + os.environ['RANK']).write_text(str(os.getpid()))\n"
         "first = Path(sys.argv[1] + '0')\n"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-# Their lexer knows these names. Behind a number they end the formula, so that "2 rows" is 2 and "2 lines" nothing.
+# Names of their lexer. Behind a number they end the formula: "2 rows" is 2, and "2 lines" has no value.
 _WORDS: Final = (
     *("tr", "eye", "eig", "svd", "gcd", "lcm", "cols", "rows", "rank", "rref", "diag", "ones", "orth", "norm", "ceil"),
     *("zeros", "floor", "hstack", "vstack", "matrix", "nullspace", "arsinh", "arcosh", "artanh"),
@@ -117,10 +117,10 @@ class _Formula:
     def _power(self) -> float:
         result = self._operand()
         while self._token == "^":
-            result = _raise(result, self._superscript())
+            result = _checked_power(result, self._superscript())
         while self._token == "!":
             self._advance()
-            # A fraction has none, as theirs.
+            # As in their code, a fraction has no factorial.
             result = math.factorial(_check_factorial(result))
         return result
 
@@ -138,15 +138,15 @@ class _Formula:
         if operator in _FUNCTIONS:
             power = self._superscript() if self._token == "^" else 1
             argument = self._group("(") if self._token == "(" else self._product(allow_functions=False)
-            result = _raise(_FUNCTIONS[operator](argument), power)
+            result = _checked_power(_FUNCTIONS[operator](argument), power)
         elif operator == "\\sqrt":
             root = self._group("[") if self._token == "[" else 2
             radicand = self._group("{")
-            result = math.sqrt(radicand) if root == 2 else _raise(radicand, 1 / root)
+            result = math.sqrt(radicand) if root == 2 else _checked_power(radicand, 1 / root)
         elif operator == "e":
             exponent = self._superscript()
             if exponent == 1:
-                raise ValueError("e")  # theirs writes this as E, which Python does not know
+                raise ValueError("e")  # their code writes E, which Python does not know
             result = math.exp(exponent)
         elif operator == "\\frac":
             result = self._group("{") / self._group("{")
@@ -178,8 +178,8 @@ class _Formula:
             raise ValueError(token)
 
 
-def _raise(base: float, exponent: float) -> float:
-    """Return a power; raise for one that is not real or too large."""
+def _checked_power(base: float, exponent: float) -> float:
+    """Return a power; raise an ArithmeticError or ValueError for one that is not real or too large."""
     if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > _MAX_BITS:
         raise OverflowError(exponent)
     result: float | complex = base**exponent

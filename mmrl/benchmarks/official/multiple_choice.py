@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Sequence
-from string import ascii_uppercase
 from typing import Final
 
 from mmrl.benchmarks.benchmark import GradedResponse
@@ -68,7 +67,7 @@ def _mmmu_letter(item: Item, response: ItemResponse) -> str | None:
 def score_mmmu_pro(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score as MMMU-Pro: the one letter behind the last "Answer:", else as MMMU with looser forms of letters."""
     after_answer = response.text.rpartition("Answer:")[2] if "Answer:" in response.text else ""
-    named = [letter for letter in ascii_uppercase[: len(item.options)] if letter in after_answer]
+    named = [letter for letter in LETTERS[: len(item.options)] if letter in after_answer]
     if len(named) == 1:
         return float(named[0] in item.accepted_answers)
     letter = parse_mmmu_letter(response.text, item.options, (_BRACKETED_LETTER, "{} ", "{}."))
@@ -81,7 +80,7 @@ def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -
         text = text.strip(mark)
     text = f" {text} "
     for form in forms:
-        named = [letter for letter in ascii_uppercase[: len(options)] if form.format(letter) in text]
+        named = [letter for letter in LETTERS[: len(options)] if form.format(letter) in text]
         if named:
             # MMMU looks for the last letter between spaces even if it found letters in another form.
             last_form = form if form == _BRACKETED_LETTER else _SPACED_LETTER
@@ -95,7 +94,7 @@ def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -
         if option.lower() in lower:
             mentions.append((lower.rfind(option.lower()), -index))
     # Of options that end at one place, the first: its index is the smallest.
-    return ascii_uppercase[-max(mentions)[1]] if mentions else None
+    return LETTERS[-max(mentions)[1]] if mentions else None
 
 
 def score_mvbench(item: Item, response: ItemResponse, extraction: Extraction) -> float:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from mmrl.benchmarks.items import LETTERS, find_option
 from mmrl.types import CoordinateSystem, ImageRef
 from mmrl_datasets.formats.row import BadRowError, Cells, short_repr
+from mmrl_datasets.readers.answers import ChoiceAnswer
 from mmrl_datasets.readers.media_resolver import MediaResolver, TimeRange
 from mmrl_datasets.readers.row_to_sample import parse_choices, parse_literal
 
@@ -22,9 +23,6 @@ ImageNumbering = Literal["each", "some", "parts"]
 each: every image of the row is named. some: images that no placeholder names are not shown; MMMU keeps them for its
 explanations. parts: they name regions of the row's only image, such as figures on one sheet.
 """
-
-ChoiceAnswer = Literal["letter", "text"]
-"""A column of answers says which option is correct by its letter, or by its text. Options may be letters themselves."""
 
 _WRITTEN_LIST: Final = re.compile(r"\[\s*['\"]")
 _LETTERED_OPTION: Final = re.compile(r"^\s*\(?([A-H])[.:)]\s*(.+?)\s*$", re.MULTILINE)

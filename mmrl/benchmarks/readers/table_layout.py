@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from mmrl.benchmarks.readers.layouts import (
-    ChoiceAnswer,
     ImageNumbering,
     QuestionRow,
     check_box_range,
@@ -19,6 +18,7 @@ from mmrl.benchmarks.readers.layouts import (
 )
 from mmrl.types import CoordinateSystem
 from mmrl_datasets.formats.row import BadRowError, Cells, get_cell, short_repr
+from mmrl_datasets.readers.answers import ChoiceAnswer
 from mmrl_datasets.readers.columns import Column, optional_value, parse_column
 from mmrl_datasets.readers.media_resolver import MediaResolver, parse_fps, parse_time_range
 

@@ -26,7 +26,8 @@ NumBytes = Annotated[int, Field(ge=1, le=10**15)]
 NumTokens = Annotated[int, Field(ge=1, le=10_000_000)]
 BatchSize = Annotated[int, Field(ge=1, le=1_000_000)]
 Dimension = Annotated[int, Field(ge=1, le=100_000)]  # of a model's layers, heads and ranks
-Workers = Annotated[int, Field(ge=0, le=4096)]  # processes or threads
+Workers = Annotated[int, Field(ge=0, le=4096)]  # processes or threads; 0 is none, or a default
+NumParallel = Annotated[int, Field(ge=1, le=4096)]  # processes, GPUs or requests at a time
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]  # 1 would keep the first value for ever
@@ -50,18 +51,18 @@ class StrictModel(BaseModel):
 
 
 class WorkerLimitsConfig(StrictModel):
-    """Limits of each process that runs functions, with all processes that it starts.
+    """Limits of each worker process that runs functions, with all processes that it starts.
 
-    Memory and processes are looked at ten times a second, on Linux alone. Beyond a limit a process is killed and
-    replaced, and the call that it was in has failed.
+    Memory and processes are measured ten times a second, on Linux alone. A worker that exceeds a limit is killed and
+    replaced, and its call has failed.
     """
 
     memory_mib: PositiveInt = 4096
-    """Memory that a process may hold, in MiB. What it shares with others counts in part."""
+    """Memory that a worker may hold, in MiB. Pages that several processes share count in part."""
     processes: PositiveInt = 64
-    """Processes at a time."""
+    """Processes of a worker at a time, itself included."""
     output_kib: NonNegativeInt = 256
-    """Text, in KiB, that all of these processes together may print in a run; the rest is counted, and not shown."""
+    """Text, in KiB, that is shown of what all workers together print in a run; the rest is counted."""
 
 
 def matches_conditions(when: SampleConditions, sample: Sample) -> bool:

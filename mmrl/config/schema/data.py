@@ -14,6 +14,7 @@ from mmrl.config.schema.base import (
     PositiveFraction,
     PositiveInt,
     SampleConditions,
+    Seconds,
     StrictModel,
     Workers,
     check_rising_steps,
@@ -84,8 +85,8 @@ class MediaConfig(StrictModel):
     """The library that reads videos."""
 
     video_reader: Literal["pyav", "decord"] = "pyav"
-    """Library that decodes the frames of videos. `decord` needs `pip install "mmrl[decord]"`; videos of which it is
-    known to give other frames than those asked for are refused."""
+    """Library that decodes the frames of videos. `decord` needs `pip install "mmrl[decord]"`, and refuses videos of
+    which it would give other frames than those asked for."""
 
 
 class StreamingConfig(StrictModel):
@@ -110,8 +111,8 @@ class DataConfig(StrictModel):
     """After a prompt beyond `model.max_prompt_tokens`: end the run before it begins, or leave the sample out, counted
     and listed. Nothing is ever cut."""
     on_changed_data: Literal["stop", "warn"] = "stop"
-    """When a run is resumed and rows or media are not those that it began with: end it before anything is written, or
-    list the differences, record them in the manifest and go on."""
+    """After a resumed run finds other rows or media than it began with: end it before anything is written, or list the
+    differences, record them in the manifest and go on."""
     media_roots: tuple[str, ...] = (".",)
     """Folders that media must lie in, relative to the config's folder; links that lead out of them are refused."""
     allowed_url_schemes: tuple[Literal["http", "file", "data"], ...] = ()
@@ -119,8 +120,8 @@ class DataConfig(StrictModel):
     media_workers: Workers = 0
     """Processes that open media: all of them when the run starts, the next step's while a step trains. 0 opens media in
     the main process, between steps."""
-    media_timeout_s: PositiveFloat = 1800.0
-    """Seconds such a process may take for the media of a sample before it is killed; the sample then counts as bad."""
+    media_timeout_s: Seconds = 1800.0
+    """Seconds one of these processes may take for the media of a sample before it is killed; the sample is then bad."""
     streaming: StreamingConfig | None = None
     """Stream sources that do not fit in memory, or have no end; several sources need weights. A resumed run reads the
     rows again that it had consumed."""

@@ -10,6 +10,7 @@ from mmrl.config.schema.base import (
     BatchSize,
     FileName,
     NonNegativeInt,
+    NumParallel,
     NumTokens,
     PositiveFraction,
     PositiveInt,
@@ -174,7 +175,7 @@ class LlmJudgeConfig(StrictModel):
     counted."""
     max_tokens: NumTokens = 512
     """The judge's reply is cut at this many tokens."""
-    max_concurrency: Annotated[int, Field(ge=1, le=4096)] = 8
+    max_concurrency: NumParallel = 8
     """Requests that are in flight at a time."""
 
 

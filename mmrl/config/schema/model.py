@@ -161,9 +161,9 @@ class ModelConfig(StrictModel):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of weights and activations; log-probabilities are always float32."""
     float32_output_layer: bool = False
-    """Convert hidden states and output weights to float32 before their product, in the learner and the engine: with
-    bfloat16, their log-probabilities agree better. It is slower the larger the vocabulary is. MiniMax-M1
-    (arXiv:2506.13585) and ScaleRL (arXiv:2510.13786) do so."""
+    """Convert hidden states and output weights to float32 before their product, in the learner and the engine, whose
+    log-probabilities then agree better with bfloat16. The larger the vocabulary, the slower. As in MiniMax-M1
+    (arXiv:2506.13585) and ScaleRL (arXiv:2510.13786)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is CUDA where there is a GPU."""
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"

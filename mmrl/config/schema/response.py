@@ -201,14 +201,14 @@ class ScoringConfig(StrictModel):
     """Processes that call rewards. 0 calls the rewards that come with mmrl in the main process; those that declare a
     deadline, and those of the user's own, have a process even then."""
     own_rewards: Literal["worker", "main_process"] = "worker"
-    """Place of rewards and group rewards that do not come with mmrl: a worker process with deadline and limits, or,
-    where `workers` is 0, the main process, in which nothing stops one that hangs."""
+    """Process that runs rewards and group rewards of the user's own: a worker with a deadline and limits, or, where
+    `workers` is 0, the main process, in which nothing stops one that hangs."""
     timeout_s: Seconds = 10.0
     """Seconds a call in a worker may take, unless the term or the reward sets its own, before the worker is killed."""
     startup_timeout_s: Seconds = 60.0
-    """Seconds a reward may take to load, or for its first call, before its process has failed, which ends the run."""
+    """Seconds a reward may take to load, or for its first call, before its worker has failed, which ends the run."""
     worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
-    """Limits of the processes that call rewards."""
+    """Limits of the workers that call rewards."""
     on_unscorable: RewardFailurePolicy = "skip"
     """After a reward abstains, exceeds its deadline or a limit, or kills its process: end the run, leave the rollout or
     its whole group out of the step, or use the term's `fallback`. Counted in `reward/<term>/...`. Before the first step

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from mmrl.config.schema.base import (
     BatchSize,
     NonNegativeInt,
+    NumParallel,
     NumTokens,
     PositiveFloat,
     PositiveFraction,
@@ -48,7 +49,7 @@ class VllmConfig(StrictModel):
     """Memory that keys and values take on a machine without a GPU, in MiB."""
     max_num_seqs: BatchSize = 256
     """Sequences that are generated at a time."""
-    tensor_parallel_size: Annotated[int, Field(ge=1, le=4096)] = 1
+    tensor_parallel_size: NumParallel = 1
     """GPUs that one replica of a server spans."""
     max_restarts: NonNegativeInt = 1
     """An engine that fails is restarted this often, in a run of one process; it is asked once more after each
@@ -60,7 +61,7 @@ class VllmServerConfig(StrictModel):
 
     urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+$")], ...] = ()
     """Servers that run already, started as docs/vllm.md says; none are started then."""
-    replicas: Annotated[int, Field(ge=1, le=4096)] = 1
+    replicas: NumParallel = 1
     """Servers that the run starts; prompts are divided among them."""
     devices: tuple[str, ...] = ()
     """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; without it each sees the GPUs of the run."""

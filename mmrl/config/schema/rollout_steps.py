@@ -12,6 +12,7 @@ from mmrl.config.schema.base import (
     Identifier,
     NonNegativeInt,
     Number,
+    NumParallel,
     NumTokens,
     PositiveFloat,
     PositiveFraction,
@@ -251,12 +252,12 @@ class ToolsConfig(StrictModel):
     """Images and videos per response that tools such as `mmrl.rollout.tools.builtin:zoom` may show."""
     timeout_s: Seconds = 10.0
     """Seconds a call may take before its process is killed."""
-    workers: Annotated[int, Field(ge=1, le=4096)] = 1
+    workers: NumParallel = 1
     """Processes that run tools."""
-    startup_timeout_s: PositiveFloat = 300.0  # a tool's file may load a model
-    """Seconds the tools may take to load in a process before it has failed, which ends the run."""
+    startup_timeout_s: Seconds = 300.0  # a tool's file may load a model
+    """Seconds the tools may take to load in a worker before it has failed, which ends the run."""
     worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
-    """Limits of the processes that run tools."""
+    """Limits of the workers that run tools."""
     on_error: Literal["feedback", "stop"] = "feedback"
     """After a tool raises, or exceeds its deadline or a limit: `feedback` tells the model, `stop` ends the run; always
     counted."""

@@ -390,7 +390,7 @@ class RlStage(TrainingStage):
         return self
 
     def list_warnings(self) -> list[tuple[tuple[str | int, ...], str]]:
-        """Return settings that are allowed and hardly meant: the path of a key in the stage, and what to do."""
+        """Return valid settings that are probably a mistake: the path of a key in the stage, and what to do."""
         loss = self.loss
         distance = min(loss.clip_low, loss.clip_high)
         if loss.importance_ratio_level == "token" or distance >= _MIN_RECORDED_CLIP:
