@@ -10,7 +10,6 @@ from typing import Final
 
 from mmrl.benchmarks.items import ITEM_ANSWER_TYPES
 from mmrl.benchmarks.readers.layouts import (
-    ChoiceAnswer,
     ImageNumbering,
     QuestionRow,
     check_box_range,
@@ -21,6 +20,7 @@ from mmrl.benchmarks.readers.layouts import (
 from mmrl.types import CoordinateSystem, ImageRef, UserError
 from mmrl_datasets.formats.row import Cells, short_repr
 from mmrl_datasets.readers import vlmevalkit
+from mmrl_datasets.readers.answers import ChoiceAnswer
 from mmrl_datasets.readers.media_resolver import MediaResolver
 from mmrl_datasets.readers.row_to_sample import parse_choices, parse_literal
 
