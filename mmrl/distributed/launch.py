@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
+from mmrl.utils.worker_limits import kill_processes, list_tree
+
 SHUTDOWN_GRACE_S: Final = 15.0
 """Time that the other ranks have to report what they lost, once one has failed."""
 _POLL_INTERVAL_S: Final = 0.1
@@ -102,7 +104,12 @@ def _find_failed_rank(processes: Sequence[RankProcess]) -> tuple[int, int] | Non
 
 def _signal_process_group(process: RankProcess, signal_number: int) -> None:
     """Send a signal to a rank and the processes it started, if it still runs."""
-    if process.poll() is None:
+    if process.poll() is not None:
+        return
+    if signal_number == signal.SIGKILL:
+        # Workers of rewards and tools have groups of their own.
+        kill_processes(list_tree(process.pid))
+    else:
         os.killpg(process.pid, signal_number)
 
 

@@ -1,4 +1,4 @@
-"""Checks that the model, device and engine of a config are available. Imports neither torch nor vLLM."""
+"""Checks that model, device, engine and video reader of a config are available. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmrl.utils.model_files import check_model_type, check_weight_files
 
 
 def check_model_and_engine(config: Config | EvalConfig) -> None:
-    """Check the files and the family of `model.path`, `model.device` and the libraries of `rollout.engine`.
+    """Check the files and family of `model.path`, `model.device`, and the libraries of engine and video reader.
 
     Raises:
         UserError: one of them is not available.
@@ -31,6 +31,10 @@ def check_model_and_engine(config: Config | EvalConfig) -> None:
         )
     if config.rollout.engine in ("vllm", "vllm_server"):
         _check_vllm()
+    if config.media.video_reader == "decord" and find_spec("decord") is None:
+        raise UserError(
+            'media.video_reader: decord is not installed; pip install "mmrl[decord]" (Linux on x86-64), or use `pyav`'
+        )
 
 
 def _check_vllm() -> None:

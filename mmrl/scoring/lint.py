@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import pickle
 import random
+import re
 import sys
 import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mmrl.answer import COORDINATE_TYPES, ResponseFormat
 from mmrl.types import (
+    Answer,
     AnswerType,
     CoordinateSystem,
     FinishReason,
@@ -202,8 +204,7 @@ def build_attacks(sample: Sample, grammar: ResponseFormat, correct: str) -> dict
     answer_type = sample.target.answer_type
     question = " ".join(part for part in sample.parts if isinstance(part, str))
     correct_answer = grammar.parse(correct, answer_type).text or ""
-    # The texts around an answer.
-    before, _, after = correct.rpartition(correct_answer or correct)
+    before, after = _split_around_answer(correct, correct_answer, partial(grammar.parse, answer_type=answer_type))
     answers = {
         "format only": "",
         "question echo": question,
@@ -224,6 +225,17 @@ def build_attacks(sample: Sample, grammar: ResponseFormat, correct: str) -> dict
         "right, before a wrong one": f"{correct}{before}nothing{after}",
         "right, no tags": correct_answer,
     }
+
+
+def _split_around_answer(correct: str, answer: str, parse: Callable[[str], Answer]) -> tuple[str, str]:
+    """Return the texts before and behind the answer of a response."""
+    # A short answer may also be part of a tag: "e" is in "</answer>".
+    for match in re.finditer(re.escape(answer), correct):
+        before, after = correct[: match.start()], correct[match.end() :]
+        if answer and parse(f"{before}nothing{after}").text == "nothing":
+            return before, after
+    before, _, after = correct.rpartition(answer or correct)
+    return before, after
 
 
 def _make_response(sample: Sample, text: str) -> Response:

@@ -32,7 +32,7 @@ ReportActivity = Callable[[str], None]
 
 _HEADER, _SIZE = struct.Struct("!QQ"), struct.Struct("!Q")
 _READ_AHEAD_BYTES = 2**16
-_PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
 
 Loader = Callable[[ReportActivity], Callable[[Any], object]]
 """Returns the function that workers apply to payloads."""
@@ -182,11 +182,17 @@ def _fork_worker(
 ) -> int:
     """Return the pid of a new worker, which answers at a socket of its own; in the worker this never returns."""
     connection = socket.socket(fileno=socket_fd)
+    server_pid = os.getpid()
     pid = os.fork()
     # A group of its own, which can be killed at once. Both sides set it: neither knows which of them is first.
     with suppress(OSError):
         os.setpgid(pid, 0)
     if pid == 0:
+        if sys.platform == "linux":
+            # A server that is killed with the group of its run cannot end its workers, which have groups of their own.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != server_pid:
+                os._exit(1)
         control.connection.close()
         _run_worker(MessageSocket(connection), setup, work)
     connection.close()

@@ -213,6 +213,11 @@ ROWS: dict[str, tuple[str, str, dict[str, Any], str, object, str]] = {
         {**KIT, "question": "From <image1> to <image2>?", "choices": "['A', 'B']", "answer": "B", "category": "logic"},
         *("*From <image1> to <image2>?\nA. A\nB. B", "B", r"\boxed{B}"),
     ),
+    "VLMEvalKit's MathVision, options with texts": (
+        *("mathvision", "kit.tsv"),
+        {**KIT, "question": "How many?", "choices": "['2', 'C', '4', '5', '6']", "answer": "C", "category": "counting"},
+        *("*How many?\nA. 2\nB. C\nC. 4\nD. 5\nE. 6", "4", r"\boxed{C}"),
+    ),
     "VLMEvalKit's MathVerse, vision only": (
         *("mathverse", "kit.tsv"),
         {

@@ -4,12 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mmrl.answer import ResponseFormat
 from mmrl.cli import main
-from mmrl.scoring.lint import lint_reward, make_samples
+from mmrl.scoring.lint import build_attacks, lint_reward, make_samples
 from mmrl.scoring.registry import builtin_rewards, load_bound_reward
 from mmrl.types import AnswerType, UserError
 from mmrl_rewards.cases import load_case_table
@@ -48,6 +50,16 @@ def wrong_with(report):
     return [finding.check for finding in report.findings if not finding.ok] + [
         earned.attack for earned in report.attacks if not earned.ok
     ]
+
+
+def test_attacks_on_an_answer_that_is_part_of_a_tag_are_read_as_answers():
+    grammar = ResponseFormat()
+    sample = make_samples((AnswerType.TEXT,))[0]
+    for answer in ("e", "swer", "E"):
+        target = replace(sample.target, value=answer)
+        attacks = build_attacks(replace(sample, target=target), grammar, grammar.render(target))
+        assert grammar.parse(attacks["all options"], AnswerType.TEXT).text == "A, B, C, D"
+        assert attacks["right, before a wrong one"] == f"<answer>{answer}</answer><answer>nothing</answer>"
 
 
 def test_list_names_every_reward(capsys):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -321,7 +322,8 @@ def test_no_process_outlives_the_judge(make_scorer):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
-def test_no_process_outlives_a_run_that_is_killed_in_the_middle_of_a_call(make_scorer, tmp_path):
+@pytest.mark.parametrize("with_its_group", [False, True])
+def test_no_process_outlives_a_run_that_is_killed_in_the_middle_of_a_call(make_scorer, tmp_path, with_its_group):
     script = tmp_path / "run.py"
     script.write_text(f"""
 import sys
@@ -342,12 +344,16 @@ if __name__ == "__main__":
     judge.score_groups([[rollout("hang")]], step=0)
 """)
     (tmp_path / "moody.py").write_text(REWARDS)
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as run:
+    # The launcher of ranks kills the group of one that does not end.
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
         assert run.stdout.readline() == "ready\n"
         below = [child for nurse in children(run.pid) for child in (nurse, *children(nurse))]
         assert len(below) >= 2
         time.sleep(0.5)
-        run.kill()
+        if with_its_group:
+            os.killpg(run.pid, signal.SIGKILL)
+        else:
+            run.kill()
     wait_for(lambda: not any(alive(pid) for pid in below))
 
 

@@ -118,7 +118,7 @@ _MATHVISION_TABLE: Final = TableLayout(
     image_numbering="parts",
 )
 _MATHVISION: Final = (
-    VlmEvalKitLayout(open_answer_type="text", image_numbering="parts"),
+    VlmEvalKitLayout(open_answer_type="text", image_numbering="parts", choices_answer="letter"),
     _MATHVISION_TABLE,
     # The authors' JSON names image files where the Hugging Face dataset holds their pixels.
     replace(_MATHVISION_TABLE, name="MathVision of its authors", columns={**_MATHVISION_COLUMNS, "images": "image"}),
