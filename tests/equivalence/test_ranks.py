@@ -109,7 +109,16 @@ def lessons(tiny) -> Lessons:
 
 @pytest.fixture(scope="module")
 def answers(lessons, tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("ranks"), lessons, 2)
+    """What two processes made of half of the lessons, and two others of the rest.
+
+    With all lessons in one pair, the forward pass of the seventeenth engine of DeepSpeed waited for ever.
+    """
+    trials = list(lessons.trials.items())
+    middle = list(lessons.trials).index("zero3-penalty")
+    found = {}
+    for part in (trials[:middle], trials[middle:]):
+        found |= launch(tmp_path_factory.mktemp("ranks"), replace(lessons, trials=dict(part)), 2)
+    return found
 
 
 @pytest.fixture(scope="module")
