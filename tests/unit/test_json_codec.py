@@ -134,7 +134,7 @@ def shared_state(rng):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_text_is_a_function_of_the_value_alone(seed):
-    """Whether equal parts are one object, some, or none, as after a resume, cannot be seen in it."""
+    """Equal parts may be one object or several, as after a resume: the text does not show it."""
     state = shared_state(random.Random(seed))
     text = json_codec.dumps(state)
     again = json_codec.loads(text, TrainingState)

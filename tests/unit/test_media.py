@@ -188,7 +188,7 @@ def test_a_damaged_png_is_refused_by_name(keep, damage, interlaced):
 
 
 def interlace(png):
-    """The same PNG with its rows in the seven passes of Adam7."""
+    """Return the same PNG with its rows in the seven passes of Adam7."""
     chunks = png_chunks(png)
     width, height, depth, color_type = struct.unpack(">IIBB", chunks[0][1][:10])
     pixels = np.asarray(Image.open(io.BytesIO(png))).reshape(height, width, -1)
@@ -205,7 +205,7 @@ def interlace(png):
 
 
 def scan_start(jpeg):
-    """Where the coded data of the last scan begins."""
+    """Return the index at which the coded data of the last scan begins."""
     header = jpeg.rindex(b"\xff\xda") + 2
     return header + int.from_bytes(jpeg[header : header + 2])
 

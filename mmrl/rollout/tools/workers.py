@@ -57,7 +57,7 @@ class ToolWorkers:
     loaders: tuple[Callable[[], ToolFunction], ...]
     """Loads each tool, in the process that calls it."""
     options: ToolsConfig
-    """How many processes there are, and their limits."""
+    """Options that set the number of processes and their limits."""
     _pool: WorkerPool[ToolRequest, ToolResult] | None = None
 
     def close(self) -> None:
