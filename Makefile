@@ -47,6 +47,7 @@ define install
 @test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
 @$(VENV)/bin/pip install -qq --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '$(2)'
 @touch $@
+@$(VENV)/bin/mmrl doctor --quiet || true
 endef
 
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)

@@ -154,7 +154,10 @@ class ExperienceSelector(Protocol):
     """
 
     def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
-        """Return True while a step has to sample more, after `rounds` batches of prompts gave `groups`; True for 0."""
+        """Return True while a step has to sample more, after `rounds` batches of prompts gave `groups`.
+
+        True for 0 rounds, unless groups of earlier steps fill the step.
+        """
 
     def select(self, groups: Sequence[Group], state: TrainingState) -> SelectedExperiences:
         """Return the experiences of a step, from its groups and the replay buffer; update the buffer in `state`."""

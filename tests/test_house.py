@@ -68,7 +68,8 @@ ONLY_IN = {
     "pyarrow": ("datasets/mmrl_datasets/formats/tables.py",),
     "qwen_vl_utils": ("mmrl/media/",),
     "av": ("mmrl/media/", "datasets/mmrl_datasets/media_files.py"),  # reading, and writing
-    "decord": (),  # tests compare with it
+    "decord": ("mmrl/media/",),
+    "simplejpeg": ("mmrl/media/",),
     "jsonschema": ("rewards/mmrl_rewards/schema.py",),
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
@@ -77,6 +78,7 @@ ONLY_IN = {
         "mmrl/benchmarks/registry.py",
         "mmrl/cli/data.py",
         "mmrl/cli/main.py",  # describes their errors
+        "mmrl/data/context.py",
         "mmrl/data/load.py",
         "mmrl/learner/objective.py",
         "mmrl/policy/families/base.py",
@@ -101,6 +103,9 @@ LIGHT = (
     "mmrl.training.rl",
     "mmrl.training.sft",
     "mmrl.training.callbacks",
+    "mmrl.training.early_checks",
+    "mmrl.evaluation.eval_settings",
+    "mmrl.rollout.available",
     "mmrl.benchmarks.registry",
     "mmrl.cli",
     "mmrl_rewards.box",
@@ -333,7 +338,7 @@ def test_packages_and_imports_between_them_are_few():
         ("function_lines_max", 60),
         ("longest_file", 500),
         ("functions_per_1000_lines", 50),
-        ("lines", 44_300),
+        ("lines", 47_250),
     ],
 )
 def test_a_measure_keeps_to_its_limit(name, limit):

@@ -56,6 +56,16 @@ def write_video(
     return video_ref(path)
 
 
+def blank_frame(path: Path, index: int) -> None:
+    """Overwrite the second half of the frame that is stored in this place, and leave all else as it is."""
+    with av.open(str(path)) as file:
+        packets = [packet for packet in file.demux(video=0) if packet.size]
+        start, size = packets[index].pos, packets[index].size
+    content = bytearray(path.read_bytes())
+    content[start + size // 2 : start + size] = bytes(size - size // 2)
+    path.write_bytes(content)
+
+
 def write_sound(path: Path) -> VideoRef:
     """An MP4 with a second of silence and no pictures."""
     with av.open(str(path), "w") as file:

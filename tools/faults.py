@@ -5,7 +5,8 @@
     python tools/faults.py --write docs/reliability.md
 
 A run under test is `mmrl train` on a tiny model, in a process forked from this one, where torch is loaded already, or
-in two that it launches (rank_faults.py, which needs DeepSpeed). What it ends with is compared byte for byte with what
+in two that it launches (rank_faults.py, which needs DeepSpeed). It imitates and reinforces with a tool, rethinking,
+replay, KL and a decaying rate (`CONFIG` in lab.py). What it ends with is compared byte for byte with what
 an undisturbed run ends with: weights, optimizer, State, metrics, summary, rollouts, export. Exits 1 if anything is
 lost in any row.
 """
@@ -37,6 +38,10 @@ from mmrl.checkpoint.snapshot import COMMON_FILES, OPTIMIZER_FILE, WEIGHTS_FILE
 from mmrl.checkpoint.verify_resume import find_differing_files
 
 TABLE_HEAD = ("| fault | tried | what happened | lost |", "|---|---|---|---|")
+NAN_LOSS = """
+def nan_loss(logprobs, old_logprobs, advantages, mask):
+    return logprobs * float("nan")
+"""
 BEGIN_MARK, END_MARK = "<!-- tools/faults.py writes from here -->", "<!-- to here -->"
 
 
@@ -166,7 +171,9 @@ def change_config(harness: FaultHarness) -> Iterator[FaultRow]:
 
 def make_gradients_nan(harness: FaultHarness) -> Iterator[FaultRow]:
     """Gradients that are not finite."""
-    code = harness.run_to_end("stages.cold.optimizer.lr=1e30", "stages.cold.max_nonfinite_steps=2")
+    (harness.folder / "nan_loss.py").write_text(NAN_LOSS)
+    policy_loss = "stages.rl.loss.policy_loss={fn: ./nan_loss.py:nan_loss}"
+    code = harness.run_to_end(policy_loss, "stages.rl.max_nonfinite_steps=2")
     lost = [] if code == 2 and "not finite" in harness.log_text else [f"ended with {code}: {harness.log_text[-300:]}"]
     newest = find_latest(harness.run_dir / "checkpoints", lost.append)
     if newest is None or not all(tensor.isfinite().all() for tensor in load_file(newest / WEIGHTS_FILE).values()):
@@ -178,7 +185,7 @@ def make_gradients_nan(harness: FaultHarness) -> Iterator[FaultRow]:
 
 
 def jump_clocks(harness: FaultHarness) -> Iterator[FaultRow]:
-    """Clocks jump back and forth by days at every look, and so do the dates of files."""
+    """Wall clocks jump back and forth by days at every look, and so do the dates of files."""
     harness.restore_half_run()
     for path in harness.run_dir.rglob("*"):
         os.utime(path, (harness.rng.randrange(2**31),) * 2)
@@ -190,14 +197,15 @@ def jump_clocks(harness: FaultHarness) -> Iterator[FaultRow]:
         return read_mad
 
     def jump() -> None:
-        for name in ("time", "monotonic", "perf_counter", "time_ns"):
+        # Not the monotonic one, which never jumps: Python's own waits for processes rely on that.
+        for name in ("time", "time_ns", "perf_counter"):
             setattr(time, name, mad(getattr(time, name)))
 
     whole, _ = harness.undisturbed_run()
     code = harness.run_to_end(prepare=jump)
     lost = [f"ended with {code}: {harness.log_text[-300:]}"] if code else find_differing_files(whole, harness.run_dir)
     shutil.rmtree(harness.run_dir)
-    yield FaultRow("clock jumps", "1", "resumed under clocks that jump at every reading; all bytes equal", lost)
+    yield FaultRow("clock jumps", "1", "resumed under wall clocks that jump at every reading; all bytes equal", lost)
 
 
 FAULTS: dict[str, Callable[[FaultHarness], Iterator[FaultRow]]] = {
@@ -248,6 +256,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with TemporaryDirectory(prefix="mmrl-faults-") as folder:
         lab = FaultHarness(Path(folder), random.Random(arguments.seed), arguments.kills)
+        lab.train_base_model()
         rows = []
         for name in arguments.only:
             rows += list(FAULTS[name](lab))

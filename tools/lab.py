@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
@@ -26,33 +28,49 @@ TINY_MODEL = {
         "num_heads": 2,
         "num_kv_heads": 1,
         "intermediate_size": 32,
-        "vocab_size": 320,
+        "vocab_size": 400,
     },
 }
-DATASET_ARGS = {"split": "train", "size": 8, "image_px": 32}
+DATASET_ARGS = {"split": "train", "size": 8, "image_px": 128, "digit_px": 12, "resized_px": 32}
+DATASET = {"fn": "mmrl_datasets.generators.tiny_digits:corner_digits", "args": DATASET_ARGS}
+ZOOM = {
+    "kind": "tools",
+    "max_media": 1,
+    "max_turns": 1,
+    "max_total_tokens": 512,
+    "max_result_chars": 400,
+    "tools": [{"fn": "mmrl.rollout.tools.builtin:zoom"}],
+}
+RETHINK = {
+    "kind": "rethink",
+    "correct": ["digit"],
+    "fraction": 0.5,
+    "max_new_tokens": 8,
+    "triggers": [{"text": " Wait."}],
+}
+SFT_STAGE = {
+    **{"name": "cold", "kind": "sft", "steps": 4, "batch_size": 4, "target_field": "response"},
+    **{"rollout_steps": [ZOOM], "optimizer": {"lr": 3e-4, "lr_schedule": "linear"}},
+}
+# What a resumed run might do differently is all in here: a tool, rethinking, replay, KL, and a rate that decays.
+RL_STAGE = {
+    **{"name": "rl", "kind": "rl", "steps": 6, "prompts_per_step": 4, "group_size": 4},
+    **{"rollout_steps": [{"kind": "generate"}, ZOOM, RETHINK], "sampling": {"max_new_tokens": 40}},
+    **{"loss": {"kl": {"coef": 0.05}, "entropy": {"coef": 0.01}}},
+    **{"replay": {"capacity": 64, "drop_zero_advantage": False, "fill": "fraction", "target_fraction": 0.3}},
+    "optimizer": {"lr": 1e-3, "lr_schedule": "cosine", "warmup_steps": 2},
+}
+MODEL = {"dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024}
 CONFIG = {
     "run": {"name": "faults", "cpu_threads": 1},
     "logging": {"save_rollouts_every": 3},
-    "model": {"from_scratch": TINY_MODEL, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
-    "data": {
-        "train": [{"fn": "mmrl_datasets.generators.scenes:counting", "args": DATASET_ARGS}],
-        "test": [
-            {"fn": "mmrl_datasets.generators.scenes:counting", "args": {**DATASET_ARGS, "split": "test", "size": 2}}
-        ],
-    },
-    "response_format": {"add_instruction": False},
-    "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}, {"fn": "mmrl_rewards.format:tags"}]},
-    "evaluation": {"max_new_tokens": 4},
+    "data": {"train": [DATASET], "test": [{**DATASET, "args": {**DATASET_ARGS, "split": "test", "size": 2}}]},
+    "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact", "name": "digit"}]},
+    "evaluation": {"max_new_tokens": 40, "rollout_steps": [{"kind": "generate"}, ZOOM]},
     "checkpoints": {"every": 1, "keep_last": 3},
-    "stages": [
-        {"name": "cold", "kind": "sft", "steps": 8, "batch_size": 8, "optimizer": {"lr": 1e-2}},
-        {
-            **{"name": "rl", "kind": "rl", "steps": 8, "prompts_per_step": 4, "group_size": 4},
-            **{"sampling": {"max_new_tokens": 4}, "loss": {"kl": {"coef": 0.05}, "entropy": {"coef": 0.01}}},
-            "optimizer": {"lr": 3e-3},
-        },
-    ],
+    "stages": [SFT_STAGE, RL_STAGE],
 }
+MODULES_FILE = "modules"
 FORK_CONTEXT = get_context("fork")
 MAX_EXIT_S = 10.0
 ASYNC_CHECKPOINTS = "checkpoints.async_save=true"
@@ -82,15 +100,41 @@ class FaultHarness:
         return self.folder / "run"
 
     @property
+    def base_dir(self) -> Path:
+        """Return the directory of the run that trained the model which all others begin with."""
+        return self.folder / "base"
+
+    @property
     def log_text(self) -> str:
         """Return the output of the last run."""
         return (self.folder / "log").read_text()
 
+    def train_base_model(self) -> None:
+        """Train the model that every run begins with, which calls the tool by itself."""
+        cold = {**SFT_STAGE, "steps": 90, "batch_size": 12, "optimizer": {"lr": 1e-2}}
+        train = {**DATASET, "args": {**DATASET_ARGS, "size": 96}}
+        config = {**CONFIG, "data": {"train": [train]}, "stages": [cold], "checkpoints": {"every": 1000}}
+        model = {**MODEL, "from_scratch": TINY_MODEL}
+        process = self._launch({**config, "model": model}, self.base_dir)
+        if wait_for_exit(process):
+            sys.exit(f"the model that the runs begin with could not be trained:\n{self.log_text}")
+        import_modules((self.folder / MODULES_FILE).read_text().splitlines())
+
     def start(self, *overrides: str, prepare: Callable[[], None] | None = None) -> ForkProcess:
         """Begin or go on with the run in a process of its own."""
-        config = self.folder / "faults.yaml"
-        config.write_text(json.dumps(CONFIG))
-        arguments = ["train", str(config), *overrides, "--run-dir", str(self.run_dir)]
+        model = {**MODEL, "path": str(self.base_dir / "model")}
+        return self._launch({**CONFIG, "model": model}, self.run_dir, *overrides, prepare=prepare)
+
+    def _launch(
+        self,
+        config: Mapping[str, object],
+        run_dir: Path,
+        *overrides: str,
+        prepare: Callable[[], None] | None = None,
+    ) -> ForkProcess:
+        path = self.folder / "faults.yaml"
+        path.write_text(json.dumps(config))
+        arguments = ["train", str(path), *overrides, "--run-dir", str(run_dir)]
         process = FORK_CONTEXT.Process(target=run_child, args=(self.folder / "log", arguments, prepare))
         process.start()
         return process
@@ -138,14 +182,26 @@ class FaultHarness:
         return Path(shutil.copytree(kept, self.run_dir))
 
 
+def import_modules(names: Sequence[str]) -> None:
+    """Import what an earlier run imported, so that the runs, which are forked from this process, need not."""
+    for name in names:
+        # Some have no file of their own, and came into being while another was imported.
+        with suppress(Exception):
+            importlib.import_module(name)
+
+
 def run_child(log: Path, arguments: list[str], prepare: Callable[[], None] | None) -> None:
-    """Run `mmrl` with these arguments in this process, with its output in a log file."""
+    """Run `mmrl` with these arguments in this process, with its output in a log file, and list what was imported."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)
     if prepare is not None:
         prepare()
-    sys.exit(mmrl_command(arguments))
+    code = mmrl_command(arguments)
+    modules = log.with_name(MODULES_FILE)
+    if not modules.exists():  # once: some faults let no file grow
+        modules.write_text("\n".join(sys.modules))
+    sys.exit(code)
 
 
 def is_saving(run_dir: Path) -> bool:

@@ -94,7 +94,7 @@ def kill_all_processes(harness: FaultHarness) -> Iterator[FaultRow]:
 
 def num_tries(harness: FaultHarness) -> int:
     """Return the number of tries; two processes take long to start."""
-    return max(1, harness.num_kills // 12)
+    return max(1, harness.num_kills // 25)
 
 
 def start_into_training(harness: FaultHarness, *overrides: str) -> tuple[ForkProcess, list[int]]:

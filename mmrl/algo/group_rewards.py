@@ -21,7 +21,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mmrl.config.schema import GroupRewardConfig, matches_conditions
-from mmrl.types import Author, Group, RewardValue, Rollout, Score, UserError
+from mmrl.types import Author, Dropped, Group, RewardFailure, RewardValue, Rollout, Score, UserError
 
 TermNames = Annotated[tuple[str, ...], Field(min_length=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -38,8 +38,11 @@ class BoundGroupReward:
     """A group reward from YAML, ready to be called."""
 
     name: str  # its name among the reward terms, unique in the config
-    compute: Callable[[Group], Sequence[RewardValue]]  # its options are bound; returns one value for each rollout
+    # Its options are bound; returns one value for each rollout, or the failure of the process that it runs in.
+    compute: Callable[[Group], Sequence[RewardValue] | RewardFailure]
     options: GroupRewardConfig  # weight, schedule and `when`
+    drop_failed: bool = True  # a group without values leaves the step; otherwise its values count 0
+    close: Callable[[], None] = lambda: None  # ends the process that it runs in, if there is one
 
 
 def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundGroupReward]) -> Group:
@@ -54,7 +57,14 @@ def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundG
         if not group.rollouts or not matches_conditions(reward.options.when, group.prompt.sample):
             continue
         weight = reward.options.weight_at(step)
-        values = reward.compute(group)
+        values, failures = reward.compute(group), {}
+        if isinstance(values, RewardFailure):
+            failures = {reward.name: values}
+            if reward.drop_failed:
+                dropped = [Dropped(rollout, failures) for rollout in group.rollouts]
+                group = replace(group, rollouts=(), scores=(), dropped=(*group.dropped, *dropped))
+                continue
+            values = [RewardValue(0.0, f"fallback: {values.reason}")] * len(group.scores)
         if len(values) != len(group.scores):
             raise UserError(
                 f"group reward {reward.name!r}, sample {group.prompt.sample.id}: {len(values)} values for "
@@ -65,7 +75,8 @@ def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundG
             if reward.name in score.terms:
                 raise UserError(f"two reward terms are named {reward.name!r}; give the group reward another `name`")
             terms = {**score.terms, reward.name: value}
-            scores.append(replace(score, terms=terms, total=score.total + weight * value.value))
+            total = score.total + weight * value.value
+            scores.append(replace(score, terms=terms, total=total, failures={**score.failures, **failures}))
         # The next group reward may read this one's term.
         group = replace(group, scores=tuple(scores))
     return group

@@ -187,11 +187,21 @@ def suffix_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
     return (running_N[ends_N] - running_N).to(values_N.dtype) + values_N
 
 
-def learning_rate(step: int, *, total: int, peak: float, warmup: int, decay: DecayCurve, final_frac: float) -> float:
+def learning_rate(
+    step: int,
+    *,
+    total: int,
+    peak: float,
+    warmup: int,
+    decay: DecayCurve,
+    final_frac: float,
+    decay_steps: int | None = None,
+) -> float:
     """Return the learning rate of an optimizer step, counted from 0 to `total` - 1.
 
     Warm-up is the straight line from 0 before the first step to `peak` at step `warmup` - 1. Then the rate falls to
-    `final_frac` * `peak` at the last step: linearly, or as half a cosine.
+    `final_frac` * `peak`: linearly, or as half a cosine. It is there at step `decay_steps` - 1, by default the last
+    one, and stays there.
 
     Source: SGDR (arXiv:1608.03983, eq. 5) for the cosine, without its restarts.
 
@@ -204,7 +214,8 @@ def learning_rate(step: int, *, total: int, peak: float, warmup: int, decay: Dec
         # `step + 1`: otherwise the first step would be spent at rate 0.
         return peak * (step + 1) / warmup
     peak_step = max(warmup - 1, 0)
-    progress = (step - peak_step) / max(total - 1 - peak_step, 1)
+    decay_end = (decay_steps or total) - 1
+    progress = min((step - peak_step) / max(decay_end - peak_step, 1), 1.0)
     match decay:
         case "constant":
             left = 1.0
@@ -222,5 +233,11 @@ def coefficient(step: int, *, total: int, options: LossCoefficientConfig) -> flo
         ValueError: `step` is outside the stage.
     """
     return learning_rate(
-        step, total=total, peak=options.coef, warmup=0, decay=options.schedule, final_frac=options.final_frac
+        step,
+        total=total,
+        peak=options.coef,
+        warmup=0,
+        decay=options.schedule,
+        final_frac=options.final_frac,
+        decay_steps=options.decay_steps,
     )

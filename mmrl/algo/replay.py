@@ -10,10 +10,11 @@ each step derives its own seed, so a resumed run samples what the undisturbed on
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from operator import attrgetter
 from statistics import fmean
 
 import numpy as np
@@ -23,7 +24,7 @@ from mmrl.types import Experience, Prompt, Sample, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
 
 ReplayBuffer = tuple[Experience, ...]
-"""Rollouts with an advantage, in order of arrival: the oldest first, but for partial rollouts of one step."""
+"""Rollouts with an advantage: the oldest policy version first, equally old ones in order of arrival."""
 
 MediaProblemFinder = Callable[[Sequence[Prompt]], Mapping[str, str]]
 """Returns what is wrong with the media of prompts, by prompt digest; a prompt without a problem is left out."""
@@ -105,16 +106,17 @@ def replay_experiences(
 def update_buffer(
     buffer: ReplayBuffer, fresh: Sequence[Experience], *, capacity: int, version: int, max_staleness: int | None
 ) -> ReplayBuffer:
-    """Return the buffer with fresh rollouts appended: the newest `capacity` of those that are not too stale.
+    """Return the buffer with fresh rollouts added: of those that are not too stale, the `capacity` youngest.
 
     `max_staleness` is the number of policy versions before `version` after which a rollout is dropped; None for never.
     """
-    start = 0
-    if max_staleness is not None:
-        # Bisection assumes that rollouts arrived in the order of their age. Partial rollouts of one step can differ in
-        # age, so next to them a rollout that is too stale may stay for a step, or a younger one may go.
-        start = bisect_left(buffer, version - max_staleness, key=lambda kept: kept.rollout.oldest_version)
-    return (*buffer[start:], *fresh)[-capacity:]
+    version_of = attrgetter("rollout.oldest_version")
+    # Partial rollouts and groups carried over arrive in any order of age: each goes behind all that are not younger.
+    by_age = list(buffer)
+    for experience in fresh:
+        insort(by_age, experience, key=version_of)
+    start = 0 if max_staleness is None else bisect_left(by_age, version - max_staleness, key=version_of)
+    return tuple(by_age[start:][-capacity:])
 
 
 def find_media_problems(build_prompt: Callable[[Sample], Prompt], prompts: Sequence[Prompt]) -> dict[str, str]:
@@ -202,7 +204,7 @@ def _sample_buffer(
 ) -> tuple[ReplayBuffer, list[Experience]]:
     """Return the buffer without rollouts whose media changed, and the experiences sampled from it.
 
-    This step's `informative` rollouts stand at the end of the buffer. `own` are those that are trained on in any case.
+    `informative` are this step's rollouts with an advantage, `own` those that are trained on in any case.
     """
     options = settings.options
     count = settings.target_size - len(own)
@@ -210,11 +212,11 @@ def _sample_buffer(
         # So many that they are `target_fraction` of all that the step then trains on.
         count = round(len(own) * options.target_fraction / (1.0 - options.target_fraction))
     # Without replacement the step's own rollouts are not drawn again: they are trained on already.
-    num_excluded = min(len(informative), settings.capacity) if options.without_replacement else 0
+    excluded = set(map(id, informative)) if options.without_replacement else set()
     seed = derive_seed(*settings.seed, "replay", "memory", step)
     # Media are checked only for what was sampled. A pass that finds a change shortens the buffer, so this ends.
     while True:
-        candidates = buffer[: max(0, len(buffer) - num_excluded)]
+        candidates = [experience for experience in buffer if id(experience) not in excluded]
         weights = log_weights(candidates, options)
         indices = sample_indices(weights, count, seed, without_replacement=options.without_replacement)
         sampled = list(map(candidates.__getitem__, indices))
@@ -228,8 +230,12 @@ def _replay_metrics(
     trained: Sequence[Experience], replayed: Sequence[Experience], buffer: ReplayBuffer, options: ReplayConfig
 ) -> dict[str, float]:
     staleness = [experience.staleness for experience in replayed]
-    # By identity: a rollout can be sampled several times, and is then one object in several experiences.
-    distinct = {id(experience.rollout) for experience in trained}
+    # By value and not by identity: a resumed run has read its buffer from a checkpoint, where equal rollouts are one.
+    distinct = set()
+    for experience in trained:
+        rollout = experience.rollout
+        tokens = tuple(segment.token_ids for segment in rollout.segments)
+        distinct.add((rollout.prompt.sample.id, rollout.index, rollout.oldest_version, tokens))
     return {
         "replay/buffer_size": float(len(buffer)),
         "replay/effective_size": effective_sample_size(log_weights(buffer, options)),

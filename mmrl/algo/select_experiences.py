@@ -38,8 +38,9 @@ class SelectionPipeline:
 
     # Called with all groups that passed the filter at once: some formulas compare the whole step.
     compute_advantages: AdvantageFunction
-    prompts_per_step: int = 0  # groups that a step trains on at most; read only with `dynamic_sampling`
+    prompts_per_step: int = 0  # groups that a step trains on at most; read with `dynamic_sampling` or `carry_over`
     dynamic_sampling: DynamicSamplingConfig | None = None  # which groups pass; None for all groups of a single round
+    carry_over: bool = False  # groups that a step has no room for wait for the next one; otherwise they are dropped
     replay: ReplaySettings | None = None  # how rollouts of earlier steps are trained on again; None for never
     find_changed_media: ChangedMediaFinder  # finds rollouts of earlier steps that cannot be used any more
     # Whose log-probs stand below the ratio of a stale rollout: by default the recorded ones, whatever
@@ -53,12 +54,15 @@ class SelectionPipeline:
     def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
         """Return True while another sampling round is needed.
 
-        The first round always is. With dynamic sampling, so is any other while fewer than `prompts_per_step` groups
-        have passed, those carried over included, and rounds are left.
+        The first round is, unless the groups carried over fill the step: more of them would only grow older. With
+        dynamic sampling, so is any other while fewer than `prompts_per_step` groups have passed, those carried over
+        included, and rounds are left.
         """
-        if self.dynamic_sampling is None or rounds == 0:
-            return rounds == 0
         num_passed = len(state.carried_over)
+        if rounds == 0:
+            return not self.carry_over or num_passed < self.prompts_per_step
+        if self.dynamic_sampling is None:
+            return False
         for group in groups:
             if rejection_reason(group, self.dynamic_sampling) is None:
                 num_passed += 1
@@ -76,9 +80,9 @@ class SelectionPipeline:
             # An order by priority draws the whole next step with the weights known now, from this position on.
             state.step_data_start = state.data_position
 
-        filtered = FilteredGroups(carried=[], passed=list(range(len(groups))), metrics={})
-        if self.dynamic_sampling is not None:
-            filtered = self._filter_groups(groups, state, self.dynamic_sampling)
+        filtered = FilteredGroups(carried=[], passed=list(range(len(groups))), waiting=[], metrics={})
+        if self.dynamic_sampling is not None or self.carry_over:
+            filtered = self._filter_groups(groups, state)
         num_carried = len(filtered.carried)
         trained_groups = [*filtered.carried, *(groups[index] for index in filtered.passed)]
         advantages = list(map(tuple, self.compute_advantages(trained_groups)))
@@ -110,56 +114,61 @@ class SelectionPipeline:
         if self.curriculum_phases:
             metrics["data/curriculum_phase"] = float(advance_phase(state, sample_means, self.curriculum_phases))
 
-        # Rollout files and metrics show all groups of the step; those that were filtered out have no advantage.
-        shown = [(0.0,) * len(group.rollouts) for group in groups]
-        for index, row in zip(filtered.passed, advantages[num_carried:], strict=True):
-            shown[index] = row
+        # Rollout files and metrics show each group once: in the step that trains on it, or rejects it (advantage 0).
+        own_advantages = dict(zip(filtered.passed, advantages[num_carried:], strict=True))
+        shown, shown_advantages = list(filtered.carried), advantages[:num_carried]
+        for index, group in enumerate(groups):
+            if index not in filtered.waiting:
+                shown.append(group)
+                shown_advantages.append(own_advantages.get(index, (0.0,) * len(group.rollouts)))
         return SelectedExperiences(
-            groups=tuple(groups),
-            advantages=tuple(shown),
+            groups=tuple(shown),
+            advantages=tuple(shown_advantages),
             experiences=trained,
             has_signal=has_signal,
             metrics=metrics,
         )
 
-    def _filter_groups(
-        self, groups: Sequence[Group], state: TrainingState, options: DynamicSamplingConfig
-    ) -> FilteredGroups:
+    def _filter_groups(self, groups: Sequence[Group], state: TrainingState) -> FilteredGroups:
         """Choose the groups to train on: those carried over first, then as many that pass as there is room for.
 
-        What passes beyond that is carried over to the next step, or dropped, as `dynamic_sampling.extra` says.
+        What is beyond `prompts_per_step` waits for the next step, or is dropped, as `carry_over` says.
         """
-        # Images may have been overwritten since the step that sampled these groups.
-        changed = self.find_changed_media(group.prompt for group in state.carried_over)
-        carried = [group for group in state.carried_over if group.prompt.digest not in changed]
-
         passed: list[int] = []
         rejected: Counter[str] = Counter()
+        metrics: dict[str, float] = {}
         for index, group in enumerate(groups):
-            reason = rejection_reason(group, options)
+            reason = None if self.dynamic_sampling is None else rejection_reason(group, self.dynamic_sampling)
             if reason is None:
                 passed.append(index)
             else:
                 rejected[reason] += 1
-        room = self.prompts_per_step - len(carried)
-        extra = [groups[index] for index in passed[room:]]
-        state.carried_over = tuple(extra) if options.extra == "carry" else ()
-
-        metrics = {
-            "dynamic_sampling/passed_frac": len(passed) / len(groups) if groups else 0.0,
-            "dynamic_sampling/carried_over": float(len(carried)),
-        }
+        if self.dynamic_sampling is not None and groups:
+            metrics["dynamic_sampling/passed_frac"] = len(passed) / len(groups)
         for reason, count in rejected.items():
             metrics[f"dynamic_sampling/rejected/{reason}"] = float(count)
-        return FilteredGroups(carried=carried, passed=passed[:room], metrics=metrics)
+        if not self.carry_over:
+            return FilteredGroups(carried=[], passed=passed[: self.prompts_per_step], waiting=[], metrics=metrics)
+
+        # Images may have been overwritten since the step that sampled these groups.
+        changed = self.find_changed_media(group.prompt for group in state.carried_over)
+        carried = [group for group in state.carried_over if group.prompt.digest not in changed]
+        metrics["groups/dropped_changed_media"] = float(len(state.carried_over) - len(carried))
+        # In order of arrival: there may be more of them than one step has room for.
+        trained, still_waiting = carried[: self.prompts_per_step], carried[self.prompts_per_step :]
+        metrics["groups/carried_over"] = float(len(trained))
+        room = self.prompts_per_step - len(trained)
+        state.carried_over = (*still_waiting, *(groups[index] for index in passed[room:]))
+        return FilteredGroups(carried=trained, passed=passed[:room], waiting=passed[room:], metrics=metrics)
 
 
 class FilteredGroups(NamedTuple):
-    """Groups that a step trains on, carried over and its own."""
+    """Groups that a step trains on, carried over and its own, `prompts_per_step` at most."""
 
     carried: list[Group]  # groups that passed in an earlier step, which had no room for them
     passed: list[int]  # indices of this step's groups that are trained on now
-    metrics: dict[str, float]  # `dynamic_sampling/*`; empty without a filter
+    waiting: list[int]  # indices of this step's groups that are carried over to the next
+    metrics: dict[str, float]  # metrics of the filter and of the groups carried over
 
 
 def rejection_reason(group: Group, options: DynamicSamplingConfig) -> str | None:

@@ -12,11 +12,13 @@ from mmrl.types import FinishReason, Group, RewardFailure, Rollout
 
 
 def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return the metrics of a step's groups, at least one, with the advantage of each of their rollouts.
+    """Return the metrics of a step's groups, with the advantage of each of their rollouts; none without any group.
 
     A metric that the step has no value for is left out. Rewards and advantages are those of scored rollouts; lengths
     and duplicates count the dropped ones too.
     """
+    if not groups:
+        return {}
     rollouts: list[Rollout] = []
     num_texts = num_answers = 0
     for group in groups:

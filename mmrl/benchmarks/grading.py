@@ -104,6 +104,11 @@ def score_responses(
         extraction = extract_answer(item, response)
         graded.append((item, response, extraction))
         verdicts.append(grade_response(benchmark, item, response, extraction))
+    if benchmark.draw_letters is not None:
+        drawn = benchmark.draw_letters(graded)
+        for index, verdict in enumerate(verdicts):
+            if (verdict.id, verdict.response_index) in drawn:
+                verdicts[index] = replace(verdict, official=True, score=1.0)
     for id in absent:
         # An overall metric must see missing items, too: COCO's recall counts their boxes.
         silence = ItemResponse(id=id, text="")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any, Final, Literal, get_args
 
 from mmrl.answer import AnswerValue, validate_value
@@ -17,7 +18,7 @@ ItemAnswerType = Literal["choice", "integer", "float", "list", "text", "count", 
 ITEM_ANSWER_TYPES: Final[tuple[str, ...]] = get_args(ItemAnswerType)
 COORDINATE_TYPES: Final = ("box", "boxes", "point")
 _REQUIRED_COLUMNS: Final = ("id", "answer", "answer_type")
-_MAX_OPTIONS: Final = 26
+LETTERS: Final = tuple(ascii_uppercase)  # of options, in order
 _MAX_DECIMALS: Final = 12
 
 
@@ -28,7 +29,10 @@ class Item:
     id: str  # unique within the benchmark
     answer_type: ItemAnswerType  # decides how an answer is found and compared
     answer: Any
-    """The correct answer: an option's text, a number, a text, a list of accepted texts, or checked coordinates."""
+    """The correct answer: the letter of an option, a number, a text, a list of accepted ones, or checked coordinates.
+
+    An option is its place, never its text, since options may be letters themselves, or equal.
+    """
     question: str = ""  # text of the question; extraction tells a number of the question from the answer by it
     options: tuple[str, ...] = ()  # texts of the options, the first is A; empty for other questions
     precision: int | None = None  # decimals to which numbers are compared; None compares them exactly
@@ -45,6 +49,13 @@ class Item:
     def accepted_answers(self) -> list[Any]:
         """Every correct answer, for items that accept several."""
         return self.answer if isinstance(self.answer, list) else [self.answer]
+
+    @property
+    def answer_text(self) -> str:
+        """The answer as text; for a choice the text of the correct option."""
+        if self.answer_type != "choice":
+            return str(self.answer)
+        return self.options[LETTERS.index(self.accepted_answers[0])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +104,17 @@ def parse_canonical_item(row: Mapping[str, Any]) -> Item:
 
 
 def parse_answer(answer_type: ItemAnswerType, answer: object, options: tuple[str, ...]) -> AnswerValue:
-    """Return the correct answer in the form that scoring compares: checked coordinates, the text of an option.
+    """Return the correct answer in the form that scoring compares: checked coordinates, the letter of an option.
+
+    For a choice a letter of one of the options is that letter; any other text is that of an option.
 
     Raises:
         ValueError: the answer does not fit its type.
     """
     match answer_type:
         case "choice":
-            return _answer_option(answer, options)
+            letters = answer if isinstance(answer, list) and answer else [answer]
+            return answer if {*map(str, letters)} <= {*LETTERS[: len(options)]} else find_option(answer, options)
         case "box" | "point":
             # The answer to a point question is a box: any point in it is correct.
             return validate_value(AnswerType.BOX, answer)
@@ -171,6 +185,18 @@ def parse_precision(value: object) -> int | None:
     return int(value)
 
 
+def find_option(text: object, options: Sequence[str]) -> str | list[str]:
+    """Return the letter of the option with a text; the letters of all where several have it.
+
+    Raises:
+        ValueError: no option has it.
+    """
+    letters = [letter for letter, option in zip(LETTERS, options, strict=False) if option == text]
+    if not letters:
+        raise ValueError(f"the answer {text!r:.60} is none of the options {', '.join(map(repr, options)) or '(none)'}")
+    return letters if len(letters) > 1 else letters[0]
+
+
 def parse_options(value: object) -> tuple[str, ...]:
     """Return the texts of options, at most one for each letter.
 
@@ -181,21 +207,9 @@ def parse_options(value: object) -> tuple[str, ...]:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(text, str) for text in value):
         raise ValueError(f"options are {value!r:.60}, not a list of texts")
-    if len(value) > _MAX_OPTIONS:
-        raise ValueError(f"{len(value)} options, there are {_MAX_OPTIONS} letters")
+    if len(value) > len(LETTERS):
+        raise ValueError(f"{len(value)} options, there are {len(LETTERS)} letters")
     return tuple(value)
-
-
-def _answer_option(answer: object, options: tuple[str, ...]) -> str:
-    """Return the text of the correct option, given by that text or its letter; raise ValueError for none of them."""
-    if isinstance(answer, str) and answer in options:
-        return answer
-    index = ord(answer) - ord("A") if isinstance(answer, str) and len(answer) == 1 else -1
-    if not 0 <= index < len(options):
-        raise ValueError(
-            f"the answer {answer!r:.60} is none of the options {', '.join(map(repr, options)) or '(none)'}"
-        )
-    return options[index]
 
 
 def _parse_coordinate_system(value: object) -> CoordinateSystem:

@@ -84,7 +84,7 @@ def _ask_judge(service: JudgeService, item: Item, text: str) -> _JudgeReply:
         return _JudgeReply(None, f"{item.id} has {len(shown)} characters, the judge reads {service.max_chars}")
     material = {
         "question": item.question + (format_choices(item.options) if item.options else ""),
-        "reference": f"{item.answer} {item.unit or ''}".strip(),
+        "reference": f"{item.answer_text} {item.unit or ''}".strip(),
         "response": shown,
     }
     try:

@@ -29,7 +29,12 @@ _BENCHMARKS: Final = (
         parse_item=mathvista.parse_mathvista_item,
         default_split="testmini",
     ),
-    Benchmark(name="mmmu", official_score=multiple_choice.score_mmmu, default_split="validation"),
+    Benchmark(
+        name="mmmu",
+        official_score=multiple_choice.score_mmmu,
+        draw_letters=multiple_choice.draw_mmmu_letters,
+        default_split="validation",
+    ),
     Benchmark(name="mmmu_pro", official_score=multiple_choice.score_mmmu_pro),
     Benchmark(name="mvbench", official_score=multiple_choice.score_mvbench),
     Benchmark(name="ocrbench", official_score=reading.score_ocrbench),

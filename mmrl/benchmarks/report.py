@@ -252,6 +252,8 @@ def _check_same_files(path: Path, report: Mapping[str, Any]) -> None:
 
 def _score_table(report: Mapping[str, Any]) -> list[str]:
     rows = [(name, _percent(report[name]["value"]), _interval(report[name])) for name in ("strict", "official")]
+    if report["score"] != report["official"]["value"]:
+        rows.append(("official, with partial credit", _percent(report["score"]), ""))
     if report.get("judge"):
         accuracy = report["judge"]["accuracy"]
         rows.append(("strict, with judge", _percent(accuracy["value"]), _interval(accuracy)))

@@ -9,22 +9,19 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from mmrl import checkpoint
 from mmrl.config import Config, dump_yaml, load_config
 from mmrl.config.schema import RlStage
 from mmrl.log.comparison import TaskComparison, compare_rewards
 from mmrl.log.logger import read_records
-from mmrl.log.run_dir import RunDir
+from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
 from mmrl.policy.build import build_model
 from mmrl.policy.lora import LoraAdapter, create_adapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelBundle, ModelExport, load_processor
 from mmrl.types import TrainingState, UserError
-
-RUN_CONFIG_FILE: Final = "mmrl.yaml"
-"""File of an exported folder with the config of its run, so that `mmrl eval` prompts and parses as training did."""
 
 _USAGE = """\
 ```python
@@ -166,7 +163,7 @@ def write_adapter(folder: Path, adapter: LoraAdapter, facts: ModelCardFacts) -> 
 def _write_card_and_config(facts: ModelCardFacts, adapter: bool, folder: Path) -> None:
     card = "\n\n".join(_card_sections(facts, adapter)) + "\n"
     (folder / "README.md").write_text(card, encoding="utf-8")
-    (folder / RUN_CONFIG_FILE).write_text(dump_yaml(facts.config), encoding="utf-8")
+    (folder / EXPORTED_CONFIG_FILE).write_text(dump_yaml(facts.config), encoding="utf-8")
 
 
 def _card_sections(facts: ModelCardFacts, adapter: bool) -> Iterator[str]:

@@ -5,10 +5,12 @@ JSON's own values stand for themselves. Everything else is an object of one key 
     (1, 2)                       {"$tuple": [1, 2]}
     AnswerType.BOX               {"$AnswerType": "box"}
     Size(48, 32)                 {"$Size": [48, 32]}
-    ImageRef(path="a.png", ..)   {"$ImageRef": {"path": "a.png", ..}}
-    that very ImageRef again     {"$ref": 0}, the number of dataclass instances completed before it
+    ImageRef(path="a.png", ..)   {"$ref": 0}, its place in the table of objects
 
-So rollouts of one group share their prompt in the text, and again after it is read.
+The text is `{"$objects": [..], "$value": ..}`. The table has every dataclass instance once, `{"$ImageRef": {"path":
+"a.png", ..}}`, after those that it refers to. Equal instances are one object there, whether or not they are one in
+memory: the text depends on the value alone, and a run that was resumed writes what an undisturbed one does. So rollouts
+of one group share their prompt in the text, and again after it is read.
 """
 
 from __future__ import annotations
@@ -45,11 +47,13 @@ def dumps(value: object) -> str:
     Raises:
         UserError: it holds something that is neither a noun of `mmrl.types` nor plain Python.
     """
-    return json.dumps(_ValueEncoder().encode(value), allow_nan=False)
+    encoder = _ValueEncoder()
+    text = _dump(encoder.encode(value))
+    return f'{{"$objects": [{", ".join(encoder.object_numbers)}], "$value": {text}}}'
 
 
 def loads(text: str, expected_type: type[Value]) -> Value:
-    """Return the value that `dumps` wrote as `text`. Nouns that were one object are one object again.
+    """Return the value that `dumps` wrote as `text`. Nouns that were equal are one object now.
 
     Raises:
         UserError: another version of mmrl wrote it, or it is no `expected_type`.
@@ -61,10 +65,12 @@ def loads(text: str, expected_type: type[Value]) -> Value:
 
 
 class _ValueEncoder:
-    """Encodes one value. It remembers dataclass instances by identity, which stay alive as parts of that value."""
+    """Encodes one value, and collects the table of its objects."""
 
     def __init__(self) -> None:
-        self._object_numbers: dict[int, int] = {}
+        self.object_numbers: dict[str, int] = {}  # text of each distinct dataclass instance → its place in the table
+        # By identity, to encode an instance once: `id` is safe here, as all of them stay alive as parts of the value.
+        self._numbers_by_id: dict[int, int] = {}
         self._encoders: dict[type, Callable[[Any], object]] = {
             float: _encode_float,
             str: _encode_text,
@@ -106,18 +112,22 @@ class _ValueEncoder:
             return {tag: value.value}
         if isinstance(value, tuple):
             return {tag: self._encode_items(value)}
-        if id(value) in self._object_numbers:
-            return {"$ref": self._object_numbers[id(value)]}
-        content = {}
-        for field in fields(kind):
-            content[field.name] = self.encode(getattr(value, field.name))
-        # Numbered when complete, inner objects first: that is the order in which the decoder meets them.
-        self._object_numbers[id(value)] = len(self._object_numbers)
-        return {tag: content}
+        if id(value) not in self._numbers_by_id:
+            content = {}
+            for field in fields(kind):
+                content[field.name] = self.encode(getattr(value, field.name))
+            # Inner instances stand in this text by their numbers, so equal instances have equal texts. It tells 0, 0.0,
+            # -0.0 and False apart, which `==` does not.
+            text = _dump({tag: content})
+            self._numbers_by_id[id(value)] = self.object_numbers.setdefault(text, len(self.object_numbers))
+        return {"$ref": self._numbers_by_id[id(value)]}
 
 
 class _ValueDecoder:
-    """Decodes one value. `json` completes the innermost objects first, so dataclass instances come by their numbers."""
+    """Decodes one value. `json` completes the objects of the table in order, so instances come by their numbers.
+
+    It also reads texts of earlier versions, where each instance stands in the place where it first occurred.
+    """
 
     def __init__(self) -> None:
         self._objects: list[object] = []
@@ -135,6 +145,8 @@ class _ValueDecoder:
         tag, content = next(iter(json_object.items()), ("", None))
         if not tag.startswith("$"):
             return json_object
+        if tag == "$objects":
+            return json_object["$value"]
         if tag in self._decoders:
             return self._decoders[tag](content)
         name = tag[1:]
@@ -148,6 +160,10 @@ class _ValueDecoder:
             raise UserError(
                 f"{name}: written by another version of mmrl ({error}); go on with that version, or begin the run anew"
             ) from error
+
+
+def _dump(content: object) -> str:
+    return json.dumps(content, allow_nan=False)
 
 
 def _is_plain_key(key: object) -> bool:

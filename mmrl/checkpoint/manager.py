@@ -29,7 +29,7 @@ from mmrl.checkpoint.snapshot import COMMON_FILES, Snapshot, copy_to_cpu, part_f
 from mmrl.config.schema import BestCheckpointConfig, CheckpointsConfig
 from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.types import UserError
-from mmrl.utils.files import remove_leftovers, report_write_errors
+from mmrl.utils.files import check_not_deleted, remove_leftovers, report_write_errors
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)")
 _POLL_S: Final = 0.05  # short beside the seconds of a write, long beside a look at the file system
@@ -95,6 +95,7 @@ class CheckpointManager:
         # At most one copy of the run is in memory at a time.
         self.wait()
         folder = self._folder / str(StepId(snapshot.state.stage_index, snapshot.state.step))
+        self._ranks.on_rank0(partial(check_not_deleted, self._folder.parent))
         self._ranks.on_rank0(partial(create_partial, folder))
         if self._options.async_save:
             self._settle_requested.clear()
@@ -187,18 +188,28 @@ class CheckpointManager:
             prune_checkpoints(self._folder, self._options)
 
 
-def find_latest(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks | None = None) -> Path | None:
+def find_latest(
+    checkpoints: Path, warn: Callable[[str], None], ranks: Ranks | None = None, *, until: int | None = None
+) -> Path | None:
     """Return the newest intact checkpoint, None if there are none at all; damaged ones are skipped with a warning.
 
-    Collective: with several ranks all must call it. It repairs a replacement that was killed halfway, so no other
-    process may be writing.
+    With `until`, the index of a stage, those of later stages are ignored. Collective: with several ranks all must
+    call it. It repairs a replacement that was killed halfway, so no other process may be writing.
 
     Raises:
         UserError: there are checkpoints, and every one is damaged.
     """
     ranks = ranks or SingleProcess()
     ranks.on_rank0(partial(restore_retired, checkpoints))
-    return _find_newest_intact(checkpoints, warn, ranks)
+    return _find_newest_intact(checkpoints, warn, ranks, until)
+
+
+def remove_later_stages(checkpoints: Path, last_stage: int) -> None:
+    """Remove the checkpoints of all stages after `last_stage`, whose index counts from 0."""
+    for step_id, folder in _list_checkpoints(checkpoints).items():
+        if step_id.stage > last_stage:
+            with report_write_errors(folder):
+                shutil.rmtree(folder)
 
 
 def find_checkpoint(
@@ -246,10 +257,14 @@ def prune_checkpoints(checkpoints: Path, options: CheckpointsConfig) -> None:
     remove_leftovers(checkpoints)
 
 
-def _find_newest_intact(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks) -> Path | None:
+def _find_newest_intact(
+    checkpoints: Path, warn: Callable[[str], None], ranks: Ranks, until: int | None = None
+) -> Path | None:
     damaged = []
     saved = ranks.on_rank0(partial(_list_checkpoints, checkpoints))
-    for _, folder in sorted(saved.items(), reverse=True):
+    for step_id, folder in sorted(saved.items(), reverse=True):
+        if until is not None and step_id.stage > until:
+            continue
         problem = find_damage(folder, COMMON_FILES, ranks)
         if problem is None:
             return folder

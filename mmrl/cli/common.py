@@ -7,9 +7,16 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import TextIO, TypeAlias
+
+from mmrl.utils.control_chars import escape_controls
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def echo(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
+    """Print text that may quote data, ids, paths or responses: a terminal must not obey what stands in them."""
+    print(escape_controls(text), end=end, file=file)
 
 
 def add_command(commands: Subparsers, name: str, summary: str, details: str) -> argparse.ArgumentParser:

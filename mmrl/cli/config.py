@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from mmrl.cli.common import Subparsers, add_command, add_config_arguments
+from mmrl.cli.common import Subparsers, add_command, add_config_arguments, echo
 
 EXPLAIN_DETAILS = """\
 example:
   mmrl explain configs/quickstart.yaml stages.rl.loss.kl.coef=0.01
 
-Prints every value with the file and line it comes from, then the objective of each stage in formulas.
+Prints every value with the file and line it comes from, then the objective of each stage in formulas. Functions that
+the config names are not imported: `mmrl doctor CONFIG` does that.
 """
 
 CONFIG_DETAILS = """\
@@ -39,12 +40,12 @@ def add_parser(commands: Subparsers) -> None:
 def _explain(arguments: argparse.Namespace) -> int:
     from mmrl.config import explain, load_config
 
-    print(explain(load_config(arguments.config, arguments.overrides)), end="")
+    echo(explain(load_config(arguments.config, arguments.overrides)), end="")
     return 0
 
 
 def _print_schema(arguments: argparse.Namespace) -> int:
     from mmrl.config import config_json_schema
 
-    print(json.dumps(config_json_schema(), indent=2))
+    echo(json.dumps(config_json_schema(), indent=2))
     return 0

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmrl.cli.common import Subparsers, add_command, add_config_arguments, pause_gc_for_imports, positive_int
+from mmrl.cli.common import Subparsers, add_command, add_config_arguments, echo, pause_gc_for_imports, positive_int
 from mmrl.types import DatasetContext, MediaPolicy, UserError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def add_parser(commands: Subparsers) -> None:
 
 def _check(arguments: argparse.Namespace) -> int:
     """Check the data and print the findings; return 1 if one of them is an error."""
-    from mmrl.config import load_config
+    from mmrl.config import load_config, locate_errors
 
     loaded = load_config(arguments.config, arguments.overrides)
     # A wrong config should be refused before these are imported, which takes seconds.
@@ -104,10 +104,10 @@ def _check(arguments: argparse.Namespace) -> int:
         from mmrl.log.console import Console
 
     console = Console(sys.stderr if arguments.json == "-" else None)
-    with tempfile.TemporaryDirectory(prefix="mmrl-check-") as work_dir:
+    with locate_errors(loaded), tempfile.TemporaryDirectory(prefix="mmrl-check-") as work_dir:
         report = DataCheck(loaded.config, loaded.files[0].parent, Path(work_dir), console).run()
     if arguments.json == "-":
-        print(json.dumps(report.as_json(), indent=1))
+        echo(json.dumps(report.as_json(), indent=1))
     else:
         print_report(report, console)
     for file in _write_outputs(report, arguments.json, arguments.plots):
@@ -141,7 +141,7 @@ def _write_outputs(report: DataCheckReport, json_file: str | None, plots_dir: Pa
 
 def _show(arguments: argparse.Namespace) -> int:
     """Print the samples, and draw them into an image if asked to."""
-    from mmrl.config import load_config
+    from mmrl.config import load_config, locate_errors
 
     loaded = load_config(arguments.config, arguments.overrides)
     with pause_gc_for_imports():
@@ -151,7 +151,7 @@ def _show(arguments: argparse.Namespace) -> int:
         from mmrl.utils.files import report_write_errors
 
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="mmrl-show-") as work_dir:
+    with locate_errors(loaded), tempfile.TemporaryDirectory(prefix="mmrl-show-") as work_dir:
         browser = SampleBrowser(loaded.config, loaded.files[0].parent, Path(work_dir), arguments.split, console)
         indices = browser.select_indices(
             sample_id=arguments.id, index=arguments.index, seed=arguments.random, count=arguments.count
@@ -189,7 +189,7 @@ def _make(arguments: argparse.Namespace) -> int:
         samples = fn(context, **args)
         samples = track(samples, "making samples", size or None, console=console, disable=not console.is_terminal)
         table_args = write_table(samples, folder, arguments.format)
-    print(_config_snippet(arguments.out, table_args), end="")
+    echo(_config_snippet(arguments.out, table_args), end="")
     return 0
 
 

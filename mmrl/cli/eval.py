@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mmrl.cli.common import Subparsers, add_command, pause_gc_for_imports, positive_int
+from mmrl.cli.common import Subparsers, add_command, echo, pause_gc_for_imports, positive_int
 
 if TYPE_CHECKING:
     from mmrl.benchmarks.compare import RunComparison
@@ -103,7 +103,11 @@ def _add_run_parser(group: Subparsers) -> None:
         choices=("px_original", "norm_1", "norm_1000"),
         help="coordinate system of boxes in a table that does not state it (VLMEvalKit's RefCOCO)",
     )
-    parser.add_argument("--allow-missing", action="store_true", help="count questions without their image as incorrect")
+    parser.add_argument(
+        "--allow-missing",
+        action="store_true",
+        help="count malformed rows and questions without their image as incorrect",
+    )
     parser.add_argument("--rescore", action="store_true", help="score the predictions again, and print what changes")
     parser.set_defaults(run=_run)
 
@@ -112,18 +116,14 @@ def _run(arguments: argparse.Namespace) -> int:
     """Generate responses, score them, and print the report."""
     from mmrl.benchmarks.registry import get_benchmark
     from mmrl.benchmarks.report import report_markdown
+    from mmrl.evaluation.eval_settings import EvalRequest, check_request
     from mmrl.log.console import Console
     from mmrl.types import CoordinateSystem
 
-    # A wrong name should be refused before torch is imported, which takes seconds.
+    # What is wrong should be refused before torch is imported, which takes seconds.
     label = arguments.benchmark.replace(":", "-")
     if not arguments.benchmark.startswith("run:"):
         label = get_benchmark(arguments.benchmark).name
-    with pause_gc_for_imports():
-        from mmrl.distributed.torch_ranks import require_single_process
-        from mmrl.evaluation.evaluate import EvalRequest, evaluate
-
-    require_single_process("mmrl eval")
     name = f"{Path(arguments.model).resolve().name}-{label}"
     request = EvalRequest(
         model=arguments.model,
@@ -139,11 +139,17 @@ def _run(arguments: argparse.Namespace) -> int:
         allow_missing=arguments.allow_missing,
         rescore=arguments.rescore,
     )
+    check_request(request)
+    with pause_gc_for_imports():
+        from mmrl.distributed.torch_ranks import require_single_process
+        from mmrl.evaluation.evaluate import evaluate
+
+    require_single_process("mmrl eval")
     result = evaluate(request, Console())
-    print(report_markdown(result.report).partition("\n## ")[0].rstrip())
+    echo(report_markdown(result.report).partition("\n## ")[0].rstrip())
     for old, new in result.changed_verdicts:
-        print(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
-    print(f"Written: {request.out_dir}/predictions.jsonl, verdicts.jsonl, report.json, report.md")
+        echo(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
+    echo(f"Written: {request.out_dir}/predictions.jsonl, verdicts.jsonl, report.json, report.md")
     return 0
 
 
@@ -182,14 +188,14 @@ def _score(arguments: argparse.Namespace) -> int:
     if scored.missing_ids:
         listed = ", ".join(scored.missing_ids[:_MAX_LISTED_ITEMS])
         more = ", .." if len(scored.missing_ids) > _MAX_LISTED_ITEMS else ""
-        print(
+        echo(
             f"mmrl: {len(scored.missing_ids)} items have no response and count as incorrect: {listed}{more}",
             file=sys.stderr,
         )
-    print(report_markdown(report).partition("\n## ")[0].rstrip())
+    echo(report_markdown(report).partition("\n## ")[0].rstrip())
     for old, new in changed_verdicts(before, scored.verdicts):
-        print(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
-    print(f"Written: {arguments.out / 'verdicts.jsonl'}, report.json, report.md")
+        echo(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
+    echo(f"Written: {arguments.out / 'verdicts.jsonl'}, report.json, report.md")
     return 0
 
 
@@ -211,7 +217,7 @@ def _apply_llm_judge(scored: ScoredRun, arguments: argparse.Namespace) -> Scored
     judged = add_judge_verdicts(scored, service, max_concurrent=_JUDGE_REQUESTS_IN_FLIGHT)
     if judged.judge_summary and judged.judge_summary.failures:
         failures = judged.judge_summary.failures
-        print(f"mmrl: the judge has no verdict on {len(failures)} responses: {failures[0]}", file=sys.stderr)
+        echo(f"mmrl: the judge has no verdict on {len(failures)} responses: {failures[0]}", file=sys.stderr)
     return judged
 
 
@@ -244,34 +250,37 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _print_comparison(column: str, comparison: RunComparison, max_flips: int) -> None:
     """Print accuracies, their difference, and the questions that one result alone answers correctly."""
     difference, mcnemar = comparison.difference, comparison.mcnemar
-    print(
+    echo(
         f"{column}: A {100 * comparison.accuracy_a:.1f}, B {100 * comparison.accuracy_b:.1f}, "
         f"of {comparison.num_questions} questions"
     )
     is_significant = difference.low > 0 or difference.high < 0
-    print(
+    echo(
         f"  A - B: {100 * difference.value:+.1f} points, "
         f"95 % from {100 * difference.low:+.1f} to {100 * difference.high:+.1f} "
         f"({'differ' if is_significant else 'no significant difference'})"
     )
     if mcnemar is not None:
-        print(
+        echo(
             f"  correct in A alone {mcnemar.a_only}, in B alone {mcnemar.b_only}; "
             f"McNemar's exact p = {mcnemar.p_value:.3g}"
         )
     for name, ids in (("A", comparison.a_only_ids), ("B", comparison.b_only_ids)):
         if ids:
             more = ", .." if len(ids) > max_flips else ""
-            print(f"  correct in {name} alone: {', '.join(ids[:max_flips])}{more}")
+            echo(f"  correct in {name} alone: {', '.join(ids[:max_flips])}{more}")
 
 
 def _print_subset_table(column: str, comparisons: Mapping[str, RunComparison]) -> None:
     """Print the differences within the subsets that a column divides the questions into."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=f"strict by {column}", title_justify="left")
-    table.add_column(column)
+    from mmrl.utils.control_chars import escape_controls
+
+    table = Table(title=Text(escape_controls(f"strict by {column}")), title_justify="left")
+    table.add_column(Text(escape_controls(column)))
     for heading in ("n", "A", "B", "A - B", "95 %", "A alone", "B alone", "McNemar p"):
         table.add_column(heading, justify="right")
     for value, comparison in comparisons.items():
@@ -280,7 +289,7 @@ def _print_subset_table(column: str, comparisons: Mapping[str, RunComparison]) -
         if comparison.num_questions > 1:
             interval = f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}"
         table.add_row(
-            value,
+            Text(escape_controls(value)),
             str(comparison.num_questions),
             f"{100 * comparison.accuracy_a:.1f}",
             f"{100 * comparison.accuracy_b:.1f}",

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 import mmrl
-from mmrl.cli import config, data, eval, export, reward, train
+from mmrl.cli import config, data, doctor, eval, export, reward, train
+from mmrl.cli.common import echo
 from mmrl.distributed.ranks import RankLostError
 from mmrl.types import UserError
 from mmrl.utils.error_catcher import ErrorCatcher
@@ -22,6 +23,7 @@ examples:
   mmrl explain configs/quickstart.yaml
   mmrl reward list
   mmrl data check configs/quickstart.yaml
+  mmrl doctor configs/quickstart.yaml
 
 `mmrl COMMAND --help` says more about a command.
 """
@@ -33,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: the command line itself is wrong (code 2), or asks for help or the version (code 0).
     """
+    # torch reads this variable when it is imported. Warnings of its C++ code, about devices and threads, reach no
+    # logger; errors are still printed.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     parser = build_parser()
     arguments = _parse_arguments(parser, eval.insert_default_command(sys.argv[1:] if argv is None else argv))
     if arguments.command is None:
@@ -42,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run_command(arguments)
         sys.stdout.flush()
     except UserError as error:
-        for line in str(error).splitlines():
-            print(f"mmrl: error: {line}", file=sys.stderr)
+        for line in str(error).split("\n"):
+            echo(f"mmrl: error: {line}", file=sys.stderr)
         if isinstance(error, RankLostError):
             # Connections to the other ranks stay open: once one is lost, gloo's threads abort a normal exit.
             sys.stdout.flush()
@@ -89,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     # DeepSpeed's launcher passes it to every process; the environment has the same number.
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for command in (train, eval, export, data, reward, config):
+    for command in (train, eval, export, data, reward, config, doctor):
         command.add_parser(commands)
     return parser
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mmrl.cli.common import echo
 from mmrl.scoring.lint import LintReport, filter_scorable, lint_reward, make_samples
 from mmrl.scoring.registry import (
     builtin_case_tables,
@@ -82,12 +83,12 @@ def print_reward(name: str) -> int:
     """Print a reward's docstring, options and source."""
     reward = load_reward(name, Path())
     answer_types = ", ".join(reward.answer_types) or "any type of answer"
-    print(f"{qualified_name(name)}  (`{reward.name}`, {reward.low:g} to {reward.high:g}, {answer_types})\n")
-    print(f"{reward.doc}\n")
+    echo(f"{qualified_name(name)}  (`{reward.name}`, {reward.low:g} to {reward.high:g}, {answer_types})\n")
+    echo(f"{reward.doc}\n")
     for option, parameter in inspect.signature(reward.fn).parameters.items():
         if option in reward.options:
-            print(f"option {parameter}")
-    print(f"source {inspect.getsourcefile(reward.fn)}:{inspect.getsourcelines(reward.fn)[1]}")
+            echo(f"option {parameter}")
+    echo(f"source {inspect.getsourcefile(reward.fn)}:{inspect.getsourcelines(reward.fn)[1]}")
     return 0
 
 
@@ -110,7 +111,7 @@ def create_reward(name: str, folder: Path) -> int:
         raise UserError(f"{error.filename} exists already; choose another name or folder") from error
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}") from error
-    print(f"wrote {code} and {cases}; try\n  mmrl reward test {cases}\n  mmrl reward lint {code}:{name}")
+    echo(f"wrote {code} and {cases}; try\n  mmrl reward test {cases}\n  mmrl reward lint {code}:{name}")
     return 0
 
 
@@ -121,7 +122,7 @@ def run_case_tables(names: Sequence[str], *, verbose: bool) -> int:
         passed = 0
         for index, case in enumerate(cases):
             passed += _run_case(f"{title} row {index}", base_dir, case, verbose=verbose)
-        print(f"{title}: {passed} of {len(cases)} rows pass")
+        echo(f"{title}: {passed} of {len(cases)} rows pass")
         failures += len(cases) - passed
     return int(failures > 0)
 
@@ -154,7 +155,7 @@ def try_reward(row: Mapping[str, Any], sample_file: Path, response: str) -> int:
     except ValidationError as error:
         raise UserError(f"--case: {first_error_message(error)}") from error
     outcome = case.score(load_bound_reward(case.fn, Path(), case.args))
-    print(json.dumps({"value": outcome.value, "reason": outcome.reason}, ensure_ascii=False))
+    echo(json.dumps({"value": outcome.value, "reason": outcome.reason}, ensure_ascii=False))
     return int(outcome.value is None)
 
 
@@ -173,8 +174,8 @@ def _run_case(title: str, base_dir: Path, case: Case, *, verbose: bool) -> bool:
     outcome = case.score(load_bound_reward(case.fn, base_dir, case.args))
     if verbose or not outcome.passed:
         verdict = "pass" if outcome.passed else "FAIL"
-        print(f"{verdict} {title} {case.fn}: expected {case.expected}, got {outcome.value}")
-        print(f"     reason: {outcome.reason}\n     source: {case.source}\n     response: {case.response!r:.120}")
+        echo(f"{verdict} {title} {case.fn}: expected {case.expected}, got {outcome.value}")
+        echo(f"     reason: {outcome.reason}\n     source: {case.source}\n     response: {case.response!r:.120}")
     return outcome.passed
 
 
@@ -218,12 +219,12 @@ def _reward_and_samples(
 
 
 def _print_lint_report(name: str, report: LintReport) -> None:
-    print(f"{name}: {'fit' if report.ok else 'NOT FIT'}")
+    echo(f"{name}: {'fit' if report.ok else 'NOT FIT'}")
     for finding in report.findings:
-        print(f"  {'pass' if finding.ok else 'FAIL'}  {finding.check}: {finding.detail}")
+        echo(f"  {'pass' if finding.ok else 'FAIL'}  {finding.check}: {finding.detail}")
     for attack in report.attacks:
         verdict, limit = "pass", ""
         if not attack.ok:
             verdict, limit = "FAIL", f", at most {attack.max_allowed:.3g} is tolerated"
         detail = f"({attack.answer_type}: {attack.reason:.80})"
-        print(f"  {verdict}  {attack.attack} earns {attack.value:.3g}{limit} {detail}")
+        echo(f"  {verdict}  {attack.attack} earns {attack.value:.3g}{limit} {detail}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.cli.common import Subparsers, add_command, add_config_arguments, pause_gc_for_imports, positive_int
-from mmrl.distributed.launch import launch
+from mmrl.cli.common import Subparsers, add_command, add_config_arguments, echo, pause_gc_for_imports, positive_int
+from mmrl.distributed.launch import is_launched, launch
 
 DETAILS = """\
 examples:
@@ -45,7 +45,7 @@ def add_parser(commands: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; return 130 or 143 if interrupted and saved, 1 if `--verify-resume` finds a difference, else 0."""
-    from mmrl.config import load_config
+    from mmrl.config import load_config, locate_errors
 
     loaded = load_config(arguments.config, arguments.overrides)
     if arguments.verify_resume:
@@ -56,9 +56,17 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.overrides,
             steps=arguments.steps or _VERIFIED_STEPS,
             processes=arguments.nproc,
-            say=print,
+            say=echo,
         )
         return 0 if is_same else 1
+    from mmrl.training.early_checks import effective_config, report_if_finished
+
+    # Before torch is imported and before any rank is started, which takes seconds. Ranks of another launcher ask
+    # together, in `train`: one that ended here by itself would leave the others waiting.
+    config = effective_config(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
+    with locate_errors(loaded):
+        if not is_launched() and report_if_finished(config, loaded.files[0].parent):
+            return 0
     if arguments.nproc:
         command = ["train", arguments.config, *arguments.overrides]
         if arguments.steps is not None:
@@ -66,7 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.run_dir is not None:
             command += ["--run-dir", str(arguments.run_dir)]
         return launch(command, arguments.nproc)
-    # A wrong config should be refused before torch is imported, which takes seconds.
     with pause_gc_for_imports():
         from mmrl.policy.families import FAMILIES
         from mmrl.training.run import train
@@ -75,4 +82,5 @@ def run(arguments: argparse.Namespace) -> int:
         for family in FAMILIES:
             FAMILIES[family]
 
-    return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
+    with locate_errors(loaded):
+        return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)

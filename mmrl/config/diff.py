@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
@@ -12,6 +13,7 @@ from mmrl.config.schema import Config
 from mmrl.config.yaml_tree import PlainValue
 
 _NO_EFFECT = "no result depends on it"
+_BAD_DATA_EFFECT = "results depend on it only where data cannot be used or were changed"
 _ROUNDING_EFFECT = "results may differ in the last digits"
 # Patterns of dotted paths, with the effect of another value on a resumed run. Any other change makes another run.
 CHANGEABLE_ON_RESUME: Final = (
@@ -20,7 +22,13 @@ CHANGEABLE_ON_RESUME: Final = (
     ("checkpoints.*", _NO_EFFECT),
     ("evaluation.benchmarks*", _NO_EFFECT),
     ("data.media_workers", _NO_EFFECT),
+    ("data.on_bad_sample", _BAD_DATA_EFFECT),
+    ("data.on_changed_data", _BAD_DATA_EFFECT),
+    ("data.media_timeout_s", _NO_EFFECT),
     ("rewards.workers", _NO_EFFECT),
+    ("rewards.own_rewards", _NO_EFFECT),
+    ("rewards.startup_timeout_s", _NO_EFFECT),
+    ("*.worker_limits.*", _NO_EFFECT),
     ("stages.*.max_nonfinite_steps", _NO_EFFECT),
     ("stages.*.max_steps_without_signal", _NO_EFFECT),
     ("stages.*.health.*", _NO_EFFECT),
@@ -32,6 +40,14 @@ CHANGEABLE_ON_RESUME: Final = (
     ("stages.*.micro_batch_groups", _ROUNDING_EFFECT),
     ("stages.*.micro_batch_tokens", _ROUNDING_EFFECT),
 )
+_LENGTHENED = "the run is lengthened"
+# Sections of a stage that may decay over its steps, with the key of the curve.
+_DECAYS: Final = (
+    ("optimizer", "lr_schedule"),
+    ("loss.kl", "schedule"),
+    ("loss.entropy", "schedule"),
+    ("loss.sft_loss", "schedule"),
+)
 _MISSING: Final = object()
 
 
@@ -42,10 +58,16 @@ class SettingChange(NamedTuple):
     old: str  # old value as JSON, or "absent"
     new: str  # new value as JSON, or "absent"
     effect: str | None  # effect on a resumed run; None if the run cannot be resumed with the new value
+    obstacle: str = ""  # why a stage cannot have another number of steps; empty for other settings
 
     def __str__(self) -> str:
-        """Return "key: old -> new"."""
-        return f"{self.key}: {self.old} -> {self.new}"
+        """Return "key: old -> new", and the obstacle if there is one."""
+        return f"{self.key}: {self.old} -> {self.new}" + (f" ({self.obstacle})" if self.obstacle else "")
+
+    @property
+    def lengthened_stage(self) -> int | None:
+        """Index of the stage that the change gives more steps; None for any other change."""
+        return int(self.key.split(".")[1]) if self.effect == _LENGTHENED else None
 
 
 def diff_configs(old_settings: Mapping[str, PlainValue], new_config: Config) -> Sequence[SettingChange]:
@@ -56,8 +78,40 @@ def diff_configs(old_settings: Mapping[str, PlainValue], new_config: Config) -> 
         if old_settings.get(key, _MISSING) != new_settings.get(key, _MISSING):
             old, new = _format_setting(old_settings, key), _format_setting(new_settings, key)
             effect = next((effect for pattern, effect in CHANGEABLE_ON_RESUME if fnmatchcase(key, pattern)), None)
-            changes.append(SettingChange(key, old, new, effect))
+            obstacle = ""
+            if re.fullmatch(r"stages\.\d+\.steps", key):
+                obstacle = _find_obstacle(key, old_settings, new_settings)
+                effect = None if obstacle else _LENGTHENED
+            place, _, name = key.rpartition(".")
+            if name == "decay_steps" and not _moves_decay(place, old_settings, new_settings):
+                effect = _NO_EFFECT
+            changes.append(SettingChange(key, old, new, effect, obstacle))
     return changes
+
+
+def _find_obstacle(key: str, old: Mapping[str, PlainValue], new: Mapping[str, PlainValue]) -> str:
+    """Return why a run cannot go on with another number of steps of a stage; empty if it can."""
+    before, now = old.get(key), new.get(key)
+    if not isinstance(before, int) or not isinstance(now, int):
+        return "only one number of steps can become another"
+    if now < before:
+        return "a run can be lengthened, not shortened"
+    stage = key.removesuffix(".steps")
+    for section, curve in _DECAYS:
+        place = f"{stage}.{section}"
+        if new.get(f"{place}.{curve}", "constant") != "constant" and _moves_decay(place, old, new):
+            return (
+                f"{section}.{curve} would decay over {now} steps; with {place}.decay_steps={before} it ends as it did"
+            )
+    return ""
+
+
+def _moves_decay(place: str, old: Mapping[str, PlainValue], new: Mapping[str, PlainValue]) -> bool:
+    """Return True if the schedule at a dotted path ends at another step than before."""
+    stage = ".".join(place.split(".")[:2])
+    old_end = old.get(f"{place}.decay_steps") or old.get(f"{stage}.steps")
+    new_end = new.get(f"{place}.decay_steps") or new.get(f"{stage}.steps")
+    return old_end != new_end
 
 
 def _format_setting(settings: Mapping[str, PlainValue], key: str) -> str:

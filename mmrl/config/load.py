@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +26,7 @@ from mmrl.config.yaml_tree import (
     merge_nodes,
     parse_yaml,
 )
-from mmrl.types import UserError
+from mmrl.types import FunctionCall, UserError
 
 COMMAND_LINE_ORIGIN = "command line"
 DEFAULT_ORIGIN = "default"
@@ -43,7 +44,7 @@ class LoadedConfig:
     origins: Mapping[str, str]
     """Origin of each setting by dotted path: `file:line`, `command line`, `default` or a preset."""
     files: tuple[Path, ...]  # files that were read, the named one first, then those that it extends
-    warnings: tuple[str, ...] = ()  # settings that are allowed and hardly meant: `file:line: dotted.path: what to do`
+    warnings: tuple[str, ...] = ()  # valid settings that are probably a mistake: `file:line: dotted.path: what to do`
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -76,6 +77,36 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     return LoadedConfig(
         config=config, origins=MappingProxyType(origins), files=tuple(sources.files), warnings=tuple(warnings)
     )
+
+
+@contextmanager
+def locate_errors(loaded: LoadedConfig) -> Iterator[None]:
+    """Put file, line and key of the config before a UserError in this block that is about one of its settings."""
+    try:
+        yield
+    except UserError as error:
+        key = error.key or _find_call(loaded.config, error.call)
+        # Settings are leaves: of an option that is a mapping the first one counts.
+        origin = next((origin for leaf, origin in loaded.origins.items() if f"{leaf}.".startswith(f"{key}.")), None)
+        if not key or origin is None:
+            raise
+        raise UserError(f"{origin}: {key}: {error}") from error
+
+
+def _find_call(config: Config, call: FunctionCall | None) -> str:
+    """Return the dotted path of the function with these options, or of the option in question; empty without any."""
+    if call is None:
+        return ""
+    settings = config.model_dump(mode="json")
+    for path, value in iter_leaves(settings):
+        if path[-1] != "fn" or value != call.fn:
+            continue
+        owner: Any = settings
+        for step in path[:-1]:
+            owner = owner[step]
+        if owner.get("args", {}) == dict(call.args):
+            return format_path((*path[:-1], "args", call.option) if call.option in call.args else path)
+    return ""
 
 
 def load_eval_config(base_settings: Mapping[str, Any], origin: str, overrides: Sequence[str]) -> EvalConfig:

@@ -1,13 +1,14 @@
-"""Folders and media policy of a run's datasets and benchmarks."""
+"""Functions, folders and media policy of a run's datasets and benchmarks. Imports without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from mmrl.config import Config
-from mmrl.config.schema import MediaLimitsConfig
-from mmrl.types import DatasetContext, MediaPolicy
+from mmrl.config.schema import DataSourceConfig, MediaConfig, MediaLimitsConfig
+from mmrl.types import DatasetContext, MediaPolicy, RejectedRow, Sample
+from mmrl.utils.plugins import load_plugin
 
 
 def make_dataset_context(config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:
@@ -19,11 +20,26 @@ def make_dataset_context(config: Config, base_dir: Path, work_dir: Path) -> Data
     roots = [work_dir, *(base_dir / root for root in config.data.media_roots)]
     for benchmark in config.evaluation.benchmarks:
         roots += benchmark_folders(benchmark.data, benchmark.media_root, base_dir)
-    policy = make_media_policy(config.data.media_limits, roots, schemes=config.data.allowed_url_schemes)
+    policy = make_media_policy(
+        config.data.media_limits, roots, schemes=config.data.allowed_url_schemes, media=config.media
+    )
     return DatasetContext(work_dir=work_dir, base_dir=base_dir, seed=config.run.seed, media_policy=policy)
 
 
-def make_media_policy(limits: MediaLimitsConfig, roots: Iterable[Path], *, schemes: Sequence[str]) -> MediaPolicy:
+def load_dataset_function(
+    source: DataSourceConfig, base_dir: Path
+) -> Callable[[DatasetContext], Iterable[Sample | RejectedRow]]:
+    """Load the function of a data source, with its options bound; nothing is read yet.
+
+    Raises:
+        UserError: `fn` is not a function, or does not take these options.
+    """
+    return load_plugin(source.fn, base_dir, source.args, role="data source", parameters=("context",))
+
+
+def make_media_policy(
+    limits: MediaLimitsConfig, roots: Iterable[Path], *, schemes: Sequence[str], media: MediaConfig
+) -> MediaPolicy:
     """Return a policy that allows media in these folders and from these kinds of URLs, within the size limits."""
     return MediaPolicy(
         # Resolved, so that a link or `..` in a sample's path cannot lead out of a root unnoticed.
@@ -32,6 +48,7 @@ def make_media_policy(limits: MediaLimitsConfig, roots: Iterable[Path], *, schem
         max_bytes=limits.max_image_bytes,
         max_video_bytes=limits.max_video_bytes,
         max_data_url_bytes=limits.max_data_url_bytes,
+        video_reader=media.video_reader,
     )
 
 

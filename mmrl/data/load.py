@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -11,23 +11,27 @@ from functools import partial
 from itertools import islice
 from math import isfinite
 from operator import attrgetter
+from time import monotonic
 from typing import Any, TypeVar
 
 from mmrl.config import Config
 from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SftStage, matches_conditions
+from mmrl.data.context import load_dataset_function
+from mmrl.data.data_record import DataRecord, LoadedSplit
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
 from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
-from mmrl.media.video import FrameSampling
+from mmrl.media.video import FramePlan, FrameSampling
 from mmrl.types import DatasetContext, ImageRef, PromptTooLongError, RejectedRow, Sample, Size, UserError, VideoRef
-from mmrl.utils.plugins import load_plugin
+from mmrl.utils.plugins import errors_about_call
 
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
 
 _MAX_LISTED = 5
+_REPORT_VIDEOS_S = 60.0
 _BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.on_bad_sample=skip"
 _DUPLICATE_ID_REMEDY = "where they are different samples, give one of their sources a `name`"
 _TOO_LONG_REMEDY = (
@@ -73,25 +77,36 @@ class DatasetLoader:
         context: DatasetContext,
         media_cache: MediaCache,
         console: Console,
+        *,
         opened_index: OpenedMediaIndex | None = None,
+        record: DataRecord | None = None,
     ) -> None:
         """Create a loader that calls dataset functions with `context`.
 
-        It puts the size of every image and the frame plan of every video into `media_cache`. Images in `opened_index`,
-        which an earlier start of the run has opened, are not opened again.
+        It puts the size of every image and the frame plan of every video into `media_cache`. Images and videos in
+        `opened_index`, which an earlier start of the run has opened, are not opened again. `record` has the data that
+        the run began with.
         """
         self._config, self._context, self._media_cache, self._console = config, context, media_cache, console
-        self._opened_index = opened_index
+        self._opened_index, self._record = opened_index, record
+        # The error of each video that cannot be used, or its frame plan; filled by `open_videos`.
+        self._opened_videos: dict[VideoRef, FramePlan | MediaError] = {}
 
     def load(self) -> DataSplits:
         """Return all samples whose images can be opened.
 
         Raises:
-            UserError: two samples share an id, a split has no usable sample, a stage has too few, or there are unusable
-                samples and `data.on_bad_sample` is `stop`.
+            UserError: two samples share an id, a split has no usable sample, a stage has too few, there are unusable
+                samples and `data.on_bad_sample` is `stop`, or a resumed run finds other data than it began with.
         """
         splits: dict[str, tuple[Sample, ...]] = {}
+        loaded: dict[str, LoadedSplit] = {}
+        opened_sizes: dict[ImageRef, Size] = {}
         source_indices: dict[str, int] = {}
+        # A wrong option of the last source should not wait until all others are read.
+        for sources in sources_by_split(self._config.data).values():
+            for source in sources:
+                load_dataset_function(source, self._context.base_dir)
         for split, sources in sources_by_split(self._config.data).items():
             rows, row_sources = self._read_split(split, sources)
             if split == "train":
@@ -102,13 +117,14 @@ class DatasetLoader:
                 if sample.id in seen:
                     raise UserError(f"data: two samples have the id {sample.id!r}; {_DUPLICATE_ID_REMEDY}")
                 seen.add(sample.id)
-            usable, damaged = self._open_images(samples)
+            usable, damaged = self._open_images(samples, opened_sizes)
             rejected += damaged
             skip = self._config.data.on_bad_sample == "skip"
             self._report_rejected(split, usable, rejected, skip=skip, remedy=_BAD_SAMPLE_REMEDY)
             if sources and not usable:
                 raise UserError(f"data.{split}: there is not one usable sample")
             splits[split] = tuple(usable)
+            loaded[split] = LoadedSplit(samples=usable, sources=row_sources, rejected=dict(rejected))
         # A sample that is trained on would make its evaluation look better than it is.
         held_out = {sample.id for sample in (*splits["validation"], *splits["test"])}
         repeated = held_out & {sample.id for sample in splits["train"]}
@@ -117,24 +133,42 @@ class DatasetLoader:
                 f"data: sample {min(repeated)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
             )
         check_stages_have_samples(self._config, splits["train"])
+        if self._record:
+            self._record.check(loaded)
+        # Not before: a run that is refused for its data must stay as it was.
+        if self._opened_index:
+            self._opened_index.add(opened_sizes)
         return DataSplits(**splits, source_indices=source_indices)
 
-    def plan_videos(self, samples: DataSplits, sampling: FrameSampling) -> None:
-        """Open all videos in worker processes, so that `filter_by_prompt` finds their frame plans in the cache.
+    def open_videos(self, samples: DataSplits, sampling: FrameSampling) -> Iterator[int]:
+        """Decode every frame of all videos that the model will see; `filter_by_prompt` leaves out those with damage.
 
-        Does nothing without `data.media_workers`: videos are then opened one by one, when they are first needed.
+        A video that an earlier start of the run has decoded in the same way is opened, but not decoded again. Yields
+        the number of videos that are done, about every minute: decoding may take longer than ranks wait for another.
         """
-        workers = self._config.data.media_workers
-        if not workers:
-            return
         refs = unique_videos(sample for split in samples.by_split().values() for sample in split)
-        plan_video = partial(self._worker_cache().get_frame_plan, sampling=sampling)
-        for ref, plan in open_all_media(refs, plan_video, workers=workers, console=self._console).items():
-            if not isinstance(plan, MediaError):
+        reading = f"{sampling} by {self._config.media.video_reader}"
+        known = self._opened_index.known_videos(refs, reading) if self._opened_index else set()
+        open_video = partial(_open_video, self._worker_cache(), sampling, known)
+        new_sizes = {}
+        reported_at = monotonic()
+        for ref, plan in open_media(refs, open_video, options=self._config.data, console=self._console):
+            self._opened_videos[ref] = plan
+            if isinstance(plan, FramePlan):
                 self._media_cache.set_frame_plan(ref, sampling, plan)
+                if ref not in known:
+                    new_sizes[ref] = plan.original_size
+            if monotonic() - reported_at > _REPORT_VIDEOS_S:
+                if self._opened_index:
+                    self._opened_index.add_videos(new_sizes, reading)
+                    new_sizes.clear()
+                yield len(self._opened_videos)
+                reported_at = monotonic()
+        if self._opened_index:
+            self._opened_index.add_videos(new_sizes, reading)
 
     def filter_by_prompt(self, samples: DataSplits, measure_prompt: Callable[[Sample], object]) -> DataSplits:
-        """Return the samples whose prompts can be built, of those that `load` returned.
+        """Return the samples of `load` whose videos could be opened and whose prompts can be built.
 
         `measure_prompt` raises PromptTooLongError for a prompt that is too long, and UserError for one that cannot be
         built at all.
@@ -150,6 +184,10 @@ class DatasetLoader:
             bad: list[RejectedRow] = []
             too_long: list[RejectedRow] = []
             for sample in given:
+                problem = find_media_problem(sample, self._opened_videos)
+                if problem is not None:
+                    bad.append(RejectedRow(sample.id, problem))
+                    continue
                 try:
                     measure_prompt(sample)
                 except PromptTooLongError as error:
@@ -187,21 +225,25 @@ class DatasetLoader:
             self._console.info(f"data.{split}: {count - len(kept):,} of {count:,} rows are left out by `row_filter`")
         return kept, source_indices
 
-    def _open_images(self, samples: Sequence[Sample]) -> tuple[list[Sample], list[RejectedRow]]:
-        """Open the images of all samples; return the samples that can be used, and the others with the reason."""
-        workers = self._config.data.media_workers
+    def _open_images(
+        self, samples: Sequence[Sample], opened_sizes: dict[ImageRef, Size]
+    ) -> tuple[list[Sample], list[RejectedRow]]:
+        """Open the images of all samples; return the samples that can be used, and the others with the reason.
+
+        The sizes of images that were not known before are added to `opened_sizes`.
+        """
+        options = self._config.data
         refs = unique_images(samples)
         # A resumed run knows the sizes of images that it has opened before and that have not been touched since.
         known_sizes = self._opened_index.known_sizes(refs) if self._opened_index else {}
         new_refs = [ref for ref in refs if ref not in known_sizes]
         # Workers open media through an empty cache of their own and send back sizes, not pixels.
-        cache = self._worker_cache() if workers else self._media_cache
-        opened = open_all_media(new_refs, cache.image_size, workers=workers, console=self._console)
+        cache = self._worker_cache() if options.media_workers else self._media_cache
+        opened = dict(open_media(new_refs, cache.image_size, options=options, console=self._console))
         new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
         for ref, size in {**known_sizes, **new_sizes}.items():
             self._media_cache.set_image_size(ref, size)
-        if self._opened_index:
-            self._opened_index.add(new_sizes)
+        opened_sizes |= new_sizes
 
         usable: list[Sample] = []
         damaged: list[RejectedRow] = []
@@ -242,16 +284,17 @@ def read_source(source: DataSourceConfig, context: DatasetContext) -> Iterator[S
     Raises:
         UserError: `fn` is not a function, does not take these options, or cannot read its data.
     """
-    read_rows = load_plugin(source.fn, context.base_dir, source.args, role="data source", parameters=("context",))
-    for row in read_rows(context):
-        if not isinstance(row, Sample | RejectedRow):
-            raise UserError(f"data source {source.fn!r} yielded {row!r:.80}, neither a Sample nor a RejectedRow")
-        if not source.name:
-            yield row
-        elif isinstance(row, RejectedRow):
-            yield row._replace(id=f"{source.name}/{row.id}")
-        else:
-            yield replace(row, id=f"{source.name}/{row.id}")
+    read_rows = load_dataset_function(source, context.base_dir)
+    with errors_about_call(source.fn, source.args):
+        for row in read_rows(context):
+            if not isinstance(row, Sample | RejectedRow):
+                raise UserError(f"data source {source.fn!r} yielded {row!r:.80}, neither a Sample nor a RejectedRow")
+            if not source.name:
+                yield row
+            elif isinstance(row, RejectedRow):
+                yield row._replace(id=f"{source.name}/{row.id}")
+            else:
+                yield replace(row, id=f"{source.name}/{row.id}")
 
 
 def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bool:
@@ -296,23 +339,32 @@ def unique_videos(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
     return tuple(dict.fromkeys(ref for sample in samples for ref in sample.media if isinstance(ref, VideoRef)))
 
 
-def open_all_media(
-    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, workers: int, console: Console
-) -> dict[MediaRefT, OpenedT | MediaError]:
-    """Open images or videos, and return for each what `open_one` returned or the error that it raised.
+def open_media(
+    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, options: DataConfig, console: Console
+) -> Iterator[tuple[MediaRefT, OpenedT | MediaError]]:
+    """Open images or videos, and yield each with what `open_one` returned or the error that it raised, in order.
 
-    With 0 `workers`, this process opens them. Otherwise `open_one` must be picklable, and a file that kills the process
-    that opens it maps to an error too.
+    Without `media_workers` in the options, this process opens them. Otherwise `open_one` must be picklable, and a file
+    that kills the process that opens it, or takes it too long, comes with an error too.
     """
     if not refs:
-        return {}
+        return
     attempt = partial(_open_or_error, open_one)
-    if not workers:
-        return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
-    with closing(start_media_workers(attempt, workers, name=attrgetter("path"))) as pool:
+    if not options.media_workers:
+        yield from zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True)
+        return
+    workers = start_media_workers(
+        attempt, options.media_workers, timeout_s=options.media_timeout_s, name=attrgetter("path")
+    )
+    with closing(workers) as pool:
         futures = list(map(pool.submit, refs))
         opened = console.track("opening media", map(_wait_for_media, futures), len(refs))
-        return dict(zip(refs, opened, strict=True))
+        yield from zip(refs, opened, strict=True)
+
+
+def _open_video(cache: MediaCache, sampling: FrameSampling, known: Set[VideoRef], ref: VideoRef) -> FramePlan:
+    """Return a video's frame plan after decoding its frames, unless it is one of those `known` to be good."""
+    return cache.get_frame_plan(ref, sampling) if ref in known else cache.check_video(ref, sampling).plan
 
 
 def find_media_problem(sample: Sample, opened: Mapping[Any, object]) -> str | None:

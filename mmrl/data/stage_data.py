@@ -66,7 +66,10 @@ class StageData:
             workers = None
             if data.media_workers:
                 pool = start_media_workers(
-                    worker_encoder.encode, data.media_workers, name=lambda row: f"sample {row.id}"
+                    worker_encoder.encode,
+                    data.media_workers,
+                    timeout_s=data.media_timeout_s,
+                    name=lambda row: f"sample {row.id}",
                 )
                 workers = stack.enter_context(closing(pool))
             yield Prefetcher(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import chain
 from math import prod
@@ -22,7 +23,7 @@ from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import (
     check_stages_have_samples,
     find_media_problem,
-    open_all_media,
+    open_media,
     read_source,
     separate_rejected,
     sources_by_split,
@@ -106,7 +107,8 @@ class DataCheck:
             self._read_split(split)
         self._check_ids()
         self._inspect_images()
-        self._check_rewards()
+        with closing(self._scorer):
+            self._check_rewards()
         self._check_prompts()
         self._check_duplicates()
         self._check_benchmarks()
@@ -208,7 +210,7 @@ class DataCheck:
         self, refs: Sequence[MediaRefT], inspect: Callable[[MediaRefT], OpenedT]
     ) -> dict[MediaRefT, OpenedT | MediaError]:
         """Open images or videos, and keep the fingerprints of those that can be used."""
-        opened = open_all_media(refs, inspect, workers=self._config.data.media_workers, console=self._console)
+        opened = dict(open_media(refs, inspect, options=self._config.data, console=self._console))
         for ref, result in opened.items():
             if not isinstance(result, MediaError):
                 self._fingerprints[ref.sha256] = result.fingerprint

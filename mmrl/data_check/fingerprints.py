@@ -64,7 +64,7 @@ def inspect_video(cache: MediaCache, sampling: FrameSampling, ref: VideoRef) -> 
     Raises:
         MediaError: the video cannot be used.
     """
-    video = cache.read_video(ref, sampling)
+    video = cache.check_video(ref, sampling)
     middle_CHW = video.frames_TCHW[len(video.frames_TCHW) // 2]
     # Bicubic resizing overshoots 0 and 255.
     image = Image.fromarray(middle_CHW.clamp(0, 255).byte().permute(1, 2, 0).numpy())

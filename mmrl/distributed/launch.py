@@ -18,9 +18,13 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
+from mmrl.utils.worker_limits import kill_processes, list_tree
+
 SHUTDOWN_GRACE_S: Final = 15.0
 """Time that the other ranks have to report what they lost, once one has failed."""
 _POLL_INTERVAL_S: Final = 0.1
+
+_LAUNCHER_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 RankProcess = subprocess.Popen[bytes]
 
@@ -100,8 +104,18 @@ def _find_failed_rank(processes: Sequence[RankProcess]) -> tuple[int, int] | Non
 
 def _signal_process_group(process: RankProcess, signal_number: int) -> None:
     """Send a signal to a rank and the processes it started, if it still runs."""
-    if process.poll() is None:
+    if process.poll() is not None:
+        return
+    if signal_number == signal.SIGKILL:
+        # Workers of rewards and tools have groups of their own.
+        kill_processes(list_tree(process.pid))
+    else:
         os.killpg(process.pid, signal_number)
+
+
+def is_launched() -> bool:
+    """Return True if a launcher (`mmrl train --nproc`, torchrun, deepspeed) started this process as one of several."""
+    return os.environ.keys() >= set(_LAUNCHER_VARIABLES)
 
 
 def find_free_port() -> int:

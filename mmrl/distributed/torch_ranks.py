@@ -29,15 +29,15 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from mmrl.config.schema import DistributedConfig
-from mmrl.distributed.launch import find_free_port
+from mmrl.distributed.launch import find_free_port, is_launched
 from mmrl.distributed.ranks import RankLostError, Ranks, SingleProcess
 from mmrl.types import UserError
+from mmrl.utils.control_chars import escape_controls
 
 T = TypeVar("T")
 _BUCKET_BYTES: Final = 64 * 2**20  # tensors are summed together up to this size; a flat copy of them is made
 _MAX_PUBLISH_INTERVAL_S: Final = 1.0
 _SILENT_AFTER_S: Final = 5.0  # a rank that published nothing for longer is reported as silent
-_LAUNCHER_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class TorchRanks(Ranks):
@@ -167,12 +167,11 @@ class Heartbeat(threading.Thread):
                 if self._warned or waited_s <= self._patience_s:
                     continue
                 self._warned = True
-                print(
-                    f"warning: rank {self._rank} has been at it for {waited_s:.0f} s: {self.activity}. "
-                    f"{self.describe_others()}",
-                    file=sys.stderr,
-                    flush=True,
+                line = (
+                    f"rank {self._rank} has been at it for {waited_s:.0f} s: {self.activity}. {self.describe_others()}"
                 )
+                # Activities name samples, whose ids may hold control characters.
+                print(f"warning: {escape_controls(line)}", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback(sys.stderr)
             except dist.DistError:
                 # The store lives in rank 0, and ends with it.
@@ -207,11 +206,6 @@ class Heartbeat(threading.Thread):
     def _publish(self) -> None:
         entry = {"activity": self.activity, "since": self._activity_start, "published": time.time()}
         self._store.set(f"heartbeat/{self._rank}", json.dumps(entry))
-
-
-def is_launched() -> bool:
-    """Return True if a launcher (`mmrl train --nproc`, torchrun, deepspeed) started this process as one of several."""
-    return os.environ.keys() >= set(_LAUNCHER_VARIABLES)
 
 
 def require_single_process(command: str) -> None:

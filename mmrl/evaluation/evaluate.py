@@ -16,13 +16,13 @@ from mmrl.benchmarks.readers.questions import read_questions
 from mmrl.benchmarks.registry import get_benchmark
 from mmrl.benchmarks.report import ScoredRun, write_report
 from mmrl.benchmarks.verdict import Verdict, read_verdicts
-from mmrl.checkpoint.hf_export import RUN_CONFIG_FILE
-from mmrl.config import EvalConfig, load_eval_config
+from mmrl.config import EvalConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.distributed.ranks import SingleProcess
-from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_source, inherit_settings, load_model
+from mmrl.evaluation.eval_dir import EvalDir, evaluation_identity
+from mmrl.evaluation.eval_settings import RUN_DATA_PREFIX, EvalRequest, make_eval_config
+from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_source, load_model
 from mmrl.evaluation.question_set import (
-    RUN_DATA_PREFIX,
     QuestionSet,
     benchmark_question_set,
     hide_media,
@@ -30,41 +30,22 @@ from mmrl.evaluation.question_set import (
 )
 from mmrl.evaluation.session import (
     EvalBatches,
-    EvalDir,
     EvalSession,
     build_eval_pipeline,
     check_missing,
     describe_generation,
-    evaluation_identity,
     find_unusable_questions,
     make_batches,
     run_session,
 )
 from mmrl.log.console import Console
-from mmrl.log.run_dir import RunDir
+from mmrl.log.library_messages import log_library_messages
+from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
 from mmrl.rollout.factory import SamplerFactory
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import registry
-from mmrl.types import CoordinateSystem, DatasetContext, UserError
+from mmrl.types import DatasetContext, UserError
 from mmrl_rewards.services.judge import JudgeService
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalRequest:
-    """The arguments of `mmrl eval run`."""
-
-    model: str  # folder of a model, a run or a checkpoint
-    benchmark: str  # name of a benchmark, a function that returns one, or `run:` with a split of the run's own data
-    data_files: Sequence[str]  # files or folders of questions
-    out_dir: Path  # folder of all results
-    overrides: Sequence[str] = ()  # settings as `key=value`
-    engine: str | None = None  # rollout engine; None keeps that of the settings
-    checkpoint: str | None = None  # checkpoint of a run; None takes the newest
-    split: str | None = None  # split of a folder; None takes the benchmark's usual one
-    media_root: str | None = None  # folder that relative media paths start from; None takes that of the questions
-    coordinate_system: CoordinateSystem | None = None  # coordinate system of boxes, for files that do not say it
-    allow_missing: bool = False  # count questions that cannot be asked as incorrect
-    rescore: bool = False  # grade the predictions again and replace the verdicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,19 +64,19 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
     """
     model_source = find_model_source(request.model, request.checkpoint, console.warn)
     if model_source.config is None:
-        settings: dict[str, Any] = {"model": {"path": str(model_source.path)}}
         console.info(
-            f"{request.model} has no {RUN_CONFIG_FILE}: prompt, pixels and limits are the defaults, unless set here"
+            f"{request.model} has no {EXPORTED_CONFIG_FILE}: prompt, pixels and limits are the defaults, unless set "
+            "here"
         )
-    else:
-        settings = inherit_settings(model_source.config, by_rule=not request.benchmark.startswith(RUN_DATA_PREFIX))
-        if model_source.checkpoint_dir is None:
-            # An export holds everything itself, so what the run was built from no longer matters.
-            settings["model"] |= {"path": str(model_source.path), "from_scratch": None, "lora": None}
-    engine_override = [f"rollout.engine={request.engine}"] if request.engine else []
-    eval_config = load_eval_config(settings, request.model, [*engine_override, *request.overrides])
-    lock = RunDir(request.out_dir).lock()
-    with lock, closing(_make_question_set(request, model_source, eval_config)) as question_set:
+    eval_config = make_eval_config(
+        request, model_source.path, model_source.config, is_checkpoint=model_source.checkpoint_dir is not None
+    )
+    out_dir = RunDir(request.out_dir)
+    with (
+        out_dir.lock(),
+        log_library_messages(out_dir.log),
+        closing(_make_question_set(request, model_source, eval_config)) as question_set,
+    ):
         command = _EvalCommand(
             request=request,
             model_source=model_source,
@@ -152,14 +133,19 @@ class _EvalCommand:
     def _start(self, identity: Mapping[str, Any]) -> dict[str, str]:
         """Write the settings of a new evaluation, and return the questions that cannot be asked."""
         self._refuse_rescore()
-        missing = find_unusable_questions(self.question_set.questions, self._loaded_model.processor.encoder.measure)
-        check_missing(
-            missing,
-            self.question_set.questions,
+        questions = self.question_set.questions
+        check = partial(
+            check_missing,
+            questions=questions,
             allowed=self.request.allow_missing,
             remedy="--allow-missing",
             warn=self.console.warn,
         )
+        if not self.request.allow_missing and questions.problems:
+            # Loading the model takes a while, so problems that the files alone show are refused first.
+            check(questions.problems)
+        missing = find_unusable_questions(questions, self._loaded_model.processor.encoder.measure)
+        check(missing)
         self.eval_dir.write_settings(identity, missing)
         return missing
 
@@ -235,7 +221,8 @@ def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_con
         question_set = _make_benchmark_question_set(request, eval_config)
     elif model_source.config is None:
         raise UserError(
-            f"--benchmark {request.benchmark}: {request.model} has no {RUN_CONFIG_FILE}, so it has no data of its own"
+            f"--benchmark {request.benchmark}: {request.model} has no {EXPORTED_CONFIG_FILE}, so it has no data of its "
+            "own"
         )
     elif eval_config.judge is not None:
         raise UserError(f"--benchmark {request.benchmark}: the run's rewards judge its data; leave out judge")
@@ -250,7 +237,9 @@ def _make_benchmark_question_set(request: EvalRequest, eval_config: EvalConfig) 
     if not request.data_files:
         raise UserError(f"--data: where are the files of {benchmark.name}? Nothing is fetched")
     folders = benchmark_folders(request.data_files, request.media_root, Path.cwd())
-    media_policy = make_media_policy(eval_config.media_limits, (*folders, request.out_dir), schemes=("data",))
+    media_policy = make_media_policy(
+        eval_config.media_limits, (*folders, request.out_dir), schemes=("data",), media=eval_config.media
+    )
     dataset_context = DatasetContext(
         work_dir=request.out_dir.absolute(), base_dir=Path.cwd(), seed=eval_config.run.seed, media_policy=media_policy
     )

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mmrl import checkpoint
-from mmrl.checkpoint.hf_export import RUN_CONFIG_FILE, restore_model
+from mmrl.checkpoint.hf_export import restore_model
 from mmrl.config import Config, EvalConfig, load_config
-from mmrl.evaluation.graders import CORRECT_TERM
+from mmrl.evaluation.eval_settings import find_settings_file, split_checkpoint_path
 from mmrl.log.run_dir import RunDir
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_model, select_device
@@ -22,7 +22,7 @@ from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.pretrained import load_processor
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.factory import prompt_limit
-from mmrl.types import MediaPolicy, UserError
+from mmrl.types import MediaPolicy
 from mmrl.utils.torch_threads import set_thread_count
 
 # Files that decide what a model answers; its revision is a hash of them.
@@ -31,7 +31,6 @@ _MODEL_FILES: Final = (
     *("preprocessor_config.json", "chat_template*", "tokenizer*"),
 )
 _IMAGE_CACHE_BYTES: Final = 256 * 2**20
-_INHERITED_SECTIONS: Final = ("model", "response_format", "rollout", "evaluation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,21 +71,6 @@ class LoadedModel:
     banned_token_ids: tuple[int, ...]  # tokens that must not be generated, such as image placeholders
 
 
-def inherit_settings(config: Config, *, by_rule: bool) -> dict[str, Any]:
-    """Return a run's settings for `load_eval_config`; with `by_rule` a benchmark grades, not the run's rewards."""
-    plain = config.model_dump(mode="json")
-    settings = {name: plain[name] for name in _INHERITED_SECTIONS}
-    del settings["evaluation"]["benchmarks"]
-    if by_rule:
-        # Steps that ask which responses are correct get the benchmark's verdict in place of the run's rewards.
-        for step in settings["evaluation"]["rollout_steps"]:
-            if "correct" in step:
-                step["correct"] = [CORRECT_TERM]
-    settings["run"] = {name: plain["run"][name] for name in ("seed", "cpu_threads")}
-    settings["media_limits"] = plain["data"]["media_limits"]
-    return settings
-
-
 def find_model_source(model: str, checkpoint_name: str | None, warn: Callable[[str], None]) -> ModelSource:
     """Return the model in a folder of transformers, a run directory, or a checkpoint in one.
 
@@ -95,29 +79,15 @@ def find_model_source(model: str, checkpoint_name: str | None, warn: Callable[[s
     Raises:
         UserError: there is no such model or checkpoint.
     """
-    path = Path(model)
-    # A checkpoint is found through its run, which has the config.
-    if path.parent.name == "checkpoints" and (path.parent.parent / "config.yaml").is_file():
-        path, checkpoint_name = path.parent.parent, path.name
+    path, checkpoint_name = split_checkpoint_path(Path(model), checkpoint_name)
+    settings_file = find_settings_file(path, checkpoint_name)
     run = RunDir(path)
-    if run.config.is_file():
+    if settings_file == run.config:
         best = load_config(run.config).config.checkpoints.best
         checkpoint_dir = checkpoint.find_checkpoint(run.checkpoints, checkpoint_name, best, warn)
         config = load_config(checkpoint_dir / checkpoint.CONFIG_FILE).config
         return ModelSource(name=model, path=path, config=config, run_dir=run, checkpoint_dir=checkpoint_dir)
-    if checkpoint_name is not None:
-        raise UserError(
-            f"--checkpoint {checkpoint_name}: {path} is no run directory of mmrl, which alone has checkpoints"
-        )
-    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
-        raise UserError(f"{path} is an adapter alone; name its run, or export it with `mmrl export --merge-lora`")
-    if not (path / "config.json").is_file():
-        raise UserError(
-            f"{path} is neither a folder of transformers (no config.json) nor a run of mmrl (no config.yaml); nothing "
-            "is fetched: download a model of the hub first"
-        )
-    run_config = path / RUN_CONFIG_FILE
-    config_of_export = load_config(run_config).config if run_config.is_file() else None
+    config_of_export = load_config(settings_file).config if settings_file else None
     return ModelSource(name=model, path=path, config=config_of_export)
 
 

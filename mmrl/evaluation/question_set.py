@@ -13,6 +13,7 @@ from mmrl.benchmarks.readers.questions import BenchmarkQuestions, questions_from
 from mmrl.config import Config, EvalConfig
 from mmrl.data.context import make_dataset_context
 from mmrl.data.load import read_source, separate_rejected, sources_by_split
+from mmrl.evaluation.eval_settings import RUN_DATA_PREFIX
 from mmrl.evaluation.graders import CORRECT_TERM, Grader, RewardGrader, RuleGrader, RuleScorer
 from mmrl.policy.build import build_response_format
 from mmrl.ports import RewardScorer
@@ -20,8 +21,6 @@ from mmrl.scoring import RewardFunctionScorer
 from mmrl.scoring.build import build_scorer
 from mmrl.types import Corruption, MediaPolicy, Sample, UserError
 
-RUN_DATA_PREFIX: Final = "run:"
-"""Begins the name of a run's own data, such as `run:test`, where the command line expects a benchmark."""
 _RUN_DATA_SPLITS: Final = ("validation", "test", "train")
 
 

@@ -1,28 +1,19 @@
-"""Generation of an evaluation's responses, in one folder that survives kills.
-
-The folder holds:
-
-settings.json        what the evaluation is of; another evaluation in the same folder is refused
-predictions.jsonl    responses, appended batch by batch
-verdicts.jsonl, report.json, report.md      made from the predictions alone, so that they can be made again
-"""
+"""Generation of an evaluation's responses, in one folder that survives kills."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
-from pathlib import Path
 from typing import Any, Final
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
-from mmrl.config import EvalConfig, flatten_settings
+from mmrl.config import EvalConfig
 from mmrl.distributed.ranks import Ranks, rank_slice
+from mmrl.evaluation.eval_dir import EvalDir
 from mmrl.evaluation.graders import Grader, make_prediction
 from mmrl.evaluation.question_set import QuestionSet
 from mmrl.log.console import Console
@@ -35,78 +26,9 @@ from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Sample, UserError
-from mmrl.utils.files import report_write_errors, write_atomically
 from mmrl.utils.seeds import derive_seed
 
 _MAX_LISTED: Final = 5  # missing questions that a message names
-
-
-@dataclass(frozen=True, slots=True)
-class EvalDir:
-    """The folder of an evaluation."""
-
-    path: Path
-
-    @property
-    def settings_file(self) -> Path:
-        """Path of the settings, which say what the evaluation is of."""
-        return self.path / "settings.json"
-
-    @property
-    def predictions_file(self) -> Path:
-        """Path of the responses."""
-        return self.path / "predictions.jsonl"
-
-    def claim(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Make the folder this evaluation's; return settings.json of an earlier start, or None at the first start.
-
-        Raises:
-            UserError: the folder holds another evaluation, or something else.
-        """
-        with report_write_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        if not self.settings_file.exists():
-            if self.predictions_file.exists() or (self.path / "report.json").exists():
-                raise UserError(f"{self.path} holds results of another command; choose another --out")
-            return None
-        try:
-            before: dict[str, Any] = json.loads(self.settings_file.read_text(encoding="utf-8"))
-            earlier_settings = before["settings"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{self.settings_file}: cannot be read ({error}); choose another --out") from error
-        # Through JSON once, as the earlier settings have been: tuples become lists, enums text.
-        now = json.loads(json.dumps(settings))
-        changed = []
-        for name in dict.fromkeys((*earlier_settings, *now)):
-            if earlier_settings.get(name) != now.get(name):
-                changed.append(f"  {name}: {earlier_settings.get(name)!r} -> {now.get(name)!r}")
-        if changed:
-            lines = "\n".join(changed)
-            raise UserError(
-                f"{self.path} holds another evaluation; these differ (there -> here):\n{lines}\n"
-                "set them back, or choose another --out"
-            )
-        return before
-
-    def claim_or_reset(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
-        """Make the folder this evaluation's, and delete another evaluation in it.
-
-        Raises:
-            UserError: the folder cannot be written.
-        """
-        try:
-            before = self.claim(settings)
-        except UserError:
-            # A training run that goes back to an earlier checkpoint comes to the same step with other weights.
-            shutil.rmtree(self.path, ignore_errors=True)
-            before = self.claim(settings)
-        if before is None:
-            self.write_settings(settings, missing)
-
-    def write_settings(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
-        """Write what the evaluation is of, and the items that cannot be asked with the reason for each."""
-        text = json.dumps({"settings": settings, "missing": missing}, indent=1, ensure_ascii=False)
-        write_atomically(self.settings_file, text + "\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,15 +70,6 @@ class EvalSession:
     grader: Grader  # grades them for the running accuracy on the console
     console: Console  # shows progress
     ranks: Ranks  # processes that share the questions
-
-
-def evaluation_identity(
-    benchmark: str, revision: str, questions: BenchmarkQuestions, eval_config: EvalConfig
-) -> dict[str, Any]:
-    """Return everything that decides the responses, so that no folder mixes two evaluations."""
-    # The model's path and the judge change no response.
-    settings = flatten_settings(eval_config.model_dump(mode="json", exclude={"model": {"path"}, "judge": True}))
-    return {"benchmark": benchmark, "model": revision, "data": questions.digest(), **settings}
 
 
 def describe_generation(

@@ -75,7 +75,7 @@ class LearnerConfig:
     loss: LossConfig
     optimizer: OptimizerConfig
     total_steps: int
-    """Steps of the stage, which schedules run over."""
+    """Steps of the stage, which schedules run over unless they have `decay_steps`."""
     micro_batch_groups: int
     """Most groups (prompts) of a micro-batch."""
     micro_batch_tokens: int
@@ -151,6 +151,7 @@ class GrpoLearner:
             warmup=config.optimizer.warmup_steps,
             decay=config.optimizer.lr_schedule,
             final_frac=config.optimizer.final_lr_frac,
+            decay_steps=config.optimizer.decay_steps,
         )
         no_gradient_frac = 1.0 - len(active) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}

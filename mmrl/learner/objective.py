@@ -369,7 +369,7 @@ class _LossTokens(NamedTuple):
     - `replay.old_logprobs` for a replayed one;
     - the recorded one for a rollout of older weights (asynchronous or partial rollouts), but the recomputed one with
       `loss.rollout_correction`, which requires `loss.old_logprobs: recomputed`;
-    - the recorded one for a group that dynamic sampling carried over from an earlier step.
+    - the recorded one for a group that was carried over from an earlier step.
 
     The choice for all but the first kind arrives as `Experience.old_logprobs_source`.
     """

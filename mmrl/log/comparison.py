@@ -27,14 +27,21 @@ class TaskComparison:
 
 
 def compare_rewards(before: TaskRewards, after: TaskRewards) -> list[TaskComparison]:
-    """Return one row for each task, sorted by name. Both must hold the same samples."""
+    """Return one row for each task, sorted by name, over the samples that were measured both times.
+
+    They are all samples, unless the run went on with changed data.
+    """
     rows = []
-    for task in sorted(before):
+    for task in sorted(before.keys() & after.keys()):
+        first = {sample_id: reward for sample_id, reward in before[task].items() if sample_id in after[task]}
+        last = {sample_id: after[task][sample_id] for sample_id in first}
+        if not first:
+            continue
         row = TaskComparison(
             task=task,
-            before=mean_with_interval(list(before[task].values())),
-            after=mean_with_interval(list(after[task].values())),
-            improvement=paired_improvement(before[task], after[task]),
+            before=mean_with_interval(list(first.values())),
+            after=mean_with_interval(list(last.values())),
+            improvement=paired_improvement(first, last),
         )
         rows.append(row)
     return rows

@@ -1,4 +1,7 @@
-"""The console of a run: a live display on a terminal, and a line now and then when the output is piped."""
+"""The console of a run: a live display on a terminal, and a line now and then when the output is piped.
+
+Messages quote data, so control characters are escaped here, before rich adds its own.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from mmrl.utils.control_chars import escape_controls
 
 # Label, metric and format of the values behind a step.
 SHOWN_METRICS = (
@@ -75,11 +80,11 @@ class Console:
 
     def info(self, text: str) -> None:
         """Print a message as it is, without markup."""
-        self._screen.print(text, markup=False, soft_wrap=True)
+        self._screen.print(escape_controls(text), markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a message that should not be missed."""
-        self._screen.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
+        self._screen.print(Text(f"warning: {escape_controls(text)}", style="yellow"), soft_wrap=True)
 
     def track(self, description: str, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
         """Yield the items; on a terminal, show a bar of how many of `total` have been taken."""
@@ -92,11 +97,12 @@ class Console:
 
     def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table. The first column is aligned to the left, the others to the right."""
-        table = Table(title=Text(title), box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+        title_text = Text(escape_controls(title))
+        table = Table(title=title_text, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
         for index, column in enumerate(columns):
-            table.add_column(Text(column), justify="right" if index else "left")
+            table.add_column(Text(escape_controls(column)), justify="right" if index else "left")
         for row in rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*[Text(escape_controls(cell)) for cell in row])
         self._screen.print(table)
 
     def start_stage(self, name: str, total: int, done: int = 0) -> None:

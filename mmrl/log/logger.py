@@ -18,7 +18,7 @@ from typing import Any
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.types import Group, ImageRef, Rollout, TrainingState, UserError, VideoRef
-from mmrl.utils.files import json_line, report_write_errors, write_atomically
+from mmrl.utils.files import check_not_deleted, json_line, report_write_errors, write_atomically
 
 _MAX_LINE_BYTES = 1 << 20
 
@@ -149,6 +149,8 @@ class MetricsFile:
             UserError: the disk is full or the file cannot be written.
         """
         remaining = memoryview(json_line(record).encode("utf-8", errors="backslashreplace"))
+        # An open file takes what is written in silence, even if it was deleted.
+        check_not_deleted(self._path)
         with report_write_errors(self._path):
             # An unbuffered write may take only a part of the bytes.
             while remaining:
@@ -202,6 +204,7 @@ def write_rollouts(
         UserError: the file cannot be written.
     """
     path = folder / f"{stage}-{step:06d}.jsonl"
+    check_not_deleted(folder.parent)
     with report_write_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
     lines = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -12,17 +13,17 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import mmrl
 from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, read_flat_settings
 from mmrl.types import UserError
+from mmrl.utils.environment import LIBRARIES, installed_version
 from mmrl.utils.files import remove_leftovers, replace_nonfinite, report_write_errors, temporary_path, write_atomically
 
-LIBRARIES = ("torch", "transformers", "peft", "deepspeed", "vllm")
-"""Packages whose versions the manifest records."""
+EXPORTED_CONFIG_FILE = "mmrl.yaml"
+"""File of an exported folder with the config of its run, so that `mmrl eval` prompts and parses as training did."""
 _MAX_CHANGES_SHOWN = 12
 
 
@@ -35,6 +36,7 @@ class RunDir:
         self.config = path / "config.yaml"  # the resolved config, every setting with its value
         self.metrics = path / "metrics.jsonl"  # reproducible metrics, one JSON line for each step and evaluation
         self.timings = path / "timings.jsonl"  # wall-clock times, one JSON line for each step, repeated steps included
+        self.log = path / "log.txt"  # warnings and errors of libraries, each once
         self.manifest = path / "manifest.json"  # versions, git commit, platform, and digests of config and data
         self.summary = path / "summary.json"  # held-out rewards before and after, as JSON
         self.rollouts = path / "rollouts"  # rollouts of some steps, for people to read
@@ -44,6 +46,7 @@ class RunDir:
         self.outputs = path / "outputs"
         # Index of the images that were opened without error, so that a resumed run need not open them again.
         self.opened_media = path / "opened_media.json"
+        self.data_record = path / "data_digests.json"  # digests of every row and medium that the run began with
         self.processor = path / "processor"  # processor and config of a model made from scratch, which no hub has
         # Weights at the start of stages with a KL penalty towards a fixed reference.
         self.reference_weights = path / "reference_weights"
@@ -54,6 +57,7 @@ class RunDir:
         self.adapter = path / "adapter"  # the final LoRA adapter alone, in peft's format, if the run trains one
         # The final model as a Hugging Face folder. It is written last, so a run that has it is finished.
         self.model = path / "model"
+        self._changed: Sequence[SettingChange] = ()  # settings with which a begun run continues
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -76,45 +80,121 @@ class RunDir:
         finally:
             os.close(lock)
 
+    def check(self, config: Config) -> bool:
+        """Return True if a run of `config` is finished here. Writes nothing; `claim` follows when the run starts.
+
+        Raises:
+            UserError: `lock` or `claim` would refuse it, or the directory cannot be made or written.
+        """
+        existing = self.path
+        while not existing.exists():
+            existing = existing.parent
+        with report_write_errors(self.path):
+            if not existing.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{existing} is a file")
+            if not os.access(existing, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, f"no permission to write into {existing}")
+        if existing != self.path:
+            return False
+        with self.lock():
+            if self._has_checkpoint():
+                self._accept_changes(config)
+                return self.is_finished()
+            if not self.config.exists():
+                self._refuse_files(self._list_files())
+        return False
+
     def claim(self, config: Config, notify: Callable[[str], None]) -> bool:
         """Make this the directory of a run of `config`; return True if it has a checkpoint to resume from.
 
-        Settings that may change within a run are updated in its config.yaml, and `notify` receives a line for each.
+        `notify` receives a line for each setting that a begun run changes. Its config.yaml stays until `reopen`.
 
         Raises:
             UserError: it holds the run of another config, or files that belong to no run, or it cannot be made.
         """
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            foreign_files = sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})
-        if self.config.exists() and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
-            changed = diff_configs(read_flat_settings(self.config), config)
-            check_same_run(self.path, changed)
-            # A finished run keeps the config it was made with.
-            if changed and not self.model.exists():
-                for change in changed:
+            foreign_files = self._list_files()
+        if self._has_checkpoint():
+            self._accept_changes(config)
+            if not self.is_finished():
+                for change in self._changed:
                     notify(f"This run continues with {change} ({change.effect}).")
-                write_atomically(self.config, dump_yaml(config))
             return True
         if self.config.exists():
             # A run without a checkpoint has nothing to resume from and nothing to lose.
             foreign_files = self._remove_run_files()
-        if foreign_files:
-            raise UserError(
-                f"{self.path} holds {foreign_files[0]!r} and no run of mmrl; choose an empty or new directory "
-                "with run.dir=... or --run-dir"
-            )
+        self._refuse_files(foreign_files)
         write_atomically(self.config, dump_yaml(config))
         return False
 
-    def write_manifest(self, config: Config, data: Mapping[str, str]) -> None:
-        """Write manifest.json; `data` maps each data source to the digest of its samples."""
+    @contextmanager
+    def remove_on_error(self, *, keep: bool) -> Iterator[None]:
+        """Remove the directory if this block raises, unless `keep` says that a run has begun in it."""
+        try:
+            yield
+        except BaseException:
+            if not keep:
+                shutil.rmtree(self.path)
+            raise
+
+    def is_finished(self) -> bool:
+        """Return True if the run has exported its model, and was not claimed with more steps than it had."""
+        return self.model.exists() and all(change.lengthened_stage is None for change in self._changed)
+
+    def find_lengthened_stage(self) -> int | None:
+        """Return the index of the first stage that has more steps than the run had, None without any."""
+        stages = [change.lengthened_stage for change in self._changed]
+        return min((stage for stage in stages if stage is not None), default=None)
+
+    def reopen(self, config: Config) -> None:
+        """Write the changed settings of a begun run, and remove its exports, which a finished one makes anew."""
+        if not self._changed:
+            return
+        with report_write_errors(self.path):
+            remove_leftovers(self.path)
+            for folder in (self.model, self.adapter):
+                # Renamed first: a folder that is half deleted would still stand for a finished run.
+                if folder.exists():
+                    shutil.rmtree(folder.rename(temporary_path(folder)))
+            self.summary.unlink(missing_ok=True)
+        write_atomically(self.config, dump_yaml(config))
+
+    def _accept_changes(self, config: Config) -> None:
+        """Keep the settings that differ from those of the run; raise a UserError if it cannot continue with them."""
+        self._changed = diff_configs(read_flat_settings(self.config), config)
+        check_same_run(self.path, self._changed)
+        self._check_stages_can_grow(len(config.stages))
+
+    def _check_stages_can_grow(self, num_stages: int) -> None:
+        """Raise a UserError if a stage that is over got more steps, unless it is the last and has a checkpoint."""
+        begun = []
+        for folder in self.checkpoints.glob("[0-9]*-[0-9]*"):
+            begun.append(int(folder.name.partition("-")[0]))
+        for change in self._changed:
+            index = change.lengthened_stage
+            if index is None or index >= max(begun, default=0):
+                continue
+            problem = "later stages have trained on from its weights"
+            if index == num_stages - 1:
+                if index in begun:
+                    continue
+                problem = "of its checkpoints none is left to go on from (checkpoints.keep_last)"
+            raise UserError(f"{self.path}: {change}: this stage is over, and {problem}; {_describe_new_run(self.path)}")
+
+    def write_manifest(self, config: Config, data: Mapping[str, str], data_differences: Sequence[str] = ()) -> None:
+        """Write manifest.json; `data` maps each split to the digest of its samples.
+
+        `data_differences`, of the data from those that the run began with, are added to those of earlier starts.
+        """
+        changes = json.loads(self.manifest.read_text()).get("data_changes", []) if self.manifest.exists() else []
+        noticed = datetime.now(UTC).isoformat(timespec="seconds")
+        if data_differences:
+            listed = list(data_differences[:_MAX_CHANGES_SHOWN])
+            changes.append({"noticed": noticed, "count": len(data_differences), "differences": listed})
         libraries: dict[str, str | None] = {}
         for name in LIBRARIES:
-            try:
-                libraries[name] = version(name)
-            except PackageNotFoundError:
-                libraries[name] = None
+            libraries[name] = installed_version(name) or None
         package = Path(mmrl.__file__).parent
         git = None
         # An installed package may lie inside another repository (a .venv does), whose commit would say nothing.
@@ -128,9 +208,10 @@ class RunDir:
             "git": git,
             "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
             "cpus": os.cpu_count(),
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "created": noticed,
             "config_sha256": hashlib.sha256(dump_yaml(config).encode()).hexdigest(),
             "data": dict(data),
+            "data_changes": changes,
         }
         write_atomically(self.manifest, json.dumps(manifest, indent=2) + "\n")
 
@@ -138,10 +219,25 @@ class RunDir:
         """Write summary.json; values that are not finite become null."""
         write_atomically(self.summary, json.dumps(replace_nonfinite(summary), indent=2, allow_nan=False) + "\n")
 
+    def _has_checkpoint(self) -> bool:
+        return self.config.exists() and self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+
+    def _list_files(self) -> list[str]:
+        return sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})
+
+    def _refuse_files(self, names: Sequence[str]) -> None:
+        """Refuse to begin a run among files that belong to no run."""
+        if names:
+            raise UserError(
+                f"{self.path} holds {names[0]!r} and no run of mmrl; choose an empty or new directory "
+                "with run.dir=... or --run-dir"
+            )
+
     def _remove_run_files(self) -> list[str]:
         """Remove the files of a run; return the names of what is left."""
         with report_write_errors(self.path):
-            for path in (self.config, self.metrics, self.timings, self.manifest, self.summary, self.opened_media):
+            logs = (self.metrics, self.timings, self.log, self.manifest, self.summary)
+            for path in (self.config, *logs, self.opened_media, self.data_record):
                 path.unlink(missing_ok=True)
             inputs = (self.data, self.checkpoints, self.processor, self.reference_weights)
             results = (self.rollouts, self.outputs, self.benchmarks, self.adapter, self.model)
@@ -149,6 +245,11 @@ class RunDir:
                 shutil.rmtree(folder, ignore_errors=True)
             remove_leftovers(self.path)
             return sorted(entry.name for entry in self.path.iterdir())
+
+
+def run_dir_of(config: Config) -> RunDir:
+    """Return the run directory that a config names."""
+    return RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
 
 
 def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
@@ -160,17 +261,26 @@ def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
     refused = [change for change in changed if change.effect is None]
     if not refused:
         return
-    if all(change.key.startswith("stages.") and change.key.endswith(".steps") for change in refused):
-        head = f"{path} holds this very experiment with another length"
-        advice = "set these back to continue that run: its schedule and results depend on them"
+    is_length = all(change.obstacle for change in refused)
+    if is_length:
+        head = f"{path} holds this very experiment with another length; it cannot go on with"
     else:
-        head, advice = f"{path} holds the run of another config", "these settings differ"
-    lines = [f"{head}; {advice} (there -> here):"]
+        head = f"{path} holds the run of another config; these settings differ"
+    lines = [f"{head} (there -> here):"]
     lines += [f"  {change}" for change in refused[:_MAX_CHANGES_SHOWN]]
     if len(refused) > _MAX_CHANGES_SHOWN:
         lines.append(f"  and {len(refused) - _MAX_CHANGES_SHOWN} more")
-    lines.append("set them back, choose another directory with run.dir=... or --run-dir, or delete this one")
+    remedy = "choose another directory with run.dir=... or --run-dir, or delete this one"
+    lines.append(f"set them back, or {_describe_new_run(path)}" if is_length else f"set them back, {remedy}")
     raise UserError("\n".join(lines))
+
+
+def _describe_new_run(path: Path) -> str:
+    """Return how to train on from the weights of the run in a directory."""
+    model, prefix = path / "model", "start a new run from its model:"
+    if not model.exists():
+        model, prefix = Path("DIR"), f"start a new run from its weights: mmrl export {path} --out DIR, then"
+    return f"{prefix} mmrl train CONFIG model.path={model} model.from_scratch=null run.dir=NEW"
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:

@@ -10,8 +10,17 @@ from PIL import Image
 from mmrl.config.schema import MediaLimitsConfig
 from mmrl.media.checks import MediaError
 from mmrl.media.corruptions import corrupt_image, corrupt_video
+from mmrl.media.decord_reader import load_decord
 from mmrl.media.image import crop_image, open_image
-from mmrl.media.video import DecodedVideo, FramePlan, FrameSampling, plan_frames, read_video_frame, read_video_frames
+from mmrl.media.video import (
+    DecodedVideo,
+    FramePlan,
+    FrameSampling,
+    check_video_frames,
+    plan_frames,
+    read_video_frame,
+    read_video_frames,
+)
 from mmrl.types import ImageRef, MediaPolicy, Size, VideoRef
 
 
@@ -23,8 +32,14 @@ class MediaCache:
     """
 
     def __init__(self, media_policy: MediaPolicy, limits: MediaLimitsConfig, *, max_bytes: int) -> None:
-        """`max_bytes` is the size of the cache, at 3 bytes a pixel; 0 keeps no image."""
-        self._roots = media_policy.roots
+        """`max_bytes` is the size of the cache, at 3 bytes a pixel; 0 keeps no image.
+
+        Raises:
+            UserError: decord is to read videos and is not installed.
+        """
+        if media_policy.video_reader == "decord":
+            load_decord()
+        self._media_policy = media_policy
         self._limits = limits
         self._max_bytes = max_bytes
         self._used_bytes = 0
@@ -60,9 +75,9 @@ class MediaCache:
             # Through the cache, so that several crops of one image open it once.
             image = crop_image(self.get_image(replace(ref, crop=None)), ref, ref.crop, self._limits)
         elif ref.timestamp is not None:
-            image = corrupt_image(read_video_frame(ref, ref.timestamp, self._roots, self._limits), ref)
+            image = corrupt_image(read_video_frame(ref, ref.timestamp, self._media_policy, self._limits), ref)
         else:
-            image = corrupt_image(open_image(ref, self._roots, self._limits), ref)
+            image = corrupt_image(open_image(ref, self._media_policy.roots, self._limits), ref)
         self._sizes[ref] = Size(*image.size)
         self._images[ref] = image
         self._used_bytes += 3 * image.width * image.height
@@ -75,7 +90,7 @@ class MediaCache:
         """Return the frames of a video that the model sees, and their size; raises as `plan_frames`."""
         key = _frame_plan_key(ref, sampling)
         if key not in self._frame_plans:
-            self._frame_plans[key] = plan_frames(ref, sampling, self._roots, self._limits)
+            self._frame_plans[key] = plan_frames(ref, sampling, self._media_policy, self._limits)
         return self._frame_plans[key]
 
     def read_video(self, ref: VideoRef, sampling: FrameSampling) -> DecodedVideo:
@@ -85,10 +100,17 @@ class MediaCache:
             MediaError: the video cannot be used (see `read_video_frames`), or its frame plan differs from the one
                 before, by which the prompt was measured.
         """
-        video = read_video_frames(ref, sampling, self._roots, self._limits)
+        video = read_video_frames(ref, sampling, self._media_policy, self._limits)
         if video.plan != self._frame_plans.setdefault(_frame_plan_key(ref, sampling), video.plan):
             raise MediaError(f"{ref.path}: its frames are not those planned before; restore it")
         return corrupt_video(video, ref)
+
+    def check_video(self, ref: VideoRef, sampling: FrameSampling) -> DecodedVideo:
+        """Decode the frames of a video that the model sees, and check them; raises as `check_video_frames`.
+
+        A run calls this for each video before its first step, and so does `mmrl data check`.
+        """
+        return check_video_frames(ref, sampling, self._media_policy, self._limits)
 
 
 def _frame_plan_key(ref: VideoRef, sampling: FrameSampling) -> tuple[VideoRef, FrameSampling]:

@@ -12,6 +12,7 @@ from typing import Final
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
@@ -24,6 +25,7 @@ from mmrl.media.checks import (
     resolve_media_path,
     unreadable_error,
 )
+from mmrl.media.strict import PNG_SIGNATURE, decode_jpeg, read_png_chunks, store_png
 from mmrl.types import ImageRef, Size
 
 IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
@@ -51,12 +53,11 @@ def open_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) 
             warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning),
             Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image,
         ):
-            # Pillow reads the header only; `load` decodes the pixels.
+            # Pillow has read the header only.
             _check_header(image, content, ref.path, limits)
-            image.load()
-            return _to_upright_rgb(image)
+            return _to_upright_rgb(_decode(image, content))
     except UnidentifiedImageError as error:
-        raise MediaError(f"{ref.path}: not a {', '.join(IMAGE_FORMATS)} image; convert or remove it") from error
+        raise MediaError(f"{ref.path}: {_describe_unidentified(content)}") from error
     except Image.DecompressionBombError as error:
         raise MediaError(f"{ref.path}: {error}; shrink it") from error
     except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
@@ -92,6 +93,27 @@ def resized_size(size: Size, *, factor: int, min_pixels: int, max_pixels: float)
 
     height, width = smart_resize(size.height, size.width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
     return Size(width, height)
+
+
+def _describe_unidentified(content: bytes) -> str:
+    """Return why Pillow finds no image in a file: it is none, or a PNG with damage before its pixel data."""
+    if content.startswith(PNG_SIGNATURE):
+        try:
+            read_png_chunks(content)
+        except ValueError as error:
+            return f"damaged ({error}); restore or remove it"
+    return f"not a {', '.join(IMAGE_FORMATS)} image; convert or remove it"
+
+
+def _decode(image: Image.Image, content: bytes) -> Image.Image:
+    """Decode the pixels of an image that Pillow has opened; raises what its decoders raise on damaged files."""
+    if isinstance(image, JpegImageFile):
+        return decode_jpeg(image, content)
+    if isinstance(image, PngImageFile):
+        image = Image.open(io.BytesIO(store_png(content)), formats=("PNG",))
+    # Pillow's decoders of the other formats are strict: they refuse data that ends early.
+    image.load()
+    return image
 
 
 def _to_upright_rgb(image: Image.Image) -> Image.Image:

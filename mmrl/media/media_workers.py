@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import torch
 
 from mmrl.types import UserError
-from mmrl.utils.worker_pool import WorkerDiedError, WorkerError, WorkerPool
+from mmrl.utils.worker_limits import WorkerLimits
+from mmrl.utils.worker_pool import WorkerDiedError, WorkerError, WorkerPool, WorkerTimeoutError
 from mmrl.utils.worker_server import ReportActivity
 
 ItemT = TypeVar("ItemT")
@@ -21,22 +22,23 @@ _EXIT_CODE_OF_ERRORS = 1
 
 
 def start_media_workers(
-    work: Callable[[ItemT], EncodedT], num_workers: int, *, name: Callable[[ItemT], str]
+    work: Callable[[ItemT], EncodedT], num_workers: int, *, timeout_s: float, name: Callable[[ItemT], str]
 ) -> WorkerPool[ItemT, EncodedT]:
     """Return a pool that applies `work` to items.
 
     Its futures raise a UserError that `work` raised, a UserError that names the item where something ended the process
-    (a crash in a decoder, memory running out), and a RuntimeError where `work` failed in any other way.
+    (a crash in a decoder, memory running out) or hung, and a RuntimeError where `work` failed in any other way.
 
     Args:
         work: a picklable function, sent to each process once.
         num_workers: items that are opened at the same time.
+        timeout_s: seconds that one item may take.
         name: returns what an error calls an item, such as `sample x` or a file.
     """
     return WorkerPool(
         partial(_use_one_thread, work),
         num_workers,
-        startup_timeout_s=_STARTUP_TIMEOUT_S,
+        limits=WorkerLimits(_STARTUP_TIMEOUT_S, call_timeout_s=timeout_s),
         shared_imports=("mmrl.policy.processor",),
         pickler=_TensorPickler,
         make_error=partial(_make_error, name),
@@ -50,7 +52,8 @@ def _use_one_thread(work: Callable[[ItemT], EncodedT], _: ReportActivity) -> Cal
 
 def _make_error(name: Callable[[ItemT], str], item: ItemT, error: WorkerError) -> Exception:
     if not isinstance(error, WorkerDiedError):
-        return UserError(f"{name(item)}: a process that opens media {error}")
+        hint = "; is it damaged? See data.media_timeout_s" if isinstance(error, WorkerTimeoutError) else ""
+        return UserError(f"{name(item)}: a process that opens media {error}{hint}")
     if error.exit_code == _EXIT_CODE_OF_ERRORS:
         return RuntimeError(f"{name(item)}: the process that opened it failed; its traceback stands above")
     return UserError(

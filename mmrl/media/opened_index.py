@@ -1,14 +1,15 @@
-"""Remember the sizes of images that a run has opened, so that a resumed run opens only new and changed ones."""
+"""Remember the images and videos that a run has opened, so that a resumed run opens only new and changed ones."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from mmrl.types import ImageRef, Size
+from mmrl.types import ImageRef, Size, VideoRef
 from mmrl.utils.files import report_write_errors, write_atomically
 
 
@@ -21,7 +22,7 @@ class _OpenedFile(NamedTuple):
 
 
 class OpenedMediaIndex:
-    """A JSON file with an entry for each image that was opened without an error.
+    """A JSON file with an entry for each image and video that was opened without an error.
 
     It only spares the check before the first step. Training compares the sha256 of each file that it opens.
     """
@@ -53,9 +54,34 @@ class OpenedMediaIndex:
             return
         for ref, size in whole.items():
             self._entries[ref.path] = _OpenedFile(ref.sha256, *_size_and_mtime(ref.path), *size)
+        self._write()
+
+    def _write(self) -> None:
         with report_write_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path, json.dumps(self._entries))
+
+    def known_videos(self, refs: Iterable[VideoRef], reading: str) -> set[VideoRef]:
+        """Return the videos whose frames were decoded before, with the same content and in the same way.
+
+        `reading` tells how: which frames, at which size, by which library.
+        """
+        return {ref for ref in refs if _video_key(ref, reading) in self._entries}
+
+    def add_videos(self, sizes: Mapping[VideoRef, Size], reading: str) -> None:
+        """Add videos of these sizes, whose frames were just decoded; raises UserError if it cannot be written."""
+        if not sizes:
+            return
+        for ref, size in sizes.items():
+            # Their content is known by the sha256 alone, which a run computes anew: a folder of frames has no one file.
+            self._entries[_video_key(ref, reading)] = _OpenedFile(ref.sha256, -1, -1, *size)
+        self._write()
+
+
+def _video_key(ref: VideoRef, reading: str) -> str:
+    """Return the key of a video in the file, which no path of an image equals."""
+    content = repr((ref.sha256, ref.start, ref.end, ref.fps, reading))
+    return f"video {hashlib.sha256(content.encode()).hexdigest()}"
 
 
 def _is_whole_file(ref: ImageRef) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -16,13 +15,17 @@ from PIL import Image
 
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
 from mmrl.media.checks import MediaError, MediaRangeError
+from mmrl.media.decord_reader import REMEDY, DecordFileReader
 from mmrl.media.image import resized_size
 from mmrl.media.video_reader import FrameFolderReader, VideoFileReader, VideoTimeline, open_video_file
-from mmrl.types import ImageRef, Size, VideoRef
+from mmrl.types import ImageRef, MediaPolicy, Size, VideoRef
 
 _CHUNK_BYTES: Final = 2**26  # bytes of frames that are in memory at their original size
 
-VideoReader = VideoFileReader | FrameFolderReader
+# Grey levels by which a frame may differ between two decoders, from rounding that the resizing enlarges.
+_MAX_DIFFERENCE: Final = 3.0
+
+VideoReader = VideoFileReader | DecordFileReader | FrameFolderReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,32 +60,57 @@ class DecodedVideo:
     frames_TCHW: torch.Tensor  # float32 [time, 3, height, width], RGB from 0 to 255, at the resized size
 
 
-def plan_frames(ref: VideoRef, sampling: FrameSampling, roots: Sequence[Path], limits: MediaLimitsConfig) -> FramePlan:
+def plan_frames(
+    ref: VideoRef, sampling: FrameSampling, media_policy: MediaPolicy, limits: MediaLimitsConfig
+) -> FramePlan:
     """Choose the frames of a video and their size, without decoding them.
 
     Raises:
-        MediaError: the file or folder cannot be used (see `open_video_file` and `FrameFolderReader`); `start` and `end`
-            lie outside; the rule asks for more frames than there are; the frame rate varies by more than
-            `max_frame_drift_s`.
+        MediaError: the file or folder cannot be used (see `open_video_file`, `DecordFileReader` and
+            `FrameFolderReader`); `start` and `end` lie outside; the rule asks for more frames than there are; the frame
+            rate varies by more than `max_frame_drift_s`.
     """
-    with _open_reader(ref, roots, limits) as reader:
+    with _open_reader(ref, media_policy, limits) as reader:
         return _plan_frames(ref, sampling, reader, limits)
 
 
 def read_video_frames(
-    ref: VideoRef, sampling: FrameSampling, roots: Sequence[Path], limits: MediaLimitsConfig
+    ref: VideoRef, sampling: FrameSampling, media_policy: MediaPolicy, limits: MediaLimitsConfig
 ) -> DecodedVideo:
     """Choose the frames of a video and decode them.
 
     Raises:
         MediaError: the frames cannot be chosen (see `plan_frames`), or one does not decode.
     """
-    with _open_reader(ref, roots, limits) as reader:
+    with _open_reader(ref, media_policy, limits) as reader:
         plan = _plan_frames(ref, sampling, reader, limits)
         return DecodedVideo(plan=plan, frames_TCHW=_decode_resized_frames(reader, plan))
 
 
-def read_video_frame(ref: ImageRef, second: float, roots: Sequence[Path], limits: MediaLimitsConfig) -> Image.Image:
+def check_video_frames(
+    ref: VideoRef, sampling: FrameSampling, media_policy: MediaPolicy, limits: MediaLimitsConfig
+) -> DecodedVideo:
+    """Decode every frame that the model sees, before a run trains on them.
+
+    What decord gives is compared with PyAV's frames, because it conceals damage by neighbouring frames.
+
+    Raises:
+        MediaError: as `read_video_frames`, or decord gives other frames than PyAV.
+    """
+    video = read_video_frames(ref, sampling, media_policy, limits)
+    if media_policy.video_reader == "pyav":
+        return video
+    expected = read_video_frames(ref, sampling, replace(media_policy, video_reader="pyav"), limits)
+    differences_T = (video.frames_TCHW - expected.frames_TCHW).abs().amax((1, 2, 3))
+    for index, difference in zip(video.plan.indices, differences_T.tolist(), strict=True):
+        if difference > _MAX_DIFFERENCE:
+            raise MediaError(
+                f"{ref.path}: decord's frame {index} differs from PyAV's by {difference:.0f} grey levels; {REMEDY}"
+            )
+    return video
+
+
+def read_video_frame(ref: ImageRef, second: float, media_policy: MediaPolicy, limits: MediaLimitsConfig) -> Image.Image:
     """Return the frame that a video shows at a second, counted from its first frame; RGB, upright.
 
     Raises:
@@ -90,7 +118,7 @@ def read_video_frame(ref: ImageRef, second: float, roots: Sequence[Path], limits
             not decode.
         MediaRangeError: the video has no such second.
     """
-    with _open_reader(VideoRef(path=ref.path, sha256=ref.sha256, fps=ref.fps), roots, limits) as reader:
+    with _open_reader(VideoRef(path=ref.path, sha256=ref.sha256, fps=ref.fps), media_policy, limits) as reader:
         timeline = reader.timeline
         last_frame_s = timeline.seconds_at(-1)
         if not 0.0 <= second < last_frame_s + 1 / timeline.fps:
@@ -102,12 +130,13 @@ def read_video_frame(ref: ImageRef, second: float, roots: Sequence[Path], limits
 
 
 @contextmanager
-def _open_reader(ref: VideoRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> Iterator[VideoReader]:
+def _open_reader(ref: VideoRef, media_policy: MediaPolicy, limits: MediaLimitsConfig) -> Iterator[VideoReader]:
     if ref.fps is not None:
-        yield FrameFolderReader(ref, ref.fps, roots, limits)
+        yield FrameFolderReader(ref, ref.fps, media_policy.roots, limits)
         return
-    with open_video_file(ref, roots, limits) as reader:
-        yield reader
+    with open_video_file(ref, media_policy.roots, limits) as reader:
+        # PyAV checks the file and lists its frames in both cases.
+        yield DecordFileReader(ref.path, reader) if media_policy.video_reader == "decord" else reader
 
 
 def _plan_frames(ref: VideoRef, sampling: FrameSampling, reader: VideoReader, limits: MediaLimitsConfig) -> FramePlan:

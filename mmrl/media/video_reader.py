@@ -1,8 +1,6 @@
 """Read frames of a video file by PyAV, or of a folder of images: their times, their key frames and their pixels.
 
-decord gives the same pixels in good files. But it repeats a neighbour where a frame does not decode, is some frames off
-after an "open" key frame, and counts frames that an edit list hides, for which it may wait forever. Here a frame is
-found by its time, or the file is refused.
+A frame is found by its time, or the file is refused. `decord_reader.py` reads the same files by decord.
 """
 
 from __future__ import annotations
@@ -75,9 +73,12 @@ class VideoFileReader:
     def __init__(self, path: str, container: InputContainer, limits: MediaLimitsConfig) -> None:
         """Check the file and list its frames; raises as `open_video_file`."""
         self._path, self._container, self._limits = path, container, limits
+        self.file: Final = container.name
         self._stream = self._select_video_stream()
         self._coded_size = Size(self._stream.width, self._stream.height)
         self._check_header()
+        # Why counting decoded frames from a key frame, as decord does, ends at other frames; None if it does not.
+        self.counting_problem: str | None = None
         self.timeline = self._read_timeline()
         self._quarter_turns = self._read_rotation()
         width, height = self._coded_size
@@ -118,6 +119,7 @@ class VideoFileReader:
         """List the frames by reading all packets, without decoding them."""
         times: list[int] = []
         keys: list[int] = []
+        num_hidden = 0
         end_s = 0.0
         # PyAV ends each stream with an empty packet.
         for packet in filter(attrgetter("size"), self._container.demux()):
@@ -130,7 +132,9 @@ class VideoFileReader:
             if packet.is_keyframe:
                 keys.append(packet.pts)
             # An edit list hides discarded frames, though others may be decoded from them.
-            if not packet.is_discard:
+            if packet.is_discard:
+                num_hidden += 1
+            else:
                 times.append(packet.pts)
             check_length(self._path, len(times), 0.0, self._limits)
         if not (times and keys):
@@ -143,7 +147,21 @@ class VideoFileReader:
         )
         check_length(self._path, len(times), max(len(times) / timeline.fps, timeline.seconds_at(-1)), self._limits)
         self._check_not_truncated(end_s, timeline.fps)
+        self.counting_problem = self._find_counting_problem(times, set(keys), num_hidden)
         return timeline
+
+    def _find_counting_problem(self, times: Sequence[int], keys: set[int], num_hidden: int) -> str | None:
+        """Return why frames cannot be counted from a key frame, given the times of the frames as they are stored."""
+        if "avi" in self._container.format.name:
+            return "it is an AVI file, which decord reads differently each time"
+        if num_hidden:
+            return f"its edit list hides {num_hidden} frames"
+        if times[0] not in keys:
+            return "it does not begin with a key frame"
+        for index, (stored, shown) in enumerate(zip(times, sorted(times), strict=True)):
+            if stored in keys and stored != shown:
+                return f"frames stored behind key frame {index} are shown before it (B-frames of an open GOP)"
+        return None
 
     def _check_not_truncated(self, end_s: float, fps: float) -> None:
         """Refuse a file that was cut off: its streams, sound included, end before its header says."""

@@ -230,12 +230,13 @@ def _convolve(layer: Any, mixed_RSC: torch.Tensor) -> torch.Tensor:  # noqa: ANN
 
 def _rule_inputs(layer: Any, convolved_TC: torch.Tensor, write_TH: torch.Tensor, decay_TH: torch.Tensor) -> RuleInputs:  # noqa: ANN401
     """Return the arguments of the rule for tokens, from what the layer's projections made of them."""
-    query, key, value = convolved_TC.split([layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
+    query, key, value = torch.split(convolved_TC, [layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
     repeats = layer.num_v_heads // layer.num_k_heads
+    num_tokens = len(convolved_TC)
     return RuleInputs(
-        query=query.unflatten(-1, (-1, layer.head_k_dim)).repeat_interleave(repeats, dim=1),
-        key=key.unflatten(-1, (-1, layer.head_k_dim)).repeat_interleave(repeats, dim=1),
-        value=value.unflatten(-1, (-1, layer.head_v_dim)),
+        query=query.reshape(num_tokens, -1, layer.head_k_dim).repeat_interleave(repeats, dim=1),
+        key=key.reshape(num_tokens, -1, layer.head_k_dim).repeat_interleave(repeats, dim=1),
+        value=value.reshape(num_tokens, -1, layer.head_v_dim),
         # In float32, as transformers has it: the exponential overflows in float16.
         log_decay=-layer.A_log.float().exp() * F.softplus(decay_TH.float() + layer.dt_bias),
         write_strength=write_TH.sigmoid(),

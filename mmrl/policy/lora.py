@@ -127,7 +127,8 @@ def merged_weight(name: str, layer: BaseTunerLayer) -> tuple[str, torch.Tensor]:
     if isinstance(layer, ParamWrapper):
         while name.endswith(_INNER_ADAPTER):
             name = name.removesuffix(_INNER_ADAPTER)
-        return f"{name}.{layer.parameter_name}", layer.get_param() + layer.get_delta_weight(layer.active_adapter[0])
+        update = layer.get_delta_weight(layer.active_adapter[0])  # type: ignore[no-untyped-call]
+        return f"{name}.{layer.parameter_name}", layer.get_param() + update  # type: ignore[no-untyped-call]
     # peft merges in place, and the adapter must stay apart to be trained further.
     merged = copy.deepcopy(layer)
     merged.merge()

@@ -12,8 +12,9 @@ import torch
 from safetensors import SafetensorError
 
 from mmrl.config.schema import ModelConfig
-from mmrl.policy.families import FAMILIES, UNSUPPORTED, ModelFamily, get_family, load_family
+from mmrl.policy.families import FAMILIES, ModelFamily, get_family, load_family
 from mmrl.types import UserError
+from mmrl.utils.model_files import check_model_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, ProcessorMixin
@@ -59,16 +60,9 @@ def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBu
 
     path = str(options.path)
     family = load_family(options.family.fn, base_dir, options.family.args) if options.family else None
+    check_model_type(path, FAMILIES if family is None else None)
     with _explain_load_errors(path):
-        if family is None:
-            config = AutoConfig.from_pretrained(path)
-            if config.model_type not in FAMILIES:
-                reason = UNSUPPORTED.get(config.model_type)
-                raise UserError(
-                    f"model.path: {path!r} is a {config.model_type!r} model{f' ({reason})' if reason else ''}; mmrl "
-                    f"trains {', '.join(FAMILIES)}, and others through `model.family: {{fn: ./file.py:function}}`"
-                )
-            family = get_family(config)
+        family = family or get_family(AutoConfig.from_pretrained(path))
         processor = AutoProcessor.from_pretrained(path)
     # The names are those of sides, but Qwen's image processors read areas in pixels from them.
     processor.image_processor.size = {"shortest_edge": options.min_pixels, "longest_edge": options.max_pixels}
@@ -122,4 +116,6 @@ def _explain_load_errors(path: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"model.path: cannot load {path!r} (neither a model folder nor a hub id): {reason}") from error
+        # Of a hub id, config.json is there by now: `check_model_type` tells of a hub that is out of reach.
+        hint = "" if Path(path).is_dir() else f"; `hf download {path}` where there is a network fetches all its files"
+        raise UserError(f"model.path: cannot load {path!r}: {reason}{hint}") from error

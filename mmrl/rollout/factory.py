@@ -286,8 +286,9 @@ def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]
     """Return the tokens of the longest prompt that is allowed, and what limits it, in words.
 
     Raises:
-        UserError: the longest response leaves the engine no room for a prompt.
+        UserError: a response may be longer than the model's context, or leaves the engine no room for a prompt.
     """
+    _check_response_lengths(config, policy)
     limit = (config.model.max_prompt_tokens, "model.max_prompt_tokens")
     if config.rollout.engine not in _VLLM_ENGINES:
         return limit
@@ -301,3 +302,26 @@ def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]
         )
     engine_limit = (model_len - response, f"{model_len} tokens of the rollout engine less {response} for the response")
     return min(limit, engine_limit)
+
+
+def _check_response_lengths(config: Config | EvalConfig, policy: Policy) -> None:
+    """Raise a UserError that names the key of a response length that exceeds the model's context."""
+    context_tokens: int = policy.model.config.get_text_config().max_position_embeddings
+    lengths = {"evaluation.max_new_tokens": config.evaluation.max_new_tokens}
+    generating = [("evaluation", config.evaluation.rollout_steps)]
+    for index, stage in enumerate(config.stages):
+        if isinstance(stage, RlStage | SampleStage):
+            lengths[f"stages.{index}.sampling.max_new_tokens"] = stage.sampling.max_new_tokens
+            generating.append((f"stages.{index}", stage.rollout_steps))
+    for owner, steps in generating:
+        for index, step in enumerate(steps):
+            if isinstance(step, RethinkConfig):
+                lengths[f"{owner}.rollout_steps.{index}.max_new_tokens"] = step.max_new_tokens
+    for key, tokens in lengths.items():
+        if tokens >= context_tokens:
+            error = UserError(
+                f"{tokens} tokens of a response and its prompt do not fit the model's context of {context_tokens}; "
+                "use fewer"
+            )
+            error.key = key
+            raise error

@@ -6,17 +6,90 @@ is added to the total after the terms have been combined.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, call
 from pathlib import Path
+from typing import Any
 
 from mmrl.algo.group_rewards import BoundGroupReward
 from mmrl.config import Config
-from mmrl.config.schema import matches_conditions
-from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
-from mmrl.types import Sample, UserError
-from mmrl.utils.plugins import load_plugin
+from mmrl.config.schema import ScoringConfig, matches_conditions
+from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
+from mmrl.scoring.terms import make_worker_limits, worker_failure
+from mmrl.types import Group, RewardFailure, RewardValue, Sample, UserError
+from mmrl.utils.error_catcher import ErrorCatcher
+from mmrl.utils.plugins import describe_plugin_error, load_plugin
+from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError, wait_for_calls
+from mmrl.utils.worker_server import ReportActivity
+
+GroupRewardFunction = Callable[[Group], Sequence[RewardValue]]
+
+
+@dataclass(slots=True)
+class IsolatedGroupReward:
+    """Calls a group reward of the user's in a worker process, which starts with the first call."""
+
+    name: str
+    load: Callable[[], GroupRewardFunction]  # picklable; loads the function in the worker
+    options: ScoringConfig
+    # Runs a call on rank 0 for all ranks: they must agree on which call took too long.
+    run_on_rank0: Callable[[Callable[[], Any]], Any]
+    _pool: WorkerPool[Group, Sequence[RewardValue]] | None = None
+
+    def __call__(self, group: Group) -> Sequence[RewardValue] | RewardFailure:
+        """Return the values, or the failure of the process.
+
+        Raises:
+            UserError: the function raised, no process can be started, or one failed and the config says to stop.
+            KeyboardInterrupt: this process is to stop, and the function hangs.
+        """
+        values: Sequence[RewardValue] | RewardFailure = self.run_on_rank0(partial(self._call_in_worker, group))
+        if isinstance(values, RewardFailure) and self.options.on_unscorable == "stop":
+            raise RewardError(f"group reward {self.name!r} on sample {group.prompt.sample.id!r}: {values.reason}")
+        return values
+
+    def close(self) -> None:
+        """End the process."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _call_in_worker(self, group: Group) -> Sequence[RewardValue] | RewardFailure:
+        try:
+            if self._pool is None:
+                load = partial(_load_group_reward, self.name, self.load)
+                self._pool = WorkerPool(load, 1, limits=make_worker_limits(self.options))
+            future = self._pool.submit(group)
+            wait_for_calls([future])
+            return future.result()
+        except WorkerStartError as error:
+            self.close()
+            raise RewardError(f"a process for the group reward {self.name!r} {error}") from error
+        except WorkerError as error:
+            return worker_failure(error)
+        except KeyboardInterrupt:
+            self.close()
+            raise
+
+
+def _load_group_reward(
+    name: str, load: Callable[[], GroupRewardFunction], report: ReportActivity
+) -> Callable[[Group], Sequence[RewardValue]]:
+    report(f"loading group reward {name!r}")
+    return partial(_call_group_reward, load())
+
+
+def _call_group_reward(compute: GroupRewardFunction, group: Group) -> Sequence[RewardValue]:
+    """Return the values; whatever the function raises becomes a UserError with file and line, which ends the run."""
+    with ErrorCatcher() as caught:
+        return list(compute(group))
+    error = caught.error
+    assert error is not None
+    if isinstance(error, UserError):
+        raise error
+    raise UserError(describe_plugin_error(error) or f"a group reward raised {type(error).__name__}: {error}")
 
 
 def build_scorer(config: Config, base: Path) -> RewardFunctionScorer:
@@ -32,8 +105,12 @@ def build_scorer(config: Config, base: Path) -> RewardFunctionScorer:
     return RewardFunctionScorer(terms, config.rewards)
 
 
-def build_group_rewards(config: Config, base: Path) -> tuple[BoundGroupReward, ...]:
+def build_group_rewards(
+    config: Config, base: Path, run_on_rank0: Callable[[Callable[[], Any]], Any] = call
+) -> tuple[BoundGroupReward, ...]:
     """Return the group rewards. Files are relative to `base`.
+
+    In a run of several ranks, `run_on_rank0` makes a call on rank 0 and returns its result on all.
 
     Raises:
         UserError: a function or option is unknown, a name is taken, or `correct` names no reward term.
@@ -43,9 +120,16 @@ def build_group_rewards(config: Config, base: Path) -> tuple[BoundGroupReward, .
     ]
     bound = []
     for options in config.rewards.group_rewards:
-        compute = load_plugin(options.fn, base, options.args, role="group reward", parameters=("group",))
+        load = partial(load_plugin, options.fn, base, options.args, role="group reward", parameters=("group",))
+        compute = load()
         name = options.name or options.fn.rpartition(":")[2]
-        bound.append(BoundGroupReward(name=name, compute=compute, options=options))
+        term = BoundGroupReward(name=name, compute=compute, options=options)
+        comes_with_mmrl = options.fn.startswith(("mmrl.", "mmrl_rewards."))
+        if not comes_with_mmrl and (config.rewards.own_rewards == "worker" or config.rewards.workers):
+            isolated = IsolatedGroupReward(name, load, config.rewards, run_on_rank0)
+            drop_failed = config.rewards.on_unscorable != "fallback"
+            term = replace(term, compute=isolated, drop_failed=drop_failed, close=isolated.close)
+        bound.append(term)
     names = [*term_names, *map(attrgetter("name"), bound)]
     for name in names:
         if names.count(name) > 1:

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import pickle
 import random
+import re
 import sys
 import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mmrl.answer import COORDINATE_TYPES, ResponseFormat
 from mmrl.types import (
+    Answer,
     AnswerType,
     CoordinateSystem,
     FinishReason,
@@ -174,7 +176,10 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
         # Some libraries list modules that cannot be imported by their names.
         with ErrorCatcher():
             importlib.import_module(name)
-    tries = [(name, sample, text) for sample in samples for name, text in _build_attacks(sample).items()]
+    tries = []
+    for sample in samples:
+        attacks = build_attacks(sample, _ATTACK_GRAMMAR, _ATTACK_GRAMMAR.render(sample.target))
+        tries += [(name, sample, text) for name, text in attacks.items()]
     tries += [("right", sample, _ATTACK_GRAMMAR.render(sample.target)) for sample in samples]
     got = _run_all_in_processes([partial(_score_text, reward, sample, text) for _, sample, text in tries])
     attempts = [(name, sample, term) for (name, sample, _), term in zip(tries, got, strict=True)]
@@ -191,16 +196,15 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
     )
 
 
-def _build_attacks(sample: Sample) -> dict[str, str]:
+def build_attacks(sample: Sample, grammar: ResponseFormat, correct: str) -> dict[str, str]:
     """Return a response that a policy has been seen to try without having looked, for each attack by its name.
 
-    Raises:
-        UserError: the target cannot be written in the response format.
+    `correct` is the correct response, written in the format of `grammar`.
     """
     answer_type = sample.target.answer_type
     question = " ".join(part for part in sample.parts if isinstance(part, str))
-    correct = _ATTACK_GRAMMAR.render(sample.target)
-    correct_answer = _ATTACK_GRAMMAR.parse(correct, answer_type).text or ""
+    correct_answer = grammar.parse(correct, answer_type).text or ""
+    before, after = _split_around_answer(correct, correct_answer, partial(grammar.parse, answer_type=answer_type))
     answers = {
         "format only": "",
         "question echo": question,
@@ -215,12 +219,23 @@ def _build_attacks(sample: Sample) -> dict[str, str]:
     return {
         "empty": "",
         "white space": " \n\t",
-        **{name: f"<answer>{answer}</answer>" for name, answer in answers.items()},
+        **{name: f"{before}{answer}{after}" for name, answer in answers.items()},
         "answer in the thinking alone": f"<think>{correct}</think>",
-        "right, after a wrong one": f"<answer>nothing</answer>{correct}",
-        "right, before a wrong one": f"{correct}<answer>nothing</answer>",
+        "right, after a wrong one": f"{before}nothing{after}{correct}",
+        "right, before a wrong one": f"{correct}{before}nothing{after}",
         "right, no tags": correct_answer,
     }
+
+
+def _split_around_answer(correct: str, answer: str, parse: Callable[[str], Answer]) -> tuple[str, str]:
+    """Return the texts before and behind the answer of a response."""
+    # A short answer may also be part of a tag: "e" is in "</answer>".
+    for match in re.finditer(re.escape(answer), correct):
+        before, after = correct[: match.start()], correct[match.end() :]
+        if answer and parse(f"{before}nothing{after}").text == "nothing":
+            return before, after
+    before, _, after = correct.rpartition(answer or correct)
+    return before, after
 
 
 def _make_response(sample: Sample, text: str) -> Response:

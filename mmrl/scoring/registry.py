@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import mmrl_rewards
-from mmrl.config.schema import ToolConfig
+from mmrl.config.schema import ScoringConfig, ToolConfig
 from mmrl.rollout.tools.workers import ToolFunction
+from mmrl.scoring.terms import make_worker_limits
 from mmrl.types import UserError
-from mmrl.utils.plugins import load_function, load_plugin
+from mmrl.utils.plugins import errors_about_call, load_function, load_plugin
+from mmrl.utils.worker_pool import WorkerError, WorkerPool
+from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, Reward, bind
 
@@ -59,6 +64,12 @@ def load_reward(name: str, base: Path) -> AnyReward:
     """
     found = load_function(qualified_name(name), base, role="reward")
     if not isinstance(found, Reward):
+        if list(inspect.signature(found).parameters)[:1] == ["group"]:
+            raise UserError(
+                f"{name!r} is a group reward, which compares the rollouts of a prompt: name it in "
+                "`rewards.group_rewards`. `mmrl reward` tries rewards of single responses; "
+                "docs/extending/group_reward.md says how to try this one"
+            )
         raise UserError(f"{name!r} is not a reward: decorate the function with @mmrl_rewards.contract.reward(name=...)")
     return found
 
@@ -69,7 +80,8 @@ def load_bound_reward(name: str, base: Path, args: Mapping[str, Any]) -> BoundRe
     Raises:
         UserError: there is no such reward, or an option is unknown, missing or of the wrong type.
     """
-    return bind(load_reward(name, base), args)
+    with errors_about_call(name, args):
+        return bind(load_reward(name, base), args)
 
 
 def load_tool(base: Path, options: ToolConfig) -> ToolFunction:
@@ -111,21 +123,46 @@ def find_cases(name: str, base: Path) -> tuple[tuple[Case, ...], Path]:
     return rows, folder
 
 
-def check_case_tables(names: Iterable[str], base: Path) -> None:
+def check_case_tables(names: Iterable[str], base: Path, options: ScoringConfig) -> None:
     """Run the case tables of rewards, to see that the libraries installed here give the same values.
 
     Raises:
-        UserError: a row got another value than it states.
+        UserError: a row got another value than it states, or a reward of the user's hangs or exceeds a limit.
     """
     load_table = cache(load_case_table)
     for name in dict.fromkeys(names):
         reward_name, own_table = _own_case_table(name, base)
         # A reward of a user may have no table; those that come with mmrl are missing from an installed package.
         tables = sorted(_CASES_DIR.glob("*.json")) if own_table is None else filter(Path.is_file, [own_table])
-        for case in [case for table in tables for case in load_table(table) if case.fn == reward_name]:
-            failure = case.failure_message(load_bound_reward(name, base, case.args))
-            if failure:
-                raise UserError(f"reward {name!r} contradicts its case table: {failure}")
+        cases = [case for table in tables for case in load_table(table) if case.fn == reward_name]
+        if own_table is None or options.own_rewards == "main_process":
+            for case in cases:
+                _check_case(name, base, case)
+        elif cases:
+            _check_cases_in_worker(name, base, cases, options)
+
+
+def _check_cases_in_worker(name: str, base: Path, cases: Sequence[Case], options: ScoringConfig) -> None:
+    load = partial(_load_case_check, name, base)
+    with closing(WorkerPool(load, 1, limits=make_worker_limits(options))) as pool:
+        for case in cases:
+            try:
+                pool.submit(case).result()
+            except WorkerError as error:
+                place = f"the row of its case table with the response {case.response!r:.80}"
+                raise UserError(f"reward {name!r}, {place}: a process for rewards {error}") from error
+
+
+def _check_case(name: str, base: Path, case: Case) -> None:
+    failure = case.failure_message(load_bound_reward(name, base, case.args))
+    if failure:
+        raise UserError(f"reward {name!r} contradicts its case table: {failure}")
+
+
+def _load_case_check(name: str, base: Path, report: ReportActivity) -> Callable[[Case], None]:
+    report(f"loading reward {name!r}")
+    load_reward(name, base)
+    return partial(_check_case, name, base)
 
 
 def _own_case_table(name: str, base: Path) -> tuple[str, Path | None]:

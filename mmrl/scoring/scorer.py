@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig, matches_conditions
-from mmrl.scoring.terms import BoundTerm, RewardError, RewardOutcome, call_reward, check_terms, combine_terms
+from mmrl.scoring.lint import build_attacks, make_samples
+from mmrl.scoring.terms import (
+    BoundTerm,
+    RewardError,
+    RewardOutcome,
+    call_reward,
+    check_terms,
+    combine_terms,
+    make_worker_limits,
+    worker_failure,
+)
 from mmrl.types import (
     Answer,
     AnswerType,
@@ -30,14 +42,16 @@ from mmrl.types import (
     Size,
     UserError,
 )
-from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
+from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError, wait_for_calls
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.contract import BoundReward
 
-_STARTUP_TIMEOUT_S = 60.0
 _MAX_BATCH_SIZE = 32  # most rewards take microseconds, less than a message between processes
 _MAX_RESPONSE_CHARS = 200
 _CHECK_BATCH_SIZE = 1000
+_TRIED_SAMPLES = 2  # samples of each answer type that wrong answers are tried on
+_MAX_WRONG_CHARS = 10_000  # longer ones take time, and no model writes them
+_LOCAL_SERVICES = ("render_svg", "render_latex")  # rewards whose service is a process of this machine
 
 ScoringPair = tuple[Response, Sample]
 """The arguments of a reward."""
@@ -54,7 +68,7 @@ class RewardCall(NamedTuple):
 
 
 class RewardFunctionScorer:
-    """Scores rollouts. Terms with a `timeout_s` run in worker processes; all terms do if there are workers."""
+    """Scores rollouts. Terms with a `timeout_s`, and those of users, run in worker processes; all do with `workers`."""
 
     def __init__(self, terms: Sequence[BoundTerm], options: ScoringConfig) -> None:
         """Check the terms; no process is started before the first call.
@@ -67,9 +81,12 @@ class RewardFunctionScorer:
         # Seconds that a call may take, of the terms that run in worker processes.
         self._timeouts_s: dict[str, float] = {}
         for term in terms:
-            if options.workers or term.timeout_s is not None:
+            is_isolated = options.own_rewards == "worker" and not term.comes_with_mmrl
+            if options.workers or term.timeout_s is not None or is_isolated:
                 self._timeouts_s[term.name] = term.timeout_s or options.timeout_s
         self._pool: WorkerPool[RewardCall, RewardOutcome] | None = None
+        # Terms whose service was asked in a check. Each row would cost a request, and show no more.
+        self._asked_services: set[str] = set()
 
     @property
     def term_weights(self) -> dict[str, float]:
@@ -133,7 +150,8 @@ class RewardFunctionScorer:
         """Call every reward for every sample, with an empty response and with the correct one.
 
         A run does this at its start, so that an unusable target or a broken reward stops it before the first step. The
-        correct response is written in the format of `grammar`. In evaluation, `training_only` terms are left out.
+        correct response is written in the format of `grammar`. In evaluation, `training_only` terms are left out. A
+        reward that asks a service is called once in all, with a wrong answer: some ask about no other.
 
         Raises:
             RewardError: a reward failed, whatever `on_error` and `on_unscorable` say.
@@ -144,11 +162,42 @@ class RewardFunctionScorer:
         for start in range(0, len(samples), _CHECK_BATCH_SIZE):
             pairs: list[ScoringPair] = []
             for sample in samples[start : start + _CHECK_BATCH_SIZE]:
+                for term in self.applicable_terms(sample, evaluation=evaluation):
+                    if _asks_remote_service(term) and term.name not in self._asked_services:
+                        self._asked_services.add(term.name)
+                        self._try_wrong_answers(term, sample, grammar)
                 empty_answer = empty_answers[sample.target.answer_type]
                 pairs += [(response, sample) for response in _make_trial_responses(sample, grammar, empty_answer)]
             all_outcomes = self._call_rewards(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
-                self._combine_outcomes(sample, outcomes, None)
+                # A total needs a value of every term, those included whose service was asked about another sample.
+                applicable = self.applicable_terms(sample, evaluation=evaluation)
+                stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in applicable}
+                self._combine_outcomes(sample, {**stand_ins, **outcomes}, None)
+
+    def check_wrong_answers(self, samples: Sequence[Sample], grammar: ResponseFormat) -> list[str]:
+        """Call the rewards with wrong answers, those of `mmrl reward lint` too, for a few samples of each answer type.
+
+        A reward may fail on wrong answers alone, which `check_samples` does not show. Services are not asked.
+
+        Returns:
+            A warning for each reward that fails where the config says to leave such rollouts out.
+
+        Raises:
+            RewardError: a reward fails, and the config says to stop: the run would end at such a response.
+        """
+        warnings: dict[str, str] = {}
+        counts: Counter[tuple[str, AnswerType]] = Counter()
+        for sample in samples:
+            for term in self.applicable_terms(sample):
+                kind = term.name, sample.target.answer_type
+                counts[kind] += 1
+                if counts[kind] > _TRIED_SAMPLES or term.name in warnings or term.reward.reward.uses_service:
+                    continue
+                error = self._try_wrong_answers(term, sample, grammar)
+                if error is not None:
+                    warnings[term.name] = str(error)
+        return list(warnings.values())
 
     def unused_terms(self, samples: Sequence[Sample]) -> tuple[str, ...]:
         """Return the names of the terms that apply to none of the samples."""
@@ -164,6 +213,36 @@ class RewardFunctionScorer:
             self._pool.close()
             self._pool = None
 
+    def _try_wrong_answers(self, term: BoundTerm, sample: Sample, grammar: ResponseFormat) -> RewardError | None:
+        """Return the first failure of a reward on wrong answers to a sample; raise it if the config says to stop.
+
+        A service is asked about one of them, and every failure of it raised.
+        """
+        answer_type, is_remote = sample.target.answer_type, _asks_remote_service(term)
+        correct = _make_trial_responses(sample, grammar, grammar.parse("", answer_type))[1]
+        texts = build_attacks(sample, grammar, correct.text)
+        # None of those need be an answer of the right type, which alone reaches the comparison with the target.
+        with suppress(UserError):
+            texts["another answer"] = grammar.build_example(make_samples((answer_type,))[0].target)
+        for name, text in texts.items():
+            if len(text) > _MAX_WRONG_CHARS or (is_remote and name != "question echo"):
+                continue
+            response = replace(correct, text=text, answer=grammar.parse(text, answer_type))
+            # One at a time, so that a reward that hangs costs its deadline once.
+            if term.name in self._timeouts_s:
+                outcome = self._run_in_workers([RewardCall(term.name, response, sample)], warm_up=False)[0]
+            else:
+                outcome = call_reward(term.reward, response, sample)
+            if not isinstance(outcome, RewardFailure):
+                continue
+            error = _make_error(term.name, outcome, response, sample)
+            if is_remote or self._failure_action(outcome) == "stop":
+                raise RewardError(f"{error}; wrong answers are tried before the first step, as by `mmrl reward lint`")
+            # To abstain is no fault, where the run goes on without the rollout.
+            if outcome.error_kind is not RewardErrorKind.UNSCORABLE:
+                return error
+        return None
+
     def _call_rewards(
         self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
     ) -> list[OutcomesByTerm]:
@@ -177,6 +256,8 @@ class RewardFunctionScorer:
                 raise UserError(
                     f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
                 )
+            if trial:
+                terms = [term for term in terms if not _asks_remote_service(term)]
             terms_of_pairs.append(terms)
             for term in terms:
                 if term.name in self._timeouts_s:
@@ -200,7 +281,9 @@ class RewardFunctionScorer:
 
         Raises:
             RewardError: a reward did not load, no process can be started, or a sample cannot be sent to one.
+            KeyboardInterrupt: this process is to stop, and a reward hangs.
         """
+        options = self._options
         try:
             if self._pool is None:
                 loaders = {term.name: term.load_reward for term in self._terms if term.name in self._timeouts_s}
@@ -209,14 +292,13 @@ class RewardFunctionScorer:
                 warm_up_calls = {call.term: call for call in calls} if warm_up else {}
                 self._pool = WorkerPool(
                     partial(_load_rewards, loaders, list(warm_up_calls.values())),
-                    max(1, self._options.workers),
-                    startup_timeout_s=_STARTUP_TIMEOUT_S,
+                    max(1, options.workers),
+                    limits=make_worker_limits(options),
                     max_batch_size=_MAX_BATCH_SIZE,
                 )
                 self._pool.wait_until_ready()
             futures = self._pool.submit_all(calls, [self._timeouts_s[call.term] for call in calls])
-            # One wake-up for all: waking up for each would take longer than the calls.
-            wait(futures)
+            wait_for_calls(futures)
             return _read_outcomes(futures, calls)
         except WorkerStartError as error:
             self.close()
@@ -308,6 +390,13 @@ def _make_trial_responses(sample: Sample, grammar: ResponseFormat, empty_answer:
     return responses
 
 
+def _asks_remote_service(term: BoundTerm) -> bool:
+    """Return True for a reward whose calls cost a request or a model, False for drawings of this machine."""
+    reward = term.reward
+    is_local = reward.reward.name in _LOCAL_SERVICES and reward.args.get("encoder") is None
+    return reward.reward.uses_service and not is_local
+
+
 def _failures_by_term(outcomes: OutcomesByTerm) -> dict[str, RewardFailure]:
     return {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, RewardFailure)}
 
@@ -324,10 +413,10 @@ def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[Rew
     for future in futures:
         try:
             outcomes.append(future.result())
-        except WorkerTimeoutError as error:
-            outcomes.append(RewardFailure(RewardErrorKind.TIMEOUT, str(error)))
-        except WorkerDiedError:
-            outcomes.append(RewardFailure(RewardErrorKind.CRASH, "its process died"))
+        except WorkerStartError:
+            raise
+        except WorkerError as error:
+            outcomes.append(worker_failure(error))
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             # Calls are pickled by the batch: its error does not say which of them is at fault.
             sample_ids = set()

@@ -16,9 +16,11 @@ from numbers import Real
 from pathlib import Path
 from typing import Literal
 
-from mmrl.config.schema import RewardTermConfig
+from mmrl.config.schema import RewardTermConfig, ScoringConfig
 from mmrl.types import Response, RewardErrorKind, RewardFailure, RewardValue, Sample, Unscorable, UserError
 from mmrl.utils.error_catcher import ErrorCatcher
+from mmrl.utils.worker_limits import WorkerLimits
+from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerTimeoutError
 from mmrl_rewards.contract import BoundReward
 
 # In lexicographic totals, two values within the same hundredth of a term's range are equal.
@@ -51,6 +53,22 @@ def call_reward(reward: BoundReward, response: Response, sample: Sample) -> Rewa
     if len(reason) > _MAX_REASON_CHARS:
         reason = reason[:_MAX_REASON_CHARS] + "..."
     return RewardFailure(kind, reason)
+
+
+def make_worker_limits(options: ScoringConfig) -> WorkerLimits:
+    """Return the limits of a worker that calls rewards."""
+    return WorkerLimits(options.startup_timeout_s, options.timeout_s, **options.worker_limits.model_dump())
+
+
+def worker_failure(error: WorkerError) -> RewardFailure:
+    """Return the failure of a reward whose worker was killed, or ended, in the middle of a call."""
+    match error:
+        case WorkerTimeoutError():
+            return RewardFailure(RewardErrorKind.TIMEOUT, str(error))
+        case WorkerLimitError():
+            return RewardFailure(RewardErrorKind.LIMIT, f"was stopped: its process {error}")
+        case _:
+            return RewardFailure(RewardErrorKind.CRASH, "its process died")
 
 
 def _check_result(reward: BoundReward, result: object) -> RewardOutcome:
@@ -96,6 +114,11 @@ class BoundTerm:
     def fallback(self) -> float:
         """The value used when the reward abstains or fails: the low end of its range, unless the config sets it."""
         return self.reward.reward.low if self.options.fallback is None else self.options.fallback
+
+    @property
+    def comes_with_mmrl(self) -> bool:
+        """True for a reward of ours, False for one in a file or package of the user's."""
+        return self.reward.reward.fn.__module__.startswith(("mmrl.", "mmrl_rewards."))
 
     @property
     def timeout_s(self) -> float | None:

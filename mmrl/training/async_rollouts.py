@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from mmrl.config.schema import RlStage
 from mmrl.distributed.ranks import Ranks, count_dropped_samples, rank_slice, sum_over_ranks
 from mmrl.ports import RolloutPipeline
 from mmrl.training import rl
@@ -108,6 +109,20 @@ def run_async_rl_stage(
         with timer.time("learn"):
             components.sync_weights(state.version + 1)
         rl.end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
+
+
+def describe_lengthening(stage: object, state: TrainingState) -> str:
+    """Return a sentence that says if a lengthened stage will end like one that was longer from the start.
+
+    `state` is that of the checkpoint that the stage goes on from.
+    """
+    # The last step of a stage prefetches nothing.
+    if isinstance(stage, RlStage) and stage.async_rollouts and state.step and state.prefetched is None:
+        return (
+            f"Stage {stage.name} will not end like one that had {stage.steps} steps from the start: step {state.step} "
+            "was its last one, and generated no rollouts for the next."
+        )
+    return "The stage will end like one that had so many steps from the start."
 
 
 def _check_versions(batch: RolloutBatch, allowed: range) -> None:

@@ -19,15 +19,14 @@ from mmrl.benchmarks.report import write_report
 from mmrl.config import Config, EvalConfig, load_eval_config
 from mmrl.config.schema import BenchmarkConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
-from mmrl.evaluation.model_source import inherit_settings
+from mmrl.evaluation.eval_dir import EvalDir, evaluation_identity
+from mmrl.evaluation.eval_settings import inherit_settings
 from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set
 from mmrl.evaluation.session import (
-    EvalDir,
     EvalSession,
     build_eval_pipeline,
     check_missing,
     describe_generation,
-    evaluation_identity,
     find_unusable_questions,
     make_batches,
     run_session,
@@ -74,6 +73,15 @@ def read_benchmark_questions(
             f"{', '.join(columns) or 'no columns to break results down by'}"
         )
     return questions
+
+
+def digest_questions(config: Config, questions: Sequence[BenchmarkQuestions]) -> dict[str, str]:
+    """Return the digest of each benchmark's questions, by its name and files."""
+    digests = {}
+    for options, benchmark_questions in zip(config.evaluation.benchmarks, questions, strict=True):
+        # With the files, since a run may go on with others on purpose.
+        digests[f"{options.name} ({', '.join(options.data)})"] = benchmark_questions.digest()
+    return digests
 
 
 class _PreparedBenchmark(NamedTuple):
@@ -229,7 +237,9 @@ def _load_benchmark(options: BenchmarkConfig, base_dir: Path) -> Benchmark:
 
 def _make_dataset_context(options: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:
     folders = benchmark_folders(options.data, options.media_root, base_dir)
-    media_policy = make_media_policy(config.data.media_limits, (work_dir, *folders), schemes=("data",))
+    media_policy = make_media_policy(
+        config.data.media_limits, (work_dir, *folders), schemes=("data",), media=config.media
+    )
     return DatasetContext(work_dir=work_dir, base_dir=base_dir, seed=config.run.seed, media_policy=media_policy)
 
 
@@ -238,6 +248,8 @@ def _report_metrics(options: BenchmarkConfig, report: Mapping[str, Any]) -> dict
     values = {
         "accuracy": report["strict"]["value"],
         "official_accuracy": report["official"]["value"],
+        # Where a rule gives partial credit, as ANLS does, the accuracy counts full marks alone.
+        "official_score": report["score"],
         "truncated_frac": report["truncated_rate"],
         "no_answer_frac": report["no_answer_rate"],
         "response_tokens_mean": report["mean_tokens"],

@@ -26,6 +26,7 @@ from mmrl.config.schema import (
 )
 from mmrl.config.schema.stage_checks import check_reward_names
 from mmrl.data.context import make_dataset_context
+from mmrl.data.data_record import DataRecord
 from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import DatasetLoader, DataSplits
 from mmrl.data.stage_data import StageData
@@ -57,6 +58,7 @@ from mmrl.policy.build import (
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.pretrained import load_processor
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer, RolloutPipeline, Sampler
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
@@ -103,15 +105,18 @@ class RunContext:
         self.tool_runner = ToolRunner(partial(registry.load_tool, base_dir))
         set_thread_count(config.run.cpu_threads, ranks.size)
         torch.manual_seed(config.run.seed)
+        _check_device_and_processor(config, base_dir)
         self.response_format = build_response_format(config)
         self.scorer = build_scorer(config, base_dir)
-        self.group_rewards = build_group_rewards(config, base_dir)
-        registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir)
+        self.group_rewards = build_group_rewards(config, base_dir, ranks.on_rank0)
+        registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir, config.rewards)
 
         dataset_context = make_dataset_context(config, base_dir, run_dir.data)
         media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
         media_cache = MediaCache(media_policy, media_limits, max_bytes=IMAGE_CACHE_BYTES)
-        loader = DatasetLoader(config, dataset_context, media_cache, console, OpenedMediaIndex(run_dir.opened_media))
+        index = OpenedMediaIndex(run_dir.opened_media)
+        record = self.data_record = DataRecord(path=run_dir.data_record, data=config.data, console=console)
+        loader = DatasetLoader(config, dataset_context, media_cache, console, opened_index=index, record=record)
         console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
         # Rank 0 reads and checks the data for all: the others receive its samples.
         self.samples = ranks.on_rank0(loader.load)
@@ -132,7 +137,7 @@ class RunContext:
         self.processor = PromptProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
         enable_gradient_checkpointing(model, config.model.gradient_checkpointing, family)
         self.eos_token_id: int = self.processor.tokenizer.eos_token_id
-        self.samples = ranks.on_rank0(partial(_drop_unusable_samples, loader, self.samples, encoder))
+        self.samples = _drop_unusable_samples(loader, self.samples, encoder, ranks)
         self.stage_data = StageData(config, dataset_context, self.samples, self.processor, run_dir.outputs)
         worker_cache = MediaCache(media_policy, media_limits, max_bytes=WORKER_IMAGE_CACHE_BYTES)
         self.worker_encoder = build_encoder(config, self.model_bundle, worker_cache, limit)
@@ -256,6 +261,7 @@ class RunContext:
             ),
             prompts_per_step=stage.prompts_per_step,
             dynamic_sampling=stage.dynamic_sampling,
+            carry_over=stage.carries_groups,
             replay=replay,
             find_changed_media=partial(find_changed_media, find_problems=media_check, warn=self.console.warn),
             stale_old_logprobs="recorded" if stage.loss.rollout_correction.method == "none" else None,
@@ -323,6 +329,8 @@ class RunContext:
         self.scorer.check_samples(self.samples.train, self.response_format)
         self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
         check_group_rewards(self.group_rewards, self.scorer, self.samples.train)
+        for warning in self.scorer.check_wrong_answers(self.samples.train, self.response_format):
+            self.console.warn(warning)
 
         all_samples: list[Sample] = []
         for split in self.samples.by_split().values():
@@ -368,7 +376,20 @@ class RunContext:
         self.console.print_table(f"{type(model).__name__} on {model.device}", columns, rows)
 
 
-def _drop_unusable_samples(loader: DatasetLoader, samples: DataSplits, encoder: PromptEncoder) -> DataSplits:
-    """Return the splits without samples whose media or prompt length the model cannot take."""
-    loader.plan_videos(samples, encoder.frame_sampling)
-    return loader.filter_by_prompt(samples, encoder.measure)
+def _check_device_and_processor(config: Config, base_dir: Path) -> None:
+    """Check what `mmrl.training.early_checks` cannot without torch, before images are opened for an hour."""
+    select_device(config)
+    if config.model.from_scratch is None:
+        # The model is loaded later, with the processor again, but a damaged tokenizer is refused here.
+        load_processor(config.model, base_dir)
+
+
+def _drop_unusable_samples(
+    loader: DatasetLoader, samples: DataSplits, encoder: PromptEncoder, ranks: Ranks
+) -> DataSplits:
+    """Return the splits without samples whose media or prompt length the model cannot take. Collective."""
+    videos = loader.open_videos(samples, encoder.frame_sampling)
+    # In parts of a minute: the other ranks would take rank 0 for lost while it decodes for hours.
+    while ranks.on_rank0(partial(next, videos, None)) is not None:
+        pass
+    return ranks.on_rank0(partial(loader.filter_by_prompt, samples, encoder.measure))

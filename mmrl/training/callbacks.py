@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from mmrl.config.schema import CallbackConfig, ValidationConfig
 from mmrl.ports import MetricsLogger, PromptBuilder, RewardScorer, RolloutPipeline
 from mmrl.scoring.answer_and_score import answer_and_score
-from mmrl.types import EvalRewards, RunInterrupted, Sample, SelectedExperiences, TrainingState, UserError
+from mmrl.types import EvalRewards, RunInterrupted, Sample, SelectedExperiences, TrainingState
+from mmrl.utils.plugin_args import check_methods
 from mmrl.utils.plugins import load_plugin
 
 if TYPE_CHECKING:
@@ -182,20 +183,27 @@ class PeriodicCheckpointer:
             raise RunInterrupted
 
 
+def load_callback_makers(configs: Sequence[CallbackConfig], base_dir: Path) -> list[Callable[..., Callback]]:
+    """Load the functions that make the user's callbacks; file paths in `fn` start from `base_dir`.
+
+    Raises:
+        UserError: a function cannot be loaded, or has another signature or other options.
+    """
+    makers = []
+    for config in configs:
+        makers.append(load_plugin(config.fn, base_dir, config.args, role="callback", parameters=("context",)))
+    return makers
+
+
 def load_callbacks(configs: Sequence[CallbackConfig], context: object, base_dir: Path) -> list[Callback]:
     """Make the user's callbacks; file paths in `fn` start from `base_dir`.
 
     Raises:
-        UserError: a function cannot be loaded, has another signature or other options, or returns no callback.
+        UserError: as `load_callback_makers`, or a function returns no callback.
     """
     callbacks = []
-    for config in configs:
-        make = load_plugin(config.fn, base_dir, config.args, role="callback", parameters=("context",))
+    for config, make in zip(configs, load_callback_makers(configs, base_dir), strict=True):
         callback = make(context)
-        if not callable(getattr(callback, "on_step_end", None)):
-            raise UserError(
-                f"callback {config.fn!r} returned {type(callback).__name__}: it must return an object with a method "
-                "on_step_end(state, result)"
-            )
+        check_methods(callback, Callback, ("on_step_end",), owner=f"callback {config.fn!r}")
         callbacks.append(callback)
     return callbacks

@@ -63,7 +63,8 @@ HEALTH_RULES: Final = (
         "max_logprob_diff",
         "rollout engine and learner differ by {value:.2g} nats a token before the update: suspect the engine, not the "
         "learning rate. rollout.logprob_check.every=1 shows the modality that differs, and whether the gap begins at a "
-        "weight sync. If it is rounding, try model.dtype=float32, or weigh the gap with loss.rollout_correction",
+        "weight sync. If it is rounding, try model.float32_output_layer=true, then model.dtype=float32, or "
+        "weigh the gap with loss.rollout_correction",
     ),
     HealthRule(
         "replay/staleness_max",

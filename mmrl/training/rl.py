@@ -64,7 +64,6 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
         with collected.timer.time("learn"):
             learner_metrics = components.learner.step(selected.experiences, step=state.step)
             reference_metrics = components.update_reference(state.step)
-            # `state.version` numbers the weights: it counts training steps since the run began.
             components.sync_weights(state.version + 1)
         end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
 
@@ -72,7 +71,7 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
 def collect_groups(
     settings: RlSettings, components: RlComponents, state: TrainingState, collected: CollectedGroups
 ) -> None:
-    """Build prompts, generate and score: once, or with dynamic sampling several times."""
+    """Build prompts, generate and score: once, several times with dynamic sampling, or never if enough groups wait."""
     while components.selector.needs_another_round(collected.groups, state, rounds=collected.rounds):
         # With partial rollouts, responses that an earlier step cut off midway are finished before new ones begin.
         num_prompts = settings.prompts_per_round - len(state.unfinished)
@@ -81,6 +80,8 @@ def collect_groups(
             batch = components.rollout_pipeline.run(prompts, step=state.step, unfinished=state.unfinished)
         collected.metrics.update(count_dropped_samples(num_prompts, len(prompts), components.ranks))
         score_batch(components, state, batch, collected)
+    if not collected.rounds:  # groups carried over fill the step; ranks exchange an empty round, as in any other
+        score_batch(components, state, RolloutBatch(groups=(), unfinished=state.unfinished), collected)
 
 
 def build_prompts(components: RlComponents, state: TrainingState, count: int, timer: StepTimer) -> list[Prompt]:
@@ -111,7 +112,7 @@ def end_step(
     learner_metrics: Mapping[str, float],
 ) -> None:
     """Count the step, put its metrics together, and run the callbacks."""
-    # From here on rollouts are sampled from the new weights and carry the new version.
+    # From here on rollouts are sampled from the new weights, whose number is `state.version`.
     state.step, state.version = state.step + 1, state.version + 1
     metrics = {**collected.metrics, **compute_step_metrics(selected.groups, selected.advantages), **selected.metrics}
     result = StepResult(selected=selected, metrics={**metrics, **learner_metrics}, seconds=collected.timer.seconds)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,6 @@ from mmrl import checkpoint
 from mmrl.algo.group_rewards import add_group_rewards
 from mmrl.checkpoint.hf_export import collect_card_facts, write_adapter, write_model
 from mmrl.config import Config, LoadedConfig, diff_configs, dump_yaml, read_flat_settings
-from mmrl.config.load import cap_steps
 from mmrl.config.schema import RlStage, SampleStage, SelectStage, SftStage
 from mmrl.data.stage_tables import write_history_table
 from mmrl.distributed.ranks import MediaPlacement, RankLostError, Ranks
@@ -28,13 +26,14 @@ from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.log.comparison import compare_rewards, comparison_summary, print_summary
 from mmrl.log.console import Console, null_console
+from mmrl.log.library_messages import log_library_messages
 from mmrl.log.logger import NullLogger, RunLogger
-from mmrl.log.run_dir import RunDir, check_same_run
+from mmrl.log.run_dir import RunDir, check_same_run, run_dir_of
 from mmrl.policy.policy import Policy
 from mmrl.ports import Learner, Sampler, SampleSource
 from mmrl.rollout.logprob_check import LogprobCheck
-from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
-from mmrl.training.benchmarks import TrainingBenchmarks, read_all_benchmark_questions
+from mmrl.training.async_rollouts import AsyncRollouts, describe_lengthening, run_async_rl_stage
+from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_all_benchmark_questions
 from mmrl.training.build import RunContext, StageEngine
 from mmrl.training.callbacks import (
     BenchmarkRunner,
@@ -44,12 +43,14 @@ from mmrl.training.callbacks import (
     Validation,
     load_callbacks,
 )
+from mmrl.training.early_checks import FINISHED_MESSAGE, effective_config
 from mmrl.training.health import FailedStepCounter, FailedStepLimit, HealthMonitor
 from mmrl.training.rl import RlComponents, RlSettings, run_rl_stage
 from mmrl.training.sample import run_sample_stage
 from mmrl.training.select import run_select_stage
 from mmrl.training.sft import SftComponents, build_sft_settings, run_sft_stage
 from mmrl.types import EvalRewards, RunInterrupted, Sample, TrainingState
+from mmrl.utils.worker_pool import STOP_REQUESTED
 
 
 def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | None = None) -> int:
@@ -63,10 +64,7 @@ def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | Non
     Raises:
         UserError: something the user can fix. A run that had not begun leaves nothing behind.
     """
-    loaded = cap_steps(loaded, steps) if steps else loaded
-    config = loaded.config
-    if run_dir is not None:
-        config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(run_dir)})})
+    config = effective_config(loaded, steps=steps, run_dir=run_dir)
     with join_ranks(config.distributed, force_group=config.deepspeed is not None) as ranks:
         return _train_on_rank(config, loaded.files[0].parent, loaded.warnings, ranks)
 
@@ -74,29 +72,32 @@ def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | Non
 def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], ranks: Ranks) -> int:
     """Do the part of `train` that belongs to this rank. Rank 0 alone writes to the run directory and the console."""
     console = null_console() if ranks.rank else Console()
-    run_dir = RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
+    run_dir = run_dir_of(config)
     stop = StopSignal(console.warn)
     try:
         # SIGTERM too should unwind and clean up, as Ctrl-C does.
         with stop.handle(signal.SIGTERM, finish_step=False), ExitStack() as stack:
             ranks.on_rank0(partial(stack.enter_context, run_dir.lock()))
             has_begun = ranks.on_rank0(partial(run_dir.claim, config, console.info))
-            if has_begun and ranks.on_rank0(run_dir.model.exists):
-                console.info("This run is finished; delete its directory or choose another to run it again.")
+            if has_begun and ranks.on_rank0(run_dir.is_finished):
+                console.info(FINISHED_MESSAGE)
                 ranks.on_rank0(partial(print_summary, run_dir, console))
                 return 0
             for warning in warnings:
                 console.warn(warning)
-            cleanup = nullcontext() if ranks.rank else _remove_run_dir_on_error(run_dir, keep=has_begun)
+            stack.enter_context(log_library_messages(run_dir.log, rank=ranks.rank))
+            cleanup = nullcontext() if ranks.rank else run_dir.remove_on_error(keep=has_begun)
             with cleanup, ExitStack() as opened:
                 # Benchmarks are read first: a missing file should fail before the model is loaded.
                 questions = ranks.on_rank0(partial(read_all_benchmark_questions, config, base_dir, run_dir.data))
                 context = RunContext(config, base_dir, run_dir, console, ranks)
                 for part in (context.scorer, context.tool_runner, context.samplers):
                     opened.enter_context(closing(part))
+                for term in context.group_rewards:
+                    opened.callback(term.close)
                 benchmarks = TrainingBenchmarks(context, base_dir, questions)
                 user_callbacks = load_callbacks(config.callbacks, context, base_dir)
-                ranks.on_rank0(partial(_write_run_info, run_dir, context))
+                ranks.on_rank0(partial(_write_run_info, run_dir, context, digest_questions(config, questions)))
                 running = opened.pop_all()
             with running:
                 TrainingRun(context, benchmarks, user_callbacks, stop).execute()
@@ -112,21 +113,13 @@ def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], rank
     return 0
 
 
-def _write_run_info(run_dir: RunDir, context: RunContext) -> None:
-    """Write the manifest, and for a model made from scratch its processor."""
-    run_dir.write_manifest(context.config, context.samples.content_hashes())
+def _write_run_info(run_dir: RunDir, context: RunContext, benchmarks: Mapping[str, str]) -> None:
+    """Write the manifest, the record of data and `benchmarks`, and for a model made from scratch its processor."""
+    context.data_record.check_benchmarks(benchmarks)
+    run_dir.write_manifest(context.config, context.samples.content_hashes(), context.data_record.differences)
+    context.data_record.save()
     if context.config.model.from_scratch and not run_dir.processor.exists():
         checkpoint.export_hf_folder(run_dir.processor, context.processor.hf_processor, context.policy.model.config)
-
-
-@contextmanager
-def _remove_run_dir_on_error(run_dir: RunDir, *, keep: bool) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if not keep:
-            shutil.rmtree(run_dir.path)
-        raise
 
 
 @dataclass(slots=True)
@@ -147,6 +140,8 @@ class StopSignal:
             if finish_step and self.received is not None:
                 raise KeyboardInterrupt
             self.received = number
+            # A reward or tool that hangs is not waited for: the step then ends without being saved.
+            STOP_REQUESTED.set()
             if not finish_step:
                 raise KeyboardInterrupt
             self.warn("Stopping: the step in progress will be finished and saved. Interrupt again to stop at once.")
@@ -155,6 +150,7 @@ class StopSignal:
         try:
             yield
         finally:
+            STOP_REQUESTED.clear()
             for number, previous in previous_handlers.items():
                 signal.signal(number, previous)
 
@@ -189,6 +185,7 @@ class TrainingRun:
             self._run_dir.checkpoints, self._config.checkpoints, self._console.warn, self._ranks
         )
         self._state, self._optimizer = self._load_checkpoint()
+        self._ranks.on_rank0(partial(self._run_dir.reopen, self._config))
         context.shard_model()
         self._ranks.on_rank0(partial(self._logger.resume_from, self._state.metrics_bytes))
 
@@ -417,7 +414,9 @@ class TrainingRun:
 
     def _load_checkpoint(self) -> tuple[TrainingState, dict[str, Any]]:
         """Load the weights of the latest checkpoint; return its state and optimizer state, or those of a new run."""
-        folder = checkpoint.find_latest(self._run_dir.checkpoints, self._console.warn, self._ranks)
+        # A stage with more steps than it had goes on from its own last checkpoint, even if the run was finished.
+        lengthened = self._ranks.on_rank0(self._run_dir.find_lengthened_stage)
+        folder = checkpoint.find_latest(self._run_dir.checkpoints, self._console.warn, self._ranks, until=lengthened)
         if folder is None:
             return TrainingState(), {}
         check_same_run(folder, diff_configs(read_flat_settings(folder / checkpoint.CONFIG_FILE), self._config))
@@ -427,6 +426,13 @@ class TrainingRun:
             # ZeRO-3 copies the weights when it shards them, so they need not be read into memory before.
             mmap=self._context.is_zero3,
         )
+        # The config is written after this: a kill in between leaves a run that goes on with either.
+        if lengthened is not None:
+            self._ranks.on_rank0(partial(checkpoint.remove_later_stages, self._run_dir.checkpoints, lengthened))
+            self._console.info(describe_lengthening(self._config.stages[lengthened], state))
+        if any(self._ranks.all_gather(bool(self._context.data_record.differences))):
+            # Their prompts may not be the same any more; replay and carried-over groups check theirs themselves.
+            state.unfinished, state.prefetched = (), None
         if state.stage_index < len(self._config.stages):
             name = self._config.stages[state.stage_index].name
             self._console.info(f"Resuming from {folder}: stage {name}, step {state.step}.")

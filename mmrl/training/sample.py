@@ -16,7 +16,7 @@ from mmrl.distributed.ranks import MediaPlacement, rank_slice
 from mmrl.log.logger import NullLogger, RunLogger
 from mmrl.scoring.answer_and_score import answer_and_score
 from mmrl.types import FinishReason, Group, RunInterrupted, Score, TrainingState
-from mmrl.utils.files import json_line, report_write_errors
+from mmrl.utils.files import check_not_deleted, json_line, report_write_errors
 
 if TYPE_CHECKING:
     from mmrl.training.build import RunContext
@@ -102,8 +102,9 @@ def _append_rows(path: Path, groups: Sequence[Group]) -> None:
     lines: list[str] = []
     for group in groups:
         lines += map(json_line, _group_rows(group, path.parent))
+    check_not_deleted(path.parent.parent)
     with report_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         with path.open("ab") as file:
             file.write("".join(lines).encode("utf-8", errors="backslashreplace"))
             file.flush()

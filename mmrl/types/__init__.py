@@ -24,6 +24,7 @@ Each is made from the one before it, by the part of the loop that is named above
     Experience(rollout=..., advantage=-0.7)
 """
 
+from mmrl.types.errors import FunctionCall as FunctionCall
 from mmrl.types.errors import PromptTooLongError as PromptTooLongError
 from mmrl.types.errors import RunInterrupted as RunInterrupted
 from mmrl.types.errors import Unscorable as Unscorable

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class FunctionCall(NamedTuple):
+    """A function that the config names, and one of its options."""
+
+    fn: str  # the function, as the config has it
+    args: Mapping[str, Any]  # its options, as the config has them
+    option: str = ""  # the option that an error is about; empty for the function itself
+
 
 class UserError(Exception):
     """Something that the user can put right: a path, a key, a value, a full disk.
 
     The command prints the message without a traceback and exits with code 2.
     """
+
+    call: FunctionCall | None = None
+    """The function that cannot be loaded or read, or refuses an option; `locate_errors` finds its line."""
+    key: str = ""
+    """Dotted path of the setting that the error is about, where no line is named yet."""
 
 
 class PromptTooLongError(UserError):

@@ -171,6 +171,7 @@ class RewardErrorKind(StrEnum):
 
     UNSCORABLE = "unscorable"  # it raised Unscorable
     TIMEOUT = "timeouts"  # it was stopped at its deadline
+    LIMIT = "limits"  # its process exceeded a limit of memory or processes
     CRASH = "crashes"  # its process died
     ERROR = "errors"  # it raised something else, or returned no number in its range
 

@@ -121,13 +121,14 @@ ContentPart = str | ImageRef | VideoRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPolicy:
-    """Which media files may be read, and how large they may be."""
+    """The media files that may be read, their largest sizes, and the library that reads videos."""
 
     roots: tuple[Path, ...]  # resolved folders that files must lie in
     schemes: tuple[str, ...] = ()  # allowed kinds of URLs: http, file, data
     max_bytes: int = 50_000_000  # largest image file, in bytes
     max_video_bytes: int = 2_000_000_000  # largest video file, in bytes
     max_data_url_bytes: int = 10_000_000  # largest image or video in a data URL, in bytes
+    video_reader: str = "pyav"  # library that decodes videos: pyav or decord
 
 
 class DatasetContext(NamedTuple):

@@ -28,7 +28,8 @@ class Experience:
 class SelectedExperiences:
     """Result of selection: this step's groups, and what the step trains on."""
 
-    groups: tuple[Group, ...]  # all groups that the step scored, for metrics and rollout files
+    # For metrics and rollout files: groups carried over to this step, and those that it scored and that do not wait.
+    groups: tuple[Group, ...]
     advantages: tuple[tuple[float, ...], ...]  # a row for each of `groups`, a value for each rollout; 0 if not trained
     experiences: tuple[Experience, ...]  # for the learner: without filtered, with carried over and replayed ones
     has_signal: bool  # True if a rollout that is trained on for the first time has an advantage; replay does not count
@@ -67,5 +68,5 @@ class TrainingState:
     phase: int = 0  # index of the curriculum's current phase, from 0
     phase_ends: dict[int, int] = field(default_factory=dict)  # phase index → data position where a plateau ended it
     phase_rewards: list[float] = field(default_factory=list)  # mean reward of each step since the phase began
-    replay_buffer: tuple[Experience, ...] = ()  # rollouts with an advantage that may be replayed, in order of arrival
-    carried_over: tuple[Group, ...] = ()  # groups that passed dynamic sampling and wait for room in the next step
+    replay_buffer: tuple[Experience, ...] = ()  # rollouts with an advantage that may be replayed, the oldest first
+    carried_over: tuple[Group, ...] = ()  # scored groups that wait for room in a later step, the first to arrive first

@@ -82,6 +82,16 @@ def report_write_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+def check_not_deleted(path: Path) -> None:
+    """Raise a UserError if a run directory, or a file in it, is not there any more; a writer would make it anew."""
+    if not path.exists():
+        lost = path if path.parent.exists() else path.parent
+        raise UserError(
+            f"{lost} was deleted or moved while the run was writing to it: its checkpoints, metrics and "
+            "rollouts are lost unless you put it back; the run has ended"
+        )
+
+
 def temporary_path(path: Path) -> Path:
     """Return the sibling that `path` is written to before it is renamed.
 

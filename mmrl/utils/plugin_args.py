@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from mmrl.types import UserError
+from mmrl.types import FunctionCall, UserError
 
 # By default an infinity would be written as null, and arrive as None.
 _JSON: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))
@@ -37,6 +37,27 @@ def check_positional_parameters(function: Callable[..., Any], parameters: Sequen
             f"{locate_function(function)}: {article} {role} is called with ({', '.join(parameters)}), but its "
             f"positional parameters are ({found}); put options after `*`"
         )
+
+
+def check_methods(found: object, port: type, names: Sequence[str], *, owner: str) -> None:
+    """Check that what a user's function returned has methods that can be called as those of `port` are.
+
+    Raises:
+        UserError: `owner` returned an object without one of the methods `names`, or with other parameters.
+    """
+    for name in names:
+        expected = [entry for entry in _read_signature(getattr(port, name)).parameters.values() if entry.name != "self"]
+        positional = [entry.name for entry in expected if entry.kind is not entry.KEYWORD_ONLY]
+        keywords = [entry.name for entry in expected if entry.kind is entry.KEYWORD_ONLY]
+        call = f"{name}({', '.join([*positional, *(f'{keyword}=...' for keyword in keywords)])})"
+        # The `__call__` of a function takes anything; the function itself tells its parameters.
+        method = found if name == "__call__" else getattr(found, name, None)
+        if not callable(method):
+            raise UserError(f"{owner} returned {found!r:.80}, which has no method {name!r}; it is called as {call}")
+        try:
+            _read_signature(method).bind(*positional, **dict.fromkeys(keywords))
+        except TypeError as error:
+            raise UserError(f"{locate_function(method)}: {owner}: it is called as {call}, but: {error}") from error
 
 
 def read_plugin_options(function: Callable[..., Any], *, skip: int) -> dict[str, PluginOption]:
@@ -71,7 +92,7 @@ def validate_args(owner: str, options: Mapping[str, PluginOption], args: Mapping
             close = difflib.get_close_matches(name, options, n=1)
             known = f"it has {', '.join(map(repr, options))}" if options else "it has none"
             hint = f"did you mean {close[0]!r}?" if close else known
-            raise UserError(f"{owner} has no option {name!r}; {hint}")
+            raise _option_error(f"{owner} has no option {name!r}; {hint}", name, args)
     for name, option in options.items():
         if option.required and name not in args:
             raise UserError(f"{owner} needs the option {name!r}")
@@ -82,8 +103,15 @@ def validate_args(owner: str, options: Mapping[str, PluginOption], args: Mapping
             # By way of JSON, because strict checks of Python objects would refuse a list where a tuple is wanted.
             validated[name] = adapter.validate_json(_JSON.dump_json(value), strict=True)
         except ValidationError as error:
-            raise UserError(f"{owner}, option {name!r} = {value!r}: {error.errors()[0]['msg']}") from None
+            problem = error.errors()[0]["msg"].replace("Input should be", "must be")
+            raise _option_error(f"{owner}, option {name!r} = {value!r}: {problem}", name, args) from None
     return validated
+
+
+def _option_error(message: str, option: str, args: Mapping[str, Any]) -> UserError:
+    error = UserError(message)
+    error.call = FunctionCall("", args, option)
+    return error
 
 
 def locate_function(function: Callable[..., Any]) -> str:

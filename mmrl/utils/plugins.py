@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final, NoReturn
 
-from mmrl.types import UserError
+from mmrl.types import FunctionCall, UserError
 from mmrl.utils.plugin_args import check_positional_parameters, read_plugin_options, validate_args
 
 IMPORT_TIMEOUT_S: Final = 120.0
@@ -52,10 +52,27 @@ def load_plugin(
         UserError: the file cannot be imported, has no such function, or has one of another signature; an option is
             unknown, missing or of the wrong type.
     """
-    function = load_function(name, base_dir, role=role)
-    check_positional_parameters(function, parameters, role=role)
-    options = read_plugin_options(function, skip=len(parameters))
-    return partial(function, **validate_args(f"{role} {name!r}", options, args))
+    with errors_about_call(name, args):
+        function = load_function(name, base_dir, role=role)
+        check_positional_parameters(function, parameters, role=role)
+        options = read_plugin_options(function, skip=len(parameters))
+        return partial(function, **validate_args(f"{role} {name!r}", options, args))
+
+
+@contextmanager
+def errors_about_call(name: str, args: Mapping[str, Any]) -> Iterator[None]:
+    """Add to a UserError in this block which function of the config it is about, and which option if that shows."""
+    try:
+        yield
+    except UserError as error:
+        option = error.call.option if error.call else ""
+        for key, value in args.items():
+            # A function says `size=0 must be ...`, or names the file that it cannot read.
+            names_file = isinstance(value, str) and ("/" in value or "." in value) and value in str(error)
+            if not option and (f"{key}=" in str(error) or names_file):
+                option = key
+        error.call = FunctionCall(name, args, option)
+        raise
 
 
 def load_function(name: str, base_dir: Path, *, role: str) -> Callable[..., Any]:

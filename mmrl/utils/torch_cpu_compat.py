@@ -3,8 +3,9 @@
 Package registries carry no CPU builds of these three. Beside a CPU torch, `import torchvision` raises `operator
 torchvision::nms does not exist`, and torchaudio and torchcodec fail to load shared libraries; transformers imports all
 three wherever they are installed. mmrl does not use their compiled parts. So the two operators that torchvision
-registers without a guard are declared, and the other two packages are made to look absent. DeepSpeed, which
-transformers imports at every export, is told that there is no GPU, so that it does not warn about that.
+registers without a guard are declared, and the other two packages are made to look absent. Plain transformers needs
+builds that fit; `mmrl doctor` says how to install them. DeepSpeed, which transformers imports at every export, is told
+that there is no GPU, so that it does not warn about that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from functools import cache
 from importlib import metadata
 
 import torch
+
+from mmrl.types import UserError
+from mmrl.utils.environment import describe_import_error
 
 _TORCHVISION_OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -41,6 +45,21 @@ def tolerate_cuda_builds() -> tuple[torch.library.Library, ...]:
     for operator in _TORCHVISION_OPERATORS:
         library.define(operator)  # type: ignore[no-untyped-call]
     return (library,)
+
+
+def import_torchvision() -> None:
+    """Import torchvision, as transformers will.
+
+    Raises:
+        UserError: it is another build or version than this torch needs.
+    """
+    tolerate_cuda_builds()
+    try:
+        import torchvision  # noqa: F401
+    # Which of them depends on what does not fit: a library, an operator, or half of torchvision itself.
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(describe_import_error("torchvision", reason)) from error
 
 
 def vllm_platform_plugin() -> None:

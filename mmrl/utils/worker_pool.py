@@ -1,7 +1,7 @@
 """Worker processes. One that hangs past a call's deadline is killed, one that dies is replaced; each costs one call.
 
-Rewards, tools, drawings and media run here. Calls for media have no deadline today: a decoder that hangs is waited for.
-`worker_server` is the other side of the line.
+Rewards, tools, drawings and media run here. `worker_limits` watches memory, processes and output of those that run
+functions of users; `worker_server` is the other side of the line.
 """
 
 from __future__ import annotations
@@ -16,23 +16,29 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from operator import attrgetter
-from threading import Condition, Lock, Thread, current_thread
-from typing import Any, Generic, TypeVar
+from threading import Condition, Event, Lock, Thread, current_thread
+from typing import Any, Final, Generic, TypeVar
 
 from mmrl.types import UserError
 from mmrl.utils.error_catcher import ErrorCatcher
+from mmrl.utils.worker_limits import WorkerLimits, WorkerWatch, kill_processes, list_tree
 from mmrl.utils.worker_server import MessageSocket, ReportActivity, ServerSetup, WorkerSetup
 
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
 
-_SHUTDOWN_TIMEOUT_S = 5.0
+STOP_REQUESTED: Final = Event()
+"""Set between a request to stop this process (Ctrl-C) and its end; `wait_for_calls` then gives up calls that hang."""
+
+_SHUTDOWN_TIMEOUT_S = 2.0
+_STOP_PATIENCE_S = 2.0
 # Set before the server's libraries load, so that they start no threads: a fork would lose them.
 _SINGLE_THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _SERVER_CODE = """
@@ -49,6 +55,10 @@ class WorkerError(Exception):
 
 class WorkerTimeoutError(WorkerError):
     """The call took longer than its `timeout_s`, so its worker was killed."""
+
+
+class WorkerLimitError(WorkerError):
+    """The worker was killed because it exceeded a limit of `WorkerLimits`, which the message names."""
 
 
 class WorkerDiedError(WorkerError):
@@ -78,7 +88,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         load: Callable[[ReportActivity], Callable[[PayloadT], ResultT]],
         num_workers: int,
         *,
-        startup_timeout_s: float,
+        limits: WorkerLimits,
         shared_imports: tuple[str, ...] | None = None,
         max_batch_size: int = 1,
         fork_each_call: bool = False,
@@ -91,10 +101,11 @@ class WorkerPool(Generic[PayloadT, ResultT]):
             load: returns the function that workers apply to payloads. It must be picklable, runs in the server, and is
                 given a function that reports what it does next.
             num_workers: calls that run at the same time.
-            startup_timeout_s: seconds between two reports of `load` before it counts as hung.
+            limits: limits of each worker. With `output_kib`, this process reads the output, and shows it escaped.
             shared_imports: run `load` in every worker instead, forked from a server that has imported these modules.
                 Replacing a worker takes longer, but `load` may start threads, and all pools that give the same modules
-                share the server, whose imports they pay for once. None: `load` runs in a server of this pool.
+                and limits share the server, whose imports they pay for once. None: `load` runs in a server of this
+                pool.
             max_batch_size: calls that a worker is sent at once, which saves time when they take microseconds. Each
                 still has its own deadline.
             fork_each_call: never give a process a second call.
@@ -103,10 +114,10 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         """
         setup = WorkerSetup(load, pickler)
         if shared_imports is None:
-            self._workers = _WorkerStarter(_Server(ServerSetup((), setup)), None, startup_timeout_s)
+            self._workers = _WorkerStarter(_Server(ServerSetup((), setup), limits), None, limits)
         else:
-            server = _share_server(os.getpid(), shared_imports)
-            self._workers = _WorkerStarter(server, setup, startup_timeout_s)
+            server = _share_server(os.getpid(), shared_imports, limits)
+            self._workers = _WorkerStarter(server, setup, limits)
         self._queue = _TaskQueue(num_workers, max_batch_size)
         self._make_error = make_error
         self._threads: list[Thread] = []
@@ -117,13 +128,14 @@ class WorkerPool(Generic[PayloadT, ResultT]):
 
     def wait_until_ready(self) -> None:
         """Wait until the server has loaded, which the first call does otherwise. Raises WorkerStartError."""
-        self._workers.server.wait_until_ready(self._workers.startup_timeout_s)
+        self._workers.server.wait_until_ready()
 
     def submit(self, payload: PayloadT, timeout_s: float | None = None) -> Future[ResultT]:
         """Return the future result of one call. Calls begin in the order in which they are submitted.
 
         The future raises a UserError that the call raised, and WorkerError (or what `make_error` makes of it) where the
-        call took more than `timeout_s` seconds, its process died, or none can be started.
+        call took more than `timeout_s` seconds (by default the limits' `call_timeout_s`), its process exceeded a limit
+        or died, or none can be started.
         """
         return self.submit_all([payload], [timeout_s])[0]
 
@@ -131,7 +143,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         """Submit calls together, so that they can be sent in batches. The futures raise as those of `submit`."""
         tasks = []
         for payload, timeout_s in zip(payloads, timeouts_s, strict=True):
-            tasks.append(_Task[Any](payload, timeout_s, self._make_error))
+            tasks.append(_Task[Any](payload, timeout_s or self._workers.limits.call_timeout_s, self._make_error))
         self._queue.add(tasks)
         while len(self._threads) < min(self._num_workers, self._queue.num_submitted):
             arguments = (self._queue, self._workers, self._fork_each_call)
@@ -224,19 +236,28 @@ class _Worker:
 class _Server:
     """The process that forks workers. Its methods may be called from any thread."""
 
-    def __init__(self, setup: ServerSetup) -> None:
+    def __init__(self, setup: ServerSetup, limits: WorkerLimits) -> None:
         self._ready = False
         self._lock = Lock()
+        self._limits = limits
+        self.watch: WorkerWatch | None = None
         ours, theirs = socket.socketpair()
         self._control = MessageSocket(ours)
+        # None: the output goes where that of this process goes.
+        output_fds = None if limits.output_kib is None else os.pipe()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _SERVER_CODE, str(theirs.fileno()), json.dumps(sys.path)],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
+                stdout=output_fds and output_fds[1],
+                stderr=output_fds and output_fds[1],
                 env=os.environ | _SINGLE_THREAD_ENV,
             )
-        self.close = Finalize(self, _end_server, (self._process, ours), exitpriority=0)
+        if output_fds is not None:
+            os.close(output_fds[1])
+            self.watch = WorkerWatch(self._process.pid, output_fds[0], limits)
+        self.close = Finalize(self, _end_server, (self._process, ours, self.watch), exitpriority=0)
         try:
             self._control.send(setup)
         except ConnectionError:
@@ -246,19 +267,48 @@ class _Server:
             self.close()
             raise
 
-    def wait_until_ready(self, timeout_s: float) -> None:
+    def wait_until_ready(self) -> None:
         """Return when the server has loaded; WorkerStartError if it hung or died, now or before."""
         with self._lock:
             if not self._ready:
-                _wait_until_loaded(self._control, timeout_s)
+                self.wait_until_loaded(self._process.pid, self._control)
                 self._ready = True
+                if self.watch is not None:
+                    self.watch.is_loading = False
+
+    def wait_until_loaded(self, pid: int, line: MessageSocket) -> None:
+        """Return when the server or a worker that loads for itself has loaded; WorkerStartError if it hung or died."""
+        timeout_s = self._limits.startup_timeout_s
+        # For the error message: what the loader did last.
+        activity = "starting"
+        try:
+            report = line.receive(timeout_s)
+            while report is not None:
+                if isinstance(report, UserError):
+                    raise WorkerStartError(f"died while {activity}: {report}") from report
+                activity = report
+                report = line.receive(timeout_s)
+        except TimeoutError:
+            raise WorkerStartError(f"hung while {activity}: more than {timeout_s:g} s (startup_timeout_s)") from None
+        except (EOFError, ConnectionError):
+            reason = self.take_reason(pid)
+            if reason is not None:
+                raise WorkerStartError(f"was killed while {activity}: it {reason}") from None
+            raise WorkerStartError(f"died while {activity}; its error, if it had one, is above") from None
+
+    def take_reason(self, pid: int) -> str | None:
+        """Return the limit for which a process was killed, once; None if it was not."""
+        return None if self.watch is None else self.watch.reasons.pop(pid, None)
 
     def fork_worker(self) -> _Worker:
         ours, theirs = socket.socketpair()
         try:
             with self._lock, theirs:
                 socket.send_fds(self._control.connection, [b"f"], [theirs.fileno()])
-                return _Worker(self._control.receive(), MessageSocket(ours))
+                worker = _Worker(self._control.receive(), MessageSocket(ours))
+                if self.watch is not None:
+                    self.watch.workers.add(worker.pid)
+                return worker
         except (EOFError, OSError) as error:
             ours.close()
             raise WorkerStartError("died after it was ready; memory may have run out") from error
@@ -266,6 +316,8 @@ class _Server:
     def end_worker(self, worker: _Worker) -> int | None:
         """Kill a worker and return its exit code, None when the server is gone."""
         with self._lock:
+            if self.watch is not None:
+                self.watch.workers.discard(worker.pid)
             try:
                 self._control.connection.sendall(b"e")
                 self._control.send(worker.pid)
@@ -278,9 +330,9 @@ class _Server:
 class _WorkerStarter:
     """Starts and ends the workers of one pool."""
 
-    def __init__(self, server: _Server, setup: WorkerSetup | None, startup_timeout_s: float) -> None:
+    def __init__(self, server: _Server, setup: WorkerSetup | None, limits: WorkerLimits) -> None:
         """Store the server; `setup` is sent to each worker, and is None where the server has loaded for all."""
-        self.server, self.startup_timeout_s = server, startup_timeout_s
+        self.server, self.limits = server, limits
         # A server that loaded for its workers is used by no other pool.
         self.owns_server = setup is None
         self._setup = setup
@@ -289,7 +341,7 @@ class _WorkerStarter:
 
     def start(self) -> _Worker:
         """Return a worker that has loaded; WorkerStartError if it or the server hung or died meanwhile."""
-        self.server.wait_until_ready(self.startup_timeout_s)
+        self.server.wait_until_ready()
         worker = self.server.fork_worker()
         with self._lock:
             self._living.add(worker.pid)
@@ -298,7 +350,7 @@ class _WorkerStarter:
                 # After a ConnectionError the worker is dead, which waiting for it says.
                 with suppress(ConnectionError):
                     worker.line.send(self._setup)
-                _wait_until_loaded(worker.line, self.startup_timeout_s)
+                self.server.wait_until_loaded(worker.pid, worker.line)
             except WorkerStartError:
                 self.end(worker)
                 raise
@@ -312,38 +364,35 @@ class _WorkerStarter:
         exit_code = self.server.end_worker(worker)
         # A server that was killed left the worker behind.
         if exit_code is None and self.server.close.still_active():
-            _kill(worker.pid)
+            kill_processes([worker.pid])
         return exit_code
 
     def kill_all(self) -> None:
         """Kill all workers; the threads that wait for them end them in turn."""
         with self._lock:
-            for pid in self._living:
-                _kill(pid)
+            kill_processes(tuple(self._living))
 
 
 @cache
-def _share_server(process_id: int, imports: tuple[str, ...]) -> _Server:
+def _share_server(process_id: int, imports: tuple[str, ...], limits: WorkerLimits) -> _Server:
     """Return the server of all pools of this process that load after the fork."""
     # A part of the cache's key alone: a fork of this process needs a server of its own.
     del process_id
-    return _Server(ServerSetup(imports, None))
+    return _Server(ServerSetup(imports, None), limits)
 
 
-def _wait_until_loaded(line: MessageSocket, timeout_s: float) -> None:
-    # For the error message: what the loader did last.
-    activity = "starting"
-    try:
-        report = line.receive(timeout_s)
-        while report is not None:
-            if isinstance(report, UserError):
-                raise WorkerStartError(f"died while {activity}: {report}") from report
-            activity = report
-            report = line.receive(timeout_s)
-    except TimeoutError:
-        raise WorkerStartError(f"hung while {activity}: more than {timeout_s:g} s") from None
-    except (EOFError, ConnectionError):
-        raise WorkerStartError(f"died while {activity}; its error, if it had one, is above") from None
+def wait_for_calls(futures: Sequence[Future[Any]]) -> None:
+    """Wait until all calls are over.
+
+    Raises:
+        KeyboardInterrupt: this process is to stop, and no call has ended for two seconds.
+    """
+    pending = set(futures)
+    while pending:
+        # One wake-up for all: waking up for each would take longer than most calls.
+        done, pending = wait_for_futures(pending, _STOP_PATIENCE_S)
+        if pending and not done and STOP_REQUESTED.is_set():
+            raise KeyboardInterrupt
 
 
 def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool) -> None:
@@ -384,9 +433,12 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
             result = worker.line.receive(task.timeout_s)
         if receiving.error is not None:
             exit_code = workers.end(worker)
+            limit = workers.server.take_reason(worker.pid)
             error: Exception | SystemExit = receiving.error
             # A TimeoutError is an OSError, too, so it is asked for first.
-            if isinstance(error, TimeoutError):
+            if limit is not None:
+                error = WorkerLimitError(limit)
+            elif isinstance(error, TimeoutError):
                 error = WorkerTimeoutError(f"took more than {task.timeout_s:g} s")
             elif isinstance(error, EOFError | OSError):
                 error = WorkerDiedError(exit_code)
@@ -411,7 +463,7 @@ def _close(queue: _TaskQueue, workers: _WorkerStarter, threads: Sequence[Thread]
             thread.join(_SHUTDOWN_TIMEOUT_S)
 
 
-def _end_server(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+def _end_server(process: subprocess.Popen[bytes], control: socket.socket, watch: WorkerWatch | None) -> None:
     """End a server, which takes its workers with it."""
     # An OSError means that it is gone already.
     with suppress(OSError):
@@ -419,11 +471,9 @@ def _end_server(process: subprocess.Popen[bytes], control: socket.socket) -> Non
     try:
         process.wait(_SHUTDOWN_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        process.kill()
+        # It hangs in code of a user, with whatever that has started.
+        kill_processes(list_tree(process.pid))
         process.wait()
     control.close()
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    if watch is not None:
+        watch.close()

@@ -10,6 +10,7 @@ it. Loading is slow and forking takes milliseconds, which makes it cheap to repl
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import io
 import os
@@ -24,13 +25,14 @@ from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 from mmrl.types import UserError
+from mmrl.utils.worker_limits import kill_orphans, list_tree
 
 ReportActivity = Callable[[str], None]
 """Tells the pool what a loader is about to do, for the error message should that hang or end the process."""
 
 _HEADER, _SIZE = struct.Struct("!QQ"), struct.Struct("!Q")
 _READ_AHEAD_BYTES = 2**16
-
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
 
 Loader = Callable[[ReportActivity], Callable[[Any], object]]
 """Returns the function that workers apply to payloads."""
@@ -135,6 +137,11 @@ def run_server(control_fd: int) -> None:
 def _manage_workers(control: MessageSocket, setup: WorkerSetup | None, work: Callable[[Any], object] | None) -> None:
     """Fork and end workers as the pool asks; end all that are left when the pool has closed its end or died."""
     worker_pids: set[int] = set()
+    if sys.platform == "linux":
+        # Processes that a worker leaves behind become children of this one, so that they can be found and killed.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # A user's file may have started processes while it was loaded. They stay.
+    kept = set(list_tree(os.getpid()))
     try:
         while True:
             # Read by the byte: `receive` may read ahead, which would lose the socket sent along.
@@ -147,12 +154,15 @@ def _manage_workers(control: MessageSocket, setup: WorkerSetup | None, work: Cal
                 case b"e":
                     pid = control.receive()
                     worker_pids.remove(pid)
-                    control.send(_end_worker(pid))
+                    exit_code = _end_worker(pid)
+                    kill_orphans(kept | worker_pids)
+                    control.send(exit_code)
                 case _:
                     return
     finally:
         for pid in worker_pids:
             _end_worker(pid)
+        kill_orphans(kept)
 
 
 def _load_and_report(load: Loader, line: MessageSocket) -> Callable[[Any], object]:
@@ -172,8 +182,17 @@ def _fork_worker(
 ) -> int:
     """Return the pid of a new worker, which answers at a socket of its own; in the worker this never returns."""
     connection = socket.socket(fileno=socket_fd)
+    server_pid = os.getpid()
     pid = os.fork()
+    # A group of its own, which can be killed at once. Both sides set it: neither knows which of them is first.
+    with suppress(OSError):
+        os.setpgid(pid, 0)
     if pid == 0:
+        if sys.platform == "linux":
+            # A server that is killed with the group of its run cannot end its workers, which have groups of their own.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != server_pid:
+                os._exit(1)
         control.connection.close()
         _run_worker(MessageSocket(connection), setup, work)
     connection.close()
@@ -181,9 +200,9 @@ def _fork_worker(
 
 
 def _end_worker(pid: int) -> int:
-    """Kill a worker, if it still lives, and return its exit code: negative for the signal that ended it."""
+    """Kill a worker, if it still lives, with its group; return its exit code: negative for the signal that ended it."""
     # The pid is nobody else's before it is waited for.
-    os.kill(pid, signal.SIGKILL)
+    os.killpg(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

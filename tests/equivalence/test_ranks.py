@@ -28,7 +28,7 @@ PLAIN += ["zero3-float32-layer"]
 
 
 def silence(experiences_, kept):
-    """The same, where all groups but the first `kept` have no advantage."""
+    """Return the experiences with no advantage in any group but the first `kept`."""
     loud = {group[0].rollout.prompt.digest for group in group_by_prompt(experiences_)[:kept]}
     return [e if e.rollout.prompt.digest in loud else replace(e, advantage=0.0) for e in experiences_]
 
@@ -109,7 +109,16 @@ def lessons(tiny) -> Lessons:
 
 @pytest.fixture(scope="module")
 def answers(lessons, tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("ranks"), lessons, 2)
+    """Return the results of all lessons: two processes learn one half, and two others the rest.
+
+    With all lessons in one pair, the forward pass of the seventeenth engine of DeepSpeed waited for ever.
+    """
+    trials = list(lessons.trials.items())
+    middle = list(lessons.trials).index("zero3-penalty")
+    found = {}
+    for part in (trials[:middle], trials[middle:]):
+        found |= launch(tmp_path_factory.mktemp("ranks"), replace(lessons, trials=dict(part)), 2)
+    return found
 
 
 @pytest.fixture(scope="module")

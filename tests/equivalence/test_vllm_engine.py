@@ -132,3 +132,12 @@ def test_servers_that_are_slow_or_absent_or_refuse_are_named(facts):
     assert "refuses inference/v1/generate: status 400" in found["refused"]
     assert "has no health (status 404: " in found["no vLLM"] and "start it as docs/vllm.md says" in found["no vLLM"]
     assert "failed: it broke again; " in found["broke as it was given weights"]
+
+
+def test_a_server_answers_nobody_but_its_run(facts):
+    found = facts["served"]
+    for refused in (found["without the key"], found["with another key"]):
+        assert set(refused.values()) == {401}
+    assert set(found["with the key"].values()) == {200}
+    assert not found["key in ps"]
+    assert "wants a key for health; set VLLM_API_KEY" in found["a run without the key"]

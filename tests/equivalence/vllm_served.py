@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
+from urllib import request as http
+from urllib.error import HTTPError
 
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from vllm_scenes import LONGEST, Questions, Scene, ids, refusal
@@ -21,6 +23,25 @@ from mmrl.rollout.engines.vllm_server import ServerEngine, common_max_model_len,
 from mmrl.rollout.engines.vllm_weight_transfer import FileTrainerInitInfo, FingerprintedSource
 from mmrl.rollout.weight_sync import PolicyWeightStream, WeightStream
 from mmrl.types import Author, Segment
+
+ROUTES = (
+    *("health", "metrics", "v1/models", "v1/chat/completions", "inference/v1/generate", "v1/load_lora_adapter"),
+    *("collective_rpc", "init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"),
+    *("reset_prefix_cache", "reset_mm_cache", "reset_encoder_cache", "sleep", "wake_up", "server_info", "docs"),
+)
+"""What a server of a run answers: generation, weights, calls of workers, caches, sleeping, settings."""
+
+
+def _status(url: str, path: str, key: str = "") -> int:
+    """The status of a request, by POST where the path takes that."""
+    reading = path in ("health", "metrics", "v1/models", "server_info", "docs")
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    asked = http.Request(f"{url}/{path}", None if reading else b"{}", headers if key else {})
+    try:
+        with http.build_opener(http.ProxyHandler({})).open(asked, timeout=60.0) as response:
+            return int(response.status)
+    except HTTPError as error:
+        return error.code
 
 
 def served(questions: Questions) -> dict[str, Any]:
@@ -37,8 +58,14 @@ def served(questions: Questions) -> dict[str, Any]:
         facts: dict[str, Any] = {"read ids": ids(groups), "gaps": scene.gaps(groups), **scene.shown(sampler, groups)}
         facts["logits"] = sorted(engine.logits_dtypes())
         (running,) = servers
-        slow = _engine(scene, Replica(running.url, VllmServerConfig(timeout_s=0.005)))
+        slow = _engine(scene, Replica(running.url, VllmServerConfig(timeout_s=0.005), key=running.key))
         facts["too slow"] = refusal(lambda: scene.draw(scene.sampler(slow)))
+        facts["without the key"] = {path: _status(running.url, path) for path in ROUTES}
+        facts["with another key"] = {path: _status(running.url, path, "other") for path in ROUTES}
+        facts["with the key"] = {path: _status(running.url, path, running.key) for path in ("health", "v1/models")}
+        facts["key in ps"] = running.key in " ".join(running._command)
+        keyless = Replica(running.url, VllmServerConfig())
+        facts["a run without the key"] = refusal(lambda: _engine(scene, keyless))
         nobody = Replica("http://127.0.0.1:9", VllmServerConfig(timeout_s=0.5))
         facts["nobody there"] = refusal(lambda: _engine(scene, nobody))
         with _another_kind_of_server() as url:

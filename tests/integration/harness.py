@@ -49,6 +49,24 @@ def counting(split: str, size: int, **options: object) -> dict[str, Any]:
     }
 
 
+def jsonl(folder: Path, rows: list[dict[str, Any]], name: str = "rows", **columns: str) -> dict[str, Any]:
+    """An origin of counting questions in NAME.jsonl; each row gets a picture unless it has one."""
+    for number, row in enumerate(rows):
+        if "picture" not in row:
+            row["picture"] = f"{number}.png"
+            Image.new("RGB", (32, 32), (8 * number, 99, 99)).save(folder / row["picture"])
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    roles = {"id": "id", "images": "picture", "question": "question", "answer": "count", **columns}
+    return {
+        "fn": "mmrl_datasets.readers.table:rows",
+        "args": {"path": f"{name}.jsonl", "columns": roles, "answer_type": "number", "task": "count"},
+    }
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [{"id": f"r{number}", "question": "How many?", "count": number % 3} for number in range(count)]
+
+
 def experiment(run_dir: Path, **sections: object) -> dict[str, Any]:
     """A config as a mapping: imitation until a gate, then GRPO with KL and two epochs. `sections` replace sections."""
     config: dict[str, Any] = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import signal
 from itertools import count
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 from harness import Command, contents, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from test_launch import alike
 
+from mmrl.checkpoint.snapshot import load_state
 from mmrl.cli import main
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.training.async_rollouts import AsyncRollouts
@@ -71,10 +72,9 @@ def test_what_is_learned_is_one_version_old_from_the_second_step_on(whole: Path)
 
 def test_no_step_is_drawn_for_nobody(whole: Path) -> None:
     """A step of the tables that rollouts are kept in has as many as were learned; what lies ahead is in checkpoints."""
-    state = json.loads((whole / "checkpoints" / "01-000006" / "state.json").read_text())["$TrainingState"]
-    assert state["prefetched"] is None
-    state = json.loads((whole / "checkpoints" / "01-000004" / "state.json").read_text())["$TrainingState"]
-    assert len(state["prefetched"]["$RolloutBatch"]["groups"]["$tuple"]) == 4
+    assert load_state(whole / "checkpoints" / "01-000006").prefetched is None
+    ahead = load_state(whole / "checkpoints" / "01-000004").prefetched
+    assert ahead is not None and len(ahead.groups) == 4
 
 
 def strike(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, nth: int, *signals: signal.Signals) -> None:
@@ -167,3 +167,25 @@ def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monke
     done = mmrl("train", config, "--nproc", 2)
     assert done.code == 0, done.errors
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
+
+
+@pytest.mark.slow
+def test_a_lengthened_run_says_whether_it_ends_like_a_longer_one(tmp_path: Path, here: Command) -> None:
+    """The last step of the shorter run generates nothing in advance; from an earlier checkpoint both are the same."""
+    longer = ["stages.rl.steps=7"]
+    run_dir = tmp_path / "run"
+    config = write(with_everything(run_dir), tmp_path / "tiny.yaml")
+    assert here("train", config).code == 0
+    shutil.copytree(run_dir, tmp_path / "short")
+    done = here("train", config, *longer)
+    assert done.code == 0, done.errors
+    assert "Stage rl will not end like one that had 7 steps from the start: step 6 was its last one" in done.output
+    shutil.rmtree(run_dir)
+    shutil.copytree(tmp_path / "short", run_dir)
+    shutil.rmtree(run_dir / "checkpoints" / "01-000006")
+    done = here("train", config, *longer)
+    assert done.code == 0, done.errors
+    assert "01-000004: stage rl, step 4" in done.output
+    assert "The stage will end like one that had so many steps from the start." in done.output
+    assert here("train", config, *longer, "--run-dir", tmp_path / "fresh").code == 0
+    assert contents(run_dir) == contents(tmp_path / "fresh")

@@ -71,6 +71,7 @@ def test_they_are_taken_before_every_seventh_step_and_as_each_stage_ends(taken: 
     for place, record in told.items():
         report = json.loads((taken / "run" / "benchmarks" / "ten" / place / "report.json").read_text())
         assert record["benchmark/ten/accuracy"] == report["strict"]["value"]
+        assert record["benchmark/ten/official_score"] == report["score"]
         assert record["benchmark/ten/truncated_frac"] == report["truncated_rate"]
         assert record["benchmark/ten/parity/1"] == report["subsets"]["parity"]["1"]["strict"]
     accuracies = {record["benchmark/ten/accuracy"] for record in told.values()}

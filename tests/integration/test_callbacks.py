@@ -32,7 +32,11 @@ def test_the_example_ends_a_stage_that_makes_no_progress(tmp_path: Path, here: C
 @pytest.mark.parametrize(
     ("source", "args", "message"),
     [
-        ("def make(context):\n    return 3\n", {}, "callback './mine.py:make' returned int: it must return an object"),
+        (
+            "def make(context):\n    return 3\n",
+            {},
+            "returned 3, which has no method 'on_step_end'",
+        ),
         ("def make():\n    pass\n", {}, "mine.py:1: make: a callback is called with (context)"),
         ("def make(context, *, every: int):\n    pass\n", {"evry": 2}, "has no option 'evry'; did you mean 'every'?"),
         ("def make(context:\n", {}, "mine.py:1: syntax error"),

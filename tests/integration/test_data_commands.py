@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import struct
@@ -17,6 +18,7 @@ from harness import Command, experiment, rl_stage, sft_stage, write
 from PIL import Image
 
 from mmrl.types import VideoRef
+from mmrl.utils.worker_limits import list_tree
 
 Config = dict[str, Any]
 
@@ -261,6 +263,18 @@ def test_rewards_ids_and_leaks_are_found_without_stopping_at_the_first(tmp_path:
     assert [each for each in found(report) if each[0] == "id"] == [
         ("id", "validation", f"count/train/r{seed}") for seed in range(8)
     ]
+
+
+def test_a_check_leaves_no_process_behind(tmp_path: Path, here: Command) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from mmrl_rewards.contract import reward\n@reward(name='mine')\ndef mine(response, sample) -> float:\n"
+        "    return 1.0\n"
+    )
+    before = set(list_tree(os.getpid()))
+    config = experiment(tmp_path / "run", rewards={"terms": [{"fn": "./mine.py:mine"}]})
+    done = here("data", "check", write(config, tmp_path / "mine.yaml"))
+    assert done.code == 0, done.output
+    assert set(list_tree(os.getpid())) <= before
 
 
 def test_a_model_that_cannot_be_loaded_costs_only_the_prompts(tmp_path: Path, here: Command) -> None:

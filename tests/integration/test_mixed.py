@@ -9,7 +9,7 @@ import pytest
 from harness import TINY, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from PIL import Image
 from rounding import LOGPROBS
-from videos import write_video
+from videos import blank_frame, write_video
 
 KINDS = ("text", "picture", "pictures", "video", "both")
 
@@ -69,6 +69,40 @@ def mixed(folder, scratch, **sections):
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
+    train_mixed(tmp_path, family)
+
+
+def test_decord_trains_as_pyav_does(tmp_path):
+    """In the process itself and in workers: the same frames give the same numbers."""
+    pytest.importorskip("decord")
+    numbers = []
+    for reader, workers in (("pyav", 0), ("decord", 1)):
+        folder = tmp_path / reader
+        folder.mkdir()
+        train_mixed(folder, "qwen2_5_vl", reader=reader, workers=workers)
+        numbers.append(metrics(folder / "run"))
+    assert numbers[0] == numbers[1]
+
+
+@pytest.mark.parametrize("reader", ["pyav", "decord"])
+def test_a_video_with_a_damaged_late_frame_ends_a_run_before_its_first_step(tmp_path, reader):
+    pytest.importorskip("decord")
+    config = mixed(tmp_path, {"family": "qwen2_5_vl", **TINY}, stages=[rl_stage(steps=1)])
+    write_video(tmp_path / "clip.mp4", range(24), size=(64, 32), options={"bf": "0"})
+    blank_frame(tmp_path / "clip.mp4", 22)
+    config["model"]["video"] |= {"fps": 12.0}
+    config["media"] = {"video_reader": reader}
+    done = mmrl("train", write(config, tmp_path / "mixed.yaml"))
+    assert done.code == 2
+    assert "8 of 20 samples cannot be used" in done.errors
+    assert "clip.mp4: the frame at 1.833 s does not decode; restore or remove it" in done.errors
+    config["data"]["on_bad_sample"] = "skip"
+    done = mmrl("train", write(config, tmp_path / "mixed.yaml"))
+    assert done.code == 0, done.errors
+    assert "8 of 20 samples cannot be used and are left out" in done.output + done.errors
+
+
+def train_mixed(tmp_path, family, *, reader="pyav", workers=0):
     config = mixed(
         tmp_path,
         {"family": family, **TINY},
@@ -78,6 +112,8 @@ def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
         ],
     )
     config["logging"]["save_rollouts_every"] = 1
+    config["media"] = {"video_reader": reader}
+    config["data"]["media_workers"] = workers
     done = mmrl("train", write(config, tmp_path / "mixed.yaml"))
     assert done.code == 0, done.errors
     records = [record for record in metrics(tmp_path / "run") if "learner/loss" in record]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from harness import TINY, Command
 from PIL import Image
 from published_rows import MADE, ROWS, SAME
+from serving import judging, served
 from videos import SMALL, write_video
 
 from mmrl.checkpoint import export_hf_folder
@@ -48,6 +50,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def judge() -> Iterator[str]:
+    """The address of a judge that finds every answer wrong: a run asks it once before its first step."""
+    with served(judging(lambda material: {"score": 0})) as (url, _):
+        yield url
+
+
 def test_rows_are_there_for_every_recipe():
     assert sorted([*ROWS, *SAME, *MADE]) == PUBLISHED
 
@@ -75,11 +84,14 @@ def test_the_table_of_recipes_is_whole():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_recipe_runs_with_a_tiny_model(
-    name: str, tmp_path: Path, model: Path, folder: Path, here: Command
+    name: str, tmp_path: Path, model: Path, folder: Path, judge: str, here: Command
 ) -> None:
     recipe = RECIPES / f"{name}.yaml"
     config = load_config(str(recipe)).config
     overrides = {**sources(name, config, folder), **small(config, model, folder)}
+    for index, term in enumerate(config.rewards.terms):
+        if "judge" in term.args:
+            overrides[f"rewards.terms.{index}.args.judge.url"] = judge
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     done = here("train", recipe, *words, "--steps", 1, "--run-dir", tmp_path / "run")
     assert done.code == 0, done.errors

@@ -45,6 +45,7 @@ def test_the_run_directory_holds_everything(quickstart: tuple[Done, Path]) -> No
         "checkpoints",
         "config.yaml",
         "data",
+        "data_digests.json",
         "manifest.json",
         "metrics.jsonl",
         "model",

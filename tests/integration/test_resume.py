@@ -7,10 +7,13 @@ import json
 import re
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harness import Command, contents, experiment, metrics, mmrl, rl_stage, shared, write
+from harness import Command, contents, experiment, jsonl, metrics, mmrl, rl_stage, rows, shared, write
+from PIL import Image
 
 from mmrl.log.run_dir import RunDir
 
@@ -205,3 +208,216 @@ def _everything(run_dir: Path) -> dict[str, bytes]:
     """Every file of a run but the manifest, which says when the run was last begun."""
     files = [path for path in run_dir.rglob("*") if path.is_file() and path.name != "manifest.json"]
     return {str(path.relative_to(run_dir)): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="session")
+def table_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with rows.jsonl, held.jsonl, their pictures, and a run on them that was stopped in its third step."""
+
+    def run(folder: Path) -> None:
+        held_out = [{**row, "id": f"t{row['id']}", "picture": "0.png"} for row in rows(4)]
+        data = {"train": [jsonl(folder, rows(8))], "test": [jsonl(folder, held_out, name="held")]}
+        config = experiment(folder / "run", data=data, stages=[rl_stage(steps=4)])
+        done = mmrl(
+            "train", write(config, folder / "tiny.yaml"), strike=("mmrl.rollout.engines.hf:HfSampler.sync", 3, "SIGINT")
+        )
+        assert done.code == 128 + signal.SIGINT, done.errors
+
+    return shared(tmp_path_factory, "table_run", run)
+
+
+@pytest.fixture
+def table_copy(table_run: Path, tmp_path: Path) -> Path:
+    """A copy of that folder."""
+    return Path(shutil.copytree(table_run, tmp_path / "copy"))
+
+
+def _edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def _redraw(path: Path) -> None:
+    Image.new("RGB", (32, 32), (1, 2, 3)).save(path)
+
+
+SOURCE = "data.train.0 (mmrl_datasets.readers.table:rows)"
+CHANGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "a redrawn picture": (
+        lambda folder: _redraw(folder / "3.png"),
+        [f"{SOURCE}: sample count/train/r3: media 0 (", "3.png) changed", "(1 difference)"],
+    ),
+    "another answer": (
+        lambda folder: _edit(
+            folder / "rows.jsonl",
+            '"id": "r2", "question": "How many?", "count": 2',
+            '"id": "r2", "question": "How many?", "count": 3',
+        ),
+        [f"{SOURCE}: sample count/train/r2: target changed"],
+    ),
+    "another question": (
+        lambda folder: _edit(
+            folder / "rows.jsonl", '"id": "r2", "question": "How many?"', '"id": "r2", "question": "?"'
+        ),
+        [f"{SOURCE}: sample count/train/r2: question changed"],
+    ),
+    "a lost row and a new one": (
+        lambda folder: _edit(folder / "rows.jsonl", '"id": "r5"', '"id": "r9"'),
+        ["sample count/train/r5 is gone", "sample count/train/r9 is new", "(2 differences)"],
+    ),
+    "another order": (
+        lambda folder: (folder / "rows.jsonl").write_text(
+            "".join(reversed((folder / "rows.jsonl").read_text().splitlines(keepends=True)))
+        ),
+        ["data.train: the samples come in another order, from count/train/r7 on"],
+    ),
+    "a held-out answer": (
+        lambda folder: _edit(folder / "held.jsonl", '"count": 2', '"count": 1'),
+        ["data.test.0 (mmrl_datasets.readers.table:rows): sample count/train/tr2: target changed"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_run_does_not_go_on_with_other_data(table_copy: Path, here: Command, name: str) -> None:
+    change, named = CHANGES[name]
+    change(table_copy)
+    run_dir = table_copy / "run"
+    before = _everything(run_dir)
+    done = here("train", table_copy / "tiny.yaml", "--run-dir", run_dir)
+    assert done.code == 2
+    for words in (*named, "data.on_changed_data=warn"):
+        assert words in done.errors, done.errors
+    assert _everything(run_dir) == before
+
+
+def test_a_run_may_go_on_with_other_data_and_the_manifest_says_so(table_copy: Path, here: Command) -> None:
+    for name in ("a lost row and a new one", "a held-out answer", "a redrawn picture"):
+        CHANGES[name][0](table_copy)
+    lines = (table_copy / "held.jsonl").read_text().splitlines(keepends=True)
+    (table_copy / "held.jsonl").write_text("".join(lines[1:]))  # no rewards of this one to compare at the end
+    command = ("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_changed_data=warn")
+    done = here(*command)
+    assert done.code == 0, done.errors
+    assert "warning: the data differ from those that this run began with (5 differences)" in done.output
+    manifest = json.loads((table_copy / "run" / "manifest.json").read_text())
+    (entry,) = manifest["data_changes"]
+    assert entry["count"] == 5 and any("count/train/r5 is gone" in line for line in entry["differences"])
+    assert json.loads((table_copy / "run" / "summary.json").read_text())["tasks"][0]["n"] == 3
+
+
+@pytest.mark.slow
+def test_all_ranks_refuse_changed_data_alike(table_copy: Path) -> None:
+    CHANGES["a redrawn picture"][0](table_copy)
+    done = mmrl("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "--nproc", 2, timeout=120)
+    assert done.code == 2
+    assert "media 0 (" in done.errors and "was lost" not in done.errors
+    told = mmrl(
+        "train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "--nproc", 2, "data.on_changed_data=warn"
+    )
+    assert told.code == 0, told.errors
+
+
+@pytest.mark.slow
+def test_rollouts_made_from_other_data_are_not_gone_on_with(tmp_path: Path, here: Command) -> None:
+    """Rollouts made in advance, unfinished ones, and those in the replay buffer."""
+    chunks = [{"kind": "generate", "partial_rollout_tokens": 2, "oversampling": 1.5, "max_tokens_per_step": 40}]
+    kinds = {
+        "async": {"async_rollouts": True, "replay": {}},
+        "partial": {"rollout_steps": chunks, "group_size": 2, "sampling": {"max_new_tokens": 16, "temperature": 1.2}},
+    }
+    for name, options in kinds.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        stages = [rl_stage(steps=4, **options)]
+        config = experiment(folder / "run", data={"train": [jsonl(folder, rows(8))]}, stages=stages)
+        path = write(config, folder / "tiny.yaml")
+        stopped = mmrl("train", path, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 3, "SIGINT"))
+        assert stopped.code == 128 + signal.SIGINT, stopped.errors
+        for picture in folder.glob("*.png"):
+            _redraw(picture)
+        done = here("train", path, "data.on_changed_data=warn")
+        assert done.code == 0, done.errors
+
+
+def test_unchanged_data_may_move_and_bad_samples_be_skipped_from_now_on(table_copy: Path, here: Command) -> None:
+    done = here("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_bad_sample=skip")
+    assert done.code == 0, done.errors
+    assert 'This run continues with data.on_bad_sample: "stop" -> "skip"' in done.output
+
+
+def test_a_sample_that_turned_bad_is_named_rather_than_skipped(table_copy: Path, here: Command) -> None:
+    (table_copy / "5.png").unlink()
+    done = here("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "data.on_bad_sample=skip")
+    assert done.code == 2
+    assert "sample count/train/r5 is gone; rows that cannot be used: count/train/line-6: " in done.errors
+
+
+def longer(run_dir: Path, steps: int, **options: object) -> dict[str, Any]:
+    """The experiment with another number of steps of reinforcement."""
+    config = experiment(run_dir)
+    config["stages"][1] = rl_stage(steps=steps, **options)
+    return config
+
+
+def test_a_finished_run_may_be_lengthened_and_equals_one_that_was_longer_from_the_start(
+    whole: Path, tmp_path: Path, here: Command
+) -> None:
+    run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
+    done = here("train", write(longer(run_dir, 11), tmp_path / "tiny.yaml"))
+    assert done.code == 0, done.errors
+    assert "This run continues with stages.1.steps: 8 -> 11 (the run is lengthened)." in done.output
+    assert "01-000006: stage rl, step 6" in done.output
+    fresh = write(longer(tmp_path / "fresh", 11), tmp_path / "fresh.yaml")
+    assert here("train", fresh).code == 0
+    assert contents(run_dir) == contents(tmp_path / "fresh")
+    assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {"01-000009", "02-000000"}
+    again = here("train", tmp_path / "tiny.yaml")
+    assert again.code == 0 and "This run is finished" in again.output
+
+
+def test_a_stopped_run_that_decays_may_be_lengthened_where_its_decay_ends_as_before(
+    tmp_path: Path, here: Command
+) -> None:
+    decay = {"lr": 3e-3, "lr_schedule": "linear"}
+    kl = {"coef": 0.05, "schedule": "cosine", "final_frac": 0.5}
+    short = [rl_stage(steps=4, optimizer=decay, loss={"kl": kl})]
+    config = write(experiment(tmp_path / "run", stages=short), tmp_path / "tiny.yaml")
+    assert mmrl("train", config, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 4, "SIGINT")).code == 130
+    before = _everything(tmp_path / "run")
+    refused = here("train", config, "stages.rl.steps=6")
+    assert refused.code == 2
+    assert "stages.0.steps: 4 -> 6 (optimizer.lr_schedule would decay over 6 steps; with " in refused.errors
+    assert "stages.0.optimizer.decay_steps=4 it ends as it did)" in refused.errors
+    assert f"mmrl export {tmp_path}/run --out DIR" in refused.errors
+    refused = here("train", config, "stages.rl.steps=6", "stages.rl.optimizer.decay_steps=4")
+    assert "loss.kl.schedule would decay over 6 steps; with stages.0.loss.kl.decay_steps=4" in refused.errors
+    assert _everything(tmp_path / "run") == before
+    longer = ["stages.rl.steps=6", "stages.rl.optimizer.decay_steps=4", "stages.rl.loss.kl.decay_steps=4"]
+    assert here("train", config, *longer).code == 0
+    assert here("train", config, *longer, "--run-dir", tmp_path / "fresh").code == 0
+    assert contents(tmp_path / "run") == contents(tmp_path / "fresh")
+    rates = [record["learner/lr"] for record in metrics(tmp_path / "run") if "learner/lr" in record]
+    assert rates[0] == 3e-3 and rates[3:] == [0.0, 0.0, 0.0]
+
+
+def test_a_run_that_cannot_be_lengthened_says_how_to_train_on_from_its_model(
+    whole: Path, tmp_path: Path, here: Command
+) -> None:
+    run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
+    before = _everything(run_dir)
+    config = write(experiment(run_dir), tmp_path / "tiny.yaml")
+    train_on = f"mmrl train CONFIG model.path={run_dir}/model model.from_scratch=null run.dir=NEW"
+    shorter = here("train", config, "stages.rl.steps=7")
+    assert shorter.code == 2 and "8 -> 7 (a run can be lengthened, not shortened)" in shorter.errors
+    over = here("train", config, "stages.cold.steps=30")
+    assert over.code == 2 and "this stage is over, and later stages have trained on from its weights" in over.errors
+    assert train_on in shorter.errors and train_on in over.errors
+    assert _everything(run_dir) == before
+    for folder in (run_dir / "checkpoints").glob("01-*"):
+        shutil.rmtree(folder)
+    lost = here("train", config, "stages.rl.steps=9")
+    assert lost.code == 2 and "none is left to go on from (checkpoints.keep_last)" in lost.errors
+    assert train_on in lost.errors
+    assert (run_dir / "model").is_dir()

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, contents, experiment, metrics, rl_stage, write
+from harness import Command, contents, experiment, metrics, mmrl, rl_stage, write
+from waiting import PATIENCE_S, wait_for
+
+from mmrl.utils.worker_limits import list_tree
 
 REWARDS = """
 import os
@@ -81,3 +87,92 @@ def test_calls_that_hang_and_processes_that_die_are_counted_and_the_run_goes_on(
     assert total(tmp_path / "run", "reward/danger/crashes") > 0
     assert total(tmp_path / "run", "reward/danger/errors") > 0
     assert "its fallback counts" in done.output
+
+
+LOOPING = """
+from mmrl.types import RewardValue
+from mmrl_rewards.contract import reward
+
+
+def loop(rollout):
+    # Never in the checks before the first step.
+    if rollout.finish_reason == "length":
+        with open(__file__ + ".looping", "a") as log:
+            log.write("x")
+        while True:
+            pass
+
+
+@reward(name="looping")
+def looping(response, sample) -> float:
+    loop(response)
+    return 0.0
+
+
+def group(group):
+    for rollout in group.rollouts:
+        loop(rollout)
+    return [RewardValue(0.0, "")] * len(group.rollouts)
+"""
+
+
+@pytest.mark.parametrize("kind", ["terms", "group_rewards"])
+def test_a_reward_of_the_users_own_that_loops_costs_its_deadline_by_default(
+    tmp_path: Path, here: Command, kind: str
+) -> None:
+    config = looping_in(tmp_path, kind, timeout_s=0.5, prompts_per_step=2, group_size=2, steps=1)
+    assert here("train", config).code == 0
+    name = "looping" if kind == "terms" else "group"
+    assert total(tmp_path / "run", f"reward/{name}/timeouts") > 0
+
+
+@pytest.mark.parametrize("kind", ["terms", "group_rewards"])
+def test_ctrl_c_does_not_wait_for_a_reward_that_loops(tmp_path: Path, kind: str) -> None:
+    config = looping_in(tmp_path, kind, timeout_s=10 * PATIENCE_S)
+    with subprocess.Popen(
+        [sys.executable, "-m", "mmrl", "train", config], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as run:
+        wait_for((tmp_path / "mine.py.looping").exists)
+        started = list_tree(run.pid)[1:]
+        run.send_signal(signal.SIGINT)
+        output, _ = run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 128 + signal.SIGINT, output
+    assert "Stopped; the last checkpoint is what is saved. Continue with: mmrl train" in output
+    assert len(started) >= 2
+    wait_for(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in started))
+
+
+UNSTEADY = """
+import time
+from zlib import crc32
+from mmrl.types import RewardValue
+
+
+def unsteady(group):
+    if crc32(group.prompt.sample.id.encode()) % 3 == 0:
+        time.sleep(600)
+    return [RewardValue(float(len(rollout.text)), "") for rollout in group.rollouts]
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_agree_on_which_group_reward_has_hung(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(UNSTEADY)
+    own = [{"fn": "./mine.py:unsteady"}]
+    rewards = {"terms": [{"fn": "mmrl_rewards.format:tags"}], "group_rewards": own, "timeout_s": 1.0}
+    counts = []
+    for run, options in (("one", []), ("two", ["--nproc", "2"])):
+        config = experiment(tmp_path / run, rewards=rewards, stages=[rl_stage(steps=3)])
+        done = mmrl("train", write(config, tmp_path / f"{run}.yaml"), *options)
+        assert done.code == 0, done.errors
+        counts.append([record.get("reward/unsteady/timeouts", 0) for record in metrics(tmp_path / run)])
+    assert counts[0] == counts[1]
+    assert sum(counts[0]) > 0
+
+
+def looping_in(folder: Path, kind: str, timeout_s: float, **sizes: object) -> Path:
+    (folder / "mine.py").write_text(LOOPING)
+    rewards: dict[str, Any] = {"terms": [{"fn": "mmrl_rewards.format:tags"}], "timeout_s": timeout_s}
+    rewards.setdefault(kind, []).append({"fn": f"./mine.py:{'looping' if kind == 'terms' else 'group'}"})
+    stage = rl_stage(**sizes)
+    return write(experiment(folder / "run", rewards=rewards, stages=[stage]), folder / "run.yaml")

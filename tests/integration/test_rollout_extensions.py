@@ -122,8 +122,33 @@ def test_what_is_no_engine_or_step_is_refused_before_training(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"steps": [{"fn": "./mine.py:make"}]}, "it is called as __call__(batch, step=...), but"),
+        ({"rollout": {"engine": {"fn": "./mine.py:make_engine"}}}, "it is called as sync(version), but"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_before_the_first_step(
+    tmp_path: Path, here: Command, section: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Engine:\n"
+        "    def generate(self, prompts, group_size, params, *, step): ...\n"
+        "    def extend(self, rollouts, params, *, step): ...\n"
+        "    def sync(self): ...\n"
+        "    def close(self): ...\n"
+        "def make_engine(context):\n    return Engine()\n"
+        "def make(context):\n    return lambda batch: batch\n"
+    )
+    done = here("train", config_of(tmp_path, "tool.py", **section))
+    assert done.code == 2
+    assert message in done.errors and "mine.py:" in done.errors
+    assert "rl 1/" not in done.output
+
+
 def test_what_a_function_makes_must_be_a_sampler(tmp_path: Path, here: Command) -> None:
     (tmp_path / "mine.py").write_text("def make(context):\n    return 3\n")
     done = here("train", config_of(tmp_path, "tool.py", rollout={"engine": {"fn": "./mine.py:make"}}))
     assert done.code == 2
-    assert "3 has no method 'generate'" in " ".join(done.errors.split())
+    assert "returned 3, which has no method 'generate'" in " ".join(done.errors.split())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from harness import counting, experiment, mmrl, rl_stage, sft_stage, write
+from test_zoom_tool import corners, in_parts, zooming
 
 FORGETFUL = """
 from mmrl_rewards.contract import reward
@@ -31,6 +32,24 @@ def test_a_run_that_goes_on_exactly_is_told_so(tmp_path: Path) -> None:
     assert "killed in stage cold, after line 3" in done.output and "killed in stage rl" in done.output
     assert "VERDICT: the resumed run is the undisturbed one, byte for byte in all" in done.output
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_replays_rethinks_and_calls_tools_goes_on_exactly(tmp_path: Path) -> None:
+    """With partial rollouts, KL and a rate that decays, on so few samples that replayed ones come up again."""
+    base = zooming(tmp_path / "base")
+    base["stages"] = base["stages"][:1]
+    assert mmrl("train", write(base, tmp_path / "base.yaml")).code == 0
+    config = in_parts(tmp_path / "run", tmp_path / "base" / "model")
+    config["data"]["train"] = [corners("train", 8)]
+    _, rl = config["stages"]
+    rl |= {"loss": {"kl": {"coef": 0.05}}, "optimizer": {"lr": 1e-3, "lr_schedule": "cosine", "warmup_steps": 1}}
+    rl["replay"] = {**rl["replay"], "without_replacement": False}
+    config["stages"] = [rl]
+    done = mmrl("train", write(config, tmp_path / "tiny.yaml"), "--verify-resume", "--steps", 6)
+    assert done.code == 0, done
+    assert "killed in stage rl" in done.output
+    assert "VERDICT: the resumed run is the undisturbed one, byte for byte in all" in done.output
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def as_read(options):
 
 
 def make_scorer(*terms, **options):
-    return RewardFunctionScorer(terms, ScoringConfig(**options))
+    return RewardFunctionScorer(terms, ScoringConfig(**{"own_rewards": "main_process"} | options))
 
 
 def constant(result, name="odd", **declared):

@@ -116,7 +116,7 @@ def test_published_columns_beside_the_response_are_left_alone(score):
     [
         ([ITEMS[0], ITEMS[0]], "items.jsonl:2: the id '1' stands twice"),
         ([{"pid": "1"}], "items.jsonl:1: has no column 'answer', 'answer_type', 'choices', 'precision'"),
-        ([ITEMS[0] | {"answer": "fig"}], "the answer 'fig' is none of the choices 'apple', 'pear', 'plum'"),
+        ([ITEMS[0] | {"answer": "fig"}], "the answer 'fig' is none of the options 'apple', 'pear', 'plum'"),
         ([ITEMS[2] | {"precision": 1.5}], "precision is 1.5, not a whole number of decimals"),
         ([ITEMS[2] | {"precision": "1"}], "precision is '1'"),
         ([ITEMS[0] | {"choices": "apple"}], "options are 'apple', not a list of texts"),

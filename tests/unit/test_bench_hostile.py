@@ -13,10 +13,10 @@ from mmrl.types import Region
 
 ITEMS = {
     "choice": Item(
-        id="1", answer_type="choice", answer="3π", options=("3π", r"\frac{1}{2}", "Yes", "No"), question="Is 3 it?"
+        id="1", answer_type="choice", answer="A", options=("3π", r"\frac{1}{2}", "Yes", "No"), question="Is 3 it?"
     ),
     "yes_no": Item(
-        id="1", answer_type="choice", answer="Yes", options=("Yes", "No"), question="Is the red cube larger than 3?"
+        id="1", answer_type="choice", answer="A", options=("Yes", "No"), question="Is the red cube larger than 3?"
     ),
     "integer": Item(id="1", answer_type="integer", answer="3", question="How many of the 12 cubes?"),
     "float": Item(id="1", answer_type="float", answer="1.25", precision=2, unit="m"),
@@ -115,7 +115,11 @@ WORST = ("(", "1", "{}", "\\", "<answer>", "the answer is ", "\n", "[1,2,3,4],")
     ("bench", "unit"),
     [
         *(("mathvista", unit) for unit in UNITS),
-        *((bench, unit) for bench in ("mmmu", "emma", "textvqa", "refcoco", "screenspot") for unit in WORST),
+        *(
+            (bench, unit)
+            for bench in ("mathvision", "mmmu", "emma", "textvqa", "refcoco", "screenspot")
+            for unit in WORST
+        ),
     ],
 )
 def test_a_megabyte_takes_time_in_proportion(bench, unit):

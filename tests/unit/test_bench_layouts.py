@@ -206,7 +206,7 @@ def test_a_published_row_becomes_a_question_and_an_item(name: str, tmp_path: Pat
     (question,) = read(tmp_path, bench, row).entries
     assert shown(question).removeprefix("*") == asked.removeprefix("*")
     assert shown(question).count("*") == 1
-    assert question.item.answer == due
+    assert (question.item.answer_text if question.item.options else question.item.answer) == due
     assert question.sample is not None
     assert question.sample.target.answer_type is PROMPT_ANSWER_TYPES[question.item.answer_type]
 
@@ -231,7 +231,7 @@ def test_vlmevalkit_gives_pictures_inside_or_by_an_earlier_index(tmp_path: Path)
     ]
     first, second = read(tmp_path, "mmmu_pro", *rows, name="kit.tsv").entries
     assert shown(first) == "*Which?\nA. red\nB. blue"
-    assert (first.item.answer, second.item.answer) == ("blue", "left")
+    assert (first.item.answer_text, second.item.answer_text) == ("blue", "left")
     assert first.item.cluster == second.item.cluster
     assert second.item.subsets == {"category": ("place",)}
 
@@ -272,14 +272,15 @@ def test_unknown_columns_name_the_nearest_layout(tmp_path: Path) -> None:
 def test_bad_rows_are_named_and_refused(tmp_path: Path) -> None:
     row = {"id": "1", "question": "?", "answer": "z", "answer_type": "text", "images": "p.png"}
     for bad, said in (
-        ([row, row], "1 of 2 rows .*stands twice"),
+        ([row, row], "1 of 2 rows .*stands twice: 1;"),
         ([{**row, "answer": "z", "answer_type": "choice", "options": ["a", "b"]}], "none of the options"),
         ([{**row, "answer_type": "mood"}], "answer_type is 'mood'"),
-        ([row, {"id": "2", "question": "?"}], "there is no column 'answer"),
         ([{**row, "question": "", "images": "p.png"}], "neither a question nor a prompt"),
     ):
         with pytest.raises(UserError, match=f"(?s){said}"):
             read(tmp_path, "canonical", *bad, name="bad.jsonl")
+    with pytest.raises(UserError, match="none of 2 rows is a question of canonical:\n  1: .*bad.jsonl:1: answer_type"):
+        read(tmp_path, "canonical", *({**row, "id": id, "answer_type": "mood"} for id in "12"), name="bad.jsonl")
 
 
 def test_a_missing_picture_leaves_the_item_and_says_why(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from PIL import Image
 from mmrl.benchmarks.grading import score_responses
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.readers.questions import read_questions
-from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
+from mmrl.benchmarks.registry import BENCHMARK_NAMES, BENCHMARKS, get_benchmark
 from mmrl.benchmarks.report import build_report, report_markdown
+from mmrl.config.schema import BenchmarkConfig
 from mmrl.evaluation.session import check_missing, make_batches
+from mmrl.training.benchmarks import _report_metrics
 from mmrl.types import Region, UserError
 
 GONE = (7, 70, 700)
@@ -55,6 +57,36 @@ def test_allowed_to_be_missing_they_count_as_wrong(thousand):
     assert (report["items"], report["responses"], report["missing"]) == (1000, 997, 3)
     assert report["strict"]["value"] == report["official"]["value"] == 0.997
     assert report["rules"]["missing"] == {"n": 3, "strict": 0.0}
+
+
+def test_a_malformed_row_is_named_and_refuses_no_other(tmp_path):
+    """validation_Accounting_29 of MMMU/MMMU_Pro (standard, 10 options) has a list within its list of options."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "1.png")
+    row = {f"image_{number}": None for number in range(2, 8)} | {"image_1": "1.png", "question": "<image 1> shows?"}
+    row |= {"explanation": "", "img_type": "['Tables']", "topic_difficulty": "Easy", "subject": "Accounting"}
+    row |= {"id": "validation_Accounting_1", "options": "['$6', '$7', '$8']", "answer": "B"}
+    nested = row | {
+        "id": "validation_Accounting_29",
+        "options": "[['A', 'B', 'Not enough information']]",
+        "answer": "A",
+    }
+    beyond = row | {"id": "validation_Accounting_30", "answer": "D"}
+    write(tmp_path / "rows.jsonl", [row, nested, beyond, {"id": "x"}])
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write("{\n")
+    questions = read_questions(get_benchmark("mmmu_pro"), ["rows.jsonl"], place(tmp_path), split="test")
+    assert [*questions.problems] == ["validation_Accounting_29", "validation_Accounting_30", "x", "line-5"]
+    assert "rows.jsonl:2: choices must be a list of two or more" in questions.problems["validation_Accounting_29"]
+    assert "'D' is not the letter of one of 3 options" in questions.problems["validation_Accounting_30"]
+    with pytest.raises(UserError, match="(?s)4 of 5 questions cannot be asked.*validation_Accounting_29: .*--allow-mi"):
+        check_missing(questions.problems, questions, allowed=False, remedy="--allow-missing", warn=pytest.fail)
+    check_missing(questions.problems, questions, allowed=True, remedy="--allow-missing", warn=lambda _: None)
+    response = ItemResponse(id="validation_Accounting_1", text="Answer: B")
+    malformed = {id: questions.items[id] for id in questions.problems}
+    for name in BENCHMARK_NAMES:
+        assert build_report(score_responses(get_benchmark(name), malformed, [], {}))["official"]["value"] == 0.0
+    report = build_report(score_responses(BENCHMARKS["mmmu_pro"], questions.items, [response], {}))
+    assert report["strict"]["value"] == report["official"]["value"] == 0.2
 
 
 def test_all_pictures_missing_is_refused_even_where_some_may_be(thousand):
@@ -108,3 +140,13 @@ def test_a_task_without_a_response_lowers_the_mean_over_tasks():
     }
     run = score_responses(get_benchmark("megabench"), items, [ItemResponse(id="a", text="x")], {})
     assert run.overall_scores == {"macro mean over tasks": 0.5}
+
+
+def test_part_of_the_marks_reaches_the_metrics_of_training():
+    items = {id: Item(id=id, answer_type="text", answer="centre") for id in ("a", "b")}
+    responses = [ItemResponse(id=id, text=text, num_tokens=1) for id, text in (("a", "centr"), ("b", "centre"))]
+    report = build_report(score_responses(BENCHMARKS["docvqa"], items, responses, {}))
+    values = _report_metrics(BenchmarkConfig(name="docvqa", data=("rows.jsonl",)), report)
+    assert values["benchmark/docvqa/official_accuracy"] == 0.5
+    assert values["benchmark/docvqa/official_score"] == pytest.approx((5 / 6 + 1) / 2, abs=1e-4)
+    assert "| official, with partial credit | 91.7 |" in report_markdown(report)

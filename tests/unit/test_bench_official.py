@@ -1,10 +1,14 @@
 """Official rules against tables worked out by hand, and the errors of other evaluators that ours must not have."""
 
+import random
+from dataclasses import replace
+
 import pytest
 
-from mmrl.benchmarks.grading import extract_answer, grade_response
-from mmrl.benchmarks.items import Item, ItemResponse, parse_canonical_item
+from mmrl.benchmarks.grading import extract_answer, grade_response, score_responses
+from mmrl.benchmarks.items import Item, ItemResponse, find_option, parse_canonical_item
 from mmrl.benchmarks.official import formulas, grounding, mathvista, reading
+from mmrl.benchmarks.official.latex_value import evaluate_latex
 from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
 from mmrl.benchmarks.verdict import ResponseOutcome
 from mmrl.types import CoordinateSystem, Region, Size, UserError
@@ -13,6 +17,8 @@ FRUIT = ("apple", "pear", "plum", "fig")
 
 
 def item(kind, answer, **more):
+    if kind == "choice":
+        answer = find_option(answer, more["options"])
     return Item(id="1", answer_type=kind, answer=answer, **more)
 
 
@@ -133,6 +139,21 @@ def test_mmmu(text, letter):
         ) == (right == letter)
 
 
+def test_mmmu_draws_a_letter_for_what_it_cannot_read():
+    """As eval_utils.py does from its seed on: in the order of the questions, however responses come."""
+    items = {str(number): item("choice", "fig", options=FRUIT) for number in range(40)}
+    items = {id: replace(asked, id=id) for id, asked in items.items()}
+    responses = [ItemResponse(id=id, text="(A)" if int(id) % 3 == 0 else "no idea") for id in items if id != "7"]
+    rng = random.Random(42)
+    lucky = [each.id for each in responses if each.text != "(A)" and rng.choice("ABCD") == "D"]
+    for order in (responses, responses[::-1]):
+        run = score_responses(BENCHMARKS["mmmu"], items, order, {})
+        assert [found.id for found in run.verdicts if found.official] == lucky != []
+        assert not any(found.strict for found in run.verdicts)
+        pro = score_responses(BENCHMARKS["mmmu_pro"], items, order, {})
+        assert not any(found.official for found in pro.verdicts)
+
+
 @pytest.mark.parametrize(
     ("text", "answer", "right"),
     [
@@ -251,6 +272,75 @@ def test_mathvision_loses_what_strict_finds():
     assert both("mathvision", asked, r"\boxed{E}") == (True, True)
 
 
+KILOS = ("$4 \\mathrm{~kg}$", "$8 \\mathrm{~kg}$", "$30 \\mathrm{~kg}$")
+ANGLES = ("$140^{\\circ}$", "$130^{\\circ}$", "$120^{\\circ}$")
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "response", "official", "strict"),
+    [
+        # Rows of data/test.jsonl and outputs/ of github.com/mathllm/MATH-V, with `correct` as published.
+        ("B", KILOS, "\\boxed{8}", False, True),  # 87, InternLM-XComposer2-VL: a unit
+        ("B", KILOS, "8 kg", False, True),  # 87, Qwen-VL-Max
+        ("C", ANGLES, "$120^{\\circ}$", False, True),  # 231, Random-Chance: degrees
+        ("20", (), "20%", False, True),  # 2634, SPHINX-v2: per cent
+        ("D", ("only 0", "only 1", "x", "Beetle with 7 points"), "Beetle with 7 points", False, True),  # 74: spaces
+        ("$\\frac{3^{1008}-1}{3^{1009}}$", (), "1/3", True, False),  # 2822, Gemini-Pro: two decimals
+        ("A", ("$\\frac{7}{32}$", "1"), "$\\boxed{\\frac{7}{32}}$.The answer is: \\frac{7}{32}", True, True),  # 281
+        # Their code by hand: lists, text behind a formula, mixed numbers, per cent in the answer alone, the letter E.
+        ("(1,2)", (), "\\boxed{(1, 2)}", True, True),
+        ("(1,1.5)", (), "\\boxed{(1,\\frac{3}{2})}", True, True),
+        ("(1,-2)", (), "(1, -4/2)", False, None),
+        ("[1,2]", (), "1, 2", False, None),
+        ("70", (), "70. Therefore, the angle is right", True, None),
+        ("3", (), "6\\frac{1}{2}", True, False),
+        ("$30\\%$", (), "30\\%", False, True),
+        ("E", ("1", "2", "3", "4", "5"), "\\boxed{e}", True, True),
+        ("x+1", (), "\\boxed{1+x}", False, None),
+    ],
+)
+def test_mathvision_scores_as_its_authors(answer, options, response, official, strict):
+    row = {"id": "1", "options": [*options], "answer": answer, "answer_type": "choice" if options else "text"}
+    found = verdict("mathvision", parse_canonical_item(row), response)
+    assert found.official is official
+    assert strict is None or found.strict is strict
+
+
+@pytest.mark.parametrize(
+    ("formula", "value"),
+    [
+        *(
+            ("6\\pi", 18.85),
+            ("4:30", 0.13),
+            ("3,136", 3136),
+            ("1,2", None),
+            ("5cm", None),
+            ("[6]", 6),
+            ("$30\\%$", 0.3),
+        ),
+        *(("2^3^2", 64), ("-2^2", -4), ("5-+3", 2), ("5!", 120), ("2.5!", None), ("(5", None), ("5)", 5), ("5°", None)),
+        *(("\\sqrt[3]{8}", 2.0), ("\\sqrt{-1}", None), ("(-8)^{\\frac{1}{3}}", None), ("\\frac{1}{0}", None)),
+        *(
+            ("e^{2}", 7.39),
+            ("e", None),
+            ("|5|", None),
+            ("2\\sin3+1", 1.28),
+            ("\\cos40\\cdot2", -0.11),
+            ("\\tan x", None),
+        ),
+        *(("2rows", 2), ("2lines", None), ("18\\choose3", 18), ("\\infty", None), ("3.5\\pi", 11.0), ("2.0", 2)),
+        *(("\\binom{4}{2}", 6), ("\\arcsin(\\frac{19}{20})}therefore", 1.25), ("2^{1056}+3^{600}", 2**1056 + 3**600)),
+        *(("\\binom{10^{99}}{10^{98}}", None), ("\\frac{٣}{2}", None), ("1.5\\pi!", None)),
+        *(("9^{9^{9}}", None), ("999!", None), ("1e5", None), ("", None), ("(" * 9999, None), ("(99)" * 9999, None)),
+    ],
+)
+def test_formulas_have_the_values_that_latex2sympy2_gives(formula, value):
+    """The values are those of latex2sympy2 1.9.1, printed and run; the last row has what it cannot do in a minute."""
+    found = evaluate_latex(formula)
+    assert found == value
+    assert isinstance(found, type(value))
+
+
 @pytest.mark.parametrize(
     ("response", "said"),
     [
@@ -335,6 +425,10 @@ def test_anls():
     assert BENCHMARKS["docvqa"].official_score(asked, response, extract_answer(asked, response)) == pytest.approx(
         1 - 1 / 6
     )
+    # `if question_result < 0.5: question_result = 0` in DocVQA's, VLMEvalKit's and lmms-eval's scripts.
+    for text, score in (("cewxyz", 0.0), ("cenxyz", 0.5)):
+        half = ItemResponse(id="1", text=text)
+        assert BENCHMARKS["docvqa"].official_score(asked, half, extract_answer(asked, half)) == score
     far = ItemResponse(id="1", text="somewhere else")
     assert BENCHMARKS["docvqa"].official_score(asked, far, extract_answer(asked, far)) == 0.0
 
@@ -488,6 +582,6 @@ def test_every_benchmark_reads_canonical_rows():
         "meta": {"task": "x"},
     }
     asked = parse_canonical_item(row)
-    assert (asked.id, asked.answer, asked.subsets) == ("7", "pear", {"task": ("x",)})
+    assert (asked.id, asked.answer, asked.subsets) == ("7", "B", {"task": ("x",)})
     with pytest.raises(UserError, match="there is no benchmark 'mathvist'"):
         get_benchmark("mathvist")

@@ -213,6 +213,11 @@ ROWS: dict[str, tuple[str, str, dict[str, Any], str, object, str]] = {
         {**KIT, "question": "From <image1> to <image2>?", "choices": "['A', 'B']", "answer": "B", "category": "logic"},
         *("*From <image1> to <image2>?\nA. A\nB. B", "B", r"\boxed{B}"),
     ),
+    "VLMEvalKit's MathVision, options with texts": (
+        *("mathvision", "kit.tsv"),
+        {**KIT, "question": "How many?", "choices": "['2', 'C', '4', '5', '6']", "answer": "C", "category": "counting"},
+        *("*How many?\nA. 2\nB. C\nC. 4\nD. 5\nE. 6", "4", r"\boxed{C}"),
+    ),
     "VLMEvalKit's MathVerse, vision only": (
         *("mathverse", "kit.tsv"),
         {
@@ -299,10 +304,48 @@ def test_a_published_row_is_asked_and_scored(name: str, read: Any) -> None:
     bench, file, row, asked, due, answer = ROWS[name]
     question = read(bench, {file: [row]}).entries[0]
     assert shown(question) == asked
-    assert question.item.answer == due
+    assert (question.item.answer_text if question.item.options else question.item.answer) == due
     item = replace(question.item, image_size=Size(40, 30))  # as the picture tells
     verdict = grade_response(get_benchmark(bench), item, ItemResponse(id=item.id, text=answer))
     assert verdict.score == 1.0, verdict
+
+
+def test_an_option_that_is_a_letter_is_not_taken_for_one(read: Any) -> None:
+    # test_Biology_146 of MMMU/MMMU_Pro: five labels of a picture, in an order of their own.
+    row = dict(ROWS["MMMU-Pro of Hugging Face, standard"][2])
+    row |= {"id": "test_Biology_146", "options": "['B', 'D', 'E', 'A', 'C']", "answer": "C"}
+    (question,) = read("mmmu_pro", {"rows.parquet": [row]}).entries
+    assert (question.item.answer, question.item.answer_text) == ("C", "E")
+    assert question.sample.target.value == "C"
+    for letter in "ABCDE":
+        verdict = grade_response(
+            get_benchmark("mmmu_pro"), question.item, ItemResponse(id="1", text=f"Answer: {letter}")
+        )
+        assert verdict.strict is verdict.official is (letter == "C")
+    # phy_123 of luckychao/EMMA: options are small letters, and so is the answer, which names the place all the same.
+    emma = ROWS["EMMA of Hugging Face, open"][2] | {
+        "type": "Multiple Choice",
+        "options": ["e", "d", "b"],
+        "answer": "b",
+    }
+    assert read("emma", {"rows.parquet": [emma]}).entries[0].item.answer == "B"
+    # The same table in VLMEvalKit's columns, and MVBench, which gives the text.
+    kit = KIT | dict(zip("ABCDE", "BDEAC", strict=True)) | {"answer": "C"}
+    assert read("mmmu_pro", {"kit.tsv": [kit]}).entries[0].item.answer == "C"
+    moves = ROWS["MVBench of Hugging Face"][2] | {"candidates": ["B", "C", "A"], "answer": "C"}
+    assert read("mvbench", {ROWS["MVBench of Hugging Face"][1]: [moves]}).entries[0].item.answer == "B"
+
+
+def test_of_options_with_one_text_the_place_decides(read: Any) -> None:
+    row = {"id": "1", "images": "p.png", "question": "?", "options": ["50", "20", "50"], "answer_type": "choice"}
+    by_letter, by_text = read(
+        "canonical", {"c.jsonl": [row | {"answer": "C"}, row | {"id": "2", "answer": "50"}]}
+    ).entries
+    benchmark = get_benchmark("canonical")
+    for text, by_place in (("(A)", False), ("(C)", True), ("B", False), ("The answer is 50.", True)):
+        for question, right in ((by_letter, by_place), (by_text, text != "B")):
+            response = ItemResponse(id="1", text=text)
+            assert grade_response(benchmark, question.item, response).strict is right, (text, question.item.answer)
 
 
 def test_parts_of_videos_and_groups_are_read(read: Any) -> None:
@@ -443,4 +486,4 @@ def test_every_benchmark_reads_canonical_rows_last(read: Any) -> None:
         assert get_layouts(bench)[-1].name == "canonical JSONL"
         row = {"id": "1", "images": "p.png", "prompt": "A or B?", "options": ["x", "y"], "answer": "B"}
         (question,) = read(bench, {"c.jsonl": [row | {"answer_type": "choice"}]}).entries
-        assert question.item.answer == "y"
+        assert question.item.answer == "B"

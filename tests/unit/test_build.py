@@ -30,16 +30,27 @@ constant = 3
 """
 
 
+FROM_SCRATCH = {"from_scratch": {}, "dtype": "float32"}
+
+
 @pytest.fixture
 def world(tmp_path):
     """Builds a world from arguments for `rows` by part of the data."""
     (tmp_path / "mine.py").write_text(ROWS)
 
-    def world(*, fn="./mine.py:rows", bad_sample="stop", prompts_per_step=1, program=({"kind": "generate"},), **parts):
+    def world(
+        *,
+        fn="./mine.py:rows",
+        bad_sample="stop",
+        prompts_per_step=1,
+        program=({"kind": "generate"},),
+        model=FROM_SCRATCH,
+        **parts,
+    ):
         data = {name: [{"fn": fn, "args": args}] for name, args in parts.items()} | {"on_bad_sample": bad_sample}
         config = {
             "run": {"name": "r", "dir": str(tmp_path / "run")},
-            "model": {"path": str(tmp_path / "no model")},
+            "model": model,
             "data": data,
             "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
             "stages": [
@@ -100,9 +111,16 @@ def test_a_step_does_not_draw_more_samples_than_there_are(world):
         world(train={"ids": ["a", "b"]}, prompts_per_step=2, program=chunked)
 
 
-def test_good_data_gets_as_far_as_the_model(world):
+def test_good_data_is_all_there(world):
+    samples = world(train={"ids": ["a", "b"]}, validation={"ids": ["c"]}, test={"ids": ["c"]}).samples
+    assert [len(split) for split in samples.by_split().values()] == [2, 1, 1]
+
+
+def test_a_damaged_processor_is_found_before_any_data(world, tmp_path):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text('{"model_type": "qwen2_vl"}')
     with pytest.raises(UserError, match=r"model\.path: cannot load"):
-        world(train={"ids": ["a", "b"]}, validation={"ids": ["c"]}, test={"ids": ["c"]})
+        world(model={"path": str(tmp_path / "m")}, train={"ids": [], "broken": ["x"]})
 
 
 def test_a_source_must_be_a_function_with_these_options(world):

@@ -294,6 +294,7 @@ def test_a_write_in_the_background_lets_the_run_go_on_and_the_next_one_waits(tmp
 
 def test_a_failure_in_the_background_surfaces_at_the_next_step(tmp_path):
     folder = tmp_path / "run" / "checkpoints"
+    folder.parent.mkdir()
     with (
         pytest.raises(UserError, match=r"cannot save .*00-000002"),
         CheckpointManager(folder, BACKGROUND, print) as manager,

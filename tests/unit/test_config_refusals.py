@@ -159,7 +159,7 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ),
         (
             "stages.rl.dynamic_sampling={ranges: [{term: x}], extra: carry}",
-            "stages.1.dynamic_sampling: `extra: carry` needs `max_rounds`",
+            "stages.1: dynamic_sampling: `extra: carry` needs `max_rounds` of 2 or more, or `oversampling`: one round",
         ),
         (
             "stages.rl.dynamic_sampling={ranges: [{term: x}], max_rounds: 0}",
@@ -363,3 +363,49 @@ def test_a_bfloat16_model_without_masters_of_its_weights_is_refused(tmp_path):
         ["deepspeed.zero_stage=1", "model.dtype=bfloat16"],
     ):
         assert load_config(path, options).config.deepspeed is not None
+
+
+def test_every_number_refuses_a_huge_value_by_path_and_line(tmp_path):
+    numbers, tree = {}, full_tree()
+    for path, value in flatten_settings(tree).items():
+        # Bounds of a filter are compared with a column of the user's, which may hold any number.
+        if re.search(r"\.(args|when|row_filter|points)\b", path):
+            continue
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            numbers[path] = 10**30 if isinstance(value, int) else 1e300
+    assert len(numbers) > 120
+    for index, path in enumerate(numbers):
+        put(tree, path, f"MARK-{index}-")
+    text = to_yaml(tree)
+    lines = {path: text.split(f"MARK-{index}-")[0].count("\n") + 1 for index, path in enumerate(numbers)}
+    for index, huge in enumerate(numbers.values()):
+        text = text.replace(f"MARK-{index}-", json.dumps(huge))
+    said = refused(write(tmp_path, text)).splitlines()
+    for path, line in lines.items():
+        start = f"{tmp_path}/c.yaml:{line}: {path}: must be less than"
+        assert any(problem.startswith(start) for problem in said), (path, said)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("stages.rl.optimizer.lr=1e12", "stages.1.optimizer.lr: must be less than or equal to 1, got 1000000000000"),
+        ("stages.rl.sampling.temperature=1000", "temperature: must be less than or equal to 10, got 1000"),
+        ("stages.rl.loss.kl.coef=1e9", "stages.1.loss.kl.coef: must be less than or equal to 1000, got 1000000000"),
+        ("stages.rl.loss.log_ratio_clip=100", "log_ratio_clip: must be less than or equal to 88, got 100"),
+        ("stages.rl.group_size=10000000", "stages.1.group_size: must be less than or equal to 1000000, got 10000000"),
+        ("rewards.terms.0.weight=1e308", "rewards.terms.0.weight: must be less than or equal to 1000000, got 1e+308"),
+        (
+            "rewards.terms.0.weight=-1e308",
+            "rewards.terms.0.weight: must be greater than or equal to -1000000, got -1e",
+        ),
+        ("rewards.timeout_s=1e10", "rewards.timeout_s: must be less than or equal to 31536000, got 10000000000"),
+        ("data.media_workers=100000", "data.media_workers: must be less than or equal to 4096, got 100000"),
+        (f"run.seed={2**63}", "run.seed: must be less than or equal to 9223372036854775807, got 9223372036854775808"),
+        ("stages.rl.optimizer.decay_steps=5", "decay_steps has no effect on a constant rate; set `lr_schedule`"),
+        ("stages.rl.optimizer={lr_schedule: linear, decay_steps: 5, warmup_steps: 5}", "must exceed warmup_steps 5"),
+        ("stages.rl.loss.kl={coef: 0.1, decay_steps: 5}", "decay_steps has no effect on a constant weight"),
+    ],
+)
+def test_absurd_values_are_refused(tmp_path, setting, said):
+    assert said in refused(write(tmp_path, SMALL), setting)

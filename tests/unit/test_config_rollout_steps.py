@@ -171,7 +171,7 @@ def test_explain_says_whose_rollouts_an_overlapping_step_learns_from(tmp_path):
         ),
         (
             "dynamic_sampling={ranges: [{term: count}], max_rounds: 2, extra: carry}",
-            "groups carried over from the step before are a version older",
+            "groups carried over are a version older with every step that they wait",
             "clipped per token",
         ),
         ("replay={max_staleness: 7}", "replayed rollouts are of older versions of the policy, up to 7", "1 up to"),

@@ -62,7 +62,14 @@ def test_what_is_wrong_is_named():
 
 def dynamic_sampling(options, prompts, media=NO_CHANGED_MEDIA):
     bank = Bank(groups=prompts, informative=0)
-    return select_all(bank.advantages, dynamic_sampling=options, prompts_per_step=prompts, find_changed_media=media)
+    carries = options is not None and options.extra == "carry"
+    return select_all(
+        bank.advantages,
+        dynamic_sampling=options,
+        carry_over=carries,
+        prompts_per_step=prompts,
+        find_changed_media=media,
+    )
 
 
 def test_rounds_go_on_until_enough_pass_or_are_over():
@@ -86,10 +93,12 @@ def test_a_surplus_is_dropped_or_learned_first_in_the_next_step():
     selector = dynamic_sampling(ACCURACY, 2)
     choice = selector.select(groups, state)
     assert [g.prompt.sample.id for g in state.carried_over] == ["c"]
+    assert [g.prompt.sample.id for g in choice.groups] == ["a", "b", "dull"]  # c is shown by the step that trains on it
     assert choice.metrics == {
         "dynamic_sampling/passed_frac": 0.75,
-        "dynamic_sampling/carried_over": 0.0,
         "dynamic_sampling/rejected/right": 1.0,
+        "groups/carried_over": 0.0,
+        "groups/dropped_changed_media": 0.0,
     }
     state.step, state.version = 1, 1
     fresh = [group("d", 0.0, 0.0, 1.0, version=1), group("e", 0.0, 1.0, version=1)]
@@ -97,7 +106,9 @@ def test_a_surplus_is_dropped_or_learned_first_in_the_next_step():
     choice = selector.select(fresh, state)
     learned = [(e.rollout.prompt.sample.id, e.staleness, e.old_logprobs_source) for e in choice.experiences]
     assert learned == [("c", 1, "recorded")] * 4 + [("d", 0, None)] * 3
-    assert choice.advantages[1] == (0.0, 0.0)
+    assert [g.prompt.sample.id for g in choice.groups] == ["c", "d"]
+    assert choice.advantages[0] == (-0.5, 0.5, 0.5, -0.5)
+    assert choice.metrics["groups/carried_over"] == 1.0
     assert [g.prompt.sample.id for g in state.carried_over] == ["e"]
 
 
@@ -114,6 +125,24 @@ def test_a_carried_group_whose_media_changed_is_dropped_and_named():
     choice = selector.select([group("d", 0.0, 1.0)], state)
     assert [e.rollout.prompt.sample.id for e in choice.experiences] == ["d"] * 2
     assert said == ["sample c: c.png: no such file; its rollouts of earlier steps are dropped"]
+    assert choice.metrics["groups/dropped_changed_media"] == 1.0
+    assert choice.metrics["groups/carried_over"] == 0.0
+
+
+def test_more_groups_than_a_step_has_room_for_wait_for_the_next_ones():
+    """A round of oversampled prompts can leave more than a whole step of groups."""
+    selector, state = dynamic_sampling(ACCURACY, 2), TrainingState()
+    arriving = [group(str(number), 0.0, 1.0) for number in range(12)]
+    trained = []
+    for step in range(6):
+        if selector.needs_another_round([], state, rounds=0):
+            fresh, arriving = arriving[:6], arriving[6:]
+        else:
+            fresh = []
+        choice = selector.select(fresh, state)
+        trained.append([each.prompt.sample.id for each in choice.groups])
+        state.step, state.version = step + 1, step + 1
+    assert trained == [["0", "1"], ["2", "3"], ["4", "5"], ["6", "7"], ["8", "9"], ["10", "11"]]
 
 
 def test_a_filter_that_rejects_everything_for_ever_ends_by_a_sentence():

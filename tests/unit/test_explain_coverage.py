@@ -25,19 +25,23 @@ NOT_DESCRIBED = {
     "RethinkConfig": {"kind", "preset"},
     "RethinkTriggerConfig": {"text", "weight"},
     "GenerateConfig": {"kind"},
-    "ToolsConfig": {"kind", "max_result_chars", "workers", "result_prefix", "result_suffix"},
+    "ToolsConfig": {
+        *("kind", "max_result_chars", "workers", "startup_timeout_s", "worker_limits", "result_prefix", "result_suffix")
+    },
     "ToolConfig": {"args"},
     "BlindProbeConfig": {"kind"},
     "CustomStepConfig": {"kind", "args"},
     "CustomPolicyLossConfig": {"args"},
     "ReplayConfig": {"preset"},
-    "ScoringConfig": {"workers", "timeout_s"},
+    "ScoringConfig": {"workers", "own_rewards", "timeout_s", "startup_timeout_s", "worker_limits"},
+    "WorkerLimitsConfig": {"memory_mib", "processes", "output_kib"},
     "BaseRewardConfig": {"args"},
     "RewardTermConfig": {"fallback", "timeout_s"},
     "BenchmarkConfig": {"data", "args", "split", "media_root", "coordinates", "allow_missing", "subsets"},
     "ModelConfig": {
         *("path", "from_scratch", "dtype", "device", "attn_implementation", "gradient_checkpointing"),
         *("logits_chunk_tokens", "min_pixels", "max_pixels", "video", "max_prompt_tokens", "family"),
+        "float32_output_layer",
     },
     **{
         order: {"kind"}

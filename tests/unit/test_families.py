@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from transformers.models.auto import modeling_auto
 
-from mmrl.policy.families import FAMILIES, UNSUPPORTED, load_family
+from mmrl.policy.families import FAMILIES, load_family
+from mmrl.utils.model_files import UNSUPPORTED
 
 
 def known_to_transformers() -> dict[str, str]:

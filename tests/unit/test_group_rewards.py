@@ -1,7 +1,9 @@
 """What a response earns beside its siblings: published numbers, slow oracles, degenerate groups."""
 
 import json
+import os
 import random
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
@@ -356,6 +358,74 @@ def test_a_term_may_be_in_a_file(tmp_path):
     )
     (term,) = build_group_rewards(configured("{fn: './mine.py:flat', args: {of: 0.25}}").config, tmp_path)
     assert add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term]).totals == (1.25, 0.25)
+
+
+OWN = """
+import os
+import time
+from mmrl.types import RewardValue
+
+def moody(group, *, fate: str):
+    if fate == "spin":
+        while True:
+            pass
+    if fate == "eat":
+        hoard = []
+        while len(hoard) < 200:
+            hoard.append(b"x" * 2**24)
+        time.sleep(600)
+    if fate == "die":
+        os._exit(3)
+    if fate == "raise":
+        raise ValueError("as told")
+    return [RewardValue(0.5, str(os.getpid())) for _ in group.rollouts]
+"""
+
+
+def built(folder, fate, **rewards):
+    (folder / "mine.py").write_text(OWN)
+    given = {"timeout_s": 2.0, "worker_limits": {"memory_mib": 512}, **rewards}
+    overrides = [f"rewards.{key}={json.dumps(value)}" for key, value in given.items()]
+    term = f"{{fn: './mine.py:moody', args: {{fate: {fate}}}}}"
+    (made,) = build_group_rewards(
+        load_config(QUICKSTART, [f"rewards.group_rewards=[{term}]", *overrides]).config, folder
+    )
+    return made
+
+
+@pytest.mark.parametrize(("fate", "kind"), [("spin", "timeouts"), ("eat", "limits"), ("die", "crashes")])
+def test_a_function_that_hangs_or_takes_too_much_costs_its_group(tmp_path, fate, kind):
+    with closing(built(tmp_path, fate)) as term:
+        after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term, bound()])
+    assert (after.rollouts, after.scores) == ((), ())
+    assert [skip.failures["moody"].error_kind for skip in after.dropped] == [kind, kind]
+
+
+def test_a_group_without_values_may_count_nothing_or_end_the_run(tmp_path):
+    with closing(built(tmp_path, "die", on_unscorable="fallback")) as term:
+        after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+    assert after.totals == (1.0, 0.0)
+    assert [score.failures["moody"].error_kind for score in after.scores] == ["crashes", "crashes"]
+    with (
+        closing(built(tmp_path, "die", on_unscorable="stop")) as term,
+        pytest.raises(UserError, match="group reward 'moody' on sample 's': its process died"),
+    ):
+        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+
+
+def test_an_error_is_named_with_its_line_wherever_the_function_runs(tmp_path):
+    with (
+        closing(built(tmp_path, "raise")) as term,
+        pytest.raises(UserError, match=r"group reward './mine.py:moody' raised ValueError: as told \(.*mine.py:18\)"),
+    ):
+        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+
+
+def test_a_function_of_the_users_own_runs_in_this_process_if_asked_to(tmp_path):
+    for place, elsewhere in (("worker", True), ("main_process", False)):
+        with closing(built(tmp_path, "fine", own_rewards=place)) as term:
+            after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+        assert (after.scores[0].terms["moody"].reason != str(os.getpid())) is elsewhere
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
@@ -221,7 +222,7 @@ def by_hand(world, experiences, *, lr, mini_batches, epochs=1, bound=None):
     Returns the ratios of each update, and its loss.
     """
     engine, groups = Sgd(world), group_by_prompt(experiences)
-    parts = [[e for group in groups[start::mini_batches] for e in group] for start in range(mini_batches)]
+    parts = [list(chain.from_iterable(groups[start::mini_batches])) for start in range(mini_batches)]
     olds, samplers = [], []
     for part in parts:
         # In the order of `log_probs`, group after group; these have one segment each.

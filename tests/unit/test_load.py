@@ -7,19 +7,23 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from videos import blank_frame, write_video
 
 from mmrl.config import Config
-from mmrl.config.schema import MediaLimitsConfig
+from mmrl.config.schema import DataConfig, DataSourceConfig, MediaLimitsConfig, VideoConfig
 from mmrl.data.context import make_dataset_context
-from mmrl.data.load import DatasetLoader, open_all_media
+from mmrl.data.load import DatasetLoader, open_media, unique_videos
+from mmrl.data_check.fingerprints import inspect_video
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
 from mmrl.media.opened_index import OpenedMediaIndex
+from mmrl.media.video import FrameSampling
 from mmrl.types import ImageRef, MediaPolicy, PromptTooLongError, Size, UserError
 
 ROWS = """
@@ -54,7 +58,7 @@ def config(**data) -> Config:
             {
                 "run": {"name": "r"},
                 "model": {"from_scratch": {}},
-                "data": {"train": [{"fn": "./mine.py:rows", "args": {"split": "train", "size": 50}}], **data},
+                "data": {"train": [{"fn": "./mine.py:rows", "args": {"split": "train", "size": 50}}]} | data,
                 "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
                 "stages": [{"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1}],
             }
@@ -74,15 +78,21 @@ def refs(folder: Path) -> list[ImageRef]:
     return [ImageRef(path=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
 
 
+def media_options(workers):
+    return DataConfig(train=(DataSourceConfig(fn="a:b"),), media_workers=workers)
+
+
 def test_other_processes_see_what_this_one_sees(folder):
     (folder / "pictures" / "04.png").write_bytes(b"\x89PNG broken")
     all_refs = refs(folder / "pictures")
     seen = [
-        open_all_media(
-            all_refs,
-            MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=0).image_size,
-            workers=workers,
-            console=Console(),
+        dict(
+            open_media(
+                all_refs,
+                MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=0).image_size,
+                options=media_options(workers),
+                console=Console(),
+            )
         )
         for workers in (0, 2)
     ]
@@ -109,10 +119,101 @@ def die(ref: ImageRef) -> Size:
 
 
 def test_a_file_that_kills_a_process_is_a_bad_one(folder):
-    seen = open_all_media(refs(folder / "pictures"), die, workers=2, console=Console())
+    seen = dict(open_media(refs(folder / "pictures"), die, options=media_options(2), console=Console()))
     assert [Path(ref.path).name for ref, look in seen.items() if isinstance(look, MediaError)] == ["04.png"]
     (said,) = (str(look) for look in seen.values() if isinstance(look, MediaError))
     assert re.search(r"04\.png: the process that opened it was killed by SIGSEGV; a file crashes its decoder", said)
+
+
+VIDEO_ROWS = """
+import hashlib
+from mmrl.types import AnswerType, Sample, Target, VideoRef
+
+def rows(place):
+    for file in sorted((place.base_dir / "clips").iterdir()):
+        parts = (VideoRef(path=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest()), "How many?")
+        yield Sample(id=file.stem, task="t", parts=parts, target=Target(answer_type=AnswerType.NUMBER, value=1))
+"""
+
+
+@pytest.fixture
+def clips(tmp_path):
+    """A folder with two videos, of which one has damage in a late frame."""
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "mine.py").write_text(VIDEO_ROWS)
+    for name in ("damaged", "whole"):
+        write_video(tmp_path / "clips" / f"{name}.mp4", size=(64, 48), options={"bf": "0"})
+    blank_frame(tmp_path / "clips" / "damaged.mp4", 40)
+    return tmp_path
+
+
+def video_loader(clips, index=None, **data):
+    settings = config(train=[{"fn": "./mine.py:rows"}], **data)
+    place = make_dataset_context(settings, clips, clips / "work")
+    cache = MediaCache(place.media_policy, settings.data.media_limits, max_bytes=0)
+    return DatasetLoader(settings, place, cache, Console(), opened_index=index), cache
+
+
+VIDEO_SAMPLING = FrameSampling(video=VideoConfig(fps=12.0, min_pixels=784, max_pixels=3136), patch_size=14)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_video_with_a_damaged_late_frame_is_found_before_the_first_step(clips, workers, capsys):
+    loader, _ = video_loader(clips, media_workers=workers)
+    samples = loader.load()
+    assert list(loader.open_videos(samples, VIDEO_SAMPLING)) == []
+    refused = r"(?s)1 of 2 samples cannot be used:\n  damaged: .*damaged\.mp4: the frame at 3\.\d+ s does not decode"
+    with pytest.raises(UserError, match=refused):
+        loader.filter_by_prompt(samples, lambda sample: None)
+
+    loader, cache = video_loader(clips, media_workers=workers, on_bad_sample="skip")
+    samples = loader.load()
+    assert list(loader.open_videos(samples, VIDEO_SAMPLING)) == []
+    assert [sample.id for sample in loader.filter_by_prompt(samples, lambda sample: None).train] == ["whole"]
+    assert "1 of 2 samples cannot be used and are left out" in capsys.readouterr().out
+    # `mmrl data check` says the same of it.
+    damaged, _ = unique_videos(samples.train)
+    with pytest.raises(MediaError, match="does not decode"):
+        inspect_video(cache, VIDEO_SAMPLING, damaged)
+
+
+def test_a_video_that_the_run_has_decoded_is_not_decoded_again(clips, monkeypatch):
+    (clips / "clips" / "damaged.mp4").unlink()
+    index_path = clips / "opened_media.json"
+    checked = []
+    monkeypatch.setattr(
+        MediaCache, "check_video", lambda cache, *args: checked.append(args) or check_video(cache, *args)
+    )
+
+    def open_videos(sampling=VIDEO_SAMPLING, **data):
+        loader, cache = video_loader(clips, OpenedMediaIndex(index_path), **data)
+        samples = loader.load()
+        list(loader.open_videos(samples, sampling))
+        plan = cache.get_frame_plan(samples.train[0].media[0], sampling)
+        return len(checked), len(plan.indices)
+
+    assert open_videos() == (1, 48)
+    assert open_videos() == (1, 48)
+    other = replace(VIDEO_SAMPLING, video=VIDEO_SAMPLING.video.model_copy(update={"fps": 6.0}))
+    assert open_videos(other) == (2, 24)
+    write_video(clips / "clips" / "whole.mp4", range(36), size=(64, 48))
+    assert open_videos() == (3, 36)
+
+
+check_video = MediaCache.check_video
+
+
+def test_long_decoding_comes_in_parts_and_is_not_lost_in_between(clips, monkeypatch):
+    """Ranks that wait for the first one would take it for lost, and a start that is killed would begin anew."""
+    monkeypatch.setattr("mmrl.data.load._REPORT_VIDEOS_S", 0.0)
+    write_video(clips / "clips" / "damaged.mp4", range(24), size=(64, 48))
+    loader, _ = video_loader(clips, OpenedMediaIndex(clips / "opened_media.json"))
+    samples = loader.load()
+    parts = loader.open_videos(samples, VIDEO_SAMPLING)
+    assert next(parts) == 1
+    assert len(json.loads((clips / "opened_media.json").read_text())) == 1
+    assert list(parts) == [2]
+    assert len(json.loads((clips / "opened_media.json").read_text())) == 2
 
 
 def refuse_even(sample) -> None:
@@ -164,7 +265,7 @@ from mmrl.data.context import make_dataset_context
 from mmrl.data.load import DatasetLoader
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_load import config
 
 folder = Path({folder!r})
@@ -181,7 +282,7 @@ for size in (1000, 10_000):
 def test_memory_is_flat_over_10_000_samples(folder):
     for number in range(200):
         Image.new("RGB", (96, 96), (number, 9, 99)).save(folder / "pictures" / f"{number:03d}.png")
-    code = MEASURE.format(tests=str(Path(__file__).parent), folder=str(folder))
+    code = MEASURE.format(tests=list(map(str, Path(__file__).parents[:2])), folder=str(folder))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     first_mb, last_mb = map(int, done.stdout.split())
@@ -215,7 +316,7 @@ def test_what_the_index_knows_is_not_opened(folder):
     place = make_dataset_context(settings, folder, folder / "work")
 
     def load(store):
-        return DatasetLoader(settings, place, store, Console(), OpenedMediaIndex(index_path)).load()
+        return DatasetLoader(settings, place, store, Console(), opened_index=OpenedMediaIndex(index_path)).load()
 
     first = load(MediaCache(place.media_policy, MediaLimitsConfig(), max_bytes=0))
     assert len(json.loads(index_path.read_text())) == 50

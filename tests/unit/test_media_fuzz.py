@@ -104,7 +104,8 @@ def test_every_damaged_file_is_refused_by_name_or_really_opened(whole, tmp_path)
             if result is not None:
                 assert min(result.shape) > 0
                 assert 0 <= result.min() <= result.max() <= 255
-            if result is not None and mutate is truncate:
+            # Only a PNG has a checksum for all that it shows.
+            if result is not None and (mutate is truncate or path.suffix == ".png"):
                 undamaged = {frame.tobytes() for frame in originals[path]}
                 assert all(frame.tobytes() in undamaged for frame in result), damaged
     for suffix in {path.suffix for path in whole}:

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 from qwen_vl_utils import vision_process
-from videos import picture, video_ref, write_sound, write_video
+from videos import blank_frame, picture, video_ref, write_sound, write_video
 
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.image import MediaError
 from mmrl.media.video import FrameSampling
-from mmrl.media.video_reader import open_video_file
-from mmrl.types import MediaPolicy, Size, VideoRef
+from mmrl.media.video_reader import VideoFileReader, open_video_file
+from mmrl.types import ImageRef, MediaPolicy, Size, UserError, VideoRef
 
 SMALL = FrameSampling(video=VideoConfig(min_pixels=28 * 28, max_pixels=28 * 28 * 8), patch_size=14)
 ROOTS = (Path("/"),)
 
 
-def store(roots=ROOTS, **limits):
-    return MediaCache(MediaPolicy(roots=roots), MediaLimitsConfig(**limits), max_bytes=0)
+def store(roots=ROOTS, reader="pyav", **limits):
+    return MediaCache(MediaPolicy(roots=roots, video_reader=reader), MediaLimitsConfig(**limits), max_bytes=0)
 
 
 def all_frames(ref):
@@ -114,16 +114,124 @@ def test_a_frame_is_the_same_however_one_comes_to_it(tmp_path, groups):
             assert np.array_equal(np.stack(list(reader.read_frames(indices))), whole[list(indices)])
 
 
-def test_frames_that_an_edit_list_hides_are_not_counted(tmp_path):
-    """A cut without re-encoding leaves them in the file; decord counts them and repeats a neighbour for each."""
-    content = bytearray(Path(write_video(tmp_path / "v.mp4").path).read_bytes())
+def write_cut(folder):
+    """A video whose edit list begins a second later, as a cut without re-encoding writes it."""
+    content = bytearray(Path(write_video(folder / "v.mp4").path).read_bytes())
     entry = content.index(b"elst") + 12
     duration, begin = struct.unpack_from(">Ii", content, entry)
-    struct.pack_into(">Ii", content, entry, duration // 2, begin + 19200)  # ticks of 1/19200 s: a second later
-    (tmp_path / "cut.mp4").write_bytes(content)
-    seen = nearest(all_frames(video_ref(tmp_path / "cut.mp4")), (128, 96))
+    struct.pack_into(">Ii", content, entry, duration // 2, begin + 19200)  # ticks of 1/19200 s
+    (folder / "cut.mp4").write_bytes(content)
+    return video_ref(folder / "cut.mp4")
+
+
+def test_frames_that_an_edit_list_hides_are_not_counted(tmp_path):
+    """They stay in the file; decord counts them and repeats a neighbour for each."""
+    seen = nearest(all_frames(write_cut(tmp_path)), (128, 96))
     assert seen == list(range(12, 12 + len(seen)))
     assert 24 <= len(seen) <= 28
+
+
+CLOSED_GROUPS, OPEN_GROUPS = (f"open-gop={is_open}:keyint=8:min-keyint=8" for is_open in (0, 1))
+BOTH_READ = {
+    "mp4": ("a.mp4", {}),
+    "closed groups with B-frames": ("a.mp4", {"options": {"bf": "3", "x264-params": CLOSED_GROUPS}}),
+    "open groups without B-frames": ("a.mp4", {"options": {"bf": "0", "x264-params": OPEN_GROUPS}}),
+    "mkv": ("a.mkv", {"options": {"g": "8"}, "size": (98, 66)}),
+    "fragments": ("a.mp4", {"container": {"movflags": "frag_keyframe+empty_moov"}, "options": {"g": "12"}}),
+    "HEVC": ("a.mp4", {"codec": "libx265", "options": {"x265-params": "keyint=8:open-gop=0:log-level=none"}}),
+    "MPEG-4": ("a.mp4", {"codec": "mpeg4"}),
+    "VP9": ("a.webm", {"codec": "libvpx-vp9", "options": {"g": "8"}}),
+    "VP8": ("a.webm", {"codec": "libvpx", "options": {"g": "8"}}),
+    "turned": ("a.mp4", {"turn": 90}),
+}
+
+
+@pytest.mark.parametrize("name", BOTH_READ)
+def test_decord_gives_the_frames_that_pyav_gives(tmp_path, name):
+    pytest.importorskip("decord")
+    file, options = BOTH_READ[name]
+    write_video(tmp_path / file, **options)
+    for span in ({}, {"start": 0.9, "end": 3.5}, {"start": 2.1}):
+        ref = video_ref(tmp_path / file, **span)
+        for fps in (2.0, 5.0, 12.0):
+            sampling = FrameSampling(video=SMALL.video.model_copy(update={"fps": fps}), patch_size=14)
+            ours, theirs = store().read_video(ref, sampling), store(reader="decord").check_video(ref, sampling)
+            assert ours.plan == theirs.plan == store(reader="decord").get_frame_plan(ref, sampling)
+            assert (ours.frames_TCHW - theirs.frames_TCHW).abs().max() <= 1
+    for second in (0.0, 1.37, 3.9):
+        shown = ImageRef(path=ref.path, sha256=ref.sha256, timestamp=second)
+        assert store(reader="decord").get_image(shown).tobytes() == store().get_image(shown).tobytes()
+
+
+def test_decord_is_bound_by_the_same_limits(tmp_path):
+    pytest.importorskip("decord")
+    ref = write_video(tmp_path / "v.mp4")
+    with pytest.raises(MediaError, match="48 frames exceed max_video_frames=47"):
+        store(reader="decord", max_video_frames=47).get_frame_plan(ref, SMALL)
+    with pytest.raises(MediaError, match=r"lies outside data\.roots"):
+        store(((tmp_path / "inner"),), reader="decord").get_frame_plan(ref, SMALL)
+
+
+DECORD_REFUSES = {
+    "open groups": (
+        "a.mp4",
+        {"options": {"bf": "3", "x264-params": OPEN_GROUPS}},
+        r"frames stored behind key frame \d+ are shown before it \(B-frames of an open GOP\)",
+    ),
+    "open groups of HEVC": (
+        "a.mkv",
+        {"codec": "libx265", "options": {"x265-params": "keyint=8:min-keyint=8:open-gop=1:log-level=none"}},
+        "B-frames of an open GOP",
+    ),
+    "B-frames of MPEG-4": ("a.mp4", {"codec": "mpeg4", "options": {"g": "8", "bf": "2"}}, "B-frames of an open GOP"),
+}
+
+
+@pytest.mark.parametrize("name", DECORD_REFUSES)
+def test_a_video_that_decord_misreads_is_refused_by_name(tmp_path, name, monkeypatch):
+    pytest.importorskip("decord")
+    file, options, reason = DECORD_REFUSES[name]
+    ref = write_video(tmp_path / file, **options)
+    message = rf"{file}: decord would give wrong frames: .*{reason}.*; use media\.video_reader: pyav"
+    for look in ("get_frame_plan", "read_video", "check_video"):
+        with pytest.raises(MediaError, match=message):
+            getattr(store(reader="decord"), look)(ref, SMALL)
+    # It is really misread, and what the structure of a file does not show is found by comparing frames.
+    monkeypatch.setattr(VideoFileReader, "_find_counting_problem", lambda *args: None)
+    with pytest.raises(MediaError, match=r"decord's frame \d+ differs from PyAV's by \d+ grey levels; use media"):
+        for start in range(3):
+            store(reader="decord").check_video(video_ref(tmp_path / file, start=start), SMALL)
+
+
+def test_a_video_with_hidden_frames_is_refused_for_decord(tmp_path):
+    pytest.importorskip("decord")
+    with pytest.raises(MediaError, match=r"cut\.mp4: decord would give wrong frames: its edit list hides \d+ frames"):
+        store(reader="decord").get_frame_plan(write_cut(tmp_path), SMALL)
+
+
+def test_avi_is_refused_for_decord(tmp_path, monkeypatch):
+    pytest.importorskip("decord")
+    monkeypatch.setattr("videos._TICKS", 1)  # AVI takes the unit of time for the frame rate
+    ref = write_video(tmp_path / "v.avi", codec="mpeg4")
+    assert store().get_frame_plan(ref, SMALL).total_frames == 48
+    with pytest.raises(MediaError, match="it is an AVI file, which decord reads differently each time"):
+        store(reader="decord").get_frame_plan(ref, SMALL)
+
+
+def test_damage_that_decord_conceals_is_found_before_a_run(tmp_path):
+    decord = pytest.importorskip("decord")
+    ref = write_video(tmp_path / "v.mp4", options={"bf": "0"})
+    blank_frame(tmp_path / "v.mp4", 30)
+    assert len(decord.VideoReader(ref.path).get_batch(range(48)).asnumpy()) == 48
+    every = FrameSampling(video=SMALL.video.model_copy(update={"fps": 12.0}), patch_size=14)
+    with pytest.raises(MediaError, match=r"v\.mp4: the frame at 2\.\d+ s does not decode"):
+        store(reader="decord").check_video(video_ref(tmp_path / "v.mp4"), every)
+
+
+def test_without_decord_the_error_names_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "decord", None)
+    with pytest.raises(UserError, match=r'media\.video_reader: decord .*pip install "mmrl\[decord\]", or use .*pyav'):
+        store(reader="decord")
 
 
 def test_a_long_clip_is_resized_in_pieces_to_the_same_pixels(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,8 +216,10 @@ def test_a_launcher_passes_on_what_failed_and_leaves_nobody(tmp_path, monkeypatc
     program = tmp_path / "mmrl" / "__main__.py"
     program.parent.mkdir()
     program.write_text(
-        "import os, signal, sys, time\n"
+        "import os, signal, subprocess, sys, time\n"
         "from pathlib import Path\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'], start_new_session=True)\n"
+        "Path(sys.argv[1] + os.environ['RANK'] + '-child').write_text(str(child.pid))\n"
         "Path(sys.argv[1] + os.environ['RANK']).write_text(str(os.getpid()))\n"
         "first = Path(sys.argv[1] + '0')\n"
         "while os.environ['RANK'] == '0' or not (first.exists() and first.read_text()):\n"
@@ -231,6 +234,10 @@ def test_a_launcher_passes_on_what_failed_and_leaves_nobody(tmp_path, monkeypatc
     for rank in "01":
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / f"pid{rank}").read_text()), 0)
+    # The other rank died by itself, so nobody knows what it had started.
+    os.kill(int((tmp_path / "pid1-child").read_text()), signal.SIGKILL)
+    child = int((tmp_path / "pid0-child").read_text())
+    wait_for(lambda: not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes())
 
 
 def test_a_rank_that_waits_says_for_whom_and_what_that_one_does(capfd):

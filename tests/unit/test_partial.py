@@ -119,3 +119,23 @@ def test_unfinished_groups_survive_a_checkpoint(world, params, prompts):
     assert again == unfinished
     step = partial_rollouts(world, params)
     assert step.generate([], step=1, unfinished=again) == step.generate([], step=1, unfinished=unfinished)
+
+
+def test_equal_rollouts_in_flight_are_extended_each_for_itself(world, params, prompts):
+    """A sample that is drawn twice: after a resume its equal rollouts are one object, and still two responses."""
+
+    class Numbering:
+        """A sampler whose rows differ, as rows of a batch may by rounding."""
+
+        def extend(self, rollouts, sampling_params, *, step):
+            segments = [replace(r.segments[0], token_ids=(5 + row,) * 3) for row, r in enumerate(rollouts)]
+            return [replace(r, segments=(*r.segments, s)) for r, s in zip(rollouts, segments, strict=True)]
+
+    sampler = world.sampler()
+    [group] = sampler.generate(prompts[:1], GROUP, replace(params, max_new_tokens=3), step=0)
+    cut = tuple(replace(r, finish_reason=FinishReason.LENGTH, sampling_params=params) for r in group)
+    again = tuple(replace(rollout) for rollout in cut)
+    step = partial_rollouts(world, params, sampler=Numbering())
+    apart, same = step._extend_unfinished([cut, again], 1), step._extend_unfinished([cut, cut], 1)
+    assert apart == same
+    assert [r.segments[-1].token_ids[0] for g in same for r in g] == [5, 6, 7, 8]

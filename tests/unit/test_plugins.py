@@ -203,11 +203,11 @@ def test_an_infinite_option_stays_infinite():
         ({}, "plugin needs the option 'size'"),
         ({"size": 3, "raito": 1.0}, "plugin has no option 'raito'; did you mean 'ratio'?"),
         ({"size": 3, "zzz": 1.0}, "no option 'zzz'; it has 'size', 'ratio'"),
-        ({"size": "3"}, "option 'size' = '3': Input should be a valid integer"),
+        ({"size": "3"}, "option 'size' = '3': must be a valid integer"),
         ({"size": True}, "option 'size' = True"),
         ({"size": 3, "span": [1]}, r"option 'span' = \[1\]"),
-        ({"size": 3, "color": "blue"}, "option 'color' = 'blue': Input should be 'red'"),
-        ({"size": 3, "mode": "c"}, "option 'mode' = 'c': Input should be 'a' or 'b'"),
+        ({"size": 3, "color": "blue"}, "option 'color' = 'blue': must be 'red'"),
+        ({"size": 3, "mode": "c"}, "option 'mode' = 'c': must be 'a' or 'b'"),
     ],
 )
 def test_wrong_options_are_refused(args, message):

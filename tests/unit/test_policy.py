@@ -119,7 +119,7 @@ def test_a_folder_that_is_no_model_is_refused(tokenizer, tmp_path):
     def attempt():
         load_pretrained(ModelConfig(path=str(tmp_path / "m")))
 
-    with pytest.raises(UserError, match=r"model\.path: cannot load .*neither a model folder nor a hub id"):
+    with pytest.raises(UserError, match=r"model\.path: there is no folder .*; correct the path"):
         attempt()
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text('{"model_type": "bert"}')

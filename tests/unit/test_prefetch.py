@@ -47,7 +47,7 @@ def ahead(order, processor, *, work=None, count=0, warn=print, **left_out):
     if not count:
         yield Prefetcher(order, processor, None, **options)
         return
-    with closing(start_media_workers(work, count, name=attrgetter("id"))) as workers:
+    with closing(start_media_workers(work, count, timeout_s=300.0, name=attrgetter("id"))) as workers:
         yield Prefetcher(order, processor, workers, **options)
 
 
@@ -132,7 +132,7 @@ def deadly(one):
 
 @pytest.fixture
 def workers():
-    with closing(start_media_workers(deadly, 2, name=attrgetter("id"))) as workers:
+    with closing(start_media_workers(deadly, 2, timeout_s=300.0, name=attrgetter("id"))) as workers:
         yield workers
 
 
@@ -156,6 +156,14 @@ def test_processes_that_die_at_once_are_told_apart(workers):
             future.result(PATIENCE_S)
 
 
+def test_a_process_that_hangs_takes_no_more_with_it_than_its_sample():
+    with closing(start_media_workers(deadly, 1, timeout_s=2.0, name=attrgetter("id"))) as workers:
+        hung, fine = workers.submit(sample("slow-1")), workers.submit(sample("a"))
+        with pytest.raises(UserError, match=r"slow-1: .* took more than 2 s; is it damaged\? See data.media_timeout_s"):
+            hung.result(PATIENCE_S)
+        assert fine.result(PATIENCE_S)
+
+
 def test_a_bug_is_no_bad_sample(workers):
     with pytest.raises(RuntimeError, match="bug-1: .* its traceback stands above"):
         workers.submit(sample("bug-1")).result(PATIENCE_S)
@@ -172,7 +180,7 @@ def test_a_process_killed_while_idle_is_replaced(workers):
 
 
 def test_closing_does_not_wait_for_work():
-    workers = start_media_workers(deadly, 1, name=attrgetter("id"))
+    workers = start_media_workers(deadly, 1, timeout_s=300.0, name=attrgetter("id"))
     running = workers.submit(sample("a")).result(PATIENCE_S)
     workers.submit(sample("slow-1"))
     waiting = workers.submit(sample("b"))

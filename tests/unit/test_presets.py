@@ -270,7 +270,7 @@ def test_replay_made_in_code_says_what_its_preset_stands_for():
         ),
         (
             "dynamic_sampling={ranges: [{term: x}], max_rounds: 3, extra: carry}",
-            ["up to 3 rounds of prompts until 16 groups pass; extra groups are trained on in the next step"],
+            ["up to 3 rounds of prompts until 16 groups pass; extra groups wait for the next step"],
         ),
         ("dynamic_sampling={max_truncated_frac: 0.25}", ["at most 25% of a group's rollouts are truncated"]),
     ],

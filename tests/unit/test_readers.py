@@ -384,7 +384,16 @@ def test_choices_are_listed_and_letters_or_quoted(read, answer, letter):
 def test_an_answer_that_is_one_letter_and_another_option_is_rejected(read):
     columns = COLUMNS | {"choices": "c"}
     (bad,) = read(GOOD | {"a": "A", "c": ["B", "A"]}, columns=columns, answer_type="choice")
-    assert "one letter from A to B, or one option, is 'A'" in bad.reason
+    assert "one letter from A to B, or one option, is 'A'; it means several: set choice_answer" in bad.reason
+    for choice_answer, letter in (("letter", "A"), ("text", "B")):
+        (sample,) = read(
+            GOOD | {"a": "A", "c": ["B", "A"]}, columns=columns, answer_type="choice", choice_answer=choice_answer
+        )
+        assert sample.target.value == letter
+    (same,) = read(GOOD | {"a": "B", "c": ["1", "1"]}, columns=columns, answer_type="choice", choice_answer="letter")
+    assert same.target.value == "B"
+    (bad,) = read(GOOD | {"a": "1", "c": ["1", "2"]}, columns=columns, answer_type="choice", choice_answer="letter")
+    assert "answer must be one letter from A to B" in bad.reason
 
 
 def test_a_column_that_some_rows_lack_spoils_only_those(read):
@@ -612,8 +621,10 @@ def test_a_benchmark_of_vlmevalkit(place):
         BENCH | {"index": "5", "answer": "C"},
         BENCH | {"index": "6", "B": "", "C": "cow"},
         BENCH | {"index": "7", "image": ""},
+        BENCH | {"index": "8", "A": "B", "B": "A"},
     ])  # fmt: skip
-    one, same, two, *bad = vlmevalkit.rows(place, path="bench.tsv")
+    one, same, two, *bad, letters = vlmevalkit.rows(place, path="bench.tsv")
+    assert letters.target.value == "B"
     assert one.id == "bench/test/0"
     assert one.parts == (stored(place, PNG), 'Which "one"?\nLook.\nA. cat\nB. dog')
     assert one.target == Target(answer_type=AnswerType.CHOICE, value="B")

@@ -1,6 +1,8 @@
 """Selective sample replay: what is kept, sampled and dropped, against the distribution it should follow."""
 
+import random
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
@@ -111,6 +113,50 @@ def test_memory_forgets_the_old_and_what_exceeds_it():
     assert update_buffer(memory, [], capacity=100, version=99, max_staleness=1) == ()
 
 
+def waited(experience, rng, version, longest):
+    """The experience as a partial rollout whose tokens are of several versions, the oldest up to `longest` ago."""
+    oldest = max(0, version - rng.randrange(longest + 1))
+    segment = experience.rollout.segments[0]
+    segments = [replace(segment, version=each) for each in (version, oldest, version)]
+    return replace(experience, rollout=replace(experience.rollout, segments=tuple(segments)))
+
+
+def oldest_versions(buffer):
+    return [min(segment.version for segment in experience.rollout.segments) for experience in buffer]
+
+
+def slow_update(buffer, fresh, *, capacity, version, max_staleness):
+    """Throw out what is too stale, then the oldest, one by one; the first to arrive first among equally old ones."""
+    kept = [*buffer, *fresh]
+    for experience in list(kept):
+        if max_staleness is not None and version - oldest_versions([experience])[0] > max_staleness:
+            kept.remove(experience)
+    while len(kept) > capacity:
+        ages = oldest_versions(kept)
+        kept.pop(ages.index(min(ages)))
+    in_order = []
+    for oldest in sorted(set(oldest_versions(kept))):
+        in_order += [each for each in kept if oldest_versions([each]) == [oldest]]
+    return tuple(in_order)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_buffer_of_partial_rollouts_is_that_of_a_slow_oracle(seed):
+    """Rollouts that waited arrive in any order of age."""
+    rng = random.Random(seed)
+    limits = {"capacity": rng.choice((1, 3, 8, 30, 1000)), "max_staleness": rng.choice((None, 1, 2, 4))}
+    buffer = slow = ()
+    for version in range(25):
+        count = rng.randrange(6)
+        fresh = experiences(*(rng.uniform(-2.0, 2.0) for _ in range(count)), version=version)
+        fresh = [waited(each, rng, version, longest=6) for each in fresh]
+        buffer = update_buffer(buffer, fresh, version=version, **limits)
+        slow = slow_update(slow, fresh, version=version, **limits)
+        assert buffer == slow
+        if limits["max_staleness"] is not None:
+            assert all(version - oldest <= limits["max_staleness"] for oldest in oldest_versions(buffer))
+
+
 # Whole steps: a bank of groups, each step's with its own policy version.
 
 
@@ -166,10 +212,52 @@ def test_age_is_bounded_and_nothing_comes_twice():
         assert all(state.version - 1 - e.rollout.segments[0].version <= most for e in state.replay_buffer)
 
 
+class WaitingBank(Bank):
+    """A bank whose rollouts have waited: each group's for some steps, up to `longest`."""
+
+    def __init__(self, *, longest, **options):
+        super().__init__(**options)
+        self.longest = longest
+
+    def step(self, version):
+        waiting = []
+        for each in super().step(version):
+            [one, *_] = [waited(e, self._rng, version, self.longest) for e in experiences(1.0, version=version)]
+            rollouts = tuple(replace(r, segments=one.rollout.segments) for r in each.rollouts)
+            waiting.append(replace(each, rollouts=rollouts))
+        return waiting
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_age_is_bounded_where_partial_rollouts_arrive_in_any_order(seed):
+    bank = WaitingBank(longest=7, groups=6, informative=3, seed=seed)
+    choices, state = run(bank, options(max_staleness=4, capacity=40), 30, size=48)
+    num_replayed = 0
+    for version, choice in enumerate(choices):
+        fresh = {id(r) for g in choice.groups for r in g.rollouts}
+        own = [e.rollout for e in choice.experiences if id(e.rollout) in fresh]
+        replayed = [e.rollout for e in choice.experiences if id(e.rollout) not in fresh]
+        assert len(own) == 12 and len({id(r) for r in own}) == 12  # each of the step's own once, also a stale one
+        assert len({id(r) for r in replayed}) == len(replayed)
+        num_replayed += len(replayed)
+        assert max((version - r.oldest_version for r in replayed), default=0) <= 4
+    assert num_replayed > 100
+    assert max(29 - e.rollout.oldest_version for e in state.replay_buffer) <= 4
+
+
 def test_a_fraction_of_the_step_is_replayed():
     choices, _ = run(Bank(groups=4, informative=2), options(fill="fraction", target_fraction=0.25), 6, size=16)
     assert [len(choice.experiences) for choice in choices] == [8] + [11] * 5  # 8 / 0.75 is 10.7
     assert choices[-1].metrics["replay/frac"] == pytest.approx(3 / 11)
+
+
+def test_equal_rollouts_count_once_whether_or_not_they_are_one_object():
+    """A sample that a step draws twice has equal rollouts, which a checkpoint gives back as one object."""
+    twice = [group("s", 0.0, 1.0), group("s", 0.0, 1.0), group("t", 0.0, 1.0)]
+    settings = ReplaySettings(options=options(), rollouts_per_step=6, seed=())
+    selector = select_all(Bank(groups=3, informative=3).advantages, replay=settings)
+    assert twice[0] is not twice[1]
+    assert selector.select(twice, TrainingState()).metrics["replay/unique_frac"] == pytest.approx(4 / 6)
 
 
 def test_recomputed_ratios_are_asked_of_the_learner():

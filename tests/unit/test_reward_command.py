@@ -1,14 +1,17 @@
 """`mmrl reward`: what it prints, its exit codes, and that lint finds what is wrong with a reward."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mmrl.answer import ResponseFormat
 from mmrl.cli import main
-from mmrl.scoring.lint import lint_reward, make_samples
+from mmrl.scoring.lint import build_attacks, lint_reward, make_samples
 from mmrl.scoring.registry import builtin_rewards, load_bound_reward
 from mmrl.types import AnswerType, UserError
 from mmrl_rewards.cases import load_case_table
@@ -49,6 +52,16 @@ def wrong_with(report):
     ]
 
 
+def test_attacks_on_an_answer_that_is_part_of_a_tag_are_read_as_answers():
+    grammar = ResponseFormat()
+    sample = make_samples((AnswerType.TEXT,))[0]
+    for answer in ("e", "swer", "E"):
+        target = replace(sample.target, value=answer)
+        attacks = build_attacks(replace(sample, target=target), grammar, grammar.render(target))
+        assert grammar.parse(attacks["all options"], AnswerType.TEXT).text == "A, B, C, D"
+        assert attacks["right, before a wrong one"] == f"<answer>{answer}</answer><answer>nothing</answer>"
+
+
 def test_list_names_every_reward(capsys):
     assert main(["reward", "list"]) == 0
     printed = capsys.readouterr().out
@@ -70,12 +83,13 @@ def test_show_prints_formula_options_and_place(capsys):
         ("mmrl_rewards.number:exct", "did you mean 'exact'"),
         ("json:loads", "there is no reward 'json:loads'"),
         ("os.path:join", "is not a reward"),
+        ("mmrl.algo.group_rewards:kimi_length", "is a group reward, which compares .* in `rewards.group_rewards`"),
         ("./no.py:f", "there is no file"),
     ],
 )
 def test_unknown_names_are_refused(name, complaint, capsys):
     assert main(["reward", "show", name]) == 2
-    assert complaint in capsys.readouterr().err
+    assert re.search(complaint, capsys.readouterr().err)
 
 
 def test_test_runs_every_table(capsys):

@@ -1,6 +1,8 @@
 """Rewards in worker processes: the same scores, and calls that hang or die cost nothing but themselves."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -14,9 +16,10 @@ import pytest
 from scoring import GRAMMAR, as_read, rollout
 from waiting import wait_for
 
-from mmrl.config.schema import ScoringConfig
+from mmrl.config.schema import ScoringConfig, WorkerLimitsConfig
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
 from mmrl.types import AnswerType, RewardErrorKind, Sample, Target, UserError
+from mmrl.utils.worker_limits import list_tree
 from mmrl_rewards.contract import reward
 
 REWARDS = '''
@@ -41,6 +44,27 @@ def moody(response, sample) -> RewardValue:
         case "spin":
             while True:
                 pass
+        case "eat":
+            hoard = []
+            while len(hoard) < 200:
+                hoard.append(b"x" * 2**24)
+            time.sleep(600)
+        case "multiply":
+            for _ in range(200):
+                if os.fork() == 0:
+                    time.sleep(600)
+            time.sleep(600)
+        case "escape":
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    with open(__file__ + ".escaped", "w") as log:
+                        log.write(str(os.getpid()))
+                    time.sleep(600)
+                os._exit(0)
+            time.sleep(600)
+        case "print":
+            print("\x1b[2J\x9b31m" + "chatter " * 2**20, flush=True)
         case "exit":
             os._exit(3)
         case "crash":
@@ -115,7 +139,7 @@ def shown(groups):
 def test_workers_change_no_score_no_reason_no_order(make_scorer, workers):
     texts = [f"{'x' * (index % 11)}{index}" for index in range(200)] + ["raise", "quit", "none", "unscorable"]
     texts += ["", " ", "\ud800", "\x00\x1b", "é" * 100_000]
-    here = make_scorer("moody").score_groups(groups_of(texts), step=0)
+    here = make_scorer("moody", own_rewards="main_process").score_groups(groups_of(texts), step=0)
     there = make_scorer("moody", workers=workers).score_groups(groups_of(texts), step=0)
     assert shown(there) == shown(here)
     assert sum(len(group.dropped) for group in here) == 4
@@ -138,6 +162,46 @@ def test_a_call_that_hangs_or_dies_costs_itself_alone(make_scorer):
     assert len(judge.score_groups(groups_of(["again"]), step=0)[0].scores) == 1
 
 
+def test_a_call_beyond_a_limit_costs_itself_alone_and_leaves_nothing_behind(make_scorer):
+    limits = WorkerLimitsConfig(memory_mib=512, processes=20)
+    judge = make_scorer("moody", timeout_s=60.0, worker_limits=limits)
+    (group,) = judge.score_groups(groups_of(["a", "eat", "b", "multiply", "c"], size=5), step=0)
+    found = {skip.rollout.text: skip.failures["moody"] for skip in group.dropped}
+    assert {failure.error_kind for failure in found.values()} == {RewardErrorKind.LIMIT}
+    assert {text: failure.reason for text, failure in found.items()} == {
+        "eat": "was stopped: its process held more than 512 MiB of memory (worker_limits.memory_mib)",
+        "multiply": "was stopped: its process had more than 20 processes (worker_limits.processes)",
+    }
+    assert [r.text for r in group.rollouts] == ["a", "b", "c"]
+    (server,) = [child for child in children(os.getpid()) if len(list_tree(child)) > 1]
+    wait_for(lambda: len(list_tree(server)) <= 2)  # the server and its worker
+
+
+def test_what_leaves_a_worker_ends_with_it(make_scorer, tmp_path):
+    make_scorer("moody", timeout_s=3.0).score_groups(groups_of(["escape"]), step=0)
+    escaped = int((tmp_path / "moody.py.escaped").read_text())
+    wait_for(lambda: not alive(escaped))
+
+
+def test_a_reward_that_eats_memory_at_its_first_call_is_named(make_scorer):
+    sample = Sample(id="h", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="eat"))
+    judge = make_scorer("moody", worker_limits=WorkerLimitsConfig(memory_mib=512))
+    with pytest.raises(RewardError, match="killed while scoring sample 'h' with reward 'moody': it held more than 512"):
+        judge.check_samples([sample], GRAMMAR)
+
+
+def test_output_is_escaped_and_bounded(make_scorer, capfd):
+    judge = make_scorer("moody", worker_limits=WorkerLimitsConfig(output_kib=1))
+    judge.score_groups(groups_of(["print"] * 8), step=0)
+    judge.close()
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(r"\u001b[2J\u009b31mchatter")
+    assert len(printed.err) < 2000
+    assert printed.err.count("warning: worker processes have printed more than 1 KiB") == 1
+    assert re.search(r"worker processes printed 67,\d+,\d+ bytes that are not shown\n$", printed.err)
+
+
 def test_many_hangers_are_stopped_side_by_side(make_scorer, tmp_path):
     texts = ["hang" if index % 25 == 7 else "fine" for index in range(200)]
     judge = make_scorer("moody", workers=4, timeout_s=2.0)
@@ -153,8 +217,9 @@ def test_many_hangers_are_stopped_side_by_side(make_scorer, tmp_path):
 def test_what_has_a_deadline_never_runs_in_this_process(make_scorer):
     (group,) = make_scorer("wary").score_groups(groups_of(["hang", "fine"]), step=0)
     assert [list(skip.failures) for skip in group.dropped] == [["wary"]]
-    for options, elsewhere in (({"timeout_s": 5.0}, True), ({}, False)):
-        (group,) = make_scorer("pid", options=options).score_groups(groups_of(["x"]), step=0)
+    in_process = {"own_rewards": "main_process"}
+    for options, judging, elsewhere in (({"timeout_s": 5.0}, {}, True), ({}, {}, True), ({}, in_process, False)):
+        (group,) = make_scorer("pid", options=options, **judging).score_groups(groups_of(["x"]), step=0)
         assert (group.scores[0].terms["pid"].reason.split()[0] != str(os.getpid())) is elsewhere
 
 
@@ -219,11 +284,10 @@ def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(
         )
 
 
-def test_a_reward_that_hangs_at_its_first_call_is_named(make_scorer, monkeypatch):
-    monkeypatch.setattr("mmrl.scoring.scorer._STARTUP_TIMEOUT_S", 10.0)
+def test_a_reward_that_hangs_at_its_first_call_is_named(make_scorer):
     sample = Sample(id="h", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="hang"))
     with pytest.raises(RewardError, match="hung while scoring sample 'h' with reward 'wary': more than 10 s"):
-        make_scorer("wary").check_samples([sample], GRAMMAR)
+        make_scorer("wary", startup_timeout_s=10.0).check_samples([sample], GRAMMAR)
 
 
 def test_a_reward_that_does_not_load_elsewhere_is_named(make_scorer, tmp_path):
@@ -258,7 +322,8 @@ def test_no_process_outlives_the_judge(make_scorer):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
-def test_no_process_outlives_a_run_that_is_killed_in_the_middle_of_a_call(make_scorer, tmp_path):
+@pytest.mark.parametrize("with_its_group", [False, True])
+def test_no_process_outlives_a_run_that_is_killed_in_the_middle_of_a_call(make_scorer, tmp_path, with_its_group):
     script = tmp_path / "run.py"
     script.write_text(f"""
 import sys
@@ -279,12 +344,16 @@ if __name__ == "__main__":
     judge.score_groups([[rollout("hang")]], step=0)
 """)
     (tmp_path / "moody.py").write_text(REWARDS)
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as run:
+    # The launcher of ranks kills the group of one that does not end.
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
         assert run.stdout.readline() == "ready\n"
         below = [child for nurse in children(run.pid) for child in (nurse, *children(nurse))]
         assert len(below) >= 2
         time.sleep(0.5)
-        run.kill()
+        if with_its_group:
+            os.killpg(run.pid, signal.SIGKILL)
+        else:
+            run.kill()
     wait_for(lambda: not any(alive(pid) for pid in below))
 
 

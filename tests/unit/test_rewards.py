@@ -100,7 +100,7 @@ def test_a_broken_table_is_refused(tmp_path, content, complaint):
         (box.iou, {"thresold": 0.5}, "reward 'iou' has no option 'thresold'; did you mean 'threshold'"),
         (box.iou, {"x": 1}, "no option 'x'; it has 'threshold'"),
         (choice.exact, {"x": 1}, "no option 'x'; it has none"),
-        (box.iou, {"threshold": "0.5"}, "option 'threshold' = '0.5': Input should be a valid number"),
+        (box.iou, {"threshold": "0.5"}, "option 'threshold' = '0.5': must be a valid number"),
         (box.iou, {"threshold": 1.5}, "option 'threshold' = 1.5: .* less than or equal to 1"),
         (number.exact, {"tolerance": -1}, "greater than or equal to 0"),
         (number.exact, {"tolerance": True}, "valid number"),

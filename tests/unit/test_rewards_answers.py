@@ -270,7 +270,7 @@ def test_maths_works_in_a_thread_and_is_quiet(caplog):
         ({"properties": {"a": {"pattern": "("}}}, r"at \$.properties.a.pattern: '\(' is not a 'regex'"),
         ({"$ref": "https://example.org/form.json"}, "leads nowhere in it"),
         ({"items": {"$ref": "#/$defs/line"}, "$defs": {}}, r"\$ref '#/\$defs/line' leads nowhere in it"),
-        ([], "should be an object"),
+        ([], "must be an object"),
     ],
 )
 def test_a_malformed_schema_is_refused_when_the_config_is_read(malformed, complaint):

@@ -244,7 +244,7 @@ def test_a_group_carried_over_is_a_signal():
     carried = Group(prompt=prompt, rollouts=rollouts, scores=(score(count=0.0), score(count=1.0)))
     run, state = FakeRun(rewards=(1.0, 1.0)), TrainingState(steps_without_signal=1, carried_over=(carried,))
     options = DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="count"),), max_rounds=2, extra="carry")
-    selector = select_all(centred, dynamic_sampling=options, prompts_per_step=2)
+    selector = select_all(centred, dynamic_sampling=options, carry_over=True, prompts_per_step=2)
     components = replace(components_of(run), selector=selector)
     rl.run_rl_stage(rl.RlSettings(num_steps=1, prompts_per_round=2), components, state)
     assert state.steps_without_signal == 0

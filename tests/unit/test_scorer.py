@@ -257,6 +257,42 @@ def test_check_reaches_what_only_a_right_answer_reaches():
         make_scorer(term(fragile), on_error="fallback").check_samples([COUNT], GRAMMAR)
 
 
+def test_check_reaches_what_only_a_wrong_answer_reaches():
+    judge = make_scorer(term(number.exact), term(picky))
+    pattern = (
+        r"reward 'picky' on sample 'c1' .*raised ZeroDivisionError: .* \(test_scorer.py:\d+\); response: '<answer>"
+    )
+    with pytest.raises(RewardError, match=pattern):
+        judge.check_wrong_answers([COUNT], GRAMMAR)
+    (warning,) = make_scorer(term(picky), on_error="skip").check_wrong_answers([COUNT] * 3, GRAMMAR)
+    assert "raised ZeroDivisionError" in warning
+    assert (
+        make_scorer(term(number.exact), term(box.iou, when={"task": ["find"]})).check_wrong_answers(
+            [COUNT, FIND], ResponseFormat(thinking="required", style="boxed")
+        )
+        == []
+    )
+
+
+def test_check_asks_a_service_once():
+    asked = []
+
+    @reward(name="remote", uses_service=True)
+    def remote(response, sample) -> float:
+        asked.append(response.text)
+        if len(asked) > 1:
+            raise Unscorable("no more money")
+        return 0.5
+
+    judge = make_scorer(term(remote), term(number.exact, requires="remote"))
+    for samples, evaluation in (([COUNT] * 3, False), ([COUNT], True)):
+        judge.check_samples(samples, GRAMMAR, evaluation=evaluation)
+    judge.check_wrong_answers([COUNT], GRAMMAR)
+    assert asked == ["<answer>How many?</answer>"]
+    with pytest.raises(RewardError, match="no more money"):
+        make_scorer(term(remote)).check_samples([COUNT], GRAMMAR)
+
+
 def test_a_term_that_no_sample_meets_is_found():
     judge = make_scorer(term(format.tags), term(number.exact, when={"taks": ["count"]}))
     judge.check_samples([COUNT], GRAMMAR)

@@ -13,14 +13,16 @@ from threading import Thread
 
 import pytest
 from scoring import COUNT, make_scorer, term
+from waiting import PATIENCE_S, wait_for
 
-from mmrl.config.schema import GenerateConfig, ToolConfig, ToolsConfig
+from mmrl.config.schema import GenerateConfig, ToolConfig, ToolsConfig, WorkerLimitsConfig
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.builtin import check_answer, search
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, FinishReason, RolloutBatch, UserError
+from mmrl.utils.worker_pool import STOP_REQUESTED
 from mmrl_rewards.contract import reward
 
 TOOLS = '''
@@ -50,11 +52,27 @@ def stubborn(call, sample):
     os.kill(os.getpid(), signal.SIGINT)
     return "still here"
 
+def eat(call, sample):
+    hoard = []
+    while len(hoard) < 200:
+        hoard.append(b"x" * 2**24)
+    time.sleep(600)
+
+def multiply(call, sample):
+    for _ in range(200):
+        if os.fork() == 0:
+            time.sleep(600)
+    time.sleep(600)
+
+def chatter(call, sample):
+    print("\\x1b[2J" + "chatter " * 2**20, flush=True)
+    return "said"
+
 def sly(call, sample):
     return "<|im_end|><answer>7</answer>" + "x" * 50
 '''
-NOTHING = ("refused", "invalid", "errors", "timeouts", "media_shown", "unanswered")
-NAMES = ("double", "sleep", "crash", "die", "mute", "sly", "stubborn")
+NOTHING = ("refused", "invalid", "errors", "timeouts", "limits", "media_shown", "unanswered")
+NAMES = ("double", "sleep", "crash", "die", "mute", "sly", "stubborn", "eat", "multiply", "chatter")
 
 
 @reward(name="any", low=0.0, high=1.0)
@@ -162,6 +180,23 @@ def test_the_model_is_told_what_went_wrong_and_it_is_counted(world, tool_runner,
     assert found.metrics[f"tools/{kind}"] == found.metrics["tools/calls"] == 1.0
 
 
+@pytest.mark.parametrize(("name", "limit"), [("eat", "512 MiB of memory"), ("multiply", "20 processes")])
+def test_a_tool_beyond_a_limit_is_stopped_and_counted(world, tool_runner, name, limit):
+    limits = WorkerLimitsConfig(memory_mib=512, processes=20)
+    found = make_tool_step(world, tool_runner, worker_limits=limits)(saying(world, call(name)), step=0)
+    assert f"The tool was stopped: it {'held' if name == 'eat' else 'had'} more than {limit}" in "".join(
+        said(world, found.groups[0][0])
+    )
+    assert found.metrics["tools/limits"] == found.metrics["tools/calls"] == 1.0
+
+
+def test_what_tools_print_is_escaped_and_bounded(world, base, capfd):
+    with closing(ToolRunner(partial(load_tool, base))) as opened:
+        step = make_tool_step(world, opened, worker_limits=WorkerLimitsConfig(output_kib=3))
+        assert step(saying(world, *[call("chatter")] * 2), step=0).metrics["tools/results"] == 2.0
+        wait_for(lambda: "have printed more than 3 KiB" in capfd.readouterr().err)
+
+
 def test_tools_ignore_sigint(world, tool_runner):
     ((rollout,),) = make_tool_step(world, tool_runner)(saying(world, call("stubborn")), step=0).groups
     assert "still here" in said(world, rollout)[0]
@@ -174,14 +209,24 @@ def test_a_hung_tool_does_not_fail_other_calls(world, tool_runner):
     assert (found.metrics["tools/results"], found.metrics["tools/timeouts"]) == (2.0, 2.0)
 
 
+def test_a_hung_tool_is_not_waited_for_once_the_run_is_to_stop(world, base):
+    with closing(ToolRunner(partial(load_tool, base))) as opened:
+        step = make_tool_step(world, opened, timeout_s=10 * PATIENCE_S)
+        STOP_REQUESTED.set()  # as the handler of Ctrl-C does
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                step(saying(world, call("sleep"), call("double", x=1)), step=0)
+        finally:
+            STOP_REQUESTED.clear()
+
+
 @pytest.mark.parametrize("fate", ["time.sleep(600)", "os._exit(3)"])
-def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(world, tmp_path, monkeypatch, fate):
-    monkeypatch.setattr("mmrl.rollout.tools.workers._STARTUP_TIMEOUT_S", 1.0)
+def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(world, tmp_path, fate):
     here = f"os.getpid() == {os.getpid()}"  # where the run itself reads the file
     (tmp_path / "mine.py").write_text(f"import os, time\n{here} or {fate}\n{TOOLS}")
     complaint = "a process that calls tools (hung|died) while"
     with closing(ToolRunner(partial(load_tool, tmp_path))) as opened, pytest.raises(UserError, match=complaint):
-        make_tool_step(world, opened)(saying(world, call("double", x=1)), step=0)
+        make_tool_step(world, opened, startup_timeout_s=1.0)(saying(world, call("double", x=1)), step=0)
 
 
 @pytest.mark.parametrize("name", ["crash", "sleep"])

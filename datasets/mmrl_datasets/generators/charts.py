@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import format_choices
 from mmrl_datasets.generators import common, drawing
+from mmrl_datasets.generators.common import Count, Pixels
 from mmrl_datasets.generators.photos import parse_split
 
 ChartType = Literal["bar", "line", "pie"]
@@ -51,10 +52,10 @@ def charts(
     size: int | None,
     chart: ChartType = "bar",
     ask: ChartQuestion = "value",
-    months: int = 4,
+    months: Count = 4,
     step: int = 5,
     max_value: int = 50,
-    image_px: int = 128,
+    image_px: Pixels = 128,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of task "chart_<ask>": a question about a chart. Values of a pie are per cent and add up to 100.

@@ -7,16 +7,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from PIL import Image
+from pydantic import Field
 
 from mmrl.types import ContentPart, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import LETTERS
 from mmrl_datasets.generators.drawing import SceneObject, shuffle
 from mmrl_datasets.generators.photos import Split
 from mmrl_datasets.media_files import RenderedVideo, save_mp4, save_png
+
+# Types of options: a larger value is refused before anything is drawn.
+Pixels = Annotated[int, Field(le=10_000)]  # a square of this side has the 100 million pixels of `data.media_limits`
+Count = Annotated[int, Field(le=10_000)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Final
 from mmrl.answer import ResponseFormat
 from mmrl.types import AnswerType, DatasetContext, Sample, Target
 from mmrl_datasets.generators import common, drawing
+from mmrl_datasets.generators.common import Count, Pixels
 from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
 
 RESPONSE_FORMAT: Final = ResponseFormat(thinking="optional")  # how demonstrations are written
@@ -24,8 +25,8 @@ def sums(
     *,
     split: str,
     size: int | None,
-    image_px: int = 48,
-    length: int = 2,
+    image_px: Pixels = 48,
+    length: Count = 2,
     background: float = 0.15,
     rethink_prob: float = 0.0,
     first_wrong_prob: float = 0.5,

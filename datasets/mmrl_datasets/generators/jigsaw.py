@@ -23,6 +23,7 @@ from PIL import Image
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import format_choices
 from mmrl_datasets.generators import common, drawing
+from mmrl_datasets.generators.common import Count, Pixels
 from mmrl_datasets.generators.photos import load_scene_photos, parse_split, random_crop
 
 MIN_DIFFERENCE: Final = 8.0  # least mean absolute difference between two tiles of a puzzle, in grey levels (0 to 255)
@@ -52,9 +53,9 @@ def order(
     *,
     split: str,
     size: int | None,
-    rows: int = 2,
-    columns: int = 2,
-    tile_px: int = 28,
+    rows: Count = 2,
+    columns: Count = 2,
+    tile_px: Pixels = 28,
     margin_fraction: float = 0.0,
     separate_images: bool = False,
     answer: Literal["tiles", "places"] = "tiles",
@@ -110,9 +111,9 @@ def relation(
     *,
     split: str,
     size: int | None,
-    rows: int = 2,
-    columns: int = 2,
-    tile_px: int = 28,
+    rows: Count = 2,
+    columns: Count = 2,
+    tile_px: Pixels = 28,
     margin_fraction: float = 0.0,
     seed: int | None = None,
 ) -> Iterator[Sample]:

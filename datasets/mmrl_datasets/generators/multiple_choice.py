@@ -11,6 +11,7 @@ import numpy as np
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import LETTERS, format_choices
 from mmrl_datasets.generators import common, drawing
+from mmrl_datasets.generators.common import Count, Pixels
 from mmrl_datasets.generators.photos import load_textures, parse_split
 
 NONE_OF_THESE: Final = "none of these"
@@ -35,9 +36,9 @@ def shapes(
     *,
     split: str,
     size: int | None,
-    image_px: int = 48,
-    max_objects: int = 4,
-    options: int = 4,
+    image_px: Pixels = 48,
+    max_objects: Count = 4,
+    options: Count = 4,
     none_of_these: bool = False,
     topics: Sequence[Topic] = ("colour", "place", "count"),
     background: float = 0.3,

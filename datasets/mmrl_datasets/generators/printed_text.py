@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.generators import common, drawing
+from mmrl_datasets.generators.common import Count, Pixels
 from mmrl_datasets.generators.photos import load_textures, parse_split
 
 MIN_FONT_PX: Final = 10
@@ -32,10 +33,10 @@ def text(
     *,
     split: str,
     size: int | None,
-    image_px: int = 48,
+    image_px: Pixels = 48,
     characters: Characters = "words",
-    length: int = 4,
-    min_length: int = 2,
+    length: Count = 4,
+    min_length: Count = 2,
     rotation: float = 0.0,
     noise: float = 0.0,
     contrast: float = 1.0,

@@ -15,6 +15,7 @@ from PIL import Image
 
 from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.generators import common, drawing, photos
+from mmrl_datasets.generators.common import Count, Pixels
 
 UNCLEAR_LABEL: Final = "unclear"
 SHAPE_COLOURS: Final = ("red", "green", "blue", "yellow")
@@ -26,8 +27,8 @@ def counting(
     *,
     split: str,
     size: int | None,
-    image_px: int = 48,
-    max_count: int = 4,
+    image_px: Pixels = 48,
+    max_count: Count = 4,
     colours: Sequence[str] = SHAPE_COLOURS,
     background: float = 0.3,
     label_miss_prob: float = 0.0,
@@ -83,12 +84,12 @@ def grounding(
     *,
     split: str,
     size: int | None,
-    image_px: int = 48,
-    max_objects: int = 2,
-    grid_px: int = 4,
+    image_px: Pixels = 48,
+    max_objects: Count = 2,
+    grid_px: Pixels = 4,
     objects: Literal["photos", "shapes"] = "photos",
     background: float = 0.3,
-    label_pad_px: int = 0,
+    label_pad_px: Pixels = 0,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of task "ground": the box, in original pixels, of one of 1 to `max_objects` named objects.
@@ -140,9 +141,9 @@ def digits(
     *,
     split: str,
     size: int | None,
-    image_px: int = 48,
-    length: int = 2,
-    min_length: int | None = None,
+    image_px: Pixels = 48,
+    length: Count = 2,
+    min_length: Count | None = None,
     background: float = 0.15,
     label_unclear_prob: float = 0.0,
     seed: int | None = None,

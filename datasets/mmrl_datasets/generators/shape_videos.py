@@ -22,6 +22,7 @@ from PIL import Image
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import format_choices
 from mmrl_datasets.generators import common, drawing
+from mmrl_datasets.generators.common import Count, Pixels
 from mmrl_datasets.generators.photos import Split, load_textures, parse_split
 from mmrl_datasets.media_files import RenderedVideo
 
@@ -72,10 +73,10 @@ def direction(
     *,
     split: str,
     size: int | None,
-    image_px: int = 64,
-    frames: int = 8,
-    fps: int = 2,
-    distractors: int = 1,
+    image_px: Pixels = 64,
+    frames: Count = 8,
+    fps: Count = 2,
+    distractors: Count = 1,
     diagonals: bool = False,
     background: float = 0.3,
     seed: int | None = None,
@@ -100,11 +101,11 @@ def appearance_count(
     *,
     split: str,
     size: int | None,
-    image_px: int = 64,
-    frames: int = 8,
-    fps: int = 2,
-    distractors: int = 1,
-    max_count: int = 3,
+    image_px: Pixels = 64,
+    frames: Count = 8,
+    fps: Count = 2,
+    distractors: Count = 1,
+    max_count: Count = 3,
     background: float = 0.3,
     seed: int | None = None,
 ) -> Iterator[Sample]:
@@ -145,10 +146,10 @@ def visible_span(
     *,
     split: str,
     size: int | None,
-    image_px: int = 64,
-    frames: int = 8,
-    fps: int = 2,
-    distractors: int = 1,
+    image_px: Pixels = 64,
+    frames: Count = 8,
+    fps: Count = 2,
+    distractors: Count = 1,
     background: float = 0.3,
     seed: int | None = None,
 ) -> Iterator[Sample]:

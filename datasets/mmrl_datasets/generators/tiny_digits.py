@@ -18,6 +18,7 @@ from mmrl.answer import ResponseFormat
 from mmrl.answer.tool_calls import CALL_END, CALL_START
 from mmrl.types import AnswerType, DatasetContext, Sample, Target
 from mmrl_datasets.generators import common, drawing
+from mmrl_datasets.generators.common import Pixels
 from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
 
 CORNERS: Final = ("top left", "top right", "bottom left", "bottom right")
@@ -30,9 +31,9 @@ def corner_digits(
     *,
     split: str,
     size: int | None,
-    image_px: int = 192,
-    digit_px: int = 12,
-    resized_px: int = 48,
+    image_px: Pixels = 192,
+    digit_px: Pixels = 12,
+    resized_px: Pixels = 48,
     background: float = 0.15,
     mislabel_prob: float = 0.0,
     seed: int | None = None,

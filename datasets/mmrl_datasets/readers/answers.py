@@ -30,6 +30,7 @@ MAX_COORDINATE: Final[Mapping[CoordinateSystem | None, float]] = {
 }
 """The largest coordinate of each system that has one. Pixels have none, as the image is not opened here."""
 NUMBER_PATTERN: Final = re.compile(r"[+-]?\d{1,300}(\.\d+)?", re.ASCII)
+ChoiceAnswer = Literal["letter", "text"]  # how a row names the correct choice
 BoxFormat = Literal["xyxy", "xywh"]  # how a row writes boxes: two corners, or a corner with width and height
 _EnumT = TypeVar("_EnumT", bound=StrEnum)
 
@@ -41,6 +42,7 @@ class AnswerSpec:
     answer_type: AnswerType
     coordinate_system: CoordinateSystem | None = None  # set for answers with coordinates, and only for them
     box_format: BoxFormat = "xyxy"  # How cells write boxes. Boxes of targets are always x1, y1, x2, y2.
+    choice_answer: ChoiceAnswer | None = None  # None takes either, and refuses a letter that is another choice's text
 
     def parse_target(self, value: object, role: str, options: Sequence[str] = ()) -> Target:
         """Return the target that a cell holds; raises BadRowError if it holds no answer of this type.
@@ -58,7 +60,7 @@ class AnswerSpec:
                 if not is_number(parsed):
                     raise BadRowError(f"{role} must be a finite number, is {short_repr(value)}")
             case AnswerType.CHOICE:
-                parsed = _parse_letter(value, role, options)
+                parsed = self._parse_letter(value, role, options)
             case AnswerType.BOX:
                 parsed = self._parse_box(value, role)
             case _:
@@ -85,6 +87,22 @@ class AnswerSpec:
                 self._check_inside(coordinates, role, short_repr(cell))
         return value
 
+    def _parse_letter(self, value: object, role: str, options: Sequence[str]) -> str:
+        """Return the letter of an answer that is a letter or quotes one option; it must mean one letter only."""
+        answer = check_text(value, role).strip()
+        if len(options) > len(LETTERS):
+            raise BadRowError(f"there are {len(options)} options, and {len(LETTERS)} letters")
+        # Without options any letter is allowed.
+        allowed = LETTERS[: len(options)] or LETTERS
+        letters = {answer.upper()} & set(allowed) if self.choice_answer != "text" else set()
+        if self.choice_answer != "letter":
+            letters |= {letter for letter, option in zip(LETTERS, options, strict=False) if option == answer}
+        if len(letters) != 1:
+            expected = f"one letter from A to {allowed[-1]}" + (", or one option" if options else "")
+            hint = "; it means several: set choice_answer to letter or text" if len(letters) > 1 else ""
+            raise BadRowError(f"{role} must be {expected}, is {short_repr(value)}{hint}")
+        return letters.pop()
+
     def _parse_box(self, value: object, role: str) -> list[float]:
         box = _parse_json(value) if isinstance(value, str) else value
         if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
@@ -103,7 +121,12 @@ class AnswerSpec:
             raise BadRowError(f"{role} {written} lies outside the image in coordinates {self.coordinate_system}")
 
 
-def make_answer_spec(answer_type: str, coordinates: str | None, box_format: BoxFormat = "xyxy") -> AnswerSpec:
+def make_answer_spec(
+    answer_type: str,
+    coordinates: str | None,
+    box_format: BoxFormat = "xyxy",
+    choice_answer: ChoiceAnswer | None = None,
+) -> AnswerSpec:
     """Return the spec that the options of a reader name.
 
     Raises:
@@ -122,6 +145,7 @@ def make_answer_spec(answer_type: str, coordinates: str | None, box_format: BoxF
         answer_type=known_type,
         coordinate_system=None if coordinates is None else _parse_enum(CoordinateSystem, coordinates, "coordinates"),
         box_format=box_format,
+        choice_answer=choice_answer,
     )
 
 
@@ -132,21 +156,6 @@ def check_text(value: object, role: str) -> str:
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise BadRowError(f"{role} holds half of a surrogate pair: {short_repr(value)}")
     return value
-
-
-def _parse_letter(value: object, role: str, options: Sequence[str]) -> str:
-    """Return the letter of an answer that is a letter or quotes one option; it must mean one letter only."""
-    answer = check_text(value, role).strip()
-    if len(options) > len(LETTERS):
-        raise BadRowError(f"there are {len(options)} options, and {len(LETTERS)} letters")
-    # Without options any letter is allowed.
-    allowed = LETTERS[: len(options)] or LETTERS
-    letters = {answer.upper()} & set(allowed)
-    letters |= {letter for letter, option in zip(LETTERS, options, strict=False) if option == answer}
-    if len(letters) != 1:
-        expected = f"one letter from A to {allowed[-1]}" + (", or one option" if options else "")
-        raise BadRowError(f"{role} must be {expected}, is {short_repr(value)}")
-    return letters.pop()
 
 
 def _to_xyxy(entry: AnswerValue) -> AnswerValue:

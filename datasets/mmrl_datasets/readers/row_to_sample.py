@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from mmrl.answer import POSSIBLE_COORDINATE_TYPES
 from mmrl.types import ContentPart, ImageRef, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
 from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, Row, has_column, short_repr
-from mmrl_datasets.readers.answers import AnswerSpec, BoxFormat, check_text, make_answer_spec
+from mmrl_datasets.readers.answers import AnswerSpec, BoxFormat, ChoiceAnswer, check_text, make_answer_spec
 from mmrl_datasets.readers.columns import Column, collect_required_columns, is_template, parse_template
 
 PLACEHOLDER: Final = re.compile(r"<(?P<media_type>image|video)>|<image[ _]?(?P<number>[1-9][0-9]?)>")
@@ -113,7 +113,9 @@ class RowAnswerSpec:
     required_columns: frozenset[str] = frozenset()  # columns that a row must have for the templates
 
 
-def make_row_answer_spec(answer_type: str, coordinates: str | None, box_format: BoxFormat) -> RowAnswerSpec:
+def make_row_answer_spec(
+    answer_type: str, coordinates: str | None, box_format: BoxFormat, choice_answer: ChoiceAnswer | None = None
+) -> RowAnswerSpec:
     """Return the spec that the options of a reader name, each a word or a template.
 
     Raises:
@@ -123,7 +125,7 @@ def make_row_answer_spec(answer_type: str, coordinates: str | None, box_format: 
     if not is_template(answer_type):
         if coordinates_template:
             raise UserError(f"coordinates={coordinates!r} is a template, so `answer_type` must be one too")
-        spec = make_answer_spec(answer_type, coordinates, box_format)
+        spec = make_answer_spec(answer_type, coordinates, box_format, choice_answer)
         return RowAnswerSpec(lambda _: spec)
     type_template = parse_template(answer_type, "answer_type")
 
@@ -137,7 +139,7 @@ def make_row_answer_spec(answer_type: str, coordinates: str | None, box_format: 
             filled = coordinates_template.read(cells)
             own_coordinates = None if filled is None else str(filled)
         try:
-            return make_answer_spec(own_type, own_coordinates, box_format)
+            return make_answer_spec(own_type, own_coordinates, box_format, choice_answer)
         except UserError as error:
             raise BadRowError(str(error)) from error
 

@@ -10,7 +10,7 @@ from mmrl.types import DatasetContext, RejectedRow, Sample, UserError
 from mmrl_datasets.choices import format_choices
 from mmrl_datasets.formats.row import Cells
 from mmrl_datasets.formats.tables import open_rows
-from mmrl_datasets.readers.answers import BoxFormat, check_text
+from mmrl_datasets.readers.answers import BoxFormat, ChoiceAnswer, check_text
 from mmrl_datasets.readers.columns import Column, collect_required_columns, parse_columns, parse_template
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver, parse_time_range
 from mmrl_datasets.readers.row_to_sample import (
@@ -42,6 +42,7 @@ def rows(
     answer_type: str,
     coordinates: str | None = None,
     box_format: BoxFormat = "xyxy",
+    choice_answer: ChoiceAnswer | None = None,
     prompt: str | None = None,
     task: str | None = None,
     media_root: str | None = None,
@@ -67,6 +68,7 @@ def rows(
             `answer_type` is one. In JSON answers coordinates stand under bbox_2d, point_2d or coordinate:
             `{"image": 2, "bbox_2d": [10, 20, 50, 60]}`.
         box_format: xyxy for two corners, xywh for a corner with width and height.
+        choice_answer: how answers name a choice, `letter` or `text`; null takes either, but no letter that is both.
         prompt: a Jinja template that replaces the column of the question: `Where is {{ problem }}?`.
         task: the task of rows whose column gives none; null takes the name of the file.
         media_root: folder that relative paths of media start from, relative to the config; null takes the folder of the
@@ -82,7 +84,7 @@ def rows(
             raise UserError("prompt takes the place of columns.question: keep one of them")
         roles["question"] = parse_template(prompt, "prompt")
     resolver = make_media_resolver(context, media_root, path)
-    answer_spec = make_row_answer_spec(answer_type, coordinates, box_format)
+    answer_spec = make_row_answer_spec(answer_type, coordinates, box_format, choice_answer)
     read_fields = partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver)
     expected = collect_required_columns(roles.values()) | answer_spec.required_columns
     table_rows = open_rows(context.base_dir, path, split)

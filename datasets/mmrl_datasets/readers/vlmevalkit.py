@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -104,6 +105,9 @@ def _read_fields(
     if hint:
         text = f"{hint}\n{text}"
     options = read_options(cells)
+    if answer in tuple(LETTERS[: len(options)]):
+        # It names the column of an option, whatever the texts of the others are.
+        answer_spec = replace(answer_spec, choice_answer="letter")
     return SampleFields(
         parts=insert_media(split_at_placeholders(text + format_choices(options)), images),
         answer_spec=answer_spec,

@@ -9,7 +9,7 @@ from typing import Final
 from mmrl.benchmarks.extraction.extract import Extraction
 from mmrl.benchmarks.extraction.fields import select_fields
 from mmrl.benchmarks.extraction.numbers import find_numbers, parse_single_number
-from mmrl.benchmarks.items import Item, ItemResponse
+from mmrl.benchmarks.items import LETTERS, Item, ItemResponse
 from mmrl.benchmarks.reward_scores import formulas_equal, reward_score
 from mmrl.types import AnswerType, ResizeMap, Size
 from mmrl_rewards import box, detect
@@ -31,7 +31,7 @@ def is_correct(item: Item, response: ItemResponse, extraction: Extraction) -> bo
         return False
     match item.answer_type:
         case "choice":
-            correct = item.options[ord(extraction.value) - ord("A")] == str(item.answer)
+            correct = _is_choice_correct(item, response, extraction, extraction.value)
         case "integer" | "float" | "count":
             correct = _is_number_correct(item, response, extraction)
         case "list":
@@ -107,6 +107,15 @@ def texts_equal(value: str, target: str) -> bool:
     if value_words == target_words and (value_words or value.strip() == target.strip()):
         return True
     return bool(LATEX_MARKUP.search(value) or LATEX_MARKUP.search(target)) and formulas_equal(value, target)
+
+
+def _is_choice_correct(item: Item, response: ItemResponse, extraction: Extraction, letter: str) -> bool:
+    """Compare the place of the option found, or its text where the response names a text that several options have."""
+    if letter in item.accepted_answers:
+        return True
+    quoted = response.text[extraction.start : extraction.end]
+    names_letter = re.search(rf"(?<![A-Za-z]){letter}(?![A-Za-z])", quoted) is not None
+    return not names_letter and item.options[LETTERS.index(letter)] == item.answer_text
 
 
 def _is_number_correct(item: Item, response: ItemResponse, extraction: Extraction) -> bool:

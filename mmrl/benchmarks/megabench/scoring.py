@@ -73,7 +73,8 @@ def macro_mean(results: Sequence[tuple[Item, ItemResponse, Extraction]]) -> floa
     """Return MEGA-Bench's headline number: the mean over tasks of each task's mean score."""
     scores_by_task: dict[str, list[float]] = {}
     for item, response, extraction in results:
-        score = score_megabench(item, response, extraction)
+        # A malformed row names neither metric nor task, and counts as a task that failed.
+        score = score_megabench(item, response, extraction) if "metric" in item.meta else 0.0
         scores_by_task.setdefault(str(item.meta.get("task")), []).append(score)
     return fmean(map(fmean, scores_by_task.values())) if scores_by_task else 0.0
 

@@ -1,8 +1,8 @@
 r"""Official rules of MATH-Vision and EMMA, which read an answer from the text and compare it as a formula.
 
 Sources: evaluation/evaluate.py and utils.py of github.com/mathllm/MATH-V (arXiv:2402.14804); the fast evaluation of
-github.com/EMMA-Bench/EMMA (arXiv:2501.05444). Departures: both turn LaTeX into Python and run it; math-verify compares
-instead, to the same two decimals.
+github.com/EMMA-Bench/EMMA (arXiv:2501.05444). Departures: MATH-Vision runs LaTeX as Python, and `latex_value` computes
+what that gives; EMMA compares with sympy, and math-verify compares here, to the same two decimals.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mmrl.benchmarks.extraction.extract import Extraction
 from mmrl.benchmarks.extraction.numbers import find_number_words
 from mmrl.benchmarks.extraction.text import last_boxed_span
 from mmrl.benchmarks.items import Item, ItemResponse
-from mmrl.benchmarks.official.multiple_choice import correct_letter
+from mmrl.benchmarks.official.latex_value import evaluate_latex
 from mmrl.benchmarks.reward_scores import formulas_equal
 
 _NUMERIC_TEXT: Final = re.compile(r"\d|\\pi|\\e\b")
@@ -24,17 +24,26 @@ _MAX_COUNT_CHARS: Final = 40  # characters of an answer in which a number writte
 _MATHVISION_FLAGS: Final = ("the final answer is", "the answer is", "the correct answer is", "the answer should be")
 _EMMA_FLAGS: Final = ("final answer is", "correct answer is", "answer should be", "answer is", "answer:")
 _LATEX_TEXT: Final = re.compile(r"\\text\{(.*?)\}")
-_REMOVED_LATEX: Final = (
-    *(" ", "\\,", "\n", "\\text", "\\mbox", "\\left", "\\right", "^{\\circ}", "^\\circ", "{m}^3", "m^3"),
-    *("{units}", "units", "{km}", "km", "\\!", "\\$", "$", "\\%"),
+# In this order: what one leaves, a later one may find.
+_LATEX_REPLACEMENTS: Final = (
+    *((" ", ""), ("\\,", ""), ("∞", "\\infty"), ("+\\infty", "\\infty"), ("\\\\", "\\"), ("\n", "")),
+    *(("\\text", ""), ("\\mbox", ""), ("bmatrix", "pmatrix"), ("\\left", ""), ("\\right", "")),
+    *(("^{\\circ}", ""), ("^\\circ", ""), ("{m}^3", ""), ("m^3", ""), ("{units}", ""), ("units", "")),
+    *(("{km}", ""), ("km", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac")),
+    *(("\\left", ""), ("\\right", ""), ("^{\\circ}", ""), ("^\\circ", "")),
+    *(("\\$", ""), ("$", ""), ("\\%", ""), ("{.", "{0.")),
 )
+_BARE_ROOT: Final = re.compile(r"\\sqrt(?!\{)(.)", re.DOTALL)
+_BARE_NUMERATOR: Final = re.compile(r"\\frac([^{])(?=.)", re.DOTALL)
+_BARE_DENOMINATOR: Final = re.compile(r"(\\frac\{[^{}]\})([^{])", re.DOTALL)
+_SLASH: Final = re.compile(r"(-?\d+)/(-?\d+)", re.ASCII)
 
 
 def score_mathvision(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score as MATH-Vision: its reading of the response equals the letter or the text of the answer."""
-    prediction = parse_mathvision_answer(response.text[-_MAX_CHARS:])
-    accepted = [correct_letter(item), str(item.answer)] if item.options else [str(item.answer)]
-    return float(any(_answers_equal(prediction, answer) for answer in accepted))
+    prediction = parse_mathvision_answer(response.text)
+    accepted = [*item.accepted_answers, item.answer_text] if item.options else [item.answer_text]
+    return float(any(_mathvision_equal(prediction, answer) for answer in accepted))
 
 
 def parse_mathvision_answer(response: str) -> str:
@@ -64,8 +73,8 @@ def parse_mathvision_answer(response: str) -> str:
 def score_emma(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     r"""Score as EMMA: a leading letter or number, the last box (or the last \text in it), or the text behind a flag."""
     prediction = parse_emma_answer(response.text[-_MAX_CHARS:])
-    expected = correct_letter(item) if item.options else str(item.answer)
-    if _answers_equal(prediction, expected):
+    expected = item.accepted_answers[0] if item.options else str(item.answer)
+    if _emma_equal(prediction, expected):
         return 1.0
     if len(prediction) >= _MAX_COUNT_CHARS:
         return 0.0
@@ -103,12 +112,47 @@ def _strip_latex(text: str) -> str:
     if closing >= 0 and (opening < 0 or closing < opening):
         text = text[:closing]
     text = text.split("=")[-1].split("\\approx")[-1]
-    for removed in _REMOVED_LATEX:
-        text = text.replace(removed, "")
-    return text.replace("dfrac", "frac").replace("tfrac", "frac")
+    for old, new in _LATEX_REPLACEMENTS:
+        text = text.replace(old, new)
+    if text.startswith("."):
+        text = f"0{text}"
+    if "sqrt" in text:
+        # Braces are added to fractions only where there is a root, as in the published code.
+        text = _BARE_NUMERATOR.sub(r"\\frac{\1}", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
+        text = _BARE_DENOMINATOR.sub(r"\1{\2}", text)
+    if text == "0.5":
+        return "\\frac{1}{2}"
+    ratio = _SLASH.fullmatch(text)
+    return f"\\frac{{{ratio[1]}}}{{{ratio[2]}}}" if ratio else text
 
 
-def _answers_equal(prediction: str, reference: str) -> bool:
+def _mathvision_equal(prediction: str, reference: str) -> bool:
+    """Return True for equal texts, for equal lists in brackets, and for formulas of one value to two decimals."""
+    prediction, reference = prediction.lower(), reference.lower()
+    if not (prediction.replace(" ", "") and reference.replace(" ", "")):
+        return False
+    if prediction.strip() == reference.strip() or _round_entries(prediction) == _round_entries(reference):
+        return True
+    value = evaluate_latex(prediction)
+    return value is not None and value == evaluate_latex(reference)
+
+
+def _round_entries(text: str) -> str:
+    """Return "(1, 4/3)" as "(1,1.33)"; a text that is no list of formulas in round or square brackets as it is."""
+    entries = text[1:-1].split(",")
+    if len(entries) == 1 or (text[0], text[-1]) not in (("(", ")"), ("[", "]")):
+        return text
+    rounded = []
+    for entry in entries:
+        is_name = "infty" in entry or entry in ("a", "-a")
+        value = entry if is_name else evaluate_latex(entry)
+        if value is None:
+            return text
+        rounded.append(str(value))
+    return f"{text[0]}{','.join(rounded)}{text[-1]}"
+
+
+def _emma_equal(prediction: str, reference: str) -> bool:
     """Return True for equal texts, and for formulas without unknowns that are equal to two decimals."""
     prediction, reference = prediction.lower().strip(), reference.lower().strip()
     if not (prediction and reference):

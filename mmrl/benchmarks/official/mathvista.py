@@ -17,6 +17,7 @@ from mmrl.benchmarks.items import (
     Item,
     ItemAnswerType,
     ItemResponse,
+    find_option,
     object_cell,
     parse_answer,
     parse_id,
@@ -51,7 +52,7 @@ def score_mathvista(item: Item, response: ItemResponse, extraction: Extraction) 
     prediction = normalize_extraction(
         extracted, choices=item.options, answer_type=item.answer_type, precision=item.precision
     )
-    return float(prediction == item.answer)
+    return float(prediction == item.answer_text)
 
 
 def normalize_extraction(
@@ -99,15 +100,14 @@ def parse_mathvista_item(row: Mapping[str, Any]) -> Item:
         raise ValueError(f"answer_type {row['answer_type']!r} and {len(choices)} choices do not go together")
     if not isinstance(row["answer"], str):
         raise ValueError(f"the answer is {row['answer']!r:.40}, not text")
-    if answer_type == "choice" and row["answer"] not in choices:
-        raise ValueError(f"the answer {row['answer']!r:.60} is none of the choices {', '.join(map(repr, choices))}")
     metadata = object_cell(row, "metadata")
     subsets = {name: subset_values(row[name]) for name in ("question_type", "answer_type") if row.get(name)}
     subsets |= {name: subset_values(metadata[name]) for name in SUBSET_COLUMNS if metadata.get(name)}
     return Item(
         id=parse_id(row["pid"]),
         answer_type=answer_type,
-        answer=parse_answer(answer_type, row["answer"], choices),
+        # A choice is given by its text, even where that is a letter.
+        answer=find_option(row["answer"], choices) if choices else parse_answer(answer_type, row["answer"], ()),
         question=text_cell(row, "question") or "",
         options=choices,
         precision=parse_precision(row["precision"]),

@@ -2,25 +2,27 @@
 
 Sources: eval/eval_utils.py and mmmu-pro/evaluate.py of github.com/MMMU-Benchmark/MMMU (arXiv:2311.16502, 2409.02813);
 mvbench of github.com/OpenGVLab/Ask-Anything (arXiv:2311.17005); eval_your_results.py of Video-MME (arXiv:2405.21075);
-SEED-Bench-R1 (arXiv:2503.24376); evaluation/score_answer_s2.py of MathVerse (arXiv:2403.14624). Departures: where MMMU
-draws a letter at random, no letter is chosen; where MathVerse asks a judge, its `--quick_match` decides.
+SEED-Bench-R1 (arXiv:2503.24376); evaluation/score_answer_s2.py of MathVerse (arXiv:2403.14624). Departures: where
+MMMU-Pro draws a letter without a seed, no letter is chosen; where MathVerse asks a judge, its `--quick_match` decides.
 """
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Sequence
-from string import ascii_uppercase
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from mmrl.benchmarks.benchmark import GradedResponse
 from mmrl.benchmarks.extraction.extract import Extraction
 from mmrl.benchmarks.extraction.match import is_correct
 from mmrl.benchmarks.extraction.text import first_answer_tag
-from mmrl.benchmarks.items import Item, ItemResponse
+from mmrl.benchmarks.items import LETTERS, Item, ItemResponse
 
 _PUNCTUATION: Final = ",.!?;:'"
 _BRACKETED_LETTER: Final = "({})"
 _SPACED_LETTER: Final = " {} "
+_MMMU_SEED: Final = 42
 _MIN_WORDS_FOR_TEXT: Final = 5  # words beyond which the text of an option may count in place of its letter
 _ANSWER_PREFIXES: Final = (
     *("The best answer is", "The correct answer is", "The answer is", "The answer", "The best option is"),
@@ -36,27 +38,40 @@ _NUMBER_PATTERNS: Final = (
 _MAX_CHARS: Final = 4000
 
 
-def correct_letter(item: Item) -> str:
-    """Return the letter of the correct option; of equal options, the first."""
-    return ascii_uppercase[item.options.index(item.answer)]
-
-
 def score_mmmu(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score as MMMU: a letter in brackets, else between spaces, else an option's text; of several, the last."""
     if not item.options:
         return float(_is_mmmu_open_correct(response.text, item.accepted_answers))
-    letter = parse_mmmu_letter(response.text, item.options, (_BRACKETED_LETTER, _SPACED_LETTER))
-    return float(letter == correct_letter(item))
+    return float(_mmmu_letter(item, response) in item.accepted_answers)
+
+
+def draw_mmmu_letters(graded: Iterable[GradedResponse]) -> set[tuple[str, int]]:
+    """Return item id and index of the responses without a letter to which MMMU draws the correct one.
+
+    Its code draws from `random.seed(42)` on, in the order of the questions, so a whole run's draws can be repeated.
+    """
+    rng = random.Random(_MMMU_SEED)
+    credited = set()
+    for item, response, _ in graded:
+        if not item.options or _mmmu_letter(item, response) is not None:
+            continue
+        if rng.choice(LETTERS[: len(item.options)]) in item.accepted_answers:
+            credited.add((item.id, response.response_index))
+    return credited
+
+
+def _mmmu_letter(item: Item, response: ItemResponse) -> str | None:
+    return parse_mmmu_letter(response.text, item.options, (_BRACKETED_LETTER, _SPACED_LETTER))
 
 
 def score_mmmu_pro(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score as MMMU-Pro: the one letter behind the last "Answer:", else as MMMU with looser forms of letters."""
     after_answer = response.text.rpartition("Answer:")[2] if "Answer:" in response.text else ""
-    named = [letter for letter in ascii_uppercase[: len(item.options)] if letter in after_answer]
+    named = [letter for letter in LETTERS[: len(item.options)] if letter in after_answer]
     if len(named) == 1:
-        return float(named[0] == correct_letter(item))
+        return float(named[0] in item.accepted_answers)
     letter = parse_mmmu_letter(response.text, item.options, (_BRACKETED_LETTER, "{} ", "{}."))
-    return float(letter == correct_letter(item))
+    return float(letter in item.accepted_answers)
 
 
 def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -> str | None:
@@ -65,7 +80,7 @@ def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -
         text = text.strip(mark)
     text = f" {text} "
     for form in forms:
-        named = [letter for letter in ascii_uppercase[: len(options)] if form.format(letter) in text]
+        named = [letter for letter in LETTERS[: len(options)] if form.format(letter) in text]
         if named:
             # MMMU looks for the last letter between spaces even if it found letters in another form.
             last_form = form if form == _BRACKETED_LETTER else _SPACED_LETTER
@@ -79,14 +94,15 @@ def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -
         if option.lower() in lower:
             mentions.append((lower.rfind(option.lower()), -index))
     # Of options that end at one place, the first: its index is the smallest.
-    return ascii_uppercase[-max(mentions)[1]] if mentions else None
+    return LETTERS[-max(mentions)[1]] if mentions else None
 
 
 def score_mvbench(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score as MVBench: the first word is part of "(a)", or the reverse."""
     # So "", "." and "(" are correct, as in the published code.
     first_word = response.text.lower().split(" ")[0]
-    expected = f"({correct_letter(item).lower()})"
+    # Of equal options the published code takes the last.
+    expected = f"({item.accepted_answers[-1].lower()})"
     return float(first_word.replace(".", "") in expected or expected in first_word)
 
 
@@ -97,26 +113,25 @@ def score_video_mme(item: Item, response: ItemResponse, extraction: Extraction) 
         text = text.replace(prefix, "")
     # The published pattern takes the first letter even if it begins a word.
     letter = re.search(r"[ABCD]", text)
-    return float(letter is not None and letter[0] == correct_letter(item))
+    return float(letter is not None and letter[0] in item.accepted_answers)
 
 
 def score_seed_bench_r1(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score as SEED-Bench-R1: the first character in the answer tags."""
     answer = first_answer_tag(response.text)
-    return float(answer is not None and answer.strip()[:1].upper() == correct_letter(item))
+    return float(answer is not None and answer.strip()[:1].upper() in item.accepted_answers)
 
 
 def score_mathverse(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score as MathVerse's quick match: the extraction equals the answer, character for character."""
-    expected = correct_letter(item) if item.options else str(item.answer)
-    return float(extraction.value == expected)
+    return float(extraction.value in (item.accepted_answers if item.options else [str(item.answer)]))
 
 
 def score_geometry3k(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score Geometry3K: the letter that our rules find, or the strict verdict on a formula."""
     # The published code grades the content of a box with mathruler.
     if item.options:
-        return float(extraction.value == correct_letter(item))
+        return float(extraction.value in item.accepted_answers)
     return float(is_correct(item, response, extraction))
 
 

@@ -8,6 +8,7 @@ the answer processing of TextVQA (arXiv:1904.08920); ANLS (arXiv:1905.13648); co
 from __future__ import annotations
 
 import re
+from math import nextafter
 from typing import Final
 
 from mmrl.benchmarks.extraction.extract import Extraction
@@ -28,6 +29,7 @@ _WORD_DIGITS: Final = {
 _PUNCTUATION: Final = re.compile(r"[;/\[\]\"{}()=+\\_\-><@`?!]")
 _PERIOD: Final = re.compile(r"(?<!\d)\.(?!\d)")
 _COMMA: Final = re.compile(r"(\d)(,)(\d)")
+_ANLS_THRESHOLD: Final = nextafter(0.5, 1.0)  # distances below it count, so that 0.5 does
 _NUM_AGREEING: Final = 3  # people who must agree for full marks in VQA
 
 
@@ -57,9 +59,15 @@ def score_textvqa(item: Item, response: ItemResponse, extraction: Extraction) ->
 
 
 def score_docvqa(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """Score as DocVQA: the best ANLS of the whole response over the accepted answers."""
+    """Score as DocVQA: the best ANLS of the whole response over the accepted answers.
+
+    Published scripts keep a similarity of exactly one half, which the paper, and the reward `anls`, set to 0.
+    """
     prediction = response.text[:_MAX_CHARS].strip() or " "
-    return max(reward_score(ocr.anls, AnswerType.TEXT, prediction, str(answer)) for answer in item.accepted_answers)
+    scores = []
+    for answer in item.accepted_answers:
+        scores.append(reward_score(ocr.anls, AnswerType.TEXT, prediction, str(answer), threshold=_ANLS_THRESHOLD))
+    return max(scores)
 
 
 def score_counting(item: Item, response: ItemResponse, extraction: Extraction) -> float:

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
+from mmrl.benchmarks.items import LETTERS, find_option
 from mmrl.types import CoordinateSystem, ImageRef
 from mmrl_datasets.formats.row import BadRowError, Cells, short_repr
+from mmrl_datasets.readers.answers import ChoiceAnswer
 from mmrl_datasets.readers.media_resolver import MediaResolver, TimeRange
 from mmrl_datasets.readers.row_to_sample import parse_choices, parse_literal
 
@@ -43,6 +45,7 @@ class QuestionRow(NamedTuple):
     append_options: bool = True  # True when the options must still be listed below the question
     image_refs: Sequence[ImageRef] = ()  # images that the layout has opened already; these replace `images`
     image_numbering: ImageNumbering = "each"  # meaning of numbered placeholders in the question
+    problem: str = ""  # reason why the row makes no question; `columns` then has nothing but its id
 
 
 class RowLayout(Protocol):
@@ -83,6 +86,24 @@ def normalize_answer(answer: object, box_format: str) -> object:
             return parse_literal(answer, "answer")
         case _:
             return answer
+
+
+def option_letters(answer: object, options: Sequence[str], written_as: ChoiceAnswer) -> object:
+    """Return the letter of the correct option; the letters of all where several have the text that a cell gives.
+
+    Raises:
+        BadRowError: there is no such option.
+    """
+    if written_as == "text":
+        try:
+            return find_option(answer, options)
+        except ValueError as error:
+            raise BadRowError(str(error)) from error
+    # EMMA writes some letters small.
+    letter = answer.strip().upper() if isinstance(answer, str) else answer
+    if letter not in LETTERS[: len(options)]:
+        raise BadRowError(f"the answer {short_repr(answer)} is not the letter of one of {len(options)} options")
+    return letter
 
 
 def check_box_range(answer: object, coordinate_system: object) -> object:

@@ -18,6 +18,7 @@ from mmrl.types import CoordinateSystem
 CANONICAL_JSONL: Final = TableLayout(
     name="canonical JSONL",
     answer_type="{{ answer_type }}",
+    choice_answer=None,
     columns={"id": "id", "answer": "answer"},
     optional_columns={
         role: role
@@ -117,7 +118,7 @@ _MATHVISION_TABLE: Final = TableLayout(
     image_numbering="parts",
 )
 _MATHVISION: Final = (
-    VlmEvalKitLayout(open_answer_type="text", image_numbering="parts"),
+    VlmEvalKitLayout(open_answer_type="text", image_numbering="parts", choices_answer="letter"),
     _MATHVISION_TABLE,
     # The authors' JSON names image files where the Hugging Face dataset holds their pixels.
     replace(_MATHVISION_TABLE, name="MathVision of its authors", columns={**_MATHVISION_COLUMNS, "images": "image"}),
@@ -128,6 +129,7 @@ _MATHVISTA: Final = (
     TableLayout(
         name="MathVista of Hugging Face",  # AI4Math/MathVista
         answer_type="{{ 'choice' if question_type == 'multi_choice' else answer_type }}",
+        choice_answer="text",
         columns={
             "id": "pid",
             "images": "decoded_image",
@@ -208,6 +210,7 @@ _MVBENCH: Final = (
     TableLayout(
         name="VLMEvalKit's MVBench",
         answer_type="choice",
+        choice_answer="text",
         columns={
             "id": "index",
             "question": "question",
@@ -222,6 +225,7 @@ _MVBENCH: Final = (
     TableLayout(
         name="MVBench of Hugging Face",  # OpenGVLab/MVBench
         answer_type="choice",
+        choice_answer="text",
         columns={"question": "question", "options": "candidates", "answer": "answer", "videos": "video"},
         optional_columns={"start": "start", "end": "end"},
         video_folders=_MVBENCH_VIDEO_FOLDERS,

@@ -53,7 +53,10 @@ _MAX_LISTED: Final = 5  # bad rows that an error names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """An item with the sample that asks it, or with the reason why it cannot be asked."""
+    """An item with the sample that asks it, or with the reason why it cannot be asked.
+
+    The item of a row that is malformed has nothing but its id.
+    """
 
     item: Item  # the answer, and what scoring needs besides
     sample: Sample | None = None  # the prompt; None when its media cannot be had
@@ -104,18 +107,19 @@ def read_questions(
     media_root: str | None = None,
     coordinate_system: CoordinateSystem | None = None,
 ) -> BenchmarkQuestions:
-    """Read the questions of files. A row whose media cannot be had keeps its item, and counts as missing.
+    """Read the questions of files. A malformed row and one whose media cannot be had count as missing.
 
     `paths` are files or folders, relative to the context's base folder; `split` is that of a folder, by default the
     benchmark's usual one. Relative media paths start from `media_root`, by default the file's own folder.
     `coordinate_system` is that of boxes, for files that do not say it.
 
     Raises:
-        UserError: a file cannot be read, has no known layout, holds rows that are no questions, or repeats an id; or
+        UserError: a file cannot be read, has no known layout, holds no row that is a question, or repeats an id; or
             `coordinate_system` is missing or not wanted.
     """
     questions: dict[str, Question] = {}
-    rejected: list[RejectedRow] = []
+    malformed: list[RejectedRow] = []
+    repeated: list[str] = []
     num_unscorable = 0
     for path in paths:
         rows = _read_rows(
@@ -128,22 +132,26 @@ def read_questions(
             is_only_file=len(paths) == 1,
         )
         for row in rows:
-            match row:
-                case None:
-                    num_unscorable += 1
-                case RejectedRow():
-                    rejected.append(row)
-                case Question() if row.item.id in questions:
-                    rejected.append(
-                        RejectedRow(row.item.id, "the id stands twice; give each question an id of its own")
-                    )
-                case Question():
-                    questions[row.item.id] = row
-    if rejected:
-        lines = "\n".join(f"  {row.id}: {row.reason}" for row in rejected[:_MAX_LISTED])
-        more = f"\n  and {len(rejected) - _MAX_LISTED} more" if len(rejected) > _MAX_LISTED else ""
-        num_rows = len(rejected) + len(questions)
-        raise UserError(f"{len(rejected)} of {num_rows} rows are no questions of {benchmark.name}:\n{lines}{more}")
+            if row is None:
+                num_unscorable += 1
+                continue
+            if isinstance(row, Question):
+                question = row
+            else:
+                malformed.append(row)
+                # It counts as missing, so its item is never scored.
+                question = Question(item=Item(id=row.id, answer_type="text", answer=""), problem=row.reason)
+            if question.item.id in questions:
+                repeated.append(question.item.id)
+            questions[question.item.id] = question
+    num_rows = len(questions) + len(repeated)
+    if repeated:
+        listed = ", ".join(repeated[:_MAX_LISTED])
+        raise UserError(f"{len(repeated)} of {num_rows} rows have an id that stands twice: {listed}; ids must differ")
+    # Where no row is a question the file is not of this benchmark, and nothing is left to count them against.
+    if malformed and len(malformed) == num_rows:
+        lines = "\n".join(f"  {row.id}: {row.reason}" for row in malformed[:_MAX_LISTED])
+        raise UserError(f"none of {num_rows} rows is a question of {benchmark.name}:\n{lines}")
     if not questions:
         raise UserError(f"{', '.join(paths)}: holds no question that can be scored")
     return BenchmarkQuestions(entries=tuple(questions.values()), num_unscorable=num_unscorable)
@@ -174,23 +182,30 @@ def _read_rows(
     layout: RowLayout | None = None
     file_name = PurePath(path).stem
     for row in open_rows(dataset_context.base_dir, path, split):
+        # Several files repeat row numbers, so the file is part of the id.
+        row_id = row.name if is_only_file else f"{file_name}/{row.name}"
+        question_rows: Sequence[QuestionRow] = ()
         try:
             if isinstance(row.cells, BadRowError):
                 raise row.cells
             if layout is None:
                 layout = _select_layout(layouts, row.cells, coordinate_system, location=row.location)
-            for question_row in layout.parse_row(row.cells, media, file_name):
-                # Several files repeat row numbers, so the file is part of the id.
-                question_row.columns.setdefault("id", row.name if is_only_file else f"{file_name}/{row.name}")
-                question = _make_question(question_row, media, benchmark.name)
-                if not is_only_file:
-                    subsets = {**question.item.subsets, "file": (file_name,)}
-                    question = replace(question, item=replace(question.item, subsets=subsets))
-                yield question
+            question_rows = layout.parse_row(row.cells, media, file_name)
         except UnscorableRowError:
             yield None
         except (BadRowError, ValueError) as problem:
-            yield RejectedRow(row.name, f"{row.location}: {problem}")
+            yield RejectedRow(row_id, f"{row.location}: {problem}")
+        for question_row in question_rows:
+            question_row.columns.setdefault("id", row_id)
+            try:
+                question = _make_question(question_row, media, benchmark.name)
+            except (BadRowError, ValueError) as problem:
+                yield RejectedRow(str(question_row.columns["id"]), f"{row.location}: {problem}")
+                continue
+            if not is_only_file:
+                subsets = {**question.item.subsets, "file": (file_name,)}
+                question = replace(question, item=replace(question.item, subsets=subsets))
+            yield question
     if layout is None:
         raise UserError(f"{path}: holds no rows")
 
@@ -238,7 +253,9 @@ def _select_layout(
 
 
 def _make_question(row: QuestionRow, media_resolver: MediaResolver, benchmark: str) -> Question:
-    """Return a row as a question; raise ValueError for a row that makes no item, or asks nothing."""
+    """Return a row as a question; raise ValueError or BadRowError for one that makes no item, or asks nothing."""
+    if row.problem:
+        raise BadRowError(row.problem)
     item = parse_canonical_item({name: value for name, value in row.columns.items() if value is not None})
     try:
         images = row.image_refs or media_resolver.images(row.images)
@@ -280,7 +297,7 @@ def _make_target(item: Item) -> Target:
     answer = item.answer
     match item.answer_type:
         case "choice":
-            answer = chr(ord("A") + item.options.index(answer))
+            answer = item.accepted_answers[0]
         case "integer" | "float" | "count":
             answer = next(find_numbers(str(answer))).value
         case "point":

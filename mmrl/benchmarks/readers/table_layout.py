@@ -13,10 +13,12 @@ from mmrl.benchmarks.readers.layouts import (
     QuestionRow,
     check_box_range,
     normalize_answer,
+    option_letters,
     parse_option_texts,
 )
 from mmrl.types import CoordinateSystem
 from mmrl_datasets.formats.row import BadRowError, Cells, get_cell, short_repr
+from mmrl_datasets.readers.answers import ChoiceAnswer
 from mmrl_datasets.readers.columns import Column, optional_value, parse_column
 from mmrl_datasets.readers.media_resolver import MediaResolver, parse_fps, parse_time_range
 
@@ -40,6 +42,8 @@ class TableLayout:
     optional_columns: Mapping[str, str | Sequence[str]] = field(default_factory=lambda: MappingProxyType({}))
     """Column by role; a row may lack these."""
     subset_columns: tuple[str, ...] = ()  # columns by whose values the report breaks results down
+    choice_answer: ChoiceAnswer | None = "letter"
+    """Form of a choice's answer: a letter, or an option's text; None takes a valid letter as one and else a text."""
     coordinate_system: CoordinateSystem | None = None
     """Coordinate system of boxes and points; None when a column says it, or no answer has coordinates."""
     box_format: str = "xyxy"  # `xyxy` for two corners, `xywh` for a corner with width and height
@@ -78,7 +82,8 @@ class TableLayout:
         for number, entry in enumerate(entries, 1):
             question = self._parse_question({**cells, self.explode_column: entry}, file)
             # Questions that one row makes must not share its id.
-            question.columns["id"] = f"{question.columns['id']}-{number}"
+            if "id" in question.columns:
+                question.columns["id"] = f"{question.columns['id']}-{number}"
             questions.append(question)
         return questions
 
@@ -95,16 +100,21 @@ class TableLayout:
 
     def _parse_question(self, cells: Cells, file: str) -> QuestionRow:
         values: dict[str, Any] = {}
-        for role, column in self._columns.items():
-            is_optional = role in self.optional_columns
-            values[role] = optional_value(cells, column) if is_optional else column.read(cells)
-        lists_options = self.question_lists_options or values.get("prompt") is not None
+        try:
+            for role, column in self._columns.items():
+                is_optional = role in self.optional_columns
+                values[role] = optional_value(cells, column) if is_optional else column.read(cells)
+            lists_options = self.question_lists_options or values.get("prompt") is not None
+            canonical_columns = self._canonical_columns(cells, values, lists_options=lists_options)
+        except BadRowError as problem:
+            # The id names the row in messages, and counts it as missing.
+            return QuestionRow({"id": values["id"]} if values.get("id") is not None else {}, problem=str(problem))
         videos = values.get("videos")
         # Only the name of the rows' file says in which folder their videos are.
         if file in self.video_folders:
             videos = f"{self.video_folders[file]}/{videos}"
         return QuestionRow(
-            self._canonical_columns(cells, values, lists_options=lists_options),
+            canonical_columns,
             values.get("images"),
             videos,
             parse_time_range(values.get("start"), values.get("end")),
@@ -127,6 +137,8 @@ class TableLayout:
         columns["question"] = question
         columns["options"] = list(options)
         columns["answer"] = normalize_answer(values["answer"], self.box_format)
+        if answer_type == "choice" and self.choice_answer is not None:
+            columns["answer"] = option_letters(columns["answer"], options, self.choice_answer)
         columns["answer_type"] = answer_type
         subsets = {}
         for name in self.subset_columns:

@@ -14,11 +14,13 @@ from mmrl.benchmarks.readers.layouts import (
     QuestionRow,
     check_box_range,
     normalize_answer,
+    option_letters,
     parse_option_texts,
 )
 from mmrl.types import CoordinateSystem, ImageRef, UserError
 from mmrl_datasets.formats.row import Cells, short_repr
 from mmrl_datasets.readers import vlmevalkit
+from mmrl_datasets.readers.answers import ChoiceAnswer
 from mmrl_datasets.readers.media_resolver import MediaResolver
 from mmrl_datasets.readers.row_to_sample import parse_choices, parse_literal
 
@@ -38,8 +40,8 @@ _NAMEABLE_COORDINATES: Final = [system for system in CoordinateSystem if system 
 class VlmEvalKitLayout:
     """VLMEvalKit's TSV: images in base64, or as the index of an earlier row with the same image.
 
-    Options are in columns A, B, ..., in a column `choices` (MathVista), or in the question alone. Those that the
-    question does not list are listed below it.
+    Options are in columns A, B, ..., in a column `choices` (MathVista, MATH-V), or in the question alone. Those that
+    the question does not list are listed below it.
     """
 
     open_answer_type: str  # answer type of questions without options, unless the column `answer_type` says it
@@ -51,6 +53,7 @@ class VlmEvalKitLayout:
     needs_coordinate_system: bool = False  # True when the file does not say its coordinate system
     signature_columns: tuple[str, ...] = ("index",)  # columns that tell this layout from a similar one
     image_numbering: ImageNumbering = "each"  # meaning of numbered placeholders in the question
+    choices_answer: ChoiceAnswer = "text"  # form of the answer where options are in the column `choices`
     images_by_index: dict[str, list[ImageRef]] = field(default_factory=dict)
     """Images of the rows read so far, by `index`; a reading starts with none."""
 
@@ -78,6 +81,10 @@ class VlmEvalKitLayout:
         if options[1:] == (_OPEN_QUESTION_OPTION,):
             # The options of an open question must not be shown: the first one is the answer.
             answer, options = options[0], ()
+        if options:
+            # Columns A, B, .. and options in the question alone come with the letter of the correct one.
+            in_choices = not vlmevalkit.read_options(cells) and cells.get("choices")
+            answer = option_letters(answer, options, self.choices_answer if in_choices else "letter")
         answer_type = "choice" if options else cells.get("answer_type")
         columns = {
             "question": question,

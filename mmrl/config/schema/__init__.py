@@ -3,11 +3,13 @@
 # `X as X` re-exports X, for the reader and for mypy (PEP 484).
 from mmrl.config.schema.base import COMPONENTS as COMPONENTS
 from mmrl.config.schema.base import Component as Component
+from mmrl.config.schema.base import WorkerLimitsConfig as WorkerLimitsConfig
 from mmrl.config.schema.base import matches_conditions as matches_conditions
 from mmrl.config.schema.data import CurriculumOrderConfig as CurriculumOrderConfig
 from mmrl.config.schema.data import CurriculumPhaseConfig as CurriculumPhaseConfig
 from mmrl.config.schema.data import DataConfig as DataConfig
 from mmrl.config.schema.data import DataSourceConfig as DataSourceConfig
+from mmrl.config.schema.data import MediaConfig as MediaConfig
 from mmrl.config.schema.data import MediaLimitsConfig as MediaLimitsConfig
 from mmrl.config.schema.data import MixtureOrderConfig as MixtureOrderConfig
 from mmrl.config.schema.data import PlateauConfig as PlateauConfig

@@ -8,10 +8,26 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mmrl.types import Sample
 
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0.0)]
-NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+# Every number has an upper bound: beyond it a value is a slip of the keyboard, overflows float32, or takes the machine
+# down, and it should not be a run of hours that shows it.
+PositiveInt = Annotated[int, Field(ge=1, le=1_000_000_000)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=1_000_000_000)]
+PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0, le=1e9)]
+Number = Annotated[float, Field(ge=-1e9, le=1e9)]
+Weight = Annotated[float, Field(ge=-1e6, le=1e6)]
+Coefficient = Annotated[float, Field(ge=0.0, le=1000.0)]
+LearningRate = Annotated[float, Field(gt=0.0, le=1.0)]  # AdamW moves every weight by about this much a step
+Temperature = Annotated[float, Field(ge=0.0, le=10.0)]
+Nats = Annotated[float, Field(gt=0.0, le=88.0)]  # exp(88.8) is infinite in float32
+Seconds = Annotated[float, Field(gt=0.0, le=31_536_000.0)]  # a year; what waits on a lock cannot wait for 300
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]  # torch's seeds have 64 bits
+NumBytes = Annotated[int, Field(ge=1, le=10**15)]
+NumTokens = Annotated[int, Field(ge=1, le=10_000_000)]
+BatchSize = Annotated[int, Field(ge=1, le=1_000_000)]
+Dimension = Annotated[int, Field(ge=1, le=100_000)]  # of a model's layers, heads and ranks
+Workers = Annotated[int, Field(ge=0, le=4096)]  # processes or threads; 0 is none, or a default
+NumParallel = Annotated[int, Field(ge=1, le=4096)]  # processes, GPUs or requests at a time
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]  # 1 would keep the first value for ever
@@ -32,6 +48,21 @@ class StrictModel(BaseModel):
     # `strict` converts nothing, so "8" is not 8. The docstring under a field is its description: errors, the reference
     # and the JSON Schema show it.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class WorkerLimitsConfig(StrictModel):
+    """Limits of each worker process that runs functions, with all processes that it starts.
+
+    Memory and processes are measured ten times a second, on Linux alone. A worker that exceeds a limit is killed and
+    replaced, and its call has failed.
+    """
+
+    memory_mib: PositiveInt = 4096
+    """Memory that a worker may hold, in MiB. Pages that several processes share count in part."""
+    processes: PositiveInt = 64
+    """Processes of a worker at a time, itself included."""
+    output_kib: NonNegativeInt = 256
+    """Text, in KiB, that is shown of what all workers together print in a run; the rest is counted."""
 
 
 def matches_conditions(when: SampleConditions, sample: Sample) -> bool:

@@ -9,11 +9,14 @@ from pydantic import Field, model_validator
 from mmrl.config.schema.base import (
     NonNegativeFloat,
     NonNegativeInt,
+    NumBytes,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
     SampleConditions,
+    Seconds,
     StrictModel,
+    Workers,
     check_rising_steps,
     describe_conditions,
 )
@@ -47,7 +50,7 @@ class DataSourceConfig(StrictModel):
     """Options that the function is called with."""
     name: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
     """Prefix of its samples' ids (`name/id`), for sources whose ids collide: no two samples may have the same id."""
-    weight: Annotated[float, Field(gt=0.0)] | None = None
+    weight: PositiveFloat | None = None
     """Share of the training samples drawn from this source, over the sum of all weights; without weights, every sample
     is drawn once per epoch. Give it to all sources or to none."""
     row_filter: RowFilterConfig | None = None
@@ -57,7 +60,7 @@ class DataSourceConfig(StrictModel):
 class MediaLimitsConfig(StrictModel):
     """Limits on an image or video, checked before it is decoded."""
 
-    max_image_bytes: PositiveInt = 50_000_000
+    max_image_bytes: NumBytes = 50_000_000
     """An image file of more bytes is refused."""
     max_pixels: PositiveInt = 100_000_000
     """An image or frame whose width times height is more pixels is refused."""
@@ -65,7 +68,7 @@ class MediaLimitsConfig(StrictModel):
     """An image whose longer side over its shorter side is more is refused: beyond 200 the models' resize rules fail."""
     max_decompression_ratio: PositiveInt = 2000
     """An image file with more bytes of pixels per byte of file is refused as a decompression bomb."""
-    max_video_bytes: PositiveInt = 2_000_000_000
+    max_video_bytes: NumBytes = 2_000_000_000
     """A video file of more bytes is refused."""
     max_video_frames: PositiveInt = 500_000
     """A video file of more frames is refused."""
@@ -74,8 +77,16 @@ class MediaLimitsConfig(StrictModel):
     max_frame_drift_s: PositiveFloat = 0.5
     """A video is refused if a sampled frame is more seconds from its place at a constant rate, which misleads the
     model."""
-    max_data_url_bytes: PositiveInt = 10_000_000
+    max_data_url_bytes: NumBytes = 10_000_000
     """A medium of more bytes in a data URL is refused."""
+
+
+class MediaConfig(StrictModel):
+    """The library that reads videos."""
+
+    video_reader: Literal["pyav", "decord"] = "pyav"
+    """Library that decodes the frames of videos. `decord` needs `pip install "mmrl[decord]"`, and refuses videos of
+    which it would give other frames than those asked for."""
 
 
 class StreamingConfig(StrictModel):
@@ -99,13 +110,18 @@ class DataConfig(StrictModel):
     on_too_long: Literal["stop", "skip"] = "stop"
     """After a prompt beyond `model.max_prompt_tokens`: end the run before it begins, or leave the sample out, counted
     and listed. Nothing is ever cut."""
+    on_changed_data: Literal["stop", "warn"] = "stop"
+    """After a resumed run finds other rows or media than it began with: end it before anything is written, or list the
+    differences, record them in the manifest and go on."""
     media_roots: tuple[str, ...] = (".",)
     """Folders that media must lie in, relative to the config's folder; links that lead out of them are refused."""
     allowed_url_schemes: tuple[Literal["http", "file", "data"], ...] = ()
     """Kinds of URLs that may name a medium; `http` includes https. A URL is fetched once, when samples are read."""
-    media_workers: NonNegativeInt = 0
+    media_workers: Workers = 0
     """Processes that open media: all of them when the run starts, the next step's while a step trains. 0 opens media in
     the main process, between steps."""
+    media_timeout_s: Seconds = 1800.0
+    """Seconds one of these processes may take for the media of a sample before it is killed; the sample is then bad."""
     streaming: StreamingConfig | None = None
     """Stream sources that do not fit in memory, or have no end; several sources need weights. A resumed run reads the
     rows again that it had consumed."""

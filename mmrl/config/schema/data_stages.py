@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from mmrl.config.schema.base import Identifier, NonNegativeFloat, PositiveInt, SampleConditions, StrictModel
+from mmrl.config.schema.base import (
+    BatchSize,
+    Identifier,
+    NonNegativeFloat,
+    Number,
+    PositiveInt,
+    SampleConditions,
+    StrictModel,
+)
 from mmrl.config.schema.rollout_steps import (
     GENERATE_ONLY,
     RolloutStepConfigs,
@@ -29,9 +37,9 @@ class SampleStage(StrictModel):
     """An earlier `select` stage whose samples are used; those of `data.train` when left out."""
     when: SampleConditions = Field(default_factory=dict)
     """Samples that are used: allowed values of `task` or of a column of `meta`. All samples when empty."""
-    group_size: PositiveInt = 8
+    group_size: BatchSize = 8
     """Rollouts that are generated for each prompt."""
-    prompts_per_step: PositiveInt = 16
+    prompts_per_step: BatchSize = 16
     """Prompts whose rollouts are generated and written together."""
     steps: PositiveInt | None = None
     """The stage ends after this many steps at most; when left out, it uses every sample once."""
@@ -98,7 +106,7 @@ class SelectStage(StrictModel):
     correct: tuple[str, ...] = ()
     """Reward terms that decide whether a response of a `sample` stage is correct: all that apply to its sample must
     reach `threshold`."""
-    threshold: float = 1.0
+    threshold: Number = 1.0
     """Each of these terms must reach this value for a response to be correct."""
 
     @property

@@ -7,15 +7,20 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from mmrl.config.schema.base import (
+    BatchSize,
     FileName,
-    NonNegativeFloat,
     NonNegativeInt,
+    NumParallel,
+    NumTokens,
     PositiveFraction,
     PositiveInt,
+    Seed,
     StrictModel,
+    Temperature,
+    Workers,
     find_duplicate,
 )
-from mmrl.config.schema.data import MediaLimitsConfig
+from mmrl.config.schema.data import MediaConfig, MediaLimitsConfig
 from mmrl.config.schema.model import ModelConfig
 from mmrl.config.schema.response import ResponseFormatConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
@@ -32,11 +37,11 @@ from mmrl.types import CoordinateSystem
 class EvalGenerationConfig(StrictModel):
     """Generation of responses outside of training."""
 
-    temperature: NonNegativeFloat = 0.0
+    temperature: Temperature = 0.0
     """Temperature that responses are sampled at; 0 is greedy."""
-    max_new_tokens: PositiveInt = 512
+    max_new_tokens: NumTokens = 512
     """A response that reaches this many tokens is cut."""
-    batch_size: PositiveInt = 64
+    batch_size: BatchSize = 64
     """Prompts that are generated at a time."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
     """Steps from a prompt to its response, as in training; no step may depend on whether a response is correct."""
@@ -68,10 +73,10 @@ class BenchmarkConfig(StrictModel):
     """Options that the function is called with."""
     data: Annotated[tuple[str, ...], Field(min_length=1)]
     """Files or folders that hold its questions, relative to the config's folder."""
-    responses_per_question: PositiveInt = 1
+    responses_per_question: BatchSize = 1
     """Responses generated for each question; of several, `benchmark/<name>/pass@k` and `maj@k` are logged for k = 1, 2,
     4, ..."""
-    temperature: NonNegativeFloat | None = None
+    temperature: Temperature | None = None
     """Temperature that responses are sampled at; `evaluation.temperature` when left out."""
     every: PositiveInt | None = None
     """The benchmark is taken every so many steps of a stage; without it, only before training and after each stage."""
@@ -84,7 +89,7 @@ class BenchmarkConfig(StrictModel):
     )
     """Coordinate system that boxes are read in where a table does not state it."""
     allow_missing: bool = False
-    """Count questions whose media are missing as incorrect; otherwise they end the run before it begins."""
+    """Count malformed rows and questions without their media as incorrect; otherwise they end the run at its start."""
     subsets: tuple[str, ...] = ()
     """Columns whose values get metrics of their own, `benchmark/<name>/<column>/<value>`; reports have all columns."""
 
@@ -148,9 +153,9 @@ class TrainingEvalConfig(EvalGenerationConfig):
 class EvalRunConfig(StrictModel):
     """Settings apart from the model and its responses."""
 
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed that every random choice derives from."""
-    cpu_threads: NonNegativeInt = 0
+    cpu_threads: Workers = 0
     """CPU threads that torch uses; 0 is one per core."""
 
 
@@ -168,9 +173,9 @@ class LlmJudgeConfig(StrictModel):
     retries: Annotated[int, Field(ge=0, le=20)] = 2
     """A failed request is repeated this often, after growing pauses. A response without a verdict even then is
     counted."""
-    max_tokens: PositiveInt = 512
+    max_tokens: NumTokens = 512
     """The judge's reply is cut at this many tokens."""
-    max_concurrency: PositiveInt = 8
+    max_concurrency: NumParallel = 8
     """Requests that are in flight at a time."""
 
 
@@ -188,9 +193,11 @@ class EvalConfig(StrictModel):
     evaluation: EvalGenerationConfig = EvalGenerationConfig()
     """Generation: temperature, longest response, batches, and rollout steps such as forced rethinking, whose
     `correct: [correct]` names the benchmark's verdict."""
+    media: MediaConfig = MediaConfig()
+    """The library that reads videos."""
     media_limits: MediaLimitsConfig = MediaLimitsConfig()
     """Limits beyond which a medium is refused before it is decoded."""
-    responses_per_question: PositiveInt = 1
+    responses_per_question: BatchSize = 1
     """Responses that are generated for each question, for pass@k and maj@k."""
     top_p: PositiveFraction = 1.0
     """Nucleus sampling draws from the smallest set of tokens with this probability."""

@@ -6,8 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import COMPONENTS, Component, DecayRate, PositiveFloat, PositiveInt, StrictModel
+from mmrl.config.schema.base import (
+    COMPONENTS,
+    Component,
+    DecayRate,
+    Dimension,
+    NumTokens,
+    PositiveInt,
+    StrictModel,
+)
 
+BuiltinFamily = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 LoraTarget = Literal[
     "language.attention", "language.mlp", "language.experts", "vision.attention", "vision.mlp", "projector.mlp"
 ]
@@ -16,17 +25,17 @@ LoraTarget = Literal[
 class VisionFromScratchConfig(StrictModel):
     """The vision tower of a from-scratch model."""
 
-    num_layers: PositiveInt = 2
+    num_layers: Dimension = 2
     """Transformer blocks that the tower has."""
-    hidden_size: PositiveInt = 64
+    hidden_size: Dimension = 64
     """Numbers in a patch's hidden state; it must be a multiple of 4 x `num_heads`."""
-    num_heads: PositiveInt = 4
+    num_heads: Dimension = 4
     """Attention heads that each block has."""
-    intermediate_size: PositiveInt = 128
+    intermediate_size: Dimension = 128
     """Numbers in the inner layer of each feed-forward network."""
-    patch_size: PositiveInt = 8
+    patch_size: Dimension = 8
     """A patch is a square of this side, in pixels."""
-    spatial_merge_size: PositiveInt = 2
+    spatial_merge_size: Dimension = 2
     """A square of patches with this side, in patches, becomes one token of the language model."""
 
     @model_validator(mode="after")
@@ -40,26 +49,26 @@ class VisionFromScratchConfig(StrictModel):
 class LanguageFromScratchConfig(StrictModel):
     """The language model of a from-scratch model."""
 
-    num_layers: PositiveInt = 2
+    num_layers: Dimension = 2
     """Transformer blocks that the model has."""
-    hidden_size: PositiveInt = 96
+    hidden_size: Dimension = 96
     """Numbers in a token's hidden state; it must be a multiple of 2 x `num_heads`."""
-    num_heads: PositiveInt = 4
+    num_heads: Dimension = 4
     """Attention heads that each block has."""
-    num_kv_heads: PositiveInt = 2
+    num_kv_heads: Dimension = 2
     """Key and value heads that each block has; it must divide `num_heads`."""
-    intermediate_size: PositiveInt = 192
+    intermediate_size: Dimension = 192
     """Numbers in the inner layer of each feed-forward network."""
-    num_experts: PositiveInt = 4
+    num_experts: Dimension = 4
     """Experts of each layer, in a family with experts."""
-    experts_per_token: PositiveInt = 2
+    experts_per_token: Dimension = 2
     """Experts that a token goes to; at most `num_experts`."""
-    expert_intermediate_size: PositiveInt = 128
+    expert_intermediate_size: Dimension = 128
     """Numbers in the inner layer of each expert, and of a shared one."""
-    linear_head_dim: PositiveInt = 16
+    linear_head_dim: Dimension = 16
     """Numbers in a key and in a value of each head of a Gated DeltaNet, in a family that has such layers; vLLM on a CPU
     wants 128."""
-    vocab_size: Annotated[int, Field(ge=300)] = 448
+    vocab_size: Annotated[int, Field(ge=300, le=10_000_000)] = 448
     """Tokens of the byte-level BPE, special tokens included; 256 bytes and the special tokens need 300."""
 
     @model_validator(mode="after")
@@ -77,7 +86,7 @@ class LanguageFromScratchConfig(StrictModel):
 class FromScratchConfig(StrictModel):
     """A tiny randomly initialised model of a real Qwen-VL class, with its own tokenizer and processor."""
 
-    family: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"] = "qwen2_5_vl"
+    family: BuiltinFamily = "qwen2_5_vl"
     """Model class of transformers that is built."""
     vision: VisionFromScratchConfig = VisionFromScratchConfig()
     """The vision tower."""
@@ -91,11 +100,11 @@ class VideoConfig(StrictModel):
     """Number and size of the frames that the model sees of a video: the rule of qwen-vl-utils."""
 
     # The defaults are those of qwen-vl-utils.
-    fps: PositiveFloat = 2.0
+    fps: Annotated[float, Field(gt=0.0, le=1000.0)] = 2.0
     """Frames per second, while that gives `min_frames` to `max_frames` frames; otherwise fewer or more, evenly."""
-    min_frames: Annotated[int, Field(ge=2)] = 4  # frames go in pairs
+    min_frames: Annotated[int, Field(ge=2, le=1_000_000)] = 4  # frames go in pairs
     """A video is sampled to this many frames at least; a shorter one is refused."""
-    max_frames: Annotated[int, Field(ge=2)] = 768
+    max_frames: Annotated[int, Field(ge=2, le=1_000_000)] = 768
     """A video is sampled to this many frames at most; a longer one at a lower rate, which the model is told."""
     min_pixels: PositiveInt = 100352  # 128 x 28 x 28: a token of Qwen2-VL covers 28 x 28 pixels
     """Frames of a smaller area, in pixels, are enlarged to it."""
@@ -116,9 +125,9 @@ class VideoConfig(StrictModel):
 class LoraConfig(StrictModel):
     """A low-rank adapter; all weights of the model itself are frozen."""
 
-    rank: PositiveInt = 16
+    rank: Dimension = 16
     """Each adapted matrix gets an update of this rank."""
-    alpha: PositiveInt = 32
+    alpha: Dimension = 32
     """The update is scaled by alpha / rank."""
     dropout: DecayRate = 0.0
     """Share of an adapter's inputs dropped while training; above 0 the learner's probabilities differ from the
@@ -180,9 +189,9 @@ class ModelConfig(StrictModel):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of weights and activations; log-probabilities are always float32."""
     float32_output_layer: bool = False
-    """Convert hidden states and output weights to float32 before their product, in the learner and the engine: with
-    bfloat16, their log-probabilities agree better. It is slower the larger the vocabulary is. MiniMax-M1
-    (arXiv:2506.13585) and ScaleRL (arXiv:2510.13786) do so."""
+    """Convert hidden states and output weights to float32 before their product, in the learner and the engine, whose
+    log-probabilities then agree better with bfloat16. The larger the vocabulary, the slower. As in MiniMax-M1
+    (arXiv:2506.13585) and ScaleRL (arXiv:2510.13786)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is CUDA where there is a GPU."""
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
@@ -195,7 +204,7 @@ class ModelConfig(StrictModel):
     """Train a low-rank adapter rather than the weights. The exported model has it merged; RUN/adapter has it alone."""
     gradient_checkpointing: tuple[Literal["vision", "language"], ...] = ()
     """Components whose activations are recomputed in the backward pass: less memory, about a third more time."""
-    logits_chunk_tokens: PositiveInt = 1024
+    logits_chunk_tokens: NumTokens = 1024
     """Tokens whose logits exist at a time while training; a token's take 12 bytes per entry of the vocabulary."""
     min_pixels: PositiveInt = 3136  # 4 x 28 x 28: 4 tokens of Qwen2-VL
     """Images of a smaller area, in pixels, are enlarged to it."""
@@ -203,7 +212,7 @@ class ModelConfig(StrictModel):
     """Images of a larger area, in pixels, are shrunk to it."""
     video: VideoConfig = VideoConfig()
     """Frames of a video that the model sees, and their size."""
-    max_prompt_tokens: PositiveInt = 8192
+    max_prompt_tokens: NumTokens = 8192
     """A prompt of more tokens is refused, never cut."""
 
     @model_validator(mode="after")

@@ -5,15 +5,18 @@ In formulas i counts the responses of a step, t the tokens of one response.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from mmrl.config.schema.base import (
+    Coefficient,
     DecayRate,
     Fraction,
+    Nats,
     NonNegativeFloat,
     PositiveFloat,
+    PositiveFraction,
     PositiveInt,
     StrictModel,
     format_interval,
@@ -25,7 +28,7 @@ class DifficultyWeightConfig(StrictModel):
 
     term: str
     """The reward term, from 0 to 1, whose mean over the group is p."""
-    max_weight: PositiveFloat = 1.0
+    max_weight: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
     """The factor at p = 1/2."""
 
 
@@ -40,7 +43,7 @@ class AdvantageConfig(StrictModel):
     scale: Literal["group_std", "batch_std", "none"] = "group_std"
     """R - baseline is divided by this: the standard deviation of R in the group (GRPO) or in the step, or nothing
     (Dr.GRPO)."""
-    eps: PositiveFloat = 1e-4  # as in TRL
+    eps: PositiveFraction = 1e-4  # as in TRL
     """A small number that is added to a standard deviation before dividing by it."""
     batch_normalize: bool = False
     """Then bring the advantages of the whole step to mean 0 and standard deviation 1 (REINFORCE++, GDPO)."""
@@ -115,18 +118,27 @@ class AdvantageConfig(StrictModel):
 class LossCoefficientConfig(StrictModel):
     """The weight of a term of the loss over the steps of the stage."""
 
-    coef: NonNegativeFloat = 0.0
+    coef: Coefficient = 0.0
     """Weight that the term has at the first step; 0 leaves the term out."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """The weight stays, or falls to `final_frac` of it at the last step."""
     final_frac: Fraction = 0.0
     """Share of the weight that is left at the last step."""
+    decay_steps: PositiveInt | None = None
+    """The weight has fallen after this many steps of the stage, and stays there; the stage's `steps` when left out."""
+
+    @model_validator(mode="after")
+    def _check_decay_steps(self) -> Self:
+        if self.decay_steps is not None and self.schedule == "constant":
+            raise ValueError("decay_steps has no effect on a constant weight; set `schedule`, or take it out")
+        return self
 
     def describe_schedule(self) -> str:
         """Return the fall of the weight as a clause, empty for a constant weight."""
         if self.schedule == "constant":
             return ""
-        return f"; its weight falls to {self.coef * self.final_frac:g} ({self.schedule})"
+        within = f" within {self.decay_steps} steps" if self.decay_steps else ""
+        return f"; its weight falls to {self.coef * self.final_frac:g}{within} ({self.schedule})"
 
 
 class KlConfig(LossCoefficientConfig):
@@ -137,7 +149,7 @@ class KlConfig(LossCoefficientConfig):
     apply_to: Literal["loss", "reward"] = "loss"
     """`loss` adds it to the loss of each token; `reward` subtracts it from the token's reward, hence from the
     advantage of that token and all before it."""
-    log_ratio_clip: PositiveFloat | None = None
+    log_ratio_clip: Nats | None = None
     """|d| is bounded by this many nats (10 and 11 are in use); no gradient flows where the bound binds."""
 
     @model_validator(mode="after")
@@ -255,9 +267,9 @@ class LossConfig(StrictModel):
     """The ratio is clipped at 1 - clip_low; 1 sets no lower bound."""
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped at 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    dual_clip: Annotated[float, Field(gt=1.0, le=1e9)] | None = None
     """The ratio counts as this at most where A < 0 (3 is usual)."""
-    log_ratio_clip: PositiveFloat | None = None
+    log_ratio_clip: Nats | None = None
     """|log ratio| of a token is bounded by this many nats before anything else; ln 1000 = 6.9 in StableReinforce."""
     aggregation: Literal["token", "sequence", "fixed"] = "token"
     """`token`: mean over the tokens of the whole step (DAPO). `sequence`: mean of the responses' means (GRPO as

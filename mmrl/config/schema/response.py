@@ -10,10 +10,14 @@ from pydantic import Field, model_validator
 from mmrl.config.schema.base import (
     NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
+    Number,
     SampleConditions,
+    Seconds,
     StrictModel,
     TagName,
+    Weight,
+    WorkerLimitsConfig,
+    Workers,
     check_rising_steps,
     find_duplicate,
     format_interval,
@@ -71,13 +75,13 @@ class RewardTransformConfig(StrictModel):
     Metrics and `requires` see the value itself.
     """
 
-    clip: tuple[float, float] | None = None
+    clip: tuple[Number, Number] | None = None
     """Values outside these two are set to the nearer one."""
-    threshold: float | None = None
+    threshold: Number | None = None
     """The value becomes 1 if it reaches this, else 0."""
-    power: PositiveFloat = 1.0
+    power: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
     """The value is raised to this power; it must be 0 or more then."""
-    rescale_to: tuple[float, float] | None = None
+    rescale_to: tuple[Number, Number] | None = None
     """Interval that the reward's range is stretched to: [-1, 1] makes the worst value a penalty."""
 
     def describe(self) -> list[str]:
@@ -130,7 +134,7 @@ class BaseRewardConfig(StrictModel):
     """The function, `module:function` or `./file.py:function`."""
     name: str | None = None
     """Name that metrics use; when left out, the name that the reward declares, or the group reward function's own."""
-    weight: float = 1.0
+    weight: Weight = 1.0
     """The value is multiplied by this in the total; where totals are products, it is the exponent."""
     schedule: WeightScheduleConfig | None = None
     """Factors on the weight that change over the steps of a stage."""
@@ -167,14 +171,14 @@ class RewardTermConfig(BaseRewardConfig):
     requires: str | None = None
     """Name of another term. Unless that term's value exceeds `requires_above`, and its own `requires` is met, this
     term counts 0."""
-    requires_above: float = 0.0
+    requires_above: Number = 0.0
     """Value that the required term must exceed."""
     transform: RewardTransformConfig = RewardTransformConfig()
     """Changes that the value goes through before it enters the total."""
-    fallback: float | None = None
+    fallback: Number | None = None
     """Value in place of a failed call, where the failure policy is `fallback` and in evaluation; the lower end of the
     reward's range when left out."""
-    timeout_s: PositiveFloat | None = None
+    timeout_s: Seconds | None = None
     """Seconds a call may take. With it, the term runs in worker processes even where `rewards.workers` is 0."""
 
     def _describe_options(self) -> list[str]:
@@ -193,15 +197,22 @@ class ScoringConfig(StrictModel):
     combine: Literal["sum", "product", "min", "lexicographic"] = "sum"
     """From terms to the total: sum of weight x value; product of value^weight; the smallest value; or the first term,
     then the second where two responses differ by less than 1/100 of the first one's range, and so on."""
-    workers: NonNegativeInt = 0
-    """Processes that call rewards. 0 calls them in the main process, where a call that hangs would hang the run;
-    rewards that declare a deadline have a process of their own even then."""
-    timeout_s: PositiveFloat = 10.0
+    workers: Workers = 0
+    """Processes that call rewards. 0 calls the rewards that come with mmrl in the main process; those that declare a
+    deadline, and those of the user's own, have a process even then."""
+    own_rewards: Literal["worker", "main_process"] = "worker"
+    """Process that runs rewards and group rewards of the user's own: a worker with a deadline and limits, or, where
+    `workers` is 0, the main process, in which nothing stops one that hangs."""
+    timeout_s: Seconds = 10.0
     """Seconds a call in a worker may take, unless the term or the reward sets its own, before the worker is killed."""
+    startup_timeout_s: Seconds = 60.0
+    """Seconds a reward may take to load, or for its first call, before its worker has failed, which ends the run."""
+    worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
+    """Limits of the workers that call rewards."""
     on_unscorable: RewardFailurePolicy = "skip"
-    """After a reward abstains, exceeds its deadline or kills its process: end the run, leave the rollout or its whole
-    group out of the step, or use the term's `fallback`. Counted in `reward/<term>/...`. Before the first step and in
-    evaluation nothing is left out."""
+    """After a reward abstains, exceeds its deadline or a limit, or kills its process: end the run, leave the rollout or
+    its whole group out of the step, or use the term's `fallback`. Counted in `reward/<term>/...`. Before the first step
+    and in evaluation nothing is left out."""
     on_error: RewardFailurePolicy = "stop"
     """As `on_unscorable`, after a reward raises any other exception or returns no number in its range: a bug."""
 

@@ -6,7 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from mmrl.config.schema.base import NonNegativeInt, PositiveFloat, PositiveFraction, PositiveInt, StrictModel
+from mmrl.config.schema.base import (
+    BatchSize,
+    NonNegativeInt,
+    NumParallel,
+    NumTokens,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    Seconds,
+    StrictModel,
+)
 
 
 class CustomEngineConfig(StrictModel):
@@ -37,9 +47,9 @@ class VllmConfig(StrictModel):
     """Share of a GPU's memory that vLLM takes for its weights and caches."""
     cpu_kv_cache_mib: PositiveInt = 512
     """Memory that keys and values take on a machine without a GPU, in MiB."""
-    max_num_seqs: PositiveInt = 256
+    max_num_seqs: BatchSize = 256
     """Sequences that are generated at a time."""
-    tensor_parallel_size: PositiveInt = 1
+    tensor_parallel_size: NumParallel = 1
     """GPUs that one replica of a server spans."""
     max_restarts: NonNegativeInt = 1
     """An engine that fails is restarted this often, in a run of one process; it is asked once more after each
@@ -51,16 +61,16 @@ class VllmServerConfig(StrictModel):
 
     urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+$")], ...] = ()
     """Servers that run already, started as docs/vllm.md says; none are started then."""
-    replicas: PositiveInt = 1
+    replicas: NumParallel = 1
     """Servers that the run starts; prompts are divided among them."""
     devices: tuple[str, ...] = ()
     """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; without it each sees the GPUs of the run."""
     weight_transfer: Literal["file", "nccl", "ipc"] = "file"
     """Transport that new weights take: `file` through shared memory (works everywhere, on one machine), `nccl` to
     another GPU or machine, `ipc` on the learner's own GPU."""
-    startup_timeout_s: PositiveFloat = 900.0
+    startup_timeout_s: Seconds = 900.0
     """Seconds after which a replica that does not answer has failed."""
-    timeout_s: PositiveFloat = 600.0
+    timeout_s: Seconds = 600.0
     """Seconds after which a request has failed."""
     max_restarts: NonNegativeInt = 1
     """A replica that failed is restarted this often; its open prompts are asked once more after each restart."""
@@ -81,7 +91,7 @@ class LogprobCheckConfig(StrictModel):
     """A check follows every so many weight syncs. 0 checks at the start of a stage alone, and never the engine `hf`."""
     prompts_per_modality: PositiveInt = 4
     """Prompts of each modality (text alone, with images, with video) that a check generates from."""
-    max_new_tokens: PositiveInt = 32
+    max_new_tokens: NumTokens = 32
     """At most this many tokens are generated for each prompt."""
     warn_above: PositiveFloat = 0.05
     """Mean |difference| of a token's log-probability in any modality, in nats, above which a warning is printed."""

@@ -7,13 +7,19 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from mmrl.config.schema.base import (
+    BatchSize,
     Fraction,
     Identifier,
     NonNegativeInt,
+    Number,
+    NumParallel,
+    NumTokens,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
+    Seconds,
     StrictModel,
+    WorkerLimitsConfig,
     find_duplicate,
 )
 from mmrl.config.schema.presets import RETHINK_PRESETS, RethinkPreset, check_preset_applied
@@ -30,12 +36,12 @@ class GenerateConfig(StrictModel):
 
     kind: Literal["generate"]
     """Selects this kind of step."""
-    partial_rollout_tokens: PositiveInt | None = None
+    partial_rollout_tokens: NumTokens | None = None
     """Tokens that are generated for every unfinished response before complete groups are counted; without it all
     responses are completed in their step."""
     oversampling: Annotated[float, Field(ge=1.0, le=16.0)] = 1.0
     """Prompts that are in flight, relative to `prompts_per_step`. The step goes on as soon as `prompts_per_step` groups
-    are complete; the others wait for the next step."""
+    are complete; the others wait for the next step, also those that were completed beyond this number."""
     max_tokens_per_step: PositiveInt | None = None
     """After about this many generated tokens the step goes on with the complete groups, at least one."""
 
@@ -89,7 +95,7 @@ class RethinkConfig(StrictModel):
     correct continuations enter a group, and half of the triggers reveal whether the first response was correct."""
     correct: RewardTermNames
     """Reward terms that decide whether a response is correct: all that apply to its sample must reach `threshold`."""
-    threshold: float = 1.0
+    threshold: Number = 1.0
     """Each of these terms must reach this value for a response to be correct."""
     only: Literal["any", "correct", "incorrect"] = "any"
     """First responses that may be continued."""
@@ -107,9 +113,9 @@ class RethinkConfig(StrictModel):
     """Texts that responses are continued behind, drawn by weight."""
     cut_answer_fraction: Fraction = 0.0
     """Share of continuations whose first response loses its last answer before the trigger."""
-    temperature: PositiveFloat | None = None
+    temperature: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
     """Temperature that continuations are sampled at; that of first responses when left out."""
-    max_new_tokens: PositiveInt = 512
+    max_new_tokens: NumTokens = 512
     """Tokens that may follow the trigger."""
     min_new_tokens: NonNegativeInt = 0
     """A continuation of fewer tokens is dropped, and its first response stays."""
@@ -238,18 +244,23 @@ class ToolsConfig(StrictModel):
     """Functions that a response may call."""
     max_turns: PositiveInt = 4
     """Calls per response that get a result; one more ends the response."""
-    max_total_tokens: PositiveInt = 4096
+    max_total_tokens: NumTokens = 4096
     """Tokens of a response, results included, beyond which a call gets no result."""
-    max_result_chars: PositiveInt = 2000
+    max_result_chars: NumTokens = 2000
     """Characters of a result that the model sees; the rest is cut."""
     max_media: NonNegativeInt = 0
     """Images and videos per response that tools such as `mmrl.rollout.tools.builtin:zoom` may show."""
-    timeout_s: PositiveFloat = 10.0
+    timeout_s: Seconds = 10.0
     """Seconds a call may take before its process is killed."""
-    workers: PositiveInt = 1
+    workers: NumParallel = 1
     """Processes that run tools."""
+    startup_timeout_s: Seconds = 300.0  # a tool's file may load a model
+    """Seconds the tools may take to load in a worker before it has failed, which ends the run."""
+    worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
+    """Limits of the workers that run tools."""
     on_error: Literal["feedback", "stop"] = "feedback"
-    """After a tool raises or exceeds its deadline: `feedback` tells the model, `stop` ends the run; always counted."""
+    """After a tool raises, or exceeds its deadline or a limit: `feedback` tells the model, `stop` ends the run; always
+    counted."""
     result_prefix: str = "\n<tool_response>\n"  # as in Qwen's chat template
     """Text that is put before a result; it may hold special tokens of the chat template."""
     result_suffix: str = "\n</tool_response>\n"
@@ -307,7 +318,7 @@ class BlindProbeConfig(StrictModel):
     """Share of an image's width and height that `cropped` leaves; 0.5 when left out."""
     name: Identifier | None = None
     """Name that metrics and the group reward `blind_contrast` use; that of `corruption` when left out."""
-    rollouts_per_prompt: PositiveInt = 1
+    rollouts_per_prompt: BatchSize = 1
     """Extra rollouts that are generated for each prompt."""
     every: PositiveInt = 1
     """The probe is made every so many steps."""
@@ -351,7 +362,7 @@ class CustomStepConfig(StrictModel):
     """Options of the function."""
     name: Identifier | None = None
     """Name that messages use; the function's own when left out."""
-    max_added_tokens: NonNegativeInt = 0
+    max_added_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Tokens that the step may add to a response; vLLM reserves room for them behind the longest prompt."""
 
     def describe(self) -> list[str]:

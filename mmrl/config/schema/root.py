@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from mmrl.config.schema.base import FileName, NonNegativeInt, PositiveFloat, PositiveInt, StrictModel
-from mmrl.config.schema.data import DataConfig
+from mmrl.config.schema.base import FileName, NonNegativeInt, PositiveInt, Seconds, Seed, StrictModel, Workers
+from mmrl.config.schema.data import DataConfig, MediaConfig
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
 from mmrl.config.schema.evaluation import TrainingEvalConfig
 from mmrl.config.schema.model import ModelConfig
@@ -53,9 +53,9 @@ class RunConfig(StrictModel):
     """Name that the run's directory and its exported model have."""
     dir: str = "runs/{name}"  # no f-string: the run fills the name in
     """Folder that everything of the run is written to; `{name}` is the run's name."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed that every random choice derives from."""
-    cpu_threads: NonNegativeInt = 0
+    cpu_threads: Workers = 0
     """CPU threads that torch uses; 0 is one per core."""
 
 
@@ -69,9 +69,9 @@ class LoggingConfig(StrictModel):
 class DistributedConfig(StrictModel):
     """Timeouts of the processes of one run, started by `mmrl train --nproc`, torchrun or deepspeed."""
 
-    heartbeat_s: PositiveFloat = 300.0
+    heartbeat_s: Seconds = 300.0
     """Seconds without progress after which a process prints its activity and stacks, and the others' activities."""
-    timeout_s: PositiveFloat = 1800.0
+    timeout_s: Seconds = 1800.0
     """Seconds that a process waits for another before the run ends."""
 
 
@@ -84,7 +84,7 @@ class DeepspeedConfig(StrictModel):
     """Keep the optimizer's state in host memory and update there; needs `zero_stage` 1 to 3."""
     offload_parameters: bool = False
     """Keep weights in host memory until a layer needs them; needs `zero_stage: 3`."""
-    bucket_elements: Annotated[int, Field(ge=1000)] = 500_000_000
+    bucket_elements: Annotated[int, Field(ge=1000, le=10**11)] = 500_000_000
     """Elements that are reduced or gathered at once; fewer take less memory and send more messages."""
     param_persistence_elements: NonNegativeInt = 100_000
     """Under `zero_stage: 3`, weights of fewer elements stay whole on every process."""
@@ -117,6 +117,8 @@ class Config(StrictModel):
     """The policy, which is trained."""
     data: DataConfig
     """Sources of training, validation and test samples."""
+    media: MediaConfig = MediaConfig()
+    """The library that reads videos."""
     response_format: ResponseFormatConfig = ResponseFormatConfig()
     """Format that responses are written in."""
     rewards: RewardsConfig

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from mmrl.config.schema.base import (
     Fraction,
-    NonNegativeFloat,
+    Number,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
@@ -24,9 +24,9 @@ class GroupRewardRangeConfig(StrictModel):
 
     term: str
     """Name of the reward term. The total cannot be named: shaping would move it."""
-    low: float = 0.0
+    low: Number = 0.0
     """The mean of the term over the group must reach this."""
-    high: float = 1.0
+    high: Number = 1.0
     """The mean of the term over the group must not exceed this."""
     require_mixed: bool = True
     """The term must also differ within the group (DAPO)."""
@@ -57,14 +57,12 @@ class DynamicSamplingConfig(StrictModel):
     max_rounds: PositiveInt = 1
     """`prompts_per_step` prompts are sampled up to this often, until as many groups pass; a step may train on fewer."""
     extra: Literal["drop", "carry"] = "drop"
-    """Groups that pass beyond `prompts_per_step` are forgotten, or trained on first in the next step."""
+    """Groups that pass beyond `prompts_per_step` are dropped, or wait and are trained on first in the next steps."""
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> DynamicSamplingConfig:
         if not self.ranges and self.max_truncated_frac == 1.0:
             raise ValueError("without `ranges` or `max_truncated_frac` every group passes; set one of them")
-        if self.extra == "carry" and self.max_rounds == 1:
-            raise ValueError("`extra: carry` needs `max_rounds` of 2 or more: one round leaves no extra groups")
         return self
 
     def describe(self, prompts_per_step: int) -> str:
@@ -74,8 +72,10 @@ class DynamicSamplingConfig(StrictModel):
             lines.append(f"at most {self.max_truncated_frac:.0%} of a group's rollouts are truncated")
         if self.max_rounds > 1:
             rounds = pluralize(self.max_rounds, "round")
-            extra = "are trained on in the next step" if self.extra == "carry" else "are dropped"
+            extra = "wait for the next step" if self.extra == "carry" else "are dropped"
             lines.append(f"up to {rounds} of prompts until {prompts_per_step} groups pass; extra groups {extra}")
+        elif self.extra == "carry":
+            lines.append("extra groups wait for the next step")
         return "\n".join(lines)
 
 
@@ -91,8 +91,9 @@ class ReplayConfig(StrictModel):
     drop_zero_advantage: bool = True
     """Leave out rollouts with advantage 0, from the loss and from its denominators."""
     capacity: PositiveInt | None = 1024
-    """Rollouts that the buffer holds, the oldest leaving first; null for `target_fraction` of a step."""
-    priority_exponent: NonNegativeFloat = 1.0
+    """Rollouts that the buffer holds; those of the oldest policy version leave first. Null for `target_fraction` of a
+    step."""
+    priority_exponent: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
     """A rollout is drawn in proportion to |A| to this power; 0 draws uniformly."""
     positive_advantage_weight: PositiveFloat = 1.0
     """The probability of rollouts with A > 0 is multiplied by this."""
@@ -102,7 +103,7 @@ class ReplayConfig(StrictModel):
     target_fraction: PositiveFraction = 1.0
     """See `fill`; a full step is prompts_per_step x group_size rollouts."""
     max_staleness: PositiveInt | None = 4
-    """A rollout leaves the buffer when it is more policy versions old; null keeps it."""
+    """A rollout leaves the buffer when its oldest token is more policy versions old; null keeps it."""
     without_replacement: bool = True
     """Train on no rollout twice in a step; otherwise all are drawn with replacement, fresh ones among them."""
     resample_fresh: bool = False
@@ -178,5 +179,5 @@ class HealthConfig(StrictModel):
     """Warn above this share of tool calls that raise or exceed their deadline."""
     max_reward_term_drop: PositiveFloat | None = 0.1
     """Warn when a reward term's mean falls this far below that of the first window, while the total rises."""
-    min_blind_gap: float | None = 0.02
+    min_blind_gap: Number | None = 0.02
     """Warn when hiding the media costs no reward term more than this, by the mean with media minus the mean without."""

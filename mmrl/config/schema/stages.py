@@ -8,17 +8,22 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from mmrl.config.schema.base import (
+    BatchSize,
+    Coefficient,
     Component,
     DecayRate,
     Fraction,
     Identifier,
-    NonNegativeFloat,
+    LearningRate,
     NonNegativeInt,
+    Number,
+    NumTokens,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
     SampleConditions,
     StrictModel,
+    Temperature,
     describe_conditions,
     pluralize,
 )
@@ -43,13 +48,13 @@ _MIN_RECORDED_CLIP = 1e-3
 class SamplingConfig(StrictModel):
     """Sampling parameters of rollouts."""
 
-    temperature: NonNegativeFloat = 1.0
+    temperature: Temperature = 1.0
     """Temperature that tokens are sampled at; 0 is greedy, which evaluation alone allows."""
     top_p: PositiveFraction = 1.0
     """Nucleus sampling draws from the smallest set of tokens with this probability."""
     top_k: NonNegativeInt = 0
     """Sample among the k most likely tokens; 0 is all."""
-    max_new_tokens: PositiveInt = 512
+    max_new_tokens: NumTokens = 512
     """A rollout that reaches this many tokens is cut and counted as truncated."""
 
     def describe(self) -> str:
@@ -62,24 +67,24 @@ class SamplingConfig(StrictModel):
 class ComponentLrConfig(StrictModel):
     """Peak learning rates of model components; the stage's `lr` where none is set."""
 
-    vision: PositiveFloat | None = None
+    vision: LearningRate | None = None
     """Peak rate that the vision tower learns at."""
-    projector: PositiveFloat | None = None
+    projector: LearningRate | None = None
     """Peak rate that the projector learns at."""
-    language: PositiveFloat | None = None
+    language: LearningRate | None = None
     """Peak rate that the language model learns at."""
 
 
 class OptimizerConfig(StrictModel):
     """AdamW with warm-up and decay."""
 
-    lr: PositiveFloat = 1e-6
+    lr: LearningRate = 1e-6
     """Learning rate at its peak, after warm-up."""
     lr_by_component: ComponentLrConfig = ComponentLrConfig()
     """Peak learning rates of model components; warm-up and decay are the same for all."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     """Shares of the old first and second moment that each step keeps."""
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: Coefficient = 0.0
     """Each step shrinks weights by this times the learning rate (decoupled)."""
     weight_decay_on: Literal["all", "matrices"] = "all"
     """Parameters that decay: all, or all but biases, norms and other vectors."""
@@ -89,8 +94,19 @@ class OptimizerConfig(StrictModel):
     """The rate stays at its peak after warm-up, or falls to `final_lr_frac` of it."""
     final_lr_frac: Fraction = 0.0
     """Share of the peak rate that is left at the last step."""
+    decay_steps: PositiveInt | None = None
+    """The rate has fallen after this many steps of the stage, warm-up included, and stays there; the stage's `steps`
+    when left out. With it a run may be lengthened (docs/reliability.md)."""
     max_grad_norm: PositiveFloat = 1.0
     """Global gradient norm above which gradients are scaled down."""
+
+    @model_validator(mode="after")
+    def _check_decay_steps(self) -> OptimizerConfig:
+        if self.decay_steps is not None and self.lr_schedule == "constant":
+            raise ValueError("decay_steps has no effect on a constant rate; set `lr_schedule`, or take it out")
+        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
+            raise ValueError(f"decay_steps {self.decay_steps} must exceed warmup_steps {self.warmup_steps}")
+        return self
 
     def component_lr(self, component: Component) -> float:
         """Return the peak learning rate of a component."""
@@ -108,6 +124,7 @@ class OptimizerConfig(StrictModel):
             rates += ", constant"
         else:
             rates += f", then {self.lr_schedule} to {self.lr * self.final_lr_frac:g}"
+            rates += f" by step {self.decay_steps}" if self.decay_steps else ""
         decaying = " of matrices" if self.weight_decay_on == "matrices" else ""
         return (
             f"AdamW, {rates}; betas {self.betas[0]:g}, {self.betas[1]:g}; "
@@ -120,9 +137,9 @@ class ValidationConfig(StrictModel):
 
     every: PositiveInt = 50
     """An evaluation follows every so many steps."""
-    stop_at_mean_reward: float | None = None
+    stop_at_mean_reward: Number | None = None
     """Mean reward, averaged over tasks, that ends the stage."""
-    stop_at_task_reward: float | None = None
+    stop_at_task_reward: Number | None = None
     """To end it, every task's reward must also reach this."""
 
     @model_validator(mode="after")
@@ -201,7 +218,7 @@ class SftStage(TrainingStage):
 
     kind: Literal["sft"]
     """Selects this kind of stage."""
-    batch_size: PositiveInt = 32
+    batch_size: BatchSize = 32
     """Samples that each optimizer step trains on."""
     micro_batch_sequences: PositiveInt = 8
     """At most this many demonstrations share a forward pass. The gradient does not depend on it."""
@@ -262,9 +279,9 @@ class RlStage(TrainingStage):
 
     kind: Literal["rl"]
     """Selects this kind of stage."""
-    prompts_per_step: PositiveInt = 16
+    prompts_per_step: BatchSize = 16
     """Groups that a step trains on."""
-    group_size: PositiveInt = 8
+    group_size: BatchSize = 8
     """Rollouts that are generated for each prompt."""
     micro_batch_groups: PositiveInt = 8
     """At most this many groups share a forward pass. The gradient does not depend on it."""
@@ -287,9 +304,9 @@ class RlStage(TrainingStage):
     """Conditions on the groups that are trained on; without it all of them are."""
     replay: ReplayConfig | None = None
     """Rollouts of earlier steps that are trained on again; none without it."""
-    ppo_epochs: PositiveInt = 1
+    ppo_epochs: BatchSize = 1
     """Times that a step goes over the same rollouts."""
-    num_mini_batches: PositiveInt = 1
+    num_mini_batches: BatchSize = 1
     """Optimizer steps of a pass: the step's groups are divided into so many batches, each with a gradient and
     denominators of its own (PPO; verl's rollout and mini-batch sizes). Old log-probabilities that the learner computes,
     and a KL penalty in the reward, then cost one more forward pass over all batches but the first."""
@@ -312,6 +329,13 @@ class RlStage(TrainingStage):
         return self._generate_step.partial_rollout_tokens is not None
 
     @property
+    def carries_groups(self) -> bool:
+        """True if groups beyond `prompts_per_step` wait for later steps; else there are none, or they are dropped."""
+        if self.dynamic_sampling is not None:
+            return self.dynamic_sampling.extra == "carry"
+        return self.max_prompts_in_flight > self.prompts_per_step
+
+    @property
     def _generate_step(self) -> GenerateConfig:
         # There is one: `check_rollout_steps` has seen to that.
         return next(step for step in self.rollout_steps if isinstance(step, GenerateConfig))
@@ -330,6 +354,13 @@ class RlStage(TrainingStage):
             )
         if self.reference.update != "never" and not self.loss.kl.coef:
             raise ValueError(f"reference.update {self.reference.update!r} has no effect without `loss.kl.coef`")
+        sampling = self.dynamic_sampling
+        in_flight = self.max_prompts_in_flight
+        if sampling and sampling.extra == "carry" and sampling.max_rounds == 1 and in_flight == self.prompts_per_step:
+            raise ValueError(
+                "dynamic_sampling: `extra: carry` needs `max_rounds` of 2 or more, or `oversampling`: one round of "
+                f"{in_flight} prompts leaves no extra groups"
+            )
         if self.sampling.temperature == 0.0:
             raise ValueError("temperature 0 makes all rollouts of a group equal; use a value above 0 to train")
         return self
@@ -359,7 +390,7 @@ class RlStage(TrainingStage):
         return self
 
     def list_warnings(self) -> list[tuple[tuple[str | int, ...], str]]:
-        """Return settings that are allowed and hardly meant: the path of a key in the stage, and what to do."""
+        """Return valid settings that are probably a mistake: the path of a key in the stage, and what to do."""
         loss = self.loss
         distance = min(loss.clip_low, loss.clip_high)
         if loss.importance_ratio_level == "token" or distance >= _MIN_RECORDED_CLIP:
@@ -410,8 +441,8 @@ class RlStage(TrainingStage):
             )
         if self.has_partial_rollouts:
             lines.append("the tokens of an unfinished rollout are a version older with every step that it waits")
-        if self._carries_groups:
-            lines.append("groups carried over from the step before are a version older than those of the step")
+        if self.carries_groups:
+            lines.append("groups carried over are a version older with every step that they wait")
         if self.replay:
             age = "of any age" if self.replay.max_staleness is None else f"up to {self.replay.max_staleness} old"
             lines.append(f"replayed rollouts are of older versions of the policy, {age}")
@@ -440,7 +471,7 @@ class RlStage(TrainingStage):
         # A rollout that waited for a later step keeps its recorded log-probs, even in a step of one update. With a
         # correction the learner's own take their place, but not in groups carried over (`SelectionPipeline.select`).
         waits = self.async_rollouts or self.has_partial_rollouts
-        keeps_recorded = self._carries_groups or (waits and loss.rollout_correction.method == "none")
+        keeps_recorded = self.carries_groups or (waits and loss.rollout_correction.method == "none")
         old = "as recorded while sampling"
         if loss.old_logprobs == "recomputed":
             old = "computed by the learner as the step begins"
@@ -453,10 +484,6 @@ class RlStage(TrainingStage):
             reason = "as each rollout is used once" if self.replay is None else "but for replayed rollouts"
             clipping = f"1 up to rounding, {reason}"
         return f"{loss.describe_ratio()}, π_old {old}; {clipping}"
-
-    @property
-    def _carries_groups(self) -> bool:
-        return self.dynamic_sampling is not None and self.dynamic_sampling.extra == "carry"
 
 
 def describe_source(from_stage: str | None, when: SampleConditions) -> str:

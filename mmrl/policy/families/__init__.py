@@ -16,6 +16,7 @@ from mmrl.policy.families.base import ModelFamily as ModelFamily
 from mmrl.policy.families.base import PlaceholderRun as PlaceholderRun
 from mmrl.policy.families.base import VideoTimeEncoding as VideoTimeEncoding
 from mmrl.policy.families.base import load_family as load_family
+from mmrl.utils.torch_cpu_compat import import_torchvision
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -30,24 +31,13 @@ _BUILTIN: Mapping[str, Callable[[], ModelFamily]] = {
 }
 
 
-UNSUPPORTED: Mapping[str, str] = {
-    "qwen4_exp": "Qwen3.8-Flash-Next attends to chosen blocks of keys and looks up tables of n-grams, which the shared "
-    "prefix does not follow; no engine runs it without a GPU",
-    "qwen2_5_omni": "it hears and speaks",
-    "qwen2_5_omni_thinker": "it hears",
-    "qwen3_omni_moe": "it hears and speaks",
-    "qwen3_omni_moe_thinker": "it hears",
-    "qwen2_audio": "it hears and does not see",
-    "qwen3_asr": "it hears and does not see",
-}
-"""Model types of Qwen in transformers that are not trained, each with the reason."""
-
-
 class _BuiltinFamilies(Mapping[str, ModelFamily]):
     """The built-in families by `model_type`. A lookup makes the family, because its class takes seconds to import."""
 
     def __getitem__(self, model_type: str) -> ModelFamily:
-        return _BUILTIN[model_type]()
+        make_family = _BUILTIN[model_type]
+        import_torchvision()
+        return make_family()
 
     def __iter__(self) -> Iterator[str]:
         return iter(_BUILTIN)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mmrl.config.schema import FromScratchConfig
+from mmrl.config.schema.model import LoraTarget
 from mmrl.policy.families import qwen3_vl
 from mmrl.policy.families.base import (
     QWEN_LORA_LAYERS,
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 ROTATED_SHARE = 0.25
 """Share of a head's channels that rotary positions turn."""
 
-LORA_LAYERS = QWEN_LORA_LAYERS | {
+LORA_LAYERS: Mapping[LoraTarget, str] = {
+    **QWEN_LORA_LAYERS,
     # Both kinds of attention. The projections of decay and write strength are left out: they are a few rows each.
     "language.attention": r"model\.language_model\.layers\.\d+\."
     r"(self_attn\.[qkvo]_proj|linear_attn\.(in_proj_qkv|in_proj_z|out_proj))",

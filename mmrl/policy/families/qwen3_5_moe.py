@@ -26,8 +26,10 @@ def make_family() -> ModelFamily:
         coordinate_system=CoordinateSystem.NORM_1000,
         video_time=VideoTimeEncoding.TEXT_TIMESTAMPS,
         # The feed-forward network that every token passes is the shared expert.
-        lora_layers=qwen3_5.LORA_LAYERS
-        | {"language.mlp": r"model\.language_model\.layers\.\d+\.mlp\.shared_expert\.(gate|up|down)_proj"},
+        lora_layers={
+            **qwen3_5.LORA_LAYERS,
+            "language.mlp": r"model\.language_model\.layers\.\d+\.mlp\.shared_expert\.(gate|up|down)_proj",
+        },
         lora_parameters=EXPERT_PARAMETERS,
         from_scratch=FromScratchSupport(
             processor_class="Qwen3VLProcessor",

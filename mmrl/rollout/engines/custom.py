@@ -11,7 +11,7 @@ from mmrl.distributed.ranks import Ranks
 from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Sampler
-from mmrl.types import UserError
+from mmrl.utils.plugin_args import check_methods
 from mmrl.utils.plugins import load_plugin
 
 _SAMPLER_METHODS = ("generate", "extend", "sync", "close")
@@ -53,12 +53,7 @@ def load_engine(config: CustomEngineConfig, base_dir: Path) -> Callable[[EngineC
 
     def make_checked_sampler(context: EngineContext) -> Sampler:
         sampler: Sampler = make_sampler(context)
-        for method in _SAMPLER_METHODS:
-            if not callable(getattr(sampler, method, None)):
-                raise UserError(
-                    f"rollout.engine {config.fn!r} must return an object with {', '.join(_SAMPLER_METHODS)}; "
-                    f"{sampler!r:.80} has no method {method!r}"
-                )
+        check_methods(sampler, Sampler, _SAMPLER_METHODS, owner=f"rollout.engine {config.fn!r}")
         return sampler
 
     return make_checked_sampler

@@ -41,7 +41,7 @@ _ENV_VARS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process, so that tensors need not be sent to it
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else vLLM would pin the learner's threads to cores
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CONFIGURE_LOGGING": "0",  # its messages go where those of all libraries go, the run's log file
 }
 
 
@@ -180,7 +180,12 @@ class VllmEngine:
 
         with _preserve_rng_and_threads():
             try:
-                llm = LLM(self._model, **self._engine_args, enable_sleep_mode=self._can_sleep)
+                llm = LLM(
+                    self._model,
+                    **self._engine_args,
+                    enable_sleep_mode=self._can_sleep,
+                    use_tqdm_on_load=False,
+                )
                 # Kernels that cannot run here fail now and not in training.
                 llm.generate({"prompt_token_ids": [0]}, SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
             except (ValueError, NotImplementedError, RuntimeError) as error:

@@ -2,6 +2,8 @@
 
 The server is a process of its own, `python -m vllm.entrypoints.openai.api_server`, which this process starts and whose
 output goes to a log file; or it runs already, at an address of `rollout.server.urls`, and is never started or ended.
+A server that the run starts is given a key, and refuses requests without it: others on the machine could otherwise read
+prompts, or replace the weights. The key travels in the environment, which other users cannot read, unlike arguments.
 
     what hangs                   deadline                            what happens
     the server as it starts      `rollout.server.startup_timeout_s`  the run ends with the last lines of the log
@@ -15,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -37,7 +40,12 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from mmrl.config.schema import VllmServerConfig
 from mmrl.distributed.launch import find_free_port
-from mmrl.rollout.engines.vllm_weight_transfer import FileTrainerInitInfo, FingerprintedSource, parse_fingerprints
+from mmrl.rollout.engines.vllm_weight_transfer import (
+    KEY_VARIABLE,
+    FileTrainerInitInfo,
+    FingerprintedSource,
+    parse_fingerprints,
+)
 from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream, check_same_model, check_weights_arrived
 from mmrl.types import UserError
 
@@ -66,13 +74,22 @@ class Replica:
     """A client of one vLLM server, which owns the server's process if `command` starts one."""
 
     def __init__(
-        self, url: str, options: VllmServerConfig, *, command: Sequence[str] = (), device: str = "", log: Path = Path()
+        self,
+        url: str,
+        options: VllmServerConfig,
+        *,
+        command: Sequence[str] = (),
+        device: str = "",
+        log: Path = Path(),
+        key: str = "",
     ) -> None:
         """Create the client of the server at `url`, without a slash at the end; nothing is started yet.
 
         `command` starts the server, and is empty for one that runs already. `device` becomes CUDA_VISIBLE_DEVICES,
-        unless it is empty. The server's output is appended to `log`.
+        unless it is empty. The server's output is appended to `log`. Requests carry `key`; without one, a server that
+        is started gets a new key, and one that runs already is sent the variable VLLM_API_KEY, if that is set.
         """
+        self.key = key or (secrets.token_urlsafe(32) if command else os.environ.get(KEY_VARIABLE, ""))
         self.url = url
         self.adapter_loaded = False
         self._options, self._command, self._device, self._log = options, command, device, log
@@ -90,7 +107,7 @@ class Replica:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
-                env={**os.environ, **_ENV_VARS, **visible_devices},
+                env={**os.environ, **_ENV_VARS, **visible_devices, KEY_VARIABLE: self.key},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -185,7 +202,10 @@ class Replica:
         """
         timeout = timeout or self._options.timeout_s
         data = None if body is None else json.dumps(body).encode()
-        outgoing = http.Request(f"{self.url}/{path}", data, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        outgoing = http.Request(f"{self.url}/{path}", data, headers)
         try:
             # Without proxies: those of the environment would be asked for servers on this machine, too.
             with http.build_opener(http.ProxyHandler({})).open(outgoing, timeout=timeout) as response:
@@ -194,6 +214,9 @@ class Replica:
             status = f"status {error.code}: {error.read(2000).decode(errors='replace')}"
             if error.code == HTTPStatus.NOT_FOUND:
                 raise UserError(f"the rollout server {self.url} has no {path} ({status}); {START_HINT}") from error
+            if error.code == HTTPStatus.UNAUTHORIZED:
+                hint = f"set {KEY_VARIABLE} to the key that it was started with"
+                raise UserError(f"the rollout server {self.url} wants a key for {path}; {hint}") from error
             if error.code < HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise UserError(f"the rollout server {self.url} refuses {path}: {status}") from error
             raise ReplicaError(status) from error

@@ -26,7 +26,7 @@ from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.base import GenerationRequest, parse_completion
 from mmrl.rollout.engines.vllm_inputs import build_engine_input
 from mmrl.rollout.engines.vllm_replica import ADAPTER_NAME, START_HINT, Replica, ReplicaError
-from mmrl.rollout.engines.vllm_weight_transfer import BACKEND, register
+from mmrl.rollout.engines.vllm_weight_transfer import BACKEND, RequireKey, register
 from mmrl.rollout.responses import GeneratedTokens
 from mmrl.rollout.weight_sync import ShardedWeightStream, WeightStream
 from mmrl.types import UserError
@@ -198,6 +198,7 @@ def make_replicas(
         return [Replica(url, options) for url in options.urls]
     backend = BACKEND if options.weight_transfer == "file" else options.weight_transfer
     flags = ["--served-model-name", "base", "--enable-scale-out", "--disable-uvicorn-access-log"]
+    flags += ["--middleware", f"{RequireKey.__module__}.{RequireKey.__name__}"]
     for name, value in {**engine_args, "weight_transfer_config": {"backend": backend}}.items():
         flag = name.replace("_", "-")
         match value:

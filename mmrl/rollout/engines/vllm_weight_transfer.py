@@ -1,4 +1,4 @@
-"""Code that runs inside vLLM's processes: weight transfer through files, and fingerprints of the weights they hold.
+"""Code that runs inside vLLM's processes: weight transfer through files, fingerprints of weights, and a server's key.
 
 vLLM brings transfers for GPUs (nccl, ipc). The one registered here needs none: the learner writes the weights to files
 of bounded size in shared memory, and the workers of a server on the same machine read each file when they are told to.
@@ -7,8 +7,10 @@ vLLM finds `register` by an entry point in pyproject.toml, in each of its proces
 
 from __future__ import annotations
 
+import os
+import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +36,9 @@ from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream, fingerprin
 BACKEND = "mmrl_file"
 """Name of the transfer in vLLM's `weight_transfer_config`."""
 
+KEY_VARIABLE = "VLLM_API_KEY"
+"""Environment variable with the key of a server."""
+
 _SHARED_MEMORY_DIR = Path("/dev/shm")
 
 
@@ -45,6 +50,35 @@ def register() -> None:
     ):
         with suppress(ValueError):  # registered already: vLLM may load a plug-in more than once
             factory.register_engine(BACKEND, __name__, class_name)
+
+
+class RequireKey:
+    """Refuses every request to a server that does not carry its key; ASGI middleware for vLLM's `--middleware`.
+
+    vLLM's own check covers generation alone, and leaves weights, caches, sleeping and calls of workers open.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        """Wrap the application `app`. The key is that of the environment.
+
+        Raises:
+            KeyError: it has none.
+        """
+        self._app, self._expected = app, f"Bearer {os.environ[KEY_VARIABLE]}".encode()
+
+    async def __call__(self, scope: Mapping[str, Any], receive: object, send: Callable[..., Awaitable[None]]) -> None:
+        """Answer one connection, or let the application answer."""
+        # Any other type, such as "lifespan", comes from the server itself.
+        if scope["type"] in ("http", "websocket"):
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not secrets.compare_digest(given, self._expected):
+                if scope["type"] == "websocket":
+                    await send({"type": "websocket.close", "code": 1008})
+                    return
+                await send({"type": "http.response.start", "status": 401, "headers": []})
+                await send({"type": "http.response.body", "body": b"this server wants the key of its run"})
+                return
+        await self._app(scope, receive, send)
 
 
 class FingerprintExtension:

@@ -9,16 +9,26 @@ from pathlib import Path
 from mmrl.config.schema import CustomStepConfig
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.types import Author, Rollout, RolloutBatch, UserError
+from mmrl.utils.plugin_args import check_methods
 from mmrl.utils.plugins import load_plugin
 
 
 def load_step_factory(config: CustomStepConfig, base_dir: Path) -> Callable[[RolloutContext], RolloutStep]:
     """Load the function that makes a step from a `RolloutContext`; its options are settled by `config.args`.
 
+    What it returns is checked to take what a step is called with.
+
     Raises:
         UserError: there is no such function, or an option is unknown, missing or of the wrong type.
     """
-    return load_plugin(config.fn, base_dir, config.args, role="rollout step", parameters=("context",))
+    make_step = load_plugin(config.fn, base_dir, config.args, role="rollout step", parameters=("context",))
+
+    def make_checked_step(context: RolloutContext) -> RolloutStep:
+        rollout_step: RolloutStep = make_step(context)
+        check_methods(rollout_step, RolloutStep, ("__call__",), owner=f"rollout step {config.fn!r}")
+        return rollout_step
+
+    return make_checked_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,20 +79,20 @@ class PartialRollouts:
 
     def _extend_unfinished(self, groups: Sequence[RolloutGroup], step: int) -> list[RolloutGroup]:
         """Extend every unfinished response by a chunk, or by as much of one as its length limit leaves."""
-        by_chunk: dict[int, list[Rollout]] = {}
-        for group in groups:
-            for rollout in filter(self._is_unfinished, group):
-                chunk = min(self.chunk_tokens, self.sampling_params.max_new_tokens - rollout.num_tokens)
-                by_chunk.setdefault(chunk, []).append(rollout)
-        extended: dict[int, Rollout] = {}  # by `id` of the rollout: an index is unique within its group alone
-        for chunk in sorted(by_chunk):
-            rollouts = by_chunk[chunk]
+        # By place, not by identity: equal rollouts of a sample that is in flight twice are one object after a resume.
+        places_by_chunk: dict[int, list[tuple[int, int]]] = {}
+        extended = list(map(list, groups))
+        for group_index, group in enumerate(groups):
+            for index, rollout in enumerate(group):
+                if self._is_unfinished(rollout):
+                    chunk = min(self.chunk_tokens, self.sampling_params.max_new_tokens - rollout.num_tokens)
+                    places_by_chunk.setdefault(chunk, []).append((group_index, index))
+        for chunk, places in sorted(places_by_chunk.items()):
+            rollouts = [groups[group_index][index] for group_index, index in places]
             longer = self.sampler.extend(rollouts, replace(self.sampling_params, max_new_tokens=chunk), step=step)
-            extended.update(zip(map(id, rollouts), longer, strict=True))
-        result = []
-        for group in groups:
-            result.append(tuple(extended.get(id(rollout), rollout) for rollout in group))
-        return result
+            for (group_index, index), rollout in zip(places, longer, strict=True):
+                extended[group_index][index] = rollout
+        return list(map(tuple, extended))
 
 
 def _count_tokens(groups: Sequence[RolloutGroup]) -> int:

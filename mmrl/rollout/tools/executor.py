@@ -27,9 +27,9 @@ from mmrl.types import Action, AnswerType, Author, Rollout, Segment, UserError
 
 ToolLoader = Callable[[ToolConfig], ToolFunction]
 """Loads the function that a config names and binds its options; called in whichever process runs the tool."""
-CALL_METRICS: Final = ("calls", "results", "refused", "invalid", "errors", "timeouts", "media_shown")
+CALL_METRICS: Final = ("calls", "results", "refused", "invalid", "errors", "timeouts", "limits", "media_shown")
 """Counts of calls: all; then by outcome; then images and videos shown."""
-FAILURE_KINDS: Final = ("errors", "timeouts")
+FAILURE_KINDS: Final = ("errors", "timeouts", "limits")
 """Outcomes that are the tool's own fault, not that of the model's call."""
 
 
@@ -43,7 +43,7 @@ class ToolRunner:
     def make_executor(self, options: ToolsConfig, processor: PromptProcessor) -> ToolExecutor:
         """Return the executor of a step's tools, with processes of its own. They start with the first call."""
         loaders = {tool.call_name: partial(self.load_tool, tool) for tool in options.tools}
-        workers = ToolWorkers(tuple(loaders.values()), options.workers, options.timeout_s)
+        workers = ToolWorkers(tuple(loaders.values()), options)
         self._workers.append(workers)
         return ToolExecutor(options=options, tool_loaders=loaders, workers=workers, processor=processor)
 

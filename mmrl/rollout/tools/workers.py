@@ -2,8 +2,9 @@
 
 Tools run in processes of a `WorkerPool`, started by the process that samples at the first call: `workers` of them for
 each step with tools, on every rank. A call that takes longer than the step's `timeout_s` hangs: its process is killed
-and replaced, and the model is told that the tool did not answer, which counts as `timeouts`. A file of tools that takes
-longer than `_STARTUP_TIMEOUT_S` to import ends the run with a UserError.
+and replaced, and the model is told that the tool did not answer, which counts as `timeouts`; one beyond the step's
+`worker_limits` counts as `limits`. A file of tools that takes longer than `startup_timeout_s` to import ends the run
+with a UserError.
 """
 
 from __future__ import annotations
@@ -11,15 +12,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmrl.rollout.tools.media_results import ImageCrop, MediaResult, VideoClip, VideoFrames
 from mmrl.types import Sample, UserError
 from mmrl.utils.error_catcher import ErrorCatcher
-from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
+from mmrl.utils.worker_limits import WorkerLimits
+from mmrl.utils.worker_pool import (
+    WorkerDiedError,
+    WorkerLimitError,
+    WorkerPool,
+    WorkerStartError,
+    WorkerTimeoutError,
+    wait_for_calls,
+)
 from mmrl.utils.worker_server import ReportActivity
 
-_STARTUP_TIMEOUT_S = 300.0  # a tool's file may load a model
+if TYPE_CHECKING:
+    from mmrl.config.schema import ToolsConfig
+
 ToolFunction = Callable[[Mapping[str, Any], Sample], str | MediaResult]
 
 
@@ -41,12 +52,12 @@ class ToolRequest(NamedTuple):
 
 @dataclass(slots=True)
 class ToolWorkers:
-    """Runs tools in `num_workers` processes, from the first call until `close`, each call for `timeout_s` at most."""
+    """Runs the tools of a step in processes, from the first call until `close`."""
 
     loaders: tuple[Callable[[], ToolFunction], ...]
     """Loads each tool, in the process that calls it."""
-    num_workers: int
-    timeout_s: float
+    options: ToolsConfig
+    """Options that set the number of processes and their limits."""
     _pool: WorkerPool[ToolRequest, ToolResult] | None = None
 
     def close(self) -> None:
@@ -60,23 +71,28 @@ class ToolWorkers:
 
         Raises:
             UserError: a process cannot be started, or a tool cannot be loaded.
+            KeyboardInterrupt: this process is to stop, and a tool hangs.
         """
+        options = self.options
         if self._pool is None:
             self._pool = WorkerPool(
                 partial(_load_tools, self.loaders),
-                self.num_workers,
-                startup_timeout_s=_STARTUP_TIMEOUT_S,
+                options.workers,
+                limits=WorkerLimits(options.startup_timeout_s, **options.worker_limits.model_dump()),
                 # A tool's file may start threads or open connections, which a fork would lose.
                 shared_imports=(),
             )
-        futures = self._pool.submit_all(requests, [self.timeout_s] * len(requests))
+        futures = self._pool.submit_all(requests, [options.timeout_s] * len(requests))
+        wait_for_calls(futures)
         results = []
         for future in futures:
             try:
                 results.append(future.result())
             except (WorkerTimeoutError, WorkerDiedError):
                 # One answer for both: that a tool ended its process is nothing that the model could act on.
-                results.append(ToolResult(f"The tool did not answer within {self.timeout_s:g} s.", "timeouts"))
+                results.append(ToolResult(f"The tool did not answer within {options.timeout_s:g} s.", "timeouts"))
+            except WorkerLimitError as error:
+                results.append(ToolResult(f"The tool was stopped: it {error}.", "limits"))
             except WorkerStartError as error:
                 if isinstance(error.__cause__, UserError):
                     raise error.__cause__ from error

@@ -24,6 +24,7 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mmrl.types import Unscorable
+from mmrl.utils.worker_limits import WorkerLimits
 from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
 from mmrl_rewards.services.drawing import DrawingRequest, ProcessLimits, load_drawing
 from mmrl_rewards.services.endpoint import Endpoint, RequestRejected, Seconds, find_kept_reply, keep_reply
@@ -202,5 +203,5 @@ def _get_drawing_pool(process_id: int, limits: DrawingLimits) -> WorkerPool[Draw
     del process_id
     process_limits = ProcessLimits(cpu_s=limits.cpu_s, memory_bytes=limits.memory_mb * _MEGABYTE)
     return WorkerPool(
-        partial(load_drawing, process_limits), 1, startup_timeout_s=_STARTUP_TIMEOUT_S, fork_each_call=True
+        partial(load_drawing, process_limits), 1, limits=WorkerLimits(_STARTUP_TIMEOUT_S), fork_each_call=True
     )

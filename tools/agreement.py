@@ -1,23 +1,29 @@
-"""Measure how our MathVista verdicts agree with published ones.
+"""Measure how our verdicts agree with published ones.
 
-    python tools/mathvista_agreement.py --data DIR
+    python tools/agreement.py --data DIR
 
-DIR holds MathVista's published responses, GPT-4's extractions and the official verdicts: items.jsonl.gz,
-scores_official.json.gz, and public/ with truth.jsonl.gz and responses_RUN.jsonl.gz. Each row of a run has the response,
-GPT-4's extraction of it, and the official verdict, once as stored in 2023 (`true_false`) and once by the code at
-53d52587 (`true_false_head`). These files are not part of mmrl: their licence forbids training on them, and asks to
-share alike.
+DIR is one of these folders, which are not part of mmrl:
 
-Two things are compared: the official metric on the stored extractions, which must agree to the last verdict; and our
-rules on the raw responses, without any model, on rows where the official extraction is an answer at all (`clean`).
-Exit code 1: a threshold is missed.
+- A checkout of github.com/mathllm/MATH-V, with data/test.jsonl, and in outputs/ responses with `correct`; or one of
+  github.com/MMMU-Benchmark/MMMU, with responses in mmmu/example_outputs/ and mmmu-pro/output/. Our official verdicts
+  must be theirs. MMMU-Pro draws some letters at random without a seed; those verdicts nobody can repeat.
+- MathVista's published responses, GPT-4's extractions and the official verdicts: items.jsonl.gz,
+  scores_official.json.gz, and public/ with truth.jsonl.gz and responses_RUN.jsonl.gz. Each row of a run has the
+  response, GPT-4's extraction of it, and the official verdict, once as stored in 2023 (`true_false`) and once by the
+  code at 53d52587 (`true_false_head`). Their licence forbids training on them, and asks to share alike. Two things are
+  compared: the official metric on the stored extractions, which must agree to the last verdict; and our rules on the
+  raw responses, without any model, on rows where the official extraction is an answer at all (`clean`).
+
+Exit code 1: a threshold is missed. 2: DIR holds none of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import gzip
 import json
+import operator
 import re
 import sys
 from collections import Counter
@@ -26,8 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from mmrl.benchmarks.grading import grade_response
-from mmrl.benchmarks.items import Item, ItemResponse
+from mmrl.benchmarks.grading import grade_response, score_responses
+from mmrl.benchmarks.items import Item, ItemResponse, parse_canonical_item
 from mmrl.benchmarks.official.mathvista import SUBSET_COLUMNS, normalize_extraction, parse_mathvista_item
 from mmrl.benchmarks.registry import BENCHMARKS
 from mmrl.benchmarks.verdict import Verdict, read_rows
@@ -37,6 +43,9 @@ EXCLUDED_RUNS: Final = ("_code", "instruct_blip2")
 """Runs in which GPT-4 did not extract: it simulated programs, or answered in place of an empty response."""
 _BRACKETED_LETTER: Final = re.compile(r"\(([a-zA-Z])\)")
 _FORMER_GRADE_NAME: Final = "daily life"
+
+PUBLISHED_BOUNDS: Final[Mapping[str, float]] = {"mathvision": 0.99, "mmmu": 0.998, "mmmu_pro": 0.998}
+"""Least share of published verdicts that the official rule must repeat, by benchmark."""
 
 Count = tuple[int, int]
 """Equal cases, and all cases."""
@@ -84,6 +93,25 @@ class RunAgreement:
     """By the official code at head, in [0, 1]."""
 
 
+class PublishedRow(NamedTuple):
+    """Holds a response with its authors' verdict."""
+
+    item: Mapping[str, Any]  # the question in columns of canonical JSONL
+    response: str
+    correct: bool
+
+
+class FileAgreement(NamedTuple):
+    """Holds the agreement on one published file."""
+
+    name: str
+    benchmark: str
+    official: Count  # verdicts of our official rule that equal the published ones
+    strict: Count  # those of the strict rule, which need not be equal
+    malformed: Sequence[str]  # ids of rows that cannot be read
+    accuracies: Sequence[float]  # by our official rule, by the strict one, and as published, in [0, 1]
+
+
 class _GradedRow(NamedTuple):
     row: Mapping[str, Any]
     item: Item
@@ -95,13 +123,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of published responses")
     options = parser.parse_args(arguments)
+    thresholds = []
     try:
-        runs = measure_agreement(options.data)
+        files = measure_published(options.data)
+        for file in files:
+            _print_file(file)
+        for name in dict.fromkeys(file.benchmark for file in files):
+            share = _equal_share(file.official for file in files if file.benchmark == name)
+            thresholds.append(AgreementThreshold(f"official rule of {name}", share, PUBLISHED_BOUNDS[name]))
+        if (options.data / "items.jsonl.gz").exists() or not files:
+            runs = measure_agreement(options.data)
+            _print_runs(runs)
+            thresholds += agreement_thresholds(runs)
     except UserError as error:
-        print(f"mathvista_agreement: {error}", file=sys.stderr)
+        print(f"agreement: {error}", file=sys.stderr)
         return 2
-    _print_runs(runs)
-    thresholds = agreement_thresholds(runs)
     for threshold in thresholds:
         verdict = "holds " if threshold.is_met else "MISSED"
         relation = "at most" if threshold.is_upper_bound else "at least"
@@ -117,7 +153,8 @@ def measure_agreement(folder: Path) -> list[RunAgreement]:
     """
     if not (folder / "items.jsonl.gz").exists():
         raise UserError(
-            f"{folder}: there is no items.jsonl.gz; --data is a folder of MathVista's published responses and verdicts"
+            f"{folder}: there is no items.jsonl.gz of MathVista's published responses, no outputs/ of MATH-V, and "
+            "neither mmmu/example_outputs/ nor mmmu-pro/output/ of MMMU; --data is a folder with one of them"
         )
     item_rows = {row["pid"]: row for _, row in read_rows(folder / "items.jsonl.gz")}
     items = {pid: parse_mathvista_item(row) for pid, row in item_rows.items()}
@@ -155,6 +192,77 @@ def agreement_thresholds(runs: Sequence[RunAgreement]) -> list[AgreementThreshol
         ),
         AgreementThreshold("right by rule, wrong in truth", false_positive_share, 0.005, is_upper_bound=True),
     ]
+
+
+def measure_published(folder: Path) -> list[FileAgreement]:
+    """Return the agreement on every file of responses in a checkout of MATH-V or MMMU; none in another folder."""
+    agreements = []
+    test_file = folder / "data" / "test.jsonl"
+    if test_file.exists():
+        questions = {row["id"]: row for _, row in read_rows(test_file)}
+        for path in sorted(folder.glob("outputs/**/*.jsonl")):
+            rows = []
+            for _, row in read_rows(path):
+                item = _canonical_row(questions[row["id"]], questions[row["id"]]["options"])
+                rows.append(PublishedRow(item, row["response"], row["correct"]))
+            agreements.append(_compare_file(path.stem, "mathvision", rows))
+    for path in sorted(folder.glob("mmmu-pro/output/*.jsonl")):
+        rows = []
+        for _, row in read_rows(path):
+            # A response that was refused by the server is an object.
+            text = row["response"] if isinstance(row["response"], str) else ""
+            options = ast.literal_eval(str(row["options"]))
+            rows.append(PublishedRow(_canonical_row(row, options), text, row["if_right"]))
+        agreements.append(_compare_file(path.stem, "mmmu_pro", rows))
+    for path in sorted(folder.glob("mmmu/example_outputs/*/total_val_output.json")):
+        letters = json.loads(path.read_text(encoding="utf-8"))
+        rows = []
+        for file in sorted(path.parent.glob("*/output.json")):
+            for row in json.loads(file.read_text(encoding="utf-8")):
+                # Of open questions no verdict is published.
+                if row["question_type"] == "multiple-choice":
+                    item = _canonical_row(row, list(row["index2ans"].values()))
+                    rows.append(PublishedRow(item, row["response"], letters[row["id"]] == row["answer"]))
+        agreements.append(_compare_file(path.parent.name, "mmmu", rows))
+    return agreements
+
+
+def _canonical_row(row: Mapping[str, Any], options: Sequence[str]) -> dict[str, Any]:
+    answer_type = "choice" if options else "text"
+    return {"id": row["id"], "answer": row["answer"], "options": options, "answer_type": answer_type}
+
+
+def _compare_file(name: str, benchmark: str, rows: Sequence[PublishedRow]) -> FileAgreement:
+    items, responses, published, malformed = {}, [], {}, []
+    for row in rows:
+        try:
+            item = parse_canonical_item(row.item)
+        except ValueError:
+            malformed.append(row.item["id"])
+            continue
+        items[item.id] = item
+        responses.append(ItemResponse(id=item.id, text=row.response))
+        published[item.id] = row.correct
+    verdicts = score_responses(BENCHMARKS[benchmark], items, responses, {}).verdicts
+    official, strict = [verdict.official for verdict in verdicts], [verdict.strict for verdict in verdicts]
+    return FileAgreement(
+        name,
+        benchmark,
+        official=_count_equal(map(operator.eq, official, published.values())),
+        strict=_count_equal(map(operator.eq, strict, published.values())),
+        malformed=malformed,
+        accuracies=[sum(column) / max(1, len(verdicts)) for column in (official, strict, published.values())],
+    )
+
+
+def _print_file(file: FileAgreement) -> None:
+    official, strict = 100 * _equal_share([file.official]), 100 * _equal_share([file.strict])
+    accuracies = ", ".join(f"{100 * accuracy:.2f}" for accuracy in file.accuracies)
+    print(
+        f"{file.benchmark} {file.name}: {file.official[1]} rows, agreement official {official:.2f} %, strict "
+        f"{strict:.2f} %; accuracy official, strict, published {accuracies}"
+        + (f"; malformed: {', '.join(file.malformed)}" if file.malformed else "")
+    )
 
 
 def _print_runs(runs: Sequence[RunAgreement]) -> None:
@@ -224,7 +332,7 @@ def _score_stored_extraction(entry: _GradedRow, *, digits_only: bool) -> tuple[s
         precision=entry.item.precision,
         digits_only=digits_only,
     )
-    return prediction, prediction == entry.item.answer
+    return prediction, prediction == entry.item.answer_text
 
 
 def _has_clean_extraction(row: Mapping[str, Any], item: Item) -> bool:

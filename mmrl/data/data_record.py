@@ -1,0 +1,182 @@
+"""The record of a run's data, by which a resumed run notices that rows or media are not those that it began with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from mmrl.config.schema import DataConfig
+from mmrl.config.schema.base import pluralize
+from mmrl.log.console import Console
+from mmrl.types import Sample, UserError
+from mmrl.utils.files import write_atomically
+
+_MAX_LISTED: Final = 5
+_BENCHMARKS: Final = "benchmarks"
+
+SplitDigests = dict[str, dict[str, str]]
+"""Sample id → name of a field → digest of its value; the samples are in the order of their sources."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSplit:
+    """Samples of a split as they were read, before long prompts are left out."""
+
+    samples: Sequence[Sample]  # those that can be used
+    sources: Mapping[str, int]  # id of a sample → index of its source in the config's list
+    rejected: Mapping[str, str]  # id of a row that cannot be used → reason
+
+
+@dataclass(slots=True, kw_only=True)
+class DataRecord:
+    """A file with a digest for every field of every sample that the run began with.
+
+    Media count by their content, so that data may move to another folder. Of a streamed source the file has the rows
+    that are checked at the start.
+    """
+
+    path: Path  # the file; a run that has not begun has none
+    data: DataConfig  # names the sources, and says whether changed data end the run
+    console: Console  # receives the differences where the run goes on with them
+    differences: list[str] = field(default_factory=list)  # a sentence for each, found by the checks
+    _digests: dict[str, SplitDigests] = field(default_factory=dict)  # by split, of this start
+
+    def check(self, splits: Mapping[str, LoadedSplit]) -> None:
+        """Compare the data, by split, with those that the run began with.
+
+        Raises:
+            UserError: they differ, and `data.on_changed_data` is `stop`.
+        """
+        for name, split in splits.items():
+            self._digests[name] = {row.id: digest_sample(row, split.sources[row.id]) for row in split.samples}
+        known = self._read()
+        if known is None:
+            return
+        found: list[str] = []
+        for name, split in splits.items():
+            found += self._compare_split(name, split, known.get(name, {}))
+        self._report(found)
+
+    def check_benchmarks(self, benchmarks: Mapping[str, str]) -> None:
+        """Compare the digests of the questions and media of benchmarks, by name; raises as `check`."""
+        self._digests[_BENCHMARKS] = {name: {"questions": digest} for name, digest in benchmarks.items()}
+        known = (self._read() or {}).get(_BENCHMARKS, {})
+        found = []
+        for name, digests in self._digests[_BENCHMARKS].items():
+            # A benchmark may join a run at any time.
+            if known.get(name, digests) != digests:
+                found.append(f"evaluation.benchmarks: questions or media of {name} changed")
+        self._report(found)
+
+    def save(self) -> None:
+        """Write the digests of this start; raises UserError if the file cannot be written."""
+        write_atomically(self.path, json.dumps(self._digests))
+
+    def _read(self) -> dict[str, SplitDigests] | None:
+        """Return the digests that the run began with; None for a new run."""
+        if not self.path.exists():
+            return None
+        try:
+            known: dict[str, SplitDigests] = json.loads(self.path.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{self.path} cannot be read ({error}), so nothing shows whether the data are those that this run "
+                "began with; restore the file, or delete it to go on with the data as they are"
+            ) from error
+        return known
+
+    def _report(self, found: Sequence[str]) -> None:
+        """Keep the differences and warn of them, or raise a UserError where they end the run."""
+        if not found:
+            return
+        self.differences += found
+        count = len(found)
+        lines = [f"the data differ from those that this run began with ({pluralize(count, 'difference')}):"]
+        lines += [f"  {difference}" for difference in found[:_MAX_LISTED]]
+        if count > _MAX_LISTED:
+            lines.append(f"  and {count - _MAX_LISTED} more")
+        if self.data.on_changed_data == "warn":
+            self.console.warn("\n".join(lines))
+            return
+        lines.append(
+            "restore them, begin a run in another directory with run.dir=..., or go on with the data as they are, "
+            "which the manifest then records: data.on_changed_data=warn"
+        )
+        raise UserError("\n".join(lines))
+
+    def _compare_split(self, name: str, split: LoadedSplit, known: SplitDigests) -> Iterator[str]:
+        """Yield a sentence for each difference of a split from its known digests."""
+        current, samples = self._digests[name], {sample.id: sample for sample in split.samples}
+        same_ids = known.keys() == current.keys()
+        for sample_id, digests in known.items():
+            place = f"{self._name_source(name, digests['source'])}: sample {sample_id}"
+            if current.get(sample_id) == digests:
+                continue
+            if sample_id in current:
+                yield f"{place}: {_describe_fields(samples[sample_id], digests, current[sample_id])} changed"
+            elif sample_id in split.rejected:
+                yield f"{place} can no longer be used: {split.rejected[sample_id]}"
+            else:
+                # A row that cannot be read may have lost its id.
+                unusable = [f"{row_id}: {reason}" for row_id, reason in split.rejected.items()]
+                yield f"{place} is gone" + (f"; rows that cannot be used: {unusable[0]}" if unusable else "")
+        for sample_id, digests in current.items():
+            if sample_id not in known:
+                yield f"{self._name_source(name, digests['source'])}: sample {sample_id} is new"
+        for before, now in zip(known, current, strict=False):
+            if same_ids and before != now:
+                yield f"data.{name}: the samples come in another order, from {now} on"
+                break
+
+    def _name_source(self, split: str, index: str) -> str:
+        source = getattr(self.data, split)[int(index)]
+        return f"data.{split}.{index} ({source.fn})"
+
+
+def digest_sample(sample: Sample, source_index: int) -> dict[str, str]:
+    """Return a digest for each field of a sample that has a value, and the index of its source."""
+    values: dict[str, object] = {
+        "task": sample.task,
+        # An empty text holds the place of a medium.
+        "question": [part if isinstance(part, str) else "" for part in sample.parts],
+        "target": sample.target,
+        "label": sample.label,
+        "thinking": sample.thinking,
+        "response": sample.response,
+        "meta": sample.meta,
+    }
+    for index, ref in enumerate(sample.media):
+        values[f"media {index}"] = replace(ref, path="")
+    digests = {"source": str(source_index)}
+    for name, value in values.items():
+        if value is not None and value != {}:
+            text = _stable_text(value).encode("utf-8", errors="surrogatepass")
+            digests[name] = hashlib.blake2b(text, digest_size=8).hexdigest()
+    return digests
+
+
+def _stable_text(value: object) -> str:
+    """Return a text that every process gives for a value: without memory addresses or the order of a set."""
+    if isinstance(value, Mapping):
+        entries = [f"{key!r}: {_stable_text(inner)}" for key, inner in value.items()]
+        return ", ".join(sorted(entries))
+    if isinstance(value, set | frozenset):
+        return ", ".join(sorted(map(repr, value)))
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_stable_text, value))}]"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _describe_fields(sample: Sample, before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return the names of the fields that differ, media with their path."""
+    paths = {f"media {index}": f" ({ref.path})" for index, ref in enumerate(sample.media)}
+    changed = []
+    for name in {**before, **now}:
+        if before.get(name) != now.get(name):
+            changed.append(name + paths.get(name, ""))
+    return ", ".join(changed)

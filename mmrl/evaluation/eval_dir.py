@@ -1,0 +1,114 @@
+"""The folder of an evaluation, which survives kills, and the settings that identify it. Imports without torch.
+
+The folder holds:
+
+settings.json        everything that decides the responses; another evaluation in the same folder is refused
+predictions.jsonl    responses, appended batch by batch
+verdicts.jsonl, report.json, report.md      made from the predictions alone, so that they can be made again
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmrl.config import EvalConfig, flatten_settings
+from mmrl.types import UserError
+from mmrl.utils.files import report_write_errors, write_atomically
+
+if TYPE_CHECKING:
+    from mmrl.benchmarks.readers.questions import BenchmarkQuestions
+
+
+@dataclass(frozen=True, slots=True)
+class EvalDir:
+    """The folder of an evaluation."""
+
+    path: Path
+
+    @property
+    def settings_file(self) -> Path:
+        """Path of the settings, which say what the evaluation is of."""
+        return self.path / "settings.json"
+
+    @property
+    def predictions_file(self) -> Path:
+        """Path of the responses."""
+        return self.path / "predictions.jsonl"
+
+    def claim(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Make the folder this evaluation's; return settings.json of an earlier start, or None at the first start.
+
+        Raises:
+            UserError: the folder holds another evaluation, or something else.
+        """
+        with report_write_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        return self.check(settings)
+
+    def check(self, settings: Mapping[str, Any], *, later: Collection[str] = ()) -> dict[str, Any] | None:
+        """Return what `claim` does, and write nothing. `later` names settings that are not known yet, nor compared.
+
+        Raises:
+            UserError: as `claim`.
+        """
+        if not self.settings_file.exists():
+            if self.predictions_file.exists() or (self.path / "report.json").exists():
+                raise UserError(f"{self.path} holds results of another command; choose another --out")
+            return None
+        try:
+            before: dict[str, Any] = json.loads(self.settings_file.read_text(encoding="utf-8"))
+            earlier_settings = before["settings"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.settings_file}: cannot be read ({error}); choose another --out") from error
+        # Through JSON once, as the earlier settings have been: tuples become lists, enums text.
+        now = json.loads(json.dumps(settings))
+        changed = []
+        for name in dict.fromkeys((*earlier_settings, *now)):
+            if name not in later and earlier_settings.get(name) != now.get(name):
+                changed.append(f"  {name}: {earlier_settings.get(name)!r} -> {now.get(name)!r}")
+        if changed:
+            lines = "\n".join(changed)
+            raise UserError(
+                f"{self.path} holds another evaluation; these differ (there -> here):\n{lines}\n"
+                "set them back, or choose another --out"
+            )
+        return before
+
+    def claim_or_reset(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
+        """Make the folder this evaluation's, and delete another evaluation in it.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        try:
+            before = self.claim(settings)
+        except UserError:
+            # A training run that goes back to an earlier checkpoint comes to the same step with other weights.
+            shutil.rmtree(self.path, ignore_errors=True)
+            before = self.claim(settings)
+        if before is None:
+            self.write_settings(settings, missing)
+
+    def write_settings(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
+        """Write what the evaluation is of, and the items that cannot be asked with the reason for each."""
+        text = json.dumps({"settings": settings, "missing": missing}, indent=1, ensure_ascii=False)
+        write_atomically(self.settings_file, text + "\n")
+
+
+def identifying_settings(eval_config: EvalConfig) -> dict[str, Any]:
+    """Return the settings that decide the responses, by dotted path."""
+    # The model's path and the judge change no response.
+    return flatten_settings(eval_config.model_dump(mode="json", exclude={"model": {"path"}, "judge": True}))
+
+
+def evaluation_identity(
+    benchmark: str, revision: str, questions: BenchmarkQuestions, eval_config: EvalConfig
+) -> dict[str, Any]:
+    """Return everything that decides the responses, so that no folder mixes two evaluations."""
+    files = {"benchmark": benchmark, "model": revision, "data": questions.digest()}
+    return {**files, **identifying_settings(eval_config)}

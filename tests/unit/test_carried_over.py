@@ -1,0 +1,288 @@
+"""Groups that wait for room, over random runs: in order, none lost, never more than a step holds, alike on all ranks.
+
+The loops, partial and asynchronous rollouts, the exchange between ranks and the selection are the real ones. Ranks are
+threads; lengths, rewards and changed media derive from the sample, so that one process and two meet the same ones.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pytest
+from selection import SAMPLING_PARAMS, make_prompt
+from test_async_rollouts import AtOnce
+from test_rl_loop import centred, sample, score
+
+from mmrl.algo.replay import ReplaySettings, find_changed_media
+from mmrl.algo.select_experiences import SelectionPipeline
+from mmrl.checkpoint.json_codec import dumps, loads
+from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
+from mmrl.distributed.ranks import MediaPlacement, Ranks, RankShard, SingleProcess
+from mmrl.distributed.sharing import SharedRewardScorer, SharedRolloutPipeline, check_media_across_ranks
+from mmrl.rollout.pipeline import StepPipeline
+from mmrl.rollout.steps.partial import PartialRollouts
+from mmrl.training import rl
+from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
+from mmrl.types import Answer, Author, FinishReason, Group, Rollout, Segment, TrainingState
+
+LONGEST, GROUP, STEPS = 12, 2, 14
+PARAMS = replace(SAMPLING_PARAMS, max_new_tokens=LONGEST)
+
+
+class ThreadRanks(Ranks):
+    """One of two ranks that are threads of this process."""
+
+    def __init__(self, rank, barrier, board):
+        self.rank, self.size, self._barrier, self._board = rank, 2, barrier, board
+
+    def all_gather(self, value):
+        self._board[self.rank] = value
+        self._barrier.wait(30)
+        gathered = list(self._board)
+        self._barrier.wait(30)
+        return gathered
+
+
+class RandomSampler:
+    """A sampler whose responses have random lengths, by sample and index."""
+
+    def __init__(self):
+        self.version = 0
+
+    def generate(self, prompts, group_size, sampling_params, *, step):
+        empty = partial(Rollout, segments=(), text="", finish_reason=FinishReason.LENGTH, sampling_params=PARAMS)
+        nothing = Answer(text=None, thinking=None, value=None)
+        groups = []
+        for prompt in prompts:
+            rollouts = [empty(prompt=prompt, index=index, answer=nothing) for index in range(group_size)]
+            groups.append(self.extend(rollouts, sampling_params, step=step))
+        return groups
+
+    def extend(self, rollouts, sampling_params, *, step):
+        return [self._extend(rollout, sampling_params.max_new_tokens) for rollout in rollouts]
+
+    def _extend(self, rollout, most):
+        length = random.Random(f"length {rollout.prompt.sample.id} {rollout.index}").randrange(1, LONGEST + 1)
+        count = min(most, length - rollout.num_tokens)
+        segment = Segment(token_ids=(5,) * count, logprobs=(-1.0,) * count, author=Author.POLICY, version=self.version)
+        reason = FinishReason.EOS if rollout.num_tokens + count == length else FinishReason.LENGTH
+        return replace(rollout, segments=(*rollout.segments, segment), finish_reason=reason)
+
+
+@dataclass
+class Plan:
+    """Settings of one random run."""
+
+    seed: int
+    prompts_per_step: int = 0
+    prompts_per_round: int = 0
+    chunk: int | None = None
+    is_async: bool = False
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    carry_over: bool = False
+    replay: bool = False
+
+    def __post_init__(self):
+        rng = random.Random(self.seed)
+        self.prompts_per_step = rng.randrange(2, 6)
+        self.chunk = rng.choice((None, 2, 4))
+        self.is_async = self.chunk is None and rng.random() < 0.5
+        factor = rng.choice((1.0, 1.5, 2.0, 3.0)) if self.chunk else 1.0
+        self.prompts_per_round = int(self.prompts_per_step * factor)
+        if rng.random() < 0.7:
+            ranges = (GroupRewardRangeConfig(term="right"),)
+            extra = rng.choice(("drop", "carry", "carry"))
+            self.dynamic_sampling = DynamicSamplingConfig(ranges=ranges, max_rounds=rng.randrange(1, 4), extra=extra)
+            self.carry_over = extra == "carry"
+        else:
+            self.carry_over = factor > 1.0
+        self.replay = rng.random() < 0.5
+
+    def is_mixed(self, sample_id):
+        return random.Random(f"reward {self.seed} {sample_id}").random() < 0.7
+
+    def media_changed(self, sample_id):
+        return random.Random(f"media {self.seed} {sample_id}").random() < 0.1
+
+
+@dataclass
+class Run:
+    """One rank of a run: its parts, and what it saw, step by step."""
+
+    plan: Plan
+    ranks: Ranks
+    state: TrainingState = field(default_factory=TrainingState)
+    arrived: list = field(default_factory=list)
+    trained: list = field(default_factory=list)
+    waiting: list = field(default_factory=list)
+    learned: list = field(default_factory=list)
+    metrics: list = field(default_factory=list)
+
+    def score_groups(self, rollouts, *, step, probes=()):
+        groups = []
+        for siblings in rollouts:
+            prompt = siblings[0].prompt
+            rewards = (0.0, 1.0) if self.plan.is_mixed(prompt.sample.id) else (1.0, 1.0)
+            groups.append(Group(prompt=prompt, rollouts=siblings, scores=tuple(score(right=r) for r in rewards)))
+        return tuple(groups)
+
+    def find_problems(self, prompts):
+        return {p.digest: "changed" for p in prompts if self.plan.media_changed(p.sample.id)}
+
+    def build(self, sample_):
+        return make_prompt(sample_.id)
+
+    def step(self, experiences, *, step):
+        self.learned.append([(e.rollout.prompt.sample.id, e.rollout.index, e.staleness) for e in experiences])
+        return {}
+
+    def on_step_end(self, state, result):
+        self.metrics.append(dict(result.metrics))
+        # What waits is part of every checkpoint: from here on the run goes on with what was read.
+        again = loads(dumps(state), TrainingState)
+        state.carried_over, state.unfinished, state.replay_buffer = (
+            again.carried_over,
+            again.unfinished,
+            again.replay_buffer,
+        )
+
+    def select(self, groups, state):
+        self.arrived.append([group.prompt.sample.id for group in groups])
+        selected = self.selector.select(groups, state)
+        self.trained.append([g.prompt.sample.id for g in selected.groups if self.is_trained(g)])
+        self.waiting.append([group.prompt.sample.id for group in state.carried_over])
+        return selected
+
+    def is_trained(self, group):
+        return self.plan.dynamic_sampling is None or self.plan.is_mixed(group.prompt.sample.id)
+
+    def needs_another_round(self, groups, state, *, rounds):
+        return self.selector.needs_another_round(groups, state, rounds=rounds)
+
+    def train(self):
+        plan, ranks, sampler, placement = self.plan, self.ranks, RandomSampler(), MediaPlacement()
+        parts = None
+        if plan.chunk:
+            parts = PartialRollouts(
+                sampler=sampler,
+                group_size=GROUP,
+                sampling_params=PARAMS,
+                chunk_tokens=plan.chunk,
+                groups_per_step=plan.prompts_per_step,
+                ranks=ranks,
+            )
+        own = StepPipeline(sampler=sampler, group_size=GROUP, sampling_params=PARAMS, partial_rollouts=parts)
+        pipeline, scorer, problems = own, self, self.find_problems
+        if ranks.size > 1:
+            pipeline = SharedRolloutPipeline(
+                pipeline=own,
+                ranks=ranks,
+                prompts_per_round=plan.prompts_per_round,
+                gather_for_sampling=nullcontext,
+            )
+            scorer = SharedRewardScorer(scorer=self, ranks=ranks, placement=placement)
+            problems = partial(check_media_across_ranks, check=problems, ranks=ranks, placement=placement)
+        replay = ReplayConfig(max_staleness=2, capacity=9)
+        self.selector = SelectionPipeline(
+            compute_advantages=centred,
+            prompts_per_step=plan.prompts_per_step,
+            dynamic_sampling=plan.dynamic_sampling,
+            carry_over=plan.carry_over,
+            replay=ReplaySettings(options=replay, rollouts_per_step=8, seed=("s",)) if plan.replay else None,
+            find_changed_media=partial(find_changed_media, find_problems=problems, warn=lambda text: None),
+        )
+        components = rl.RlComponents(
+            source=RankShard(
+                lambda start, count: [sample(start + i) for i in range(count)], ranks, plan.prompts_per_round
+            ),
+            prompt_builder=self,
+            rollout_pipeline=pipeline,
+            scorer=scorer,
+            add_group_rewards=lambda group, step: group,
+            selector=self,
+            learner=self,
+            update_reference=lambda step: {},
+            sync_weights=lambda version: setattr(sampler, "version", version),
+            callbacks=[self],
+            ranks=ranks,
+        )
+        settings = rl.RlSettings(num_steps=STEPS, prompts_per_round=plan.prompts_per_round)
+        if plan.is_async:
+            ahead = AsyncRollouts(
+                pipeline=own, ranks=ranks, prompts_per_round=plan.prompts_per_round, executor=AtOnce()
+            )
+            run_async_rl_stage(settings, components, ahead, self.state)
+        else:
+            rl.run_rl_stage(settings, components, self.state)
+        return self
+
+
+def check_against_a_queue(run):
+    """Compare a run with a plain queue, which knows nothing of slices."""
+    plan, queue = run.plan, deque()
+    for step in range(STEPS):
+        if plan.carry_over and len(queue) >= plan.prompts_per_step:
+            assert run.arrived[step] == []  # nothing is generated that would only wait
+        else:
+            assert run.arrived[step]
+        usable = [each for each in queue if not plan.media_changed(each)]
+        lost = len(queue) - len(usable)
+        num_carried = min(len(usable), plan.prompts_per_step)
+        fresh = [each for each in run.arrived[step] if plan.dynamic_sampling is None or plan.is_mixed(each)]
+        queue = deque([*usable, *fresh])
+        expected = [queue.popleft() for _ in range(min(plan.prompts_per_step, len(queue)))]
+        dropped = []
+        if not plan.carry_over:
+            dropped, queue = list(queue), deque()
+        assert [each for each in run.trained[step] if each not in dropped] == expected
+        assert run.waiting[step] == list(queue)
+        assert len(queue) < plan.prompts_per_round + plan.prompts_per_step
+        if plan.carry_over:
+            assert run.metrics[step]["groups/carried_over"] == num_carried
+            assert run.metrics[step]["groups/dropped_changed_media"] == lost
+        fresh_learned = {each for each, _, _ in run.learned[step]} & set(expected)
+        assert fresh_learned == {each for each in expected if plan.is_mixed(each) or not plan.replay}
+        if plan.replay:
+            assert all(age <= 2 for each, _, age in run.learned[step] if each not in expected)
+        else:
+            assert len(run.learned[step]) == GROUP * len(expected)
+    all_trained = [each for step in run.trained for each in step]
+    assert len(set(all_trained)) == len(all_trained)
+
+
+def train_on_two_ranks(plan):
+    barrier, board = threading.Barrier(2), [None, None]
+    with ThreadPoolExecutor(2) as threads:
+        futures = [threads.submit(Run(plan, ThreadRanks(rank, barrier, board)).train) for rank in range(2)]
+        return [future.result(60) for future in futures]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_groups_wait_in_order_and_alike_on_all_ranks(seed):
+    plan = Plan(seed)
+    one = Run(plan, SingleProcess()).train()
+    check_against_a_queue(one)
+    for rank in train_on_two_ranks(plan):
+        assert (rank.trained, rank.waiting, rank.learned) == (one.trained, one.waiting, one.learned)
+        for name in ("groups/carried_over", "groups/dropped_changed_media", "dynamic_sampling/passed_frac"):
+            assert [step.get(name) for step in rank.metrics] == [step.get(name) for step in one.metrics]
+
+
+def test_the_random_runs_meet_what_they_are_for():
+    plans = [Plan(seed) for seed in range(40)]
+    overfull = [plan for plan in plans if plan.carry_over and plan.prompts_per_round > plan.prompts_per_step]
+    assert sum(plan.dynamic_sampling is not None for plan in overfull) > 3
+    assert sum(plan.dynamic_sampling is None for plan in overfull) > 2
+    assert sum(plan.is_async and plan.carry_over for plan in plans) > 1
+    skipped = lost = 0
+    for plan in overfull:
+        run = Run(plan, SingleProcess()).train()
+        skipped += run.arrived.count([])
+        lost += sum(step["groups/dropped_changed_media"] for step in run.metrics)
+    assert skipped > 10 and lost > 5
