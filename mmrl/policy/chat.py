@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from mmrl.answer import ResponseFormat
 from mmrl.types import UserError
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 _TEXT_CACHE_SIZE = 1024  # questions, and texts to tokenize
 _THOUGHT = "<think>"
 _PROBE = "mmrl"  # the response of a made-up conversation
+
+# A template is a program of the model's authors: it raises errors of its own, and those of Python.
+_TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 _Content = tuple[tuple[str, str], ...]
 
@@ -90,7 +95,7 @@ class ChatTemplate:
             rendered = self._hf_processor.apply_chat_template(
                 messages, add_generation_prompt=add_generation_prompt, tokenize=False, **self._options
             )
-        except Exception as error:  # a template is a program of the model's authors and may raise anything
+        except _TEMPLATE_ERRORS as error:
             options = f" with model.chat {self._options}" if self._options else ""
             raise UserError(f"model.path: the chat template refuses a question{options}: {error}") from error
         return str(rendered)

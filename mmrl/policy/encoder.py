@@ -23,7 +23,8 @@ from mmrl.media.cache import MediaCache
 from mmrl.media.video import FrameSampling
 from mmrl.policy.batch import MediaItem, Placeholders, PromptTensors, check_placeholders, prompt_media_items
 from mmrl.policy.chat import ChatTemplate
-from mmrl.policy.families import Grid, ModelFamily, PlaceholderRun, VideoTimeEncoding
+from mmrl.policy.families import Grid, PlaceholderRun, VideoTimeEncoding
+from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.types import (
     Author,
     ImageRef,
@@ -40,7 +41,6 @@ from mmrl.types import (
 )
 
 if TYPE_CHECKING:
-    from transformers import ProcessorMixin
     from transformers.image_processing_utils import BaseImageProcessor
 
 
@@ -84,8 +84,7 @@ class PromptEncoder:
 
     def __init__(
         self,
-        hf_processor: ProcessorMixin,
-        family: ModelFamily,
+        bundle: ProcessorBundle,
         response_format: ResponseFormat,
         media_cache: MediaCache,
         *,
@@ -103,7 +102,9 @@ class PromptEncoder:
         Raises:
             UserError: the chat template cannot be used, or does not fit the tokenizer or the response format.
         """
-        self.hf_processor, self.family, self.response_format = hf_processor, family, response_format
+        hf_processor, family = bundle.processor, bundle.family
+        self.bundle, self.hf_processor, self.family = bundle, hf_processor, family
+        self.response_format = response_format
         self._media_cache, self._add_instruction = media_cache, add_instruction
         self._max_prompt_tokens, self._limit_key = max_prompt_tokens, limit_key
         self._chat_template, options = ChatTemplate(hf_processor, chat), hf_processor.image_processor

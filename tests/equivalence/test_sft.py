@@ -31,7 +31,7 @@ def thinking(world, **grammar):
     known = world.processor.encoder
     store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
     options = {"video": SMALL, "add_instruction": False, "max_prompt_tokens": 500}
-    return PromptProcessor(PromptEncoder(known.hf_processor, known.family, ResponseFormat(**grammar), store, **options))
+    return PromptProcessor(PromptEncoder(known.bundle, ResponseFormat(**grammar), store, **options))
 
 
 def lessons(world, samples, **options):

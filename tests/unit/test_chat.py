@@ -11,6 +11,7 @@ from mmrl.answer import ResponseFormat
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
 from mmrl.media.cache import MediaCache
 from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.types import Author, MediaPolicy, Segment, UserError
 
@@ -35,8 +36,7 @@ def make(tiny, tmp_path):
             known.tokenizer.eos_token = eos
         store = MediaCache(MediaPolicy(roots=(tmp_path,)), MediaLimitsConfig(), max_bytes=0)
         encoder = PromptEncoder(
-            known,
-            world.processor.encoder.family,
+            ProcessorBundle(family=world.processor.encoder.family, processor=known),
             ResponseFormat(**response_format),
             store,
             video=VideoConfig(),
@@ -121,6 +121,12 @@ def test_a_template_that_raises_is_named(make):
     template = "{{ raise_exception('Unexpected effort: ' + reasoning_effort) }}"
     with pytest.raises(UserError, match=r"model.path: .* with model.chat .*'high'.*: Unexpected effort: high"):
         make.processor("", template=template, chat={"reasoning_effort": "high"})
+
+
+@pytest.mark.parametrize("template", ["{{ messages + 1 }}", "{{ messages[7].role }}", "{{ 1 / 0 }}", "{% if %}"])
+def test_a_template_with_a_mistake_is_named(make, template):
+    with pytest.raises(UserError, match="model.path: the chat template refuses a question: "):
+        make.processor("", template=template)
 
 
 def test_a_tokenizer_that_never_ends_a_turn_is_refused(make):

@@ -247,6 +247,8 @@ class ModelConfig(StrictModel):
         for component in COMPONENTS:
             if component not in trained:
                 frozen.append(component)
+        if self.freeze_router:
+            frozen.append("routers of experts")
         return f"{', '.join(trained)}; " + (f"frozen: {', '.join(frozen)}" if frozen else "nothing is frozen")
 
 

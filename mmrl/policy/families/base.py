@@ -139,7 +139,10 @@ class ModelFamily:
         return False
 
     def iter_engine_weights(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield a weight under the names of transformers that an engine loads it by: by default, as it is."""
+        """Yield a weight under the names of transformers that an engine loads it by: by default, as it is.
+
+        `tensor` has the shape [...] of the parameter.
+        """
         yield name, tensor
 
     def finish_export(self, folder: Path) -> None:
