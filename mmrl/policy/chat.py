@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -44,9 +45,12 @@ class ChatTemplate:
         since it depends on its options, and differs between models of one family.
 
         Raises:
-            UserError: the template raises, ends a turn otherwise than the tokenizer ends a response, or opens a
-                thought that the response format does not ask for.
+            UserError: the template does not read an option, raises, ends a turn otherwise than the tokenizer ends a
+                response, or opens a thought that the response format does not ask for.
         """
+        for option in self._options:
+            if not re.search(rf"\b{re.escape(option)}\b", str(self._hf_processor.chat_template)):
+                raise UserError(f"model.chat: the chat template does not read `{option}`; correct it, or take it out")
         question: _Content = (("text", "?"),)
         prompt = self.render(question)
         self._check_turn_end(question)

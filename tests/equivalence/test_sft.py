@@ -39,7 +39,7 @@ def lessons(world, samples, **options):
     return [Experience(rollout=rollout, advantage=0.0) for rollout in demonstrated]
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"])
 @pytest.mark.parametrize("learn", ["response", "answer"])
 def test_a_packed_step_has_the_gradient_of_a_padded_one(tiny, family, learn):
     world = tiny(family)

@@ -20,6 +20,7 @@ from mmrl.distributed.sharing import SharedDemonstrationTools, measure_across_ra
 from mmrl.distributed.torch_ranks import Heartbeat
 from mmrl.learner.micro_batches import add_dummy_media, assign_to_ranks, dummy_batch, rank_micro_batches
 from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.policy.families import FAMILIES
 from mmrl.types import EvalRewards, Experience, ImageRef, UserError, VideoRef
 
 
@@ -184,7 +185,7 @@ def gradient(world, batch):
     return {name: p.grad.clone() for name, p in world.policy.model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shared_prefix", [True, False])
 def test_dummies_run_the_tower_and_change_no_gradient(tiny, family, shared_prefix):
     world = tiny(family)
@@ -203,8 +204,10 @@ def test_dummies_run_the_tower_and_change_no_gradient(tiny, family, shared_prefi
     assert not any(after[name].any() for name in after.keys() - before.keys())
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shared_prefix", [True, False])
-def test_a_batch_of_nothing_has_a_gradient_of_nothing(world, shared_prefix):
+def test_a_batch_of_nothing_has_a_gradient_of_nothing(tiny, family, shared_prefix):
+    world = tiny(family)
     batch = dummy_batch(pad_id=world.eos_id, patch_dim=world.policy.patch_dim, shared_prefix=shared_prefix)
     found = gradient(world, add_dummy_media(batch, world.processor.placeholders, images=True, videos=True))
     assert found.keys() == {name for name, _ in world.policy.model.named_parameters()}
