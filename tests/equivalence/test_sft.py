@@ -19,6 +19,7 @@ from mmrl.media.cache import MediaCache
 from mmrl.policy import shared_prefix_attention
 from mmrl.policy.batch import PrefixGroup
 from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.families import FAMILIES
 from mmrl.policy.processor import PromptProcessor
 from mmrl.training import sft
 from mmrl.types import Author, Experience, MediaPolicy, Target, UserError
@@ -39,7 +40,7 @@ def lessons(world, samples, **options):
     return [Experience(rollout=rollout, advantage=0.0) for rollout in demonstrated]
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("learn", ["response", "answer"])
 def test_a_packed_step_has_the_gradient_of_a_padded_one(tiny, family, learn):
     world = tiny(family)

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,9 +21,11 @@ from mmrl.config.schema import MediaLimitsConfig, ModelConfig, VideoConfig
 from mmrl.media.cache import MediaCache
 from mmrl.policy.batch import collate_prompts
 from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.families import load_family
 from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import load_pretrained
 from mmrl.policy.processor import PromptProcessor
+from mmrl.rollout.factory import SamplerFactory
 from mmrl.types import AnswerType, ImageRef, MediaPolicy, Sample, Target, UserError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -110,7 +113,15 @@ def test_a_prompt_is_what_transformers_makes_of_it(folder, clip, tmp_path):
         processor.build(replace(sample, parts=("What moves?", clip)))
 
 
-def test_vllm_and_several_processes_are_refused(folder, tmp_path, here):
+def test_vllm_is_refused(folder, tmp_path, here):
     done = train(here, folder, tmp_path / "run", "rollout.engine=vllm")
     assert done.code == 2
     assert "model.family: internvl gives images to its model in a form of its own" in done.errors
+
+
+def test_several_processes_are_refused():
+    config = SimpleNamespace(rollout=SimpleNamespace(engine="hf"))
+    policy = SimpleNamespace(family=load_family("./internvl.py:internvl", EXAMPLES, {}))
+    options = {"adapter": None, "run_dir": None, "ranks": SimpleNamespace(size=2), "warn": pytest.fail}
+    with pytest.raises(UserError, match="it runs in one process with rollout.engine: hf, not with .* hf in 2"):
+        SamplerFactory(config, policy, None, **options)

@@ -185,7 +185,7 @@ class ModelConfig(StrictModel):
     position ids."""
     chat: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Options of the model's chat template, such as `enable_thinking: false` (Qwen3.5) or `reasoning_effort: low`
-    (Qwen3.8)."""
+    (Qwen3.8). An option that the template does not read is refused."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of weights and activations; log-probabilities are always float32."""
     float32_output_layer: bool = False
