@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.config.schema import FromScratchConfig
 from mmrl.policy.families import FAMILIES
 from mmrl.utils.model_files import UNSUPPORTED
 
@@ -45,32 +46,47 @@ def scenes():
         sys.modules.pop("scenes", None)
 
 
-def values_of(function, module) -> set[str]:
-    """What a test is parametrised with, by marks or by fixtures of its module; else the words in its own source."""
-    values: set[object] = set()
-    for mark in getattr(function, "pytestmark", []):
+def with_fixtures(function, module) -> list:
+    """A test and the fixtures of its module that it asks for, directly or through others."""
+    found = [function]
+    for source in found:
+        plain = source._get_wrapped_function() if hasattr(source, "_fixture_function_marker") else source
+        for name in inspect.signature(plain).parameters:
+            fixture = getattr(module, name, None)
+            if hasattr(fixture, "_fixture_function_marker") and fixture not in found:
+                found.append(fixture)
+    return found
+
+
+def parameters_of(source) -> set[str]:
+    """The words that a test or a fixture is parametrised with."""
+    values: list[object] = []
+    if hasattr(source, "_fixture_function_marker"):
+        values += source._fixture_function_marker.params or ()
+    for mark in getattr(source, "pytestmark", []):
         if mark.name == "parametrize":
             for value in mark.args[1]:
-                values.update(value if isinstance(value, tuple) else [value])
-    for name in inspect.signature(function).parameters:
-        fixture = getattr(getattr(module, name, None), "_fixture_function_marker", None)
-        values.update(fixture.params or () if fixture is not None else ())
-    words = {value for value in values if isinstance(value, str)}
-    if words & set(FAMILIES):
-        return words
-    sources = [function, *(getattr(module, name, None) for name in inspect.signature(function).parameters)]
-    for source in filter(inspect.isfunction, map(inspect.unwrap, filter(None, sources))):
-        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(source)))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                words.add(node.value)
-    return words
+                values += value if isinstance(value, tuple) else [value]
+    return {value for value in values if isinstance(value, str)}
+
+
+def words_in(source) -> set[str]:
+    """The strings in the code of a test or a fixture."""
+    plain = source._get_wrapped_function() if hasattr(source, "_fixture_function_marker") else source
+    nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(plain))))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 def families_of(path: str, name: str, scenes: dict[str, str]) -> set[str]:
-    """The families that a test runs for."""
+    """The families that a test runs for: those of its parameters, else those that its code names."""
     module = importlib.import_module(path.rpartition("/")[2])
-    words = values_of(getattr(module, name), module)
-    return (words & set(FAMILIES)) | {scenes[word] for word in words & set(scenes)}
+    sources = with_fixtures(getattr(module, name), module)
+    for words_of in (parameters_of, words_in):
+        words = set().union(*map(words_of, sources))
+        families = (words & set(FAMILIES)) | {scenes[word] for word in words & set(scenes)}
+        if families:
+            return families
+    return {FromScratchConfig().family}
 
 
 def test_the_tables_have_a_column_for_each_family():
@@ -97,8 +113,10 @@ def test_the_families_of_a_test_are_found_in_its_parameters_fixtures_and_scenes(
     routers = families_of("unit/test_expert_routing", "test_a_frozen_router_stays_and_the_experts_learn", scenes)
     exported = families_of("integration/test_export", "test_generation_ends_where_training_ended", scenes)
     served = families_of("equivalence/test_vllm_engine", "test_a_server_says_what_it_computes_logits_in", scenes)
+    ranks = families_of("equivalence/test_ranks", "test_two_ranks_learn_what_one_learns", scenes)
+    zoomed = families_of("integration/test_zoom_tool", "test_the_policy_calls_the_tool_by_itself", scenes)
     assert (routers, exported) == ({"qwen3_vl_moe", "qwen3_5_moe"}, set(FAMILIES))
-    assert "qwen2_5_vl" in served
+    assert served == ranks == zoomed == {"qwen2_5_vl"}
 
 
 def test_what_is_out_is_named():
