@@ -198,8 +198,10 @@ def test_dummies_run_the_tower_and_change_no_gradient(tiny, family, shared_prefi
         gradient(world, add_dummy_media(batch, known, images=media, videos=media)) for media in (False, True)
     )
     assert not any("visual" in name for name in before)
-    for name, own in before.items():  # a product of more rows is rounded otherwise
-        torch.testing.assert_close(after[name], own, rtol=1e-5, atol=1e-6 * float(own.abs().max()))
+    # A product of more rows is rounded otherwise: by 2.2e-6 of the largest, measured in the decay rates of a recurrent
+    # layer. A dummy that was seen would change a gradient by a share of itself.
+    for name, own in before.items():
+        torch.testing.assert_close(after[name], own, rtol=1e-5, atol=1e-5 * float(own.abs().max()))
     assert {name for name, p in world.policy.model.named_parameters() if "visual" in name} <= after.keys()
     assert not any(after[name].any() for name in after.keys() - before.keys())
 

@@ -100,7 +100,7 @@ def test_questions_are_worded_and_cut_into_tokens_once_and_travel_without_their_
             told.append("cut")
             return hf.tokenizer(text)
 
-    wording, parts = ChatTemplate(Telling()), (("image", ""), ("text", "How many?"))
+    wording, parts = ChatTemplate(Telling(), {}), (("image", ""), ("text", "How many?"))
     text = hf.apply_chat_template(
         [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "How many?"}]}],
         add_generation_prompt=True,
@@ -110,7 +110,7 @@ def test_questions_are_worded_and_cut_into_tokens_once_and_travel_without_their_
     assert [wording.tokenize(text), wording.tokenize(text)] == [tuple(hf.tokenizer(text).input_ids)] * 2
     assert told == ["worded", "cut"]
     assert wording.render((("video", ""), ("text", "How many?"))) != text != wording.render((("text", "How many?"),))
-    assert pickle.loads(pickle.dumps(ChatTemplate(hf))).render(parts) == text
+    assert pickle.loads(pickle.dumps(ChatTemplate(hf, {}))).render(parts) == text
 
 
 def test_the_digest_follows_pixels_and_text(tiny, keep):

@@ -243,7 +243,7 @@ class ModelConfig(StrictModel):
         if self.lora:
             return self.lora.describe()
         trained = self.trainable_components
-        frozen = []
+        frozen: list[str] = []
         for component in COMPONENTS:
             if component not in trained:
                 frozen.append(component)
