@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mmrl.policy.delta_rule import gated_delta_rule
+from mmrl.policy.delta_rule import gated_delta_rule, gated_delta_step
 
 ROUNDING = 2e-6  # relative; 130 tokens add up
 # Where a state is forgotten within a token, what remains of this gradient is a difference of larger numbers, in
@@ -101,3 +101,12 @@ def test_sixteen_bits_are_computed_in_float32():
     expected, last = gated_delta_rule(**{name: tensor.float() for name, tensor in inputs.items()})
     assert output.dtype == state.dtype == torch.float32
     assert torch.equal(output, expected) and torch.equal(state, last)
+
+
+def test_steps_of_one_token_are_the_rule():
+    inputs = {name: tensor.detach().float() for name, tensor in make_inputs((3, 5, 2, 6, 8, 16), 0.0).items()}
+    expected, last = gated_delta_rule(**inputs)
+    state = inputs.pop("initial_state").clone()
+    outputs = [gated_delta_step(*(tensor[:, t] for tensor in inputs.values()), state=state) for t in range(5)]
+    torch.testing.assert_close(torch.stack(outputs, dim=1), expected)
+    torch.testing.assert_close(state, last)
