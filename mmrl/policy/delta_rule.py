@@ -35,7 +35,7 @@ _TINY = 1e-30
 
 
 class _Chunks(NamedTuple):
-    """What does not depend on the state, for all chunks; float32."""
+    """Tensors of all chunks that do not depend on the state; float32."""
 
     query_key: torch.Tensor
     """Queries above keys, [X, N, G, 2 C, K]."""
@@ -118,17 +118,17 @@ class _GatedDeltaRule(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
-        """Return outputs and last states; arguments and results are those of `gated_delta_rule`."""
+        """Return outputs [N, S, H, V] and last states [N, H, K, V]; arguments are those of `gated_delta_rule`."""
         chunks = _prepare_chunks(*inputs[:5])
         num_chunks, _, key_heads, repeats, size, width = chunks.value.shape
-        state = inputs[5].unflatten(1, (key_heads, repeats)).transpose(2, 3).contiguous()
+        state = torch.unflatten(inputs[5], 1, (key_heads, repeats)).transpose(2, 3).contiguous()
         states, outputs, written = [state], torch.empty_like(chunks.value), torch.empty_like(chunks.value)
         unsolved = torch.empty_like(chunks.value[0])
         for number in range(num_chunks):
             chunk = _Chunks(*(tensor[number] for tensor in chunks))
             # What queries and keys read from the state, [N, G, 2 C, R, V].
-            reads = (chunk.query_key @ state.flatten(3)).unflatten(3, (repeats, width)).transpose(2, 3)
-            by_query, by_key = reads.split(size, dim=3)
+            reads = torch.unflatten(chunk.query_key @ state.flatten(3), 3, (repeats, width)).transpose(2, 3)
+            by_query, by_key = torch.split(reads, size, dim=3)
             torch.addcmul(chunk.value, by_key, chunk.decay, value=-1.0, out=unsolved)
             torch.matmul(chunk.inverse, unsolved.mul_(chunk.write), out=written[number])
             torch.matmul(chunk.read, written[number], out=outputs[number])
@@ -144,23 +144,23 @@ class _GatedDeltaRule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: torch.Tensor, d_state: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ANN401
-        """Return the gradients of the six inputs."""
+        """Return the gradients of the six inputs, for those of outputs [N, S, H, V] and states [N, H, K, V]."""
         output, written, states, *kept = ctx.saved_tensors
         chunks, length = _Chunks(*kept), output.shape[1]
         num_chunks, _, key_heads, repeats, size, width = chunks.value.shape
-        d_out = _split_chunks(d_output.unflatten(2, (key_heads, repeats)), num_chunks, size)
+        d_out = _split_chunks(torch.unflatten(d_output, 2, (key_heads, repeats)), num_chunks, size)
         d_written, d_unsolved = chunks.read.mT @ d_out, torch.empty_like(d_out)
         # Gradients of what queries and keys read, [X, N, G, 2 C, R, V].
         d_reads = d_out.new_empty(*chunks.query_key.shape[:-1], repeats, width)
-        d_by_query, d_by_key = (part.transpose(3, 4) for part in d_reads.split(size, dim=3))
+        d_by_query, d_by_key = (part.transpose(3, 4) for part in torch.split(d_reads, size, dim=3))
         torch.mul(d_out, chunks.decay, out=d_by_query)
         d_states = torch.empty_like(states)
-        d_states[-1] = d_state.unflatten(1, (key_heads, repeats)).transpose(2, 3)
+        d_states[-1] = torch.unflatten(d_state, 1, (key_heads, repeats)).transpose(2, 3)
         read_decay = chunks.write * chunks.decay
         for number in reversed(range(num_chunks)):
             chunk = _Chunks(*(tensor[number] for tensor in chunks))
             d_next = d_states[number + 1]
-            d_weighted = (chunk.query_key[..., size:, :] @ d_next.flatten(3)).unflatten(3, (repeats, width))
+            d_weighted = torch.unflatten(chunk.query_key[..., size:, :] @ d_next.flatten(3), 3, (repeats, width))
             d_written[number].addcmul_(d_weighted.transpose(2, 3), chunk.decay_to_end)
             torch.matmul(chunk.inverse.mT, d_written[number], out=d_unsolved[number])
             torch.mul(d_unsolved[number], read_decay[number], out=d_by_key[number]).neg_()
@@ -192,7 +192,8 @@ def _prepare_chunks(
     length, heads = query.shape[1], (query.shape[2], value.shape[2] // query.shape[2])
     num_chunks = -(-length // _MAX_CHUNK)
     size = -(-length // num_chunks)
-    by_head = [tensor.unflatten(2, heads) for tensor in (value, log_decay.unsqueeze(-1), write_strength.unsqueeze(-1))]
+    by_token = (value, log_decay.unsqueeze(-1), write_strength.unsqueeze(-1))
+    by_head = [torch.unflatten(tensor, 2, heads) for tensor in by_token]
     value, log_decay, write = (_split_chunks(tensor, num_chunks, size) for tensor in by_head)
     query, key = (_split_chunks(tensor.unsqueeze(3), num_chunks, size) for tensor in (query, key))
     query_key = torch.cat([query, key], dim=4).squeeze(3)
@@ -200,7 +201,7 @@ def _prepare_chunks(
     is_later = torch.ones(size, size, dtype=torch.bool, device=key.device).triu(1)
     # Masked before the exponential, which may overflow for s > t.
     pair_decay = (cumulative - cumulative.mT).masked_fill_(is_later, -torch.inf).exp_()
-    by_query, by_key = (query_key @ key.squeeze(3).mT).unsqueeze(3).split(size, dim=4)
+    by_query, by_key = torch.split((query_key @ key.squeeze(3).mT).unsqueeze(3), size, dim=4)
     # The solver takes ones for the diagonal, whatever stands there.
     inverse = torch.linalg.solve_triangular(
         by_key * pair_decay * write, torch.eye(size, device=key.device), upper=False, unitriangular=True
@@ -225,7 +226,7 @@ def _key_gradients(
     d_by_query = (d_out @ written.mT).mul_(chunks.pair_decay).sum(3)
     d_by_key = (d_value @ written.mT).mul_(chunks.pair_decay).sum(3).neg_().tril_(-1)
     d_products = torch.cat([d_by_query, d_by_key], dim=-2)
-    d_query, d_key = (d_products @ chunks.query_key[..., size:, :]).split(size, dim=-2)
+    d_query, d_key = torch.split(d_products @ chunks.query_key[..., size:, :], size, dim=-2)
     d_key += d_products.mT @ chunks.query_key
     return d_query, d_key
 
@@ -241,7 +242,7 @@ def _decay_gradient(
     num_chunks, _, key_heads, repeats, size, _ = chunks.value.shape
     output, d_output = outputs
     # b_t scales what t reads and, inversely, what it writes: all its other effects cancel.
-    read = (output * d_output).sum(-1, keepdim=True).unflatten(2, (key_heads, repeats))
+    read = torch.unflatten((output * d_output).sum(-1, keepdim=True), 2, (key_heads, repeats))
     d_cumulative = _split_chunks(read, num_chunks, size).squeeze(-1)
     d_cumulative -= (d_value * chunks.value).sum(-1)
     d_cumulative[..., -1] += (states[1:] * d_states[1:]).sum((3, 5))
@@ -253,7 +254,7 @@ def _split_chunks(tensor: torch.Tensor, num_chunks: int, size: int) -> torch.Ten
     padding = num_chunks * size - tensor.shape[1]
     if padding:
         tensor = F.pad(tensor, (0, 0, 0, 0, 0, 0, 0, padding))
-    return tensor.unflatten(1, (num_chunks, size)).permute(1, 0, 3, 4, 2, 5).contiguous()
+    return torch.unflatten(tensor, 1, (num_chunks, size)).permute(1, 0, 3, 4, 2, 5).contiguous()
 
 
 def _join_chunks(chunks: torch.Tensor, length: int) -> torch.Tensor:

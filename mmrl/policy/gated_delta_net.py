@@ -272,7 +272,7 @@ def _apply_rule(
     States have the shape [N, H, K, V] and are float32.
     """
     # Not `tensor[tokens]`, whose derivative adds up number by number.
-    taken = [tensor.index_select(0, tokens_NS.flatten()).unflatten(0, tokens_NS.shape) for tensor in inputs]
+    taken = [tensor.index_select(0, tokens_NS.flatten()).view(*tokens_NS.shape, -1) for tensor in inputs]
     if taken[0].is_cuda and taken[0].dtype != torch.float32:
         return _apply_kernel(layer, taken, initial_state)
     query, key, value = _split_heads(layer, taken[0])
@@ -292,12 +292,12 @@ def _apply_kernel(
     rule = sys.modules[type(layer).__module__].torch_chunk_gated_delta_rule
     mixed, log_decay, write_strength = inputs
     parts = torch.split(mixed, [layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
-    query, key = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in parts[:2])
+    query, key = (torch.unflatten(part, -1, (-1, layer.head_k_dim)) for part in parts[:2])
     repeats = layer.num_v_heads // layer.num_k_heads
     output, state = rule(
         query.repeat_interleave(repeats, dim=2),
         key.repeat_interleave(repeats, dim=2),
-        parts[2].unflatten(-1, (-1, layer.head_v_dim)),
+        torch.unflatten(parts[2], -1, (-1, layer.head_v_dim)),
         g=log_decay,
         beta=write_strength,
         chunk_size=_CHUNK,
@@ -314,8 +314,8 @@ def _split_heads(layer: Any, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.T
     Queries and keys are float32; a key has length 1, a query 1 / sqrt(K).
     """
     parts = torch.split(mixed, [layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
-    query, key = (_normalize(part.unflatten(-1, (-1, layer.head_k_dim)).float()) for part in parts[:2])
-    return query * layer.head_k_dim**-0.5, key, parts[2].unflatten(-1, (-1, layer.head_v_dim))
+    query, key = (_normalize(torch.unflatten(part, -1, (-1, layer.head_k_dim)).float()) for part in parts[:2])
+    return query * layer.head_k_dim**-0.5, key, torch.unflatten(parts[2], -1, (-1, layer.head_v_dim))
 
 
 def _normalize(vectors: torch.Tensor) -> torch.Tensor:
