@@ -41,6 +41,7 @@ from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
 from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
@@ -165,14 +166,13 @@ def make_spec(family_name: str) -> FromScratchConfig:
 
 def make_comparison(folder: Path, asked: argparse.Namespace) -> GenerationComparison:
     """Return a model with random weights, and questions about crops of a photograph."""
-    spec, family = make_spec(asked.family), FAMILIES[asked.family]
+    spec = make_spec(asked.family)
     tokenizer = train_tokenizer([QUESTION], spec.language.vocab_size)
     processor = make_processor(spec, tokenizer, (16 * 16 * 14 * 16, 16 * 16 * 14 * 16))
     store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=2**26)
+    bundle = ProcessorBundle(family=FAMILIES[asked.family], processor=processor)
     video = ModelConfig(from_scratch=spec).video
-    encoder = PromptEncoder(
-        processor, family, ResponseFormat(), store, video=video, add_instruction=False, max_prompt_tokens=4096
-    )
+    encoder = PromptEncoder(bundle, ResponseFormat(), store, video=video, add_instruction=False, max_prompt_tokens=4096)
     policy = Policy(make_model(spec, tokenizer, seed=0))
     asker = PromptProcessor(encoder)
     eos: int = tokenizer.eos_token_id
