@@ -106,6 +106,8 @@ class PromptEncoder:
         self.hf_processor, self.family, self.response_format = hf_processor, family, response_format
         self._media_cache, self._add_instruction = media_cache, add_instruction
         self._max_prompt_tokens, self._limit_key = max_prompt_tokens, limit_key
+        self.video_refusal = ""
+        """Why videos cannot be used, and what to do; empty if they can."""
         self._chat_template, options = ChatTemplate(hf_processor, chat), hf_processor.image_processor
         self.response_opening = self._chat_template.find_response_opening(response_format)
         """What the prompt already holds of the response: an opened thought, or nothing."""
@@ -240,6 +242,8 @@ class PromptEncoder:
                 resize_map=ResizeMap(original, resized, offset),
                 grid=(1, resized.height // patch_size, resized.width // patch_size),
             )
+        if self.video_refusal:
+            raise UserError(self.video_refusal)
         plan = self._media_cache.get_frame_plan(ref, self.frame_sampling)
         frames_per_grid = self.hf_processor.video_processor.temporal_patch_size
         times = [index / plan.fps for index in plan.indices]
