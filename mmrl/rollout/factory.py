@@ -236,9 +236,13 @@ class SamplerFactory:
     @property
     def _sends_adapter_files(self) -> bool:
         """True if the engine gets the adapter's files, False if it gets weights with the adapter merged into them."""
-        # vLLM knows adapters of the language model, without DoRA. Its server must see the learner's file system.
+        # vLLM knows adapters of the language model, without DoRA and not of fused experts. Its server must see the
+        # learner's file system.
         lora, rollout = self._config.model.lora, self._config.rollout
-        if lora is None or lora.use_dora:
+        if lora is None or lora.use_dora or "language.experts" in (lora.targets or ()):
+            return False
+        # Given any adapter, vLLM runs experts by kernels of Triton, which a CPU has not.
+        if self._policy.routers and not torch.cuda.is_available():
             return False
         sees_files = rollout.engine == "vllm" or rollout.server.weight_transfer == "file"
         return sees_files and self._config.model.trainable_components == ("language",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -212,6 +213,29 @@ def test_servers_that_run_already_have_arguments_of_their_own(tiny, tmp_path, mo
     overrides.append('rollout.server.urls=["http://elsewhere:8000"]')
     SamplerFactory(load_config(path, overrides).config, world.policy, world.processor, **arguments)
     assert started == [{}]
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "cuda", "alone"),
+    [
+        ("qwen3_5", None, False, True),
+        ("qwen3_vl_moe", None, False, False),
+        ("qwen3_vl_moe", None, True, True),
+        ("qwen3_vl_moe", ("language.attention", "language.experts"), True, False),
+    ],
+)
+def test_an_adapter_that_vllm_has_no_kernels_for_is_sent_merged(
+    tiny, tmp_path, monkeypatch, family, targets, cuda, alone
+):
+    world, wanted = tiny(family), []
+    model = {"from_scratch": {"family": family}, "dtype": "bfloat16", "lora": {"targets": targets}}
+    overrides = ["rollout.engine=vllm", f"model={json.dumps(model)}"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(SamplerFactory, "_start_engine", lambda self: wanted.append(self._build_engine_args()))
+    arguments = {"adapter": None, "run_dir": RunDir(tmp_path / "run"), "ranks": SingleProcess(), "warn": print}
+    config = load_config(write(tmp_path, SMALL), overrides).config
+    SamplerFactory(config, world.policy, world.processor, **arguments)
+    assert ("enable_lora" in wanted[0]) == alone
 
 
 class Answering:
