@@ -74,7 +74,7 @@ def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundl
     """Load the model at `options.path` with its processor, in the data type and attention of `options`.
 
     Raises:
-        UserError: nothing loadable is there, its family is unknown, or weights are missing.
+        UserError: nothing loadable is there, its family is unknown, or weights are missing or of another size.
     """
     bundle = load_processor(options, base_dir)
     path = str(options.path)
@@ -84,11 +84,21 @@ def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundl
             dtype=getattr(torch, options.dtype),
             attn_implementation=options.attn_implementation,
             output_loading_info=True,
+            # Reported below by name, rather than by transformers in a table.
+            ignore_mismatched_sizes=True,
         )
     # transformers only warns of missing weights, and fills them with random numbers.
     missing = sorted(report["missing_keys"])
     if missing:
         raise UserError(f"model.path: {path!r} lacks {len(missing)} weights, {missing[0]} for one; restore its files")
+    # Experts come as one tensor, stacked from those that the files have.
+    mismatched = sorted(report["mismatched_keys"])
+    if mismatched:
+        name, found, expected = mismatched[0]
+        raise UserError(
+            f"model.path: {path!r} has {len(mismatched)} weights of another size than its config.json says, {name} for "
+            f"one: {list(found)}, not {list(expected)}; restore its files (of experts, the first number counts them)"
+        )
     return ModelBundle(family=bundle.family, processor=bundle.processor, model=model)
 
 
