@@ -8,8 +8,10 @@ completions add up in the prompt, because autograd sums over every use of a tens
 Letters in shapes: T tokens of the row, W hidden size, C channels of the convolution, N pieces (prompts or completions)
 of a batch, R cached rows, S columns of a padded batch, H value heads, K and V channels of a key and of a value.
 
-Source: Gated Delta Networks, arXiv:2412.06464v3, section 3. The rule itself is transformers' own function, which is
-flash-linear-attention's kernel where that is installed and applies.
+The rule itself is transformers' own function, over batches of pieces padded with zeros, or flash-linear-attention's
+kernel, over pieces one after the other in one row.
+
+Source: Gated Delta Networks, arXiv:2412.06464v3, section 3.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 
+from mmrl.policy.gated_delta_kernels import has_rule_kernel, install_kernel_choice, run_rule_kernel
 from mmrl.policy.shared_prefix_attention import PrefixTree
 
 if TYPE_CHECKING:
@@ -31,12 +35,14 @@ _CHUNK = 64  # tokens that the rule handles at a time; pieces of as many chunks 
 
 
 class PieceBatch(NamedTuple):
-    """Pieces of similar length, padded on the right."""
+    """Pieces of similar length, padded on the right; or, for a kernel, pieces of any length in one row."""
 
     tokens_NS: torch.Tensor
-    """Places of their tokens in the row; T, the place behind the last, for padding. int64."""
+    """Places of their tokens in the row; T, the place behind the last, for padding. int64 [N, S], or [1, S]."""
     pieces_N: torch.Tensor
     """Number of each piece in the order of the row, counted apart for prompts and for completions. int64."""
+    bounds: torch.Tensor | None = None
+    """Where each piece in one row begins, and the last ends. int64 [N + 1]; None where each piece has a row."""
 
 
 class ForkPlan(NamedTuple):
@@ -75,6 +81,7 @@ def install_gated_delta_net(model: PreTrainedModel) -> bool:
     """
     layers = [module for module in model.modules() if type(module).__name__.endswith("GatedDeltaNet")]
     for layer in layers:
+        install_kernel_choice(sys.modules[type(layer).__module__])
         # On the instance: another model of the class, such as an engine's, keeps its own forward. `deepcopy` binds the
         # method of a copy to the copy.
         layer.forward = _forward.__get__(layer)
@@ -106,7 +113,7 @@ def _forward(
 
 def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) -> torch.Tensor:  # noqa: ANN401
     """Return the layer's output for a packed row, [1, T, W]; each completion goes on from its prompt."""
-    plan = plan_fork(prefix_tree, layer.conv_kernel_size, hidden_1TW.device)
+    plan = plan_fork(prefix_tree, layer.conv_kernel_size, hidden_1TW.device, has_rule_kernel(hidden_1TW))
     mixed_TC = layer.in_proj_qkv(hidden_1TW)[0]
     conv_input = _with_zero_row(mixed_TC)[plan.conv_tokens]
     convolved_TC = _convolve(layer, conv_input[None])[0][plan.conv_kept_T]
@@ -115,14 +122,14 @@ def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) 
 
     outputs, states = [], []
     for batch in plan.prompts:
-        output, state = _apply_rule(layer, inputs, batch.tokens_NS, None)
+        output, state = _apply_rule(layer, inputs, batch.tokens_NS, None, batch.bounds)
         outputs.append(output.flatten(0, 1))
         states.append(state)
     order = torch.cat([batch.pieces_N for batch in plan.prompts]).argsort()
     state_of_prompt = torch.cat(states)[order]
     for batch in plan.completions:
         initial = state_of_prompt[plan.prompt_of_completion[batch.pieces_N]]
-        output, _ = _apply_rule(layer, inputs, batch.tokens_NS, initial)
+        output, _ = _apply_rule(layer, inputs, batch.tokens_NS, initial, batch.bounds)
         outputs.append(output.flatten(0, 1))
 
     # Each token of the row stands in one batch; padding, which all has the place T, is left behind.
@@ -168,8 +175,11 @@ def append_forward(layer: Any, hidden_RSW: torch.Tensor, cache: Cache, mask_RS: 
 
 
 @lru_cache(maxsize=2)  # every layer of a forward pass asks for the same
-def plan_fork(prefix_tree: PrefixTree, kernel_size: int, device: torch.device) -> ForkPlan:
-    """Return the plan of a packed row for layers whose convolution reaches over `kernel_size` tokens."""
+def plan_fork(prefix_tree: PrefixTree, kernel_size: int, device: torch.device, in_one_row: bool = False) -> ForkPlan:
+    """Return the plan of a packed row for layers whose convolution reaches over `kernel_size` tokens.
+
+    With `in_one_row` the plan is for flash-linear-attention's kernel.
+    """
     padding = sum(prompt_length + sum(lengths) for prompt_length, lengths in prefix_tree)
     context_length = kernel_size - 1
     conv_tokens: list[int] = []
@@ -196,16 +206,29 @@ def plan_fork(prefix_tree: PrefixTree, kernel_size: int, device: torch.device) -
             conv_kept += range(len(conv_tokens), len(conv_tokens) + len(piece))
             conv_tokens += piece
     as_tensor = partial(torch.tensor, dtype=torch.int64, device=device)
+    make_batches = _join_pieces if in_one_row else partial(_batch_by_length, padding=padding)
     return ForkPlan(
         conv_tokens=as_tensor(conv_tokens),
         conv_kept_T=as_tensor(conv_kept),
-        prompts=tuple(_batch_by_length(prompts, padding, device)),
-        completions=tuple(_batch_by_length(completions, padding, device)),
+        prompts=tuple(make_batches(prompts, device=device)),
+        completions=tuple(make_batches(completions, device=device)),
         prompt_of_completion=as_tensor(prompt_of_completion),
     )
 
 
-def _batch_by_length(pieces: Sequence[range], padding: int, device: torch.device) -> Iterable[PieceBatch]:
+def _join_pieces(pieces: Sequence[range], *, device: torch.device) -> Iterable[PieceBatch]:
+    """Yield all pieces as one row, one after the other; nothing if there are none."""
+    if pieces:
+        tokens = list(chain.from_iterable(pieces))
+        bounds = list(accumulate(map(len, pieces), initial=0))
+        yield PieceBatch(
+            torch.tensor([tokens], device=device),
+            torch.arange(len(pieces), device=device),
+            torch.tensor(bounds, device=device),
+        )
+
+
+def _batch_by_length(pieces: Sequence[range], *, padding: int, device: torch.device) -> Iterable[PieceBatch]:
     """Yield pieces in batches in which no piece has more than twice the chunks of another."""
     by_size: dict[int, list[int]] = {}
     for number, piece in enumerate(pieces):
@@ -248,17 +271,17 @@ def _apply_rule(
     inputs: RuleInputs,
     tokens_NS: torch.Tensor,
     initial_state: torch.Tensor | None,
+    bounds: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the rule over tokens of `inputs`; return outputs [N, S, H, V] and the states behind the last tokens.
 
-    States have the shape [N, H, K, V] and are float32.
+    States have the shape [N, H, K, V] and are float32. `bounds` are those of pieces in one row.
     """
-    rule = sys.modules[type(layer).__module__].torch_chunk_gated_delta_rule
-    query, key, value, log_decay, write_strength = (tensor[tokens_NS] for tensor in inputs)
-    if query.dtype == torch.float32:
-        # flash-linear-attention, which transformers takes where it is installed, has no kernel for float32.
-        rule = rule.__wrapped__
-    output, state = rule(
+    taken = [tensor[tokens_NS] for tensor in inputs]
+    if bounds is not None:
+        return run_rule_kernel(taken, initial_state, bounds)
+    query, key, value, log_decay, write_strength = taken
+    output, state = sys.modules[type(layer).__module__].torch_chunk_gated_delta_rule(
         query,
         key,
         value,
