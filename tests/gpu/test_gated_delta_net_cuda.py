@@ -36,7 +36,7 @@ def model():
 
 def logprobs_and_gradient(model):
     length = sum(prompt + sum(completions) for prompt, completions in TREE)
-    ids = torch.randint(20, 300, (1, length), generator=torch.Generator().manual_seed(0)).cuda()
+    ids = torch.randint(20, 250, (1, length), generator=torch.Generator().manual_seed(0)).cuda()
     starts = []
     for prompt, completions in TREE:
         starts += [torch.arange(prompt), *(prompt + torch.arange(length) for length in completions)]
