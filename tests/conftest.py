@@ -27,6 +27,7 @@ from mmrl.media.cache import MediaCache
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import get_family
 from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
@@ -63,7 +64,7 @@ class Tiny:
         known = self.processor.encoder
         store = MediaCache(MediaPolicy(roots=(root,)), MediaLimitsConfig(), max_bytes=store_bytes)
         options = {"video": video, "add_instruction": add_instruction, "max_prompt_tokens": max_prompt_tokens}
-        return PromptProcessor(PromptEncoder(known.hf_processor, known.family, known.response_format, store, **options))
+        return PromptProcessor(PromptEncoder(known.bundle, known.response_format, store, **options))
 
     def sampler(self, *salt: str) -> HfSampler:
         return HfSampler(self.policy, self.processor, salt=salt or ("test",))
@@ -115,8 +116,9 @@ def tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], T
         tokenizer = train_tokenizer(words(), spec.language.vocab_size)
         policy = Policy(make_model(spec, tokenizer, seed=1))
         encoder = PromptEncoder(
-            make_processor(spec, tokenizer, (2304, 2304)),
-            get_family(policy.model.config),
+            ProcessorBundle(
+                family=get_family(policy.model.config), processor=make_processor(spec, tokenizer, (2304, 2304))
+            ),
             ResponseFormat(),
             MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=10**8),
             video=SMALL,

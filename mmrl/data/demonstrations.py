@@ -30,22 +30,38 @@ def demonstration_text(sample: Sample, target_field: TargetField) -> Target | st
     return demonstration
 
 
-def check_demonstrations(config: Config, samples: Iterable[Sample], response_format: ResponseFormat) -> None:
+def check_demonstrations(
+    config: Config, samples: Iterable[Sample], response_format: ResponseFormat, response_opening: str = ""
+) -> None:
     """Check that every sample of an sft stage has a demonstration that can be written in the response format.
 
+    `response_opening` is what the prompt already holds of a response: an opened thought, or nothing.
+
     Raises:
-        UserError: a sample lacks its `target_field`, or the format cannot express it.
+        UserError: a sample lacks its `target_field`, the format cannot express it, or it has no thought and the prompt
+            opens one.
     """
     # The samples of a stage with `from_stage` do not exist yet.
     stages = [stage for stage in config.stages if isinstance(stage, SftStage) and stage.from_stage is None]
+    opened_tag = response_opening.strip()
+    for stage in stages:
+        if opened_tag and stage.drop_thinking_prob:
+            raise UserError(
+                f"stage {stage.name!r}: drop_thinking_prob leaves out thoughts, and the chat template opens one in "
+                "each prompt; set it to 0, or model.chat: {enable_thinking: false}"
+            )
     for sample in samples:
         target_fields = {stage.target_field for stage in stages if matches_conditions(stage.when, sample)}
         for target_field in sorted(target_fields):
             demonstration = demonstration_text(sample, target_field)
             # A full response is imitated as it is; only a target or label has to be put into the format.
-            if not isinstance(demonstration, Target):
-                continue
-            try:
-                response_format.render(demonstration, sample.thinking)
-            except UserError as error:
-                raise UserError(f"sample {sample.id}: {error}") from error
+            if isinstance(demonstration, Target):
+                try:
+                    demonstration = response_format.render(demonstration, sample.thinking)
+                except UserError as error:
+                    raise UserError(f"sample {sample.id}: {error}") from error
+            if not demonstration.startswith(opened_tag):
+                raise UserError(
+                    f"sample {sample.id}: the chat template opens a thought, and the response {demonstration[:60]!r} "
+                    "has none; set model.chat: {enable_thinking: false}, or give it one"
+                )

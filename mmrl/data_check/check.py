@@ -243,15 +243,23 @@ class DataCheck:
     def _check_prompts(self) -> None:
         """Measure every prompt without its pixels, and drop samples whose prompt is misread or too long."""
         config = self._config
+        # The encoder refuses prompts beyond the limit without telling their lengths, so it gets none.
+        unlimited = config.model.model_copy(update={"max_prompt_tokens": sys.maxsize})
         try:
             processor = build_processor(config, self._samples["train"], self._base_dir)
+            encoder = build_encoder(config.model_copy(update={"model": unlimited}), processor, self._media_cache)
         except UserError as error:
             self._add_finding(FindingCode.MODEL, "train", "", str(error))
             return
-        # The encoder refuses prompts beyond the limit without telling their lengths, so it gets none.
-        unlimited = config.model.model_copy(update={"max_prompt_tokens": sys.maxsize})
-        encoder = build_encoder(config.model_copy(update={"model": unlimited}), processor, self._media_cache)
         self._frame_sampling = encoder.frame_sampling
+        if encoder.response_opening:
+            not_imitable: dict[str, str] = {}
+            for sample in self._samples["train"]:
+                try:
+                    check_demonstrations(config, [sample], self._response_format, encoder.response_opening)
+                except UserError as error:
+                    not_imitable[sample.id] = str(error)
+            self._drop_samples(FindingCode.DEMONSTRATION, "train", not_imitable)
         self._inspect_videos(encoder.frame_sampling)
         for split in self._samples:
             self._check_prompts_of_split(split, encoder)

@@ -220,20 +220,20 @@ def _media_views(encoder: PromptEncoder, encoded: EncodedPrompt) -> tuple[MediaV
     """Return the media of a prompt in reading order, put together from the patches that the model is given."""
     # Patches of all images, and of all videos, follow each other: [patches, channels * patch volume].
     remaining = {ImageRef: encoded.tensors.image_patches_MD, VideoRef: encoded.tensors.video_patches_MD}
-    sample, image_processor = encoded.prompt.sample, encoder.hf_processor.image_processor
+    sample, image_format = encoded.prompt.sample, encoder.image_format
     views: list[MediaView] = []
     for ref, layout in zip(sample.media, encoder.measure(sample).media_layouts, strict=True):
         num_patches = prod(layout.grid)
         patches_ND = remaining[type(ref)][:num_patches]
         remaining[type(ref)] = remaining[type(ref)][num_patches:]
-        frames = unpatchify(patches_ND, layout.grid, image_processor).numpy()
+        frames = unpatchify(patches_ND, layout.grid, image_format, encoder.hf_processor.image_processor).numpy()
         # A patch spans a pair of frames, which share one time. Of an image both are the same.
-        shown = frames[:: image_processor.temporal_patch_size]
+        shown = frames[:: image_format.frames_per_patch]
         views.append(
             MediaView(
                 ref=ref,
                 layout=layout,
-                num_tokens=num_patches // image_processor.merge_size**2,
+                num_tokens=num_patches // image_format.merge_size**2,
                 frames=tuple(map(Image.fromarray, shown)),
             )
         )

@@ -369,7 +369,9 @@ def _merge_update_metrics(
         weighted = dict(update)
         for name, value in update.items():
             weight = 1
-            if name.startswith("policy/"):
+            if name.startswith("policy/router_"):
+                weight = counts.scored_tokens  # demonstrations are routed too
+            elif name.startswith("policy/"):
                 weight = counts.run_tokens
             elif name == "learner/sft_loss_nats":
                 weight = counts.sft_loss_tokens

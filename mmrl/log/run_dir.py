@@ -10,11 +10,12 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import mmrl
 from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, read_flat_settings
@@ -25,6 +26,7 @@ from mmrl.utils.files import remove_leftovers, replace_nonfinite, report_write_e
 EXPORTED_CONFIG_FILE = "mmrl.yaml"
 """File of an exported folder with the config of its run, so that `mmrl eval` prompts and parses as training did."""
 _MAX_CHANGES_SHOWN = 12
+_LOCK_WAIT_S: Final = 3.0
 
 
 class RunDir:
@@ -70,8 +72,7 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path, os.O_RDONLY)
         try:
-            # The system releases this lock when the process ends, however it ends.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _wait_for_lock(lock)
             yield
         except BlockingIOError:
             raise UserError(
@@ -273,6 +274,26 @@ def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
     remedy = "choose another directory with run.dir=... or --run-dir, or delete this one"
     lines.append(f"set them back, or {_describe_new_run(path)}" if is_length else f"set them back, {remedy}")
     raise UserError("\n".join(lines))
+
+
+def _wait_for_lock(lock: int) -> None:
+    """Take the lock of an open directory.
+
+    The system releases a lock when its process ends, however it ends. It frees the memory of that process first, which
+    takes a moment, so a run that is started right after a kill waits for a while.
+
+    Raises:
+        BlockingIOError: another process has held it all the while.
+    """
+    until = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(0.05)
 
 
 def _describe_new_run(path: Path) -> str:

@@ -98,8 +98,7 @@ def build_encoder(
     """
     max_prompt_tokens, limit_key = limit or (config.model.max_prompt_tokens, "model.max_prompt_tokens")
     return PromptEncoder(
-        bundle.processor,
-        bundle.family,
+        bundle,
         build_response_format(config),
         media_cache,
         video=config.model.video,

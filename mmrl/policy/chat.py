@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
 
 from mmrl.answer import ResponseFormat
 from mmrl.types import UserError
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 _TEXT_CACHE_SIZE = 1024  # questions, and texts to tokenize
 _THOUGHT = "<think>"
 _PROBE = "mmrl"  # the response of a made-up conversation
+
+# A template is a program of the model's authors: it raises errors of its own, and those of Python.
+_TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 _Content = tuple[tuple[str, str], ...]
 
@@ -39,9 +45,12 @@ class ChatTemplate:
         since it depends on its options, and differs between models of one family.
 
         Raises:
-            UserError: the template raises, ends a turn otherwise than the tokenizer ends a response, or opens a
-                thought that the response format does not ask for.
+            UserError: the template does not read an option, raises, ends a turn otherwise than the tokenizer ends a
+                response, or opens a thought that the response format does not ask for.
         """
+        for option in self._options:
+            if not re.search(rf"\b{re.escape(option)}\b", str(self._hf_processor.chat_template)):
+                raise UserError(f"model.chat: the chat template does not read `{option}`; correct it, or take it out")
         question: _Content = (("text", "?"),)
         prompt = self.render(question)
         self._check_turn_end(question)
@@ -90,7 +99,7 @@ class ChatTemplate:
             rendered = self._hf_processor.apply_chat_template(
                 messages, add_generation_prompt=add_generation_prompt, tokenize=False, **self._options
             )
-        except Exception as error:  # a template is a program of the model's authors and may raise anything
+        except _TEMPLATE_ERRORS as error:
             options = f" with model.chat {self._options}" if self._options else ""
             raise UserError(
                 f"model.path: the chat template refuses a question{options}: {error}; correct model.chat, or "

@@ -23,7 +23,8 @@ from mmrl.media.cache import MediaCache
 from mmrl.media.video import FrameSampling
 from mmrl.policy.batch import MediaItem, Placeholders, PromptTensors, check_placeholders, prompt_media_items
 from mmrl.policy.chat import ChatTemplate
-from mmrl.policy.families import Grid, ModelFamily, PlaceholderRun, VideoTimeEncoding
+from mmrl.policy.families import Grid, ImageFormat, PlaceholderRun, VideoTimeEncoding
+from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.types import (
     Author,
     ImageRef,
@@ -40,7 +41,6 @@ from mmrl.types import (
 )
 
 if TYPE_CHECKING:
-    from transformers import ProcessorMixin
     from transformers.image_processing_utils import BaseImageProcessor
 
 
@@ -76,6 +76,8 @@ class PromptLayout:
     """A layout for each image and video, in reading order."""
 
 
+_NO_TOKEN = -1  # a token id that no tokenizer has
+
 _MediaWithLayout = tuple[MediaRef, MediaLayout]
 
 
@@ -84,8 +86,7 @@ class PromptEncoder:
 
     def __init__(
         self,
-        hf_processor: ProcessorMixin,
-        family: ModelFamily,
+        bundle: ProcessorBundle,
         response_format: ResponseFormat,
         media_cache: MediaCache,
         *,
@@ -103,21 +104,29 @@ class PromptEncoder:
         Raises:
             UserError: the chat template cannot be used, or does not fit the tokenizer or the response format.
         """
-        self.hf_processor, self.family, self.response_format = hf_processor, family, response_format
+        hf_processor, family = bundle.processor, bundle.family
+        self.bundle, self.hf_processor, self.family = bundle, hf_processor, family
+        self.response_format = response_format
         self._media_cache, self._add_instruction = media_cache, add_instruction
         self._max_prompt_tokens, self._limit_key = max_prompt_tokens, limit_key
-        self._chat_template, options = ChatTemplate(hf_processor, chat), hf_processor.image_processor
+        self._chat_template = ChatTemplate(hf_processor, chat)
+        self.image_format = family.image_format(hf_processor)
+        """Sizes by which images become patches, and patches tokens."""
         self.response_opening = self._chat_template.find_response_opening(response_format)
         """What the prompt already holds of the response: an opened thought, or nothing."""
-        self.frame_sampling = FrameSampling(video=video, patch_size=options.patch_size)
-        self._no_patches = torch.zeros(0, 3 * options.temporal_patch_size * options.patch_size**2)
+        patch_size = self.image_format.patch_size
+        self.frame_sampling = FrameSampling(video=video, patch_size=patch_size)
+        self._no_patches = torch.zeros(0, 3 * self.image_format.frames_per_patch * patch_size**2)
+        image_token, video_token, video_id = hf_processor.image_token, hf_processor.image_token, _NO_TOKEN
+        if family.video_time is not VideoTimeEncoding.NO_VIDEO:
+            video_token, video_id = hf_processor.video_token, hf_processor.video_token_id
         start, end = re.escape(family.vision_start_token), re.escape(family.vision_end_token)
-        image, video_token = re.escape(hf_processor.image_token), re.escape(hf_processor.video_token)
-        self._media_pattern = re.compile(f"{start}(?:{image}|{video_token}){end}")
+        # Some templates leave start and end to the processor, which does not come into play here.
+        self._media_pattern = re.compile(f"(?:{start})?(?:{re.escape(image_token)}|{re.escape(video_token)})(?:{end})?")
         added_tokens = hf_processor.tokenizer.added_tokens_decoder.values()
         self._special_tokens = [str(token) for token in added_tokens if token.special]
         self.placeholders = Placeholders(
-            image_id=hf_processor.image_token_id, video_id=hf_processor.video_token_id, merge_size=options.merge_size
+            image_id=hf_processor.image_token_id, video_id=video_id, merge_size=self.image_format.merge_size
         )
 
     def measure(self, sample: Sample) -> PromptLayout:
@@ -220,8 +229,7 @@ class PromptEncoder:
             images.append(image if resized == image.size else image.resize(resized))
         image_patches = self._no_patches
         if images:
-            output = self.hf_processor.image_processor(images, do_resize=False, return_tensors="pt")
-            image_patches = output["pixel_values"]
+            image_patches = self.family.cut_patches(self.hf_processor, images)
         return PromptTensors(
             image_patches_MD=image_patches,
             video_patches_MD=video_patches,
@@ -230,7 +238,7 @@ class PromptEncoder:
         )
 
     def _media_layout(self, ref: MediaRef) -> MediaLayout:
-        patch_size = self.frame_sampling.patch_size
+        patch_size = self.image_format.patch_size
         if isinstance(ref, ImageRef):
             original = self._media_cache.image_size(ref)
             resized = self._resized_image_size(original)
@@ -240,8 +248,10 @@ class PromptEncoder:
                 resize_map=ResizeMap(original, resized, offset),
                 grid=(1, resized.height // patch_size, resized.width // patch_size),
             )
+        if self.family.video_time is VideoTimeEncoding.NO_VIDEO:
+            raise UserError(f"{ref.path}: the model ({self.family.model_type}) takes no videos; leave the sample out")
         plan = self._media_cache.get_frame_plan(ref, self.frame_sampling)
-        frames_per_grid = self.hf_processor.video_processor.temporal_patch_size
+        frames_per_grid = self.image_format.frames_per_patch
         times = [index / plan.fps for index in plan.indices]
         middles = []
         for first in range(0, len(times), frames_per_grid):
@@ -254,12 +264,12 @@ class PromptEncoder:
         )
 
     def _resized_image_size(self, size: Size) -> Size:
-        options = self.hf_processor.image_processor
+        image_format = self.image_format
         return self.family.resized_image_size(
             size,
-            factor=options.patch_size * options.merge_size,
-            min_pixels=options.size["shortest_edge"],
-            max_pixels=options.size["longest_edge"],
+            factor=image_format.patch_size * image_format.merge_size,
+            min_pixels=image_format.min_pixels,
+            max_pixels=image_format.max_pixels,
         )
 
     def _tokenize_with_media(self, sample: Sample, layouts: Sequence[MediaLayout]) -> tuple[int, ...]:
@@ -310,12 +320,10 @@ class PromptEncoder:
 
     def _video_patches(self, media: Sequence[MediaRef]) -> torch.Tensor:
         """Return the patches of the videos among these media, float32 [M, D]."""
-        clips = []
-        for ref in media:
-            if isinstance(ref, VideoRef):
-                clips.append(self._media_cache.read_video(ref, self.frame_sampling).frames_TCHW)
-        if not clips:
+        videos = [ref for ref in media if isinstance(ref, VideoRef)]
+        if not videos or self.family.video_time is VideoTimeEncoding.NO_VIDEO:
             return self._no_patches
+        clips = [self._media_cache.read_video(ref, self.frame_sampling).frames_TCHW for ref in videos]
         # Frames are chosen and resized already; the cap is about resizing, and transformers warns unless it is set.
         options = {"do_resize": False, "do_sample_frames": False, "cap_pixels_per_frame": False}
         output = self.hf_processor.video_processor(clips, return_tensors="pt", **options)
@@ -323,17 +331,19 @@ class PromptEncoder:
         return patches
 
 
-def unpatchify(patches_MD: torch.Tensor, grid: tuple[int, int, int], processor: BaseImageProcessor) -> torch.Tensor:
+def unpatchify(
+    patches_MD: torch.Tensor, grid: Grid, image_format: ImageFormat, processor: BaseImageProcessor
+) -> torch.Tensor:
     """Return the frames that patches were cut from, uint8 [frames, height, width, 3] in pixels.
 
     Args:
         patches_MD: patches, float32. An image was repeated to fill a pair, so its frames are equal.
         grid: time, height and width in patches, time in pairs of frames.
-        processor: the image processor that cut the patches.
+        image_format: sizes of patches and tokens.
+        processor: the image processor that normalised the patches.
     """
-    # Inverts Qwen2VLImageProcessor of transformers 5: patches stand in blocks of merge x merge, and hold channels,
-    # frames, rows and columns in this order, normalised by the processor's mean and deviation.
-    merge, side, pair = processor.merge_size, processor.patch_size, processor.temporal_patch_size
+    # Inverts `ModelFamily.cut_patches`, for Qwen-VL transformers' Qwen2VLImageProcessor.
+    merge, side, pair = image_format.merge_size, image_format.patch_size, image_format.frames_per_patch
     time, height, width = grid
     blocks = patches_MD.reshape(time, height // merge, width // merge, merge, merge, 3, pair, side, side)
     # To time, frame of the pair; then block, patch and pixel row; then block, patch and pixel column; then channel.

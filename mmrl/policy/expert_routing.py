@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RoutingSummary(NamedTuple):
-    """How tokens were spread over experts in the last forward pass, as means over layers."""
+    """Spread of tokens over experts in the last forward pass that had a gradient, as means over layers."""
 
     load_entropy: float
     """Entropy of the shares of tokens that experts got, over that of equal shares: 1 if all got equally many."""

@@ -19,7 +19,7 @@ from torch import nn
 
 from mmrl.config.schema import COMPONENTS, Component
 from mmrl.distributed.ranks import Ranks, balanced_range
-from mmrl.policy.batch import Batch, BatchMedia, PromptBatch
+from mmrl.policy.batch import Batch, BatchMedia, PromptBatch, collect_media
 from mmrl.policy.expert_routing import find_routers, set_routes
 from mmrl.policy.families import FAMILIES, ModelFamily, get_family
 from mmrl.policy.logprobs import LogprobHead, LogprobRequest
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _VISION_COMPONENTS: tuple[Component, Component] = ("vision", "projector")
 _VISION_CACHE_BYTES = 2**30
+_NO_MEDIA = collect_media([])
 
 
 class TokenLogprobs(NamedTuple):
@@ -128,6 +129,7 @@ class Policy:
         """Its routers of experts, in the order of layers; empty if it has none."""
         if freeze_router and not self.routers:
             raise UserError(f"model.freeze_router: this {self.family.model_type} has no experts; leave it out")
+        cache_vision = cache_vision and self.family.takes_patches
         if vision_cache is None and cache_vision and set(_VISION_COMPONENTS) <= set(freeze):
             vision_cache = VisionCache(_VISION_CACHE_BYTES)
         self._vision_cache = vision_cache
@@ -255,9 +257,7 @@ class Policy:
         with self._head.use_request(request), self._use_vision_cache(batch.media):
             scores_2N = self.runner(
                 input_ids=batch.input_ids_BL,
-                position_ids=batch.position_ids_3BL,
-                mm_token_type_ids=batch.token_types_BL,
-                **_media_arguments(batch.media),
+                **self.family.model_arguments(batch.position_ids_3BL, batch.token_types_BL, batch.media),
                 **packed,
                 use_cache=False,
             ).logits
@@ -287,9 +287,7 @@ class Policy:
             logits_RV: torch.Tensor = self.model(
                 input_ids=batch.input_ids_BP,
                 attention_mask=attention_mask_RK.to(self.device),
-                position_ids=batch.position_ids_3BP,
-                mm_token_type_ids=batch.token_types_BP,
-                **_media_arguments(batch.media),
+                **self.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media),
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
@@ -307,8 +305,7 @@ class Policy:
         logits_RV: torch.Tensor = self.model(
             input_ids=input_ids_RS,
             attention_mask=attention_mask_RK,
-            position_ids=positions_RS.expand(3, -1, -1),
-            mm_token_type_ids=torch.zeros_like(input_ids_RS),
+            **self.family.model_arguments(positions_RS.expand(3, -1, -1), torch.zeros_like(input_ids_RS), _NO_MEDIA),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
@@ -334,16 +331,6 @@ def banned_ids(
     # Without end-of-sequence, which a list of chat tokens contains but every response needs.
     structural = {vocabulary[token] for token in structural_tokens if token in vocabulary} - {tokenizer.eos_token_id}
     return tuple(sorted(structural | set(range(len(tokenizer), num_embeddings))))
-
-
-def _media_arguments(media: BatchMedia) -> dict[str, torch.Tensor]:
-    """Return the arguments of the model's forward for images and videos; it takes none for a kind that is absent."""
-    arguments: dict[str, torch.Tensor] = {}
-    if len(media.image_grids_I3):
-        arguments |= {"pixel_values": media.image_patches_MD, "image_grid_thw": media.image_grids_I3}
-    if len(media.video_grids_V3):
-        arguments |= {"pixel_values_videos": media.video_patches_MD, "video_grid_thw": media.video_grids_V3}
-    return arguments
 
 
 class VisionFeatures(NamedTuple):

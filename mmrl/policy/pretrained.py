@@ -69,7 +69,7 @@ class ModelExport:
 
 
 def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBundle:
-    """Load the processor of the model at `options.path`, with the pixel limits of `options`.
+    """Load the processor of the model at `options.path`, with the pixel limits of `options` if its family has such.
 
     A relative file of `model.family` starts from `base_dir`.
 
@@ -84,8 +84,9 @@ def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBu
     with _explain_load_errors(path):
         family = family or get_family(AutoConfig.from_pretrained(path))
         processor = AutoProcessor.from_pretrained(path)
-    # The names are those of sides, but Qwen's image processors read areas in pixels from them.
-    processor.image_processor.size = {"shortest_edge": options.min_pixels, "longest_edge": options.max_pixels}
+    if family.takes_patches:
+        # The names are those of sides, but Qwen's image processors read areas in pixels from them.
+        processor.image_processor.size = {"shortest_edge": options.min_pixels, "longest_edge": options.max_pixels}
     return ProcessorBundle(family=family, processor=processor)
 
 

@@ -173,7 +173,8 @@ class PromptProcessor:
                 f"sample {prompt.sample.id}: the chat template opens a thought, and the response {text[:60]!r} has "
                 "none; set model.chat: {enable_thinking: false}, or give it one"
             )
-        written = text.removeprefix(opening.strip()) if opening else text
+        # The prompt has the tag and perhaps a line break, which is then not written a second time.
+        written = text.removeprefix(opening if text.startswith(opening) else opening.strip())
         segments = self._demonstration_segments(prompt, written, loss_on)
         text = opening + written
         return Rollout(

@@ -72,8 +72,15 @@ class SamplerFactory:
         `warn` is told of an engine that had to be restarted. Paths of the user's own functions start from `base_dir`.
 
         Raises:
-            UserError: the engine does not start.
+            UserError: the engine does not start, or cannot run this family.
         """
+        uses_vllm = config.rollout.engine in _VLLM_ENGINES
+        if not policy.family.takes_patches and (uses_vllm or ranks.size > 1):
+            raise UserError(
+                f"model.family: {policy.family.model_type} gives images to its model in a form of its own "
+                "(takes_patches is false), so it runs in one process with rollout.engine: hf, not with "
+                f"rollout.engine: {config.rollout.engine} in {ranks.size}"
+            )
         self.base_dir = base_dir
         self._config, self._policy, self._processor = config, policy, processor
         self._adapter, self._ranks, self._warn = adapter, ranks, warn
@@ -86,7 +93,7 @@ class SamplerFactory:
         self._custom_samplers: list[Sampler] = []
         if isinstance(config.rollout.engine, CustomEngineConfig):
             self._make_custom_sampler = load_engine(config.rollout.engine, base_dir)
-        elif config.rollout.engine in _VLLM_ENGINES:
+        elif uses_vllm:
             self._max_model_len = compute_max_model_len(config, policy)
             engine = self._start_engine()
             self._publisher = WeightPublisher(engine, self._send_weights)

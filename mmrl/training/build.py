@@ -135,6 +135,8 @@ class RunContext:
         encoder = build_encoder(config, self.model_bundle, media_cache, limit)
         # With asynchronous rollouts two steps are in progress at a time, and each needs its encoded prompts.
         self.processor = PromptProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
+        if encoder.response_opening:
+            check_demonstrations(config, self.samples.train, self.response_format, encoder.response_opening)
         enable_gradient_checkpointing(model, config.model.gradient_checkpointing, family)
         self.eos_token_id: int = self.processor.tokenizer.eos_token_id
         self.samples = _drop_unusable_samples(loader, self.samples, encoder, ranks)

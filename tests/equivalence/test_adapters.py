@@ -214,6 +214,18 @@ def test_merged_weights_and_the_adapter_alone_say_the_same(tiny, family, variant
     torch.testing.assert_close(scores(world.policy, world, trained_on), expected, rtol=0, atol=LOGPROBS)
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])
+def test_an_adapter_of_experts_alone_learns_and_is_merged(tiny, family):
+    world, adapter = adapted(tiny(family), LoraConfig(rank=2, targets=("language.experts",)))
+    trained_on = experiences(world, group_size=2)
+    expected = scores(world.policy, world, trained_on)
+    _, learned = gradient(world, trained_on)
+    assert learned and all(".experts." in name for name in learned)
+    assert all(own.any() for own in learned.values())
+    adapter.merge()
+    torch.testing.assert_close(scores(world.policy, world, trained_on), expected, rtol=0, atol=LOGPROBS)
+
+
 def test_an_adapter_depends_on_its_seed_alone_and_stays_float32(tiny):
     def made(seed, dtype=torch.float32):
         model = tiny().policy.model.to(dtype)

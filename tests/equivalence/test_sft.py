@@ -19,6 +19,7 @@ from mmrl.media.cache import MediaCache
 from mmrl.policy import shared_prefix_attention
 from mmrl.policy.batch import PrefixGroup
 from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.families import FAMILIES
 from mmrl.policy.processor import PromptProcessor
 from mmrl.training import sft
 from mmrl.types import Author, Experience, MediaPolicy, Target, UserError
@@ -31,7 +32,7 @@ def thinking(world, **grammar):
     known = world.processor.encoder
     store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
     options = {"video": SMALL, "add_instruction": False, "max_prompt_tokens": 500}
-    return PromptProcessor(PromptEncoder(known.hf_processor, known.family, ResponseFormat(**grammar), store, **options))
+    return PromptProcessor(PromptEncoder(known.bundle, ResponseFormat(**grammar), store, **options))
 
 
 def lessons(world, samples, **options):
@@ -39,7 +40,7 @@ def lessons(world, samples, **options):
     return [Experience(rollout=rollout, advantage=0.0) for rollout in demonstrated]
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("learn", ["response", "answer"])
 def test_a_packed_step_has_the_gradient_of_a_padded_one(tiny, family, learn):
     world = tiny(family)
@@ -50,7 +51,9 @@ def test_a_packed_step_has_the_gradient_of_a_padded_one(tiny, family, learn):
     told, packed = gradient(world, trained_on)
     again, plain = gradient(world, trained_on, shared_prefix=False)
     assert difference(packed, plain) < GRADIENTS
-    assert told == pytest.approx(again, rel=1e-4, abs=1e-6)
+    # Routers see prompts once in the one and padding in the other, so their statistics differ.
+    names = [name for name in told if not name.startswith("policy/router_")]
+    assert [told[name] for name in names] == pytest.approx([again[name] for name in names], rel=1e-4, abs=1e-6)
     _, few = gradient(world, trained_on, token_budget=60)
     assert difference(packed, few) < GRADIENTS
 

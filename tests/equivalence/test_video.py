@@ -52,9 +52,10 @@ def test_a_video_is_one_run_of_placeholders(tiny, family):
     assert f"user\n{START}{PAD * 16}{END}Which way" in text
 
 
-def test_qwen3_reads_the_seconds_between_frames(tiny):
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
+def test_the_seconds_stand_between_frames(tiny, family):
     """24 frames, 12 a second: frames 0, 8, 15, 23 are seen, the pairs' middles are 4/12 and 19/12 seconds."""
-    text = prompt_text(tiny("qwen3_vl"), 3)
+    text = prompt_text(tiny(family), 3)
     pair = START + PAD * 8 + END
     assert f"user\n<0.3 seconds>{pair}<1.6 seconds>{pair}Which way" in text
 

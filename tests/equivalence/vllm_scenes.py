@@ -93,8 +93,7 @@ def questions(world: Any, family: str, clip: VideoRef, folder: Path) -> Question
     )
     known = world.processor.encoder
     encoder = PromptEncoder(
-        known.hf_processor,
-        known.family,
+        known.bundle,
         ResponseFormat(),
         media_store(),
         video=VIDEO,

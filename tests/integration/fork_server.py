@@ -119,8 +119,9 @@ def preload() -> None:
         for found in pkgutil.walk_packages(module.__path__, f"{package}."):
             if not any(word in found.name for word in LEFT_OUT):
                 importlib.import_module(found.name)
-    for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
+    for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
         importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
         importlib.import_module(f"transformers.models.{family}.processing_{family}")
     tasks = list(Path("/proc/self/task").iterdir())
     # pyarrow's allocator has a thread, which it starts again in a forked process.

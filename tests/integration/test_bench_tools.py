@@ -17,7 +17,7 @@ MATHVISTA = ROOT.parent / "shared" / "eval" / "mathvista"
 # Script, its smallest useful options, and a number that must be among its results.
 COMMANDS = [
     ("async_rollouts", ["--engine", "hf", "--steps", "5", "--rounds", "1", "--prompts", "1", "--tokens", "4"], "ratio"),
-    ("checkpoint", ["--rounds", "1", "--steps", "2", "--busy"], "stall_fraction_of_an_rl_step"),
+    ("checkpoint", ["--rounds", "1", "--steps", "2", "--prompts", "2", "--busy"], "stall_fraction_of_an_rl_step"),
     ("learner_vs_trl", ["--cell", "40x8", "--pairs", "1"], "40x8"),
     ("math_rewards", ["--rounds", "1"], "time_ratio"),
     ("media", ["throughput", "--files", "8", "--rounds", "1"], "jpeg 640x480"),
@@ -27,7 +27,7 @@ COMMANDS = [
     ("rollout", ["--prompts", "1", "--group", "2", "--completion", "8", "--pairs", "1"], "ratio"),
     ("rollout_vllm", ["--prompts", "1", "--siblings", "2", "--tokens", "4", "--rounds", "1"], "ratio"),
     ("scoring", ["--seconds", "0.05"], "hanging_calls_s"),
-    ("two_processes", ["--rounds", "1", "--steps", "2", "--only", "two", "--busy"], "speedup_of_two"),
+    ("two_processes", ["--rounds", "1", "--steps", "2", "--prompts", "2", "--only", "two", "--busy"], "speedup_of_two"),
     ("verdicts", ["--repeat", "1"], "verdicts_per_s"),
 ]
 NEEDS = {"learner_vs_trl": "trl", "rollout_vllm": "vllm"}

@@ -61,6 +61,7 @@ def test_a_stopped_run_draws_by_the_history_it_had(whole_one: Path, tmp_path: Pa
     assert (tmp_path / "run/outputs/pilot.jsonl").read_bytes() == (whole_one / "outputs/pilot.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_workers_change_nothing_of_what_is_drawn(whole_one: Path, tmp_path: Path, here: Command) -> None:
     assert here("train", write(one_example(tmp_path / "run", workers=1), tmp_path / "one.yaml")).code == 0
     assert contents(tmp_path / "run") == contents(whole_one)

@@ -39,7 +39,9 @@ def short(run_dir: Path, **model: object) -> dict[str, Any]:
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of a trained tiny model, one for each family."""
     folder = tmp_path_factory.mktemp(request.param)
-    config = short(folder / "run", from_scratch={**TINY, "family": request.param})
+    # Two layers: where some are recurrent, the second is not.
+    language = {**TINY["language"], "num_layers": 2}
+    config = short(folder / "run", from_scratch={**TINY, "family": request.param, "language": language})
     assert main(["train", str(write(config, folder / "short.yaml"))]) == 0
     return folder / "run"
 
@@ -71,6 +73,13 @@ def test_it_generates_with_its_own_generation_config(trained: Path) -> None:
     written = output[0, inputs["input_ids"].shape[1] :]
     assert 1 <= len(written) <= 5
     assert written[0] == first
+
+
+def test_an_evaluation_gives_it_the_rewards_of_training(trained: Path, tmp_path: Path, here: Command) -> None:
+    done = here("eval", trained / "model", "--benchmark", "run:test", "--out", tmp_path)
+    assert done.code == 0, done.errors
+    (told,) = json.loads((trained / "summary.json").read_text())["tasks"]
+    assert json.loads((tmp_path / "report.json").read_text())["rewards"] == {"count": told["after"]}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

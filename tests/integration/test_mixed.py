@@ -11,6 +11,8 @@ from PIL import Image
 from rounding import LOGPROBS
 from videos import blank_frame, write_video
 
+from mmrl.policy.families import FAMILIES
+
 KINDS = ("text", "picture", "pictures", "video", "both")
 
 
@@ -67,7 +69,7 @@ def mixed(folder, scratch, **sections):
     )
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
     train_mixed(tmp_path, family)
 
@@ -105,7 +107,7 @@ def test_a_video_with_a_damaged_late_frame_ends_a_run_before_its_first_step(tmp_
 def train_mixed(tmp_path, family, *, reader="pyav", workers=0):
     config = mixed(
         tmp_path,
-        {"family": family, **TINY},
+        {**TINY, "family": family, "language": {**TINY["language"], "num_layers": 2}},
         stages=[
             sft_stage(steps=2, batch_size=10, target_field="target"),
             rl_stage(steps=2, prompts_per_step=20, group_size=2, loss={"kl": {"coef": 0.05}}),

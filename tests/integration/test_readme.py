@@ -59,6 +59,7 @@ def test_links_lead_somewhere(path):
         assert (path.parent / link).exists(), f"{path.name} links to {link}"
 
 
+@pytest.mark.slow
 def test_every_tool_says_how_it_is_used():
     tools = [path for path in (ROOT / "tools").glob("*.py") if "__main__" in path.read_text()]
     assert len(tools) > 3

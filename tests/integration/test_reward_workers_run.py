@@ -80,6 +80,7 @@ def test_a_run_goes_on_without_what_cannot_be_judged_and_workers_change_nothing(
     assert len(records) == 2 * 16  # of two steps, every rollout
 
 
+@pytest.mark.slow
 def test_calls_that_hang_and_processes_that_die_are_counted_and_the_run_goes_on(tmp_path: Path, here: Command) -> None:
     done = here("train", judged_by(tmp_path, "run", "danger", on_error="fallback"))
     assert done.code == 0
@@ -126,7 +127,7 @@ def test_a_reward_of_the_users_own_that_loops_costs_its_deadline_by_default(
     assert total(tmp_path / "run", f"reward/{name}/timeouts") > 0
 
 
-@pytest.mark.parametrize("kind", ["terms", "group_rewards"])
+@pytest.mark.parametrize("kind", ["terms", pytest.param("group_rewards", marks=pytest.mark.slow)])
 def test_ctrl_c_does_not_wait_for_a_reward_that_loops(tmp_path: Path, kind: str) -> None:
     config = looping_in(tmp_path, kind, timeout_s=10 * PATIENCE_S)
     with subprocess.Popen(

@@ -11,6 +11,7 @@ from mmrl.answer import ResponseFormat
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
 from mmrl.media.cache import MediaCache
 from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.types import Author, MediaPolicy, Segment, UserError
 
@@ -35,8 +36,7 @@ def make(tiny, tmp_path):
             known.tokenizer.eos_token = eos
         store = MediaCache(MediaPolicy(roots=(tmp_path,)), MediaLimitsConfig(), max_bytes=0)
         encoder = PromptEncoder(
-            known,
-            world.processor.encoder.family,
+            ProcessorBundle(family=world.processor.encoder.family, processor=known),
             ResponseFormat(**response_format),
             store,
             video=VideoConfig(),
@@ -93,6 +93,16 @@ def test_a_continuation_keeps_the_thought_of_the_first_response(make):
     assert continued.answer.thinking == "\ntwo" and not continued.answer.problems
 
 
+@pytest.mark.parametrize("between", ["", "\n", "\n\n"])
+def test_a_thought_is_written_as_it_stands_behind_the_tag(make, between):
+    """A sampled response has the line break of the prompt in its text; learned from, it does not get two."""
+    processor = make.processor(THINKS, thinking="required")
+    response = f"<think>{between}two</think><answer>2</answer>"
+    demonstration = processor.build_demonstration(processor.build(make.sample), response)
+    expected = response if between else "<think>\ntwo</think><answer>2</answer>"
+    assert demonstration.text == processor.parse_rollout(demonstration).text == expected
+
+
 def fields(frozen):
     return {name: getattr(frozen, name) for name in type(frozen).__dataclass_fields__}
 
@@ -121,6 +131,17 @@ def test_a_template_that_raises_is_named(make):
     template = "{{ raise_exception('Unexpected effort: ' + reasoning_effort) }}"
     with pytest.raises(UserError, match=r"with model.chat .*'high'.*: Unexpected effort: high; correct .*jinja"):
         make.processor("", template=template, chat={"reasoning_effort": "high"})
+
+
+def test_an_option_that_the_template_does_not_read_is_refused(make):
+    with pytest.raises(UserError, match="model.chat: the chat template does not read `enable_thought`; correct it"):
+        make.processor(THINKS, chat={"enable_thought": False}, thinking="required")
+
+
+@pytest.mark.parametrize("template", ["{{ messages + 1 }}", "{{ messages[7].role }}", "{{ 1 / 0 }}", "{% if %}"])
+def test_a_template_with_a_mistake_is_named(make, template):
+    with pytest.raises(UserError, match="model.path: the chat template refuses a question: "):
+        make.processor("", template=template)
 
 
 def test_a_tokenizer_that_never_ends_a_turn_is_refused(make):

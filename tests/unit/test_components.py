@@ -11,7 +11,7 @@ from mmrl.policy.policy import Policy
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("lora", [None, LoraConfig(targets=("language.mlp", "projector.mlp"))])
+@pytest.mark.parametrize("lora", [None, LoraConfig(targets=("language.attention", "projector.mlp"))])
 def test_the_census_counts_every_parameter_once(tiny, family, lora):
     model = tiny(family).policy.model
     if lora:

@@ -207,6 +207,10 @@ def test_explain_shows_origins_and_the_objective_with_this_configs_numbers(tmp_p
     assert "min(r_t A_i, clip(r_t, 0.8, 1.28) A_i) + 0.02 · KL" in words
     assert "A_i = (R_i - mean(R)) / (std(R) + 0.0001), over the 4 rollouts of one prompt" in words
     assert "projector, language; frozen: vision" in words
+    # Of models with experts.
+    routed = explain(load_config(path, ["model.freeze_router=true", "stages.rl.loss.routing_replay=learner"]))
+    assert "vision, projector, language; frozen: routers of experts" in routed
+    assert "tokens go to the experts that they went to as it began" in routed
 
 
 def test_explain_follows_the_options(tmp_path):
@@ -273,7 +277,7 @@ def test_explain_states_an_adapter_and_rates_by_role(tmp_path):
     assert "weight decay of matrices 0.1" in words
     words = explain(load_config(path, ["model.lora={use_dora: true, use_rslora: true, dropout: 0.1}"]))
     assert "W' = m · V / |V|, row by row, with V = W + 32 / sqrt(16) · B A and m learned" in words
-    assert "of rank 16, dropout 0.1, on language.attention, language.mlp" in words
+    assert "of rank 16, dropout 0.1, on attention and feed-forward layers of the language model" in words
 
 
 def test_json_schema_agrees_with_the_loader(tmp_path):

@@ -14,6 +14,7 @@ from mmrl.data_check.lengths import draw_histograms, make_bins, summarize_length
 from mmrl.data_check.report import FindingCode, Severity, severity_of
 from mmrl.data_check.sample_view import find_outside_image
 from mmrl.policy.encoder import unpatchify
+from mmrl.policy.families import FAMILIES
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Region, ResizeMap, Sample, Size, Target
 
 
@@ -188,14 +189,14 @@ def test_severity_follows_what_the_run_would_do():
     assert severity_of(FindingCode.DUPLICATE, strict) is Severity.WARNING
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_patches_become_the_picture_they_were_cut_from(tiny, family, tmp_path):
     world = tiny(family)
     original = photograph(1, (64, 32))  # 4 x 2 tokens of 16 pixels: nothing is resized
-    images = world.processor.hf_processor.image_processor
+    images, image_format = world.processor.hf_processor.image_processor, world.processor.encoder.image_format
     encoded = images([original], do_resize=False, return_tensors="pt")
     grid = tuple(encoded["image_grid_thw"][0].tolist())
-    frames = unpatchify(encoded["pixel_values"], grid, images)
+    frames = unpatchify(encoded["pixel_values"], grid, image_format, images)
     assert frames.shape == (2, 32, 64, 3)
     assert torch.equal(frames[0], frames[1])
     assert np.array_equal(frames[0].numpy(), np.asarray(original))

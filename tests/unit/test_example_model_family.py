@@ -44,8 +44,7 @@ def test_a_model_trains_one_step_through_it(tiny, folder):
     bundle = load(folder)
     policy = Policy(bundle.model, family=bundle.family, freeze=("vision", "projector"))
     encoder = PromptEncoder(
-        bundle.processor,
-        bundle.family,
+        bundle,
         ResponseFormat(),
         MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0),
         video=VideoConfig(),

@@ -41,7 +41,7 @@ NOT_DESCRIBED = {
     "ModelConfig": {
         *("path", "from_scratch", "dtype", "device", "attn_implementation", "gradient_checkpointing"),
         *("logits_chunk_tokens", "min_pixels", "max_pixels", "video", "max_prompt_tokens", "family"),
-        "float32_output_layer",
+        *("float32_output_layer", "chat"),
     },
     **{
         order: {"kind"}

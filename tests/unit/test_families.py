@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
+from test_learner import learner, trained_on
 from transformers.models.auto import modeling_auto
+from videos import SMALL
 
+from mmrl.config.schema import MediaLimitsConfig, ModelConfig
+from mmrl.media.cache import MediaCache
+from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES, load_family
+from mmrl.policy.policy import Policy
+from mmrl.policy.pretrained import load_pretrained
+from mmrl.policy.processor import PromptProcessor
+from mmrl.types import MediaPolicy
 from mmrl.utils.model_files import UNSUPPORTED
 
 
@@ -52,3 +63,29 @@ def test_a_built_in_family_is_a_plug_in_like_any_other(model_type):
     built_in = FAMILIES[model_type]
     for field in set(built_in.__dataclass_fields__) - {"source"}:
         assert getattr(loaded, field) == getattr(built_in, field)
+
+
+def test_a_family_behind_the_plug_in_trains_what_the_built_in_one_trains(tiny, tmp_path):
+    """Recurrent layers and experts, sampled from and learned from: the same rollouts, metrics and weights."""
+    world = tiny("qwen3_5_moe")
+    world.policy.model.save_pretrained(tmp_path)
+    world.processor.hf_processor.save_pretrained(tmp_path)
+    results = []
+    for family in (None, {"fn": "mmrl.policy.families.qwen3_5_moe:make_family"}):
+        bundle = load_pretrained(
+            ModelConfig(path=str(tmp_path), dtype="float32", family=family, min_pixels=2304, max_pixels=2304)
+        )
+        assert (bundle.family.source is None) == (family is None)
+        known = world.processor.encoder
+        cache = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
+        encoder = PromptEncoder(
+            bundle, known.response_format, cache, video=SMALL, add_instruction=False, max_prompt_tokens=500
+        )
+        own = replace(world, policy=Policy(bundle.model, family=bundle.family), processor=PromptProcessor(encoder))
+        experiences = trained_on(own, advantages=(1.0, -1.0))
+        metrics = learner(own).step(experiences, step=0)
+        tokens = [experience.rollout.segments[0].token_ids for experience in experiences]
+        results.append((tokens, metrics, bundle.model.state_dict()))
+    (tokens, metrics, weights), (same_tokens, same_metrics, same_weights) = results
+    assert (tokens, metrics) == (same_tokens, same_metrics)
+    assert all(torch.equal(weights[name], same_weights[name]) for name in weights)

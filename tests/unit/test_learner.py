@@ -22,6 +22,7 @@ from mmrl.config.schema.presets import ALGORITHM_PRESETS
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnerConfig
 from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engines.hf import HfSampler
@@ -132,6 +133,21 @@ def test_on_policy_metrics(tiny):
     by_role = [metrics[f"learner/grad_norm/{role}"] for role in ("vision", "projector", "language")]
     assert min(by_role) > 0.0
     assert metrics["learner/grad_norm"] == pytest.approx(math.hypot(*by_role))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_component_learns_at_a_rate_of_its_own(tiny, family):
+    world = tiny(family)
+    rates = {"vision": 1e-5, "projector": 1e-4, "language": 1e-3}
+    optimizer = OptimizerConfig(lr=1e-3, lr_by_component={name: rates[name] for name in ("vision", "projector")})
+    engine = TorchEngine(world.policy.trained_by_component, optimizer)
+    before = weights(world)
+    metrics = learner(world, engine=engine).step(trained_on(world), step=0)
+    for component, rate in rates.items():
+        names = [name for name in world.policy.trained if world.policy.family.component_of(name) == component]
+        moved = max(float((world.policy.trained[name].detach() - before[name]).abs().max()) for name in names)
+        assert metrics[f"learner/grad_norm/{component}"] > 0
+        assert moved == pytest.approx(rate, rel=0.01)  # Adam's first step is one of the rate
 
 
 @pytest.mark.parametrize("step", [0, 3])
@@ -287,7 +303,7 @@ def test_only_what_needs_old_log_probs_of_the_learner_is_run_once_more(tiny, mon
     passes = []
     honest = Policy.compute_logprobs
     monkeypatch.setattr(
-        Policy, "compute_logprobs", lambda self, batch: passes.append(torch.is_grad_enabled()) or honest(self, batch)
+        Policy, "compute_logprobs", lambda self, *args: passes.append(torch.is_grad_enabled()) or honest(self, *args)
     )
 
     def step(replayed_source, **options):

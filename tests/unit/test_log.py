@@ -1,5 +1,6 @@
 """Logging: files that survive a kill, a run directory that belongs to one config, a console for terminal and pipe."""
 
+import fcntl
 import io
 import json
 import logging
@@ -7,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -213,6 +215,15 @@ def test_a_new_directory_is_claimed_and_the_same_config_resumes(tmp_path):
     (run.checkpoints / "00-000005").mkdir(parents=True)
     assert run.claim(config, silent) is True
     assert run.config.read_text() == dump_yaml(config)
+
+
+def test_a_directory_that_a_killed_process_still_holds_is_waited_for(tmp_path: Path) -> None:
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    released = threading.Timer(0.3, os.close, [held])
+    released.start()
+    with RunDir(tmp_path).lock():
+        released.join()
 
 
 def test_a_run_without_a_checkpoint_has_nothing_to_lose(tmp_path):

@@ -20,6 +20,7 @@ from mmrl.distributed.sharing import SharedDemonstrationTools, measure_across_ra
 from mmrl.distributed.torch_ranks import Heartbeat
 from mmrl.learner.micro_batches import add_dummy_media, assign_to_ranks, dummy_batch, rank_micro_batches
 from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.policy.families import FAMILIES
 from mmrl.types import EvalRewards, Experience, ImageRef, UserError, VideoRef
 
 
@@ -184,7 +185,7 @@ def gradient(world, batch):
     return {name: p.grad.clone() for name, p in world.policy.model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shared_prefix", [True, False])
 def test_dummies_run_the_tower_and_change_no_gradient(tiny, family, shared_prefix):
     world = tiny(family)
@@ -197,14 +198,18 @@ def test_dummies_run_the_tower_and_change_no_gradient(tiny, family, shared_prefi
         gradient(world, add_dummy_media(batch, known, images=media, videos=media)) for media in (False, True)
     )
     assert not any("visual" in name for name in before)
-    for name, own in before.items():  # a product of more rows is rounded otherwise
-        torch.testing.assert_close(after[name], own, rtol=1e-5, atol=1e-6 * float(own.abs().max()))
+    # A product of more rows is rounded otherwise: by 2.2e-6 of the largest, measured in the decay rates of a recurrent
+    # layer. A dummy that was seen would change a gradient by a share of itself.
+    for name, own in before.items():
+        torch.testing.assert_close(after[name], own, rtol=1e-5, atol=1e-5 * float(own.abs().max()))
     assert {name for name, p in world.policy.model.named_parameters() if "visual" in name} <= after.keys()
     assert not any(after[name].any() for name in after.keys() - before.keys())
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shared_prefix", [True, False])
-def test_a_batch_of_nothing_has_a_gradient_of_nothing(world, shared_prefix):
+def test_a_batch_of_nothing_has_a_gradient_of_nothing(tiny, family, shared_prefix):
+    world = tiny(family)
     batch = dummy_batch(pad_id=world.eos_id, patch_dim=world.policy.patch_dim, shared_prefix=shared_prefix)
     found = gradient(world, add_dummy_media(batch, world.processor.placeholders, images=True, videos=True))
     assert found.keys() == {name for name, _ in world.policy.model.named_parameters()}

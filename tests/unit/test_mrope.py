@@ -25,7 +25,7 @@ def positions(ids, images=(), videos=()):
     )
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_positions_equal_those_of_transformers(tiny, family):
     model = tiny(family).policy.model.model
     for ids, grids in PROMPTS.values():
@@ -84,8 +84,9 @@ def test_seconds_are_those_of_a_float32_tensor_as_in_vllm():
     assert positions([VIDEO] * 11, videos=family.video_placeholder_runs((11, 2, 2), 0.7))[0, 10] == 13
 
 
-def test_qwen3_reads_each_pair_of_frames_as_a_picture_after_its_stamp():
-    runs = FAMILIES["qwen3_vl"].video_placeholder_runs((2, 2, 4), 1.0)
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
+def test_each_pair_of_frames_is_read_as_a_picture_after_its_time(family):
+    runs = FAMILIES[family].video_placeholder_runs((2, 2, 4), 1.0)
     ids = [TEXT, VIDEO, VIDEO, TEXT, VIDEO, VIDEO, TEXT]
     assert positions(ids, videos=runs)[0].tolist() == [0, 1, 1, 3, 4, 4, 6]
     assert positions(ids, videos=runs).tolist() == positions(ids, videos=[PlaceholderRun((1, 2, 4))] * 2).tolist()

@@ -12,6 +12,7 @@ from PIL import Image
 import mmrl.policy.processor as processor_module
 from mmrl.algo.replay import find_changed_media, find_media_problems
 from mmrl.policy.encoder import ChatTemplate
+from mmrl.policy.families import FAMILIES
 from mmrl.types import (
     AnswerType,
     Author,
@@ -39,7 +40,7 @@ def keep(tmp_path):
     return keep
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_prompt_is_what_the_processor_of_transformers_makes(tiny, family):
     world = tiny(family)
     for sample in world.samples[:3]:
@@ -99,7 +100,7 @@ def test_questions_are_worded_and_cut_into_tokens_once_and_travel_without_their_
             told.append("cut")
             return hf.tokenizer(text)
 
-    wording, parts = ChatTemplate(Telling()), (("image", ""), ("text", "How many?"))
+    wording, parts = ChatTemplate(Telling(), {}), (("image", ""), ("text", "How many?"))
     text = hf.apply_chat_template(
         [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "How many?"}]}],
         add_generation_prompt=True,
@@ -109,7 +110,7 @@ def test_questions_are_worded_and_cut_into_tokens_once_and_travel_without_their_
     assert [wording.tokenize(text), wording.tokenize(text)] == [tuple(hf.tokenizer(text).input_ids)] * 2
     assert told == ["worded", "cut"]
     assert wording.render((("video", ""), ("text", "How many?"))) != text != wording.render((("text", "How many?"),))
-    assert pickle.loads(pickle.dumps(ChatTemplate(hf))).render(parts) == text
+    assert pickle.loads(pickle.dumps(ChatTemplate(hf, {}))).render(parts) == text
 
 
 def test_the_digest_follows_pixels_and_text(tiny, keep):
@@ -173,7 +174,7 @@ def test_a_prompt_that_comes_out_otherwise_is_refused(tiny):
         world.processor.prompt_tensors(replace(prompt, digest="0" * 64))
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("index", [0, 1, 2], ids=["one picture", "two pictures", "text alone"])
 def test_an_over_long_prompt_is_refused_with_its_length_before_it_is_made(tiny, family, index):
     world = tiny(family)
@@ -209,11 +210,10 @@ def test_a_small_cache_gives_the_same_feed(tiny, monkeypatch):
         assert torch.equal(tight.prompt_tensors(prompt).position_ids_3P, roomy.prompt_tensors(prompt).position_ids_3P)
 
 
-@pytest.mark.parametrize(
-    ("family", "frame"), [("qwen2_5_vl", CoordinateSystem.PX_RESIZED), ("qwen3_vl", CoordinateSystem.NORM_1000)]
-)
-def test_a_demonstrated_box_is_in_the_models_own_frame(tiny, keep, family, frame):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_demonstrated_box_is_in_the_models_own_frame(tiny, keep, family):
     world = tiny(family)
+    frame = CoordinateSystem.PX_RESIZED if family == "qwen2_5_vl" else CoordinateSystem.NORM_1000
     sample = Sample(id="s", task="t", parts=(keep(Image.new("RGB", (96, 24))), "Where?"), target=NUMBER)
     prompt = world.processor.build(sample)
     box = Target(

@@ -202,6 +202,7 @@ def test_help_starts_at_once_and_loads_nothing_heavy():
     assert "mmrl reward lint ./my_rewards.py:close" in done.stdout
 
 
+@pytest.mark.slow
 def test_every_reward_of_ours_is_fit():
     done = subprocess.run([sys.executable, "-m", "mmrl", "reward", "lint"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

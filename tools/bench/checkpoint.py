@@ -55,7 +55,7 @@ CostsByMode = Mapping[str, list[dict[str, StepCosts]]]
 """By mode, run after run: costs by stage."""
 
 
-def measure_mode(folder: Path, mode: str, steps: int, clock: Callable[[], float]) -> dict[str, StepCosts]:
+def measure_mode(folder: Path, mode: str, steps: int, prompts: int, clock: Callable[[], float]) -> dict[str, StepCosts]:
     """Train with checkpoints as `mode` says; the costs by stage."""
     spans: list[tuple[int, float, float]] = []  # stage, when the step ended, when its checkpoint was done with
     save_if_due = PeriodicCheckpointer.on_step_end
@@ -65,7 +65,7 @@ def measure_mode(folder: Path, mode: str, steps: int, clock: Callable[[], float]
         save_if_due(callback, state, result)
         spans.append((state.stage_index, start, clock()))
 
-    lengths = [f"stages.{stage}.steps={steps}" for stage in STAGES]
+    lengths = [*(f"stages.{stage}.steps={steps}" for stage in STAGES), f"stages.rl.prompts_per_step={prompts}"]
     PeriodicCheckpointer.on_step_end = timed  # type: ignore[method-assign]
     try:
         code = mmrl_command(["train", str(STEPS_CONFIG), *lengths, *CHECKPOINT_MODES[mode], "--run-dir", str(folder)])
@@ -81,13 +81,13 @@ def measure_mode(folder: Path, mode: str, steps: int, clock: Callable[[], float]
     return found
 
 
-def benchmark_saving(rounds: int, steps: int, clock: Callable[[], float]) -> tuple[str, dict[str, float]]:
+def benchmark_saving(rounds: int, steps: int, prompts: int, clock: Callable[[], float]) -> tuple[str, dict[str, float]]:
     """Print the table. Return a complaint, empty if saving is fast enough, and the numbers."""
     found: CostsByMode = {mode: [] for mode in CHECKPOINT_MODES}
     for _ in range(rounds):
         for mode, runs in found.items():
             with TemporaryDirectory() as folder:
-                runs.append(measure_mode(Path(folder, "run"), mode, steps, clock))
+                runs.append(measure_mode(Path(folder, "run"), mode, steps, prompts, clock))
     print("\n| stage | checkpoint after every step | step | stall | stall / step | both, against none |")
     print("|---|---|---|---|---|---|")
     numbers = {}
@@ -154,6 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4, help="runs of each kind")
     parser.add_argument("--steps", type=int, default=12, help="of each stage")
+    parser.add_argument("--prompts", type=int, default=32, help="of a step of reinforcement learning")
     parser.add_argument("--resume", action="store_true", help="measure how soon a run goes on, instead of saving")
     parser.add_argument("--busy", action="store_true", help="count processor time of the loop's thread")
     add_json_option(parser)
@@ -162,7 +163,7 @@ def main() -> None:
     complaint, numbers = (
         benchmark_resume(arguments.rounds)
         if arguments.resume
-        else benchmark_saving(arguments.rounds, arguments.steps, clock)
+        else benchmark_saving(arguments.rounds, arguments.steps, arguments.prompts, clock)
     )
     write_results(arguments.json, "checkpoint", numbers)
     sys.exit(complaint or 0)

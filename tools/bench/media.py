@@ -32,6 +32,7 @@ from mmrl.config.schema import FromScratchConfig, MediaLimitsConfig, ModelConfig
 from mmrl.media.cache import MediaCache
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
+from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.tiny_models import make_processor, train_tokenizer
 from mmrl.types import AnswerType, ImageRef, MediaPolicy, Sample, Target, VideoRef
 from mmrl_datasets.media_files import RenderedVideo, encode_mp4
@@ -109,8 +110,7 @@ def make_encoder(hf: Any) -> PromptEncoder:
     store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=2**26)
     limit = MODEL.max_prompt_tokens
     return PromptEncoder(
-        hf,
-        FAMILIES["qwen2_5_vl"],
+        ProcessorBundle(family=FAMILIES["qwen2_5_vl"], processor=hf),
         ResponseFormat(),
         store,
         video=MODEL.video,

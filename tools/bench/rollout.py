@@ -40,6 +40,7 @@ from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
 from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
@@ -137,10 +138,9 @@ def make_comparison(folder: Path, prompts: int, group: int, completion: int) -> 
     tokenizer = train_tokenizer([QUESTION], SCRATCH.language.vocab_size)
     processor = make_processor(SCRATCH, tokenizer, (16 * 16 * 14 * 16, 16 * 16 * 14 * 16))
     store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=2**26)
-    family, video = FAMILIES[SCRATCH.family], ModelConfig(from_scratch=SCRATCH).video
-    encoder = PromptEncoder(
-        processor, family, ResponseFormat(), store, video=video, add_instruction=False, max_prompt_tokens=4096
-    )
+    bundle = ProcessorBundle(family=FAMILIES[SCRATCH.family], processor=processor)
+    video = ModelConfig(from_scratch=SCRATCH).video
+    encoder = PromptEncoder(bundle, ResponseFormat(), store, video=video, add_instruction=False, max_prompt_tokens=4096)
     policy = Policy(make_model(SCRATCH, tokenizer, seed=0))
     asker = PromptProcessor(encoder)
     eos: int = tokenizer.eos_token_id

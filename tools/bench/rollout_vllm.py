@@ -37,6 +37,7 @@ from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import get_family
 from mmrl.policy.policy import Policy, banned_ids
+from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.base import EngineSampler, GenerationRequest, WeightPublisher, build_engine_args
@@ -83,7 +84,8 @@ def measure_all(cli_args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     hf = make_processor(SCRATCH, tokenizer, (12544, 12544))
     store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=10**8)
     options: dict[str, Any] = {"video": VideoConfig(), "add_instruction": False, "max_prompt_tokens": 500}
-    processor = PromptProcessor(PromptEncoder(hf, get_family(model.config), grammar, store, **options))
+    bundle = ProcessorBundle(family=get_family(model.config), processor=hf)
+    processor = PromptProcessor(PromptEncoder(bundle, grammar, store, **options))
     policy = Policy(model)
     export_hf_folder(folder / "model", model, hf)
     cuda = torch.cuda.is_available()

@@ -4,11 +4,11 @@
     python tools/bench/two_processes.py --only zero            # about 4 minutes
     python tools/bench/two_processes.py --busy                  # twice that; where others need the machine too
 
-Runs of tools/bench/steps.yaml with the same 256 rollouts a step, of a model of 9.8 million parameters. Arms take
-turns; a ratio is that of a round, printed as median [least, most]. Seconds are the clock's, of a step's six verbs,
-the first steps left out. With `--busy` they are CPU seconds of a process instead, a long run's less a short one's:
-what a step would take if every process had a core. Exits 1 when two processes are less than 1.6 times as fast as one,
-or when ZeRO-0 on one process takes more than 10 % longer than plain torch.
+Runs of tools/bench/steps.yaml with the same 256 rollouts a step (`--prompts`), of a model of 9.8 million parameters.
+Arms take turns; a ratio is that of a round, printed as median [least, most]. Seconds are the clock's, of a step's six
+verbs, the first steps left out. With `--busy` they are CPU seconds of a process instead, a long run's less a short
+one's: what a step would take if every process had a core. Exits 1 when two processes are less than 1.6 times as fast
+as one, or when ZeRO-0 on one process takes more than 10 % longer than plain torch.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ class RunSeconds(NamedTuple):
     cpu: float
 
 
-def run_arm(arm: tuple[str, ...], steps: int) -> RunSeconds:
-    """Train for so many steps, and some before that are not counted."""
+def run_arm(arm: tuple[str, ...], steps: int, prompts: int) -> RunSeconds:
+    """Train for so many steps of so many prompts, and some before that are not counted."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "mmrl", "train", str(CONFIG), f"model.from_scratch={json.dumps(MODEL)}", *arm]
-        options = [f"stages.rl.steps={WARM_UP_STEPS + steps}", "--run-dir", f"{folder}/run"]
+        size = [f"stages.rl.steps={WARM_UP_STEPS + steps}", f"stages.rl.prompts_per_step={prompts}"]
+        options = [*size, "--run-dir", f"{folder}/run"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -73,11 +74,12 @@ def run_arm(arm: tuple[str, ...], steps: int) -> RunSeconds:
     return RunSeconds(fmean(wall), cpu)
 
 
-def step_seconds(arm: tuple[str, ...], steps: int, *, busy: bool) -> float:
+def step_seconds(arm: tuple[str, ...], steps: int, prompts: int, *, busy: bool) -> float:
     """Of a step: by the clock, or CPU seconds of one process."""
     if not busy:
-        return run_arm(arm, steps).step
-    return (run_arm(arm, steps).cpu - run_arm(arm, 1).cpu) / (steps - 1) / (2 if "--nproc" in arm else 1)
+        return run_arm(arm, steps, prompts).step
+    long, short = run_arm(arm, steps, prompts), run_arm(arm, 1, prompts)
+    return (long.cpu - short.cpu) / (steps - 1) / (2 if "--nproc" in arm else 1)
 
 
 def format_spread(values: list[float]) -> str:
@@ -90,6 +92,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each arm")
     parser.add_argument("--steps", type=int, default=4, help="steps measured in each")
+    parser.add_argument("--prompts", type=int, default=32, help="prompts of a step, each with 8 responses")
     parser.add_argument("--only", choices=ARM_BY_OPTION, help="what is held against one process with plain torch")
     parser.add_argument("--busy", action="store_true", help="count processor time, where others need the machine too")
     add_json_option(parser)
@@ -98,7 +101,7 @@ def main() -> int:
     found: dict[str, list[float]] = {name: [] for name in (BASELINE, *others)}
     for _ in range(arguments.rounds):
         for name, taken in found.items():
-            taken.append(step_seconds(ARMS[name], arguments.steps, busy=arguments.busy))
+            taken.append(step_seconds(ARMS[name], arguments.steps, arguments.prompts, busy=arguments.busy))
     for name, taken in found.items():
         print(f"{name:22} {format_spread(taken)} s a step{' of a process, CPU' if arguments.busy else ''}")
     numbers = {f"{name}: step_s": median(taken) for name, taken in found.items()}

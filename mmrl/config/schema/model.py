@@ -185,7 +185,7 @@ class ModelConfig(StrictModel):
     position ids."""
     chat: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Options of the model's chat template, such as `enable_thinking: false` (Qwen3.5) or `reasoning_effort: low`
-    (Qwen3.8)."""
+    (Qwen3.8). An option that the template does not read is refused."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of weights and activations; log-probabilities are always float32."""
     float32_output_layer: bool = False
@@ -243,10 +243,12 @@ class ModelConfig(StrictModel):
         if self.lora:
             return self.lora.describe()
         trained = self.trainable_components
-        frozen = []
+        frozen: list[str] = []
         for component in COMPONENTS:
             if component not in trained:
                 frozen.append(component)
+        if self.freeze_router:
+            frozen.append("routers of experts")
         return f"{', '.join(trained)}; " + (f"frozen: {', '.join(frozen)}" if frozen else "nothing is frozen")
 
 

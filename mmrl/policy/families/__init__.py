@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mmrl.policy.families import qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe
 from mmrl.policy.families.base import FromScratchSupport as FromScratchSupport
 from mmrl.policy.families.base import Grid as Grid
+from mmrl.policy.families.base import ImageFormat as ImageFormat
 from mmrl.policy.families.base import ModelFamily as ModelFamily
 from mmrl.policy.families.base import PlaceholderRun as PlaceholderRun
 from mmrl.policy.families.base import VideoTimeEncoding as VideoTimeEncoding

@@ -16,9 +16,13 @@ from mmrl.media.image import resized_size
 from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
 from mmrl.types import CoordinateSystem, Size, UserError
 from mmrl.utils.plugins import load_plugin
+from mmrl.utils.torch_cpu_compat import import_torchvision
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from PIL.Image import Image
+    from transformers import PreTrainedModel, ProcessorMixin
+
+    from mmrl.policy.batch import BatchMedia
 
 # Full names of linear layers; together they fit all families of Qwen without experts.
 QWEN_LORA_LAYERS: Mapping[LoraTarget, str] = {
@@ -43,6 +47,21 @@ Grid = tuple[int, int, int]
 """Time, height and width of an image or video, in patches. Time counts pairs of frames; an image has 1."""
 
 
+class ImageFormat(NamedTuple):
+    """Sizes by which images become patches, and patches tokens."""
+
+    patch_size: int
+    """A patch is a square of this side, in pixels."""
+    merge_size: int
+    """A square of patches with this side, in patches, becomes one token of the language model."""
+    frames_per_patch: int
+    """Frames that a patch spans. An image is repeated to fill them."""
+    min_pixels: int
+    """Least area of a resized image."""
+    max_pixels: int
+    """Largest area of a resized image."""
+
+
 class PlaceholderRun(NamedTuple):
     """Adjacent placeholder tokens that stand for one image, or for a video or a part of it."""
 
@@ -54,6 +73,7 @@ class PlaceholderRun(NamedTuple):
 class VideoTimeEncoding(StrEnum):
     """The way in which a model learns when the frames of a video were taken."""
 
+    NO_VIDEO = "none"  # it takes no videos
     FRAME_INDEX = "steps"  # it does not: each pair of frames stands one position after the last
     SECONDS = "seconds"  # by position ids, in proportion to seconds
     TEXT_TIMESTAMPS = "stamps"  # in words before each pair of frames, which is a run of placeholders of its own
@@ -104,6 +124,9 @@ class ModelFamily:
     """Targets of an adapter that names none: layers of the language model that every token passes."""
     has_recurrent_layers: bool = False
     """True if some layers keep a recurrent state rather than keys and values."""
+    takes_patches: bool = True
+    """True if processor and vision tower take images of any size as patches with grids, as Qwen-VL's do. Features of
+    another's frozen tower are not cached, and neither vLLM nor several processes run it."""
     vision_start_token: str = "<|vision_start|>"
     """Token before the placeholders of an image or video, as the chat template writes it."""
     vision_end_token: str = "<|vision_end|>"
@@ -143,11 +166,54 @@ class ModelFamily:
         return False
 
     def iter_engine_weights(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield a weight under the names of transformers that an engine loads it by: by default, as it is."""
+        """Yield a weight under the names of transformers that an engine loads it by: by default, as it is.
+
+        `tensor` has the shape [...] of the parameter.
+        """
         yield name, tensor
 
     def finish_export(self, folder: Path) -> None:
         """Change what `save_pretrained` wrote where released folders have another layout: by default, nothing."""
+
+    def image_format(self, processor: ProcessorMixin) -> ImageFormat:
+        """Return the sizes by which the processor of a model cuts images, by default those of Qwen-VL's."""
+        options = processor.image_processor
+        return ImageFormat(
+            patch_size=options.patch_size,
+            merge_size=options.merge_size,
+            frames_per_patch=options.temporal_patch_size,
+            # The names are those of sides, but Qwen's image processors read areas in pixels from them.
+            min_pixels=options.size["shortest_edge"],
+            max_pixels=options.size["longest_edge"],
+        )
+
+    def cut_patches(self, processor: ProcessorMixin, images: Sequence[Image]) -> torch.Tensor:
+        """Return the normalised patches of resized images in reading order, float32 [M, D], by default Qwen-VL's.
+
+        A patch holds channels, frames, rows and columns. Patches of a token, `merge_size` x `merge_size`, follow each
+        other.
+        """
+        patches: torch.Tensor = processor.image_processor(images, do_resize=False, return_tensors="pt")["pixel_values"]
+        return patches
+
+    def model_arguments(
+        self, position_ids_3BL: torch.Tensor, token_types_BL: torch.Tensor, media: BatchMedia
+    ) -> dict[str, torch.Tensor]:
+        """Return the arguments of the model's forward besides token ids and mask, by default those of Qwen-VL.
+
+        There is no argument for a kind of media that is absent.
+
+        Args:
+            position_ids_3BL: time, height and width position of each token, int64.
+            token_types_BL: 0 for text, 1 for an image, 2 for a video, int64.
+            media: patches [M, D] and grids [I, 3] of images and videos.
+        """
+        arguments = {"position_ids": position_ids_3BL, "mm_token_type_ids": token_types_BL}
+        if len(media.image_grids_I3):
+            arguments |= {"pixel_values": media.image_patches_MD, "image_grid_thw": media.image_grids_I3}
+        if len(media.video_grids_V3):
+            arguments |= {"pixel_values_videos": media.video_patches_MD, "video_grid_thw": media.video_grids_V3}
+        return arguments
 
     def resized_image_size(self, size: Size, *, factor: int, min_pixels: int, max_pixels: int) -> Size:
         """Return the size that an image is resized to, in pixels: by default qwen-vl-utils' `smart_resize`.
@@ -216,6 +282,8 @@ class ModelFamily:
             second_per_grid: seconds from one pair of frames to the next.
         """
         match self.video_time:
+            case VideoTimeEncoding.NO_VIDEO:
+                return ()
             case VideoTimeEncoding.FRAME_INDEX:
                 return (PlaceholderRun(grid),)
             case VideoTimeEncoding.SECONDS:
@@ -241,6 +309,7 @@ def load_family(function: str, base_dir: Path, args: Mapping[str, Any]) -> Model
     Raises:
         UserError: the function cannot be loaded, has other options, or returns no `ModelFamily`.
     """
+    import_torchvision()  # before the user's file imports transformers
     make_family = load_plugin(function, base_dir, args, role="model family", parameters=())
     family = make_family()
     if not isinstance(family, ModelFamily):

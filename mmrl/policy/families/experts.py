@@ -1,4 +1,4 @@
-"""What families with experts have in common: names, LoRA targets, and the layouts of fused expert weights.
+"""The common part of families with experts: names, LoRA targets, and the layouts of fused expert weights.
 
 A layer's experts are two parameters, in transformers' layout while the model is trained: `experts.gate_up_proj`
 [experts, 2 x width, hidden] and `experts.down_proj` [experts, hidden, width].
@@ -50,7 +50,10 @@ class ExpertFamily(ModelFamily):
         return _ROUTER.search(parameter_name) is not None
 
     def iter_engine_weights(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield a weight under the names that an engine loads: fused experts one by one, as views."""
+        """Yield a weight under the names that an engine loads it by: fused experts one by one, as views.
+
+        A fused `tensor` is [experts, out, in], any other [...]; an expert's matrix is [out, in].
+        """
         # vLLM takes fused experts too, but in another layout for each family, and where the two sizes are equal it
         # cannot tell a transposed one.
         fused = _FUSED.fullmatch(name)

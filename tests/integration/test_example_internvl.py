@@ -1,0 +1,127 @@
+"""examples/internvl.py: a family that is not Qwen's encodes, samples, learns, is exported and evaluated."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from harness import Command, metrics
+from PIL import Image
+from rounding import LOGPROBS
+from transformers import AutoModelForImageTextToText, AutoProcessor, InternVLForConditionalGeneration
+
+from mmrl.answer import ResponseFormat
+from mmrl.config.schema import MediaLimitsConfig, ModelConfig, VideoConfig
+from mmrl.media.cache import MediaCache
+from mmrl.policy.batch import collate_prompts
+from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.families import load_family
+from mmrl.policy.policy import Policy
+from mmrl.policy.pretrained import load_pretrained
+from mmrl.policy.processor import PromptProcessor
+from mmrl.rollout.factory import SamplerFactory
+from mmrl.types import AnswerType, ImageRef, MediaPolicy, Sample, Target, UserError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FAMILY = {"fn": "./internvl.py:internvl"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder of a tiny new model."""
+    folder = tmp_path_factory.mktemp("internvl") / "model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        import internvl
+
+        internvl.write_tiny_model(folder)
+        sys.modules.pop("internvl")
+    return folder
+
+
+def train(here: Command, folder: Path, run: Path, *overrides: str):
+    return here("train", EXAMPLES / "internvl.yaml", f"model.path={folder}", f"run.dir={run}", *overrides)
+
+
+def test_it_trains_and_its_export_belongs_to_transformers_and_to_evaluation(folder, tmp_path, here, monkeypatch):
+    done = train(here, folder, tmp_path / "run")
+    assert done.code == 0, done.errors
+    last = metrics(tmp_path / "run")[-2]  # the last record is the reward on the test set
+    assert min(last[f"learner/grad_norm/{part}"] for part in ("vision", "projector", "language")) > 0
+    assert last["rollout/logprob_diff_mean"] < LOGPROBS
+    exported = AutoModelForImageTextToText.from_pretrained(tmp_path / "run" / "model")
+    assert type(exported) is InternVLForConditionalGeneration
+    assert AutoProcessor.from_pretrained(tmp_path / "run" / "model").image_processor.size == {"height": 32, "width": 32}
+    monkeypatch.chdir(EXAMPLES)  # where `./internvl.py` is
+    done = here("eval", tmp_path / "run" / "model", "--benchmark", "run:test", "--out", tmp_path / "out")
+    assert done.code == 0, done.errors
+    (told,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["rewards"] == {"count": told["after"]}
+
+
+def test_a_frozen_tower_is_run_anew_and_gets_no_gradient(folder, tmp_path, here):
+    overrides = ("model.freeze=[vision,projector]", "stages.cold.steps=1", "stages.rl.steps=1")
+    done = train(here, folder, tmp_path / "run", *overrides, "model.attn_implementation=eager")
+    assert done.code == 0, done.errors
+    (first, *_) = metrics(tmp_path / "run")
+    assert first["learner/grad_norm/language"] > 0 == first["learner/grad_norm/vision"]
+
+
+def test_a_prompt_is_what_transformers_makes_of_it(folder, clip, tmp_path):
+    bundle = load_pretrained(ModelConfig(path=str(folder), dtype="float32", family=FAMILY), EXAMPLES)
+    cache = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
+    encoder = PromptEncoder(
+        bundle, ResponseFormat(), cache, video=VideoConfig(), add_instruction=False, max_prompt_tokens=500
+    )
+    processor = PromptProcessor(encoder)
+    pictures = [
+        Image.effect_noise((32, 32), 90).convert("RGB"),
+        Image.radial_gradient("L").resize((32, 32)).convert("RGB"),
+    ]
+    parts, content = ["Compare"], [{"type": "text", "text": "Compare"}]
+    for number, picture in enumerate(pictures):
+        file = tmp_path / f"{number}.png"
+        picture.save(file)
+        parts.append(ImageRef(path=str(file), sha256=sha256(file.read_bytes()).hexdigest()))
+        content.append({"type": "image", "image": picture})
+    sample = Sample(id="s", task="t", parts=tuple(parts), target=Target(answer_type=AnswerType.NUMBER, value=3))
+    prompt = processor.build(sample)
+    theirs = bundle.processor.apply_chat_template(
+        [{"role": "user", "content": content}],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+        processor_kwargs={"crop_to_patches": False},
+    )
+    assert list(prompt.token_ids) == theirs["input_ids"][0].tolist()
+    with torch.no_grad():
+        expected = bundle.model.eval()(**theirs).logits[0, -1]
+    policy = Policy(bundle.model, family=bundle.family)
+    batch = collate_prompts([prompt], processor, pad_id=0)
+    given = bundle.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media)
+    assert torch.equal(given["pixel_values"], theirs["pixel_values"])
+    _, logits = policy.prefill(batch)
+    torch.testing.assert_close(logits[0], expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UserError, match=r"sample s: .*clip.mp4: the model \(internvl\) takes no videos"):
+        processor.build(replace(sample, parts=("What moves?", clip)))
+
+
+def test_vllm_is_refused(folder, tmp_path, here):
+    done = train(here, folder, tmp_path / "run", "rollout.engine=vllm")
+    assert done.code == 2
+    assert "model.family: internvl gives images to its model in a form of its own" in done.errors
+
+
+def test_several_processes_are_refused():
+    config = SimpleNamespace(rollout=SimpleNamespace(engine="hf"))
+    policy = SimpleNamespace(family=load_family("./internvl.py:internvl", EXAMPLES, {}))
+    options = {"adapter": None, "run_dir": None, "ranks": SimpleNamespace(size=2), "warn": pytest.fail}
+    with pytest.raises(UserError, match="it runs in one process with rollout.engine: hf, not with .* hf in 2"):
+        SamplerFactory(config, policy, None, **options)
