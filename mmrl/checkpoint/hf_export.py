@@ -43,6 +43,10 @@ model = PeftModel.from_pretrained(base, "{name}")
 
 `vllm serve {base} --enable-lora --lora-modules {name}=PATH` serves it."""
 
+_WITHOUT_MTP = """\
+It lacks the {} weights for predicting several tokens at once (`mtp.*`) of its base model, which transformers does not
+load: engines cannot use them for speculative decoding."""
+
 
 class RestoredModel(NamedTuple):
     """A model with the weights of a checkpoint."""
@@ -187,20 +191,14 @@ def _card_sections(facts: ModelCardFacts, adapter: bool) -> Iterator[str]:
     )
     yield (_ADAPTER_USAGE if adapter else _USAGE).format(name=config.run.name, base=base)
     if facts.num_mtp_weights:
-        yield (
-            f"It lacks the {facts.num_mtp_weights} weights for predicting several tokens at once (`mtp.*`) of its base "
-            "model: transformers does not load them. Engines cannot use them for speculative decoding."
-        )
+        yield _WITHOUT_MTP.format(facts.num_mtp_weights)
     if facts.comparison:
         yield "## Held-out reward\n\nGreedy, with 95 % intervals; the rise is paired over samples."
         yield "\n".join(_comparison_table(facts.comparison))
     yield f"## Last step\n\n```json\n{json.dumps(facts.last_metrics, indent=1)}\n```"
     yield "## Data\n\nsha256 over the samples and media of each part:"
     yield "\n".join(f"- {part}: `{digest}`" for part, digest in facts.manifest["data"].items())
-    libraries = []
-    for name, version in facts.manifest["libraries"].items():
-        if version:
-            libraries.append(f"{name} {version}")
+    libraries = [f"{name} {version}" for name, version in facts.manifest["libraries"].items() if version]
     yield "## Made with\n\n" + ", ".join(libraries)
     yield f"## Config\n\n```yaml\n{dump_yaml(config)}```"
 

@@ -61,6 +61,11 @@ class ForwardDifference(NamedTuple):
         return self.logprobs <= bound.logprobs and self.gradient <= bound.gradient
 
 
+_RECURRENT_ADVICE = (
+    ", with which each response runs behind a prompt of its own and the recurrent state is not forked; or, where "
+    "flash-linear-attention computes that, install another version of it, or none"
+)
+
 TOLERANCES = {
     torch.float32: ForwardDifference(logprobs=1e-4, gradient=1e-3),
     torch.bfloat16: ForwardDifference(logprobs=0.1, gradient=0.1),
@@ -301,12 +306,7 @@ def check_shared_prefix(
         for module, rate in rates.items():
             module.p = rate
     if not found.within(bound):
-        advice = ""
-        if policy.family.has_recurrent_layers:
-            advice = (
-                ", with which each response runs behind a prompt of its own and the recurrent state is not forked; or, "
-                "where flash-linear-attention computes that, install another version of it, or none"
-            )
+        advice = _RECURRENT_ADVICE if policy.family.has_recurrent_layers else ""
         raise UserError(
             f"shared_prefix: on sample {groups[0][0].rollout.prompt.sample.id} it differs from the plain forward by "
             f"{found.logprobs:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logprobs:g} and "

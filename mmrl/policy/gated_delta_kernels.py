@@ -28,22 +28,27 @@ _FUNCTIONS = (
 )
 """Names, in a modeling file of transformers, of the functions that may be kernels."""
 
+_CHOICES: list[Callable[..., Any]] = []
+"""Functions that have been put into modeling files."""
+
 
 def suits_kernel(tensor: torch.Tensor) -> bool:
-    """Return True if the kernels may compute with a tensor: on CUDA, in 16 bits."""
+    """Return True if the kernels may compute with a tensor, of any shape: on CUDA, in 16 bits."""
     return tensor.is_cuda and tensor.dtype.itemsize == 2
 
 
 def install_kernel_choice(modeling: ModuleType) -> None:
     """Let a modeling file of transformers run a kernel where `suits_kernel` says so, and its torch code elsewhere."""
     for name in _FUNCTIONS:
+        # A second model of the class finds what the first has put there.
         function = getattr(modeling, name)
-        if not hasattr(function, "chooses_kernel"):
-            setattr(modeling, name, _choose_by_tensor(function))
+        if function not in _CHOICES:
+            _CHOICES.append(_choose_by_tensor(function))
+            setattr(modeling, name, _CHOICES[-1])
 
 
 def has_rule_kernel(tensor: torch.Tensor) -> bool:
-    """Return True if `run_rule_kernel` can compute with a tensor here."""
+    """Return True if `run_rule_kernel` can compute here with tensors like this one, of any shape."""
     return suits_kernel(tensor) and not isinstance(import_kernels("flash-linear-attention"), Exception)
 
 
@@ -63,17 +68,9 @@ def run_rule_kernel(
     Returns:
         Outputs [1, S, H, V], and the state behind each sequence, float32 [N, H, K, V].
     """
-    query, key, value, log_decay, write_strength = inputs
+    options = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
     output, state = import_kernels("flash-linear-attention").chunk_gated_delta_rule(
-        query,
-        key,
-        value,
-        log_decay,
-        write_strength,
-        initial_state=initial_state,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-        cu_seqlens=bounds,
+        *inputs, initial_state=initial_state, cu_seqlens=bounds, **options
     )
     return output, state
 
@@ -118,7 +115,7 @@ def _choose_by_tensor(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def choose(tensor: torch.Tensor, *args: object, **options: object) -> Any:  # noqa: ANN401
+        """Call one or the other; the first tensor is [batch, columns, ...]."""
         return (function if suits_kernel(tensor) else torch_code)(tensor, *args, **options)
 
-    choose.chooses_kernel = True  # type: ignore[attr-defined]
     return choose

@@ -106,7 +106,17 @@ def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundl
             output_loading_info=True,
         )
     # transformers only warns of missing weights, and fills them with random numbers.
-    missing = sorted(report["missing_keys"])
+    _check_no_weights_missing(path, sorted(report["missing_keys"]))
+    return ModelBundle(
+        family=bundle.family,
+        processor=bundle.processor,
+        model=model,
+        num_mtp_weights=sum(name.startswith("mtp.") for name in read_weight_names(path)),
+        is_untied_by_files=_settle_untied_output(model),
+    )
+
+
+def _check_no_weights_missing(path: str, missing: list[str]) -> None:
     if missing == [_OUTPUT_MATRIX] and declares_ties_twice(path):
         raise UserError(
             f"model.path: {path!r} lacks {_OUTPUT_MATRIX}, and its config.json says two things of it: "
@@ -115,13 +125,6 @@ def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundl
         )
     if missing:
         raise UserError(f"model.path: {path!r} lacks {len(missing)} weights, {missing[0]} for one; restore its files")
-    return ModelBundle(
-        family=bundle.family,
-        processor=bundle.processor,
-        model=model,
-        num_mtp_weights=sum(name.startswith("mtp.") for name in read_weight_names(path)),
-        is_untied_by_files=_settle_untied_output(model),
-    )
 
 
 def _settle_untied_output(model: PreTrainedModel) -> bool:

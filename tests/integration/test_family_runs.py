@@ -35,8 +35,8 @@ def base_config(run_dir: Path, family: str) -> dict[str, Any]:
     config = zooming(run_dir)
     config["model"] |= {"from_scratch": {**TINY, "family": family, "language": SMALL}}
     config["model"]["freeze_router"] = family == "qwen3_vl_moe"
-    _, rl = config["stages"]
-    rl["steps"] = 2
+    cold, rl = config["stages"]
+    cold["steps"], rl["steps"] = 50, 2
     return config
 
 
@@ -70,7 +70,7 @@ def family_runs(tmp_path_factory: pytest.TempPathFactory, family: str) -> Path:
         config = adapter_config(folder / "whole", folder / "base" / "model", family, data)
         done = mmrl("train", write(config, folder / "whole.yaml"))
         assert done.code == 0, done.errors
-        assert ("1 weights for predicting several tokens" in done.output) == (family == "qwen3_5")
+        assert "1 weights for predicting several tokens" in done.output
 
     return shared(tmp_path_factory, f"runs-{family}", make)
 
@@ -80,6 +80,9 @@ def steps_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_everything_is_done_at_once(runs: Path) -> None:
+    cold = [record["learner/loss"] for record in metrics(runs / "base") if "learner/loss" in record]
+    cold = cold[:50]
+    assert cold[-1] < cold[0] / 20  # each layer learns: with transformers' own initial values it would not so soon
     steps = steps_of(runs / "whole")
     assert len(steps) == 4
     for name in (
@@ -98,12 +101,12 @@ def test_everything_is_done_at_once(runs: Path) -> None:
     assert any({"environment", "forced"} <= of for of in authors)
 
 
-def test_a_frozen_router_stays_and_all_else_moves(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_frozen_router_is_no_weight_that_is_trained(tmp_path_factory: pytest.TempPathFactory) -> None:
     base = family_runs(tmp_path_factory, "qwen3_vl_moe") / "base"
     for record in steps_of(base):
         assert 0.0 < record["policy/router_load_entropy"] <= 1.0
-    (trained,) = {path for path in (base / "checkpoints").glob("*/model.safetensors")}
-    names = load_file(trained).keys()
+    checkpoint = max((base / "checkpoints").iterdir())
+    names = load_file(checkpoint / "model.safetensors").keys()
     assert any(name.endswith("mlp.experts.gate_up_proj") for name in names)
     assert not any(name.endswith("mlp.gate.weight") for name in names)
 
@@ -135,7 +138,7 @@ def test_its_export_is_the_base_model_with_its_adapter(runs: Path, tmp_path: Pat
     assert (logits - before).abs().max() > 1e-2
     torch.testing.assert_close(logits, adapted, rtol=0, atol=1e-4)
     card = (tmp_path / "merged" / "README.md").read_text()
-    assert ("lacks the 1 weights for predicting several tokens" in card) == (type(ours).__name__.startswith("Qwen3_5"))
+    assert "lacks the 1 weights for predicting several tokens" in card
 
 
 def load(folder: Path) -> Any:
@@ -153,11 +156,16 @@ def test_its_evaluation_gives_the_verdicts_of_the_last_one_in_training(
     assert (out / "verdicts.jsonl").read_bytes() == (taken / "verdicts.jsonl").read_bytes()
 
 
+def without_routers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records without metrics of routers, which are means over micro-batches: ranks have others than one process."""
+    return [{name: value for name, value in record.items() if "/router_" not in name} for record in records]
+
+
 @pytest.mark.parametrize("family", NAMES)
 def test_two_processes_under_zero3_do_what_one_does(
     family: str, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, here: Command
 ) -> None:
-    """They sample, learn, save and export weights that none of them holds whole."""
+    """They sample, learn, save and export weights that neither of them holds whole."""
     pytest.importorskip("deepspeed")
     base = family_runs(tmp_path_factory, family) / "base" / "model"
 
@@ -172,7 +180,7 @@ def test_two_processes_under_zero3_do_what_one_does(
     assert here("train", config("alone")).code == 0
     done = mmrl("train", config("shared", deepspeed={"zero_stage": 3, "param_persistence_elements": 0}), "--nproc", 2)
     assert done.code == 0, done.errors
-    alike(metrics(tmp_path / "shared"), metrics(tmp_path / "alone"))
+    alike(*(without_routers(metrics(tmp_path / name)) for name in ("shared", "alone")))
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("shared", "alone"))
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
