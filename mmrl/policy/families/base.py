@@ -159,6 +159,10 @@ class ModelFamily:
         if model.get_decoder().config._attn_implementation == "sdpa":
             install_shared_prefix_attention(model)
 
+    def describe_slow_path(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Return what to tell a user whose model runs slower here than it could; by default there is nothing."""
+        return None
+
     def is_router(self, parameter_name: str) -> bool:
         """Return True for a weight that decides which experts a token goes to; here there are none."""
         return False
