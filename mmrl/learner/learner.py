@@ -67,6 +67,11 @@ class ForwardDifference(NamedTuple):
         return self.logprobs <= bound.logprobs and self.gradient <= bound.gradient
 
 
+_RECURRENT_ADVICE = (
+    ", with which each response runs behind a prompt of its own and the recurrent state is not forked; or, where "
+    "flash-linear-attention computes that, install another version of it, or none"
+)
+
 TOLERANCES = {
     torch.float32: ForwardDifference(logprobs=1e-4, gradient=1e-3),
     torch.bfloat16: ForwardDifference(logprobs=0.1, gradient=0.1),
@@ -367,11 +372,12 @@ def check_shared_prefix(
         for module, rate in rates.items():
             module.p = rate
     if not found.within(bound):
+        advice = _RECURRENT_ADVICE if policy.family.has_recurrent_layers else ""
         raise UserError(
             f"shared_prefix: on sample {groups[0][0].rollout.prompt.sample.id} it differs from the plain forward by "
             f"{found.logprobs:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logprobs:g} and "
-            f"{bound.gradient:g} would be rounding. Set shared_prefix: off, and report the model and the versions of "
-            "torch and transformers"
+            f"{bound.gradient:g} would be rounding. Set shared_prefix: off{advice}. Report the model and the versions "
+            "of torch and transformers"
         )
 
 

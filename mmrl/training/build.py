@@ -365,6 +365,10 @@ class RunContext:
     def _print_overview(self) -> None:
         """Print the sizes of the splits, and for each model component its parameters and learning rates."""
         samples, model, stages = self.samples, self.policy.model, self.config.training_stages
+        notices = [*self.model_bundle.iter_notices()]
+        slow_path = self.model_bundle.family.describe_slow_path(select_device(self.config), model.dtype)
+        for notice in [*notices, slow_path] if slow_path else notices:
+            self.console.warn(notice)
         self.console.info(
             f"{len(samples.train):,} training, {len(samples.validation):,} validation and {len(samples.test):,} test "
             "samples"
