@@ -190,6 +190,8 @@ class TokenSpan:
     media_items: Sequence[MediaItem]
     tensors: Sequence[PromptTensors]
     """Tensors of the prompt, or of each image and video that a tool showed."""
+    routes: Sequence[RoutePiece] = ()
+    """Routes of a response, with columns that count from its first token."""
 
     @staticmethod
     def from_prompt(prompt: Prompt, provider: TensorProvider) -> TokenSpan:
@@ -218,6 +220,7 @@ class TokenSpan:
         ids: list[int] = []
         # An empty first piece, so that a response without tokens has position ids too.
         positions, items, tensors = [torch.zeros(3, 0, dtype=torch.int64)], [], []
+        routes: list[RoutePiece] = []
         next_position = 0
         for segment in rollout.segments:
             if not segment.token_ids:
@@ -230,6 +233,8 @@ class TokenSpan:
             # A log-probability of -inf would make the loss NaN.
             if banned and segment.author in TRAINED_AUTHORS:
                 raise ValueError(f"{owner} contains token {min(banned)}, which its sampling params ban")
+            if segment.routes is not None:
+                routes.append(RoutePiece(len(ids), len(segment.token_ids), segment.routes))
             ids += segment.token_ids
             steps_3S = torch.arange(len(segment.token_ids)).expand(3, -1)
             if segment.observation is not None:
@@ -243,7 +248,8 @@ class TokenSpan:
             positions.append(next_position + steps_3S)
             # Not the number of tokens: an image's tokens share positions, see `ModelFamily.position_ids`.
             next_position += int(steps_3S.max()) + 1
-        return TokenSpan(ids=ids, position_ids_3S=torch.cat(positions, dim=1), media_items=items, tensors=tensors)
+        positions_3S = torch.cat(positions, dim=1)
+        return TokenSpan(ids=ids, position_ids_3S=positions_3S, media_items=items, tensors=tensors, routes=routes)
 
 
 class _TrainedToken(NamedTuple):
@@ -265,7 +271,10 @@ class _PackedRow:
     spans: list[TokenSpan] = field(default_factory=list)
     trained_tokens: list[_TrainedToken] = field(default_factory=list)
     routes: list[RoutePiece] = field(default_factory=list)
-    """Routes that the rollout engine recorded, with columns that count from the row's start."""
+    """Routes that the rollout engine recorded, with columns that count from the row's start.
+
+    Those of a prompt are of the first sibling that has any: all that were sampled in one call share them.
+    """
 
 
 def group_by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]:
@@ -434,11 +443,9 @@ def _pack_row(groups: Sequence[Sequence[Experience]], provider: TensorProvider) 
         if num_prompts != 1:
             raise ValueError(f"sample {prompt.sample.id}: siblings must share one prompt, got {num_prompts}")
         prompt_span = TokenSpan.from_prompt(prompt, provider)
-        for experience in group:
-            # Siblings of one call share these. Where a prompt was sampled from twice, the first call's hold for all.
-            if experience.rollout.prompt_routes is not None:
-                row.routes.append(RoutePiece(len(row.ids), len(prompt_span.ids), experience.rollout.prompt_routes))
-                break
+        prompt_routes = next(filter(None, (experience.rollout.prompt_routes for experience in group)), None)
+        if prompt_routes is not None:
+            row.routes.append(RoutePiece(len(row.ids), len(prompt_span.ids), prompt_routes))
         row.spans.append(prompt_span)
         row.ids.extend(prompt_span.ids)
         row.positions.append(prompt_span.position_ids_3S)
@@ -447,11 +454,7 @@ def _pack_row(groups: Sequence[Sequence[Experience]], provider: TensorProvider) 
         for experience in group:
             completion = TokenSpan.from_response(experience.rollout, provider)
             row.trained_tokens.extend(_trained_tokens(experience.rollout, last_prompt_column, len(row.ids)))
-            column = len(row.ids)
-            for segment in experience.rollout.segments:
-                if segment.routes is not None:
-                    row.routes.append(RoutePiece(column, len(segment.token_ids), segment.routes))
-                column += len(segment.token_ids)
+            row.routes.extend(piece._replace(column=len(row.ids) + piece.column) for piece in completion.routes)
             row.spans.append(completion)
             row.ids.extend(completion.ids)
             # Every sibling counts on from the prompt, as if it alone stood behind it.

@@ -142,14 +142,8 @@ class SamplerFactory:
             return EngineSampler(
                 self._publisher, self._processor, max_model_len=self._max_model_len, salt=salt, version=version
             )
-        return HfSampler(
-            self._policy,
-            self._processor,
-            salt=salt,
-            version=version,
-            copy_policy=concurrent,
-            record_routes=record_routes,
-        )
+        model = (self._policy, self._processor)
+        return HfSampler(*model, salt=salt, version=version, copy_policy=concurrent, record_routes=record_routes)
 
     def sync_weights(self, version: int) -> None:
         """Send the policy's weights to the engine, unless it has those of `version`."""
