@@ -8,8 +8,8 @@ completions add up in the prompt, because autograd sums over every use of a tens
 Letters in shapes: T tokens of the row, W hidden size, C channels of the convolution, N pieces (prompts or completions)
 of a batch, R cached rows, S columns of a padded batch, H value heads, K and V channels of a key and of a value.
 
-The rule itself is transformers' own function, over batches of pieces padded with zeros, or flash-linear-attention's
-kernel, over pieces one after the other in one row.
+The rule itself is `mmrl.policy.delta_rule`, over batches of pieces padded with zeros, and on a GPU, in 16 bits, the
+kernel of flash-linear-attention where that is installed, over pieces one after the other in one row.
 
 Source: Gated Delta Networks, arXiv:2412.06464v3, section 3.
 """
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
+from mmrl.policy.delta_rule import gated_delta_rule, gated_delta_step
 from mmrl.policy.gated_delta_kernels import has_rule_kernel, install_kernel_choice, run_rule_kernel
 from mmrl.policy.shared_prefix_attention import PrefixTree
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
 _CHUNK = 64  # tokens that the rule handles at a time; pieces of as many chunks share a batch
+_EPSILON = 1e-6  # of transformers' `l2norm`
 
 
 class PieceBatch(NamedTuple):
@@ -61,12 +63,8 @@ class ForkPlan(NamedTuple):
 class RuleInputs(NamedTuple):
     """Arguments of the delta rule for each token, and zeros at the end, which neither decay nor write the state."""
 
-    query: torch.Tensor
-    """[T + 1, H, K]."""
-    key: torch.Tensor
-    """[T + 1, H, K]."""
-    value: torch.Tensor
-    """[T + 1, H, V]."""
+    query_key_value: torch.Tensor
+    """Queries, keys and values of all heads, [T + 1, C]."""
     log_decay: torch.Tensor
     """Logarithm of the factor that the state shrinks by, float32 [T + 1, H]."""
     write_strength: torch.Tensor
@@ -104,6 +102,9 @@ def _forward(
     is_continued = cache_params is not None and cache_params.has_previous_state(layer.layer_idx, state_idx=0)
     if is_continued and attention_mask is not None:
         return append_forward(layer, hidden_states, cache_params, attention_mask)
+    # A GPU has a kernel for a single token.
+    if is_continued and hidden_states.shape[1] == 1 and not hidden_states.is_cuda and not torch.is_grad_enabled():
+        return step_forward(layer, hidden_states, cache_params)
     plain = type(layer).forward
     output: torch.Tensor = plain(
         layer, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **options
@@ -115,8 +116,8 @@ def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) 
     """Return the layer's output for a packed row, [1, T, W]; each completion goes on from its prompt."""
     plan = plan_fork(prefix_tree, layer.conv_kernel_size, hidden_1TW.device, has_rule_kernel(hidden_1TW))
     mixed_TC = layer.in_proj_qkv(hidden_1TW)[0]
-    conv_input = _with_zero_row(mixed_TC)[plan.conv_tokens]
-    convolved_TC = _convolve(layer, conv_input[None])[0][plan.conv_kept_T]
+    conv_input = _with_zero_row(mixed_TC).index_select(0, plan.conv_tokens)
+    convolved_TC = _convolve(layer, conv_input[None])[0].index_select(0, plan.conv_kept_T)
     inputs = _rule_inputs(layer, convolved_TC, layer.in_proj_b(hidden_1TW)[0], layer.in_proj_a(hidden_1TW)[0])
     inputs = RuleInputs(*map(_with_zero_row, inputs))
 
@@ -136,7 +137,7 @@ def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) 
     places = torch.cat([batch.tokens_NS.flatten() for batch in (*plan.prompts, *plan.completions)])
     place_of_token = torch.empty(len(mixed_TC) + 1, dtype=torch.int64, device=places.device)
     place_of_token[places] = torch.arange(len(places), device=places.device)
-    output_THV = torch.cat(outputs)[place_of_token[:-1]]
+    output_THV = torch.cat(outputs).index_select(0, place_of_token[:-1])
     return _project(layer, output_THV[None], layer.in_proj_z(hidden_1TW))
 
 
@@ -172,6 +173,26 @@ def append_forward(layer: Any, hidden_RSW: torch.Tensor, cache: Cache, mask_RS: 
     rightward_RS = (columns_S - num_columns + count_R1).clamp(min=0)
     output_RSV = _gather_columns(output_RSHV.flatten(2), rightward_RS)
     return _project(layer, output_RSV.view_as(output_RSHV), layer.in_proj_z(hidden_RSW))
+
+
+def step_forward(layer: Any, hidden_R1W: torch.Tensor, cache: Cache) -> torch.Tensor:  # noqa: ANN401
+    """Return the layer's output [R, 1, W] for one new token behind each cached row, and put it into the cache.
+
+    transformers' own function goes over the states a dozen times, which takes longer than all else in the layer.
+    """
+    state = cache.layers[layer.layer_idx]
+    mixed_RC1 = layer.in_proj_qkv(hidden_R1W).transpose(1, 2)
+    window_RCS = state.conv_states[0]
+    window_RCS.copy_(torch.cat([window_RCS[..., 1:], mixed_RC1], dim=-1))
+    activation = sys.modules[type(layer).__module__].ACT2FN[layer.activation]
+    convolved_RC = activation((window_RCS * layer.conv1d.weight.squeeze(1)).sum(dim=-1))
+    write_RH, decay_RH = layer.in_proj_b(hidden_R1W)[:, 0], layer.in_proj_a(hidden_R1W)[:, 0]
+    inputs = _rule_inputs(layer, convolved_RC, write_RH, decay_RH)
+    query_RGK, key_RGK, value_RHV = _split_heads(layer, inputs.query_key_value)
+    output_RHV = gated_delta_step(
+        query_RGK, key_RGK, value_RHV, inputs.log_decay, inputs.write_strength, state=state.recurrent_states[0]
+    )
+    return _project(layer, output_RHV[:, None].to(value_RHV.dtype), layer.in_proj_z(hidden_R1W))
 
 
 @lru_cache(maxsize=2)  # every layer of a forward pass asks for the same
@@ -253,13 +274,8 @@ def _convolve(layer: Any, mixed_RSC: torch.Tensor) -> torch.Tensor:  # noqa: ANN
 
 def _rule_inputs(layer: Any, convolved_TC: torch.Tensor, write_TH: torch.Tensor, decay_TH: torch.Tensor) -> RuleInputs:  # noqa: ANN401
     """Return the arguments of the rule for tokens, from what the layer's projections made of them."""
-    query, key, value = torch.split(convolved_TC, [layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
-    repeats = layer.num_v_heads // layer.num_k_heads
-    num_tokens = len(convolved_TC)
     return RuleInputs(
-        query=query.reshape(num_tokens, -1, layer.head_k_dim).repeat_interleave(repeats, dim=1),
-        key=key.reshape(num_tokens, -1, layer.head_k_dim).repeat_interleave(repeats, dim=1),
-        value=value.reshape(num_tokens, -1, layer.head_v_dim),
+        query_key_value=convolved_TC,
         # In float32, as transformers has it: the exponential overflows in float16.
         log_decay=-layer.A_log.float().exp() * F.softplus(decay_TH.float() + layer.dt_bias),
         write_strength=write_TH.sigmoid(),
@@ -277,22 +293,37 @@ def _apply_rule(
 
     States have the shape [N, H, K, V] and are float32. `bounds` are those of pieces in one row.
     """
-    taken = [tensor[tokens_NS] for tensor in inputs]
-    if bounds is not None:
-        return run_rule_kernel(taken, initial_state, bounds)
-    query, key, value, log_decay, write_strength = taken
-    output, state = sys.modules[type(layer).__module__].torch_chunk_gated_delta_rule(
-        query,
-        key,
-        value,
-        g=log_decay,
-        beta=write_strength,
-        chunk_size=_CHUNK,
-        initial_state=initial_state,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-    )
-    return output, state
+    # Not `tensor[tokens]`, whose derivative adds up number by number.
+    taken = [tensor.index_select(0, tokens_NS.flatten()).view(*tokens_NS.shape, -1) for tensor in inputs]
+    if has_rule_kernel(taken[0]):
+        query, key, value = _cut_heads(layer, taken[0])
+        repeats = layer.num_v_heads // layer.num_k_heads
+        heads = (query.repeat_interleave(repeats, dim=2), key.repeat_interleave(repeats, dim=2), value)
+        return run_rule_kernel([*heads, *taken[1:]], initial_state, bounds)
+    query, key, value = _split_heads(layer, taken[0])
+    output, state = gated_delta_rule(query, key, value, *taken[1:], initial_state=initial_state)
+    return output.to(value.dtype), state
+
+
+def _cut_heads(layer: Any, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # noqa: ANN401
+    """Return the queries and keys [..., key heads, K] and values [..., H, V] in the channels of `mixed` [..., C]."""
+    query, key, value = torch.split(mixed, [layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
+    heads = [torch.unflatten(part, -1, (-1, layer.head_k_dim)) for part in (query, key)]
+    return heads[0], heads[1], torch.unflatten(value, -1, (-1, layer.head_v_dim))
+
+
+def _split_heads(layer: Any, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # noqa: ANN401
+    """Return the queries and keys [..., key heads, K] and values [..., H, V] in the channels of `mixed` [..., C].
+
+    Queries and keys are float32; a key has length 1, a query 1 / sqrt(K).
+    """
+    query, key, value = _cut_heads(layer, mixed)
+    return _normalize(query.float()) * layer.head_k_dim**-0.5, _normalize(key.float()), value
+
+
+def _normalize(vectors: torch.Tensor) -> torch.Tensor:
+    """Return vectors [..., K] of length 1."""
+    return vectors * torch.rsqrt(vectors.square().sum(dim=-1, keepdim=True) + _EPSILON)
 
 
 def _project(layer: Any, output_RSHV: torch.Tensor, gate_RSC: torch.Tensor) -> torch.Tensor:  # noqa: ANN401

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -94,7 +94,7 @@ def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundl
     """Load the model at `options.path` with its processor, in the data type and attention of `options`.
 
     Raises:
-        UserError: nothing loadable is there, its family is unknown, or weights are missing.
+        UserError: nothing loadable is there, its family is unknown, or weights are missing or of another size.
     """
     bundle = load_processor(options, base_dir)
     path = str(options.path)
@@ -104,9 +104,11 @@ def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundl
             dtype=getattr(torch, options.dtype),
             attn_implementation=options.attn_implementation,
             output_loading_info=True,
+            # Reported below by name, rather than by transformers in a table.
+            ignore_mismatched_sizes=True,
         )
     # transformers only warns of missing weights, and fills them with random numbers.
-    _check_no_weights_missing(path, sorted(report["missing_keys"]))
+    _check_loaded_weights(path, sorted(report["missing_keys"]), sorted(report["mismatched_keys"]))
     return ModelBundle(
         family=bundle.family,
         processor=bundle.processor,
@@ -116,7 +118,7 @@ def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundl
     )
 
 
-def _check_no_weights_missing(path: str, missing: list[str]) -> None:
+def _check_loaded_weights(path: str, missing: list[str], mismatched: list[tuple[str, Any, Any]]) -> None:
     if missing == [_OUTPUT_MATRIX] and declares_ties_twice(path):
         raise UserError(
             f"model.path: {path!r} lacks {_OUTPUT_MATRIX}, and its config.json says two things of it: "
@@ -125,6 +127,13 @@ def _check_no_weights_missing(path: str, missing: list[str]) -> None:
         )
     if missing:
         raise UserError(f"model.path: {path!r} lacks {len(missing)} weights, {missing[0]} for one; restore its files")
+    # Experts come as one tensor, stacked from those that the files have.
+    if mismatched:
+        name, found, expected = mismatched[0]
+        raise UserError(
+            f"model.path: {path!r} has {len(mismatched)} weights of another size than its config.json says, {name} for "
+            f"one: {list(found)}, not {list(expected)}; restore its files (of experts, the first number counts them)"
+        )
 
 
 def _settle_untied_output(model: PreTrainedModel) -> bool:

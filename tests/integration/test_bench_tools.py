@@ -18,13 +18,19 @@ MATHVISTA = ROOT.parent / "shared" / "eval" / "mathvista"
 COMMANDS = [
     ("async_rollouts", ["--engine", "hf", "--steps", "5", "--rounds", "1", "--prompts", "1", "--tokens", "4"], "ratio"),
     ("checkpoint", ["--rounds", "1", "--steps", "2", "--prompts", "2", "--busy"], "stall_fraction_of_an_rl_step"),
-    ("learner_vs_trl", ["--cell", "40x8", "--pairs", "1"], "40x8"),
+    # With recurrent layers: the default family is in the table of docs/benchmarks.md, and takes the same path.
+    ("learner_vs_trl", ["--family", "qwen3_5", "--cell", "40x8", "--pairs", "1"], "40x8"),
     ("math_rewards", ["--rounds", "1"], "time_ratio"),
     ("media", ["throughput", "--files", "8", "--rounds", "1"], "jpeg 640x480"),
     ("media", ["ahead", "--rounds", "1", "--steps", "2"], "step_s with 1 workers"),
     ("replay", [], "fraction_of_step"),
     ("rewards", ["--seconds", "0.01"], "mmrl_rewards.box:iou"),
     ("rollout", ["--prompts", "1", "--group", "2", "--completion", "8", "--pairs", "1"], "ratio"),
+    (
+        "rollout",
+        ["--family", "qwen3_5", "--prompts", "1", "--group", "2", "--completion", "8", "--pairs", "1"],
+        "ratio",
+    ),
     ("rollout_vllm", ["--prompts", "1", "--siblings", "2", "--tokens", "4", "--rounds", "1"], "ratio"),
     ("scoring", ["--seconds", "0.05"], "hanging_calls_s"),
     ("two_processes", ["--rounds", "1", "--steps", "2", "--prompts", "2", "--only", "two", "--busy"], "speedup_of_two"),

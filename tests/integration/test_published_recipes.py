@@ -24,7 +24,7 @@ from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "configs" / "recipes"
-HARDWARE = ("grounding_3b", "qwen2_5_vl_")
+HARDWARE = ("grounding_3b", "qwen2_5_vl_", "qwen3_")
 PUBLISHED = sorted(path.stem for path in RECIPES.glob("*.yaml") if not path.stem.startswith(HARDWARE))
 MOST_LINES = 65
 SHORT = 8  # tokens

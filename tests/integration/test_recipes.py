@@ -16,11 +16,21 @@ PROCESSES = {
     "qwen2_5_vl_3b_full_80gb": 1,
     "qwen2_5_vl_7b_8x80gb": 2,
     "qwen2_5_vl_72b_multi_node": 2,
+    "qwen3_5_4b_lora_80gb": 1,
+    "qwen3_5_4b_full_8x80gb": 1,
+    "qwen3_vl_30b_a3b_8x80gb": 2,
+}
+# A recurrent layer and one that attends; heads of 32 channels, a quarter of which is rotated.
+HYBRID = {**TINY, "family": "qwen3_5", "language": {**TINY["language"], "num_layers": 2}}
+MODELS = {
+    "qwen3_5_4b_lora_80gb": HYBRID,
+    "qwen3_5_4b_full_8x80gb": HYBRID,
+    "qwen3_vl_30b_a3b_8x80gb": {**TINY, "family": "qwen3_vl_moe"},
 }
 
 
 def test_each_recipe_for_hardware_is_tried():
-    assert {path.stem for path in RECIPES.glob("qwen2_5_vl_*.yaml")} == PROCESSES.keys()
+    assert {path.stem for path in RECIPES.glob("qwen*.yaml")} == PROCESSES.keys()
 
 
 @pytest.mark.parametrize("name", PROCESSES)
@@ -32,7 +42,7 @@ def test_a_recipe_runs_with_a_tiny_model(name: str, tmp_path: Path) -> None:
     boxes = {"fn": "mmrl_datasets.generators.scenes:grounding", "args": {"split": "train", "size": 8, "image_px": 32}}
     overrides = {
         "model.path": None,
-        "model.from_scratch": TINY,
+        "model.from_scratch": MODELS.get(name, TINY),
         "model.min_pixels": 1024,
         "model.max_pixels": 1024,
         "data.train": [boxes],

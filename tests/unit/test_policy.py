@@ -16,7 +16,7 @@ from mmrl.policy.batch import collate
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.logprobs import sample_tokens
 from mmrl.policy.policy import Policy, banned_ids
-from mmrl.policy.pretrained import load_pretrained
+from mmrl.policy.pretrained import ModelExport, load_pretrained
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import Experience, SamplingParams, UserError
 
@@ -194,6 +194,22 @@ def test_an_output_matrix_beside_a_tie_is_kept_and_told_of(tokenizer, tmp_path):
     bundle.model.save_pretrained(tmp_path / "again")
     config = json.loads((tmp_path / "again" / "config.json").read_text())
     assert config["tie_word_embeddings"] is config["text_config"]["tie_word_embeddings"] is False
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])
+def test_a_folder_that_lacks_experts_is_refused(tokenizer, tmp_path, family):
+    """Released folders of one family have a tensor for each expert, of the other one for all of a layer."""
+    model = make_model(spec(family), tokenizer, seed=1)
+    ModelExport(model, FAMILIES[family]).save_pretrained(tmp_path)
+    make_processor(spec(family), tokenizer, (400, 2304)).save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    kept = {name: tensor for name, tensor in load(weights.read_bytes()).items() if ".experts.3." not in name}
+    for name in kept:
+        if name.endswith("experts.down_proj"):
+            kept[name] = kept[name][:3].contiguous()
+    weights.write_bytes(save(kept, metadata={"format": "pt"}))
+    with pytest.raises(UserError, match=r"experts.down_proj for one: \[3, .*not \[4, .*; restore its files"):
+        load_pretrained(ModelConfig(path=str(tmp_path)))
 
 
 def test_a_seed_makes_the_model_and_leaves_the_generator_alone(tokenizer):

@@ -3,6 +3,7 @@
     pip install trl
     python tools/bench/learner_vs_trl.py                                # all cells, 5 pairs
     python tools/bench/learner_vs_trl.py --cell 300x100 --pairs 9
+    python tools/bench/learner_vs_trl.py --family qwen3_5               # three layers of four are Gated DeltaNet
 
 A pass is the reference's log-probs, loss and backward, with entropies for the metrics; no optimizer. Each side is one
 process with one thread; they take turns, so that a busy machine slows both. Both are given the same weights, picture,
@@ -62,9 +63,20 @@ from mmrl.types import Experience, Group, Rollout, SamplingParams, Score
 MODEL = FromScratchConfig(
     vision=VisionFromScratchConfig(num_layers=4, hidden_size=256, num_heads=4, intermediate_size=512, patch_size=14),
     language=LanguageFromScratchConfig(
-        num_layers=6, hidden_size=512, num_heads=8, num_kv_heads=2, intermediate_size=1536, vocab_size=4096
+        num_layers=6,
+        hidden_size=512,
+        num_heads=8,
+        num_kv_heads=2,
+        intermediate_size=1536,
+        # A token's experts are as wide together as the feed-forward network of a family without experts.
+        num_experts=16,
+        experts_per_token=4,
+        expert_intermediate_size=384,
+        linear_head_dim=128,
+        vocab_size=4096,
     ),
 )
+HYBRID_LAYERS = 8  # twice three layers of Gated DeltaNet and one of attention, as in the released models
 REWARDS = (0.0, 1.0, 0.5, 0.0, 1.0, 0.2, 0.0, 0.7)
 KL_COEF = 0.04
 POLICY_NOISE_STD = 0.1  # how far the policy has moved from the reference, in standard deviations of each weight
@@ -80,6 +92,7 @@ class Workload:
     completion_tokens: tuple[int, ...]
     min_speedup: float
     min_memory_ratio: float | None = None
+    family: str = MODEL.family
 
 
 WORKLOADS = {
@@ -95,6 +108,15 @@ WORKLOADS = {
     "40x8": Workload(side=4, prompt_tokens=40, completion_tokens=(8, 8, 6, 4, 8, 8, 6, 4), min_speedup=0.0),
 }
 DEFAULT_WORKLOADS = ("300x100", "1000x100", "300x100-ragged", "300x300")
+# Where a family's target is not the one above.
+MIN_SPEEDUPS = {
+    ("qwen3_vl_moe", "1000x100"): 3.5,
+    ("qwen3_vl_moe", "300x100-ragged"): 3.5,
+    ("qwen3_5", "300x100"): 3.0,
+    ("qwen3_5", "1000x100"): 5.0,
+    ("qwen3_5_moe", "300x100"): 3.0,
+    ("qwen3_5_moe", "1000x100"): 5.0,
+}
 
 
 class LearnerUnderTest(Protocol):
@@ -149,7 +171,7 @@ class TrlLearner:
 
     def __init__(self, folder: Path, workload: Workload) -> None:
         from datasets import Dataset
-        from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+        from transformers import AutoProcessor
         from trl import GRPOConfig, GRPOTrainer
 
         settings = {
@@ -158,12 +180,14 @@ class TrlLearner:
             "max_completion_length": max(workload.completion_tokens),
             "beta": KL_COEF,
             "use_bias_correction_kl": False,
+            "router_aux_loss_coef": 0.0,
             "gradient_checkpointing": False,
             "bf16": False,
             "use_cpu": True,
         }
+        model_class = FAMILIES[workload.family].model_class
         with hide_progress_bars():
-            model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "policy", dtype=torch.float32)
+            model = model_class.from_pretrained(folder / "policy", dtype=torch.float32)
         model.config._name_or_path = str(folder / "reference")  # from here the trainer loads its reference
         # The prompts of a dataset are the same for all of a group; the rewards differ, so they come with the rollouts.
         question = json.loads((folder / "rows.jsonl").read_text())["question"]
@@ -246,14 +270,23 @@ def open_run_context(folder: Path, weights: str) -> RunContext:
         return RunContext(load_config(path).config, folder, RunDir(folder / "run"), Console(log), SingleProcess())
 
 
+def make_spec(family: str) -> FromScratchConfig:
+    """Return the sizes of a family's model."""
+    spec = MODEL.model_copy(update={"family": family})
+    if not FAMILIES[family].has_recurrent_layers:
+        return spec
+    return spec.model_copy(update={"language": spec.language.model_copy(update={"num_layers": HYBRID_LAYERS})})
+
+
 def write_inputs(folder: Path, workload: Workload) -> None:
     """Write what both sides read: two models, a picture, a question, and rollouts sampled from the reference."""
     torch.set_num_threads(1)
+    spec = make_spec(workload.family)
     words = random.Random(0)
     text = [" ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(6000)), "0123456789"]
     tokenizer = train_tokenizer(text, MODEL.language.vocab_size)
-    processor = make_processor(MODEL, tokenizer, (3136, 1003520))
-    reference, policy = (make_model(MODEL, tokenizer, seed=0) for _ in range(2))
+    processor = make_processor(spec, tokenizer, (3136, 1003520))
+    reference, policy = (make_model(spec, tokenizer, seed=0) for _ in range(2))
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -350,21 +383,22 @@ def run_in_own_process(make: MakeLearner, folder: Path, workload: Workload) -> I
         yield run
 
 
-def relative_differences(ours: RunInProcess, theirs: RunInProcess) -> tuple[float, float]:
+def relative_differences(ours: RunInProcess, theirs: RunInProcess, family: str) -> tuple[float, float]:
     """Return how far loss and gradient are from TRL's, relatively; for the gradient, in the worst component."""
     (loss, gradient), (their_loss, their_gradient) = ours(loss_and_gradients), theirs(loss_and_gradients)
     if gradient.keys() != their_gradient.keys():
         raise SystemExit(f"only one side trains {sorted(gradient.keys() ^ their_gradient.keys())}")
-    apart, whole = Counter[str](), Counter[str]()
+    apart, whole, component_of = Counter[str](), Counter[str](), FAMILIES[family].component_of
     for name, their in their_gradient.items():
-        apart[FAMILIES["qwen2_5_vl"].component_of(name)] += float(((gradient[name] - their) ** 2).sum())
-        whole[FAMILIES["qwen2_5_vl"].component_of(name)] += float((their**2).sum())
+        apart[component_of(name)] += float(((gradient[name] - their) ** 2).sum())
+        whole[component_of(name)] += float((their**2).sum())
     return abs(loss / their_loss - 1.0), max((apart[role] / whole[role]) ** 0.5 for role in whole)
 
 
 def measure_workload(name: str, workload: Workload, pairs: int) -> list[str] | None:
     """Return a row of the table, or None if the two sides did not compute the same."""
-    print(f"{name}: {workload.side}x{workload.side} of {workload.prompt_tokens} tokens are the image")
+    image = f"{workload.side}x{workload.side} of {workload.prompt_tokens} tokens are the image"
+    print(f"{workload.family}, {name}: {image}")
     print(f"  tokens of each completion: {workload.completion_tokens}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -375,7 +409,7 @@ def measure_workload(name: str, workload: Workload, pairs: int) -> list[str] | N
             run_in_own_process(TrlLearner, folder, workload) as theirs,
         ):
             print("", ours(attrgetter("settings")), theirs(attrgetter("settings")), sep="\n  ", flush=True)
-            loss, gradient = relative_differences(ours, theirs)
+            loss, gradient = relative_differences(ours, theirs, workload.family)
             print(f"  relative difference: loss {loss:.1e}, gradient {gradient:.1e}", flush=True)
             if not max(loss, gradient) < TOLERANCE:
                 return None
@@ -409,16 +443,21 @@ def main() -> None:
     parser.add_argument(
         "--cell", choices=WORKLOADS, action="append", help=f"one or more; by default {', '.join(DEFAULT_WORKLOADS)}"
     )
+    parser.add_argument("--family", choices=tuple(FAMILIES), default=MODEL.family)
     parser.add_argument("--pairs", type=int, default=5, help="passes of each side, in turns")
     add_json_option(parser)
     options = parser.parse_args()
     table = Table(*COLUMNS)
-    rows = {name: measure_workload(name, WORKLOADS[name], options.pairs) for name in options.cell or DEFAULT_WORKLOADS}
+    rows = {}
+    for name in options.cell or DEFAULT_WORKLOADS:
+        target = MIN_SPEEDUPS.get((options.family, name), WORKLOADS[name].min_speedup)
+        workload = replace(WORKLOADS[name], family=options.family, min_speedup=target)
+        rows[name] = measure_workload(name, workload, options.pairs)
     for row in filter(None, rows.values()):
         table.add_row(*row)
     Screen(width=140).print(table)
     numbers = {name: row and dict(zip(COLUMNS[1:], row[1:], strict=True)) for name, row in rows.items()}
-    write_results(options.json, "learner_vs_trl", numbers)
+    write_results(options.json, "learner_vs_trl", {"family": options.family} | numbers)
     if refused := [name for name, row in rows.items() if row is None]:
         sys.exit(f"no ratio for {', '.join(refused)}: the two sides did not compute the same (tolerance {TOLERANCE})")
 

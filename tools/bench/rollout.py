@@ -1,6 +1,7 @@
 """CPU time of transformers' `generate` with `num_return_sequences`, divided by that of our sampler.
 
     python tools/bench/rollout.py
+    python tools/bench/rollout.py --family qwen3_5
 
 Both draw the same tokens: transformers' logits are turned into our choice by the same random numbers. Then the learner
 scores what was sampled, and the mean difference of log-probs is printed.
@@ -24,7 +25,7 @@ import torch
 from PIL import Image, ImageOps
 from results import add_json_option, write_results
 from sklearn.datasets import load_sample_images
-from transformers import GenerationConfig, LogitsProcessor
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import (
@@ -49,12 +50,24 @@ from mmrl.utils.seeds import derive_seed
 
 SALT = ("bench",)
 QUESTION = "How many flowers are there in the picture, and which of them is the largest? " * 3
-SCRATCH = FromScratchConfig(
+MODEL = FromScratchConfig(
     vision=VisionFromScratchConfig(hidden_size=128, num_layers=4, num_heads=4, intermediate_size=512),
     language=LanguageFromScratchConfig(
-        hidden_size=256, num_layers=6, num_heads=4, num_kv_heads=2, intermediate_size=1024, vocab_size=2000
+        hidden_size=256,
+        num_layers=6,
+        num_heads=4,
+        num_kv_heads=2,
+        intermediate_size=1024,
+        # A token's experts are as wide together as the feed-forward network of a family without experts.
+        num_experts=8,
+        experts_per_token=2,
+        expert_intermediate_size=512,
+        linear_head_dim=128,
+        vocab_size=2000,
     ),
 )
+
+HYBRID_LAYERS = 8  # twice three layers of Gated DeltaNet and one of attention, as in the released models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +75,8 @@ class GenerationComparison:
     """Holds a model, prompts, and the numbers of rollouts and tokens to generate."""
 
     policy: Policy
+    plain_model: PreTrainedModel
+    """The same model, as transformers runs it."""
     processor: PromptProcessor
     prompts: Sequence[Prompt]
     sampling_params: SamplingParams
@@ -72,6 +87,7 @@ class GenerationComparison:
         groups = self.make_sampler().generate(self.prompts, self.group_size, self.sampling_params, step=0)
         return [list(rollout.segments[0].token_ids) for group in groups for rollout in group]
 
+    @torch.no_grad()
     def generate_transformers(self) -> list[list[int]]:
         """Token ids by `generate`."""
         batch = collate_prompts(self.prompts, self.processor, pad_id=self.processor.tokenizer.eos_token_id)
@@ -83,12 +99,19 @@ class GenerationComparison:
             eos_token_id=None,
             pad_token_id=self.processor.tokenizer.eos_token_id,
         )
-        out = self.policy.model.generate(
+        patches, grids = batch.media.image_patches_MD, batch.media.image_grids_I3
+        images = {"pixel_values": patches}
+        if "image" not in self.plain_model.input_modalities:
+            # Of such a class, Qwen3.5's, `generate` repeats single patches in place of images. Others encode them once,
+            # before rows are repeated; so does this.
+            features = self.plain_model.base_model.get_image_features(patches, grids, return_dict=True)
+            images = {"mm_encoder_outputs": {"image": features}}
+        out = self.plain_model.generate(
+            **images,
             input_ids=batch.input_ids_BP,
             attention_mask=batch.attention_mask_BP,
             mm_token_type_ids=batch.token_types_BP,
-            pixel_values=batch.media.image_patches_MD,
-            image_grid_thw=batch.media.image_grids_I3,
+            image_grid_thw=grids,
             generation_config=config,
             logits_processor=[ForcedTokenProcessor(self)],
         )
@@ -133,27 +156,37 @@ class ForcedTokenProcessor(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(-1, chosen[:, None], 0.0)
 
 
-def make_comparison(folder: Path, prompts: int, group: int, completion: int) -> GenerationComparison:
+def make_spec(family_name: str) -> FromScratchConfig:
+    """Return the sizes of a family's model."""
+    spec = MODEL.model_copy(update={"family": family_name})
+    if not FAMILIES[family_name].has_recurrent_layers:
+        return spec
+    return spec.model_copy(update={"language": spec.language.model_copy(update={"num_layers": HYBRID_LAYERS})})
+
+
+def make_comparison(folder: Path, asked: argparse.Namespace) -> GenerationComparison:
     """Return a model with random weights, and questions about crops of a photograph."""
-    tokenizer = train_tokenizer([QUESTION], SCRATCH.language.vocab_size)
-    processor = make_processor(SCRATCH, tokenizer, (16 * 16 * 14 * 16, 16 * 16 * 14 * 16))
+    spec = make_spec(asked.family)
+    tokenizer = train_tokenizer([QUESTION], spec.language.vocab_size)
+    processor = make_processor(spec, tokenizer, (16 * 16 * 14 * 16, 16 * 16 * 14 * 16))
     store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=2**26)
-    bundle = ProcessorBundle(family=FAMILIES[SCRATCH.family], processor=processor)
-    video = ModelConfig(from_scratch=SCRATCH).video
+    bundle = ProcessorBundle(family=FAMILIES[asked.family], processor=processor)
+    video = ModelConfig(from_scratch=spec).video
     encoder = PromptEncoder(bundle, ResponseFormat(), store, video=video, add_instruction=False, max_prompt_tokens=4096)
-    policy = Policy(make_model(SCRATCH, tokenizer, seed=0))
+    policy = Policy(make_model(spec, tokenizer, seed=0))
     asker = PromptProcessor(encoder)
     eos: int = tokenizer.eos_token_id
     banned = tuple(sorted({*banned_ids(tokenizer, policy.model.get_input_embeddings().num_embeddings), eos}))
     photograph = Image.fromarray(load_sample_images().images[0])
     return GenerationComparison(
         policy=policy,
+        plain_model=make_model(spec, tokenizer, seed=0).eval(),
         processor=asker,
-        prompts=[asker.build(make_sample(folder, photograph, place)) for place in range(prompts)],
+        prompts=[asker.build(make_sample(folder, photograph, place)) for place in range(asked.prompts)],
         sampling_params=SamplingParams(
-            banned_token_ids=banned, max_new_tokens=completion
+            banned_token_ids=banned, max_new_tokens=asked.completion
         ),  # nothing ends early, so both draw as much
-        group_size=group,
+        group_size=asked.group,
     )
 
 
@@ -169,6 +202,7 @@ def make_sample(folder: Path, photograph: Image.Image, index: int) -> Sample:
 def main() -> None:
     """Measure in pairs, and say the median of their ratios."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--family", choices=tuple(FAMILIES), default=MODEL.family)
     options.add_argument("--prompts", type=int, default=2)
     options.add_argument("--group", type=int, default=8)
     options.add_argument("--completion", type=int, default=100)
@@ -177,7 +211,7 @@ def main() -> None:
     asked = options.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        bench = make_comparison(Path(folder), asked.prompts, asked.group, asked.completion)
+        bench = make_comparison(Path(folder), asked)
         print(f"prompt {len(bench.prompts[0].token_ids)} tokens, completion {asked.completion}, group {asked.group}")
         seconds: dict[str, list[float]] = {"transformers": [], "ours": []}
         for pair in range(asked.pairs + 1):
@@ -192,7 +226,7 @@ def main() -> None:
         ratios = [theirs / ours for theirs, ours in zip(seconds["transformers"], seconds["ours"], strict=True)]
         print(f"same tokens; CPU seconds: {', '.join(f'{name} {median(of):.2f}' for name, of in seconds.items())}")
         print(f"ratio {median(ratios):.2f} (pairs: {', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})")
-        numbers = {"ratio": median(ratios), "logprob_diff_nats": bench.logprob_diff()}
+        numbers = {"family": asked.family, "ratio": median(ratios), "logprob_diff_nats": bench.logprob_diff()}
         write_results(asked.json, "rollout", numbers)
         print(f"log-probs as sampled and as the learner has them: {bench.logprob_diff():.1e} nats apart on average")
 

@@ -86,6 +86,8 @@ class FromScratchSupport:
     processor_class: str
     """Name of the processor's class in transformers."""
     video_processor_class: str
+    has_fixed_tokenizer: bool = False
+    """True if transformers reads every tokenizer of this model type by one class, which splits text in its own way."""
     text_config: Callable[[FromScratchConfig], dict[str, object]]
     """Returns settings of the language model besides those that all families share."""
     vision_config: Callable[[FromScratchConfig], dict[str, object]]
