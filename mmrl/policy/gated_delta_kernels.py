@@ -53,9 +53,9 @@ def has_rule_kernel(tensor: torch.Tensor) -> bool:
 
 
 def run_rule_kernel(
-    inputs: Sequence[torch.Tensor], initial_state: torch.Tensor | None, bounds: torch.Tensor
+    inputs: Sequence[torch.Tensor], initial_state: torch.Tensor | None, bounds: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the delta rule over N sequences that follow each other in one row of S tokens.
+    """Run the delta rule over N sequences that follow each other in one row of S tokens, or of N rows.
 
     Gradients flow to the inputs and to the initial state.
 
@@ -63,7 +63,8 @@ def run_rule_kernel(
         inputs: query and key [1, S, H, K], value [1, S, H, V], log decay, float32 [1, S, H], and write strength
             [1, S, H].
         initial_state: state before each sequence, float32 [N, H, K, V]; None for zeros.
-        bounds: first token of each sequence, and the end of the last, int64 [N + 1]; none may be empty.
+        bounds: first token of each sequence, and the end of the last, int64 [N + 1]; none may be empty. None where
+            each sequence is a row.
 
     Returns:
         Outputs [1, S, H, V], and the state behind each sequence, float32 [N, H, K, V].
