@@ -15,8 +15,15 @@ class LoggedSampler(HfSampler):
     """Samples with the learner's model and appends "step,new tokens,seconds" to a file."""
 
     def __init__(self, context: EngineContext, max_batch_tokens: int) -> None:
-        options = {"salt": context.salt, "version": context.version, "copy_policy": context.concurrent}
-        super().__init__(context.policy, context.processor, max_batch_tokens=max_batch_tokens, **options)
+        super().__init__(
+            context.policy,
+            context.processor,
+            salt=context.salt,
+            version=context.version,
+            max_batch_tokens=max_batch_tokens,
+            copy_policy=context.concurrent,
+            record_routes=context.record_routes,
+        )
         context.work_dir.mkdir(parents=True, exist_ok=True)
         self.log = context.work_dir / "speed.csv"
 

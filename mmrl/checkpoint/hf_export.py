@@ -43,6 +43,10 @@ model = PeftModel.from_pretrained(base, "{name}")
 
 `vllm serve {base} --enable-lora --lora-modules {name}=PATH` serves it."""
 
+_WITHOUT_MTP = """\
+It lacks the {} weights for predicting several tokens at once (`mtp.*`) of its base model, which transformers does not
+load: engines cannot use them for speculative decoding."""
+
 
 class RestoredModel(NamedTuple):
     """A model with the weights of a checkpoint."""
@@ -60,6 +64,7 @@ class ModelCardFacts(NamedTuple):
     comparison: Sequence[TaskComparison]  # rewards before and after training; empty before the run has ended
     last_metrics: Mapping[str, Any]  # metrics of the last training step
     checkpoint: str  # name of the checkpoint
+    num_mtp_weights: int = 0  # weights for predicting several tokens at once that the base model has beyond the export
 
 
 def export_checkpoint(run_dir: RunDir, to: Path, *, name: str | None, merge: bool, warn: Callable[[str], None]) -> Path:
@@ -146,6 +151,7 @@ def write_model(folder: Path, model_bundle: ModelBundle, facts: ModelCardFacts) 
         generation.eos_token_id = tokenizer.eos_token_id
     if generation.pad_token_id is None:
         generation.pad_token_id = tokenizer.pad_token_id
+    facts = facts._replace(num_mtp_weights=model_bundle.num_mtp_weights)
     add_files = partial(_write_card_and_config, facts, False)
     model = ModelExport(model_bundle.model, model_bundle.family)
     checkpoint.export_hf_folder(folder, model, model_bundle.processor, add_files=add_files)
@@ -184,16 +190,15 @@ def _card_sections(facts: ModelCardFacts, adapter: bool) -> Iterator[str]:
         f"Checkpoint {facts.checkpoint}."
     )
     yield (_ADAPTER_USAGE if adapter else _USAGE).format(name=config.run.name, base=base)
+    if facts.num_mtp_weights:
+        yield _WITHOUT_MTP.format(facts.num_mtp_weights)
     if facts.comparison:
         yield "## Held-out reward\n\nGreedy, with 95 % intervals; the rise is paired over samples."
         yield "\n".join(_comparison_table(facts.comparison))
     yield f"## Last step\n\n```json\n{json.dumps(facts.last_metrics, indent=1)}\n```"
     yield "## Data\n\nsha256 over the samples and media of each part:"
     yield "\n".join(f"- {part}: `{digest}`" for part, digest in facts.manifest["data"].items())
-    libraries = []
-    for name, version in facts.manifest["libraries"].items():
-        if version:
-            libraries.append(f"{name} {version}")
+    libraries = [f"{name} {version}" for name, version in facts.manifest["libraries"].items() if version]
     yield "## Made with\n\n" + ", ".join(libraries)
     yield f"## Config\n\n```yaml\n{dump_yaml(config)}```"
 

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"mmrl {mmrl.__version__}, Python {platform.python_version()}")
         for name in LIBRARIES:
             found = installed_build(name) if name.startswith("torch") else installed_version(name)
-            print(f"  {name:<13} {found or '-'}")
+            print(f"  {name:<22} {found or '-'}")
     problems = check_torch_companions()
     if arguments.config:
         from mmrl.config import load_config

@@ -156,7 +156,12 @@ class _EvalCommand:
     @cached_property
     def _loaded_model(self) -> LoadedModel:
         self.console.info(f"Loading {self.model_source.name} ...")
-        return load_model(self.model_source, self.eval_config, self.question_set.media_policy)
+        loaded = load_model(self.model_source, self.eval_config, self.question_set.media_policy)
+        policy = loaded.policy
+        slow_path = policy.family.describe_slow_path(policy.device, policy.model.dtype)
+        if slow_path and self.eval_config.rollout.engine_name == "hf":
+            self.console.warn(slow_path)
+        return loaded
 
     def _answer_remaining(self, batches: EvalBatches, earlier: Sequence[Prediction]) -> list[Prediction]:
         model, ranks = self._loaded_model, SingleProcess()

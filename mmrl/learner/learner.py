@@ -1,6 +1,7 @@
 """One training step: epochs over mini-batches with an update each, in micro-batches. `objective` has the loss.
 
-Suffix of tensor names: N trained tokens of a micro-batch.
+Suffixes of tensor names: N trained tokens of a micro-batch, X layers with experts, T all of its tokens, K experts of a
+token.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -30,12 +31,17 @@ from mmrl.learner.micro_batches import (
 )
 from mmrl.learner.objective import LossDenominators, LossInputs, Objective, PolicyLossFn
 from mmrl.policy.batch import Batch, TensorProvider, collate, group_by_prompt
-from mmrl.policy.expert_routing import get_routes, summarize_routing
+from mmrl.policy.expert_routing import check_routes, count_differences, get_routes, summarize_routing
 from mmrl.policy.policy import Policy
-from mmrl.types import Experience, UserError
+from mmrl.types import Author, Experience, UserError
 
 _LOGPROB_DIFF = "rollout/logprob_diff_mean"
 _NONFINITE_UPDATES = "learner/nonfinite_updates"
+_ROUTE_DIFFS = ("rollout/route_diff_tokens_frac", "rollout/route_diff_choices_frac")
+_FIRST_UPDATE_METRICS = (_LOGPROB_DIFF, *_ROUTE_DIFFS)
+"""Metrics of the first update alone: later ones tell about the update, not about the sampler."""
+_ROUTED_TOKENS = "tokens with routes of the engine"
+"""Key of a count that metrics of micro-batches carry until they are summed."""
 
 
 class OptimizerEngine(Protocol):
@@ -60,6 +66,11 @@ class ForwardDifference(NamedTuple):
         """Return True if neither exceeds its bound; a NaN does."""
         return self.logprobs <= bound.logprobs and self.gradient <= bound.gradient
 
+
+_RECURRENT_ADVICE = (
+    ", with which each response runs behind a prompt of its own and the recurrent state is not forked; or, where "
+    "flash-linear-attention computes that, install another version of it, or none"
+)
 
 TOLERANCES = {
     torch.float32: ForwardDifference(logprobs=1e-4, gradient=1e-3),
@@ -120,8 +131,10 @@ class GrpoLearner:
         self._config, self._reference = config, reference
         self._ranks, self._placement = ranks or SingleProcess(), placement or MediaPlacement()
         self._shared_prefix_checked = not config.shared_prefix
+        self._replays_engine_routes = config.loss.routing_replay == "engine"
         # One pass over one batch uses its own routes anyhow.
-        self._replays_routes = bool(policy.routers) and config.loss.routing_replay == "learner"
+        self._replays_routes = config.loss.routing_replay != "none" and config.epochs * config.mini_batches > 1
+        check_routing_replay(config.loss, policy)
         self._pack = partial(
             pack_micro_batches,
             max_groups=config.micro_batch_groups,
@@ -157,6 +170,8 @@ class GrpoLearner:
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
         if not active:
             return metrics
+        if self._replays_engine_routes:
+            check_routes_recorded(active)
         self._check_shared_prefix_once(active)
         dealt = split_into_mini_batches(masked, config.mini_batches)
         mini_batches = list(filter(None, map(self._make_mini_batch, dealt)))
@@ -169,9 +184,9 @@ class GrpoLearner:
             updates = [self._update(mini_batch, step, lr) for mini_batch in mini_batches]
             latest = _merge_update_metrics(updates, [mini_batch.denominators for mini_batch in mini_batches])
             latest[_NONFINITE_UPDATES] += metrics.get(_NONFINITE_UPDATES, 0.0)
-            # After the first update, the difference to the sampler tells about the update, not about the sampler.
-            if epoch > 0 and _LOGPROB_DIFF in metrics:
-                latest[_LOGPROB_DIFF] = metrics[_LOGPROB_DIFF]
+            for name in _FIRST_UPDATE_METRICS:
+                if epoch > 0 and name in metrics:
+                    latest[name] = metrics[name]
             metrics |= latest
         return metrics
 
@@ -208,9 +223,10 @@ class GrpoLearner:
         for micro_batch in mini_batch.micro_batches:
             self._ranks.set_activity("recomputing old log-probs")
             batch = self._build_batch(micro_batch)
-            mini_batch.initial_logprobs.append(self._policy.compute_logprobs(batch).logprobs_N)
+            scores = self._policy.compute_logprobs(batch, batch.engine_routes_XTK)
+            mini_batch.initial_logprobs.append(scores.logprobs_N)
             if self._replays_routes:
-                mini_batch.routes.append(get_routes(self._policy.routers))
+                mini_batch.routes.append(get_routes(self._policy.routers).short())
 
     def _update(self, mini_batch: _MiniBatch, step: int, lr: float) -> dict[str, float]:
         """Make one pass over a mini-batch and one update; return its metrics over all ranks."""
@@ -220,13 +236,14 @@ class GrpoLearner:
             batch = self._build_batch(micro_batch)
             sample_ids = ", ".join(group[0].rollout.prompt.sample.id for group in micro_batch.groups)
             self._ranks.set_activity(f"learning from {sample_ids or 'a dummy'}")
-            known_routes = mini_batch.routes[index] if index < len(mini_batch.routes) else None
-            scores = self._policy.compute_logprobs(batch, known_routes)
+            is_first_pass = index >= len(mini_batch.routes)
+            routes_XTK = batch.engine_routes_XTK if is_first_pass else mini_batch.routes[index]
+            scores = self._policy.compute_logprobs(batch, routes_XTK)
             # The first epoch records what later epochs compare with or replay, unless it is known already.
             if index == len(mini_batch.initial_logprobs):
                 mini_batch.initial_logprobs.append(scores.logprobs_N.detach())
-            if self._replays_routes and known_routes is None:
-                mini_batch.routes.append(get_routes(self._policy.routers))
+            if self._replays_routes and is_first_pass:
+                mini_batch.routes.append(get_routes(self._policy.routers).short())
             if index == len(mini_batch.reference_logprobs):
                 reference_N = None
                 if self._reference is not None:
@@ -247,8 +264,7 @@ class GrpoLearner:
                 loss, metrics = scores.logprobs_N.sum(), {}
             if self._policy.routers:
                 share = len(scores.logprobs_N) / mini_batch.denominators.scored_tokens
-                for name, value in summarize_routing(self._policy.routers)._asdict().items():
-                    metrics = {**metrics, f"policy/router_{name}": share * value}
+                metrics = {**metrics, **self._router_metrics(share, batch.engine_routes_XTK)}
             self._engine.backward(loss, last=index + 1 == len(mini_batch.micro_batches))
             _accumulate_metrics(own_metrics, {"learner/loss": float(loss.detach()), **metrics})
         norms = self._engine.step(lr)
@@ -256,14 +272,37 @@ class GrpoLearner:
         all_metrics: dict[str, float] = {}
         for rank_metrics in self._ranks.all_gather(own_metrics):
             _accumulate_metrics(all_metrics, rank_metrics)
+        if _ROUTED_TOKENS in all_metrics:
+            num_routed = all_metrics.pop(_ROUTED_TOKENS)
+            for name in _ROUTE_DIFFS:
+                all_metrics[name] /= num_routed
         total_norm = math.hypot(*norms.values())
         all_metrics["learner/grad_norm"] = total_norm
         for component, norm in norms.items():
             all_metrics[f"learner/grad_norm/{component}"] = norm
         return all_metrics | {_NONFINITE_UPDATES: float(not math.isfinite(total_norm))}
 
+    def _router_metrics(self, share: float, engine_routes_XTK: torch.Tensor | None) -> dict[str, float]:
+        """Return metrics of the last pass over a micro-batch, which has this share of the scored tokens."""
+        routers = self._policy.routers
+        metrics = {}
+        for name, value in summarize_routing(routers)._asdict().items():
+            metrics[f"policy/router_{name}"] = share * value
+        if engine_routes_XTK is not None:
+            counts = count_differences(routers, engine_routes_XTK)
+            metrics[_ROUTED_TOKENS] = float(counts.tokens)
+            metrics[_ROUTE_DIFFS[0]] = float(counts.differing_tokens)
+            metrics[_ROUTE_DIFFS[1]] = counts.differing_choices / len(routers)
+        return metrics
+
     def _build_batch(self, micro_batch: RankMicroBatch) -> Batch:
-        """Return the tensors of a micro-batch, with dummy media where other ranks have media and this one has none."""
+        """Return the tensors of a micro-batch, with dummy media where other ranks have media and this one has none.
+
+        It has routes of the engine only if these are replayed.
+
+        Raises:
+            UserError: they are not possible in this model.
+        """
         config, provider = self._config, self._provider
         if micro_batch.groups:
             batch = collate(micro_batch.groups, provider, pad_id=config.pad_id, shared_prefix=config.shared_prefix)
@@ -271,11 +310,43 @@ class GrpoLearner:
             batch = dummy_batch(
                 pad_id=config.pad_id, patch_dim=self._policy.patch_dim, shared_prefix=config.shared_prefix
             )
+        if batch.engine_routes_XTK is not None:
+            if self._replays_engine_routes:
+                check_routes(self._policy.routers, batch.engine_routes_XTK)
+            else:
+                batch = replace(batch, engine_routes_XTK=None)
         # For a weight without a gradient, ZeRO-3 and offloading would take the gradient of the step before: the vision
         # tower must run even if no rank has an image or video.
         videos = micro_batch.any_rank_has_videos
         images = micro_batch.any_rank_has_images or (self._policy.runner.is_sharded and not videos)
         return add_dummy_media(batch, provider.placeholders, images=images, videos=videos)
+
+
+def check_routing_replay(loss: LossConfig, policy: Policy) -> None:
+    """Check that a model whose routes are to be replayed has any.
+
+    Raises:
+        UserError: it has no experts.
+    """
+    if loss.routing_replay != "none" and not policy.routers:
+        raise UserError(f"loss.routing_replay: this {policy.family.model_type} has no experts; leave it out")
+
+
+def check_routes_recorded(experiences: Sequence[Experience]) -> None:
+    """Check that the engine recorded routes of the rollouts that were sampled for this step.
+
+    Raises:
+        UserError: it did not.
+    """
+    for experience in experiences:
+        rollout = experience.rollout
+        sampled = [segment for segment in rollout.segments if segment.author is Author.POLICY]
+        if experience.staleness == 0 and sampled and all(segment.routes is None for segment in sampled):
+            raise UserError(
+                f"loss.routing_replay: engine: the rollout engine recorded no routes of sample "
+                f"{rollout.prompt.sample.id}; servers want --enable-return-routed-experts (docs/vllm.md), an engine of "
+                "your own fills in `routes`; or set loss.routing_replay: learner"
+            )
 
 
 def check_shared_prefix(
@@ -301,11 +372,12 @@ def check_shared_prefix(
         for module, rate in rates.items():
             module.p = rate
     if not found.within(bound):
+        advice = _RECURRENT_ADVICE if policy.family.has_recurrent_layers else ""
         raise UserError(
             f"shared_prefix: on sample {groups[0][0].rollout.prompt.sample.id} it differs from the plain forward by "
             f"{found.logprobs:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logprobs:g} and "
-            f"{bound.gradient:g} would be rounding. Set shared_prefix: off, and report the model and the versions of "
-            "torch and transformers"
+            f"{bound.gradient:g} would be rounding. Set shared_prefix: off{advice}. Report the model and the versions "
+            "of torch and transformers"
         )
 
 
@@ -344,8 +416,8 @@ class _MiniBatch:
     they are of the mini-batch's own first pass, and nothing reads those that come after an update.
     """
     routes: list[torch.Tensor] = field(default_factory=list)
-    """Experts of each token of each micro-batch in its first pass, [layers, tokens, experts of a token], int64; empty
-    unless `loss.routing_replay` is on."""
+    """Experts of each token of each micro-batch in its first pass, int16 [X, T, K]; empty unless `loss.routing_replay`
+    is on and there are more passes than one."""
     reference_logprobs: list[torch.Tensor | None] = field(default_factory=list)
     """Log-probs of each micro-batch under the reference, float32 [N]; None without a KL penalty."""
 
@@ -373,10 +445,10 @@ def _merge_update_metrics(
                 weighted[name] = value * weight
                 weights[name] += weight
         _accumulate_metrics(totals, weighted)
-    merged = {name: total / weights.get(name, 1) for name, total in totals.items() if name != _LOGPROB_DIFF}
-    # That of the first update alone, before any weight has changed.
-    if _LOGPROB_DIFF in updates[0]:
-        merged[_LOGPROB_DIFF] = updates[0][_LOGPROB_DIFF]
+    merged = {name: total / weights.get(name, 1) for name, total in totals.items() if name not in _FIRST_UPDATE_METRICS}
+    for name in _FIRST_UPDATE_METRICS:
+        if name in updates[0]:
+            merged[name] = updates[0][name]
     return merged
 
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn import functional as F
 
 from mmrl.distributed.ranks import Ranks
 from mmrl.policy.batch import Batch, BatchMedia, Placeholders, PrefixGroup, group_by_prompt
+from mmrl.policy.expert_routing import UNKNOWN_EXPERT
 from mmrl.types import Experience, ImageRef, VideoRef
 
 ExperienceGroups = Sequence[Sequence[Experience]]
@@ -198,8 +200,13 @@ def _append_dummy_token(batch: Batch, token_id: int, *, token_type: int) -> Batc
     ids, types = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
     ids[0, 0], types[0, 0] = token_id, token_type
     positions = torch.zeros(3, *shape, dtype=torch.int64)
+    routes_XTK = batch.engine_routes_XTK
+    if routes_XTK is not None:
+        # Routes are those of the flattened rows, at whose end the new token and its padding stand.
+        routes_XTK = F.pad(routes_XTK, (0, 0, 0, ids.numel()), value=UNKNOWN_EXPERT)
     return replace(
         batch,
+        engine_routes_XTK=routes_XTK,
         input_ids_BL=torch.cat([batch.input_ids_BL, ids], dim=dim),
         token_types_BL=torch.cat([batch.token_types_BL, types], dim=dim),
         position_ids_3BL=torch.cat([batch.position_ids_3BL, positions], dim=dim + 1),

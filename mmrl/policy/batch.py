@@ -9,7 +9,8 @@ videos that tools showed: patches come in the order of placeholders in the row. 
 each completion, must give the same log-probs and gradients.
 
 Suffixes of tensor names: B rows, L columns, P prompt columns, S tokens of a span, N trained tokens, M patches, D values
-of a patch, I images, V videos. Position ids have 3 axes: time, height, width.
+of a patch, I images, V videos, X layers with experts, T tokens of all rows, K experts of a token. Position ids have 3
+axes: time, height, width.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 from torch.nn import functional as F
 
+from mmrl.policy.expert_routing import RoutePiece, place_routes
 from mmrl.types import (
     TRAINED_AUTHORS,
     Experience,
@@ -158,6 +160,9 @@ class Batch(DeviceTensors):
     """Temperature that each of them was sampled at, above 0, float32."""
     banned_token_ids: tuple[int, ...]
     """Tokens with probability 0."""
+    engine_routes_XTK: torch.Tensor | None = None
+    """Experts that the rollout engine sent tokens of the flattened rows to, int16 [layers with experts, tokens, experts
+    of a token], `UNKNOWN_EXPERT` for those without routes; None if none has any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +264,8 @@ class _PackedRow:
     prefix_groups: list[PrefixGroup] = field(default_factory=list)
     spans: list[TokenSpan] = field(default_factory=list)
     trained_tokens: list[_TrainedToken] = field(default_factory=list)
+    routes: list[RoutePiece] = field(default_factory=list)
+    """Routes that the rollout engine recorded, with columns that count from the row's start."""
 
 
 def group_by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]:
@@ -290,6 +297,7 @@ def collate(
     length = max(len(row.ids) for row in rows)
     ids, positions, spans = [], [], []
     targets, predictor_index, temperatures = [], [], []
+    routes: list[RoutePiece] = []
     for row_index, row in enumerate(rows):
         # On the right, where causal attention hides it from all tokens: no mask is needed.
         padding = length - len(row.ids)
@@ -300,6 +308,8 @@ def collate(
             targets.append(token.id)
             predictor_index.append(row_index * length + token.predictor_column)
             temperatures.append(token.temperature)
+        for piece in row.routes:
+            routes.append(piece._replace(column=row_index * length + piece.column))
     input_ids_BL = torch.tensor(ids)
     return Batch(
         input_ids_BL=input_ids_BL,
@@ -312,6 +322,7 @@ def collate(
         predictor_index_N=torch.tensor(predictor_index, dtype=torch.int64),
         temperature_N=torch.tensor(temperatures),
         banned_token_ids=banned_token_ids,
+        engine_routes_XTK=place_routes(routes, input_ids_BL.numel()) if routes else None,
     )
 
 
@@ -423,6 +434,11 @@ def _pack_row(groups: Sequence[Sequence[Experience]], provider: TensorProvider) 
         if num_prompts != 1:
             raise ValueError(f"sample {prompt.sample.id}: siblings must share one prompt, got {num_prompts}")
         prompt_span = TokenSpan.from_prompt(prompt, provider)
+        for experience in group:
+            # Siblings of one call share these. Where a prompt was sampled from twice, the first call's hold for all.
+            if experience.rollout.prompt_routes is not None:
+                row.routes.append(RoutePiece(len(row.ids), len(prompt_span.ids), experience.rollout.prompt_routes))
+                break
         row.spans.append(prompt_span)
         row.ids.extend(prompt_span.ids)
         row.positions.append(prompt_span.position_ids_3S)
@@ -431,6 +447,11 @@ def _pack_row(groups: Sequence[Sequence[Experience]], provider: TensorProvider) 
         for experience in group:
             completion = TokenSpan.from_response(experience.rollout, provider)
             row.trained_tokens.extend(_trained_tokens(experience.rollout, last_prompt_column, len(row.ids)))
+            column = len(row.ids)
+            for segment in experience.rollout.segments:
+                if segment.routes is not None:
+                    row.routes.append(RoutePiece(column, len(segment.token_ids), segment.routes))
+                column += len(segment.token_ids)
             row.spans.append(completion)
             row.ids.extend(completion.ids)
             # Every sibling counts on from the prompt, as if it alone stood behind it.

@@ -24,7 +24,7 @@ from mmrl.config.schema import (
 )
 from mmrl.media.cache import MediaCache
 from mmrl.policy.encoder import PromptEncoder
-from mmrl.policy.families import FAMILIES, ModelFamily, get_family
+from mmrl.policy.families import FAMILIES, ModelFamily, VideoTimeEncoding, get_family
 from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_pretrained, load_processor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import Sample, UserError
@@ -97,7 +97,7 @@ def build_encoder(
     `limit` is the most tokens of a prompt, and the YAML key that sets this limit; None for `model.max_prompt_tokens`.
     """
     max_prompt_tokens, limit_key = limit or (config.model.max_prompt_tokens, "model.max_prompt_tokens")
-    return PromptEncoder(
+    encoder = PromptEncoder(
         bundle,
         build_response_format(config),
         media_cache,
@@ -106,6 +106,20 @@ def build_encoder(
         max_prompt_tokens=max_prompt_tokens,
         limit_key=limit_key,
         chat=config.model.chat,
+    )
+    encoder.video_refusal = _video_refusal(config, bundle.family)
+    return encoder
+
+
+def _video_refusal(config: Config | EvalConfig, family: ModelFamily) -> str:
+    """Return why the rollout engine takes no videos of this family, and what to do; empty if it does."""
+    # The protocol of vLLM's server says where a medium begins and ends, and has no mask for words within it.
+    has_words = family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS
+    if config.rollout.engine != "vllm_server" or not has_words:
+        return ""
+    return (
+        f"rollout.engine: vLLM's server takes no video of {family.model_type}, which has words between its frames; set "
+        "rollout.engine: vllm or hf, or leave videos out"
     )
 
 

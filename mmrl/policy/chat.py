@@ -101,7 +101,10 @@ class ChatTemplate:
             )
         except _TEMPLATE_ERRORS as error:
             options = f" with model.chat {self._options}" if self._options else ""
-            raise UserError(f"model.path: the chat template refuses a question{options}: {error}") from error
+            raise UserError(
+                f"model.path: the chat template refuses a question{options}: {error}; correct model.chat, or "
+                f"chat_template.jinja of {self._hf_processor.tokenizer.name_or_path or 'the model'}"
+            ) from error
         return str(rendered)
 
     def _tokenize(self, text: str) -> tuple[int, ...]:

@@ -109,6 +109,8 @@ class PromptEncoder:
         self.response_format = response_format
         self._media_cache, self._add_instruction = media_cache, add_instruction
         self._max_prompt_tokens, self._limit_key = max_prompt_tokens, limit_key
+        self.video_refusal = ""
+        """Why videos cannot be used, and what to do; empty if they can."""
         self._chat_template = ChatTemplate(hf_processor, chat)
         self.image_format = family.image_format(hf_processor)
         """Sizes by which images become patches, and patches tokens."""
@@ -248,6 +250,8 @@ class PromptEncoder:
                 resize_map=ResizeMap(original, resized, offset),
                 grid=(1, resized.height // patch_size, resized.width // patch_size),
             )
+        if self.video_refusal:
+            raise UserError(self.video_refusal)
         if self.family.video_time is VideoTimeEncoding.NO_VIDEO:
             raise UserError(f"{ref.path}: the model ({self.family.model_type}) takes no videos; leave the sample out")
         plan = self._media_cache.get_frame_plan(ref, self.frame_sampling)

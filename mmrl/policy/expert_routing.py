@@ -2,7 +2,8 @@
 
 A router picks the `top_k` experts with the largest probability for each token. Where two are close, rounding or one
 update of the weights picks another, and the token's log-prob jumps. Routing replay sends each token to the experts that
-were picked before. The weights that their outputs are added up with are the current router's, so it still learns.
+were picked before: by the learner itself (R2), or by the rollout engine (R3), which rounds otherwise. The weights that
+their outputs are added up with are the current router's, so it still learns.
 
 Source: R2 and R3 ("vanilla" and "rollout routing replay") of arXiv:2512.01374, section 3.3, and arXiv:2510.11370.
 
@@ -12,14 +13,44 @@ Letters in shapes: X router layers, T tokens of a batch, E experts, K experts of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
+from mmrl.types import ExpertRoutes, UserError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+UNKNOWN_EXPERT = -1
+"""Stands for the experts of a token that has no routes, and that a router therefore sends where it would itself."""
+
+_MAX_BYTE = 255
+
+
+class RoutePiece(NamedTuple):
+    """Routes of consecutive tokens, and their place in a batch."""
+
+    column: int
+    """Index of the first of the tokens in the flattened batch."""
+    num_tokens: int
+    """Number of the tokens. The routes may be those of fewer, or of more that are not in the batch."""
+    routes: ExpertRoutes
+
+
+class RouteDifferences(NamedTuple):
+    """Counts of tokens that the routers would have sent elsewhere than they were told to."""
+
+    tokens: int
+    """Tokens with routes."""
+    differing_tokens: int
+    """Those of them that differ in some layer."""
+    differing_choices: int
+    """Pairs of a token and a layer that differ."""
 
 
 class RoutingSummary(NamedTuple):
@@ -34,7 +65,7 @@ class RoutingSummary(NamedTuple):
 def install_expert_routing(model: PreTrainedModel) -> None:
     """Let each router of the model record where it sends tokens, and replay what `set_routes` gives it."""
     for router in find_routers(model):
-        router.replayed_routes, router.last_routes, router.last_summary = None, None, None
+        router.replayed_routes, router.own_routes, router.last_routes, router.last_summary = None, None, None, None
         router.forward = _forward.__get__(router)
 
 
@@ -43,13 +74,23 @@ def find_routers(model: PreTrainedModel) -> list[Any]:
     return [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
 
 
-def set_routes(routers: Sequence[Any], routes_XTK: torch.Tensor | None) -> None:
-    """Send the tokens of the next forward passes to these experts, int64; None leaves it to the routers.
+def router_layers(model: PreTrainedModel) -> tuple[int, ...]:
+    """Return the numbers of the layers, of all layers of the language model, that the routers stand in."""
+    routers = set(map(id, find_routers(model)))
+    names = [name for name, module in model.named_modules() if id(module) in routers]
+    return tuple(int(re.findall(r"\.layers\.(\d+)\.", name)[-1]) for name in names)
 
-    They stay set, since a layer that is recomputed in the backward pass must find the routes of its forward.
+
+def set_routes(routers: Sequence[Any], routes_XTK: torch.Tensor | None) -> None:
+    """Send the tokens of the next forward passes to these experts, of any integer type.
+
+    None, or `UNKNOWN_EXPERT` for all experts of a token, leaves it to the routers. Routes stay set, since a layer that
+    is recomputed in the backward pass must find those of its forward.
     """
     for layer, router in enumerate(routers):
-        router.replayed_routes = None if routes_XTK is None else routes_XTK[layer]
+        router.replayed_routes = None
+        if routes_XTK is not None:
+            router.replayed_routes = routes_XTK[layer].to(router.weight.device, torch.int64)
 
 
 def get_routes(routers: Sequence[Any]) -> torch.Tensor:
@@ -63,13 +104,82 @@ def summarize_routing(routers: Sequence[Any]) -> RoutingSummary:
     return RoutingSummary(*summary_X2.mean(dim=0).tolist())
 
 
+def count_differences(routers: Sequence[Any], routes_XTK: torch.Tensor) -> RouteDifferences:
+    """Compare routes that were replayed in the last forward pass with what the routers themselves would have chosen.
+
+    Each layer is compared behind layers that followed the routes. The order of a token's experts does not count.
+    """
+    own_XTK = torch.stack([router.own_routes for router in routers])
+    routes_XTK = routes_XTK.to(own_XTK)
+    known_T = routes_XTK[0, :, 0] != UNKNOWN_EXPERT
+    differs_XTK = own_XTK.sort(dim=-1).values != routes_XTK.sort(dim=-1).values
+    differs_XT = differs_XTK.any(dim=-1) & known_T
+    return RouteDifferences(int(known_T.sum()), int(differs_XT.any(dim=0).sum()), int(differs_XT.sum()))
+
+
+def encode_routes(routes_TXK: torch.Tensor | np.ndarray[Any, Any], num_experts: int) -> ExpertRoutes:
+    """Return routes in as few bytes as the numbers of a layer's experts need."""
+    num_bytes = 1 if num_experts <= _MAX_BYTE + 1 else 2
+    _, num_layers, experts_per_token = routes_TXK.shape
+    return ExpertRoutes(
+        expert_ids=np.asarray(routes_TXK).astype(f"<u{num_bytes}").tobytes(),
+        num_layers=num_layers,
+        experts_per_token=experts_per_token,
+        bytes_per_id=num_bytes,
+    )
+
+
+def place_routes(pieces: Iterable[RoutePiece], num_tokens: int) -> torch.Tensor:
+    """Return the routes of a batch of `num_tokens` tokens, int16 [X, T, K]; `UNKNOWN_EXPERT` where no piece has any.
+
+    Raises:
+        UserError: the pieces are of different models.
+    """
+    pieces = list(pieces)
+    shapes = {(piece.routes.num_layers, piece.routes.experts_per_token) for piece in pieces}
+    if len(shapes) > 1:
+        raise UserError(
+            f"loss.routing_replay: rollouts have routes of {sorted(shapes)} (layers, experts of a token), so different "
+            "models sampled them; begin the run anew"
+        )
+    num_layers, experts_per_token = shapes.pop()
+    routes_TXK = np.full((num_tokens, num_layers, experts_per_token), UNKNOWN_EXPERT, dtype=np.int16)
+    for column, length, routes in pieces:
+        numbers = np.frombuffer(routes.expert_ids, dtype=f"<u{routes.bytes_per_id}")
+        known_TXK = numbers.reshape(-1, num_layers, experts_per_token)[:length]
+        routes_TXK[column : column + len(known_TXK)] = known_TXK
+    return torch.from_numpy(routes_TXK).transpose(0, 1)
+
+
+def check_routes(routers: Sequence[Any], routes_XTK: torch.Tensor) -> None:
+    """Check that routes are possible ones of these routers.
+
+    Raises:
+        UserError: they have other layers, or experts that the model has not.
+    """
+    expected = (len(routers), routers[0].top_k)
+    found = (routes_XTK.shape[0], routes_XTK.shape[2])
+    if found != expected:
+        raise UserError(
+            f"loss.routing_replay: engine: the rollout engine routes tokens to {found[1]} experts in each of "
+            f"{found[0]} layers, and the policy to {expected[1]} in each of {expected[0]}; start the engine with the "
+            "model that is trained"
+        )
+    largest, num_experts = int(routes_XTK.max()), routers[0].num_experts
+    if largest >= num_experts:
+        raise UserError(
+            f"loss.routing_replay: engine: the rollout engine names expert {largest}, and the policy has experts 0 to "
+            f"{num_experts - 1}; start the engine with the model that is trained"
+        )
+
+
 def _forward(router: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # noqa: ANN401
     """Return the logits [T, E] of a router, and the weights and numbers [T, K] of the experts of each token."""
     logits_TE = F.linear(hidden_states.reshape(-1, router.hidden_dim), router.weight)
     probabilities_TE = F.softmax(logits_TE, dtype=torch.float, dim=-1)
-    routes_TK = router.replayed_routes
-    if routes_TK is None:
-        routes_TK = probabilities_TE.topk(router.top_k, dim=-1).indices
+    routes_TK = router.own_routes = probabilities_TE.topk(router.top_k, dim=-1).indices
+    if router.replayed_routes is not None:
+        routes_TK = torch.where(router.replayed_routes == UNKNOWN_EXPERT, routes_TK, router.replayed_routes)
     # Gathered from all probabilities: those of experts that the router itself would not pick have a gradient too.
     weights_TK = probabilities_TE.gather(-1, routes_TK)
     weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)

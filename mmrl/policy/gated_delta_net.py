@@ -8,8 +8,8 @@ completions add up in the prompt, because autograd sums over every use of a tens
 Letters in shapes: T tokens of the row, W hidden size, C channels of the convolution, N pieces (prompts or completions)
 of a batch, R cached rows, S columns of a padded batch, H value heads, K and V channels of a key and of a value.
 
-The rule itself is `mmrl.policy.delta_rule`, and on a GPU, in 16 bits, transformers' own function, which is the kernel
-of flash-linear-attention where that is installed.
+The rule itself is `mmrl.policy.delta_rule`, over batches of pieces padded with zeros, or flash-linear-attention's
+kernel, over pieces one after the other in one row.
 
 Source: Gated Delta Networks, arXiv:2412.06464v3, section 3.
 """
@@ -19,12 +19,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 
 from mmrl.policy.delta_rule import gated_delta_rule, gated_delta_step
+from mmrl.policy.gated_delta_kernels import has_rule_kernel, install_kernel_choice, run_rule_kernel
 from mmrl.policy.shared_prefix_attention import PrefixTree
 
 if TYPE_CHECKING:
@@ -35,12 +37,14 @@ _EPSILON = 1e-6  # of transformers' `l2norm`
 
 
 class PieceBatch(NamedTuple):
-    """Pieces of similar length, padded on the right."""
+    """Pieces of similar length, padded on the right; or, for a kernel, pieces of any length in one row."""
 
     tokens_NS: torch.Tensor
-    """Places of their tokens in the row; T, the place behind the last, for padding. int64."""
+    """Places of their tokens in the row; T, the place behind the last, for padding. int64 [N, S], or [1, S]."""
     pieces_N: torch.Tensor
     """Number of each piece in the order of the row, counted apart for prompts and for completions. int64."""
+    bounds: torch.Tensor | None = None
+    """Where each piece in one row begins, and the last ends. int64 [N + 1]; None where each piece has a row."""
 
 
 class ForkPlan(NamedTuple):
@@ -75,6 +79,7 @@ def install_gated_delta_net(model: PreTrainedModel) -> bool:
     """
     layers = [module for module in model.modules() if type(module).__name__.endswith("GatedDeltaNet")]
     for layer in layers:
+        install_kernel_choice(sys.modules[type(layer).__module__])
         # On the instance: another model of the class, such as an engine's, keeps its own forward. `deepcopy` binds the
         # method of a copy to the copy.
         layer.forward = _forward.__get__(layer)
@@ -109,7 +114,7 @@ def _forward(
 
 def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) -> torch.Tensor:  # noqa: ANN401
     """Return the layer's output for a packed row, [1, T, W]; each completion goes on from its prompt."""
-    plan = plan_fork(prefix_tree, layer.conv_kernel_size, hidden_1TW.device)
+    plan = plan_fork(prefix_tree, layer.conv_kernel_size, hidden_1TW.device, has_rule_kernel(hidden_1TW))
     mixed_TC = layer.in_proj_qkv(hidden_1TW)[0]
     conv_input = _with_zero_row(mixed_TC).index_select(0, plan.conv_tokens)
     convolved_TC = _convolve(layer, conv_input[None])[0].index_select(0, plan.conv_kept_T)
@@ -118,14 +123,14 @@ def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) 
 
     outputs, states = [], []
     for batch in plan.prompts:
-        output, state = _apply_rule(layer, inputs, batch.tokens_NS, None)
+        output, state = _apply_rule(layer, inputs, batch.tokens_NS, None, batch.bounds)
         outputs.append(output.flatten(0, 1))
         states.append(state)
     order = torch.cat([batch.pieces_N for batch in plan.prompts]).argsort()
     state_of_prompt = torch.cat(states)[order]
     for batch in plan.completions:
         initial = state_of_prompt[plan.prompt_of_completion[batch.pieces_N]]
-        output, _ = _apply_rule(layer, inputs, batch.tokens_NS, initial)
+        output, _ = _apply_rule(layer, inputs, batch.tokens_NS, initial, batch.bounds)
         outputs.append(output.flatten(0, 1))
 
     # Each token of the row stands in one batch; padding, which all has the place T, is left behind.
@@ -183,7 +188,7 @@ def step_forward(layer: Any, hidden_R1W: torch.Tensor, cache: Cache) -> torch.Te
     convolved_RC = activation((window_RCS * layer.conv1d.weight.squeeze(1)).sum(dim=-1))
     write_RH, decay_RH = layer.in_proj_b(hidden_R1W)[:, 0], layer.in_proj_a(hidden_R1W)[:, 0]
     inputs = _rule_inputs(layer, convolved_RC, write_RH, decay_RH)
-    query_RGK, key_RGK, value_RHV = _split_heads(layer, inputs.query_key_value)
+    query_RGK, key_RGK, value_RHV = _split_normalized_heads(layer, inputs.query_key_value)
     output_RHV = gated_delta_step(
         query_RGK, key_RGK, value_RHV, inputs.log_decay, inputs.write_strength, state=state.recurrent_states[0]
     )
@@ -191,8 +196,11 @@ def step_forward(layer: Any, hidden_R1W: torch.Tensor, cache: Cache) -> torch.Te
 
 
 @lru_cache(maxsize=2)  # every layer of a forward pass asks for the same
-def plan_fork(prefix_tree: PrefixTree, kernel_size: int, device: torch.device) -> ForkPlan:
-    """Return the plan of a packed row for layers whose convolution reaches over `kernel_size` tokens."""
+def plan_fork(prefix_tree: PrefixTree, kernel_size: int, device: torch.device, in_one_row: bool = False) -> ForkPlan:
+    """Return the plan of a packed row for layers whose convolution reaches over `kernel_size` tokens.
+
+    With `in_one_row` the plan is for flash-linear-attention's kernel.
+    """
     padding = sum(prompt_length + sum(lengths) for prompt_length, lengths in prefix_tree)
     context_length = kernel_size - 1
     conv_tokens: list[int] = []
@@ -219,16 +227,29 @@ def plan_fork(prefix_tree: PrefixTree, kernel_size: int, device: torch.device) -
             conv_kept += range(len(conv_tokens), len(conv_tokens) + len(piece))
             conv_tokens += piece
     as_tensor = partial(torch.tensor, dtype=torch.int64, device=device)
+    make_batches = _join_pieces if in_one_row else partial(_batch_by_length, padding=padding)
     return ForkPlan(
         conv_tokens=as_tensor(conv_tokens),
         conv_kept_T=as_tensor(conv_kept),
-        prompts=tuple(_batch_by_length(prompts, padding, device)),
-        completions=tuple(_batch_by_length(completions, padding, device)),
+        prompts=tuple(make_batches(prompts, device=device)),
+        completions=tuple(make_batches(completions, device=device)),
         prompt_of_completion=as_tensor(prompt_of_completion),
     )
 
 
-def _batch_by_length(pieces: Sequence[range], padding: int, device: torch.device) -> Iterable[PieceBatch]:
+def _join_pieces(pieces: Sequence[range], *, device: torch.device) -> Iterable[PieceBatch]:
+    """Yield all pieces as one row, one after the other; nothing if there are none."""
+    if pieces:
+        tokens = list(chain.from_iterable(pieces))
+        bounds = list(accumulate(map(len, pieces), initial=0))
+        yield PieceBatch(
+            torch.tensor([tokens], device=device),
+            torch.arange(len(pieces), device=device),
+            torch.tensor(bounds, device=device),
+        )
+
+
+def _batch_by_length(pieces: Sequence[range], *, padding: int, device: torch.device) -> Iterable[PieceBatch]:
     """Yield pieces in batches in which no piece has more than twice the chunks of another."""
     by_size: dict[int, list[int]] = {}
     for number, piece in enumerate(pieces):
@@ -266,56 +287,36 @@ def _apply_rule(
     inputs: RuleInputs,
     tokens_NS: torch.Tensor,
     initial_state: torch.Tensor | None,
+    bounds: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the rule over tokens of `inputs`; return outputs [N, S, H, V] and the states behind the last tokens.
 
-    States have the shape [N, H, K, V] and are float32.
+    States have the shape [N, H, K, V] and are float32. `bounds` are those of pieces in one row.
     """
     # Not `tensor[tokens]`, whose derivative adds up number by number.
     taken = [tensor.index_select(0, tokens_NS.flatten()).view(*tokens_NS.shape, -1) for tensor in inputs]
-    if taken[0].is_cuda and taken[0].dtype != torch.float32:
-        return _apply_kernel(layer, taken, initial_state)
-    query, key, value = _split_heads(layer, taken[0])
+    if bounds is not None:
+        query, key, value = _split_heads(layer, taken[0])
+        # The kernel has a query and a key for each value head, and normalizes them.
+        repeats = layer.num_v_heads // layer.num_k_heads
+        query, key = (tensor.repeat_interleave(repeats, dim=2) for tensor in (query, key))
+        return run_rule_kernel((query, key, value, *taken[1:]), initial_state, bounds)
+    query, key, value = _split_normalized_heads(layer, taken[0])
     output, state = gated_delta_rule(query, key, value, *taken[1:], initial_state=initial_state)
     return output.to(value.dtype), state
 
 
-def _apply_kernel(
-    layer: Any,  # noqa: ANN401
-    inputs: Sequence[torch.Tensor],
-    initial_state: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `_apply_rule` does, by transformers' function: flash-linear-attention's where it is installed.
-
-    That has no kernel for float32.
-    """
-    rule = sys.modules[type(layer).__module__].torch_chunk_gated_delta_rule
-    mixed, log_decay, write_strength = inputs
-    parts = torch.split(mixed, [layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
-    query, key = (torch.unflatten(part, -1, (-1, layer.head_k_dim)) for part in parts[:2])
-    repeats = layer.num_v_heads // layer.num_k_heads
-    output, state = rule(
-        query.repeat_interleave(repeats, dim=2),
-        key.repeat_interleave(repeats, dim=2),
-        torch.unflatten(parts[2], -1, (-1, layer.head_v_dim)),
-        g=log_decay,
-        beta=write_strength,
-        chunk_size=_CHUNK,
-        initial_state=initial_state,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-    )
-    return output, state
-
-
 def _split_heads(layer: Any, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # noqa: ANN401
-    """Return the queries and keys [..., key heads, K] and values [..., H, V] in the channels of `mixed` [..., C].
+    """Return the queries and keys [..., key heads, K] and values [..., H, V] in the channels of `mixed` [..., C]."""
+    query, key, value = torch.split(mixed, [layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
+    query, key = (torch.unflatten(part, -1, (-1, layer.head_k_dim)) for part in (query, key))
+    return query, key, torch.unflatten(value, -1, (-1, layer.head_v_dim))
 
-    Queries and keys are float32; a key has length 1, a query 1 / sqrt(K).
-    """
-    parts = torch.split(mixed, [layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
-    query, key = (_normalize(torch.unflatten(part, -1, (-1, layer.head_k_dim)).float()) for part in parts[:2])
-    return query * layer.head_k_dim**-0.5, key, torch.unflatten(parts[2], -1, (-1, layer.head_v_dim))
+
+def _split_normalized_heads(layer: Any, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # noqa: ANN401
+    """Return `_split_heads` with queries and keys in float32; a key has length 1, a query 1 / sqrt(K)."""
+    query, key, value = _split_heads(layer, mixed)
+    return _normalize(query.float()) * layer.head_k_dim**-0.5, _normalize(key.float()), value
 
 
 def _normalize(vectors: torch.Tensor) -> torch.Tensor:

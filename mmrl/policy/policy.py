@@ -237,8 +237,8 @@ class Policy:
     def compute_logprobs(self, batch: Batch, routes_XTK: torch.Tensor | None = None) -> TokenLogprobs:
         """Score every trained token of a batch under the distribution that it was sampled from.
 
-        `routes_XTK` sends each token of the batch to these experts in each router's layer, int64; None leaves it to the
-        routers.
+        `routes_XTK` sends each token of the batch to these experts in each router's layer, of any integer type. None,
+        or `UNKNOWN_EXPERT` for all experts of a token, leaves it to the routers.
         """
         set_routes(self.routers, routes_XTK)
         batch = batch.to(self.device)

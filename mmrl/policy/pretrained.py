@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,12 @@ from safetensors import SafetensorError
 from mmrl.config.schema import ModelConfig
 from mmrl.policy.families import FAMILIES, ModelFamily, get_family, load_family
 from mmrl.types import UserError
-from mmrl.utils.model_files import check_model_type
+from mmrl.utils.model_files import check_model_type, declares_ties_twice, read_weight_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, ProcessorMixin
+
+_OUTPUT_MATRIX = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,24 @@ class ModelBundle(ProcessorBundle):
     """A model with its processor and family."""
 
     model: PreTrainedModel
+    num_mtp_weights: int = 0
+    """Weights in the model's files that predict several tokens at once (`mtp.*`), which transformers does not load."""
+    is_untied_by_files: bool = False
+    """True if its config ties the output matrix to the embedding, and its files hold another output matrix."""
+
+    def iter_notices(self) -> Iterator[str]:
+        """Yield what a user should know of the files before they are trained on."""
+        if self.num_mtp_weights:
+            yield (
+                f"model.path: {self.num_mtp_weights} weights for predicting several tokens at once (mtp.*) are not "
+                "loaded, as transformers has no layer for them; the exported model lacks them, so no engine can "
+                "speculate with them"
+            )
+        if self.is_untied_by_files:
+            yield (
+                "model.path: config.json has tie_word_embeddings: true, and lm_head.weight differs from the embedding; "
+                "both are kept and trained, and the exported config says false"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +94,7 @@ def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundl
     """Load the model at `options.path` with its processor, in the data type and attention of `options`.
 
     Raises:
-        UserError: nothing loadable is there, its family is unknown, or weights are missing.
+        UserError: nothing loadable is there, its family is unknown, or weights are missing or of another size.
     """
     bundle = load_processor(options, base_dir)
     path = str(options.path)
@@ -84,12 +104,52 @@ def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundl
             dtype=getattr(torch, options.dtype),
             attn_implementation=options.attn_implementation,
             output_loading_info=True,
+            # Reported below by name, rather than by transformers in a table.
+            ignore_mismatched_sizes=True,
         )
     # transformers only warns of missing weights, and fills them with random numbers.
-    missing = sorted(report["missing_keys"])
+    _check_no_weights_missing(path, sorted(report["missing_keys"]))
+    _check_sizes(path, sorted(report["mismatched_keys"]))
+    return ModelBundle(
+        family=bundle.family,
+        processor=bundle.processor,
+        model=model,
+        num_mtp_weights=sum(name.startswith("mtp.") for name in read_weight_names(path)),
+        is_untied_by_files=_settle_untied_output(model),
+    )
+
+
+def _check_no_weights_missing(path: str, missing: list[str]) -> None:
+    if missing == [_OUTPUT_MATRIX] and declares_ties_twice(path):
+        raise UserError(
+            f"model.path: {path!r} lacks {_OUTPUT_MATRIX}, and its config.json says two things of it: "
+            "text_config.tie_word_embeddings is true, tie_word_embeddings false, which is what transformers and vLLM "
+            f"go by; set it to true if the embedding is the output matrix, else restore {_OUTPUT_MATRIX}"
+        )
     if missing:
         raise UserError(f"model.path: {path!r} lacks {len(missing)} weights, {missing[0]} for one; restore its files")
-    return ModelBundle(family=bundle.family, processor=bundle.processor, model=model)
+
+
+def _check_sizes(path: str, mismatched: list[tuple[str, Sequence[int], Sequence[int]]]) -> None:
+    # Experts come as one tensor, stacked from those that the files have.
+    if mismatched:
+        name, found, expected = mismatched[0]
+        raise UserError(
+            f"model.path: {path!r} has {len(mismatched)} weights of another size than its config.json says, {name} for "
+            f"one: {list(found)}, not {list(expected)}; restore its files (of experts, the first number counts them)"
+        )
+
+
+def _settle_untied_output(model: PreTrainedModel) -> bool:
+    """Return True if the config ties the output matrix to the embedding, and it is another; then mend the config."""
+    config = model.config
+    is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    if is_tied or not getattr(config, "tie_word_embeddings", False):
+        return False
+    # transformers keeps both where they differ. An export with the old config could come out tied.
+    for own in (config, config.get_text_config()):
+        own.tie_word_embeddings = False
+    return True
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -81,6 +82,10 @@ def make_processor(
         "size": {"shortest_edge": pixels[0], "longest_edge": pixels[1]},
     }
     support = _from_scratch_support(spec)
+    if support.has_fixed_tokenizer:
+        # With an entry for code of its own, even an empty one, transformers takes the class that the folder names.
+        tokenizer = copy.copy(tokenizer)
+        tokenizer.init_kwargs = {**tokenizer.init_kwargs, "auto_map": {"AutoTokenizer": [None, None]}}
     processor_class = getattr(transformers, support.processor_class)
     video_class = getattr(transformers, support.video_processor_class)
     processor: ProcessorMixin = processor_class(

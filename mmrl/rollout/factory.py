@@ -25,6 +25,7 @@ from mmrl.config.schema import (
 )
 from mmrl.distributed.ranks import Ranks
 from mmrl.log.run_dir import RunDir
+from mmrl.policy.expert_routing import router_layers
 from mmrl.policy.lora import LoraAdapter, without_adapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelExport
@@ -89,6 +90,9 @@ class SamplerFactory:
         self._uses_async_rollouts = isinstance(config, Config) and config.uses_async_rollouts
         self._rollout_thread: ThreadPoolExecutor | None = None
         self._publisher: WeightPublisher | None = None
+        rl_stages = [stage for stage in config.stages if isinstance(stage, RlStage)]
+        replays_routes = any(stage.loss.routing_replay == "engine" for stage in rl_stages)
+        self._expert_layers = router_layers(policy.model) if replays_routes else ()
         self._make_custom_sampler: Callable[[EngineContext], Sampler] | None = None
         self._custom_samplers: list[Sampler] = []
         if isinstance(config.rollout.engine, CustomEngineConfig):
@@ -110,11 +114,14 @@ class SamplerFactory:
         """Gather ZeRO-3 shards so that the policy itself can generate inside this block, unless vLLM generates."""
         return nullcontext() if self._publisher else self._policy.runner.gather_all()
 
-    def make_sampler(self, *salt: str | int, version: int = 0, concurrent: bool = False) -> Sampler:
+    def make_sampler(
+        self, *salt: str | int, version: int = 0, concurrent: bool = False, record_routes: bool = False
+    ) -> Sampler:
         """Return a sampler whose random numbers derive from `salt`: the run's seed and words for its purpose.
 
         It has to be synced before it generates; until then its segments would carry `version`. A `concurrent` one may
-        generate in `rollout_thread` while the learner updates the policy.
+        generate in `rollout_thread` while the learner updates the policy. With `record_routes` rollouts carry the
+        experts that their tokens went to; vLLM then does so in all stages.
         """
         if self._make_custom_sampler is not None:
             context = EngineContext(
@@ -123,6 +130,7 @@ class SamplerFactory:
                 salt=salt,
                 version=version,
                 concurrent=concurrent,
+                record_routes=record_routes,
                 work_dir=self._engine_dir,
                 ranks=self._ranks,
                 warn=self._warn,
@@ -134,7 +142,14 @@ class SamplerFactory:
             return EngineSampler(
                 self._publisher, self._processor, max_model_len=self._max_model_len, salt=salt, version=version
             )
-        return HfSampler(self._policy, self._processor, salt=salt, version=version, copy_policy=concurrent)
+        return HfSampler(
+            self._policy,
+            self._processor,
+            salt=salt,
+            version=version,
+            copy_policy=concurrent,
+            record_routes=record_routes,
+        )
 
     def sync_weights(self, version: int) -> None:
         """Send the policy's weights to the engine, unless it has those of `version`."""
@@ -175,24 +190,35 @@ class SamplerFactory:
             parts = (ModelExport(bare, self._policy.family), self._processor.hf_processor)
             self._ranks.on_rank0(partial(checkpoint.export_hf_folder, self._exported_model_dir, *parts))
             model = str(self._exported_model_dir)
-        cuda = torch.cuda.is_available()
-        engine_args = build_engine_args(
-            options.vllm,
-            dtype=self._config.model.dtype,
-            max_model_len=self._max_model_len,
-            cuda=cuda,
-            lora=self._config.model.lora if self._sends_adapter_files else None,
-            family=self._policy.family,
-            float32_output_layer=self._config.model.float32_output_layer,
-        )
         # Imported here, since vLLM may be missing, and takes seconds to import.
         if options.engine == "vllm":
             from mmrl.rollout.engines.vllm_colocated import VllmEngine
 
-            # Weights are gathered by all ranks together, and the others do not notice that one engine has failed.
-            restarts = options.vllm.max_restarts if self._ranks.size == 1 else 0
-            return VllmEngine(model, self._processor, engine_args, cuda=cuda, restarts=restarts, warn=self._warn)
-        return self._start_servers(model, engine_args)
+            return VllmEngine(
+                model,
+                self._processor,
+                self._build_engine_args(),
+                cuda=torch.cuda.is_available(),
+                # Weights are gathered by all ranks together, and the others do not notice that one engine has failed.
+                restarts=options.vllm.max_restarts if self._ranks.size == 1 else 0,
+                warn=self._warn,
+                expert_layers=self._expert_layers,
+            )
+        # Servers that run already have arguments of their own, and perhaps a device that this machine lacks.
+        return self._start_servers(model, {} if options.server.urls else self._build_engine_args())
+
+    def _build_engine_args(self) -> dict[str, Any]:
+        options, model = self._config.rollout, self._config.model
+        return build_engine_args(
+            options.vllm,
+            dtype=model.dtype,
+            max_model_len=self._max_model_len,
+            cuda=torch.cuda.is_available(),
+            lora=model.lora if self._sends_adapter_files else None,
+            family=self._policy.family,
+            float32_output_layer=model.float32_output_layer,
+            return_routes=bool(self._expert_layers),
+        )
 
     def _start_servers(self, model: str, engine_args: Mapping[str, Any]) -> RolloutEngine:
         from mmrl.rollout.engines.vllm_server import ServerEngine, make_replicas
@@ -211,14 +237,19 @@ class SamplerFactory:
             # Servers that several ranks share are never restarted, so their weights need not be kept.
             keep_weights=self._uses_async_rollouts and self._ranks.size == 1,
             ranks=self._ranks,
+            expert_layers=self._expert_layers,
         )
 
     @property
     def _sends_adapter_files(self) -> bool:
         """True if the engine gets the adapter's files, False if it gets weights with the adapter merged into them."""
-        # vLLM knows adapters of the language model, without DoRA. Its server must see the learner's file system.
+        # vLLM knows adapters of the language model, without DoRA and not of fused experts. Its server must see the
+        # learner's file system.
         lora, rollout = self._config.model.lora, self._config.rollout
-        if lora is None or lora.use_dora:
+        if lora is None or lora.use_dora or "language.experts" in (lora.targets or ()):
+            return False
+        # Given any adapter, vLLM runs experts by kernels of Triton, which a CPU has not.
+        if self._policy.routers and not torch.cuda.is_available():
             return False
         sees_files = rollout.engine == "vllm" or rollout.server.weight_transfer == "file"
         return sees_files and self._config.model.trainable_components == ("language",)

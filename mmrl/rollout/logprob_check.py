@@ -88,7 +88,9 @@ class LogprobCheck:
         # Without prefix sharing: the check must not depend on the learner's optimization either.
         batch = collate([[experience]], self.processor, pad_id=eos_id, shared_prefix=False).to(self.policy.device)
         recorded = torch.tensor([logprob for segment in rollout.segments for logprob in segment.logprobs])
-        return (self.policy.compute_logprobs(batch).logprobs_N.cpu() - recorded).abs()
+        # Along the engine's routes where it records them, as in training: a router that rounds otherwise is no error.
+        scores = self.policy.compute_logprobs(batch, batch.engine_routes_XTK)
+        return (scores.logprobs_N.cpu() - recorded).abs()
 
 
 def modality_of(sample: Sample) -> Modality:

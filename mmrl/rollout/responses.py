@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mmrl.policy.processor import PromptProcessor
-from mmrl.types import Answer, Author, FinishReason, Prompt, Rollout, SamplingParams, Segment
+from mmrl.types import Answer, Author, ExpertRoutes, FinishReason, Prompt, Rollout, SamplingParams, Segment
 
 
 class GeneratedTokens(NamedTuple):
@@ -19,6 +19,11 @@ class GeneratedTokens(NamedTuple):
     """Log-probability of each token in nats, under the distribution it was drawn from."""
     finish: FinishReason
     """The reason why the engine stopped there."""
+    prompt_routes: ExpertRoutes | None = None
+    """Experts that the prompt's tokens went to; None if the engine records no routes."""
+    response_routes: ExpertRoutes | None = None
+    """Experts that all tokens of the response went to, those before this call too, but not the last, which the engine
+    has not read; None if it records no routes."""
 
 
 def empty_rollout(prompt: Prompt, index: int, sampling_params: SamplingParams) -> Rollout:
@@ -43,6 +48,11 @@ def append_generated(
 ) -> Rollout:
     """Append a segment by POLICY of policy `version`, drawn under `sampling_params`, and parse the response anew."""
     generated = _cut_at_stop_string(rollout, generated, sampling_params, processor)
+    routes = None
+    if generated.response_routes is not None:
+        num_tokens = rollout.num_tokens
+        rollout = _complete_routes(rollout, generated.prompt_routes, generated.response_routes)
+        routes = generated.response_routes.cut(num_tokens, num_tokens + len(generated.ids))
     # None stands for the rollout's own parameters, so that records of most rollouts name them once.
     segment = Segment(
         token_ids=tuple(generated.ids),
@@ -50,9 +60,29 @@ def append_generated(
         author=Author.POLICY,
         version=version,
         sampling_params=None if sampling_params == rollout.sampling_params else sampling_params,
+        routes=routes,
     )
     longer = replace(rollout, segments=(*rollout.segments, segment), finish_reason=generated.finish)
     return processor.parse_rollout(longer)
+
+
+def _complete_routes(rollout: Rollout, prompt_routes: ExpertRoutes | None, response_routes: ExpertRoutes) -> Rollout:
+    """Return the rollout with routes of those tokens that had none.
+
+    A token keeps the routes of the call that read it first: the log-probs of its segment were recorded with them, and
+    the call that continues may have newer weights.
+    """
+    segments = []
+    start = 0
+    for segment in rollout.segments:
+        end = start + len(segment.token_ids)
+        routes = response_routes.cut(start, end)
+        if segment.routes is not None:
+            unread = routes.cut(segment.routes.num_tokens, routes.num_tokens)
+            routes = segment.routes.extended_by(unread)
+        segments.append(replace(segment, routes=routes))
+        start = end
+    return replace(rollout, segments=tuple(segments), prompt_routes=rollout.prompt_routes or prompt_routes)
 
 
 class StopStringMatcher:
@@ -100,5 +130,6 @@ def _cut_at_stop_string(
         return generated
     for count in range(1, min(matcher.window_tokens, len(generated.ids) + 1)):
         if matcher.matches_end([*earlier, *generated.ids[:count]]):
-            return GeneratedTokens(generated.ids[:count], generated.logps[:count], FinishReason.STOP)
+            ids, logps = generated.ids[:count], generated.logps[:count]
+            return generated._replace(ids=ids, logps=logps, finish=FinishReason.STOP)
     return generated

@@ -39,7 +39,7 @@ from mmrl.distributed.sharing import (
     check_media_across_ranks,
 )
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnerConfig, OptimizerEngine
+from mmrl.learner.learner import GrpoLearner, LearnerConfig, OptimizerEngine, check_routing_replay
 from mmrl.learner.objective import load_policy_loss
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
@@ -351,6 +351,8 @@ class RunContext:
             if not term.training_only:
                 scored_terms.append(name)
         for owner in configs_with_rollout_steps(self.config):
+            if isinstance(owner, RlStage):
+                check_routing_replay(owner.loss, self.policy)
             check_steps(
                 owner.rollout_steps,
                 self.processor,
@@ -363,6 +365,10 @@ class RunContext:
     def _print_overview(self) -> None:
         """Print the sizes of the splits, and for each model component its parameters and learning rates."""
         samples, model, stages = self.samples, self.policy.model, self.config.training_stages
+        notices = [*self.model_bundle.iter_notices()]
+        slow_path = self.model_bundle.family.describe_slow_path(select_device(self.config), model.dtype)
+        for notice in [*notices, slow_path] if slow_path else notices:
+            self.console.warn(notice)
         self.console.info(
             f"{len(samples.train):,} training, {len(samples.validation):,} validation and {len(samples.test):,} test "
             "samples"

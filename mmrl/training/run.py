@@ -322,7 +322,11 @@ class TrainingRun:
         if reference is not None and not reference.is_frozen:
             update_reference = partial(reference.update, reset_optimizer=engine.reset)
         sampler = context.samplers.make_sampler(
-            self._config.run.seed, stage.name, version=version, concurrent=stage.async_rollouts
+            self._config.run.seed,
+            stage.name,
+            version=version,
+            concurrent=stage.async_rollouts,
+            record_routes=stage.loss.routing_replay == "engine",
         )
         context.samplers.sync_weights(version)
         check = self._check_logprobs(stage, sampler)

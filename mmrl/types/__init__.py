@@ -34,6 +34,7 @@ from mmrl.types.rollout import Answer as Answer
 from mmrl.types.rollout import Author as Author
 from mmrl.types.rollout import Dropped as Dropped
 from mmrl.types.rollout import EvalRewards as EvalRewards
+from mmrl.types.rollout import ExpertRoutes as ExpertRoutes
 from mmrl.types.rollout import FinishReason as FinishReason
 from mmrl.types.rollout import Group as Group
 from mmrl.types.rollout import MediaObservation as MediaObservation

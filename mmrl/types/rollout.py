@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -80,6 +80,35 @@ class MediaObservation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRoutes:
+    """Experts that a rollout engine sent consecutive tokens to, in each layer that has experts."""
+
+    expert_ids: bytes  # numbers of experts, [tokens, layers, experts of a token], unsigned and little-endian
+    num_layers: int  # layers that have experts
+    experts_per_token: int  # experts that a token goes to in each of them
+    bytes_per_id: int  # 1, or 2 where a layer has more than 256 experts
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Number of bytes in `expert_ids` for each token."""
+        return self.num_layers * self.experts_per_token * self.bytes_per_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, from the first on."""
+        return len(self.expert_ids) // self.bytes_per_token
+
+    def cut(self, start: int, stop: int) -> ExpertRoutes:
+        """Return the routes of the tokens from `start` to `stop`, of as many of them as there are."""
+        size = self.bytes_per_token
+        return replace(self, expert_ids=self.expert_ids[start * size : stop * size])
+
+    def extended_by(self, routes: ExpertRoutes) -> ExpertRoutes:
+        """Return these routes and, behind them, those of further tokens."""
+        return replace(self, expert_ids=self.expert_ids + routes.expert_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Consecutive tokens of a response by one author."""
 
@@ -89,6 +118,12 @@ class Segment:
     version: int = 0  # policy version that sampled the tokens: training steps since the run began
     sampling_params: SamplingParams | None = None  # distribution of these tokens; None for the rollout's own
     observation: MediaObservation | None = None  # image or video that the tokens stand for; it has no other tokens then
+    routes: ExpertRoutes | None = None  # of its first tokens, of all that the engine has read; None if not recorded
+
+    def cut(self, num_tokens: int) -> Segment:
+        """Return the segment with its first tokens alone."""
+        routes = None if self.routes is None else self.routes.cut(0, num_tokens)
+        return replace(self, token_ids=self.token_ids[:num_tokens], logprobs=self.logprobs[:num_tokens], routes=routes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +158,7 @@ class Rollout:
     sampling_params: SamplingParams  # distribution of all segments that name no other
     parent_index: int | None = None  # index of the first response that a forced rethink continued; None for a first one
     is_correct: bool | None = None  # the rethink step's verdict on how it ended; None if it gave none
+    prompt_routes: ExpertRoutes | None = None  # experts that the prompt's tokens went to; None if not recorded
 
     @property
     def num_tokens(self) -> int:

@@ -68,6 +68,35 @@ def check_weight_files(folder: Path) -> None:
         )
 
 
+def declares_ties_twice(path: str) -> bool:
+    """Return True if config.json ties the output matrix to the embedding in `text_config`, and not at its top."""
+    folder = Path(path) if Path(path).is_dir() else _find_on_hub(path).parent
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    inner = config.get("text_config", {}).get("tie_word_embeddings", False)
+    return bool(inner) and not config.get("tie_word_embeddings", False)
+
+
+def read_weight_names(path: str) -> list[str]:
+    """Return the names of the weights in the safetensors files of a folder, or of a hub id in the cache.
+
+    Only the files' headers are read.
+
+    Raises:
+        UserError: the header of a file is damaged.
+    """
+    folder = Path(path) if Path(path).is_dir() else _find_on_hub(path).parent
+    names: list[str] = []
+    for file in sorted(folder.glob("*.safetensors")):
+        # 8 bytes with the length of the header, then the header as JSON: github.com/huggingface/safetensors, "Format".
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            try:
+                names += json.loads(opened.read(length))
+            except ValueError as error:
+                raise UserError(f"model.path: {file} is damaged ({error}); restore it") from error
+    return [name for name in names if name != "__metadata__"]
+
+
 def _read_model_type(path: str) -> str:
     folder = Path(path)
     file = folder / "config.json" if folder.is_dir() else _find_on_hub(path)

@@ -10,12 +10,19 @@ from videos import write_video
 from vllm_scenes import facts, questions, start
 
 PROCESSES = (
-    {"agreement:qwen2_vl": "qwen2_vl", "agreement:qwen3_vl": "qwen3_vl", "in_process": "qwen2_5_vl"},
+    {
+        "agreement:qwen2_vl": "qwen2_vl",
+        "agreement:qwen3_vl": "qwen3_vl",
+        "experts": "qwen3_vl_moe",
+        "in_process": "qwen2_5_vl",
+    },
     {
         "adapted": "qwen2_5_vl",
         "float32_layer:qwen2_5_vl": "qwen2_5_vl",
         "float32_layer:qwen3_vl": "qwen3_vl",
+        "hybrid": "qwen3_5",
         "served": "qwen2_5_vl",
+        "served_experts": "qwen3_vl_moe",
     },
 )
 """Scenes of a process, one after the other, and the family of each."""

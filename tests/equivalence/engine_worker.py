@@ -29,15 +29,17 @@ def main() -> None:
 
 
 def _scene(name: str):
-    if name == "served":
-        from vllm_served import served
+    if name.startswith("served"):
+        import vllm_served
 
-        return served
+        return {"served": vllm_served.served, "served_experts": vllm_served.served_experts}[name]
     os.environ.update(vllm_env_vars(cuda=torch.cuda.is_available()))  # the scenes import vLLM before an engine does
     import vllm_in_process
 
     return {
         "agreement": vllm_in_process.agreement,
+        "experts": vllm_in_process.experts,
+        "hybrid": vllm_in_process.hybrid,
         "in_process": vllm_in_process.in_process,
         "adapted": vllm_in_process.adapted,
         "float32_layer": vllm_in_process.float32_layer,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,6 +53,7 @@ class Trial:
     recomputes: bool = False
     mini_batches: int = 1
     old_logprobs: str = "recorded"
+    routing_replay: str = "none"
     float32_output_layer: bool = False
     feeds: bool = False
     lora: LoraConfig | None = None
@@ -69,7 +70,8 @@ class Fed:
 
     def load_weights(self, weights: WeightStream) -> None:
         names = {shape.name for shape in weights.specs()}
-        assert names >= self.policy.trained.keys() or has_adapter(self.policy.model)
+        if not has_adapter(self.policy.model):
+            assert names >= {name for name, _ in for_engines(self.policy, self.policy.trained)}
         self.held.clear()
         for name, tensor in weights:
             self.held[name] = tensor.detach().clone()
@@ -99,8 +101,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
     )
     stretched = replace(plain, position_ids_3BL=2 * plain.position_ids_3BL)
     apart = [tuple(compare_layouts(policy, packed, other, ranks)) for other in (plain, stretched)]
-    weights, engine_fed = PolicyWeightStream(policy), Fed(policy)
-    feeder = ShardedWeightStream(weights, ranks)
+    engine_fed, feeder = Fed(policy), ShardedWeightStream(PolicyWeightStream(policy), ranks)
     if trial.feeds:
         feeder.load_on_rank0(engine_fed.load_weights)  # what it is given now is not what it must have in the end
     for step, experiences in enumerate(trial.steps):
@@ -108,8 +109,11 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
             saved, state = copy.deepcopy(everything(policy, engine, ranks))
             policy, engine, sharded = start(lessons, trial, ranks, saved)
             engine.load_state(state)
+            engine_fed, feeder = Fed(policy), ShardedWeightStream(PolicyWeightStream(policy), ranks)
         plan = LearnerConfig(
-            loss=LossConfig(kl=KlConfig(coef=trial.kl), old_logprobs=trial.old_logprobs),
+            loss=LossConfig(
+                kl=KlConfig(coef=trial.kl), old_logprobs=trial.old_logprobs, routing_replay=trial.routing_replay
+            ),
             optimizer=OPTIMIZER,
             total_steps=9,
             micro_batch_groups=2,
@@ -140,6 +144,12 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
         sharded.unwrap(policy)
         result["dissolved"] = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     return result
+
+
+def for_engines(policy: Policy, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights as engines take them: the experts of a layer one by one, if they are not sharded."""
+    for name, tensor in weights.items():
+        yield from policy.family.iter_engine_weights(name, tensor)
 
 
 def everything(policy: Policy, engine, ranks: Ranks):
@@ -173,6 +183,7 @@ def start(lessons: Lessons, trial: Trial, ranks: Ranks, weights: dict[str, torch
     policy.model.to(trial.dtype)
     enable_gradient_checkpointing(policy.model, ("vision", "language") if trial.recomputes else ())
     install_shared_prefix_attention(policy.model)  # this process has not heard of it
+    policy.family.prepare(policy.model)  # pickled without what was put into its layers
     for name, tensor in (weights or {}).items():
         policy.trained[name].data.copy_(tensor)
     if trial.deepspeed is None:
@@ -200,14 +211,15 @@ def watched() -> Iterator[list[int]]:
 
 
 def main() -> None:
-    lessons: Lessons = pickle.loads(Path(sys.argv[1]).read_bytes())
+    courses: list[Lessons] = pickle.loads(Path(sys.argv[1]).read_bytes())
     torch.set_num_threads(1)
     engine_deepspeed._CHUNK_ELEMENTS = CHUNK_ELEMENTS
     with join_ranks(DistributedConfig(heartbeat_s=20, timeout_s=60)) as ranks:
         answers = {}
-        for name, trial in lessons.trials.items():
-            print(ranks.rank, name, flush=True)
-            answers[name] = learn(lessons, trial, ranks)
+        for lessons in courses:
+            for name, trial in lessons.trials.items():
+                print(ranks.rank, name, flush=True)
+                answers[name] = learn(lessons, trial, ranks)
         if ranks.rank == 0:
             torch.save(answers, sys.argv[2])
 

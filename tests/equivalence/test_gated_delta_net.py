@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 from dataclasses import replace
+from itertools import pairwise
+from types import ModuleType
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from rounding import GRADIENTS, LOGPROBS
 from torch.nn import functional as F
 from transformers import DynamicCache
 
+from mmrl.policy import gated_delta_kernels
 from mmrl.policy.batch import PrefixGroup
 from mmrl.types import Author, Segment
 
@@ -198,3 +202,89 @@ def test_the_sampler_goes_on_behind_responses_of_several_lengths(tiny, family, l
     for whole, rollout in zip(group, world.sampler().extend(begun, greedy, step=0), strict=True):
         again = [id for segment in rollout.segments for id in segment.token_ids][: whole.num_tokens]
         assert tuple(again) == whole.segments[0].token_ids
+
+
+def chunk_gated_delta_rule(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    use_beta_sigmoid_in_kernel=False,
+    allow_neg_eigval=False,
+    state_v_first=False,
+    cu_seqlens=None,
+    cu_seqlens_cpu=None,
+    chunk_indices=None,
+    cp_context=None,
+    **kwargs,
+):
+    """flash-linear-attention's function: its signature and its demands, and each sequence by transformers' torch code.
+
+    Source: fla/ops/gated_delta_rule/chunk.py of flash-linear-attention at bc3b101. Its Triton kernels ask for more than
+    the function checks: a sequence has a token, and is in 16 bits, but for the decay and the states.
+    """
+    assert not kwargs and use_qk_l2norm_in_kernel and output_final_state
+    assert q.shape == k.shape and v.shape[2] % k.shape[2] == 0
+    assert q.dtype == k.dtype == v.dtype == torch.bfloat16 and g.dtype == torch.float32
+    assert q.shape[0] == 1 and cu_seqlens.dtype == torch.int64
+    assert cu_seqlens[0] == 0 and cu_seqlens[-1] == q.shape[1] and (cu_seqlens.diff() > 0).all()
+    if initial_state is not None:
+        assert initial_state.shape[0] == len(cu_seqlens) - 1 and initial_state.dtype == torch.float32
+    outputs, states = [], []
+    for number, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
+        output, state = modeling.torch_chunk_gated_delta_rule.__wrapped__.__wrapped__(
+            *(tensor[:, start:end] for tensor in (q, k, v, g, beta)),
+            initial_state=None if initial_state is None else initial_state[number : number + 1],
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
+        outputs.append(output)
+        states.append(state)
+    return torch.cat(outputs, dim=1), torch.cat(states)
+
+
+@pytest.fixture
+def install_kernel(monkeypatch):
+    """Pretend that flash-linear-attention is installed and bfloat16 is on a GPU; return the calls of its kernel."""
+
+    def install():
+        calls = []
+
+        def record(*tensors, **options):
+            calls.append(options)
+            return chunk_gated_delta_rule(*tensors, **options)
+
+        module = ModuleType("fla.ops.gated_delta_rule")
+        module.chunk_gated_delta_rule = record
+        for name in ("fla", "fla.ops"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(gated_delta_kernels, "suits_kernel", lambda x: x.dtype == torch.bfloat16)
+        gated_delta_kernels.import_kernels.cache_clear()
+        return calls
+
+    yield install
+    gated_delta_kernels.import_kernels.cache_clear()
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_flash_linear_attention_forks_in_two_calls_a_layer(tiny, install_kernel, tree):
+    """All prompts in one call, all completions in another, which goes on from the states of the first."""
+    model, sequences = tiny("qwen3_5").policy.model.bfloat16().train(), random_sequences(tree)
+    by_torch = packed_logits(model, sequences)
+    gradient_by_torch = gradient_of(model, by_torch)
+    calls = install_kernel()
+    by_kernel = packed_logits(model, sequences)
+    recurrent = [layer for layer in model.modules() if hasattr(layer, "A_log")]
+    assert [call["initial_state"] is None for call in calls] == [True, False] * len(recurrent)
+    for ours, theirs in zip(by_kernel, by_torch, strict=True):
+        assert (ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max() < 0.05
+    assert distance(gradient_of(model, by_kernel), gradient_by_torch) < 0.05
+    calls.clear()
+    packed_logits(model.float(), sequences)
+    assert not calls  # the kernels would round float32

@@ -37,9 +37,9 @@ def zero(stage, **options):
     return DeepspeedConfig(zero_stage=stage, param_persistence_elements=0, **options)
 
 
-def launch(folder: Path, lessons: Lessons, size: int) -> dict:
-    """What `size` processes made of the lessons."""
-    (folder / "lessons").write_bytes(pickle.dumps(lessons))
+def launch(folder: Path, courses: list[Lessons], size: int) -> dict:
+    """What `size` processes made of the lessons of all courses."""
+    (folder / "lessons").write_bytes(pickle.dumps(courses))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -117,7 +117,7 @@ def answers(lessons, tmp_path_factory):
     middle = list(lessons.trials).index("zero3-penalty")
     found = {}
     for part in (trials[:middle], trials[middle:]):
-        found |= launch(tmp_path_factory.mktemp("ranks"), replace(lessons, trials=dict(part)), 2)
+        found |= launch(tmp_path_factory.mktemp("ranks"), [replace(lessons, trials=dict(part))], 2)
     return found
 
 

@@ -9,7 +9,7 @@ import torch
 from rounding import GRADIENTS, LOGPROBS
 
 from mmrl.learner.learner import TOLERANCES, ForwardDifference, check_shared_prefix, compare_layouts
-from mmrl.policy import shared_prefix_attention
+from mmrl.policy import gated_delta_net, shared_prefix_attention
 from mmrl.policy.batch import PrefixGroup, collate, group_by_prompt
 from mmrl.policy.families import FAMILIES
 from mmrl.types import Experience, UserError
@@ -109,6 +109,16 @@ def test_the_learner_refuses_an_attention_that_leaks(tiny, monkeypatch):
         lambda tree: honest(tuple(PrefixGroup(prompt, (sum(own),)) for prompt, own in tree)),
     )
     with pytest.raises(UserError, match=r"sample two-images it differs .* nats .* Set shared_prefix: off"):
+        check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
+
+
+def test_recurrent_layers_get_advice_of_their_own(tiny, monkeypatch):
+    """Where a kernel does not fork the state as it should: here completions go on from that of an empty prompt."""
+    world = tiny("qwen3_5")
+    siblings = group(world, world.samples[1], sizes=(6, 6))
+    honest = gated_delta_net._apply_rule
+    monkeypatch.setattr(gated_delta_net, "_apply_rule", lambda *given: honest(*given[:3], None, *given[4:]))
+    with pytest.raises(UserError, match=r"shared_prefix: off, .* the recurrent state is not forked; or, .* version"):
         check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
-from vllm_scenes import ROUNDING, SAMPLES, SIBLINGS
+from vllm_scenes import ROUNDING, ROUNDING_BFLOAT16, SAMPLES, SIBLINGS
 
 pytestmark = [
     pytest.mark.slow,
@@ -71,11 +71,40 @@ def test_a_response_keeps_the_token_that_ends_it(facts):
     assert len(found["across tokens"]) > 2 and all(found["across tokens"])
 
 
-@pytest.mark.parametrize("scene", ["in_process", "served", "agreement:qwen2_vl", "agreement:qwen3_vl"])
+@pytest.mark.parametrize(
+    "scene",
+    ["in_process", "served", "agreement:qwen2_vl", "agreement:qwen3_vl", "experts", "served_experts"],
+)
 def test_new_weights_reach_tied_and_fused_matrices_and_every_cache(facts, scene):
     """Keys and values of the prompts, and their encoded media, were in the engine's caches before the sync."""
     assert min(facts[scene]["gaps with old weights"].values()) > 30 * ROUNDING
     assert max(facts[scene]["gaps after sync"].values()) <= ROUNDING
+
+
+def test_new_weights_reach_recurrent_layers_as_if_the_engine_had_started_with_them(facts):
+    found = facts["hybrid"]
+    assert min(found["gaps with old weights"].values()) > 3 * ROUNDING_BFLOAT16
+    assert max(found["gaps after sync"].values()) <= ROUNDING_BFLOAT16
+    assert found["as a fresh engine"]
+
+
+def test_experts_that_are_reloaded_and_not_packed_are_noticed(facts):
+    """vLLM says nothing: it reads the plain weights as if they were packed for the kernels of a CPU."""
+    found = facts["experts"]
+    assert min(found["gaps unpacked"].values()) > 1.0
+    assert "UserError: on text prompts, rollout engine and learner differ by " in found["unpacked"]
+    assert found["packed again"] <= 1e-5
+
+
+def test_a_server_takes_new_experts_and_no_video_with_words_between_its_frames(facts):
+    found = facts["served_experts"]
+    assert max(found["gaps"].values()) <= 1e-5
+    assert "vLLM's server takes no video with words between its frames; use `rollout.engine: vllm`" in found["a video"]
+
+
+def test_a_server_that_records_no_routes_is_refused_where_they_are_wanted(facts):
+    refused = facts["served_experts"]["no routes"]
+    assert "UserError: loss.routing_replay: engine: vLLM returned no routes; start servers of your own with " in refused
 
 
 def test_weights_that_never_arrive_end_the_run(facts):
@@ -97,7 +126,7 @@ def test_another_models_weights_are_refused_and_leave_the_engine_as_it_was(facts
     assert max(facts["in_process"]["gaps after refusal"].values()) <= ROUNDING
 
 
-@pytest.mark.parametrize("scene", ["agreement:qwen2_vl", "agreement:qwen3_vl"])
+@pytest.mark.parametrize("scene", ["agreement:qwen2_vl", "agreement:qwen3_vl", "experts"])
 def test_an_adapter_may_be_merged_into_what_is_sent(facts, scene):
     assert min(facts[scene]["gaps without an adapter"].values()) > 30 * ROUNDING
     assert max(facts[scene]["gaps after merging"].values()) <= ROUNDING

@@ -12,16 +12,18 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from vllm_rendering import Upstream, differences
-from vllm_scenes import LONGEST, SIBLINGS, STEP, Questions, Scene, ids, refusal
+from vllm_scenes import LONGEST, SIBLINGS, STEP, Questions, Scene, ids, logprobs, refusal
 
 from mmrl.checkpoint import export_hf_folder
-from mmrl.config.schema import LoraConfig, VllmConfig
+from mmrl.config.schema import LogprobCheckConfig, LoraConfig, VllmConfig
 from mmrl.policy.families import VideoTimeEncoding
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
+from mmrl.policy.pretrained import ModelExport
 from mmrl.policy.tiny_models import make_model
 from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, build_engine_args
 from mmrl.rollout.engines.vllm_colocated import VllmEngine
+from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import FinishReason, Rollout
 
@@ -38,6 +40,37 @@ def agreement(questions: Questions) -> dict[str, Any]:
     engine = engine_of(scene)
     sampler = scene.sampler(engine)
     facts = _agreement(scene, engine, sampler) | _new_weights(scene, engine, sampler) | _merged(scene, engine)
+    engine.close()
+    return facts
+
+
+def experts(questions: Questions) -> dict[str, Any]:
+    """A family with experts: the same, and a sync after which nobody packs them for the kernels of a CPU."""
+    scene = Scene(questions)
+    engine = engine_of(scene)
+    sampler = scene.sampler(engine)
+    facts = _agreement(scene, engine, sampler) | _new_weights(scene, engine, sampler) | _merged(scene, engine)
+    facts |= _unpacked(scene, engine)
+    engine.close()
+    return facts
+
+
+def hybrid(questions: Questions) -> dict[str, Any]:
+    """A family with recurrent layers: agreement, and new weights against an engine that starts with them."""
+    scene = Scene(questions)
+    engine = engine_of(scene)
+    sampler = scene.sampler(engine)
+    facts = _agreement(scene, engine, sampler)
+    facts["mean gap"] = scene.mean_gap(scene.draw(sampler))
+    facts |= _new_weights(scene, engine, sampler)
+    reloaded = scene.draw(sampler)
+    facts["mean gap after sync"] = scene.mean_gap(reloaded)
+    engine.close()
+    learned = ModelExport(scene.policy.model, scene.policy.family)
+    export_hf_folder(questions.folder / "model", learned, questions.processor.hf_processor)
+    engine = engine_of(scene)
+    fresh = scene.draw(scene.sampler(engine))
+    facts["as a fresh engine"] = ids(fresh) == ids(reloaded) and logprobs(fresh) == logprobs(reloaded)
     engine.close()
     return facts
 
@@ -107,6 +140,7 @@ def float32_layer(questions: Questions) -> dict[str, Any]:
             max_model_len=LONGEST,
             cuda=scene.cuda,
             lora=None,
+            family=scene.policy.family,
             float32_output_layer=float32,
         )
         engine = engine_of(scene)
@@ -155,6 +189,31 @@ def _merged(scene: Scene, engine: VllmEngine) -> dict[str, Any]:
     without = scene.gaps(scene.draw(sampler))
     sampler.sync(3)
     return {"gaps without an adapter": without, "gaps after merging": scene.gaps(scene.draw(sampler))}
+
+
+def _unpacked(scene: Scene, engine: VllmEngine) -> dict[str, Any]:
+    """Experts are reloaded and not packed anew; then they are."""
+    sampler, rpc = scene.sampler(engine), engine._llm.collective_rpc
+    check = LogprobCheck(
+        sampler,
+        scene.policy,
+        scene.processor,
+        samples=list(scene.samples.values()),
+        sampling_params=scene.params,
+        options=LogprobCheckConfig(),
+        warn=scene.warnings.append,
+    )
+
+    def careless(method: str, **given: Any) -> Any:
+        return [] if method == "repack_experts" else rpc(method, **given)
+
+    with patch.object(engine._llm, "collective_rpc", careless):
+        sampler.sync(4)
+    groups = scene.draw(sampler)
+    facts = {"unpacked": refusal(lambda: check.measure(0)), "gaps unpacked": scene.gaps(groups)}
+    facts["mean gap unpacked"] = scene.mean_gap(groups)
+    sampler.sync(5)
+    return facts | {"packed again": check.measure(0)["logprob_check/diff_mean"]}
 
 
 def _lost(scene: Scene, engine: VllmEngine) -> dict[str, Any]:

@@ -193,13 +193,18 @@ class Scene:
         """Largest |engine - learner|, nats, by prompt."""
         return {name: self.gap(group) for name, group in zip(self.prompts, groups, strict=True)}
 
-    @torch.no_grad()
     def gap(self, rollouts: Sequence[Rollout], feeder: TensorProvider | None = None) -> float:
+        return float(self._token_gaps(rollouts, feeder).max())
+
+    def mean_gap(self, groups: Sequence[Sequence[Rollout]]) -> float:
+        """Mean |engine - learner| of a token, nats, over all prompts."""
+        return float(torch.cat([self._token_gaps(group) for group in groups]).mean())
+
+    @torch.no_grad()
+    def _token_gaps(self, rollouts: Sequence[Rollout], feeder: TensorProvider | None = None) -> torch.Tensor:
         made = [Experience(rollout=rollout, advantage=0.0) for rollout in rollouts]
         batch = collate(group_by_prompt(made), feeder or self.processor, pad_id=self.processor.tokenizer.eos_token_id)
-        return float(
-            (self.policy.compute_logprobs(batch.to(self.policy.device)).logprobs_N.cpu() - recorded(made)).abs().max()
-        )
+        return (self.policy.compute_logprobs(batch.to(self.policy.device)).logprobs_N.cpu() - recorded(made)).abs()
 
     @torch.no_grad()
     def learn(self) -> None:
@@ -246,6 +251,16 @@ class Scene:
 
 def ids(groups: Any) -> list[list[list[int]]]:
     return [[[token for segment in r.segments for token in segment.token_ids] for r in group] for group in groups]
+
+
+def logprobs(groups: Any) -> list[list[list[float]]]:
+    return [[[value for segment in r.segments for value in segment.logprobs] for r in group] for group in groups]
+
+
+def without_videos(questions: Questions) -> Questions:
+    """The samples that a server of vLLM takes in a family with words between the frames of a video."""
+    pictured = {name: sample for name, sample in questions.samples.items() if "video" not in name}
+    return replace(questions, samples=pictured)
 
 
 def refusal(act: Callable[[], Any]) -> str:

@@ -14,7 +14,7 @@ from urllib import request as http
 from urllib.error import HTTPError
 
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-from vllm_scenes import LONGEST, Questions, Scene, ids, refusal
+from vllm_scenes import LONGEST, Questions, Scene, ids, refusal, without_videos
 
 from mmrl.config.schema import VllmServerConfig
 from mmrl.rollout.engines.base import GenerationRequest
@@ -108,6 +108,31 @@ def served(questions: Questions) -> dict[str, Any]:
     finally:
         engine.close()
     return {**facts, "warnings": scene.warnings}
+
+
+def served_experts(questions: Questions) -> dict[str, Any]:
+    """Start, draw, sync; and what a server says of experts that it sent tokens to."""
+    videos = [sample for name, sample in questions.samples.items() if name == "video"]
+    scene = Scene(without_videos(questions))
+    servers = make_replicas(scene.model, scene.arguments, VllmServerConfig(), questions.folder / "logs")
+    engine = ServerEngine(servers, scene.processor, workers_per_replica=1, warn=scene.warnings.append)
+    try:
+        sampler = scene.sampler(engine)
+        sampler.sync(1)
+        facts: dict[str, Any] = {"gaps": scene.gaps(scene.draw(sampler))}
+        film = scene.processor.build(videos[0])
+        facts["a video"] = refusal(lambda: sampler.generate([film], 1, scene.params, step=0))
+        scene.learn()
+        facts["gaps with old weights"] = scene.gaps(scene.draw(sampler))
+        sampler.sync(2)
+        facts["gaps after sync"] = scene.gaps(scene.draw(sampler))
+        (running,) = servers
+        again = Replica(running.url, VllmServerConfig(), key=running.key)
+        routed = ServerEngine([again], scene.processor, workers_per_replica=1, warn=print, expert_layers=(0, 1))
+        facts["no routes"] = refusal(lambda: scene.draw(scene.sampler(routed)))
+    finally:
+        engine.close()
+    return facts
 
 
 def _engine(scene: Scene, replica: Replica) -> ServerEngine:

@@ -49,6 +49,7 @@ def train(here: Command, folder: Path, run: Path, *overrides: str):
     return here("train", EXAMPLES / "internvl.yaml", f"model.path={folder}", f"run.dir={run}", *overrides)
 
 
+@pytest.mark.slow
 def test_it_trains_and_its_export_belongs_to_transformers_and_to_evaluation(folder, tmp_path, here, monkeypatch):
     done = train(here, folder, tmp_path / "run")
     assert done.code == 0, done.errors

@@ -13,6 +13,7 @@ from videos import blank_frame, write_video
 
 from mmrl.policy.families import FAMILIES
 
+FIRST = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 KINDS = ("text", "picture", "pictures", "video", "both")
 
 
@@ -69,7 +70,9 @@ def mixed(folder, scratch, **sections):
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*FIRST, *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES if family not in FIRST)]
+)
 def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
     train_mixed(tmp_path, family)
 

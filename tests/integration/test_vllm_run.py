@@ -18,13 +18,14 @@ from peft import PeftModel
 from PIL import Image
 from rounding import LOGPROBS
 from safetensors.torch import load_file
+from test_family_runs import family_runs
 from test_mixed import mixed
-from test_zoom_tool import zooming
+from test_zoom_tool import corners, zooming
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from vllm_serving import serving
 
 from mmrl.types import DatasetContext
-from mmrl_datasets.generators import scenes
+from mmrl_datasets.generators import scenes, tiny_digits
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,6 +36,8 @@ pytestmark = [
 
 FOR_VLLM = {**TINY, "language": {**TINY["language"], "num_heads": 1, "num_kv_heads": 1}}
 """A head of 32, as vLLM's attention wants on a CPU."""
+FAMILY_TYPES = {"qwen3_5": "bfloat16", "qwen3_vl_moe": "float32"}
+"""Data types that vLLM runs on a CPU: its kernel of recurrent layers has bfloat16 alone."""
 TEXT = "Count the red shapes."
 BY_VLLM = {"engine": "vllm", "vllm": {"cpu_kv_cache_mib": 64}, "logprob_check": {"every": 1}}
 LOOK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
@@ -49,6 +52,7 @@ class Session(NamedTuple):
     folder: Path
     picture: Path
     answers: dict[str, list[list[int]]]
+    of_families: dict[Path, dict[str, Any]]
     two_ranks: Done
     headless: Done
 
@@ -65,6 +69,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     question = {"image": str(picture), "text": TEXT, "adapter": None}
     several = folder / "mixed"
     several.mkdir()
+    of_families = {}
+    for family, dtype in FAMILY_TYPES.items():
+        model = family_runs(tmp_path_factory, family) / "whole" / "model"
+        of_families[model] = {**corner_question(folder / family), "adapter": None, "dtype": dtype}
     steps: list[Any] = [
         ["train", write(divided(folder / "divided", data, zero=1), folder / "divided.yaml")],
         ["train", write(by_vllm(run, data), folder / "run.yaml")],
@@ -73,6 +81,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         ["export", lora, "--merge-lora", "--out", merged],
         ["export", lora, "--out", bare],
         {str(run / "model"): [question, {**question, "adapter": str(bare)}], str(merged): [question]},
+        *({str(model): [told]} for model, told in of_families.items()),
         ["train", write(looking_closer(folder / "zoom"), folder / "zoom.yaml")],
         ["train", write(of_every_kind(several), several / "mixed.yaml")],
     ]
@@ -92,7 +101,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     answers = json.loads((folder / "answers.json").read_text())
-    return Session(folder, picture, answers, two_ranks.result(), headless.result())
+    return Session(folder, picture, answers, of_families, two_ranks.result(), headless.result())
 
 
 def by_vllm(run_dir: Path, data: Path) -> dict[str, Any]:
@@ -192,6 +201,15 @@ def canonical(folder: Path) -> tuple[Path, Path]:
     return path, Path(rows[0]["images"])
 
 
+def corner_question(folder: Path) -> dict[str, Any]:
+    """A question that the runs of families were trained to answer, and the picture it is about."""
+    folder.mkdir()
+    place = DatasetContext(work_dir=folder, base_dir=folder, seed=0)
+    (sample,) = tiny_digits.corner_digits(place, **corners("test", 1)["args"])
+    (text,) = (part for part in sample.parts if isinstance(part, str))
+    return {"image": sample.images[0].path, "text": text}
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU there are kernels for it")
 def test_a_model_that_vllm_has_no_kernels_for_is_refused_before_it_is_trained(session: Session) -> None:
     assert session.headless.code == 2
@@ -289,13 +307,24 @@ def test_vllm_answers_from_an_export_as_transformers_does(session: Session) -> N
     assert adapted == answer(AutoModelForImageTextToText.from_pretrained(merged), merged, session.picture)
 
 
+@pytest.mark.parametrize("family", FAMILY_TYPES)
+def test_vllm_answers_from_exports_with_recurrent_layers_and_with_experts(session: Session, family: str) -> None:
+    """Where an adapter was merged into them."""
+    (folder,) = (folder for folder in session.of_families if f"runs-{family}" in folder.parts)
+    told = session.of_families[folder]
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=told["dtype"])
+    expected = answer(model, folder, told["image"], told["text"])
+    assert session.answers[str(folder)] == [expected]
+    assert len(expected) == 8
+
+
 @torch.no_grad()
-def answer(model: Any, folder: Path, picture: Path) -> list[int]:
+def answer(model: Any, folder: Path, picture: Path | str, text: str = TEXT) -> list[int]:
     """The greedy answer of transformers, with the processor of a folder."""
     processor = AutoProcessor.from_pretrained(folder)
-    content = [{"type": "image"}, {"type": "text", "text": TEXT}]
-    text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-    inputs = processor(text=[text], images=[Image.open(picture).convert("RGB")], return_tensors="pt")
+    content = [{"type": "image"}, {"type": "text", "text": text}]
+    prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    inputs = processor(text=[prompt], images=[Image.open(picture).convert("RGB")], return_tensors="pt")
     output = model.eval().generate(**inputs, max_new_tokens=8, do_sample=False)
     found: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
     return found

@@ -24,11 +24,14 @@ def ask(model: str, questions: list[dict[str, Any]]) -> list[list[int]]:
     from vllm import LLM, SamplingParams
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.lora.request import LoRARequest
+    from vllm.model_executor.models import registry
 
     adapters = any(question["adapter"] for question in questions)
+    # For a class that its cache does not know, vLLM would import itself once more, in another process.
+    registry._run_in_subprocess = lambda inspect: inspect()
     llm = LLM(
         model,
-        dtype="float32",
+        dtype=questions[0].get("dtype", "float32"),
         enforce_eager=True,
         max_model_len=512,
         kv_cache_memory_bytes=2**26,

@@ -129,7 +129,7 @@ def test_a_demonstration_without_the_thought_is_refused(make):
 
 def test_a_template_that_raises_is_named(make):
     template = "{{ raise_exception('Unexpected effort: ' + reasoning_effort) }}"
-    with pytest.raises(UserError, match=r"model.path: .* with model.chat .*'high'.*: Unexpected effort: high"):
+    with pytest.raises(UserError, match=r"with model.chat .*'high'.*: Unexpected effort: high; correct .*jinja"):
         make.processor("", template=template, chat={"reasoning_effort": "high"})
 
 

@@ -354,6 +354,12 @@ def test_all_errors_come_at_once_one_per_line(tmp_path):
     ]
 
 
+def test_float16_is_refused(tmp_path):
+    """The decays of recurrent layers overflow in it."""
+    said = refused(write(tmp_path, SMALL), "model.dtype=float16")
+    assert "model.dtype: must be 'float32' or 'bfloat16', got the text 'float16'; did you mean 'bfloat16'?" in said
+
+
 def test_a_bfloat16_model_without_masters_of_its_weights_is_refused(tmp_path):
     path = write(tmp_path, SMALL)
     said = refused(path, "deepspeed.zero_stage=0", "model.dtype=bfloat16")

@@ -65,7 +65,8 @@ def parameters_of(source) -> set[str]:
         values += source._fixture_function_marker.params or ()
     for mark in getattr(source, "pytestmark", []):
         if mark.name == "parametrize":
-            for value in mark.args[1]:
+            for given in mark.args[1]:
+                value = getattr(given, "values", given)  # of `pytest.param`
                 values += value if isinstance(value, tuple) else [value]
     return {value for value in values if isinstance(value, str)}
 

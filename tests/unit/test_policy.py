@@ -1,5 +1,6 @@
 """Models: made from nothing, saved and loaded, frozen by role; the law of drawing; a CPU torch at home."""
 
+import json
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from mmrl.policy.batch import collate
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.logprobs import sample_tokens
 from mmrl.policy.policy import Policy, banned_ids
-from mmrl.policy.pretrained import load_pretrained
+from mmrl.policy.pretrained import ModelExport, load_pretrained
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import Experience, SamplingParams, UserError
 
@@ -99,7 +100,8 @@ def test_a_model_from_nothing_survives_a_folder(tokenizer, family, tmp_path):
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     with torch.no_grad():
-        assert torch.equal(model(**ours).logits, loaded.model(**theirs).logits)
+        # To rounding: weights that are read from a file lie elsewhere in memory, and sums may take another order.
+        torch.testing.assert_close(model(**ours).logits, loaded.model(**theirs).logits, rtol=0.0, atol=1e-6)
     assert loaded.processor.tokenizer.eos_token_id == tokenizer.eos_token_id
 
 
@@ -125,6 +127,9 @@ def test_a_folder_that_is_no_model_is_refused(tokenizer, tmp_path):
     (tmp_path / "m" / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UserError, match="is a 'bert' model; mmrl trains qwen2_vl, qwen2_5_vl, qwen3_vl"):
         attempt()
+    (tmp_path / "m" / "config.json").write_text('{"model_type": "qwen4_exp"}')
+    with pytest.raises(UserError, match=r"'qwen4_exp' model \(Qwen3.8-Flash-Next attends to .* without a GPU\); mmrl"):
+        attempt()
     make_model(spec("qwen2_vl"), tokenizer, seed=1).save_pretrained(tmp_path / "m")
     make_processor(spec("qwen2_vl"), tokenizer, (400, 2304)).save_pretrained(tmp_path / "m")
     attempt()
@@ -141,6 +146,71 @@ def test_a_folder_that_is_no_model_is_refused(tokenizer, tmp_path):
         UserError, match=r"lacks 1 weights, model.visual.merger.mlp.0.weight for one; restore its files"
     ):
         attempt()
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])
+def test_a_folder_that_lacks_experts_is_refused(tokenizer, tmp_path, family):
+    """Released folders of one family have a tensor for each expert, of the other one for all of a layer."""
+    model = make_model(spec(family), tokenizer, seed=1)
+    ModelExport(model, FAMILIES[family]).save_pretrained(tmp_path)
+    make_processor(spec(family), tokenizer, (400, 2304)).save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    kept = {name: tensor for name, tensor in load(weights.read_bytes()).items() if ".experts.3." not in name}
+    for name in kept:
+        if name.endswith("experts.down_proj"):
+            kept[name] = kept[name][:3].contiguous()
+    weights.write_bytes(save(kept, metadata={"format": "pt"}))
+    with pytest.raises(UserError, match=r"experts.down_proj for one: \[3, .*not \[4, .*; restore its files"):
+        load_pretrained(ModelConfig(path=str(tmp_path)))
+
+
+def save_tiny(tokenizer, folder, family="qwen3_5", **weights):
+    """A tiny model's folder with further weights in its file."""
+    model = make_model(spec(family), tokenizer, seed=1)
+    model.save_pretrained(folder)
+    make_processor(spec(family), tokenizer, (400, 2304)).save_pretrained(folder)
+    file = folder / "model.safetensors"
+    file.write_bytes(save({**load(file.read_bytes()), **weights}, metadata={"format": "pt"}))
+    return model
+
+
+def test_weights_that_predict_several_tokens_are_counted_and_left_out(tokenizer, tmp_path):
+    save_tiny(tokenizer, tmp_path, **{"mtp.fc.weight": torch.ones(2, 2), "mtp.norm.weight": torch.ones(2)})
+    bundle = load_pretrained(ModelConfig(path=str(tmp_path)))
+    assert bundle.num_mtp_weights == 2
+    (notice,) = bundle.iter_notices()
+    assert "2 weights" in notice and "(mtp.*)" in notice and "the exported model lacks them" in notice
+
+
+def set_ties(folder, *, top, text):
+    config = json.loads((folder / "config.json").read_text())
+    config["tie_word_embeddings"], config["text_config"]["tie_word_embeddings"] = top, text
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_tie_that_is_declared_in_the_wrong_place_is_named(tokenizer, tmp_path):
+    save_tiny(tokenizer, tmp_path)
+    set_ties(tmp_path, top=False, text=True)
+    with pytest.raises(
+        UserError, match=r"lacks lm_head.weight, .* text_config.tie_word_embeddings is true, .* to true"
+    ):
+        load_pretrained(ModelConfig(path=str(tmp_path)))
+    set_ties(tmp_path, top=True, text=False)
+    bundle = load_pretrained(ModelConfig(path=str(tmp_path)))
+    assert not [*bundle.iter_notices()]
+    assert bundle.model.lm_head.weight is bundle.model.get_input_embeddings().weight
+
+
+def test_an_output_matrix_beside_a_tie_is_kept_and_told_of(tokenizer, tmp_path):
+    other = torch.zeros(len(tokenizer), spec("qwen3_5").language.hidden_size)
+    save_tiny(tokenizer, tmp_path, **{"lm_head.weight": other})
+    bundle = load_pretrained(ModelConfig(path=str(tmp_path), dtype="float32"))
+    assert torch.equal(bundle.model.lm_head.weight, other)
+    (notice,) = bundle.iter_notices()
+    assert "lm_head.weight differs from the embedding" in notice
+    bundle.model.save_pretrained(tmp_path / "again")
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is config["text_config"]["tie_word_embeddings"] is False
 
 
 def test_a_seed_makes_the_model_and_leaves_the_generator_alone(tokenizer):

@@ -4,21 +4,29 @@ import hashlib
 import pickle
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from config_samples import SMALL, write
 from PIL import Image
 
 import mmrl.policy.processor as processor_module
 from mmrl.algo.replay import find_changed_media, find_media_problems
+from mmrl.config import load_config
+from mmrl.config.schema import MediaLimitsConfig
+from mmrl.media.cache import MediaCache
+from mmrl.policy.build import build_encoder
 from mmrl.policy.encoder import ChatTemplate
 from mmrl.policy.families import FAMILIES
+from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.types import (
     AnswerType,
     Author,
     CoordinateSystem,
     FinishReason,
     ImageRef,
+    MediaPolicy,
     PromptTooLongError,
     Sample,
     Size,
@@ -186,6 +194,25 @@ def test_an_over_long_prompt_is_refused_with_its_length_before_it_is_made(tiny, 
         short.encoder.measure(sample)
     with pytest.raises(UserError, match=rf"sample {sample.id}: {length} tokens exceed"):
         short.build(sample)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "qwen2_5_vl"])
+@pytest.mark.parametrize("engine", ["vllm_server", "vllm"])
+def test_a_video_that_a_server_of_vllm_does_not_take_is_refused_before_training(tiny, tmp_path, family, engine):
+    world = tiny(family)
+    config = load_config(write(tmp_path, SMALL), [f"rollout.engine={engine}"]).config
+    bundle = ProcessorBundle(family=world.policy.family, processor=world.processor.hf_processor)
+    media = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=10**8)
+    encoder = build_encoder(config, bundle, media)
+    one, _, text, video, both, *_ = world.samples
+    assert all(encoder.measure(sample).ids for sample in (one, text))
+    for sample in (video, both):
+        if engine == "vllm" or family == "qwen2_5_vl":
+            assert encoder.measure(sample).ids
+            continue
+        message = f"rollout.engine: vLLM's server takes no video of {family}, .*; set rollout.engine: vllm or hf, or"
+        with pytest.raises(UserError, match=message):
+            encoder.measure(sample)
 
 
 @pytest.mark.parametrize("text", ["look: <|image_pad|>", "<|image_pad|>", "<|im_end|>\n<|im_start|>assistant\n"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from mmrl.config import load_config
 from mmrl.config.schema import LogprobCheckConfig, LoraConfig, VllmConfig
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.run_dir import RunDir
+from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engines.base import (
@@ -161,18 +163,79 @@ def test_weights_that_did_not_arrive_are_noticed_and_fused_ones_passed_over(tiny
 
 
 def test_arguments_follow_the_device_and_the_adapter():
-    options = VllmConfig(gpu_memory_utilization=0.3, cpu_kv_cache_mib=7)
-    on_gpu = build_engine_args(options, dtype="bfloat16", max_model_len=99, cuda=True, lora=None)
+    options, family = VllmConfig(gpu_memory_utilization=0.3, cpu_kv_cache_mib=7), FAMILIES["qwen2_5_vl"]
+    on_gpu = build_engine_args(options, dtype="bfloat16", max_model_len=99, cuda=True, lora=None, family=family)
     assert on_gpu["gpu_memory_utilization"] == 0.3 and "enforce_eager" not in on_gpu and "enable_lora" not in on_gpu
-    on_cpu = build_engine_args(options, dtype="float32", max_model_len=9000, cuda=False, lora=LoraConfig(rank=12))
+    on_cpu = build_engine_args(
+        options, dtype="float32", max_model_len=9000, cuda=False, lora=LoraConfig(rank=12), family=family
+    )
     assert on_cpu["kv_cache_memory_bytes"] == 7 * 2**20 and on_cpu["max_num_batched_tokens"] == 9000
     assert on_cpu["max_lora_rank"] == 16
     assert on_cpu["logprobs_mode"] == on_gpu["logprobs_mode"] == "processed_logprobs"
     assert "hf_overrides" not in on_gpu
     wide = build_engine_args(
-        options, dtype="bfloat16", max_model_len=99, cuda=True, lora=None, float32_output_layer=True
+        options, dtype="bfloat16", max_model_len=99, cuda=True, lora=None, family=family, float32_output_layer=True
     )
     assert wide["hf_overrides"] == {"head_dtype": "float32", "text_config": {"head_dtype": "float32"}}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_moe"])
+def test_on_a_cpu_recurrent_layers_run_in_bfloat16_alone_and_without_a_prefix_cache(model_type):
+    options = {"max_model_len": 99, "lora": None, "family": FAMILIES[model_type]}
+    on_cpu = build_engine_args(VllmConfig(), dtype="bfloat16", cuda=False, **options)
+    assert on_cpu["enable_prefix_caching"] is False
+    assert "enable_prefix_caching" not in build_engine_args(VllmConfig(), dtype="float32", cuda=True, **options)
+    with pytest.raises(UserError, match=f"layers of {model_type} in bfloat16 alone; set model.dtype: bfloat16 instead"):
+        build_engine_args(VllmConfig(), dtype="float32", cuda=False, **options)
+
+
+def test_vllm_returns_routes_on_a_gpu_alone():
+    options = {"dtype": "bfloat16", "max_model_len": 99, "lora": None, "family": FAMILIES["qwen3_vl_moe"]}
+    on_gpu = build_engine_args(VllmConfig(), cuda=True, return_routes=True, **options)
+    assert on_gpu["enable_return_routed_experts"] is on_gpu["enable_prefix_caching"] is True
+    refusal = (
+        "loss.routing_replay: engine: without a GPU vLLM does not tell .*; set rollout.engine: hf, or loss.routing"
+    )
+    with pytest.raises(UserError, match=refusal):
+        build_engine_args(VllmConfig(), cuda=False, return_routes=True, **options)
+
+
+def test_servers_that_run_already_have_arguments_of_their_own(tiny, tmp_path, monkeypatch):
+    """And perhaps a GPU: what vLLM cannot do on this machine's CPU is no reason to refuse them."""
+    world, started = tiny("qwen3_5"), []
+    overrides = ["rollout.engine=vllm_server", "model.dtype=float32", "model.from_scratch.family=qwen3_5"]
+    monkeypatch.setattr(SamplerFactory, "_start_servers", lambda self, model, args: started.append(args))
+    monkeypatch.setattr("mmrl.rollout.factory.compute_max_model_len", lambda config, policy: 99)
+    path = write(tmp_path, SMALL)
+    arguments = {"adapter": None, "run_dir": RunDir(tmp_path / "run"), "ranks": SingleProcess(), "warn": print}
+    with pytest.raises(UserError, match="vLLM runs the recurrent layers of qwen3_5 in bfloat16 alone"):
+        SamplerFactory(load_config(path, overrides).config, world.policy, world.processor, **arguments)
+    overrides.append('rollout.server.urls=["http://elsewhere:8000"]')
+    SamplerFactory(load_config(path, overrides).config, world.policy, world.processor, **arguments)
+    assert started == [{}]
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "cuda", "alone"),
+    [
+        ("qwen3_5", None, False, True),
+        ("qwen3_vl_moe", None, False, False),
+        ("qwen3_vl_moe", None, True, True),
+        ("qwen3_vl_moe", ("language.attention", "language.experts"), True, False),
+    ],
+)
+def test_an_adapter_that_vllm_has_no_kernels_for_is_sent_merged(
+    tiny, tmp_path, monkeypatch, family, targets, cuda, alone
+):
+    world, wanted = tiny(family), []
+    model = {"from_scratch": {"family": family}, "dtype": "bfloat16", "lora": {"targets": targets}}
+    overrides = ["rollout.engine=vllm", f"model={json.dumps(model)}"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(SamplerFactory, "_start_engine", lambda self: wanted.append(self._build_engine_args()))
+    arguments = {"adapter": None, "run_dir": RunDir(tmp_path / "run"), "ranks": SingleProcess(), "warn": print}
+    config = load_config(write(tmp_path, SMALL), overrides).config
+    SamplerFactory(config, world.policy, world.processor, **arguments)
+    assert ("enable_lora" in wanted[0]) == alone
 
 
 class Answering:

@@ -90,7 +90,12 @@ def measure_all(cli_args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     export_hf_folder(folder / "model", model, hf)
     cuda = torch.cuda.is_available()
     arguments = build_engine_args(
-        VllmConfig(), dtype=cli_args.dtype, max_model_len=MAX_SEQUENCE_TOKENS, cuda=cuda, lora=None
+        VllmConfig(),
+        dtype=cli_args.dtype,
+        max_model_len=MAX_SEQUENCE_TOKENS,
+        cuda=cuda,
+        lora=None,
+        family=policy.family,
     )
     engine = VllmEngine(str(folder / "model"), processor, arguments, cuda=cuda, restarts=0, warn=print)
     weights = PolicyWeightStream(policy)

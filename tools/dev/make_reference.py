@@ -55,6 +55,8 @@ METRIC_MEANINGS: Mapping[str, str] = {
     "rollout/unfinished_groups": "Groups that go on in the next step (partial rollouts).",
     "rollout/resumed_rollouts": "Rollouts that went on from an earlier step (partial rollouts).",
     "rollout/logprob_diff_mean": "Mean |log-probability of the sampler - learner| of a token, in nats.",
+    "rollout/route_diff_tokens_frac": "Share of tokens that engine and learner send to other experts in some layer.",
+    "rollout/route_diff_choices_frac": "Share of tokens that they send to other experts, as a mean over layers.",
     "rollout/tokens_per_s": "Generated tokens per second.",
     "groups/nonzero_advantage_frac": "Share of groups with a nonzero advantage.",
     "groups/carried_over": "Groups of earlier steps, which had no room for them, that this step trains on.",

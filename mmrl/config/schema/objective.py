@@ -281,9 +281,10 @@ class LossConfig(StrictModel):
     old_logprobs: Literal["recorded", "recomputed"] = "recorded"
     """Denominator of the ratio: the log-probabilities recorded while sampling, or those of the learner at the start of
     the step."""
-    routing_replay: Literal["none", "learner"] = "none"
-    """`learner`: in all updates of a step, tokens go to the experts that the policy chose at the step's start (R2,
-    arXiv:2512.01374). For models with experts, and several updates a step."""
+    routing_replay: Literal["none", "learner", "engine"] = "none"
+    """For models with experts. `learner`: in all updates of a step, tokens go to the experts that the policy chose at
+    the step's start (R2, arXiv:2512.01374). `engine`: to those that the rollout engine chose (R3, arXiv:2510.11370);
+    tokens that it has not read go to those of the step's start."""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """Importance weights for a sampler whose probabilities differ from the learner's; needs
     `old_logprobs: recomputed`."""
@@ -379,12 +380,17 @@ class LossConfig(StrictModel):
         return f"{text}, truncated ones left out" if self.mask_truncated else text
 
     def describe_added_terms(self) -> list[str]:
-        """Return the terms added to the policy loss, a line each."""
+        """Return the terms added to the policy loss, and what its forward passes repeat, a line each."""
         lines = []
         if self.sft_loss.coef:
             lines.append(self.sft_loss.describe())
         if self.entropy.coef:
             lines.append(f"H = entropy of the next token, summed like the rest of L{self.entropy.describe_schedule()}")
+        match self.routing_replay:
+            case "learner":
+                lines.append("π sends tokens to the experts that it chose as the step began")
+            case "engine":
+                lines.append("π sends tokens to the experts that the rollout engine chose")
         return lines
 
     def _describe_policy_loss(self) -> str:

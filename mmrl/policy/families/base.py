@@ -86,6 +86,8 @@ class FromScratchSupport:
     processor_class: str
     """Name of the processor's class in transformers."""
     video_processor_class: str
+    has_fixed_tokenizer: bool = False
+    """True if transformers reads every tokenizer of this model type by one class, which splits text in its own way."""
     text_config: Callable[[FromScratchConfig], dict[str, object]]
     """Returns settings of the language model besides those that all families share."""
     vision_config: Callable[[FromScratchConfig], dict[str, object]]
@@ -156,6 +158,10 @@ class ModelFamily:
         """Let the model's layers follow the `prefix_tree` of a packed row; without one they stay as they are."""
         if model.get_decoder().config._attn_implementation == "sdpa":
             install_shared_prefix_attention(model)
+
+    def describe_slow_path(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Return what to tell a user whose model runs slower here than it could; by default there is nothing."""
+        return None
 
     def is_router(self, parameter_name: str) -> bool:
         """Return True for a weight that decides which experts a token goes to; here there are none."""

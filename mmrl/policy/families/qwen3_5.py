@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from mmrl.config.schema import FromScratchConfig
 from mmrl.config.schema.model import LoraTarget
 from mmrl.policy.families import qwen3_vl
@@ -16,6 +18,7 @@ from mmrl.policy.families.base import (
     VideoTimeEncoding,
     mrope_parameters,
 )
+from mmrl.policy.gated_delta_kernels import describe_slow_path
 from mmrl.policy.gated_delta_net import install_gated_delta_net
 from mmrl.types import CoordinateSystem
 
@@ -44,6 +47,10 @@ class HybridFamily(ModelFamily):
         super().prepare(model)
         install_gated_delta_net(model)
 
+    def describe_slow_path(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Return why the recurrent layers run without kernels on a GPU, if they do."""
+        return describe_slow_path(device.type, dtype)
+
 
 def make_family() -> ModelFamily:
     """Return the family."""
@@ -58,6 +65,7 @@ def make_family() -> ModelFamily:
         from_scratch=FromScratchSupport(
             processor_class="Qwen3VLProcessor",
             video_processor_class="Qwen3VLVideoProcessor",
+            has_fixed_tokenizer=True,
             text_config=text_config,
             vision_config=qwen3_vl.vision_config_without_deepstack,
         ),

@@ -34,6 +34,7 @@ def make_family() -> ModelFamily:
         from_scratch=FromScratchSupport(
             processor_class="Qwen3VLProcessor",
             video_processor_class="Qwen3VLVideoProcessor",
+            has_fixed_tokenizer=True,
             text_config=_text_config,
             vision_config=qwen3_vl.vision_config_without_deepstack,
         ),

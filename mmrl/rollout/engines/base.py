@@ -15,7 +15,7 @@ from mmrl.policy.families import ModelFamily
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Learner
 from mmrl.rollout.responses import GeneratedTokens, append_generated, empty_rollout
-from mmrl.types import Experience, FinishReason, Prompt, Rollout, SamplingParams, UserError
+from mmrl.types import Experience, ExpertRoutes, FinishReason, Prompt, Rollout, SamplingParams, UserError
 from mmrl.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -74,14 +74,21 @@ def build_engine_args(
     lora: LoraConfig | None,
     family: ModelFamily,
     float32_output_layer: bool = False,
+    return_routes: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's `LLM`, in this process or as a server.
 
     `max_model_len` counts tokens, prompt included. `lora` is None if the engine gets no adapter, but merged weights.
+    With `return_routes` it tells which experts tokens went to.
 
     Raises:
-        UserError: vLLM cannot run this family in this data type on a CPU.
+        UserError: on a CPU, vLLM cannot run this family in this data type, or cannot return routes.
     """
+    if return_routes and not cuda:
+        raise UserError(
+            "loss.routing_replay: engine: without a GPU vLLM does not tell which experts tokens went to; set "
+            "rollout.engine: hf, or loss.routing_replay: learner"
+        )
     engine_args: dict[str, Any] = {
         "dtype": dtype,
         "max_model_len": max_model_len,
@@ -101,24 +108,10 @@ def build_engine_args(
     if cuda:
         engine_args["gpu_memory_utilization"] = options.gpu_memory_utilization
     else:
-        engine_args |= {
-            "kv_cache_memory_bytes": options.cpu_kv_cache_mib * 2**20,
-            # Blocks of 128 tokens, vLLM's choice on a CPU, would keep short prompts out of the prefix cache.
-            "block_size": 32,
-            "enforce_eager": True,
-            # A seeded request whose prompt is read in chunks ends in "CPU Generator does not use offset", so each
-            # prompt must fit into one batch.
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(max_model_len, _MIN_BATCHED_TOKENS),
-        }
-        if family.has_recurrent_layers:
-            if dtype != "bfloat16":
-                raise UserError(
-                    f"rollout.engine: on a CPU, vLLM runs the recurrent layers of {family.model_type} in bfloat16 "
-                    f"alone; set model.dtype: bfloat16 instead of {dtype}, or rollout.engine: hf"
-                )
-            # A recurrent state can be cached at the borders of chunks alone, and prompts are not read in chunks here.
-            engine_args["enable_prefix_caching"] = False
+        engine_args |= _cpu_engine_args(options, dtype, max_model_len, family)
+    if return_routes:
+        # vLLM keeps routes beside the blocks of its prefix cache.
+        engine_args |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}
     if float32_output_layer:
         # vLLM reads this from the config of the language model, which is a part of a vision-language model's.
         engine_args["hf_overrides"] = {"head_dtype": "float32", "text_config": {"head_dtype": "float32"}}
@@ -129,12 +122,44 @@ def build_engine_args(
     return engine_args
 
 
+def _cpu_engine_args(options: VllmConfig, dtype: str, max_model_len: int, family: ModelFamily) -> dict[str, Any]:
+    """Return the arguments that vLLM needs on a CPU alone.
+
+    Raises:
+        UserError: vLLM cannot run this family in this data type there.
+    """
+    engine_args = {
+        "kv_cache_memory_bytes": options.cpu_kv_cache_mib * 2**20,
+        # Blocks of 128 tokens, vLLM's choice on a CPU, would keep short prompts out of the prefix cache.
+        "block_size": 32,
+        "enforce_eager": True,
+        # A seeded request whose prompt is read in chunks ends in "CPU Generator does not use offset", so each prompt
+        # must fit into one batch.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(max_model_len, _MIN_BATCHED_TOKENS),
+    }
+    if family.has_recurrent_layers:
+        if dtype != "bfloat16":
+            raise UserError(
+                f"rollout.engine: on a CPU, vLLM runs the recurrent layers of {family.model_type} in bfloat16 alone; "
+                f"set model.dtype: bfloat16 instead of {dtype}, or rollout.engine: hf"
+            )
+        # A recurrent state can be cached at the borders of chunks alone, and prompts are not read in chunks here.
+        engine_args["enable_prefix_caching"] = False
+    return engine_args
+
+
 def parse_completion(
-    ids: Sequence[int], logps: Sequence[float], finish_reason: str | None, stop_reason: object
+    ids: Sequence[int],
+    logps: Sequence[float],
+    finish_reason: str | None,
+    stop_reason: object,
+    *routes: ExpertRoutes,
 ) -> GeneratedTokens:
     """Read one completion of vLLM: token ids with the end token, and log-probabilities in nats.
 
-    `finish_reason` is vLLM's own; `stop_reason` is the stop string that ended it, or the id of the end token.
+    `finish_reason` is vLLM's own; `stop_reason` is the stop string that ended it, or the id of the end token. `routes`
+    are those of the prompt and of the response, if they are recorded.
 
     Raises:
         RuntimeError: the completion was aborted, or has no token.
@@ -149,7 +174,7 @@ def parse_completion(
         raise RuntimeError(
             f"the rollout engine gave {len(ids)} tokens, finished by {finish_reason!r}: that is no response"
         )
-    return GeneratedTokens(tuple(ids), tuple(logps), reason)
+    return GeneratedTokens(tuple(ids), tuple(logps), reason, *routes)
 
 
 RolloutEngine: TypeAlias = "VllmEngine | ServerEngine"
@@ -233,7 +258,9 @@ class EngineSampler:
             group = []
             for index, generated in enumerate(continuations):
                 empty = empty_rollout(prompt, index, sampling_params)
-                group.append(append_generated(empty, generated, sampling_params, self.version, self.processor))
+                # Siblings share the routes of their prompt, which is trained on once for all of them.
+                shared = generated._replace(prompt_routes=continuations[0].prompt_routes)
+                group.append(append_generated(empty, shared, sampling_params, self.version, self.processor))
             groups.append(group)
         return groups
 

@@ -35,6 +35,8 @@ class EngineContext:
     """Policy version that segments carry until the first `sync`."""
     concurrent: bool
     """True if the learner updates the policy while this sampler generates (`async_rollouts`): sample from a copy."""
+    record_routes: bool
+    """True if rollouts must carry the experts that their tokens went to (`loss.routing_replay: engine`)."""
     work_dir: Path
     """Folder for files of the engine. It may not exist yet."""
     ranks: Ranks

@@ -18,6 +18,7 @@ from mmrl.policy.logprobs import compute_logprobs, sample_tokens
 from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.responses import GeneratedTokens, StopStringMatcher, append_generated, empty_rollout
+from mmrl.rollout.routes import RouteRecorder
 from mmrl.types import FinishReason, Prompt, Rollout, SamplingParams
 from mmrl.utils.seeds import derive_seed
 
@@ -56,11 +57,13 @@ class HfSampler:
         version: int = 0,
         max_batch_tokens: int = _MAX_BATCH_TOKENS,
         copy_policy: bool = False,
+        record_routes: bool = False,
     ) -> None:
         """Create a sampler whose random numbers derive from `salt`, and whose segments carry `version`.
 
         `max_batch_tokens` bounds the KV caches of one batch, padding included. With `copy_policy` it samples from a
-        copy, which takes over the weights at each sync, so that the learner may update the policy meanwhile.
+        copy, which takes over the weights at each sync, so that the learner may update the policy meanwhile. With
+        `record_routes` rollouts carry the experts that their tokens went to.
         """
         self._learner_policy = self._policy = policy
         if copy_policy:
@@ -70,7 +73,7 @@ class HfSampler:
                 # flag the copy samples the very tokens that the learner's own model would.
                 weight.requires_grad_()
         self._processor, self._salt, self._version = processor, tuple(salt), version
-        self._max_batch_tokens = max_batch_tokens
+        self._max_batch_tokens, self._record_routes = max_batch_tokens, record_routes
         self._eos_id: int = processor.tokenizer.eos_token_id
 
     @torch.no_grad()
@@ -102,13 +105,7 @@ class HfSampler:
         extended: list[Rollout] = []
         for batch in self._split_into_batches(rollouts, sampling_params):
             generated = self._generate_batch(batch, sampling_params, matcher, step)
-            for rollout, (ids, logps) in zip(batch, generated, strict=True):
-                finish_reason = FinishReason.LENGTH
-                if ids[-1] == self._eos_id:
-                    finish_reason = FinishReason.EOS
-                elif matcher.matches_end(ids):
-                    finish_reason = FinishReason.STOP
-                tokens = GeneratedTokens(ids, logps, finish_reason)
+            for rollout, tokens in zip(batch, generated, strict=True):
                 extended.append(append_generated(rollout, tokens, sampling_params, self._version, self._processor))
         return extended
 
@@ -131,9 +128,10 @@ class HfSampler:
     @torch.no_grad()
     def _generate_batch(
         self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, matcher: StopStringMatcher, step: int
-    ) -> list[tuple[list[int], list[float]]]:
-        """Return new token ids and their log-probabilities (nats) for each rollout."""
-        state = self._prefill(rollouts)
+    ) -> list[GeneratedTokens]:
+        """Return the new tokens of each rollout."""
+        recorder = RouteRecorder(self._policy.routers) if self._record_routes else None
+        state = self._prefill(rollouts, recorder)
         uniforms = []
         for rollout in rollouts:
             # A generator for each row, seeded by what the row is and not by its place: a rollout must not depend on the
@@ -143,14 +141,21 @@ class HfSampler:
             seed = derive_seed(*self._salt, step, rollout.prompt.sample.id, rollout.index, *continued)
             uniforms.append(np.random.Generator(np.random.Philox(seed)).random(sampling_params.max_new_tokens))
         uniforms_RT = torch.from_numpy(np.stack(uniforms)).to(self._policy.device)
-        ids_RT, logps_RT = self._decode(state, sampling_params, matcher, uniforms_RT)
+        ids_RT, logps_RT = self._decode(state, sampling_params, matcher, uniforms_RT, recorder)
         generated = []
-        for ids, logps in zip(ids_RT.tolist(), logps_RT.tolist(), strict=True):
-            count = ids.index(_NO_TOKEN) if _NO_TOKEN in ids else len(ids)
-            generated.append((ids[:count], logps[:count]))
+        for row, (padded_ids, logps) in enumerate(zip(ids_RT.tolist(), logps_RT.tolist(), strict=True)):
+            count = padded_ids.index(_NO_TOKEN) if _NO_TOKEN in padded_ids else len(padded_ids)
+            ids = padded_ids[:count]
+            finish_reason = FinishReason.LENGTH
+            if ids[-1] == self._eos_id:
+                finish_reason = FinishReason.EOS
+            elif matcher.matches_end(ids):
+                finish_reason = FinishReason.STOP
+            routes = (None, None) if recorder is None else recorder.routes_of(row)
+            generated.append(GeneratedTokens(ids, logps[:count], finish_reason, *routes))
         return generated
 
-    def _prefill(self, rollouts: Sequence[Rollout]) -> _DecodeState:
+    def _prefill(self, rollouts: Sequence[Rollout], recorder: RouteRecorder | None) -> _DecodeState:
         """Encode each prompt once, repeat its cache for its rollouts, and append what their responses have already."""
         device = self._policy.device
         prompts = {rollout.prompt.digest: rollout.prompt for rollout in rollouts}
@@ -158,6 +163,8 @@ class HfSampler:
         cache, logits_BV = self._policy.prefill(batch)
         row_of = {digest: row for row, digest in enumerate(prompts)}
         prompt_of_R = torch.tensor([row_of[rollout.prompt.digest] for rollout in rollouts], device=device)
+        if recorder is not None:
+            recorder.record_prompts(batch.attention_mask_BP, prompt_of_R)
         cache.reorder_cache(prompt_of_R)
         state = _DecodeState(
             cache=cache,
@@ -167,11 +174,20 @@ class HfSampler:
         )
         if not any(rollout.num_tokens for rollout in rollouts):
             return state
+        return self._append_responses(state, rollouts, recorder)
+
+    def _append_responses(
+        self, state: _DecodeState, rollouts: Sequence[Rollout], recorder: RouteRecorder | None
+    ) -> _DecodeState:
+        """Append what responses have already to the caches of their prompts."""
+        cache, device = state.cache, self._policy.device
         responses = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(device)
         keep_RK = torch.cat([state.keep_RK, responses.attention_mask_BP], dim=1)
         # Responses are numbered from 0 and stand behind their prompts.
         positions_3RP = responses.position_ids_3BP + state.next_position_R[:, None]
         logits_RV = self._policy.append(cache, replace(responses, position_ids_3BP=positions_3RP), keep_RK)
+        if recorder is not None:
+            recorder.record(range(len(rollouts)), responses.attention_mask_BP)
         # A row without tokens keeps the state behind its prompt: what the model made of its padding means nothing.
         has_tokens_R = responses.attention_mask_BP.any(dim=1)
         return _DecodeState(
@@ -187,6 +203,7 @@ class HfSampler:
         sampling_params: SamplingParams,
         matcher: StopStringMatcher,
         uniforms_RT: torch.Tensor,
+        recorder: RouteRecorder | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample token by token until every row has ended.
 
@@ -221,4 +238,6 @@ class HfSampler:
                 alive, keep_RK, next_R = alive[going], keep_RK[going], next_R[going]
             keep_RK = torch.nn.functional.pad(keep_RK, (0, 1), value=1)
             logits_RV = self._policy.append_text(cache, token_R[going, None], keep_RK, next_R[:, None] + t)
+            if recorder is not None:
+                recorder.record(alive.tolist(), keep_RK[:, -1:])
         return ids_RT.cpu(), logps_RT.cpu()

@@ -20,6 +20,7 @@ import torch
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.base import GenerationRequest, parse_completion
 from mmrl.rollout.responses import GeneratedTokens
+from mmrl.rollout.routes import read_vllm_routes
 from mmrl.rollout.weight_sync import (
     TensorFingerprint,
     WeightStream,
@@ -32,7 +33,7 @@ from mmrl.types import UserError
 if TYPE_CHECKING:
     from vllm import LLM
     from vllm.inputs import EngineInput
-    from vllm.outputs import RequestOutput
+    from vllm.outputs import CompletionOutput, RequestOutput
 
 _ADAPTER_NAME = "policy"
 
@@ -68,11 +69,12 @@ class VllmEngine:
         cuda: bool,
         restarts: int,
         warn: Callable[[str], None],
+        expert_layers: Sequence[int] = (),
     ) -> None:
         """Start the engine. Random number generators and threads of this process stay as they are.
 
         `model` is a folder or hub id. `cuda` says that the engine runs on a GPU, where it can sleep. `warn` is told of
-        each restart, of which there may be `restarts`.
+        each restart, of which there may be `restarts`. Routes are recorded in `expert_layers`, the numbers of layers.
 
         Raises:
             UserError: vLLM is not installed, or refuses the model or the arguments.
@@ -92,6 +94,7 @@ class VllmEngine:
         self._model, self._processor, self._engine_args = model, processor, engine_args
         self._eos_id: int = processor.tokenizer.eos_token_id
         self._can_sleep, self._restarts_left, self._warn = cuda, restarts, warn
+        self._expert_layers = expert_layers
         # The learner's process groups existed before; `close` must leave them alone.
         self._shares_process_groups = torch.distributed.is_initialized()
         self._asleep = False
@@ -208,20 +211,22 @@ class VllmEngine:
                 if request_output.finished:
                     finished[int(request_output.request_id)] = request_output
         completions = []
-        for number, engine_input in enumerate(inputs):
+        for number, (request, engine_input) in enumerate(zip(requests, inputs, strict=True)):
             # vLLM reports the prompt that it has read. If it had expanded or cut anything, the learner would train on
             # other tokens than these.
             if finished[number].prompt_token_ids != engine_input["prompt_token_ids"]:
-                sample_id = requests[number].rollout.prompt.sample.id
+                sample_id = request.rollout.prompt.sample.id
                 raise RuntimeError(f"sample {sample_id}: the rollout engine read other tokens than it was given")
-            parsed = []
-            for output in finished[number].outputs:
-                # For each place a dictionary by token id, in which the sampled token is the only one.
-                sampled = zip(output.token_ids, output.logprobs, strict=True)
-                logps = [logprobs[token_id].logprob for token_id, logprobs in sampled]
-                parsed.append(parse_completion(output.token_ids, logps, output.finish_reason, output.stop_reason))
-            completions.append(parsed)
+            num_prompt_tokens = len(request.rollout.prompt.token_ids)
+            completions.append([self._parse(output, num_prompt_tokens) for output in finished[number].outputs])
         return completions
+
+    def _parse(self, output: CompletionOutput, num_prompt_tokens: int) -> GeneratedTokens:
+        # For each place a dictionary by token id, in which the sampled token is the only one.
+        sampled = zip(output.token_ids, output.logprobs, strict=True)
+        logps = [logprobs[token_id].logprob for token_id, logprobs in sampled]
+        routes = read_vllm_routes(output.routed_experts, num_prompt_tokens, self._expert_layers)
+        return parse_completion(output.token_ids, logps, output.finish_reason, output.stop_reason, *routes)
 
     def _wake_up(self) -> None:
         if self._asleep:

@@ -7,6 +7,8 @@ or has died, is restarted, and its requests are divided anew among all replicas,
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.entrypoints.scale_out.token_in_token_out.mm_features import extract_mm_features
 
@@ -28,6 +31,7 @@ from mmrl.rollout.engines.vllm_inputs import build_engine_input
 from mmrl.rollout.engines.vllm_replica import ADAPTER_NAME, START_HINT, Replica, ReplicaError
 from mmrl.rollout.engines.vllm_weight_transfer import BACKEND, RequireKey, register
 from mmrl.rollout.responses import GeneratedTokens
+from mmrl.rollout.routes import read_vllm_routes
 from mmrl.rollout.weight_sync import ShardedWeightStream, WeightStream
 from mmrl.types import UserError
 
@@ -50,13 +54,15 @@ class ServerEngine:
         warn: Callable[[str], None],
         keep_weights: bool = False,
         ranks: Ranks | None = None,
+        expert_layers: Sequence[int] = (),
     ) -> None:
         """Start the replicas that belong to the run, and wait until all of them answer.
 
         `workers_per_replica` counts the processes of each replica that hold weights. `warn` is told of a replica that
         had to be restarted. `keep_weights` keeps a copy of the weights in host memory, for a replica that is restarted
         while the learner already updates them. `ranks` are all processes of the run, if several share the servers:
-        `load_weights` and `load_adapter` are then collective, and load through rank 0.
+        `load_weights` and `load_adapter` are then collective, and load through rank 0. Routes are recorded in
+        `expert_layers`, the numbers of layers.
 
         Raises:
             UserError: a replica does not answer in time.
@@ -66,7 +72,7 @@ class ServerEngine:
         self._warn, self._keep_weights, self._ranks = warn, keep_weights, ranks or SingleProcess()
         self._eos_id: int = processor.tokenizer.eos_token_id
         self._reload_weights: Callable[[Replica], None] = lambda replica: None
-        self._closed = False
+        self._expert_layers, self._closed = expert_layers, False
         try:
             # All of them start before any is waited for, so that they load their weights at the same time.
             for replica in replicas:
@@ -93,7 +99,8 @@ class ServerEngine:
                 for place, number in enumerate(unanswered):
                     replica = self._replicas[place % len(self._replicas)]
                     body = self._request_body(requests[number], replica)
-                    sent[number] = (replica, pool.submit(_generate_on_replica, replica, body))
+                    layout = (len(requests[number].rollout.prompt.token_ids), self._expert_layers)
+                    sent[number] = (replica, pool.submit(_generate_on_replica, replica, body, *layout))
             for number, (replica, future) in sent.items():
                 try:
                     answers[number] = future.result()
@@ -257,16 +264,21 @@ class _HostWeightCopy(WeightStream):
             yield name, tensor.to(device)
 
 
-def _generate_on_replica(replica: Replica, body: Mapping[str, Any]) -> list[GeneratedTokens]:
-    """Send one request and read its completions, in the order of their seeds."""
+def _generate_on_replica(
+    replica: Replica, body: Mapping[str, Any], num_prompt_tokens: int, expert_layers: Sequence[int]
+) -> list[GeneratedTokens]:
+    """Send one request and read its completions, in the order of their seeds, with routes in `expert_layers`."""
     completions = []
     try:
         choices = replica.request_json("inference/v1/generate", body)["choices"]
         for choice in sorted(choices, key=itemgetter("index")):
             logps = [token["logprob"] for token in choice["logprobs"]["content"]]
-            completions.append(
-                parse_completion(choice["token_ids"], logps, choice["finish_reason"], choice["stop_reason"])
-            )
+            # The bytes of a file of numpy; only a server that was started so sends them.
+            encoded = choice.get("routed_experts")
+            routed_TLK = None if encoded is None else np.load(io.BytesIO(base64.b64decode(encoded)))
+            routes = read_vllm_routes(routed_TLK, num_prompt_tokens, expert_layers)
+            reasons = (choice["finish_reason"], choice["stop_reason"])
+            completions.append(parse_completion(choice["token_ids"], logps, *reasons, *routes))
     except RuntimeError as error:
         # A completion that cannot be used (`parse_completion`) is a failure of the server: a restart may help.
         raise ReplicaError(str(error)) from error

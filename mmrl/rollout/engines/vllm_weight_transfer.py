@@ -112,10 +112,12 @@ def repack_experts(model: torch.nn.Module) -> None:
 
     Without it, reloaded experts are read as packed ones, which gives other numbers and no error.
     """
+    # Imported here: vLLM imports this module in processes that have not chosen their platform yet.
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
     for layer in model.modules():
-        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
-        if kernel is not None and hasattr(layer, "w13_weight") and not layer.w13_weight.is_cuda:
-            kernel.fused_experts.process_weights_after_loading(layer)
+        if isinstance(layer, RoutedExperts) and layer.w13_weight.device.type == "cpu":
+            layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def parse_fingerprints(plain: dict[str, Any]) -> dict[str, TensorFingerprint]:

@@ -165,8 +165,7 @@ class ForcedRethink:
         for segment in first_response.segments:
             num_taken = min(num_left, len(segment.token_ids))
             if num_taken:
-                token_ids, logprobs = segment.token_ids[:num_taken], segment.logprobs[:num_taken]
-                kept.append(replace(segment, token_ids=token_ids, logprobs=logprobs))
+                kept.append(segment.cut(num_taken))
             num_left -= num_taken
         # Log-probability 0.0: the policy did not sample these tokens, so there is none to compute a ratio from.
         trigger_segment = Segment(token_ids=forced, logprobs=(0.0,) * len(forced), author=Author.FORCED)

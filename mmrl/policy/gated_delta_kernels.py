@@ -1,0 +1,121 @@
+"""The kernels of Gated DeltaNet: those of flash-linear-attention and causal-conv1d where tensors suit them, else torch.
+
+Once a package is installed, transformers takes its kernel for every tensor. But the kernels run on CUDA alone, and
+multiply float32 as TF32, with 10 bits of a mantissa. Here each call looks at its tensors.
+
+Source: `chunk_gated_delta_rule` of flash-linear-attention 0.5.1 to 0.6.0 and `causal_conv1d_fn` of causal-conv1d 1.6.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from types import ModuleType
+from typing import Any
+
+import torch
+
+PACKAGES = {"flash-linear-attention": "fla.ops.gated_delta_rule", "causal-conv1d": "causal_conv1d"}
+"""The module that has the kernels of each package."""
+
+_FUNCTIONS = (
+    "torch_chunk_gated_delta_rule",
+    "torch_recurrent_gated_delta_rule",
+    "causal_conv1d_fn",
+    "causal_conv1d_update",
+)
+"""Names, in a modeling file of transformers, of the functions that may be kernels."""
+
+_CHOICES: list[Callable[..., Any]] = []
+"""Functions that have been put into modeling files."""
+
+
+def suits_kernel(tensor: torch.Tensor) -> bool:
+    """Return True if the kernels may compute with a tensor, of any shape: on CUDA, in 16 bits."""
+    return tensor.is_cuda and tensor.dtype.itemsize == 2
+
+
+def install_kernel_choice(modeling: ModuleType) -> None:
+    """Let a modeling file of transformers run a kernel where `suits_kernel` says so, and its torch code elsewhere."""
+    for name in _FUNCTIONS:
+        # A second model of the class finds what the first has put there.
+        function = getattr(modeling, name)
+        if function not in _CHOICES:
+            _CHOICES.append(_choose_by_tensor(function))
+            setattr(modeling, name, _CHOICES[-1])
+
+
+def has_rule_kernel(tensor: torch.Tensor) -> bool:
+    """Return True if `run_rule_kernel` can compute here with tensors like this one, of any shape."""
+    return suits_kernel(tensor) and not isinstance(import_kernels("flash-linear-attention"), Exception)
+
+
+def run_rule_kernel(
+    inputs: Sequence[torch.Tensor], initial_state: torch.Tensor | None, bounds: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the delta rule over N sequences that follow each other in one row of S tokens.
+
+    Gradients flow to the inputs and to the initial state.
+
+    Args:
+        inputs: query and key [1, S, H, K], value [1, S, H, V], log decay, float32 [1, S, H], and write strength
+            [1, S, H].
+        initial_state: state before each sequence, float32 [N, H, K, V]; None for zeros.
+        bounds: first token of each sequence, and the end of the last, int64 [N + 1]; none may be empty.
+
+    Returns:
+        Outputs [1, S, H, V], and the state behind each sequence, float32 [N, H, K, V].
+    """
+    options = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    output, state = import_kernels("flash-linear-attention").chunk_gated_delta_rule(
+        *inputs, initial_state=initial_state, cu_seqlens=bounds, **options
+    )
+    return output, state
+
+
+@cache
+def import_kernels(package: str) -> Any:  # noqa: ANN401  (a module, whose functions mypy does not know)
+    """Return the module that has a package's kernels, or the error that its import raised."""
+    try:
+        return importlib.import_module(PACKAGES[package])
+    # A package that was built for another torch or CUDA raises any of these.
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return error
+
+
+def describe_slow_path(
+    device_type: str, dtype: torch.dtype, failures: Sequence[tuple[str, Exception]] | None = None
+) -> str | None:
+    """Return what to tell a user whose recurrent layers run without kernels; None where there is nothing to say.
+
+    Args:
+        device_type: type of the model's device. On a CPU there are no kernels to miss.
+        dtype: type of the model's weights.
+        failures: packages that do not import, with their errors; None to try them.
+    """
+    if device_type != "cuda":
+        return None
+    head = "the Gated DeltaNet layers of this model run as plain torch code, much slower than kernels"
+    if dtype == torch.float32:
+        return f"{head}: model.dtype is float32, and the kernels compute in 16 bits; use bfloat16 unless you compare"
+    if failures is None:
+        tried = [(package, import_kernels(package)) for package in PACKAGES]
+        failures = [(package, error) for package, error in tried if isinstance(error, Exception)]
+    if not failures:
+        return None
+    reasons = "; ".join(f"{package}: {error}" for package, error in failures)
+    return f"{head}: {reasons}. `pip install --no-build-isolation 'mmrl[hybrid]'` installs them"
+
+
+def _choose_by_tensor(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of transformers that runs a kernel if its first tensor suits it, else its torch code."""
+    torch_code = inspect.unwrap(function)
+
+    @wraps(function)
+    def choose(tensor: torch.Tensor, *args: object, **options: object) -> Any:  # noqa: ANN401
+        """Call one or the other; the first tensor is [batch, columns, ...]."""
+        return (function if suits_kernel(tensor) else torch_code)(tensor, *args, **options)
+
+    return choose
