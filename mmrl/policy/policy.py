@@ -271,7 +271,6 @@ class Policy:
         # Scoring leaves the model in training mode, where a checkpointed model ignores the cache; and may leave routes.
         self.model.eval()
         set_routes(self.routers, None)
-
         cache = DynamicCache(config=self.model.config.get_text_config())
         return cache, self.append(cache, batch, batch.attention_mask_BP)
 

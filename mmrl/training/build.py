@@ -112,8 +112,8 @@ class RunContext:
         registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir, config.rewards)
 
         dataset_context = make_dataset_context(config, base_dir, run_dir.data)
-        media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
-        media_cache = MediaCache(media_policy, media_limits, max_bytes=IMAGE_CACHE_BYTES)
+        make_cache = partial(MediaCache, dataset_context.media_policy, config.data.media_limits)
+        media_cache = make_cache(max_bytes=IMAGE_CACHE_BYTES)
         index = OpenedMediaIndex(run_dir.opened_media)
         record = self.data_record = DataRecord(path=run_dir.data_record, data=config.data, console=console)
         loader = DatasetLoader(config, dataset_context, media_cache, console, opened_index=index, record=record)
@@ -122,7 +122,6 @@ class RunContext:
         self.samples = ranks.on_rank0(loader.load)
         ranks.on_rank0(self._check_rewards)
         check_demonstrations(config, self.samples.train, self.response_format)
-
         make_processor = partial(build_processor, config, self.samples.train, base_dir)
         self.model_bundle = build_model(config, make_processor, base_dir)
         model, family = self.model_bundle.model, self.model_bundle.family
@@ -130,7 +129,6 @@ class RunContext:
         self.is_zero3 = config.deepspeed is not None and config.deepspeed.zero_stage == 3
         self.policy = self._build_policy()
         self._sharded: DeepspeedModel | None = None
-
         limit = prompt_limit(config, self.policy)
         encoder = build_encoder(config, self.model_bundle, media_cache, limit)
         # With asynchronous rollouts two steps are in progress at a time, and each needs its encoded prompts.
@@ -141,9 +139,9 @@ class RunContext:
         self.eos_token_id: int = self.processor.tokenizer.eos_token_id
         self.samples = _drop_unusable_samples(loader, self.samples, encoder, ranks)
         self.stage_data = StageData(config, dataset_context, self.samples, self.processor, run_dir.outputs)
-        worker_cache = MediaCache(media_policy, media_limits, max_bytes=WORKER_IMAGE_CACHE_BYTES)
+        worker_cache = make_cache(max_bytes=WORKER_IMAGE_CACHE_BYTES)
         self.worker_encoder = build_encoder(config, self.model_bundle, worker_cache, limit)
-        num_embeddings = self.policy.model.get_input_embeddings().num_embeddings
+        num_embeddings = model.get_input_embeddings().num_embeddings
         self.banned_token_ids = banned_ids(self.processor.tokenizer, num_embeddings, family)
         self._check_rollout_steps()
         self._print_overview()
