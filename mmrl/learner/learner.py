@@ -31,7 +31,7 @@ from mmrl.learner.micro_batches import (
 )
 from mmrl.learner.objective import LossDenominators, LossInputs, Objective, PolicyLossFn
 from mmrl.policy.batch import Batch, TensorProvider, collate, group_by_prompt
-from mmrl.policy.expert_routing import check_routes, count_differences, get_routes, summarize_routing
+from mmrl.policy.expert_routing import check_routes, count_differences, get_routes, sum_routing, summarize_routing
 from mmrl.policy.policy import Policy
 from mmrl.types import Author, Experience, UserError
 
@@ -231,6 +231,7 @@ class GrpoLearner:
     def _update(self, mini_batch: _MiniBatch, step: int, lr: float) -> dict[str, float]:
         """Make one pass over a mini-batch and one update; return its metrics over all ranks."""
         own_metrics: dict[str, float] = {}
+        routing_sums = []
         for index, micro_batch in enumerate(mini_batch.micro_batches):
             # One at a time: the patches of a whole mini-batch would fill the memory.
             batch = self._build_batch(micro_batch)
@@ -263,8 +264,9 @@ class GrpoLearner:
                 # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
                 loss, metrics = scores.logprobs_N.sum(), {}
             if self._policy.routers:
-                share = len(scores.logprobs_N) / mini_batch.denominators.scored_tokens
-                metrics = {**metrics, **self._router_metrics(share, batch.engine_routes_XTK)}
+                # Of tokens that are scored: which others a row holds depends on how micro-batches are cut.
+                routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
+                metrics = {**metrics, **self._route_difference_metrics(batch.engine_routes_XTK)}
             self._engine.backward(loss, last=index + 1 == len(mini_batch.micro_batches))
             _accumulate_metrics(own_metrics, {"learner/loss": float(loss.detach()), **metrics})
         norms = self._engine.step(lr)
@@ -272,28 +274,35 @@ class GrpoLearner:
         all_metrics: dict[str, float] = {}
         for rank_metrics in self._ranks.all_gather(own_metrics):
             _accumulate_metrics(all_metrics, rank_metrics)
-        if _ROUTED_TOKENS in all_metrics:
-            num_routed = all_metrics.pop(_ROUTED_TOKENS)
-            for name in _ROUTE_DIFFS:
-                all_metrics[name] /= num_routed
+        if routing_sums:
+            self._finish_router_metrics(all_metrics, torch.stack(routing_sums).sum(dim=0))
         total_norm = math.hypot(*norms.values())
         all_metrics["learner/grad_norm"] = total_norm
         for component, norm in norms.items():
             all_metrics[f"learner/grad_norm/{component}"] = norm
         return all_metrics | {_NONFINITE_UPDATES: float(not math.isfinite(total_norm))}
 
-    def _router_metrics(self, share: float, engine_routes_XTK: torch.Tensor | None) -> dict[str, float]:
-        """Return metrics of the last pass over a micro-batch, which has this share of the scored tokens."""
+    def _finish_router_metrics(self, all_metrics: dict[str, float], sums_XS: torch.Tensor) -> None:
+        """Make shares of the counts of all ranks, and add a summary of what `sum_routing` found on this rank."""
+        if _ROUTED_TOKENS in all_metrics:
+            num_routed = all_metrics.pop(_ROUTED_TOKENS)
+            for name in _ROUTE_DIFFS:
+                all_metrics[name] /= num_routed
+        self._ranks.all_reduce([sums_XS])
+        for name, value in summarize_routing(self._policy.routers, sums_XS)._asdict().items():
+            all_metrics[f"policy/router_{name}"] = value
+
+    def _route_difference_metrics(self, engine_routes_XTK: torch.Tensor | None) -> dict[str, float]:
+        """Return counts of where the last pass, over a micro-batch, would have left the engine's routes."""
+        if engine_routes_XTK is None:
+            return {}
         routers = self._policy.routers
-        metrics = {}
-        for name, value in summarize_routing(routers)._asdict().items():
-            metrics[f"policy/router_{name}"] = share * value
-        if engine_routes_XTK is not None:
-            counts = count_differences(routers, engine_routes_XTK)
-            metrics[_ROUTED_TOKENS] = float(counts.tokens)
-            metrics[_ROUTE_DIFFS[0]] = float(counts.differing_tokens)
-            metrics[_ROUTE_DIFFS[1]] = counts.differing_choices / len(routers)
-        return metrics
+        counts = count_differences(routers, engine_routes_XTK)
+        return {
+            _ROUTED_TOKENS: float(counts.tokens),
+            _ROUTE_DIFFS[0]: float(counts.differing_tokens),
+            _ROUTE_DIFFS[1]: counts.differing_choices / len(routers),
+        }
 
     def _build_batch(self, micro_batch: RankMicroBatch) -> Batch:
         """Return the tensors of a micro-batch, with dummy media where other ranks have media and this one has none.

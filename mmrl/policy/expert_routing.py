@@ -54,7 +54,7 @@ class RouteDifferences(NamedTuple):
 
 
 class RoutingSummary(NamedTuple):
-    """Spread of tokens over experts in the last forward pass that had a gradient, as means over layers."""
+    """Spread of tokens over experts, as means over layers."""
 
     load_entropy: float
     """Entropy of the shares of tokens that experts got, over that of equal shares: 1 if all got equally many."""
@@ -65,7 +65,7 @@ class RoutingSummary(NamedTuple):
 def install_expert_routing(model: PreTrainedModel) -> None:
     """Let each router of the model record where it sends tokens, and replay what `set_routes` gives it."""
     for router in find_routers(model):
-        router.replayed_routes, router.own_routes, router.last_routes, router.last_summary = None, None, None, None
+        router.replayed_routes, router.own_routes, router.last_routes, router.last_margins = None, None, None, None
         router.forward = _forward.__get__(router)
 
 
@@ -98,10 +98,31 @@ def get_routes(routers: Sequence[Any]) -> torch.Tensor:
     return torch.stack([router.last_routes for router in routers])
 
 
-def summarize_routing(routers: Sequence[Any]) -> RoutingSummary:
-    """Summarize the last forward pass that had a gradient."""
-    summary_X2 = torch.stack([router.last_summary for router in routers])
-    return RoutingSummary(*summary_X2.mean(dim=0).tolist())
+def sum_routing(routers: Sequence[Any], tokens_N: torch.Tensor) -> torch.Tensor:
+    """Return what `summarize_routing` wants of these tokens of the last forward pass that had a gradient.
+
+    Sums of several passes are added up. A token that is named twice counts twice.
+
+    Returns:
+        For each layer the number of tokens that each expert got, and behind them the sum of the tokens' margins, on
+        the CPU, float64 [X, E + 1].
+    """
+    sums = []
+    for router in routers:
+        tokens_N = tokens_N.to(router.last_routes.device)
+        loads_E = torch.bincount(router.last_routes[tokens_N].flatten(), minlength=router.num_experts).double()
+        margin_1 = router.last_margins[tokens_N].double().sum(dim=0, keepdim=True)
+        sums.append(torch.cat([loads_E, margin_1]))
+    return torch.stack(sums).cpu()
+
+
+def summarize_routing(routers: Sequence[Any], sums_XS: torch.Tensor) -> RoutingSummary:
+    """Summarize what `sum_routing` found, of one token or more."""
+    loads_XE, margins_X = sums_XS[:, :-1], sums_XS[:, -1]
+    choices_X = loads_XE.sum(dim=-1)
+    entropies_X = torch.special.entr(loads_XE / choices_X[:, None]).sum(dim=-1)
+    margin = (margins_X / choices_X).mean() * routers[0].top_k
+    return RoutingSummary(float(entropies_X.mean()) / math.log(loads_XE.shape[1]), float(margin))
 
 
 def count_differences(routers: Sequence[Any], routes_XTK: torch.Tensor) -> RouteDifferences:
@@ -185,14 +206,6 @@ def _forward(router: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, to
     weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
     router.last_routes = routes_TK
     if torch.is_grad_enabled():
-        router.last_summary = _summarize(probabilities_TE.detach(), routes_TK)
+        largest = probabilities_TE.detach().topk(min(router.top_k + 1, router.num_experts)).values
+        router.last_margins = largest[:, router.top_k - 1] - largest[:, -1]
     return logits_TE, weights_TK.to(logits_TE.dtype), routes_TK
-
-
-def _summarize(probabilities_TE: torch.Tensor, routes_TK: torch.Tensor) -> torch.Tensor:
-    """Return the fields of `RoutingSummary` for one layer, float32 [2]."""
-    num_experts, top_k = probabilities_TE.shape[1], routes_TK.shape[1]
-    shares_E = torch.bincount(routes_TK.flatten(), minlength=num_experts) / routes_TK.numel()
-    load_entropy = torch.special.entr(shares_E).sum() / math.log(num_experts)
-    largest = probabilities_TE.topk(min(top_k + 1, num_experts)).values
-    return torch.stack([load_entropy, (largest[:, top_k - 1] - largest[:, -1]).mean()])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_learner import learner, trained_on
 
-from mmrl.policy.expert_routing import find_routers, get_routes, set_routes, summarize_routing
+from mmrl.policy.expert_routing import find_routers, get_routes, set_routes, sum_routing, summarize_routing
 from mmrl.policy.policy import Policy
 from mmrl.types import UserError
 
@@ -81,6 +81,11 @@ def test_a_copy_of_a_model_has_routers_of_its_own(tiny, ids):
     assert all(router.replayed_routes is None for router in find_routers(other))
 
 
+def summary_of(model, tokens):
+    routers = find_routers(model)
+    return summarize_routing(routers, sum_routing(routers, torch.tensor(tokens)))
+
+
 def test_the_summary_counts_tokens_and_distances(tiny, ids):
     model = tiny("qwen3_vl_moe").policy.model
     with torch.no_grad():
@@ -88,13 +93,28 @@ def test_the_summary_counts_tokens_and_distances(tiny, ids):
             router.weight.zero_()
     logits(model, ids)
     # Of equal probabilities, the router takes the first two of four experts for every token.
-    summary = summarize_routing(find_routers(model))
+    summary = summary_of(model, range(ids.numel()))
     assert summary.load_entropy == pytest.approx(math.log(2) / math.log(4))
     assert summary.margin == pytest.approx(0.0)
     routes = torch.tensor([[0, 1], [2, 3]]).repeat(ids.numel() // 2, 1).expand(2, -1, -1)
     set_routes(find_routers(model), routes)
     logits(model, ids)
-    assert summarize_routing(find_routers(model)).load_entropy == pytest.approx(1.0)
+    assert summary_of(model, [0, 1]).load_entropy == pytest.approx(1.0)
+    assert summary_of(model, [0, 2]).load_entropy == pytest.approx(math.log(2) / math.log(4))
+    shares = torch.tensor([1, 1, 3, 3]) / 8  # a token that is named twice counts twice
+    assert summary_of(model, [0, 1, 3, 3]).load_entropy == pytest.approx(
+        float(torch.special.entr(shares).sum()) / math.log(4)
+    )
+
+
+def test_the_margin_lies_between_the_last_expert_that_is_picked_and_the_first_that_is_not(tiny, ids):
+    model = tiny("qwen3_vl_moe").policy.model
+    seen = []
+    for router in find_routers(model):
+        router.register_forward_hook(lambda router, given, made: seen.append(made[0].detach().softmax(-1)))
+    logits(model, ids)
+    expected = torch.stack([layer.sort(descending=True).values for layer in seen])[:, 1:4]
+    assert summary_of(model, [1, 2, 3]).margin == pytest.approx(float((expected[..., 1] - expected[..., 2]).mean()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -135,11 +155,13 @@ def test_all_updates_of_a_step_replay_the_routes_of_its_start(tiny, monkeypatch,
     assert 0 < metrics["policy/router_margin"] < 1
 
 
-def test_metrics_of_routers_do_not_depend_on_micro_batches(tiny):
+@pytest.mark.parametrize("routing_replay", ["none", "learner"])
+def test_metrics_of_routers_do_not_depend_on_layouts_or_micro_batches(tiny, routing_replay):
     found = []
-    for micro_batch in (1, 3):
+    for options in ({"micro_batch": 1}, {"micro_batch": 3}, {"micro_batch": 2, "shared_prefix": False}):
         world = tiny("qwen3_5_moe")
-        found.append(learner(world, lr=1e-6, micro_batch=micro_batch).step(trained_on(world), step=0))
-    # The margin is a mean over tokens of the rows, and rows of two micro-batches differ in length.
-    assert found[0]["policy/router_margin"] == pytest.approx(found[1]["policy/router_margin"], rel=0.2)
+        metrics = learner(world, lr=1e-6, routing_replay=routing_replay, **options).step(trained_on(world), step=0)
+        found.append([metrics["policy/router_load_entropy"], metrics["policy/router_margin"]])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert found[0] == pytest.approx(found[2], rel=1e-5)
     assert "policy/router_margin" not in learner(tiny()).step(trained_on(tiny()), step=0)
