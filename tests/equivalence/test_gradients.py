@@ -24,11 +24,12 @@ class Accumulate:
         return {}
 
 
-def experiences(world, group_size=4, teacher=False):
+def experiences(world, group_size=4, teacher=False, sampler=None):
     """Rollouts whose behaviour policy differs a little from the current one, so that ratios are not 1."""
     prompts = [world.processor.build(sample) for sample in world.samples[:5]]
     made = []
-    for g, group in enumerate(world.sampler().generate(prompts, group_size, world.params, step=0)):
+    sampler = sampler or world.sampler()
+    for g, group in enumerate(sampler.generate(prompts, group_size, world.params, step=0)):
         for i, rollout in enumerate(group):
             (segment,) = rollout.segments
             moved = tuple(logp + 0.15 * ((7 * i + 3 * t + g) % 5 - 2) for t, logp in enumerate(segment.logprobs))
