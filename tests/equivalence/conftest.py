@@ -23,6 +23,7 @@ PROCESSES = (
         "hybrid": "qwen3_5",
         "served": "qwen2_5_vl",
         "served_experts": "qwen3_vl_moe",
+        "served_hybrid": "qwen3_5",
     },
 )
 """Scenes of a process, one after the other, and the family of each."""

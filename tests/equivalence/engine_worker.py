@@ -32,7 +32,11 @@ def _scene(name: str):
     if name.startswith("served"):
         import vllm_served
 
-        return {"served": vllm_served.served, "served_experts": vllm_served.served_experts}[name]
+        return {
+            "served": vllm_served.served,
+            "served_experts": vllm_served.served_experts,
+            "served_hybrid": vllm_served.served_hybrid,
+        }[name]
     os.environ.update(vllm_env_vars(cuda=torch.cuda.is_available()))  # the scenes import vLLM before an engine does
     import vllm_in_process
 

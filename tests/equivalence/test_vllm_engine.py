@@ -96,10 +96,22 @@ def test_experts_that_are_reloaded_and_not_packed_are_noticed(facts):
     assert found["packed again"] <= 1e-5
 
 
-def test_a_server_takes_new_experts_and_no_video_with_words_between_its_frames(facts):
-    found = facts["served_experts"]
-    assert max(found["gaps"].values()) <= 1e-5
-    assert "vLLM's server takes no video with words between its frames; use `rollout.engine: vllm`" in found["a video"]
+def test_a_server_takes_new_weights_of_recurrent_layers(facts):
+    """In bfloat16, as vLLM's kernels for CPUs want it. Measured on average: 0.002 nats, and 0.006 after the sync."""
+    found = facts["served_hybrid"]
+    assert max(found["gaps"].values()) <= ROUNDING_BFLOAT16 and found["mean gap"] <= 2e-2
+    assert min(found["gaps with old weights"].values()) > 3 * ROUNDING_BFLOAT16
+    assert max(found["gaps after sync"].values()) <= ROUNDING_BFLOAT16 and found["mean gap after sync"] <= 2e-2
+
+
+def test_a_server_with_experts_agrees_with_the_learner(facts):
+    assert max(facts["served_experts"]["gaps"].values()) <= 1e-5
+
+
+@pytest.mark.parametrize("scene", ["served_experts", "served_hybrid"])
+def test_a_server_takes_no_video_with_words_between_its_frames(facts, scene):
+    refused = facts[scene]["a video"]
+    assert "vLLM's server takes no video with words between its frames; use `rollout.engine: vllm`" in refused
 
 
 def test_a_server_that_records_no_routes_is_refused_where_they_are_wanted(facts):

@@ -112,20 +112,9 @@ def served(questions: Questions) -> dict[str, Any]:
 
 def served_experts(questions: Questions) -> dict[str, Any]:
     """Start, draw, sync; and what a server says of experts that it sent tokens to."""
-    videos = [sample for name, sample in questions.samples.items() if name == "video"]
-    scene = Scene(without_videos(questions))
-    servers = make_replicas(scene.model, scene.arguments, VllmServerConfig(), questions.folder / "logs")
-    engine = ServerEngine(servers, scene.processor, workers_per_replica=1, warn=scene.warnings.append)
+    scene, servers, engine = _start(questions)
     try:
-        sampler = scene.sampler(engine)
-        sampler.sync(1)
-        facts: dict[str, Any] = {"gaps": scene.gaps(scene.draw(sampler))}
-        film = scene.processor.build(videos[0])
-        facts["a video"] = refusal(lambda: sampler.generate([film], 1, scene.params, step=0))
-        scene.learn()
-        facts["gaps with old weights"] = scene.gaps(scene.draw(sampler))
-        sampler.sync(2)
-        facts["gaps after sync"] = scene.gaps(scene.draw(sampler))
+        facts = _synced(scene, engine, questions)
         (running,) = servers
         again = Replica(running.url, VllmServerConfig(), key=running.key)
         routed = ServerEngine([again], scene.processor, workers_per_replica=1, warn=print, expert_layers=(0, 1))
@@ -133,6 +122,37 @@ def served_experts(questions: Questions) -> dict[str, Any]:
     finally:
         engine.close()
     return facts
+
+
+def served_hybrid(questions: Questions) -> dict[str, Any]:
+    """Start, draw, sync, with recurrent layers."""
+    scene, _, engine = _start(questions)
+    try:
+        return _synced(scene, engine, questions)
+    finally:
+        engine.close()
+
+
+def _start(questions: Questions) -> tuple[Scene, list[Replica], ServerEngine]:
+    """A server that is asked about the samples that it takes."""
+    scene = Scene(without_videos(questions))
+    servers = make_replicas(scene.model, scene.arguments, VllmServerConfig(), questions.folder / "logs")
+    return scene, servers, ServerEngine(servers, scene.processor, workers_per_replica=1, warn=scene.warnings.append)
+
+
+def _synced(scene: Scene, engine: ServerEngine, questions: Questions) -> dict[str, Any]:
+    """What a server draws before and after it is given new weights, and what it says of a video."""
+    sampler = scene.sampler(engine)
+    sampler.sync(1)
+    groups = scene.draw(sampler)
+    facts: dict[str, Any] = {"gaps": scene.gaps(groups), "mean gap": scene.mean_gap(groups)}
+    film = scene.processor.build(questions.samples["video"])
+    facts["a video"] = refusal(lambda: sampler.generate([film], 1, scene.params, step=0))
+    scene.learn()
+    facts["gaps with old weights"] = scene.gaps(scene.draw(sampler))
+    sampler.sync(2)
+    groups = scene.draw(sampler)
+    return {**facts, "gaps after sync": scene.gaps(groups), "mean gap after sync": scene.mean_gap(groups)}
 
 
 def _engine(scene: Scene, replica: Replica) -> ServerEngine:
