@@ -68,7 +68,7 @@ def check_weight_files(folder: Path) -> None:
         )
 
 
-def declares_ties_twice(path: str) -> bool:
+def has_contradictory_ties(path: str) -> bool:
     """Return True if config.json ties the output matrix to the embedding in `text_config`, and not at its top."""
     folder = Path(path) if Path(path).is_dir() else _find_on_hub(path).parent
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
