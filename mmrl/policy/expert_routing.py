@@ -1,4 +1,4 @@
-"""Routers of experts: which experts tokens went to, and sending tokens to given experts again.
+"""Records the experts that routers send tokens to, and replays recorded routes.
 
 A router picks the `top_k` experts with the largest probability for each token. Where two are close, rounding or one
 update of the weights picks another, and the token's log-prob jumps. Routing replay sends each token to the experts that
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UNKNOWN_EXPERT = -1
-"""Stands for the experts of a token that has no routes, and that a router therefore sends where it would itself."""
+"""Marks a token without routes, whose experts the router chooses itself."""
 
 _MAX_BYTE = 255
 
