@@ -133,7 +133,7 @@ class GrpoLearner:
         self._ranks, self._placement = ranks or SingleProcess(), placement or MediaPlacement()
         self._shared_prefix_checked = not config.shared_prefix
         self._replays_engine_routes = config.loss.routing_replay == "engine"
-        # One pass over one batch uses its own routes anyhow.
+        # A single pass over a single mini-batch has no earlier routes to replay.
         self._replays_routes = config.loss.routing_replay != "none" and config.epochs * config.mini_batches > 1
         check_routing_replay(config.loss, policy)
         self._pack = partial(

@@ -108,7 +108,7 @@ def _forward(
 
 
 def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) -> torch.Tensor:  # noqa: ANN401
-    """Return the layer's output for a packed row, [1, T, W]; each completion goes on from its prompt."""
+    """Return the layer's output for a packed row, [1, T, W]; each completion starts from its prompt's state."""
     plan = plan_fork(prefix_tree, layer.conv_kernel_size, hidden_1TW.device, has_rule_kernel(hidden_1TW))
     mixed_TC = layer.in_proj_qkv(hidden_1TW)[0]
     conv_input = _with_zero_row(mixed_TC).index_select(0, plan.conv_tokens)
