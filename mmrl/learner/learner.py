@@ -38,6 +38,7 @@ from mmrl.types import Author, Experience, UserError
 _LOGPROB_DIFF = "rollout/logprob_diff_mean"
 _NONFINITE_UPDATES = "learner/nonfinite_updates"
 _ROUTE_DIFFS = ("rollout/route_diff_tokens_frac", "rollout/route_diff_choices_frac")
+_ROUTER_METRICS = ("policy/router_load_entropy", "policy/router_margin")  # the fields of `RoutingSummary`
 _FIRST_UPDATE_METRICS = (_LOGPROB_DIFF, *_ROUTE_DIFFS)
 """Metrics of the first update alone: later ones tell about the update, not about the sampler."""
 _ROUTED_TOKENS = "tokens with routes of the engine"
@@ -132,7 +133,7 @@ class GrpoLearner:
         self._ranks, self._placement = ranks or SingleProcess(), placement or MediaPlacement()
         self._shared_prefix_checked = not config.shared_prefix
         self._replays_engine_routes = config.loss.routing_replay == "engine"
-        # One pass over one batch uses its own routes anyhow.
+        # A single pass over a single mini-batch has no earlier routes to replay.
         self._replays_routes = config.loss.routing_replay != "none" and config.epochs * config.mini_batches > 1
         check_routing_replay(config.loss, policy)
         self._pack = partial(
@@ -289,8 +290,8 @@ class GrpoLearner:
             for name in _ROUTE_DIFFS:
                 all_metrics[name] /= num_routed
         self._ranks.all_reduce([sums_XS])
-        for name, value in summarize_routing(self._policy.routers, sums_XS)._asdict().items():
-            all_metrics[f"policy/router_{name}"] = value
+        summary = summarize_routing(self._policy.routers, sums_XS)
+        all_metrics.update(zip(_ROUTER_METRICS, summary, strict=True))
 
     def _route_difference_metrics(self, engine_routes_XTK: torch.Tensor | None) -> dict[str, float]:
         """Return counts of where the last pass, over a micro-batch, would have left the engine's routes."""
@@ -444,7 +445,7 @@ def _merge_update_metrics(
         weighted = dict(update)
         for name, value in update.items():
             weight = 1
-            if name.startswith("policy/router_"):
+            if name in _ROUTER_METRICS:
                 weight = counts.scored_tokens  # demonstrations are routed too
             elif name.startswith("policy/"):
                 weight = counts.run_tokens

@@ -380,7 +380,7 @@ class LossConfig(StrictModel):
         return f"{text}, truncated ones left out" if self.mask_truncated else text
 
     def describe_added_terms(self) -> list[str]:
-        """Return the terms added to the policy loss, and what its forward passes repeat, a line each."""
+        """Return a line for each term added to the policy loss, and one for the routes that are replayed."""
         lines = []
         if self.sft_loss.coef:
             lines.append(self.sft_loss.describe())
