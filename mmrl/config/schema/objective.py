@@ -388,7 +388,7 @@ class LossConfig(StrictModel):
             lines.append(f"H = entropy of the next token, summed like the rest of L{self.entropy.describe_schedule()}")
         match self.routing_replay:
             case "learner":
-                lines.append("π sends tokens to the experts that it chose as the step began")
+                lines.append("in all updates of a step, π sends tokens to the experts that it chose as the step began")
             case "engine":
                 lines.append("π sends tokens to the experts that the rollout engine chose")
         return lines

@@ -464,8 +464,6 @@ class RlStage(TrainingStage):
             denominator,
             *self.loss.describe_added_terms(),
         ]
-        if self.loss.routing_replay == "learner":
-            lines.append("in all updates of a step, tokens go to the experts that they went to as it began")
         return "\n".join(lines)
 
     def _describe_ratio(self) -> str:
