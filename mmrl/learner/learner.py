@@ -31,7 +31,13 @@ from mmrl.learner.micro_batches import (
 )
 from mmrl.learner.objective import LossDenominators, LossInputs, Objective, PolicyLossFn
 from mmrl.policy.batch import Batch, TensorProvider, collate, group_by_prompt
-from mmrl.policy.expert_routing import check_routes, count_differences, get_routes, summarize_routing
+from mmrl.policy.expert_routing import (
+    check_routes,
+    count_differences,
+    get_routes,
+    summarize_routing,
+    with_routes_of_row,
+)
 from mmrl.policy.policy import Policy
 from mmrl.types import Author, Experience, UserError
 
@@ -357,11 +363,16 @@ def check_shared_prefix(
     Raises:
         UserError: log-probs or gradients differ by more than rounding explains.
     """
-    packed = collate(groups, provider, pad_id=pad_id, shared_prefix=True)
-    plain = collate(groups, provider, pad_id=pad_id, shared_prefix=False)
+    layout = partial(collate, provider=provider, pad_id=pad_id)
     # Under ZeRO-3 the gradient of a weight that a pass does not reach would be that of an earlier pass.
-    packed = add_dummy_media(packed, provider.placeholders, images=policy.runner.is_sharded, videos=False)
-    plain = add_dummy_media(plain, provider.placeholders, images=policy.runner.is_sharded, videos=False)
+    complete = partial(add_dummy_media, placeholders=provider.placeholders, images=policy.runner.is_sharded)
+    if policy.routers:
+        # Along the same routes: where two experts are close, rounding would send a token elsewhere in one of the two.
+        with torch.no_grad():
+            policy.compute_logprobs(complete(layout(groups, shared_prefix=True), videos=False))
+        groups = with_routes_of_row(policy.routers, groups)
+    packed = complete(layout(groups, shared_prefix=True), videos=False)
+    plain = complete(layout(groups, shared_prefix=False), videos=False)
     # Without dropout: otherwise the two forwards would drop different activations.
     rates = {module: module.p for module in policy.model.modules() if isinstance(module, nn.Dropout)}
     for module in rates:
@@ -471,7 +482,7 @@ def _logprobs_and_gradient(policy: Policy, batch: Batch) -> tuple[torch.Tensor, 
 
     def loss() -> torch.Tensor:
         """Return the weighted mean, a scalar, and keep the log-probs."""
-        logprobs_N = policy.compute_logprobs(batch).logprobs_N
+        logprobs_N = policy.compute_logprobs(batch, batch.engine_routes_XTK).logprobs_N
         computed.append(logprobs_N.detach())
         # With equal weights, errors that only move gradient from one token to another would cancel.
         weights_N = torch.cos(torch.arange(len(logprobs_N), device=logprobs_N.device))

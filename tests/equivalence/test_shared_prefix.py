@@ -112,6 +112,21 @@ def test_the_learner_refuses_an_attention_that_leaks(tiny, monkeypatch):
         check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
 
 
+def test_experts_that_are_close_are_no_error(tiny):
+    """In bfloat16 the two layouts would send many tokens to different experts."""
+    world = tiny("qwen3_vl_moe")
+    siblings = group(world, world.samples[1], sizes=(6, 6))
+    world.policy.model.to(torch.bfloat16)
+    with torch.no_grad():
+        for router in world.policy.routers:
+            router.weight.copy_(router.weight[:1] + 0.01 * router.weight)
+        for name, parameter in world.policy.model.named_parameters():
+            if name.endswith("experts.down_proj"):
+                parameter.mul_(8.0)
+    assert not compare_layouts(world.policy, *layouts(world, siblings)).within(TOLERANCES[torch.bfloat16])
+    check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
+
+
 def test_recurrent_layers_get_advice_of_their_own(tiny, monkeypatch):
     """Where a kernel does not fork the state as it should: here completions go on from that of an empty prompt."""
     world = tiny("qwen3_5")
