@@ -1,6 +1,6 @@
 """Prints how far log-probs and gradients of the shared-prefix forward are from those of the plain forward.
 
-    python tools/exactness.py                      # tiny models of all three families, made on the spot
+    python tools/exactness.py                      # tiny models of all families, made on the spot
     python tools/exactness.py --model Qwen/Qwen2.5-VL-3B-Instruct --dtype bfloat16
 
 Pictures and videos are noise, prompts and completions random: nothing but the two computations is looked at. The last

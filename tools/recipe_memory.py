@@ -252,12 +252,12 @@ def engine_parts(config: Config, shapes: dict[str, Any], sizes: Sizes, gpu_gb: f
 
 
 def giga(count: int) -> str:
-    """Return a number of parameters in words."""
+    """Return a number of parameters in billions (G) or millions (M)."""
     return f"{count / 1e9:.2f} G" if count >= 1e8 else f"{count / 1e6:.0f} M"
 
 
 def count_sizes(config: Config, shapes: dict[str, Any]) -> Sizes:
-    """Count on the meta device."""
+    """Count the parameters of a recipe's model, with its adapter and its frozen parts."""
     family = FAMILIES[shapes["model_type"]]
     with torch.device("meta"):
         model = family.model_class(family.model_class.config_class(**shapes)).to(torch.bfloat16)

@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="mmrl",
-        description="Reinforcement fine-tuning of Qwen-VL models on verifiable visual rewards.",
+        description="Reinforcement fine-tuning of Qwen's vision-language models on verifiable visual rewards.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

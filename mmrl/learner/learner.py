@@ -44,6 +44,7 @@ from mmrl.types import Author, Experience, UserError
 _LOGPROB_DIFF = "rollout/logprob_diff_mean"
 _NONFINITE_UPDATES = "learner/nonfinite_updates"
 _ROUTE_DIFFS = ("rollout/route_diff_tokens_frac", "rollout/route_diff_choices_frac")
+_ROUTER_METRICS = ("policy/router_load_entropy", "policy/router_margin")  # the fields of `RoutingSummary`
 _FIRST_UPDATE_METRICS = (_LOGPROB_DIFF, *_ROUTE_DIFFS)
 """Metrics of the first update alone: later ones tell about the update, not about the sampler."""
 _ROUTED_TOKENS = "tokens with routes of the engine"
@@ -138,7 +139,7 @@ class GrpoLearner:
         self._ranks, self._placement = ranks or SingleProcess(), placement or MediaPlacement()
         self._shared_prefix_checked = not config.shared_prefix
         self._replays_engine_routes = config.loss.routing_replay == "engine"
-        # One pass over one batch uses its own routes anyhow.
+        # A single pass over a single mini-batch has no earlier routes to replay.
         self._replays_routes = config.loss.routing_replay != "none" and config.epochs * config.mini_batches > 1
         check_routing_replay(config.loss, policy)
         self._pack = partial(
@@ -292,8 +293,8 @@ class GrpoLearner:
         """Return metrics of the last pass over a micro-batch, which has this share of the scored tokens."""
         routers = self._policy.routers
         metrics = {}
-        for name, value in summarize_routing(routers)._asdict().items():
-            metrics[f"policy/router_{name}"] = share * value
+        for name, value in zip(_ROUTER_METRICS, summarize_routing(routers), strict=True):
+            metrics[name] = share * value
         if engine_routes_XTK is not None:
             counts = count_differences(routers, engine_routes_XTK)
             metrics[_ROUTED_TOKENS] = float(counts.tokens)
@@ -446,7 +447,7 @@ def _merge_update_metrics(
         weighted = dict(update)
         for name, value in update.items():
             weight = 1
-            if name.startswith("policy/router_"):
+            if name in _ROUTER_METRICS:
                 weight = counts.scored_tokens  # demonstrations are routed too
             elif name.startswith("policy/"):
                 weight = counts.run_tokens

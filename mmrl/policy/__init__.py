@@ -1,4 +1,4 @@
-"""The model in training: Qwen-VL models and their processors, batches, attention and adapters.
+"""The model in training: model families, processors, batches, layers of a packed row, and adapters.
 
 It changes torchvision at import, see `mmrl.utils.torch_cpu_compat`.
 """

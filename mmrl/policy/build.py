@@ -95,6 +95,9 @@ def build_encoder(
     """Return the encoder that turns samples into prompts.
 
     `limit` is the most tokens of a prompt, and the YAML key that sets this limit; None for `model.max_prompt_tokens`.
+
+    Raises:
+        UserError: the chat template cannot be used with `model.chat`, the tokenizer or the response format.
     """
     max_prompt_tokens, limit_key = limit or (config.model.max_prompt_tokens, "model.max_prompt_tokens")
     encoder = PromptEncoder(

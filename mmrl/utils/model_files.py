@@ -16,12 +16,12 @@ _HUB_TIMEOUT_S: Final = 10.0
 UNSUPPORTED: Mapping[str, str] = {
     "qwen4_exp": "Qwen3.8-Flash-Next attends to chosen blocks of keys and looks up tables of n-grams, which the shared "
     "prefix does not follow; no engine runs it without a GPU",
-    "qwen2_5_omni": "it hears and speaks",
-    "qwen2_5_omni_thinker": "it hears",
-    "qwen3_omni_moe": "it hears and speaks",
-    "qwen3_omni_moe_thinker": "it hears",
-    "qwen2_audio": "it hears and does not see",
-    "qwen3_asr": "it hears and does not see",
+    "qwen2_5_omni": "it takes and generates audio",
+    "qwen2_5_omni_thinker": "it takes audio",
+    "qwen3_omni_moe": "it takes and generates audio",
+    "qwen3_omni_moe_thinker": "it takes audio",
+    "qwen2_audio": "it takes audio and no images",
+    "qwen3_asr": "it takes audio and no images",
 }
 """Model types of Qwen in transformers that are not trained, each with the reason."""
 
@@ -68,7 +68,7 @@ def check_weight_files(folder: Path) -> None:
         )
 
 
-def declares_ties_twice(path: str) -> bool:
+def has_contradictory_ties(path: str) -> bool:
     """Return True if config.json ties the output matrix to the embedding in `text_config`, and not at its top."""
     folder = Path(path) if Path(path).is_dir() else _find_on_hub(path).parent
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

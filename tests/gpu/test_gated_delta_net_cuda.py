@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
     pytest.mark.skipif(
         isinstance(gated_delta_kernels.import_kernels("flash-linear-attention"), Exception),
-        reason="flash-linear-attention is not installed: pip install -e '.[hybrid]'",
+        reason="flash-linear-attention is not installed: pip install --no-build-isolation -e '.[hybrid]'",
     ),
 ]
 # Prompts and completions: ragged, at borders of chunks of 64, a prompt shorter than the convolution, one alone.

@@ -48,7 +48,7 @@ def test_a_family_loads_the_class_that_transformers_loads(model_type):
 # Models of Qwen in vLLM that transformers has no class of this name for.
 OTHERS_OF_VLLM = {
     "Qwen2_5OmniModel": "another name of Qwen2_5OmniForConditionalGeneration",
-    "Qwen3ASRRealtimeGeneration": "it hears and does not see",
+    "Qwen3ASRRealtimeGeneration": "it takes audio and no images",
 }
 
 

@@ -112,6 +112,8 @@ METRIC_MEANINGS: Mapping[str, str] = {
     "policy/importance_ratio_min": "Least importance ratio of a token.",
     "policy/importance_ratio_max": "Largest importance ratio of a token.",
     "policy/tis_weight_mean": "Mean weight of the rollout correction.",
+    "policy/router_load_entropy": "Entropy of the experts' shares of tokens, over that of equal shares, by layer.",
+    "policy/router_margin": "Mean distance in probability from the last expert picked to the first that is not.",
     "logprob_check/diff_mean": "Mean |log-probability of the engine - learner| in the check of both, in nats.",
     "logprob_check/diff_mean/<modality>": "Mean of it over the prompts of one modality.",
     # Evaluation

@@ -150,7 +150,7 @@ class LoraConfig(StrictModel):
 
     @property
     def adapted_components(self) -> tuple[str, ...]:
-        """Components of which layers are adapted."""
+        """The components that have adapted layers."""
         return tuple(map(_component_of, self.targets)) if self.targets else ("language",)
 
     def describe(self) -> str:

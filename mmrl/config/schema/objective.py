@@ -380,7 +380,7 @@ class LossConfig(StrictModel):
         return f"{text}, truncated ones left out" if self.mask_truncated else text
 
     def describe_added_terms(self) -> list[str]:
-        """Return the terms added to the policy loss, and what its forward passes repeat, a line each."""
+        """Return a line for each term added to the policy loss, and one for the routes that are replayed."""
         lines = []
         if self.sft_loss.coef:
             lines.append(self.sft_loss.describe())
@@ -388,7 +388,7 @@ class LossConfig(StrictModel):
             lines.append(f"H = entropy of the next token, summed like the rest of L{self.entropy.describe_schedule()}")
         match self.routing_replay:
             case "learner":
-                lines.append("in all updates of a step, π sends tokens to the experts that it chose as the step began")
+                lines.append("π sends tokens to the experts that it chose as the step began")
             case "engine":
                 lines.append("π sends tokens to the experts that the rollout engine chose")
         return lines

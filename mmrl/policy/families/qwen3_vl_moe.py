@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmrl.config.schema import FromScratchConfig
 from mmrl.policy.families import qwen3_vl
-from mmrl.policy.families.base import QWEN_LORA_LAYERS, FromScratchSupport, ModelFamily, VideoTimeEncoding
+from mmrl.policy.families.base import FromScratchSupport, ModelFamily, VideoTimeEncoding
 from mmrl.policy.families.experts import EXPERT_PARAMETERS, ExpertFamily, expert_config
 from mmrl.types import CoordinateSystem, UserError
 
@@ -18,7 +18,6 @@ def make_family() -> ModelFamily:
         model_class=Qwen3VLMoeForConditionalGeneration,
         coordinate_system=CoordinateSystem.NORM_1000,
         video_time=VideoTimeEncoding.TEXT_TIMESTAMPS,
-        lora_layers=QWEN_LORA_LAYERS,
         lora_parameters=EXPERT_PARAMETERS,
         # No released model has a feed-forward layer that every token passes.
         default_lora_targets=("language.attention",),

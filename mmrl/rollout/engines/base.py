@@ -79,7 +79,7 @@ def build_engine_args(
     """Return the arguments of vLLM's `LLM`, in this process or as a server.
 
     `max_model_len` counts tokens, prompt included. `lora` is None if the engine gets no adapter, but merged weights.
-    With `return_routes` it tells which experts tokens went to.
+    With `return_routes` completions carry the experts that their tokens went to.
 
     Raises:
         UserError: on a CPU, vLLM cannot run this family in this data type, or cannot return routes.

@@ -273,7 +273,7 @@ def _generate_on_replica(
         choices = replica.request_json("inference/v1/generate", body)["choices"]
         for choice in sorted(choices, key=itemgetter("index")):
             logps = [token["logprob"] for token in choice["logprobs"]["content"]]
-            # The bytes of a file of numpy; only a server that was started so sends them.
+            # A .npy file in base64, sent by a server that was started with --enable-return-routed-experts.
             encoded = choice.get("routed_experts")
             routed_TLK = None if encoded is None else np.load(io.BytesIO(base64.b64decode(encoded)))
             routes = read_vllm_routes(routed_TLK, num_prompt_tokens, expert_layers)
