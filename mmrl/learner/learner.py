@@ -280,7 +280,7 @@ class GrpoLearner:
         for rank_metrics in self._ranks.all_gather(own_metrics):
             _accumulate_metrics(all_metrics, rank_metrics)
         if _ROUTED_TOKENS in all_metrics:
-            num_routed = all_metrics.pop(_ROUTED_TOKENS)
+            num_routed = max(1.0, all_metrics.pop(_ROUTED_TOKENS))  # 0 where the engine has read no token
             for name in _ROUTE_DIFFS:
                 all_metrics[name] /= num_routed
         total_norm = math.hypot(*norms.values())
