@@ -15,13 +15,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from mmrl.types import ExpertRoutes, UserError
+from mmrl.types import Experience, ExpertRoutes, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -148,6 +149,26 @@ def encode_routes(routes_TXK: torch.Tensor | np.ndarray[Any, Any], num_experts: 
         experts_per_token=experts_per_token,
         bytes_per_id=num_bytes,
     )
+
+
+def with_routes_of_row(routers: Sequence[Any], groups: Sequence[Sequence[Experience]]) -> list[list[Experience]]:
+    """Return experiences with the routes of the last pass, over one packed row of them, in place of any they have."""
+    routes = encode_routes(get_routes(routers).transpose(0, 1).cpu(), routers[0].num_experts)
+    routed_groups = []
+    end = 0
+    for group in groups:
+        start, end = end, end + len(group[0].rollout.prompt.token_ids)
+        prompt_routes = routes.cut(start, end)
+        routed = []
+        for experience in group:
+            segments = []
+            for segment in experience.rollout.segments:
+                start, end = end, end + len(segment.token_ids)
+                segments.append(replace(segment, routes=routes.cut(start, end)))
+            rollout = replace(experience.rollout, segments=tuple(segments), prompt_routes=prompt_routes)
+            routed.append(replace(experience, rollout=rollout))
+        routed_groups.append(routed)
+    return routed_groups
 
 
 def place_routes(pieces: Iterable[RoutePiece], num_tokens: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -112,6 +113,21 @@ def test_the_learner_refuses_an_attention_that_leaks(tiny, monkeypatch):
         check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
 
 
+def test_experts_that_are_close_are_no_error(tiny):
+    """In bfloat16 the two layouts would send many tokens to different experts."""
+    world = tiny("qwen3_vl_moe")
+    siblings = group(world, world.samples[1], sizes=(6, 6))
+    world.policy.model.to(torch.bfloat16)
+    with torch.no_grad():
+        for router in world.policy.routers:
+            router.weight.copy_(router.weight[:1] + 0.01 * router.weight)
+        for name, parameter in world.policy.model.named_parameters():
+            if name.endswith("experts.down_proj"):
+                parameter.mul_(8.0)
+    assert not compare_layouts(world.policy, *layouts(world, siblings)).within(TOLERANCES[torch.bfloat16])
+    check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
+
+
 def test_recurrent_layers_get_advice_of_their_own(tiny, monkeypatch):
     """Where a kernel does not fork the state as it should: here completions go on from that of an empty prompt."""
     world = tiny("qwen3_5")
@@ -120,6 +136,18 @@ def test_recurrent_layers_get_advice_of_their_own(tiny, monkeypatch):
     monkeypatch.setattr(gated_delta_net, "_apply_rule", lambda *given: honest(*given[:3], None, *given[4:]))
     with pytest.raises(UserError, match=r"shared_prefix: off, .* the recurrent state is not forked; or, .* version"):
         check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
+
+
+def test_in_bfloat16_a_wrong_fork_is_found_and_a_right_one_passes(tiny, monkeypatch):
+    world = tiny("qwen3_5")
+    policy = copy.deepcopy(world.policy)
+    policy.model.to(torch.bfloat16)
+    siblings = group(world, world.samples[1], sizes=(6, 6))
+    check_shared_prefix(policy, [siblings], world.processor, pad_id=world.eos_id)
+    honest = gated_delta_net._apply_rule
+    monkeypatch.setattr(gated_delta_net, "_apply_rule", lambda *given: honest(*given[:3], None, *given[4:]))
+    with pytest.raises(UserError, match=r"0\.1 and 0\.5 would be rounding"):
+        check_shared_prefix(policy, [siblings], world.processor, pad_id=world.eos_id)
 
 
 def test_what_is_no_number_is_not_within():

@@ -215,6 +215,17 @@ def test_replayed_rollouts_and_demonstrations_may_have_no_routes(drawn):
     assert learner(world, routing_replay="engine", epochs=2).step(nobody, step=0)["learner/grad_norm"] > 0
 
 
+def test_routes_of_no_token_differ_nowhere(drawn):
+    """An engine that leaves out prompts has read nothing of a response that ends with its first token."""
+    world, experiences = drawn()
+    ended = experiences[-1].rollout
+    (segment,) = ended.segments
+    segment = replace(segment.cut(1), routes=segment.routes.cut(0, 0))
+    unread = replace(experiences[-1], rollout=replace(ended, segments=(segment,), prompt_routes=None))
+    metrics = learner(world, routing_replay="engine").step([unread], step=0)
+    assert metrics["rollout/route_diff_tokens_frac"] == metrics["rollout/route_diff_choices_frac"] == 0.0
+
+
 def test_an_engine_that_records_no_routes_is_refused(drawn):
     world, experiences = drawn()
     unrecorded = [replace(experience, rollout=without_routes(experience.rollout)) for experience in experiences]

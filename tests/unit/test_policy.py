@@ -230,6 +230,14 @@ def test_a_vision_tower_that_qwen2_vl_cannot_have_is_refused(tokenizer):
     make_model(odd.model_copy(update={"family": "qwen2_5_vl"}), tokenizer, seed=1)
 
 
+@pytest.mark.parametrize("width", [48, 24], ids=["down_proj", "gate_up_proj"])
+def test_square_experts_which_no_folder_can_hold_are_refused(tokenizer, width):
+    language = spec("qwen3_vl_moe").language.model_copy(update={"expert_intermediate_size": width})
+    with pytest.raises(UserError, match=f"hidden_size 48 may be neither expert_intermediate_size {width} nor twice"):
+        make_model(spec("qwen3_vl_moe", language=language), tokenizer, seed=1)
+    make_model(spec("qwen3_5_moe", language=language), tokenizer, seed=1)
+
+
 @pytest.mark.parametrize("family", NAMES)
 def test_every_role_has_parameters_and_every_parameter_a_role(tokenizer, family):
     named = dict(make_model(spec(family), tokenizer, seed=1).named_parameters())

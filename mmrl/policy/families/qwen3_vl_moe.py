@@ -6,7 +6,7 @@ from mmrl.config.schema import FromScratchConfig
 from mmrl.policy.families import qwen3_vl
 from mmrl.policy.families.base import FromScratchSupport, ModelFamily, VideoTimeEncoding
 from mmrl.policy.families.experts import EXPERT_PARAMETERS, ExpertFamily, expert_config
-from mmrl.types import CoordinateSystem
+from mmrl.types import CoordinateSystem, UserError
 
 
 def make_family() -> ModelFamily:
@@ -32,5 +32,12 @@ def make_family() -> ModelFamily:
 
 
 def _text_config(spec: FromScratchConfig) -> dict[str, object]:
+    hidden, width = spec.language.hidden_size, spec.language.expert_intermediate_size
+    if hidden in (width, 2 * width):
+        # Folders hold these matrices transposed, and their sizes alone tell transformers so.
+        raise UserError(
+            f"model.from_scratch.language: in qwen3_vl_moe, hidden_size {hidden} may be neither "
+            f"expert_intermediate_size {width} nor twice as large: a saved square matrix would be read transposed"
+        )
     # transformers' class has no field for `norm_topk_prob`, but keeps it, and vLLM asks for it.
     return qwen3_vl.text_config(spec) | expert_config(spec) | {"decoder_sparse_step": 1, "norm_topk_prob": True}
