@@ -33,6 +33,7 @@ from mmrl.learner.objective import LossDenominators, LossInputs, Objective, Poli
 from mmrl.policy.batch import Batch, TensorProvider, collate, group_by_prompt
 from mmrl.policy.expert_routing import (
     check_routes,
+    check_routes_recorded,
     count_differences,
     get_routes,
     sum_routing,
@@ -40,7 +41,7 @@ from mmrl.policy.expert_routing import (
     with_routes_of_row,
 )
 from mmrl.policy.policy import Policy
-from mmrl.types import Author, Experience, UserError
+from mmrl.types import Experience, UserError
 
 _LOGPROB_DIFF = "rollout/logprob_diff_mean"
 _NONFINITE_UPDATES = "learner/nonfinite_updates"
@@ -349,23 +350,6 @@ def check_routing_replay(loss: LossConfig, policy: Policy) -> None:
     """
     if loss.routing_replay != "none" and not policy.routers:
         raise UserError(f"loss.routing_replay: this {policy.family.model_type} has no experts; leave it out")
-
-
-def check_routes_recorded(experiences: Sequence[Experience]) -> None:
-    """Check that the engine recorded routes of the rollouts that were sampled for this step.
-
-    Raises:
-        UserError: it did not.
-    """
-    for experience in experiences:
-        rollout = experience.rollout
-        sampled = [segment for segment in rollout.segments if segment.author is Author.POLICY]
-        if experience.staleness == 0 and sampled and all(segment.routes is None for segment in sampled):
-            raise UserError(
-                f"loss.routing_replay: engine: the rollout engine recorded no routes of sample "
-                f"{rollout.prompt.sample.id}; servers want --enable-return-routed-experts (docs/vllm.md), an engine of "
-                "your own fills in `routes`; or set loss.routing_replay: learner"
-            )
 
 
 def check_shared_prefix(

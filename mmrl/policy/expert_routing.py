@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from mmrl.types import Experience, ExpertRoutes, UserError
+from mmrl.types import Author, Experience, ExpertRoutes, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -213,6 +213,23 @@ def check_routes(routers: Sequence[Any], routes_XTK: torch.Tensor) -> None:
             f"loss.routing_replay: engine: the rollout engine names expert {largest}, and the policy has experts 0 to "
             f"{num_experts - 1}; start the engine with the model that is trained"
         )
+
+
+def check_routes_recorded(experiences: Sequence[Experience]) -> None:
+    """Check that the engine recorded routes of the rollouts that were sampled for this step.
+
+    Raises:
+        UserError: it did not.
+    """
+    for experience in experiences:
+        rollout = experience.rollout
+        sampled = [segment for segment in rollout.segments if segment.author is Author.POLICY]
+        if experience.staleness == 0 and sampled and all(segment.routes is None for segment in sampled):
+            raise UserError(
+                f"loss.routing_replay: engine: the rollout engine recorded no routes of sample "
+                f"{rollout.prompt.sample.id}; servers want --enable-return-routed-experts (docs/vllm.md), an engine of "
+                "your own fills in `routes`; or set loss.routing_replay: learner"
+            )
 
 
 def _forward(router: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # noqa: ANN401
