@@ -106,7 +106,8 @@ def _locate_error(loc: Sequence[int | str], schema: type[BaseModel]) -> _ErrorPl
         if isinstance(owner, type) and issubclass(owner, BaseModel) and step in owner.model_fields:
             here = owner.model_fields[str(step)].annotation
         else:
-            here = get_args(owner)[0] if get_origin(owner) is tuple else Any
+            lists = [choice for choice in map(_strip_annotated, _union_choices(owner)) if get_origin(choice) is tuple]
+            here = get_args(lists[0])[0] if lists else Any
     return _ErrorPlace(path, owner, here)
 
 

@@ -43,6 +43,7 @@ def test_a_recipe_runs_with_a_tiny_model(name: str, tmp_path: Path) -> None:
     overrides = {
         "model.path": None,
         "model.from_scratch": MODELS.get(name, TINY),
+        "model.chat": {},  # the template of a tiny model has no options
         "model.min_pixels": 1024,
         "model.max_pixels": 1024,
         "data.train": [boxes],

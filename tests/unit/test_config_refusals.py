@@ -30,7 +30,7 @@ NULLABLE |= {"data.train.0.weight", "stages.0.optimizer.lr_by_component.language
 NULLABLE |= {f"rewards.terms.0.{key}" for key in ("requires", "fallback")} | {"rewards.terms.1.timeout_s"}
 NULLABLE |= {f"data.train.0.row_filter.{key}" for key in ("low", "high")}
 NULLABLE |= {f"evaluation.benchmarks.0.{key}" for key in ("benchmark", "every", "split", "coordinates")}
-NULLABLE |= {"evaluation.benchmarks.1.temperature"}
+NULLABLE |= {"evaluation.benchmarks.1.temperature", "model.lora.targets"}
 NULLABLE |= {f"stages.1.replay.{key}" for key in ("capacity", "max_staleness")}
 NULLABLE |= {f"stages.1.health.{key}" for key in HealthConfig.model_fields if key != "window"}
 NULLABLE |= {f"rewards.terms.1.transform.{key}" for key in ("clip", "threshold", "rescale_to")}

@@ -91,6 +91,7 @@ def test_zoom_shows_a_part_of_an_image_with_a_label(world, tool_runner):
     seen = unpatchify(
         world.processor.tool_media_tensors(view).image_patches_MD,
         view.grid,
+        world.processor.encoder.image_format,
         world.processor.hf_processor.image_processor,
     )[0]
     part = Image.open(view.ref.path).convert("RGB").crop(view.ref.crop).resize(view.resize_map.resized)
