@@ -29,10 +29,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from mmrl.config import Config, load_config
 from mmrl.config.schema import RlStage
 from mmrl.policy.batch import PrefixGroup
-from mmrl.policy.families import FAMILIES, ModelFamily
-from mmrl.policy.gated_delta_net import install_gated_delta_net
+from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import create_adapter
-from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
+from mmrl.policy.policy import Policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -263,10 +262,8 @@ def count_sizes(config: Config, shapes: dict[str, Any]) -> Sizes:
         model = family.model_class(family.model_class.config_class(**shapes)).to(torch.bfloat16)
     parameters = sum(map(torch.numel, model.parameters()))
     create_adapter(model, config.model.lora, seed=0, family=family)
-    for name, parameter in model.named_parameters():
-        is_frozen = family.component_of(name) in config.model.freeze
-        if is_frozen or (config.model.freeze_router and family.is_router(name)):
-            parameter.requires_grad_(False)
+    # As in training: it freezes parameters, and installs the layers of a packed row.
+    Policy(model, family=family, freeze=config.model.freeze, freeze_router=config.model.freeze_router)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decoder: Any = model.get_decoder()
     # A tied output matrix is the embeddings again.
@@ -277,15 +274,12 @@ def count_sizes(config: Config, shapes: dict[str, Any]) -> Sizes:
         trained=sum(map(torch.numel, trained)),
         trained_bytes=sum(parameter.nbytes for parameter in trained),
         gathered=sum(blocks[-2:]) + sum(map(torch.numel, tables)),
-        kept_per_token=count_kept_bytes(model, family),
+        kept_per_token=count_kept_bytes(model),
     )
 
 
-def count_kept_bytes(model: PreTrainedModel, family: ModelFamily) -> float:
+def count_kept_bytes(model: PreTrainedModel) -> float:
     """Return the bytes that autograd keeps for each token of a packed row, of the block with most of them."""
-    install_shared_prefix_attention(model)
-    if family.has_recurrent_layers:
-        install_gated_delta_net(model)
     decoder: Any = model.get_decoder()
     # Four layers have a block of each kind.
     decoder.layers = decoder.layers[:4]

@@ -26,7 +26,7 @@ there is one way to write an answer, and a policy that drifts from it should los
 the length of the text.
 """
 
-from mmrl.answer.response_format import ResponseFormat, ResponseSection
+from mmrl.answer.response_format import ResponseFormat, ResponseSection, check_opening
 from mmrl.answer.text import ANSWER_PLACEHOLDERS, parse_answer_value
 from mmrl.answer.values import (
     COORDINATE_KEYS,
@@ -46,6 +46,7 @@ __all__ = [
     "AnswerValue",
     "ResponseFormat",
     "ResponseSection",
+    "check_opening",
     "convert_coordinates",
     "list_coordinates",
     "parse_answer_value",

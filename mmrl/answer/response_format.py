@@ -295,6 +295,19 @@ def _cached_problems(response_format: ResponseFormat, text: str, answer_type: An
     return response_format.parse(text, answer_type).problems
 
 
+def check_opening(text: str, opening: str, sample_id: str) -> None:
+    """Check that a response begins with the opening that its prompt already holds: an opened thought, or nothing.
+
+    Raises:
+        UserError: it does not.
+    """
+    if not text.startswith(opening.strip()):
+        raise UserError(
+            f"sample {sample_id}: the chat template opens a thought, and the response {text[:60]!r} has none; set "
+            "model.chat: {enable_thinking: false}, or give it one"
+        )
+
+
 def split_tags(text: str, names: tuple[str, ...], answer_tag: str) -> SplitResponse:
     """Split `<think>..</think><answer>..</answer>`; `names` are the tags of all parts, with no text outside them."""
     parts, problems, _ = _find_tagged_sections(text, names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from mmrl.answer import ResponseFormat
+from mmrl.answer import ResponseFormat, check_opening
 from mmrl.config import Config
 from mmrl.config.schema import SftStage, matches_conditions
 from mmrl.types import Sample, Target, UserError
@@ -60,8 +60,4 @@ def check_demonstrations(
                     demonstration = response_format.render(demonstration, sample.thinking)
                 except UserError as error:
                     raise UserError(f"sample {sample.id}: {error}") from error
-            if not demonstration.startswith(opened_tag):
-                raise UserError(
-                    f"sample {sample.id}: the chat template opens a thought, and the response {demonstration[:60]!r} "
-                    "has none; set model.chat: {enable_thinking: false}, or give it one"
-                )
+            check_opening(demonstration, response_opening, sample.id)

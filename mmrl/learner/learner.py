@@ -87,7 +87,7 @@ TOLERANCES = {
 }
 """Differences that rounding explains, by the data type of the model."""
 _RECURRENT_TOLERANCE = ForwardDifference(logprobs=0.1, gradient=0.5)
-"""The same for recurrent layers in bfloat16, whose gradient rounding moves by half its length, in either layout."""
+"""Differences that rounding explains for recurrent layers in bfloat16, where it changes half of the gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

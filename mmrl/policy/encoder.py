@@ -115,7 +115,7 @@ class PromptEncoder:
         self.image_format = family.image_format(hf_processor)
         """Sizes by which images become patches, and patches tokens."""
         self.response_opening = self._chat_template.find_response_opening(response_format)
-        """What the prompt already holds of the response: an opened thought, or nothing."""
+        """Text of the response that the prompt already holds: `<think>` with its white space, or nothing."""
         patch_size = self.image_format.patch_size
         self.frame_sampling = FrameSampling(video=video, patch_size=patch_size)
         self._no_patches = torch.zeros(0, 3 * self.image_format.frames_per_patch * patch_size**2)

@@ -44,7 +44,7 @@ class PieceBatch(NamedTuple):
     pieces_N: torch.Tensor
     """Number of each piece in the order of the row, counted apart for prompts and for completions. int64."""
     bounds: torch.Tensor | None = None
-    """Where each piece in one row begins, and the last ends. int64 [N + 1]; None where each piece has a row."""
+    """First token of each piece in a joint row, and the end of the last. int64 [N + 1]; None if each has a row."""
 
 
 class ForkPlan(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias
 
-from mmrl.answer import convert_coordinates, validate_value
+from mmrl.answer import check_opening, convert_coordinates, validate_value
 from mmrl.answer.tool_calls import split_turns
 from mmrl.policy.batch import PromptTensors
 from mmrl.policy.encoder import EncodedPrompt, PromptEncoder
@@ -168,11 +168,7 @@ class PromptProcessor:
         if not with_thinking:
             text = self.response_format.strip_thinking(text)
         opening = self.encoder.response_opening
-        if not text.startswith(opening.strip()):
-            raise UserError(
-                f"sample {prompt.sample.id}: the chat template opens a thought, and the response {text[:60]!r} has "
-                "none; set model.chat: {enable_thinking: false}, or give it one"
-            )
+        check_opening(text, opening, prompt.sample.id)
         # The prompt has the tag and perhaps a line break, which is then not written a second time.
         written = text.removeprefix(opening if text.startswith(opening) else opening.strip())
         segments = self._demonstration_segments(prompt, written, loss_on)

@@ -70,7 +70,7 @@ def check_weight_files(folder: Path) -> None:
 
 def has_contradictory_ties(path: str) -> bool:
     """Return True if config.json ties the output matrix to the embedding in `text_config`, and not at its top."""
-    folder = Path(path) if Path(path).is_dir() else _find_on_hub(path).parent
+    folder = _find_folder(path)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     inner = config.get("text_config", {}).get("tie_word_embeddings", False)
     return bool(inner) and not config.get("tie_word_embeddings", False)
@@ -84,7 +84,7 @@ def read_weight_names(path: str) -> list[str]:
     Raises:
         UserError: the header of a file is damaged.
     """
-    folder = Path(path) if Path(path).is_dir() else _find_on_hub(path).parent
+    folder = _find_folder(path)
     names: list[str] = []
     for file in sorted(folder.glob("*.safetensors")):
         # 8 bytes with the length of the header, then the header as JSON: github.com/huggingface/safetensors, "Format".
@@ -98,8 +98,8 @@ def read_weight_names(path: str) -> list[str]:
 
 
 def _read_model_type(path: str) -> str:
-    folder = Path(path)
-    file = folder / "config.json" if folder.is_dir() else _find_on_hub(path)
+    folder = _find_folder(path)
+    file = folder / "config.json"
     if not file.is_file():
         is_run = (folder / "config.yaml").is_file()
         hint = "it is a run of mmrl, whose model is its folder `model`" if is_run else "name another"
@@ -113,20 +113,22 @@ def _read_model_type(path: str) -> str:
     return model_type
 
 
-def _find_on_hub(path: str) -> Path:
-    """Return config.json of a hub id, from the cache or fetched into it."""
+def _find_folder(path: str) -> Path:
+    """Return the folder at a path, or that of a hub id in the cache; its config.json is fetched into it if need be."""
+    if Path(path).is_dir():
+        return Path(path)
     if not _HUB_ID.fullmatch(path) or path.startswith("."):
         raise UserError(f"model.path: there is no folder {path!r} (looked in {Path.cwd()}); correct the path")
     from huggingface_hub import HfApi, errors, hf_hub_download, try_to_load_from_cache
 
     cached = try_to_load_from_cache(path, "config.json")
     if isinstance(cached, str):
-        return Path(cached)
+        return Path(cached).parent
     head = f"model.path: there is no folder {path!r} (looked in {Path.cwd()}), and as a hub id it cannot be had"
     try:
         # Asked once: a download without a network would try five times, for half a minute.
         HfApi().model_info(path, timeout=_HUB_TIMEOUT_S)
-        return Path(hf_hub_download(path, "config.json"))
+        return Path(hf_hub_download(path, "config.json")).parent
     except errors.RepositoryNotFoundError as error:
         raise UserError(
             f"{head}: the hub shows no such model; correct the name, or, if it is private or gated, ask for access at "

@@ -76,7 +76,7 @@ def packed_logits(model, sequences):
 
 
 def plain_logits(model, sequences):
-    """The same, from a forward pass for each completion."""
+    """Return the same logits from a forward pass for each completion."""
     found = []
     for prompt, completions in sequences:
         for completion in completions:

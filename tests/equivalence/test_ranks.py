@@ -38,7 +38,7 @@ def zero(stage, **options):
 
 
 def launch(folder: Path, courses: list[Lessons], size: int) -> dict:
-    """What `size` processes made of the lessons of all courses."""
+    """Return the answers of `size` processes to the trials of all lessons."""
     (folder / "lessons").write_bytes(pickle.dumps(courses))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -72,7 +72,7 @@ def answers(courses, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(courses):
-    """What a single process makes of the trials with plain torch, those of one outcome once."""
+    """Run the trials in a single process with plain torch; trials with the same outcome run once."""
     found = {}
     for family, lessons in courses.items():
         for name, trial in lessons.trials.items():

@@ -141,7 +141,7 @@ def _start(questions: Questions) -> tuple[Scene, list[Replica], ServerEngine]:
 
 
 def _synced(scene: Scene, engine: ServerEngine, questions: Questions) -> dict[str, Any]:
-    """What a server draws before and after it is given new weights, and what it says of a video."""
+    """Sample from a server before and after it is given new weights, and ask it about a video."""
     sampler = scene.sampler(engine)
     sampler.sync(1)
     groups = scene.draw(sampler)

@@ -97,7 +97,9 @@ def test_everything_is_done_at_once(runs: Path) -> None:
     # The sampler's caches gave the log-probs that the learner finds without them.
     assert max(record["rollout/logprob_diff_mean"] for record in steps_of(runs / "base")) < 1e-4
     kept = [json.loads(line) for file in (runs / "whole" / "rollouts").glob("rl-*") for line in file.open()]
-    authors = [{segment["author"] for segment in record["segments"]} for record in kept]
+    authors = []
+    for record in kept:
+        authors.append({segment["author"] for segment in record["segments"]})
     assert any({"environment", "forced"} <= of for of in authors)
 
 

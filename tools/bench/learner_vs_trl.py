@@ -41,6 +41,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from family_spec import make_spec
 from PIL import Image
 from results import add_json_option, write_results
 from rich.console import Console as Screen
@@ -76,7 +77,6 @@ MODEL = FromScratchConfig(
         vocab_size=4096,
     ),
 )
-HYBRID_LAYERS = 8  # twice three layers of Gated DeltaNet and one of attention, as in the released models
 REWARDS = (0.0, 1.0, 0.5, 0.0, 1.0, 0.2, 0.0, 0.7)
 KL_COEF = 0.04
 POLICY_NOISE_STD = 0.1  # how far the policy has moved from the reference, in standard deviations of each weight
@@ -270,18 +270,10 @@ def open_run_context(folder: Path, weights: str) -> RunContext:
         return RunContext(load_config(path).config, folder, RunDir(folder / "run"), Console(log), SingleProcess())
 
 
-def make_spec(family: str) -> FromScratchConfig:
-    """Return the sizes of a family's model."""
-    spec = MODEL.model_copy(update={"family": family})
-    if not FAMILIES[family].has_recurrent_layers:
-        return spec
-    return spec.model_copy(update={"language": spec.language.model_copy(update={"num_layers": HYBRID_LAYERS})})
-
-
 def write_inputs(folder: Path, workload: Workload) -> None:
     """Write what both sides read: two models, a picture, a question, and rollouts sampled from the reference."""
     torch.set_num_threads(1)
-    spec = make_spec(workload.family)
+    spec = make_spec(MODEL, workload.family)
     words = random.Random(0)
     text = [" ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(6000)), "0123456789"]
     tokenizer = train_tokenizer(text, MODEL.language.vocab_size)

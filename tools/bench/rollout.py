@@ -22,6 +22,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from family_spec import make_spec
 from PIL import Image, ImageOps
 from results import add_json_option, write_results
 from sklearn.datasets import load_sample_images
@@ -66,8 +67,6 @@ MODEL = FromScratchConfig(
         vocab_size=2000,
     ),
 )
-
-HYBRID_LAYERS = 8  # twice three layers of Gated DeltaNet and one of attention, as in the released models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,17 +155,9 @@ class ForcedTokenProcessor(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(-1, chosen[:, None], 0.0)
 
 
-def make_spec(family_name: str) -> FromScratchConfig:
-    """Return the sizes of a family's model."""
-    spec = MODEL.model_copy(update={"family": family_name})
-    if not FAMILIES[family_name].has_recurrent_layers:
-        return spec
-    return spec.model_copy(update={"language": spec.language.model_copy(update={"num_layers": HYBRID_LAYERS})})
-
-
 def make_comparison(folder: Path, asked: argparse.Namespace) -> GenerationComparison:
     """Return a model with random weights, and questions about crops of a photograph."""
-    spec = make_spec(asked.family)
+    spec = make_spec(MODEL, asked.family)
     tokenizer = train_tokenizer([QUESTION], spec.language.vocab_size)
     processor = make_processor(spec, tokenizer, (16 * 16 * 14 * 16, 16 * 16 * 14 * 16))
     store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=2**26)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mmrl.config.schema import FromScratchConfig
-from mmrl.policy.families.base import FromScratchSupport, ModelFamily, VideoTimeEncoding, mrope_parameters
+from mmrl.policy.families import qwen2_vl
+from mmrl.policy.families.base import FromScratchSupport, ModelFamily, VideoTimeEncoding
 from mmrl.types import CoordinateSystem
 
 
@@ -20,14 +21,10 @@ def make_family() -> ModelFamily:
         from_scratch=FromScratchSupport(
             processor_class="Qwen2_5_VLProcessor",
             video_processor_class="Qwen2VLVideoProcessor",
-            text_config=_text_config,
+            text_config=qwen2_vl.text_config,
             vision_config=_vision_config,
         ),
     )
-
-
-def _text_config(spec: FromScratchConfig) -> dict[str, object]:
-    return {"rope_parameters": mrope_parameters(spec.language.hidden_size // spec.language.num_heads)}
 
 
 def _vision_config(spec: FromScratchConfig) -> dict[str, object]:

@@ -20,13 +20,14 @@ def make_family() -> ModelFamily:
         from_scratch=FromScratchSupport(
             processor_class="Qwen2VLProcessor",
             video_processor_class="Qwen2VLVideoProcessor",
-            text_config=_text_config,
+            text_config=text_config,
             vision_config=_vision_config,
         ),
     )
 
 
-def _text_config(spec: FromScratchConfig) -> dict[str, object]:
+def text_config(spec: FromScratchConfig) -> dict[str, object]:
+    """Return what sets the language model of a tiny Qwen2-VL apart."""
     return {"rope_parameters": mrope_parameters(spec.language.hidden_size // spec.language.num_heads)}
 
 
