@@ -45,7 +45,7 @@ _TUPLES = MappingProxyType({count: re.compile(rf"\[{row}\]|\({row}\)") for count
 _JSON_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _TOOL_CALL_TAGS = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
 _XML_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>", re.DOTALL)
-_XML_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_XML_PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?", re.DOTALL)
 
 # Longer texts are refused before a pattern runs over them.
 _MAX_NUMBER_CHARS, _MAX_TUPLE_CHARS = 40, 200
@@ -145,10 +145,15 @@ def _parse_tool_call(text: str) -> object:
 
 def _parse_xml_call(name: str, body: str) -> object:
     """Return a call as Qwen3.5 is trained to write it: a tag for the function and one for each of its parameters."""
-    if _XML_PARAMETER.sub("", body).strip():
-        raise ValueError("text outside the parameters of the call")
+    *parts, rest = body.split("</parameter>")
+    if rest.strip():
+        raise ValueError("text behind the parameters of the call")
     arguments: list[tuple[str, object]] = []
-    for parameter, text in _XML_PARAMETER.findall(body):
+    for part in parts:
+        match = _XML_PARAMETER.fullmatch(part)
+        if match is None:
+            raise ValueError("text outside the parameters of the call")
+        parameter, text = match.groups()
         # The format has no types: what reads as JSON is JSON, and everything else is text.
         try:
             arguments.append((parameter, parse_json(text)))

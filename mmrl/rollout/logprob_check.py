@@ -15,6 +15,7 @@ import torch
 
 from mmrl.config.schema import LogprobCheckConfig
 from mmrl.policy.batch import collate
+from mmrl.policy.expert_routing import check_routes
 from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Sampler
@@ -43,7 +44,8 @@ class LogprobCheck:
         """Return the difference over all tokens, and by modality, as metrics; `step` seeds the sampling.
 
         Raises:
-            UserError: the difference of a modality is above `logprob_check.stop_above`.
+            UserError: the difference of a modality is above `logprob_check.stop_above`, or the engine routes tokens to
+                experts that the policy has not.
         """
         samples = take_per_modality(self.samples, self.options.prompts_per_modality)
         prompts = list(map(self.processor.build, samples))
@@ -89,6 +91,8 @@ class LogprobCheck:
         batch = collate([[experience]], self.processor, pad_id=eos_id, shared_prefix=False).to(self.policy.device)
         recorded = torch.tensor([logprob for segment in rollout.segments for logprob in segment.logprobs])
         # Along the engine's routes where it records them, as in training: a router that rounds otherwise is no error.
+        if batch.engine_routes_XTK is not None:
+            check_routes(self.policy.routers, batch.engine_routes_XTK)
         scores = self.policy.compute_logprobs(batch, batch.engine_routes_XTK)
         return (scores.logprobs_N.cpu() - recorded).abs()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
-from vllm_scenes import ROUNDING, ROUNDING_BFLOAT16, SAMPLES
+from vllm_scenes import ROUNDING, ROUNDING_BFLOAT16, ROUNDING_EXPERTS_BFLOAT16, SAMPLES
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,9 +19,16 @@ SCENES = {
     "qwen2_5_vl": "in_process",
     "qwen3_vl": "agreement:qwen3_vl",
     "qwen3_vl_moe": "experts",
-    "qwen3_5": "hybrid",
+    "qwen3_5": "hybrid:qwen3_5",
+    "qwen3_5_moe": "hybrid:qwen3_5_moe",
 }
-BOUNDS = {**dict.fromkeys(SCENES, ROUNDING), "qwen3_vl_moe": 1e-5, "qwen3_5": ROUNDING_BFLOAT16}
+HYBRIDS = ("qwen3_5", "qwen3_5_moe")
+BOUNDS = {
+    **dict.fromkeys(SCENES, ROUNDING),
+    "qwen3_vl_moe": 1e-5,
+    "qwen3_5": ROUNDING_BFLOAT16,
+    "qwen3_5_moe": ROUNDING_EXPERTS_BFLOAT16,
+}
 SHOWN = {"text-only": 1 + 1, "one image": 1 + 1, "video": 1 + 1, "image-and-video": 3 + 1}
 
 
@@ -36,17 +43,18 @@ def test_engine_and_learner_agree(found, family, name):
     assert found["gaps"][name] <= BOUNDS[family]
 
 
-def test_in_bfloat16_they_agree_on_average(vllm_facts):
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_in_bfloat16_they_agree_on_average(found, family):
     """vLLM's kernels of recurrent layers for CPUs know no other type."""
-    assert vllm_facts["hybrid"]["mean gap"] <= 2e-2
-    assert vllm_facts["hybrid"]["mean gap after sync"] <= 2e-2
+    assert found["mean gap"] <= 2e-2
+    assert found["mean gap after sync"] <= 2e-2
 
 
 @pytest.mark.parametrize("family", SCENES)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_engine_gets_what_its_own_processor_would_make_of_the_resized_media(found, family, name):
     # In bfloat16 its own processor rounds patches, which are sent in float32 here.
-    rounded = ("pixel_values", "pixel_values_videos") if family == "qwen3_5" else ()
+    rounded = ("pixel_values", "pixel_values_videos") if family in HYBRIDS else ()
     assert [difference for difference in found["differences"][name] if not difference.endswith(rounded)] == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
-from vllm_scenes import ROUNDING, ROUNDING_BFLOAT16, SAMPLES, SIBLINGS
+from vllm_scenes import ROUNDING, ROUNDING_BFLOAT16, ROUNDING_EXPERTS_BFLOAT16, SAMPLES, SIBLINGS
 
 pytestmark = [
     pytest.mark.slow,
@@ -81,10 +81,14 @@ def test_new_weights_reach_tied_and_fused_matrices_and_every_cache(facts, scene)
     assert max(facts[scene]["gaps after sync"].values()) <= ROUNDING
 
 
-def test_new_weights_reach_recurrent_layers_as_if_the_engine_had_started_with_them(facts):
-    found = facts["hybrid"]
-    assert min(found["gaps with old weights"].values()) > 3 * ROUNDING_BFLOAT16
-    assert max(found["gaps after sync"].values()) <= ROUNDING_BFLOAT16
+@pytest.mark.parametrize(
+    ("scene", "rounding"),
+    [("hybrid:qwen3_5", ROUNDING_BFLOAT16), ("hybrid:qwen3_5_moe", ROUNDING_EXPERTS_BFLOAT16)],
+)
+def test_new_weights_reach_recurrent_layers_as_if_the_engine_had_started_with_them(facts, scene, rounding):
+    found = facts[scene]
+    assert min(found["gaps with old weights"].values()) > 3 * rounding
+    assert max(found["gaps after sync"].values()) <= rounding
     assert found["as a fresh engine"]
 
 

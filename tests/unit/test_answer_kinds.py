@@ -381,6 +381,7 @@ def test_xml_tool_calls_mean_what_json_calls_mean():
     ("call", "why"),
     [
         (XML_CALL.replace("</parameter>\n<parameter=why>", "</parameter>\nand\n<parameter=why>"), "outside"),
+        (XML_CALL.replace("</parameter>\n</function>", "</parameter>\nand\n</function>"), "behind"),
         (XML_CALL.replace("=why", "=box"), "twice"),
         (XML_CALL.replace("</function>", ""), "not JSON"),
         (XML_CALL.replace("=box>\n[1, 2, 30, 40]", "=bbox_2d>\n[1, 2, 30]"), "4 numbers in 'bbox_2d'"),
@@ -389,6 +390,12 @@ def test_xml_tool_calls_mean_what_json_calls_mean():
 def test_broken_xml_tool_calls_are_refused(call, why):
     with pytest.raises(ValueError, match=why):
         parse_answer_value(AnswerType.TOOL_CALL, call)
+
+
+@pytest.mark.parametrize("opened", ["<parameter=", "<parameter=a>", "<parameter=a></parameter>b"])
+def test_a_million_unfinished_parameters_are_read_once(opened):
+    with pytest.raises(ValueError, match="parameters of the call"):
+        parse_answer_value(AnswerType.TOOL_CALL, f"<function=look>{opened * 1_000_000}</function>")
 
 
 def test_tool_calls_in_tags_of_their_own():

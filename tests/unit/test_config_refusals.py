@@ -226,6 +226,14 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
             "model.from_scratch.language: num_heads 4 must be a multiple of num_kv_heads 3",
         ),
         (
+            "model.from_scratch.language.experts_per_token=5",
+            "model.from_scratch.language: experts_per_token 5 exceeds num_experts 4",
+        ),
+        (
+            "model.from_scratch.language.num_experts=1",
+            "model.from_scratch.language.num_experts: must be greater than or equal to 2, got 1",
+        ),
+        (
             "model.from_scratch.language.vocab_size=299",
             "model.from_scratch.language.vocab_size: must be greater than or equal to 300, got 299",
         ),

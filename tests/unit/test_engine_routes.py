@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -239,6 +240,18 @@ def test_a_model_without_experts_has_no_routes_to_replay(tiny, routing_replay):
         learner(tiny(), routing_replay=routing_replay)
 
 
+def logprob_check(world, sampler):
+    return LogprobCheck(
+        sampler,
+        world.policy,
+        world.processor,
+        samples=world.samples[2:3],
+        sampling_params=world.params,
+        options=LogprobCheckConfig(warn_above=10.0, stop_above=20.0),
+        warn=print,
+    )
+
+
 def test_routes_of_another_model_are_refused(drawn):
     world, experiences = drawn()
     rollout = experiences[0].rollout
@@ -252,6 +265,9 @@ def test_routes_of_another_model_are_refused(drawn):
         wrong = [replace(lone, rollout=replace(lone.rollout, prompt_routes=routes))]
         with pytest.raises(UserError, match=message):
             learner(world, routing_replay="engine", shared_prefix=False).step(wrong, step=0)
+        sampler = SimpleNamespace(generate=lambda *_, **__: [(wrong[0].rollout,)])  # noqa: B023
+        with pytest.raises(UserError, match=message):
+            logprob_check(world, sampler).measure(0)
     mixed = [experiences[0], replace(lone, rollout=replace(lone.rollout, prompt_routes=deeper))]
     with pytest.raises(UserError, match="different models sampled them"):
         packed(world, mixed, shared_prefix=False)
@@ -304,19 +320,9 @@ def test_the_log_probability_check_follows_the_engines_routes(tiny):
     with torch.no_grad():
         for router in engine.routers:
             router.weight.copy_(router.weight.flip(0))
-    options = LogprobCheckConfig(warn_above=10.0, stop_above=20.0)
     for record in (True, False):
         sampler = HfSampler(engine, world.processor, salt=("test",), record_routes=record)
-        check = LogprobCheck(
-            sampler,
-            world.policy,
-            world.processor,
-            samples=world.samples[2:3],
-            sampling_params=world.params,
-            options=options,
-            warn=print,
-        )
-        measured.append(check.measure(0)["logprob_check/diff_mean"])
+        measured.append(logprob_check(world, sampler).measure(0)["logprob_check/diff_mean"])
     assert measured[0] != measured[1] and min(measured) > 0
 
 
