@@ -44,8 +44,7 @@ class LogprobCheck:
         """Return the difference over all tokens, and by modality, as metrics; `step` seeds the sampling.
 
         Raises:
-            UserError: the difference of a modality is above `logprob_check.stop_above`, or the engine routes tokens to
-                experts that the policy has not.
+            UserError: the difference of a modality is above `stop_above`, or a route leads to no expert of the policy.
         """
         samples = take_per_modality(self.samples, self.options.prompts_per_modality)
         prompts = list(map(self.processor.build, samples))
