@@ -33,7 +33,7 @@ COMMANDS = [
     ),
     ("rollout_vllm", ["--prompts", "1", "--siblings", "2", "--tokens", "4", "--rounds", "1"], "ratio"),
     ("scoring", ["--seconds", "0.05"], "hanging_calls_s"),
-    ("two_processes", ["--rounds", "1", "--steps", "2", "--prompts", "2", "--only", "two", "--busy"], "speedup_of_two"),
+    ("two_processes", ["--rounds", "1", "--steps", "1", "--prompts", "2", "--only", "two"], "speedup_of_two"),
     ("verdicts", ["--repeat", "1"], "verdicts_per_s"),
 ]
 NEEDS = {"learner_vs_trl": "trl", "rollout_vllm": "vllm"}

@@ -77,6 +77,7 @@ def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
     train_mixed(tmp_path, family)
 
 
+@pytest.mark.slow
 def test_decord_trains_as_pyav_does(tmp_path):
     """In the process itself and in workers: the same frames give the same numbers."""
     pytest.importorskip("decord")

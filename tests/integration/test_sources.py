@@ -45,7 +45,8 @@ def streamed(run_dir: Path, **data: object) -> dict[str, object]:
     return experiment(run_dir, stages=stages, data=STREAMED | data)
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_processes_that_work_ahead_change_no_byte(
     tmp_path: Path, whole: Path, here: Command, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:

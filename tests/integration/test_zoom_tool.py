@@ -83,6 +83,7 @@ def test_what_was_shown_stands_in_its_responses(zoomed):
         assert f"{zoomed}/{record['media'][0]}" == view["shows"]
 
 
+@pytest.mark.slow
 def test_such_a_run_goes_on_as_if_it_had_never_stopped(here, tmp_path, zoomed):
     """Stopped by Ctrl-C in a step of reinforcement, while the tool's processes run."""
     config = write(zooming(tmp_path / "run"), tmp_path / "tiny.yaml")

@@ -81,6 +81,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.slow
 def test_fuzz():
     rng = random.Random(0)
     cases = [(kind, bench) for kind, benches in SUITED.items() for bench in benches]

@@ -279,6 +279,7 @@ for size in (1000, 10_000):
 """
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_10_000_samples(folder):
     for number in range(200):
         Image.new("RGB", (96, 96), (number, 9, 99)).save(folder / "pictures" / f"{number:03d}.png")

@@ -51,6 +51,7 @@ def ahead(order, processor, *, work=None, count=0, warn=print, **left_out):
         yield Prefetcher(order, processor, workers, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_any_number_of_processes_gives_the_same_bytes(tiny, monkeypatch, count):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # nothing stays between steps but what is held
@@ -280,6 +281,7 @@ def test_a_step_stays_whole_in_a_cache_too_small_for_it(tiny, monkeypatch):
     assert processed[7:] == [one.id for one in (*world.samples[6:8], step[0], world.samples[8])]
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_ten_thousand_streamed_samples(tiny, monkeypatch):
     """Held, the rows would take 200 MB, and the patches of every fourth, which has a picture, 140 MB."""
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 4_000_000)

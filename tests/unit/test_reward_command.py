@@ -259,6 +259,7 @@ def test_a_reward_with_another_signature_is_refused_by_file_and_line(tmp_path):
         load_bound_reward(f"{tmp_path}/odd.py:odd", Path(), {"credit": 0.5})
 
 
+@pytest.mark.slow
 def test_lint_ends_a_reward_that_hangs(made, monkeypatch):
     monkeypatch.setattr("mmrl.scoring.lint._TIMEOUT_S", 5.0)
     report = report_on(
