@@ -1,4 +1,4 @@
-"""One of several processes that learn together: usage `ranks_worker.py LESSONS ANSWERS`, with a launcher's variables.
+"""One of several processes that train together: usage `ranks_worker.py TRIALS RESULTS`, with a launcher's variables.
 
 Takes the same steps with every engine and leaves what came of each: metrics, weights, the optimizer's state.
 """
@@ -81,8 +81,8 @@ class Fed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lessons:
-    """A world, and trials by name."""
+class TrialSet:
+    """A policy with its processor, and trials by name."""
 
     policy: Policy
     processor: PromptProcessor
@@ -90,14 +90,14 @@ class Lessons:
     trials: dict[str, Trial]
 
 
-def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
-    """Take a trial's steps; half-way, if so wanted, all goes on in a new model and engine."""
-    policy, engine, sharded = start(lessons, trial, ranks)
+def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]:
+    """Take a trial's steps, after `resume_after` of them in a new model and engine; return what came of it."""
+    policy, engine, sharded = start(trial_set, trial, ranks)
     reference = policy.frozen_copy() if trial.kl else None
     metrics = []
     groups = group_by_prompt(trial.steps[0])[:1]
     packed, plain = (
-        collate(groups, lessons.processor, pad_id=lessons.eos_id, shared_prefix=shared) for shared in (True, False)
+        collate(groups, trial_set.processor, pad_id=trial_set.eos_id, shared_prefix=shared) for shared in (True, False)
     )
     stretched = replace(plain, position_ids_3BL=2 * plain.position_ids_3BL)
     apart = [tuple(compare_layouts(policy, packed, other, ranks)) for other in (plain, stretched)]
@@ -107,7 +107,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
     for step, experiences in enumerate(trial.steps):
         if step == trial.resume_after:
             saved, state = copy.deepcopy(everything(policy, engine, ranks))
-            policy, engine, sharded = start(lessons, trial, ranks, saved)
+            policy, engine, sharded = start(trial_set, trial, ranks, saved)
             engine.load_state(state)
             engine_fed, feeder = Fed(policy), ShardedWeightStream(PolicyWeightStream(policy), ranks)
         plan = LearnerConfig(
@@ -121,11 +121,11 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
             epochs=1,
             mini_batches=trial.mini_batches,
             shared_prefix=trial.shared_prefix,
-            pad_id=lessons.eos_id,
+            pad_id=trial_set.eos_id,
         )
         learner = GrpoLearner(
             policy,
-            lessons.processor,
+            trial_set.processor,
             engine,
             plan,
             reference,
@@ -175,9 +175,9 @@ def fed_once_more(feeder: ShardedWeightStream, engine: Fed) -> str:
     return said
 
 
-def start(lessons: Lessons, trial: Trial, ranks: Ranks, weights: dict[str, torch.Tensor] | None = None):
+def start(trial_set: TrialSet, trial: Trial, ranks: Ranks, weights: dict[str, torch.Tensor] | None = None):
     """A fresh copy of the policy with its engine."""
-    policy = copy.deepcopy(lessons.policy)
+    policy = copy.deepcopy(trial_set.policy)
     if create_adapter(policy.model, trial.lora, seed=0) or trial.float32_output_layer:
         policy = Policy(policy.model, float32_output_layer=trial.float32_output_layer)
     policy.model.to(trial.dtype)
@@ -211,17 +211,17 @@ def watched() -> Iterator[list[int]]:
 
 
 def main() -> None:
-    courses: list[Lessons] = pickle.loads(Path(sys.argv[1]).read_bytes())
+    trial_sets: list[TrialSet] = pickle.loads(Path(sys.argv[1]).read_bytes())
     torch.set_num_threads(1)
     engine_deepspeed._CHUNK_ELEMENTS = CHUNK_ELEMENTS
     with join_ranks(DistributedConfig(heartbeat_s=20, timeout_s=60)) as ranks:
-        answers = {}
-        for lessons in courses:
-            for name, trial in lessons.trials.items():
+        results = {}
+        for trial_set in trial_sets:
+            for name, trial in trial_set.trials.items():
                 print(ranks.rank, name, flush=True)
-                answers[name] = learn(lessons, trial, ranks)
+                results[name] = run_trial(trial_set, trial, ranks)
         if ranks.rank == 0:
-            torch.save(answers, sys.argv[2])
+            torch.save(results, sys.argv[2])
 
 
 if __name__ == "__main__":

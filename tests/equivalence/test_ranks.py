@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks_worker import CHUNK_ELEMENTS, Lessons, Trial, learn
+from ranks_worker import CHUNK_ELEMENTS, Trial, TrialSet, run_trial
 from rounding import LOGPROBS
 from test_gradients import experiences
 
@@ -37,17 +37,17 @@ def zero(stage, **options):
     return DeepspeedConfig(zero_stage=stage, param_persistence_elements=0, **options)
 
 
-def launch(folder: Path, courses: list[Lessons], size: int) -> dict:
-    """Return the answers of `size` processes to the trials of all lessons."""
-    (folder / "lessons").write_bytes(pickle.dumps(courses))
+def launch(folder: Path, trial_sets: list[TrialSet], size: int) -> dict:
+    """Return the results of `size` processes to the trials of all sets."""
+    (folder / "trials").write_bytes(pickle.dumps(trial_sets))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, str(Path(__file__).with_name("ranks_worker.py")), str(folder / "lessons")]
+    command = [sys.executable, str(Path(__file__).with_name("ranks_worker.py")), str(folder / "trials")]
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [*command, str(folder / "answers")],
+            [*command, str(folder / "results")],
             env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -61,11 +61,11 @@ def launch(folder: Path, courses: list[Lessons], size: int) -> dict:
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0] * size, "\n".join(text[-6000:] for text in said)
-    return torch.load(folder / "answers", weights_only=False)
+    return torch.load(folder / "results", weights_only=False)
 
 
 @pytest.fixture(scope="module")
-def lessons(tiny) -> Lessons:
+def trial_set(tiny) -> TrialSet:
     """Five steps: all groups; text against a picture; a video against text; a picture against nothing; text alone."""
     world = tiny("qwen2_5_vl")
     image, _, text, video, _ = groups = group_by_prompt(experiences(world, group_size=3))
@@ -104,27 +104,27 @@ def lessons(tiny) -> Lessons:
         ),
         "zero2-narrow": replace(plain, deepspeed=zero(2), dtype=torch.bfloat16, resume_after=1, steps=steps[:2]),
     }
-    return Lessons(policy=world.policy, processor=world.processor, eos_id=world.eos_id, trials=trials)
+    return TrialSet(policy=world.policy, processor=world.processor, eos_id=world.eos_id, trials=trials)
 
 
 @pytest.fixture(scope="module")
-def answers(lessons, tmp_path_factory):
-    """Return the results of all lessons: two processes learn one half, and two others the rest.
+def results(trial_set, tmp_path_factory):
+    """Return the results of all trials: two processes run one half, and two others the rest.
 
-    With all lessons in one pair, the forward pass of the seventeenth engine of DeepSpeed waited for ever.
+    With all trials in one pair, the forward pass of the seventeenth engine of DeepSpeed waited for ever.
     """
-    trials = list(lessons.trials.items())
-    middle = list(lessons.trials).index("zero3-penalty")
+    trials = list(trial_set.trials.items())
+    middle = list(trial_set.trials).index("zero3-penalty")
     found = {}
     for part in (trials[:middle], trials[middle:]):
-        found |= launch(tmp_path_factory.mktemp("ranks"), [replace(lessons, trials=dict(part))], 2)
+        found |= launch(tmp_path_factory.mktemp("ranks"), [replace(trial_set, trials=dict(part))], 2)
     return found
 
 
 @pytest.fixture(scope="module")
-def alone(lessons):
-    """What a single process makes of them with plain torch."""
-    return learn(lessons, replace(lessons.trials["torch"], resume_after=None), SingleProcess())
+def single(trial_set):
+    """Return what a single process learns with plain torch."""
+    return run_trial(trial_set, replace(trial_set.trials["torch"], resume_after=None), SingleProcess())
 
 
 def furthest(ours, theirs):
@@ -139,89 +139,89 @@ def same_metrics(ours, theirs, rel=1e-4):
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_two_ranks_learn_what_one_learns(answers, alone, lessons, name):
+def test_two_ranks_learn_what_one_learns(results, single, trial_set, name):
     """In float32: metrics to 1e-4 relative; weights to 5e-5, where AdamW moved them by some 5e-3 in five steps."""
-    found = answers[name]
-    same_metrics(found["metrics"], alone["metrics"])
-    assert furthest(found["weights"], alone["weights"]) < 5e-5
-    assert furthest(dict(lessons.policy.trained), alone["weights"]) > 2e-3
-    assert any(metrics["learner/grad_norm/vision"] == 0.0 for metrics in alone["metrics"])  # text alone
+    found = results[name]
+    same_metrics(found["metrics"], single["metrics"])
+    assert furthest(found["weights"], single["weights"]) < 5e-5
+    assert furthest(dict(trial_set.policy.trained), single["weights"]) > 2e-3
+    assert any(metrics["learner/grad_norm/vision"] == 0.0 for metrics in single["metrics"])  # text alone
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_an_engines_state_is_that_of_a_single_process(answers, alone, name):
-    ours, theirs = (each["state"]["moments"] for each in (answers[name], alone))
+def test_an_engines_state_is_that_of_a_single_process(results, single, name):
+    ours, theirs = (each["state"]["moments"] for each in (results[name], single))
     assert ours.keys() == theirs.keys()
     for index, moments in theirs.items():
         assert float(ours[index]["step"]) == float(moments["step"]) == 5.0
         for moment in ("exp_avg", "exp_avg_sq"):
             torch.testing.assert_close(ours[index][moment], moments[moment], rtol=1e-3, atol=1e-6)
-    assert answers[name]["state"]["masters"] == {}
+    assert results[name]["state"]["masters"] == {}
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_each_rank_has_half_of_what_is_saved(answers, name):
-    first, second = answers[name]["parts"]
+def test_each_rank_has_half_of_what_is_saved(results, name):
+    first, second = results[name]["parts"]
     assert 0.8 < first / second < 1.25
 
 
 @pytest.mark.parametrize("name", ["torch", "zero0", "zero2", "zero2-offload", "zero3", "zero3-offload"])
-def test_the_self_check_sees_what_a_single_process_sees(answers, alone, name):
+def test_the_self_check_sees_what_a_single_process_sees(results, single, name):
     """Under ZeRO-3 the model and its gradient stay divided: the differences of pieces add up to that of the whole."""
-    right, wrong = answers[name]["apart"]
+    right, wrong = results[name]["apart"]
     assert max(right) < LOGPROBS
-    assert wrong == pytest.approx(alone["apart"][1], rel=1e-3)
+    assert wrong == pytest.approx(single["apart"][1], rel=1e-3)
     assert min(wrong) > 1e-3
 
 
-def test_a_reference_beside_sharded_weights(answers, lessons):
-    trial = replace(lessons.trials["zero3-penalty"], deepspeed=None)
-    expected = learn(lessons, trial, SingleProcess())
+def test_a_reference_beside_sharded_weights(results, trial_set):
+    trial = replace(trial_set.trials["zero3-penalty"], deepspeed=None)
+    expected = run_trial(trial_set, trial, SingleProcess())
     assert expected["metrics"][1]["policy/reference_kl_nats"] > 1e-4
-    same_metrics(answers["zero3-penalty"]["metrics"], expected["metrics"])
+    same_metrics(results["zero3-penalty"]["metrics"], expected["metrics"])
 
 
 @pytest.mark.parametrize("name", ["torch-mini", "zero2-mini", "zero3-mini"])
-def test_mini_batches_of_two_ranks_are_those_of_one(answers, alone, lessons, name):
+def test_mini_batches_of_two_ranks_are_those_of_one(results, single, trial_set, name):
     """Two updates a step, but where one group is all there is."""
-    expected = learn(lessons, lessons.trials["torch-mini"], SingleProcess())
-    same_metrics(answers[name]["metrics"], expected["metrics"])
-    assert furthest(answers[name]["weights"], expected["weights"]) < 5e-5
-    assert furthest(alone["weights"], expected["weights"]) > 5e-4
+    expected = run_trial(trial_set, trial_set.trials["torch-mini"], SingleProcess())
+    same_metrics(results[name]["metrics"], expected["metrics"])
+    assert furthest(results[name]["weights"], expected["weights"]) < 5e-5
+    assert furthest(single["weights"], expected["weights"]) > 5e-4
 
 
 @pytest.mark.parametrize("name", ["torch-old", "zero2-old", "zero3-old", "zero3-old-adapted"])
-def test_old_log_probs_of_two_ranks_are_those_of_one(answers, lessons, name):
+def test_old_log_probs_of_two_ranks_are_those_of_one(results, trial_set, name):
     """Mini-batches whose ratios are taken from the step's start, though their ranks have unequal passes to make."""
-    trial = lessons.trials["torch-old"]
+    trial = trial_set.trials["torch-old"]
     if name == "zero3-old-adapted":
-        trial = replace(lessons.trials[name], deepspeed=None)
-    expected = learn(lessons, trial, SingleProcess())
-    recorded = learn(lessons, replace(trial, old_logprobs="recorded"), SingleProcess())
-    same_metrics(answers[name]["metrics"], expected["metrics"])
-    assert furthest(answers[name]["weights"], expected["weights"]) < 5e-5
+        trial = replace(trial_set.trials[name], deepspeed=None)
+    expected = run_trial(trial_set, trial, SingleProcess())
+    recorded = run_trial(trial_set, replace(trial, old_logprobs="recorded"), SingleProcess())
+    same_metrics(results[name]["metrics"], expected["metrics"])
+    assert furthest(results[name]["weights"], expected["weights"]) < 5e-5
     ratio = "policy/importance_ratio_max"
     assert expected["metrics"][-2][ratio] != pytest.approx(recorded["metrics"][-2][ratio], rel=1e-3)
 
 
-def test_means_of_two_ranks_are_over_the_tokens_that_were_run(answers, lessons):
+def test_means_of_two_ranks_are_over_the_tokens_that_were_run(results, trial_set):
     """They are those of a single process that is given nothing but the groups with an advantage."""
-    [given] = lessons.trials["torch-quiet"].steps
+    [given] = trial_set.trials["torch-quiet"].steps
     loud = [experience for experience in given if experience.advantage]
     assert 0 < len(loud) < len(given) / 2
-    expected = learn(lessons, replace(lessons.trials["torch-quiet"], steps=(loud,)), SingleProcess())
-    [ours], [theirs] = answers["torch-quiet"]["metrics"], expected["metrics"]
+    expected = run_trial(trial_set, replace(trial_set.trials["torch-quiet"], steps=(loud,)), SingleProcess())
+    [ours], [theirs] = results["torch-quiet"]["metrics"], expected["metrics"]
     means = {name for name in theirs if name.startswith(("policy/", "rollout/"))}
     assert {"policy/entropy_nats", "policy/clip_frac", "rollout/logprob_diff_mean"} <= means
     for name in means:
         assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
 
 
-def test_narrow_weights_have_masters(answers, lessons):
+def test_narrow_weights_have_masters(results, trial_set):
     """Sums of bfloat16 gradients depend on their order: the first norm within 5 %, weights within an update or two."""
-    found = answers["zero2-narrow"]
-    expected = learn(
-        lessons, replace(lessons.trials["zero2-narrow"], deepspeed=None, resume_after=None), SingleProcess()
+    found = results["zero2-narrow"]
+    expected = run_trial(
+        trial_set, replace(trial_set.trials["zero2-narrow"], deepspeed=None, resume_after=None), SingleProcess()
     )
     assert found["metrics"][0]["learner/loss"] == pytest.approx(expected["metrics"][0]["learner/loss"], rel=0.05)
     assert len(found["state"]["masters"]) == len(expected["state"]["masters"]) > 50
@@ -232,27 +232,27 @@ def test_narrow_weights_have_masters(answers, lessons):
 
 
 @pytest.mark.parametrize("name", ["torch-fed", "zero3-fed"])
-def test_an_engine_fed_by_the_first_rank_has_the_weights_of_now(answers, lessons, name):
+def test_an_engine_fed_by_the_first_rank_has_the_weights_of_now(results, trial_set, name):
     """Though it broke a pass off, and though it was fed before; under ZeRO-3 a few weights at a time are whole."""
-    found = answers[name]
+    found = results[name]
     assert found["refused"] == "it takes no more"
     weights = {key: tensor for key, tensor in found["fed"].items() if key != "lm_head.weight"}
     assert furthest(weights, found["weights"]) == 0.0
-    assert furthest(weights, dict(lessons.policy.trained)) > 5e-4
+    assert furthest(weights, dict(trial_set.policy.trained)) > 5e-4
     if name == "zero3-fed":
-        sizes = [parameter.numel() for parameter in lessons.policy.model.parameters()]
+        sizes = [parameter.numel() for parameter in trial_set.policy.model.parameters()]
         assert found["most_whole"] <= max(CHUNK_ELEMENTS, *sizes) < sum(sizes) / 4
 
 
-def test_an_adapters_matrices_are_whole_one_after_the_other(answers, lessons):
-    found, expected = answers["zero3-adapted"], answers["torch-adapted"]
+def test_an_adapters_matrices_are_whole_one_after_the_other(results, trial_set):
+    found, expected = results["zero3-adapted"], results["torch-adapted"]
     assert found["refused"] == "it takes no more"
     assert furthest(found["fed"], expected["fed"]) < 5e-5
-    assert furthest(found["fed"], {name: lessons.policy.model.get_parameter(name) for name in found["fed"]}) > 1e-6
-    sizes = [parameter.numel() for parameter in lessons.policy.model.parameters()]
+    assert furthest(found["fed"], {name: trial_set.policy.model.get_parameter(name) for name in found["fed"]}) > 1e-6
+    sizes = [parameter.numel() for parameter in trial_set.policy.model.parameters()]
     assert found["most_whole"] <= 2 * max(sizes) < sum(sizes) / 2
 
 
 @pytest.mark.parametrize("name", [name for name in PLAIN if name.startswith("zero")])
-def test_a_dissolved_model_is_an_ordinary_one(answers, name):
-    assert furthest(answers[name]["weights"], answers[name]["dissolved"]) == 0.0
+def test_a_dissolved_model_is_an_ordinary_one(results, name):
+    assert furthest(results[name]["weights"], results[name]["dissolved"]) == 0.0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ranks_worker import CHUNK_ELEMENTS, Lessons, Trial, for_engines, learn
+from ranks_worker import CHUNK_ELEMENTS, Trial, TrialSet, for_engines, run_trial
 from test_gradients import experiences
 from test_ranks import furthest, launch, same_metrics, zero
 
@@ -28,7 +28,7 @@ SAME = {"zero2": "zero3", "torch-engine": "zero3-engine"}
 
 
 @pytest.fixture(scope="module")
-def courses(tiny) -> dict[str, Lessons]:
+def trial_sets(tiny) -> dict[str, TrialSet]:
     """Three steps of each family: a picture, text and a video; text against a picture; text alone."""
     found = {}
     for family, targets in TARGETS.items():
@@ -52,7 +52,7 @@ def courses(tiny) -> dict[str, Lessons]:
             sent = replace(once, steps=routed_by_an_engine(world), mini_batches=2, routing_replay="engine")
             trials |= {"torch-engine": sent, "zero3-engine": replace(sent, deepspeed=zero(3))}
         trials = {f"{family}/{name}": trial for name, trial in trials.items()}
-        found[family] = Lessons(policy=world.policy, processor=world.processor, eos_id=world.eos_id, trials=trials)
+        found[family] = TrialSet(policy=world.policy, processor=world.processor, eos_id=world.eos_id, trials=trials)
     return found
 
 
@@ -68,32 +68,32 @@ def routed_by_an_engine(world):
 
 
 @pytest.fixture(scope="module")
-def answers(courses, tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("ranks"), list(courses.values()), 2)
+def results(trial_sets, tmp_path_factory):
+    return launch(tmp_path_factory.mktemp("ranks"), list(trial_sets.values()), 2)
 
 
 @pytest.fixture(scope="module")
-def alone(courses):
+def single(trial_sets):
     """Run the trials in a single process with plain torch; trials with the same outcome run once."""
     found = {}
-    for family, lessons in courses.items():
-        for name, trial in lessons.trials.items():
+    for family, trial_set in trial_sets.items():
+        for name, trial in trial_set.trials.items():
             if name.partition("/")[2] not in SAME:
-                found[name] = learn(lessons, replace(trial, deepspeed=None, resume_after=None), SingleProcess())
+                found[name] = run_trial(trial_set, replace(trial, deepspeed=None, resume_after=None), SingleProcess())
         for name, other in SAME.items():
-            if f"{family}/{name}" in lessons.trials:
+            if f"{family}/{name}" in trial_set.trials:
                 found[f"{family}/{name}"] = found[f"{family}/{other}"]
     return found
 
 
 @pytest.mark.parametrize("family", TARGETS)
 @pytest.mark.parametrize("name", ["zero2", "zero3"])
-def test_two_ranks_learn_what_one_learns(answers, alone, courses, family, name):
+def test_two_ranks_learn_what_one_learns(results, single, trial_sets, family, name):
     """Under ZeRO-3 another pair of engines goes on from what the first has saved, and layers are recomputed."""
-    ours, theirs = answers[f"{family}/{name}"], alone[f"{family}/{name}"]
+    ours, theirs = results[f"{family}/{name}"], single[f"{family}/{name}"]
     same_metrics(ours["metrics"], theirs["metrics"])
     assert furthest(ours["weights"], theirs["weights"]) < 5e-5
-    assert furthest(dict(courses[family].policy.trained), theirs["weights"]) > 2e-3
+    assert furthest(dict(trial_sets[family].policy.trained), theirs["weights"]) > 2e-3
     for index, moments in theirs["state"]["moments"].items():
         for moment in ("exp_avg", "exp_avg_sq"):
             torch.testing.assert_close(ours["state"]["moments"][index][moment], moments[moment], rtol=1e-3, atol=1e-6)
@@ -101,8 +101,8 @@ def test_two_ranks_learn_what_one_learns(answers, alone, courses, family, name):
 
 
 @pytest.mark.parametrize("family", TARGETS)
-def test_an_engine_is_fed_a_few_weights_at_a_time(answers, courses, family):
-    found, policy = answers[f"{family}/zero3"], courses[family].policy
+def test_an_engine_is_fed_a_few_weights_at_a_time(results, trial_sets, family):
+    found, policy = results[f"{family}/zero3"], trial_sets[family].policy
     assert found["refused"] == "it takes no more"
     fed = {name: tensor for name, tensor in found["fed"].items() if name != "lm_head.weight"}
     assert furthest(fed, dict(for_engines(policy, found["weights"]))) == 0.0
@@ -111,17 +111,17 @@ def test_an_engine_is_fed_a_few_weights_at_a_time(answers, courses, family):
 
 
 @pytest.mark.parametrize("family", TARGETS)
-def test_adapters_of_recurrent_layers_and_of_experts_learn_too(answers, alone, family):
-    ours, theirs = answers[f"{family}/zero3-adapted"], alone[f"{family}/zero3-adapted"]
+def test_adapters_of_recurrent_layers_and_of_experts_learn_too(results, single, family):
+    ours, theirs = results[f"{family}/zero3-adapted"], single[f"{family}/zero3-adapted"]
     same_metrics(ours["metrics"], theirs["metrics"])
     assert furthest(ours["weights"], theirs["weights"]) < 5e-5
     assert furthest(ours["fed"], theirs["fed"]) < 5e-5
 
 
 @pytest.mark.parametrize("name", ["zero3-routed", "torch-engine", "zero3-engine"])
-def test_routes_are_replayed_on_each_rank(answers, alone, name):
+def test_routes_are_replayed_on_each_rank(results, single, name):
     """Those of the learner's own; and those of an engine, which the learner would not have taken."""
-    ours, theirs = (found[f"qwen3_vl_moe/{name}"] for found in (answers, alone))
+    ours, theirs = (found[f"qwen3_vl_moe/{name}"] for found in (results, single))
     same_metrics(ours["metrics"], theirs["metrics"])
     assert furthest(ours["weights"], theirs["weights"]) < 5e-5
     if name.endswith("engine"):
