@@ -12,7 +12,7 @@ state moves from chunk to chunk by matrix products:
     S' = exp(b_C) S + k^T exp(b_C - b) u        b: cumulative sum of g in the chunk, b_C its last element
 
 transformers' own function leaves the derivative to autograd, which keeps some twenty tensors of the size of the values
-for each token. Here seven are kept, query heads that share a key are not repeated, and chunks have the length that
+for each token. Here six are kept, query heads that share a key are not repeated, and chunks have the length that
 leaves least padding.
 
 Letters in shapes: N sequences, S tokens, G key heads, R value heads for each key head, H = G R value heads, K and V
@@ -137,16 +137,15 @@ class _GatedDeltaRule(torch.autograd.Function):
             added = chunk.query_key[..., size:, :].mT @ weighted.flatten(3)
             state = torch.addcmul(added.view_as(state), state, _decay_of_chunk(chunk))
             states.append(state)
-        output = _join_chunks(outputs, inputs[2].shape[1])
-        ctx.save_for_backward(output, written, torch.stack(states), *chunks)
-        return output, state.transpose(2, 3).flatten(1, 2)
+        ctx.save_for_backward(written, torch.stack(states), *chunks)
+        return _join_chunks(outputs, inputs[2].shape[1]), state.transpose(2, 3).flatten(1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: torch.Tensor, d_state: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ANN401
         """Return the gradients of the six inputs, for those of outputs [N, S, H, V] and states [N, H, K, V]."""
-        output, written, states, *kept = ctx.saved_tensors
-        chunks, length = _Chunks(*kept), output.shape[1]
+        written, states, *kept = ctx.saved_tensors
+        chunks, length = _Chunks(*kept), d_output.shape[1]
         num_chunks, _, key_heads, repeats, size, width = chunks.value.shape
         d_out = _split_chunks(torch.unflatten(d_output, 2, (key_heads, repeats)), num_chunks, size)
         d_written, d_unsolved = chunks.read.mT @ d_out, torch.empty_like(d_out)
@@ -157,24 +156,33 @@ class _GatedDeltaRule(torch.autograd.Function):
         d_states = torch.empty_like(states)
         d_states[-1] = torch.unflatten(d_state, 1, (key_heads, repeats)).transpose(2, 3)
         read_decay = chunks.write * chunks.decay
+        # Gradients of the exponents of what queries and keys read, [X, N, G, 2 C, R], and of what tokens write.
+        d_read_exponents = d_reads.new_empty(d_reads.shape[:-1])
+        d_write_exponents = d_written.new_empty(d_written.shape[:-1])
         for number in reversed(range(num_chunks)):
             chunk = _Chunks(*(tensor[number] for tensor in chunks))
             d_next = d_states[number + 1]
             d_weighted = torch.unflatten(chunk.query_key[..., size:, :] @ d_next.flatten(3), 3, (repeats, width))
-            d_written[number].addcmul_(d_weighted.transpose(2, 3), chunk.decay_to_end)
+            d_weighted = d_weighted.transpose(2, 3) * chunk.decay_to_end
+            torch.sum(d_weighted * written[number], dim=-1, out=d_write_exponents[number])
+            d_written[number] += d_weighted
             torch.matmul(chunk.inverse.mT, d_written[number], out=d_unsolved[number])
             torch.mul(d_unsolved[number], read_decay[number], out=d_by_key[number]).neg_()
             through_reads = (chunk.query_key.mT @ d_reads[number].flatten(3)).view_as(d_next)
             torch.addcmul(through_reads, d_next, _decay_of_chunk(chunk), out=d_states[number])
+            reads = (chunk.query_key @ states[number].flatten(3)).view_as(d_reads[number])
+            torch.sum(reads.mul_(d_reads[number]), dim=-1, out=d_read_exponents[number])
         # beta scales a row of A and of the right side alike, so both parts of its gradient add up to this.
         d_write = (d_unsolved * written).sum(-1, keepdim=True) / chunks.write.clamp(min=_TINY)
         d_value = d_unsolved.mul_(chunks.write)
-        d_query, d_key = _key_gradients(chunks, written, d_out, d_value)
+        d_query, d_key, d_pair_exponents = _product_gradients(chunks, written, d_out, d_value)
         d_query_key = d_reads.flatten(4) @ states[:-1].flatten(4).mT
         d_query += d_query_key[..., :size, :]
         d_key += d_query_key[..., size:, :]
         d_key += _by_token(written, chunks.decay_to_end).flatten(4) @ d_states[1:].flatten(4).mT
-        d_decay = _decay_gradient(chunks, states, d_states, (output, d_output), d_value)
+        d_read_exponents = d_read_exponents[..., :size, :] + d_read_exponents[..., size:, :]
+        d_end_exponent = (states[:-1] * d_states[1:]).sum((3, 5)) * chunks.decay[..., -1, 0]
+        d_decay = _decay_gradient(d_pair_exponents, d_read_exponents.mT, d_write_exponents, d_end_exponent)
         return (
             _join_chunks(d_query.unsqueeze(3), length),
             _join_chunks(d_key.unsqueeze(3), length),
@@ -218,35 +226,46 @@ def _prepare_chunks(
     )
 
 
-def _key_gradients(
+def _product_gradients(
     chunks: _Chunks, written: torch.Tensor, d_out: torch.Tensor, d_value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return gradients of queries and of keys through their products within a chunk, each [X, N, G, C, K]."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return gradients through the products of queries and keys with keys within a chunk.
+
+    Returns:
+        Those of queries and keys, each [X, N, G, C, K], and of the exponents b_t - b_s, [X, N, G, R, C, C]; the last is
+        of no use where s = t.
+    """
     size = written.shape[-2]
-    d_by_query = (d_out @ written.mT).mul_(chunks.pair_decay).sum(3)
-    d_by_key = (d_value @ written.mT).mul_(chunks.pair_decay).sum(3).neg_().tril_(-1)
-    d_products = torch.cat([d_by_query, d_by_key], dim=-2)
-    d_query, d_key = torch.split(d_products @ chunks.query_key[..., size:, :], size, dim=-2)
+    key = chunks.query_key[..., size:, :]
+    by_query, by_key = torch.split((chunks.query_key @ key.mT).unsqueeze(3), size, dim=4)
+    d_by_query = (d_out @ written.mT).mul_(chunks.pair_decay)
+    d_by_key = (d_value @ written.mT).mul_(chunks.pair_decay).neg_().tril_(-1)
+    d_exponents = torch.addcmul(d_by_query * by_query, d_by_key, by_key)
+    d_products = torch.cat([d_by_query.sum(3), d_by_key.sum(3)], dim=-2)
+    d_query, d_key = torch.split(d_products @ key, size, dim=-2)
     d_key += d_products.mT @ chunks.query_key
-    return d_query, d_key
+    return d_query, d_key, d_exponents
 
 
 def _decay_gradient(
-    chunks: _Chunks,
-    states: torch.Tensor,
-    d_states: torch.Tensor,
-    outputs: tuple[torch.Tensor, torch.Tensor],
-    d_value: torch.Tensor,
+    d_pairs: torch.Tensor, d_reads: torch.Tensor, d_writes: torch.Tensor, d_end: torch.Tensor
 ) -> torch.Tensor:
-    """Return the gradient of the log-decays, [X, N, G, R, C]; `outputs` are [N, S, H, V] with their gradient."""
-    num_chunks, _, key_heads, repeats, size, _ = chunks.value.shape
-    output, d_output = outputs
-    # b_t scales what t reads and, inversely, what it writes: all its other effects cancel.
-    read = torch.unflatten((output * d_output).sum(-1, keepdim=True), 2, (key_heads, repeats))
-    d_cumulative = _split_chunks(read, num_chunks, size).squeeze(-1)
-    d_cumulative -= (d_value * chunks.value).sum(-1)
-    d_cumulative[..., -1] += (states[1:] * d_states[1:]).sum((3, 5))
-    return d_cumulative.flip(-1).cumsum(-1).flip(-1)
+    """Return the gradient of the log-decays, [X, N, G, R, C], from those of the exponents that they are in.
+
+    g_j is in the exponents b_t - b_s with s < j <= t, in b_t of a read with j <= t, in b_C - b_t of a write with t < j,
+    and in b_C. All these are added up, and each has the decay as a factor. The gradient of b_t less that of b_(t+1)
+    would be simpler; but its parts are larger than a gradient of fast decays, and rounding would hide it.
+
+    Args:
+        d_pairs: [X, N, G, R, C, C].
+        d_reads: [X, N, G, R, C].
+        d_writes: [X, N, G, R, C].
+        d_end: [X, N, G, R].
+    """
+    not_later = torch.ones_like(d_pairs[0, 0, 0, 0]).tril()  # [t, j]: j <= t
+    d_decay = (not_later.mT @ d_pairs).tril(-1).sum(-1)
+    d_decay += d_reads @ not_later + d_writes @ (1.0 - not_later)
+    return d_decay + d_end.unsqueeze(-1)
 
 
 def _split_chunks(tensor: torch.Tensor, num_chunks: int, size: int) -> torch.Tensor:
