@@ -43,9 +43,8 @@ def check_demonstrations(
     """
     # The samples of a stage with `from_stage` do not exist yet.
     stages = [stage for stage in config.stages if isinstance(stage, SftStage) and stage.from_stage is None]
-    opened_tag = response_opening.strip()
     for stage in stages:
-        if opened_tag and stage.drop_thinking_prob:
+        if response_opening and stage.drop_thinking_prob:
             raise UserError(
                 f"stage {stage.name!r}: drop_thinking_prob leaves out thoughts, and the chat template opens one in "
                 "each prompt; set it to 0, or model.chat: {enable_thinking: false}"

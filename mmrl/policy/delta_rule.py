@@ -175,10 +175,9 @@ class _GatedDeltaRule(torch.autograd.Function):
         # beta scales a row of A and of the right side alike, so both parts of its gradient add up to this.
         d_write = (d_unsolved * written).sum(-1, keepdim=True) / chunks.write.clamp(min=_TINY)
         d_value = d_unsolved.mul_(chunks.write)
-        d_query, d_key, d_pair_exponents = _product_gradients(chunks, written, d_out, d_value)
-        d_query_key = d_reads.flatten(4) @ states[:-1].flatten(4).mT
-        d_query += d_query_key[..., :size, :]
-        d_key += d_query_key[..., size:, :]
+        d_query_key, d_pair_exponents = _product_gradients(chunks, written, d_out, d_value)
+        d_query_key += d_reads.flatten(4) @ states[:-1].flatten(4).mT
+        d_query, d_key = torch.split(d_query_key, size, dim=-2)
         d_key += _by_token(written, chunks.decay_to_end).flatten(4) @ d_states[1:].flatten(4).mT
         d_read_exponents = d_read_exponents[..., :size, :] + d_read_exponents[..., size:, :]
         d_end_exponent = (states[:-1] * d_states[1:]).sum((3, 5)) * chunks.decay[..., -1, 0]
@@ -228,12 +227,10 @@ def _prepare_chunks(
 
 def _product_gradients(
     chunks: _Chunks, written: torch.Tensor, d_out: torch.Tensor, d_value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return gradients through the products of queries and keys with keys within a chunk.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return gradients through products with keys of the chunk.
 
-    Returns:
-        Those of queries and keys, each [X, N, G, C, K], and of the exponents b_t - b_s, [X, N, G, R, C, C]; the last is
-        of no use where s = t.
+    They are those of queries and keys, [X, N, G, 2 C, K], and of b_t - b_s for s < t, [X, N, G, R, C, C].
     """
     size = written.shape[-2]
     key = chunks.query_key[..., size:, :]
@@ -242,9 +239,9 @@ def _product_gradients(
     d_by_key = (d_value @ written.mT).mul_(chunks.pair_decay).neg_().tril_(-1)
     d_exponents = torch.addcmul(d_by_query * by_query, d_by_key, by_key)
     d_products = torch.cat([d_by_query.sum(3), d_by_key.sum(3)], dim=-2)
-    d_query, d_key = torch.split(d_products @ key, size, dim=-2)
-    d_key += d_products.mT @ chunks.query_key
-    return d_query, d_key, d_exponents
+    d_query_key = d_products @ key
+    d_query_key[..., size:, :] += d_products.mT @ chunks.query_key
+    return d_query_key, d_exponents
 
 
 def _decay_gradient(
@@ -256,11 +253,7 @@ def _decay_gradient(
     and in b_C. All these are added up, and each has the decay as a factor. The gradient of b_t less that of b_(t+1)
     would be simpler; but its parts are larger than a gradient of fast decays, and rounding would hide it.
 
-    Args:
-        d_pairs: [X, N, G, R, C, C].
-        d_reads: [X, N, G, R, C].
-        d_writes: [X, N, G, R, C].
-        d_end: [X, N, G, R].
+    Shapes: d_pairs [X, N, G, R, C, C], d_reads and d_writes [X, N, G, R, C], d_end [X, N, G, R].
     """
     not_later = torch.ones_like(d_pairs[0, 0, 0, 0]).tril()  # [t, j]: j <= t
     d_decay = (not_later.mT @ d_pairs).tril(-1).sum(-1)

@@ -70,23 +70,19 @@ def check_weight_files(folder: Path) -> None:
 
 def has_contradictory_ties(path: str) -> bool:
     """Return True if config.json ties the output matrix to the embedding in `text_config`, and not at its top."""
-    folder = _find_folder(path)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((_find_folder(path) / "config.json").read_text(encoding="utf-8"))
     inner = config.get("text_config", {}).get("tie_word_embeddings", False)
     return bool(inner) and not config.get("tie_word_embeddings", False)
 
 
 def read_weight_names(path: str) -> list[str]:
-    """Return the names of the weights in the safetensors files of a folder, or of a hub id in the cache.
-
-    Only the files' headers are read.
+    """Return the names of weights, from the headers of the safetensors files of a folder or of a cached hub id.
 
     Raises:
         UserError: the header of a file is damaged.
     """
-    folder = _find_folder(path)
     names: list[str] = []
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(_find_folder(path).glob("*.safetensors")):
         # 8 bytes with the length of the header, then the header as JSON: github.com/huggingface/safetensors, "Format".
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
@@ -98,10 +94,9 @@ def read_weight_names(path: str) -> list[str]:
 
 
 def _read_model_type(path: str) -> str:
-    folder = _find_folder(path)
-    file = folder / "config.json"
+    file = _find_folder(path) / "config.json"
     if not file.is_file():
-        is_run = (folder / "config.yaml").is_file()
+        is_run = file.with_name("config.yaml").is_file()
         hint = "it is a run of mmrl, whose model is its folder `model`" if is_run else "name another"
         raise UserError(f"model.path: {path!r} is no folder of a model, as it has no config.json; {hint}")
     try:

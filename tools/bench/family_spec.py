@@ -10,7 +10,5 @@ HYBRID_LAYERS = 8  # twice three layers of Gated DeltaNet and one of attention, 
 
 def make_spec(model: FromScratchConfig, family: str) -> FromScratchConfig:
     """Return the sizes of `model` for another family."""
-    spec = model.model_copy(update={"family": family})
-    if not FAMILIES[family].has_recurrent_layers:
-        return spec
-    return spec.model_copy(update={"language": spec.language.model_copy(update={"num_layers": HYBRID_LAYERS})})
+    changes = {"num_layers": HYBRID_LAYERS} if FAMILIES[family].has_recurrent_layers else {}
+    return model.model_copy(update={"family": family, "language": model.language.model_copy(update=changes)})
