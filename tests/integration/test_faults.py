@@ -18,7 +18,7 @@ FAULTS = ["kill", "terminate", "full_disk", "read_only", "corrupt", "other_confi
 @pytest.mark.slow
 def test_nothing_is_lost() -> None:
     done = subprocess.run(
-        [sys.executable, TOOL, "--kills", "1", "--only", *FAULTS],
+        [sys.executable, TOOL, "--kills", "2", "--only", *FAULTS],
         capture_output=True,
         text=True,
         timeout=1800,

@@ -59,8 +59,8 @@ class LanguageFromScratchConfig(StrictModel):
     """Key and value heads that each block has; it must divide `num_heads`."""
     intermediate_size: Dimension = 192
     """Numbers in the inner layer of each feed-forward network."""
-    num_experts: Annotated[Dimension, Field(ge=2)] = 4
-    """Experts of each layer, in a family with experts; 2 or more."""
+    num_experts: Annotated[int, Field(ge=2, le=100_000)] = 4
+    """Experts of each layer, in a family with experts."""
     experts_per_token: Dimension = 2
     """Experts that a token goes to; at most `num_experts`."""
     expert_intermediate_size: Dimension = 128
