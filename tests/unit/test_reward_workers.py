@@ -238,7 +238,7 @@ def test_what_is_made_to_hang_a_verifier_costs_its_deadline(fn, args, target, ha
     load = partial(registry.load_bound_reward, fn, Path(), args)
     with closing(
         RewardFunctionScorer(
-            [BoundTerm(name="v", reward=load(), load_reward=load, options=as_read({"timeout_s": 10.0}))],
+            [BoundTerm(name="v", reward=load(), load_reward=load, options=as_read({"timeout_s": 4.0}))],
             ScoringConfig(),
         )
     ) as judge:
@@ -286,8 +286,8 @@ def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(
 
 def test_a_reward_that_hangs_at_its_first_call_is_named(make_scorer):
     sample = Sample(id="h", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="hang"))
-    with pytest.raises(RewardError, match="hung while scoring sample 'h' with reward 'wary': more than 10 s"):
-        make_scorer("wary", startup_timeout_s=10.0).check_samples([sample], GRAMMAR)
+    with pytest.raises(RewardError, match="hung while scoring sample 'h' with reward 'wary': more than 4 s"):
+        make_scorer("wary", startup_timeout_s=4.0).check_samples([sample], GRAMMAR)
 
 
 def test_a_reward_that_does_not_load_elsewhere_is_named(make_scorer, tmp_path):
