@@ -16,6 +16,7 @@ PROCESSES = (
         "experts": "qwen3_vl_moe",
         "hybrid:qwen3_5_moe": "qwen3_5_moe",
         "in_process": "qwen2_5_vl",
+        "served_hybrid:qwen3_5_moe": "qwen3_5_moe",
     },
     {
         "adapted": "qwen2_5_vl",
@@ -24,7 +25,7 @@ PROCESSES = (
         "hybrid:qwen3_5": "qwen3_5",
         "served": "qwen2_5_vl",
         "served_experts": "qwen3_vl_moe",
-        "served_hybrid": "qwen3_5",
+        "served_hybrid:qwen3_5": "qwen3_5",
     },
 )
 """Scenes of a process, one after the other, and the family of each."""

@@ -96,24 +96,14 @@ def questions(world: Any, family: str, clip: VideoRef, folder: Path) -> Question
     )
     known = world.processor.encoder
     encoder = PromptEncoder(
-        known.bundle,
-        ResponseFormat(),
-        media_store(),
-        video=VIDEO,
-        add_instruction=False,
-        max_prompt_tokens=500,
+        known.bundle, ResponseFormat(), media_store(), video=VIDEO, add_instruction=False, max_prompt_tokens=500
     )
     return Questions(
         spec=FromScratchConfig(
             family=family,
             vision=VisionFromScratchConfig(hidden_size=32, num_heads=2, intermediate_size=32),
             language=LanguageFromScratchConfig(
-                hidden_size=64,
-                num_heads=2,
-                num_kv_heads=1,
-                intermediate_size=64,
-                vocab_size=330,
-                linear_head_dim=128,
+                hidden_size=64, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=330, linear_head_dim=128
             ),
         ),
         processor=PromptProcessor(encoder),
@@ -219,10 +209,8 @@ class Scene:
     def views(self) -> dict[str, list[MediaRef]]:
         """What tools show behind some of the prompts: parts of a picture, what a video shows at a moment, a passage."""
         (picture,) = self.samples["one image"].images
-        zoom, frame = (
-            replace(picture, crop=(4, 8, 40, 32)),
-            ImageRef(path=self.clip.path, sha256=self.clip.sha256, timestamp=1),
-        )
+        zoom = replace(picture, crop=(4, 8, 40, 32))
+        frame = ImageRef(path=self.clip.path, sha256=self.clip.sha256, timestamp=1)
         passage = replace(self.clip, start=1.0, end=4.0)
         return {
             "text-only": [frame],

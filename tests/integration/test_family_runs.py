@@ -20,10 +20,11 @@ from mmrl.rollout.engines.hf import HfSampler
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("qwen3_5", "qwen3_vl_moe")
+NAMES = ("qwen3_5", "qwen3_vl_moe", "qwen3_5_moe")
 TARGETS = {
     "qwen3_5": ["language.attention", "language.mlp"],
     "qwen3_vl_moe": ["language.attention", "language.experts"],
+    "qwen3_5_moe": ["language.attention", "language.experts"],
 }
 # Sizes that vLLM runs on a CPU: heads of 32 channels, recurrent ones of 128. The first layer is recurrent.
 SMALL = {**TINY["language"], "num_layers": 2, "num_heads": 1, "num_kv_heads": 1, "vocab_size": 400}
@@ -34,7 +35,7 @@ def base_config(run_dir: Path, family: str) -> dict[str, Any]:
     """Imitation until the policy zooms by itself, then a step or two of reinforcement, of all weights."""
     config = zooming(run_dir)
     config["model"] |= {"from_scratch": {**TINY, "family": family, "language": SMALL}}
-    config["model"]["freeze_router"] = family == "qwen3_vl_moe"
+    config["model"]["freeze_router"] = family.endswith("_moe")
     cold, rl = config["stages"]
     cold["steps"], rl["steps"] = 50, 2
     return config
@@ -47,7 +48,7 @@ def adapter_config(run_dir: Path, base: Path, family: str, data: Path) -> dict[s
     config["evaluation"]["benchmarks"] = [{"name": "counting", "data": [str(data)]}]
     _, rl = config["stages"]
     rl |= {"steps": 4, "ppo_epochs": 2}
-    if family == "qwen3_vl_moe":
+    if family.endswith("_moe"):
         rl["loss"] = {**rl["loss"], "routing_replay": "learner"}
     return config
 
@@ -80,8 +81,7 @@ def steps_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_everything_is_done_at_once(runs: Path) -> None:
-    cold = [record["learner/loss"] for record in metrics(runs / "base") if "learner/loss" in record]
-    cold = cold[:50]
+    cold = [record["learner/loss"] for record in metrics(runs / "base") if "learner/loss" in record][:50]
     assert cold[-1] < cold[0] / 20  # each layer learns: with transformers' own initial values it would not so soon
     steps = steps_of(runs / "whole")
     assert len(steps) == 4

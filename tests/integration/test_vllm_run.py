@@ -36,7 +36,7 @@ pytestmark = [
 
 FOR_VLLM = {**TINY, "language": {**TINY["language"], "num_heads": 1, "num_kv_heads": 1}}
 """A head of 32, as vLLM's attention wants on a CPU."""
-FAMILY_TYPES = {"qwen3_5": "bfloat16", "qwen3_vl_moe": "float32"}
+FAMILY_TYPES = {"qwen3_5": "bfloat16", "qwen3_vl_moe": "float32", "qwen3_5_moe": "bfloat16"}
 """Data types that vLLM runs on a CPU: its kernel of recurrent layers has bfloat16 alone."""
 TEXT = "Count the red shapes."
 BY_VLLM = {"engine": "vllm", "vllm": {"cpu_kv_cache_mib": 64}, "logprob_check": {"every": 1}}

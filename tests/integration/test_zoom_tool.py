@@ -72,12 +72,8 @@ def test_what_was_shown_stands_in_its_responses(zoomed):
     assert looked
     for record in looked:
         call, lead, view, _, answer = record["segments"]
-        assert [call["author"], lead["author"], view["author"], answer["author"]] == [
-            "policy",
-            "environment",
-            "environment",
-            "policy",
-        ]
+        authors = [segment["author"] for segment in (call, lead, view, answer)]
+        assert authors == ["policy", "environment", "environment", "policy"]
         left, top, right, bottom = view["crop"]
         assert 0 <= left < right <= 128 and 0 <= top < bottom <= 128
         assert f"{zoomed}/{record['media'][0]}" == view["shows"]

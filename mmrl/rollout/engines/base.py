@@ -30,6 +30,11 @@ _BANNED_LOGIT_BIAS = -100.0
 
 _MIN_BATCHED_TOKENS = 8192
 
+START_PROMPT = (0, 0)
+"""An engine reads this as it starts, so that kernels that cannot run the model fail then, not in training. It has two
+tokens because vLLM 0.32's recurrent layers refuse a prompt of one on CPUs with AVX512-BF16.
+"""
+
 _SUPPORTED_LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)
 """Ranks that vLLM has kernels for."""
 
@@ -150,11 +155,7 @@ def _cpu_engine_args(options: VllmConfig, dtype: str, max_model_len: int, family
 
 
 def parse_completion(
-    ids: Sequence[int],
-    logps: Sequence[float],
-    finish_reason: str | None,
-    stop_reason: object,
-    *routes: ExpertRoutes,
+    ids: Sequence[int], logps: Sequence[float], finish_reason: str | None, stop_reason: object, *routes: ExpertRoutes
 ) -> GeneratedTokens:
     """Read one completion of vLLM: token ids with the end token, and log-probabilities in nats.
 
