@@ -33,6 +33,7 @@ def test_each_recipe_for_hardware_is_tried():
     assert {path.stem for path in RECIPES.glob("qwen*.yaml")} == PROCESSES.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSES)
 def test_a_recipe_runs_with_a_tiny_model(name: str, tmp_path: Path) -> None:
     config = RECIPES / f"{name}.yaml"

@@ -144,9 +144,10 @@ BOTH_READ = {
     "VP8": ("a.webm", {"codec": "libvpx", "options": {"g": "8"}}),
     "turned": ("a.mp4", {"turn": 90}),
 }
+OTHER_FORMATS = [pytest.param(name, marks=pytest.mark.slow) for name in BOTH_READ if name not in ("mp4", "turned")]
 
 
-@pytest.mark.parametrize("name", BOTH_READ)
+@pytest.mark.parametrize("name", ["mp4", "turned", *OTHER_FORMATS])
 def test_decord_gives_the_frames_that_pyav_gives(tmp_path, name):
     pytest.importorskip("decord")
     file, options = BOTH_READ[name]
