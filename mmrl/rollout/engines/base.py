@@ -30,9 +30,9 @@ _BANNED_LOGIT_BIAS = -100.0
 
 _MIN_BATCHED_TOKENS = 8192
 
-START_PROMPT = (0, 0)
-"""An engine reads this as it starts, so that kernels that cannot run the model fail then, not in training. It has two
-tokens because vLLM 0.32's recurrent layers refuse a prompt of one on CPUs with AVX512-BF16.
+START_PROMPT, START_SAMPLING = [0, 0], {"max_tokens": 2, "ignore_eos": True}
+"""Token ids that an engine reads as it starts, and how it goes on: kernels that cannot run the model fail then, not in
+training. One token would not do: vLLM 0.32's recurrent layers refuse such a prompt on CPUs with AVX512-BF16.
 """
 
 _SUPPORTED_LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)

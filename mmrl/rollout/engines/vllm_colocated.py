@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mmrl.policy.processor import PromptProcessor
-from mmrl.rollout.engines.base import START_PROMPT, GenerationRequest, parse_completion
+from mmrl.rollout.engines.base import START_PROMPT, START_SAMPLING, GenerationRequest, parse_completion
 from mmrl.rollout.responses import GeneratedTokens
 from mmrl.rollout.routes import read_vllm_routes
 from mmrl.rollout.weight_sync import (
@@ -184,8 +184,8 @@ class VllmEngine:
         with _preserve_rng_and_threads():
             try:
                 llm = LLM(self._model, **self._engine_args, enable_sleep_mode=self._can_sleep, use_tqdm_on_load=False)
-                prompt = {"prompt_token_ids": list(START_PROMPT)}
-                llm.generate(prompt, SamplingParams(max_tokens=2, detokenize=False), use_tqdm=False)
+                sampling = SamplingParams(**START_SAMPLING, detokenize=False)
+                llm.generate({"prompt_token_ids": START_PROMPT}, sampling, use_tqdm=False)
             except (ValueError, NotImplementedError, RuntimeError) as error:
                 raise UserError(f"rollout.engine: vLLM cannot run this model here: {error}") from error
         return llm

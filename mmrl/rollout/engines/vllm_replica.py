@@ -40,7 +40,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from mmrl.config.schema import VllmServerConfig
 from mmrl.distributed.launch import find_free_port
-from mmrl.rollout.engines.base import START_PROMPT
+from mmrl.rollout.engines.base import START_PROMPT, START_SAMPLING
 from mmrl.rollout.engines.vllm_weight_transfer import (
     KEY_VARIABLE,
     FileTrainerInitInfo,
@@ -145,9 +145,8 @@ class Replica:
         if not self._command:
             return
         try:
-            self.request_json(
-                "inference/v1/generate", {"token_ids": START_PROMPT, "sampling_params": {"max_tokens": 2}}
-            )
+            request = {"token_ids": START_PROMPT, "sampling_params": START_SAMPLING}
+            self.request_json("inference/v1/generate", request)
         except ReplicaError as failure:
             raise UserError(
                 f"rollout.engine: vLLM cannot run this model here: {failure}; its last words:\n{self._log_tail()}"
