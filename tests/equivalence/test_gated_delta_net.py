@@ -283,7 +283,8 @@ def test_flash_linear_attention_forks_in_two_calls_a_layer(tiny, install_kernel,
     recurrent = [layer for layer in model.modules() if hasattr(layer, "A_log")]
     assert [call["initial_state"] is None for call in calls] == [True, False] * len(recurrent)
     for ours, theirs in zip(by_kernel, by_torch, strict=True):
-        assert (ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max() < 0.05
+        # In float32: a log-prob of -6 in bfloat16 is rounded to steps of 0.03.
+        assert (ours.float().log_softmax(-1) - theirs.float().log_softmax(-1)).abs().max() < 0.05
     assert distance(gradient_of(model, by_kernel), gradient_by_torch) < 0.05
     calls.clear()
     packed_logits(model.float(), sequences)

@@ -339,7 +339,8 @@ def test_a_penalty_in_the_reward_is_that_of_the_steps_start_in_every_mini_batch(
     metrics = learner(world, lr=0.05, engine=Sgd(world), reference=reference, kl=in_reward, mini_batches=3).step(
         experiences, step=0
     )
-    assert metrics["policy/reference_kl_nats"] == pytest.approx(expected, rel=1e-4)
+    # A mean of 4e-4 nats of both signs, so rounding moves it by 2e-4 of itself; the update moves it by 1e-2 or more.
+    assert metrics["policy/reference_kl_nats"] == pytest.approx(expected, rel=1e-3)
     after = log_probs(world.policy, world, experiences) - log_probs(reference, world, experiences)
     assert abs(float(after.mean()) - expected) > 1e-2 * abs(expected)
 
