@@ -75,12 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
             command += ["--run-dir", str(arguments.run_dir)]
         return launch(command, arguments.nproc)
     with pause_gc_for_imports():
-        from mmrl.policy.families import FAMILIES
+        from mmrl.training.build import import_model_classes
         from mmrl.training.run import train
 
-        # Looking a family up imports transformers' model classes, which is better done while no garbage is collected.
-        for family in FAMILIES:
-            FAMILIES[family]
+        import_model_classes()
 
     with locate_errors(loaded):
         return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)

@@ -51,6 +51,8 @@ def _format_value(value: object) -> str:
             return str(value).lower()
         case list():
             return f"[{', '.join(map(_format_value, value))}]"
+        case str() if not value.isprintable():
+            return repr(value)  # line breaks would end a row of the table
         case _:
             return str(value) or "''"
 

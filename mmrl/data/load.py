@@ -183,7 +183,7 @@ class DatasetLoader:
             kept: list[Sample] = []
             bad: list[RejectedRow] = []
             too_long: list[RejectedRow] = []
-            for sample in given:
+            for sample in self._console.track(f"measuring {split} prompts", given, len(given)):
                 problem = find_media_problem(sample, self._opened_videos)
                 if problem is not None:
                     bad.append(RejectedRow(sample.id, problem))
@@ -215,12 +215,16 @@ class DatasetLoader:
         kept: list[Sample | RejectedRow] = []
         source_indices: dict[str, int] = {}
         count = 0
-        for source_index, source in enumerate(sources):
-            for row in islice(read_source(source, self._context), limit):
-                count += 1
-                if passes_row_filter(row, source):
-                    kept.append(row)
-                    source_indices[row.id] = source_index
+        rows = (
+            (source_index, row)
+            for source_index, source in enumerate(sources)
+            for row in islice(read_source(source, self._context), limit)
+        )
+        for source_index, row in self._console.track(f"reading {split} samples", rows):
+            count += 1
+            if passes_row_filter(row, sources[source_index]):
+                kept.append(row)
+                source_indices[row.id] = source_index
         if len(kept) < count:
             self._console.info(f"data.{split}: {count - len(kept):,} of {count:,} rows are left out by `row_filter`")
         return kept, source_indices

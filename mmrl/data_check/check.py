@@ -56,7 +56,9 @@ from mmrl.media.checks import MediaError
 from mmrl.media.video import FrameSampling
 from mmrl.policy.build import build_encoder, build_processor, build_response_format
 from mmrl.policy.encoder import PromptEncoder
+from mmrl.scoring import RewardProcessError
 from mmrl.scoring.build import build_scorer
+from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.training.benchmarks import read_benchmark_questions
 from mmrl.training.build import IMAGE_CACHE_BYTES
 from mmrl.types import AnswerType, ImageRef, RejectedRow, Sample, UserError, VideoRef
@@ -106,6 +108,9 @@ class DataCheck:
         for split in self._sources:
             self._read_split(split)
         self._check_ids()
+        all_samples = list(chain.from_iterable(self._samples.values()))
+        for warning in find_coverage_gaps(self._config, self._scorer, all_samples):
+            self._add_finding(FindingCode.CONDITION, "train", "", warning)
         self._inspect_images()
         with closing(self._scorer):
             self._check_rewards()
@@ -222,14 +227,20 @@ class DataCheck:
 
     def _check_rewards(self) -> None:
         """Drop samples that the rewards cannot score, or that an sft stage cannot imitate."""
+        # A reward may hang on every sample, and each would take its deadline.
+        worker_failed = False
         for split, samples in self._samples.items():
             unscorable: dict[str, str] = {}
             not_imitable: dict[str, str] = {}
             for sample in self._console.track(f"trying rewards on {split}", samples, len(samples)):
                 try:
-                    self._scorer.check_samples([sample], self._response_format, evaluation=split != "train")
+                    if not worker_failed:
+                        self._scorer.check_samples([sample], self._response_format, evaluation=split != "train")
                 except UserError as error:
                     unscorable[sample.id] = str(error)
+                    worker_failed = isinstance(error, RewardProcessError)
+                    if worker_failed:
+                        unscorable[sample.id] += ". Rewards were not tried on the samples after this one."
                     continue
                 if split != "train":
                     continue

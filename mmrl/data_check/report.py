@@ -39,6 +39,7 @@ class FindingCode(StrEnum):
     ID = "id"
     MEDIA = "media"
     REWARD = "reward"
+    CONDITION = "condition"
     DEMONSTRATION = "demonstration"
     TEXT = "text"
     TOO_LONG = "too_long"
@@ -59,6 +60,7 @@ FINDING_TITLES: Final[Mapping[FindingCode, str]] = {
     FindingCode.ID: "ids that are not unique",
     FindingCode.MEDIA: "images and videos that cannot be used",
     FindingCode.REWARD: "samples that the rewards or the response format cannot score",
+    FindingCode.CONDITION: "conditions that no sample meets, and answers that no reward judges",
     FindingCode.DEMONSTRATION: "samples that a stage cannot imitate",
     FindingCode.TEXT: "text that the model would misread",
     FindingCode.TOO_LONG: "prompts that are too long",
@@ -91,6 +93,8 @@ def severity_of(code: FindingCode, data: DataConfig) -> Severity:
         case FindingCode.TOO_LONG:
             return Severity.ERROR if data.on_too_long == "stop" else Severity.WARNING
         case FindingCode.OUTSIDE_IMAGE | FindingCode.SHARED_MEDIA | FindingCode.CONTRADICTION | FindingCode.DUPLICATE:
+            return Severity.WARNING
+        case FindingCode.CONDITION:
             return Severity.WARNING
         case FindingCode.NEAR_DUPLICATE:
             return Severity.NOTE

@@ -16,6 +16,7 @@ from typing import Final
 
 from PIL import Image
 
+from mmrl.answer import list_coordinates
 from mmrl.config import Config
 from mmrl.data.context import make_dataset_context
 from mmrl.data.load import read_source, separate_rejected, sources_by_split
@@ -25,7 +26,6 @@ from mmrl.policy.build import build_encoder, build_processor
 from mmrl.policy.encoder import EncodedPrompt, MediaLayout, PromptEncoder, unpatchify
 from mmrl.training.build import IMAGE_CACHE_BYTES
 from mmrl.types import (
-    AnswerType,
     CoordinateSystem,
     ImageRef,
     MediaRef,
@@ -66,7 +66,7 @@ class SampleView:
         for role, target in (("label", self.sample.label), ("answer", self.sample.target)):
             if target is not None and target.coordinate_system is not None and target.media_index == media_index:
                 resize_map = self.prompt.resize_maps[media_index]
-                for values in target_coordinates(target):
+                for values in list_coordinates(target.answer_type, target.value):
                     yield role, resize_map.convert(values, target.coordinate_system, CoordinateSystem.PX_RESIZED)
 
 
@@ -136,16 +136,6 @@ class SampleBrowser:
         return SampleView(sample=sample, prompt=encoded.prompt, media=media, prompt_text=text)
 
 
-def target_coordinates(target: Target) -> tuple[tuple[float, ...], ...]:
-    """Return the boxes (x1, y1, x2, y2) or points (x, y) of an answer; none for answers of other types."""
-    match target.answer_type:
-        case AnswerType.BOX | AnswerType.POINT:
-            return (tuple(target.value),)
-        case AnswerType.BOXES | AnswerType.POINTS:
-            return tuple(tuple(region.coordinates) for region in target.value)
-    return ()
-
-
 def find_outside_image(sample: Sample, resize_maps: Sequence[ResizeMap]) -> Iterator[str]:
     """Yield a message for each box or point of a sample's answer and label that lies outside its image.
 
@@ -161,7 +151,7 @@ def find_outside_image(sample: Sample, resize_maps: Sequence[ResizeMap]) -> Iter
             )
             continue
         resize_map = resize_maps[target.media_index]
-        for values in target_coordinates(target):
+        for values in list_coordinates(target.answer_type, target.value):
             pixels = resize_map.convert(values, target.coordinate_system, CoordinateSystem.PX_ORIGINAL)
             is_within = all(
                 isfinite(value) and -TOLERANCE_PX <= value <= resize_map.original[index % 2] + TOLERANCE_PX
@@ -210,7 +200,7 @@ def _format_target(target: Target, view: SampleView) -> str:
         return text
     resize_map, native = view.prompt.resize_maps[target.media_index], view.prompt.coordinate_system
     converted = []
-    for values in target_coordinates(target):
+    for values in list_coordinates(target.answer_type, target.value):
         for_model = resize_map.convert(values, target.coordinate_system, native)
         converted.append([round(value, 1) for value in for_model])
     return f"{text} ({target.coordinate_system}, media {target.media_index}); for the model {converted} ({native})"

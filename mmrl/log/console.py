@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import call
 from pathlib import Path
+from threading import Event, Thread
 from typing import TextIO, TypeVar
 
 from rich.box import SIMPLE_HEAD
@@ -37,10 +39,13 @@ SHOWN_METRICS = (
 _PIPE_WIDTH = 160
 # A piped stage prints a line at the end of a step if it has printed none for longer.
 _MAX_SILENCE_S = 60.0
+# The first line about a task that is still running; the pauses between later ones double up to `_MAX_SILENCE_S`.
+_FIRST_HEARTBEAT_S = 5.0
 # Steps before a remaining time is shown: the first steps are slower and would predict too much.
 _MIN_STEPS_FOR_ETA = 5
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class _ProgressBar(Progress):
@@ -67,6 +72,31 @@ class _StageProgress:
     pending_line: str = ""  # line of the last step, if it has not been printed
 
 
+class _Heartbeat:
+    """Prints how far a task has come, from a thread, so that a task which hangs is seen to hang."""
+
+    def __init__(self, print_line: Callable[[str], None], description: str, total: int | None) -> None:
+        self.done = 0  # items that are finished
+        self._print_line, self._description, self._total = print_line, description, total
+        self._ended = Event()
+        self._thread = Thread(target=self._run, daemon=True, name="heartbeat")
+
+    def __enter__(self) -> _Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        started_at, pause_s = time.monotonic(), _FIRST_HEARTBEAT_S
+        while not self._ended.wait(pause_s):
+            pause_s = min(2 * pause_s, _MAX_SILENCE_S)
+            count = f"{self.done:,} of {self._total:,}, " if self._total else f"{self.done:,}, " if self.done else ""
+            self._print_line(f"{self._description} ... {count}{time.monotonic() - started_at:.0f} s")
+
+
 class Console:
     """Prints progress, messages and tables, on a terminal or into a pipe."""
 
@@ -87,13 +117,30 @@ class Console:
         self._screen.print(Text(f"warning: {escape_controls(text)}", style="yellow"), soft_wrap=True)
 
     def track(self, description: str, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
-        """Yield the items; on a terminal, show a bar of how many of `total` have been taken."""
+        """Yield the items and show how many of `total` have been taken: a bar on a terminal, else a line now and then.
+
+        The bar of a running stage stays visible, with this one beneath it.
+        """
         if not self._screen.is_terminal:
-            yield from items
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self._screen, transient=True) as bar:
-            yield from bar.track(items, total=total, description=description)
+            with _Heartbeat(self.info, description, total) as heartbeat:
+                for item in items:
+                    yield item
+                    heartbeat.done += 1
+        elif self._bar is not None:
+            task = self._bar.add_task(description, total=total)
+            try:
+                yield from self._bar.track(items, total=total, task_id=task)
+            finally:
+                self._bar.remove_task(task)
+        else:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            with Progress(*columns, console=self._screen, transient=True) as bar:
+                yield from bar.track(items, total=total, description=description)
+
+    def wait_for(self, description: str, work: Callable[[], Result]) -> Result:
+        """Return the result of `work`; if it takes more than a few seconds, show that it is still running."""
+        [result] = self.track(description, map(call, [work]))
+        return result
 
     def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table. The first column is aligned to the left, the others to the right."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
+from time import monotonic
 from typing import NamedTuple
 
 from mmrl.answer import ResponseFormat
@@ -18,6 +20,7 @@ from mmrl.scoring.terms import (
     BoundTerm,
     RewardError,
     RewardOutcome,
+    RewardProcessError,
     call_reward,
     check_terms,
     combine_terms,
@@ -48,7 +51,8 @@ from mmrl_rewards.contract import BoundReward
 
 _MAX_BATCH_SIZE = 32  # most rewards take microseconds, less than a message between processes
 _MAX_RESPONSE_CHARS = 200
-_CHECK_BATCH_SIZE = 1000
+_MAX_CHECK_BATCH_SIZE = 1000
+_CHECK_BATCH_S = 1.0  # the batches of the trial grow while they take less
 _TRIED_SAMPLES = 2  # samples of each answer type that wrong answers are tried on
 _MAX_WRONG_CHARS = 10_000  # longer ones take time, and no model writes them
 _LOCAL_SERVICES = ("render_svg", "render_latex")  # rewards whose service is a process of this machine
@@ -77,7 +81,7 @@ class RewardFunctionScorer:
             UserError: the terms do not fit together.
         """
         check_terms(terms, options.combine)
-        self._terms, self._options = tuple(terms), options
+        self.terms, self._options = tuple(terms), options
         # Seconds that a call may take, of the terms that run in worker processes.
         self._timeouts_s: dict[str, float] = {}
         for term in terms:
@@ -91,12 +95,12 @@ class RewardFunctionScorer:
     @property
     def term_weights(self) -> dict[str, float]:
         """The weight of each term by its name, without schedules."""
-        return {term.name: term.options.weight for term in self._terms}
+        return {term.name: term.options.weight for term in self.terms}
 
     def applicable_terms(self, sample: Sample, *, evaluation: bool = False) -> list[BoundTerm]:
         """Return the terms that score responses to a sample; in evaluation, none that is `training_only`."""
         terms = []
-        for term in self._terms:
+        for term in self.terms:
             is_left_out = evaluation and term.options.training_only
             if not is_left_out and matches_conditions(term.options.when, sample):
                 terms.append(term)
@@ -146,22 +150,26 @@ class RewardFunctionScorer:
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True)
         )
 
-    def check_samples(self, samples: Sequence[Sample], grammar: ResponseFormat, *, evaluation: bool = False) -> None:
+    def check_samples(self, samples: Iterable[Sample], grammar: ResponseFormat, *, evaluation: bool = False) -> None:
         """Call every reward for every sample, with an empty response and with the correct one.
 
         A run does this at its start, so that an unusable target or a broken reward stops it before the first step. The
         correct response is written in the format of `grammar`. In evaluation, `training_only` terms are left out. A
-        reward that asks a service is called once in all, with a wrong answer: some ask about no other.
+        reward that asks a service is called once in all, with a wrong answer: some ask about no other. Samples are
+        taken in batches of about a second, so that an iterable which shows progress moves on.
 
         Raises:
+            RewardProcessError: a worker hung, died or exceeded a limit. The calls after it are not made.
             RewardError: a reward failed, whatever `on_error` and `on_unscorable` say.
             UserError: no term applies to a sample, or its target cannot be written in the response format.
         """
         empty_answers = {answer_type: grammar.parse("", answer_type) for answer_type in AnswerType}
+        remaining, batch_size = iter(samples), max(1, self._options.workers)
         # Scores of a whole dataset at once would fill memory; one sample at a time would leave workers idle.
-        for start in range(0, len(samples), _CHECK_BATCH_SIZE):
+        while batch := list(islice(remaining, batch_size)):
+            started_at = monotonic()
             pairs: list[ScoringPair] = []
-            for sample in samples[start : start + _CHECK_BATCH_SIZE]:
+            for sample in batch:
                 for term in self.applicable_terms(sample, evaluation=evaluation):
                     if _asks_remote_service(term) and term.name not in self._asked_services:
                         self._asked_services.add(term.name)
@@ -174,8 +182,10 @@ class RewardFunctionScorer:
                 applicable = self.applicable_terms(sample, evaluation=evaluation)
                 stand_ins = {term.name: RewardValue(term.reward.reward.high, "not asked") for term in applicable}
                 self._combine_outcomes(sample, {**stand_ins, **outcomes}, None)
+            if monotonic() - started_at < _CHECK_BATCH_S:
+                batch_size = min(2 * batch_size, _MAX_CHECK_BATCH_SIZE)
 
-    def check_wrong_answers(self, samples: Sequence[Sample], grammar: ResponseFormat) -> list[str]:
+    def check_wrong_answers(self, samples: Iterable[Sample], grammar: ResponseFormat) -> list[str]:
         """Call the rewards with wrong answers, those of `mmrl reward lint` too, for a few samples of each answer type.
 
         A reward may fail on wrong answers alone, which `check_samples` does not show. Services are not asked.
@@ -198,14 +208,6 @@ class RewardFunctionScorer:
                 if error is not None:
                     warnings[term.name] = str(error)
         return list(warnings.values())
-
-    def unused_terms(self, samples: Sequence[Sample]) -> tuple[str, ...]:
-        """Return the names of the terms that apply to none of the samples."""
-        unused = self.term_weights
-        for sample in samples:
-            for term in self.applicable_terms(sample):
-                unused.pop(term.name, None)
-        return tuple(unused)
 
     def close(self) -> None:
         """End the worker processes, if any were started."""
@@ -230,7 +232,7 @@ class RewardFunctionScorer:
             response = replace(correct, text=text, answer=grammar.parse(text, answer_type))
             # One at a time, so that a reward that hangs costs its deadline once.
             if term.name in self._timeouts_s:
-                outcome = self._run_in_workers([RewardCall(term.name, response, sample)], warm_up=False)[0]
+                outcome = self._run_in_workers([RewardCall(term.name, response, sample)])[0]
             else:
                 outcome = call_reward(term.reward, response, sample)
             if not isinstance(outcome, RewardFailure):
@@ -263,7 +265,7 @@ class RewardFunctionScorer:
                 if term.name in self._timeouts_s:
                     worker_calls.append(RewardCall(term.name, response, sample))
         # The calls of all responses go to the workers together, so that none of them idles.
-        worker_outcomes = iter(self._run_in_workers(worker_calls, warm_up=trial) if worker_calls else [])
+        worker_outcomes = iter(self._run_in_workers(worker_calls, trial=trial) if worker_calls else [])
         all_outcomes: list[OutcomesByTerm] = []
         for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
             outcomes: dict[str, RewardOutcome] = {}
@@ -276,20 +278,21 @@ class RewardFunctionScorer:
             all_outcomes.append(outcomes)
         return all_outcomes
 
-    def _run_in_workers(self, calls: Sequence[RewardCall], *, warm_up: bool) -> list[RewardOutcome]:
+    def _run_in_workers(self, calls: Sequence[RewardCall], *, trial: bool = False) -> list[RewardOutcome]:
         """Return the outcomes of calls in worker processes. One that hangs or dies costs a single call.
 
         Raises:
-            RewardError: a reward did not load, no process can be started, or a sample cannot be sent to one.
+            RewardProcessError: no process can be started; in a trial also, one hung, died or exceeded a limit.
+            RewardError: a sample cannot be sent to a process.
             KeyboardInterrupt: this process is to stop, and a reward hangs.
         """
         options = self._options
         try:
             if self._pool is None:
-                loaders = {term.name: term.load_reward for term in self._terms if term.name in self._timeouts_s}
+                loaders = {term.name: term.load_reward for term in self.terms if term.name in self._timeouts_s}
                 # Made before workers are forked and without deadline, so that the libraries which a first call imports
                 # do not count against it.
-                warm_up_calls = {call.term: call for call in calls} if warm_up else {}
+                warm_up_calls = {call.term: call for call in calls} if trial else {}
                 self._pool = WorkerPool(
                     partial(_load_rewards, loaders, list(warm_up_calls.values())),
                     max(1, options.workers),
@@ -298,11 +301,14 @@ class RewardFunctionScorer:
                 )
                 self._pool.wait_until_ready()
             futures = self._pool.submit_all(calls, [self._timeouts_s[call.term] for call in calls])
-            wait_for_calls(futures)
+            # A reward that hangs may do so on every sample, and the trial would take their number times its deadline.
+            wait_for_calls(futures, stop_at_error=trial)
+            if trial:
+                _raise_if_killed(futures, calls)
             return _read_outcomes(futures, calls)
         except WorkerStartError as error:
             self.close()
-            raise RewardError(f"a process for rewards {error}") from error
+            raise RewardProcessError(f"a process for rewards {error}") from error
         # KeyboardInterrupt too: the workers are in the middle of calls whose outcomes nobody will read.
         except BaseException:
             self.close()
@@ -338,7 +344,7 @@ class RewardFunctionScorer:
 
     def _combine_outcomes(self, sample: Sample, outcomes: OutcomesByTerm, step: int | None) -> Score:
         """Return the score of a response, with the fallback in place of each failure."""
-        terms = [term for term in self._terms if term.name in outcomes]
+        terms = [term for term in self.terms if term.name in outcomes]
         reward_values: dict[str, RewardValue] = {}
         for term in terms:
             outcome = outcomes[term.name]
@@ -402,10 +408,26 @@ def _failures_by_term(outcomes: OutcomesByTerm) -> dict[str, RewardFailure]:
 
 
 def _make_error(name: str, failure: RewardFailure, response: Response, sample: Sample) -> RewardError:
-    text = response.text if len(response.text) <= _MAX_RESPONSE_CHARS else response.text[:_MAX_RESPONSE_CHARS] + "..."
-    return RewardError(
-        f"reward {name!r} on sample {sample.id!r} (task {sample.task!r}): {failure.reason}; response: {text!r}"
-    )
+    where = f"reward {name!r} on sample {sample.id!r} (task {sample.task!r})"
+    return RewardError(f"{where}: {failure.reason}; response: {_quote(response)}")
+
+
+def _quote(response: Response) -> str:
+    """Return the text of a response in quotes, cut where it is long."""
+    text = response.text
+    return repr(text if len(text) <= _MAX_RESPONSE_CHARS else text[:_MAX_RESPONSE_CHARS] + "...")
+
+
+def _raise_if_killed(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> None:
+    """Raise a RewardProcessError for the first call whose worker hung, died or exceeded a limit."""
+    for future, call in zip(futures, calls, strict=True):
+        error = future.exception() if future.done() else None
+        if isinstance(error, WorkerError) and not isinstance(error, WorkerStartError):
+            failure = _make_error(call.term, worker_failure(error), call.response, call.sample)
+            raise RewardProcessError(
+                f"{failure}. Every step could lose time or rollouts to such calls: fix the reward, or raise "
+                "rewards.timeout_s or rewards.worker_limits if it needs more"
+            )
 
 
 def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> list[RewardOutcome]:
@@ -440,7 +462,7 @@ def _load_rewards(
         report(f"loading reward {term!r}")
         rewards[term] = load()
     for call in warm_up_calls:
-        report(f"scoring sample {call.sample.id!r} with reward {call.term!r}")
+        report(f"calling reward {call.term!r} on sample {call.sample.id!r}, response {_quote(call.response)}")
         call_reward(rewards[call.term], call.response, call.sample)
     return partial(_call_loaded_reward, rewards)
 

@@ -35,6 +35,10 @@ class RewardError(UserError):
     """A reward failed where the config says `stop`, or before the first step."""
 
 
+class RewardProcessError(RewardError):
+    """A reward's worker did not start; or, in the trial before the first step, hung, died or exceeded a limit."""
+
+
 def call_reward(reward: BoundReward, response: Response, sample: Sample) -> RewardOutcome:
     """Return the reward's value for a response, or its failure. Never raises, but a reward may hang or crash Python."""
     with ErrorCatcher() as caught:

@@ -226,7 +226,8 @@ class TrainingBenchmarks:
             ranks=context.ranks,
         )
         with context.samplers.gather_for_sampling():
-            return run_session(batches, predictions, session)
+            answer = partial(run_session, batches, predictions, session)
+            return context.console.wait_for(f"answering benchmark {session.name}", answer)
 
 
 def _load_benchmark(options: BenchmarkConfig, base_dir: Path) -> Benchmark:

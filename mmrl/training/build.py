@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +23,6 @@ from mmrl.config.schema import (
     SampleStage,
     SamplingConfig,
     SftStage,
-    matches_conditions,
 )
 from mmrl.config.schema.stage_checks import check_reward_names
 from mmrl.data.context import make_dataset_context
@@ -56,6 +56,7 @@ from mmrl.policy.build import (
     summarize_components,
 )
 from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.pretrained import load_processor
@@ -67,8 +68,9 @@ from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.executor import DemonstrationTools, ToolRunner
 from mmrl.scoring import registry
 from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights
+from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.training.callbacks import measure_rewards
-from mmrl.types import EvalRewards, Sample, SamplingParams
+from mmrl.types import EvalRewards, SamplingParams
 from mmrl.utils.seeds import derive_seed
 from mmrl.utils.torch_threads import set_thread_count
 
@@ -90,6 +92,12 @@ class StageEngine(OptimizerEngine, Protocol):
 
     def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
         """Restore from the merged `state()` of all ranks."""
+
+
+def import_model_classes() -> None:
+    """Import transformers' classes of every built-in family, which takes a second or two."""
+    for family in FAMILIES:
+        FAMILIES[family]
 
 
 class RunContext:
@@ -123,7 +131,9 @@ class RunContext:
         ranks.on_rank0(self._check_rewards)
         check_demonstrations(config, self.samples.train, self.response_format)
         make_processor = partial(build_processor, config, self.samples.train, base_dir)
-        self.model_bundle = build_model(config, make_processor, base_dir)
+        self.model_bundle = console.wait_for(
+            "loading the model", partial(build_model, config, make_processor, base_dir)
+        )
         model, family = self.model_bundle.model, self.model_bundle.family
         self.adapter = create_adapter(model, config.model.lora, config.run.seed, family)
         self.is_zero3 = config.deepspeed is not None and config.deepspeed.zero_stage == 3
@@ -145,16 +155,7 @@ class RunContext:
         self.banned_token_ids = banned_ids(self.processor.tokenizer, num_embeddings, family)
         self._check_rollout_steps()
         self._print_overview()
-        self.samplers = SamplerFactory(
-            config,
-            self.policy,
-            self.processor,
-            adapter=self.adapter,
-            run_dir=run_dir,
-            ranks=ranks,
-            warn=console.warn,
-            base_dir=base_dir,
-        )
+        self.samplers = console.wait_for("starting the rollout engine", self._start_engine)
 
     def build_evaluator(self) -> Callable[..., EvalRewards]:
         """Return `measure_rewards` with all but the samples and the step: it takes `(samples, step=...)`."""
@@ -176,7 +177,7 @@ class RunContext:
             rollout_pipeline=build_pipeline(options.rollout_steps, rollout_context),
             scorer=self.scorer,
             batch_size=options.batch_size,
-            warn=self.console.warn,
+            console=self.console,
         )
 
     def build_rollout_pipeline(self, stage: RlStage | SampleStage, sampler: Sampler) -> RolloutPipeline:
@@ -319,6 +320,18 @@ class RunContext:
             float32_output_layer=options.float32_output_layer,
         )
 
+    def _start_engine(self) -> SamplerFactory:
+        return SamplerFactory(
+            self.config,
+            self.policy,
+            self.processor,
+            adapter=self.adapter,
+            run_dir=self.run_dir,
+            ranks=self.ranks,
+            warn=self.console.warn,
+            base_dir=self.base_dir,
+        )
+
     def _check_rewards(self) -> None:
         """Call every reward on every sample it applies to, before training; warn of rewards that apply to none."""
         for stage in self.config.stages:
@@ -326,21 +339,17 @@ class RunContext:
                 load_custom_advantage(stage.advantage, self.base_dir)
                 load_policy_loss(stage.loss, self.base_dir)
         check_reward_names(self.config.stages, self.scorer.term_weights, [term.name for term in self.group_rewards])
-        self.scorer.check_samples(self.samples.train, self.response_format)
-        self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
+        for split, samples in self.samples.by_split().items():
+            tracked = self.console.track(f"trying every reward on {split} samples", samples, len(samples))
+            self.scorer.check_samples(tracked, self.response_format, evaluation=split != "train")
         check_group_rewards(self.group_rewards, self.scorer, self.samples.train)
-        for warning in self.scorer.check_wrong_answers(self.samples.train, self.response_format):
+        train = self.console.track("trying rewards on wrong answers", self.samples.train, len(self.samples.train))
+        for warning in self.scorer.check_wrong_answers(train, self.response_format):
             self.console.warn(warning)
 
-        all_samples: list[Sample] = []
-        for split in self.samples.by_split().values():
-            all_samples += split
-        unused = list(self.scorer.unused_terms(all_samples))
-        for term in self.group_rewards:
-            if not any(matches_conditions(term.options.when, sample) for sample in self.samples.train):
-                unused.append(term.name)
-        for name in unused:
-            self.console.warn(f"reward term {name!r} applies to none of the samples: see its `when`")
+        all_samples = list(chain.from_iterable(self.samples.by_split().values()))
+        for warning in find_coverage_gaps(self.config, self.scorer, all_samples):
+            self.console.warn(warning)
 
     def _check_rollout_steps(self) -> None:
         """Refuse rollout steps that cannot run, before anything is trained."""

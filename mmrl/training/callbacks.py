@@ -23,6 +23,7 @@ from mmrl.utils.plugins import load_plugin
 
 if TYPE_CHECKING:
     from mmrl.checkpoint import CheckpointManager
+    from mmrl.log.console import Console
 
 EvalMoment = Literal["before", "step", "after"]
 """Moment at which benchmarks may be due: before the first stage, after a step, or at the end of a stage."""
@@ -132,18 +133,18 @@ def measure_rewards(
     rollout_pipeline: RolloutPipeline,
     scorer: RewardScorer,
     batch_size: int,
-    warn: Callable[[str], None],
+    console: Console,
     step: int,
 ) -> EvalRewards:
     """Answer held-out samples under the current weights, and return the total reward of each without learning from it.
 
-    The pipeline generates one rollout for each prompt. `warn` receives a message for each reward term that failed.
+    The pipeline generates one rollout for each prompt. The console shows progress, and each reward term that failed.
     """
     rewards: dict[str, dict[str, float]] = {}
     metrics: Counter[str] = Counter()
     failures: Counter[tuple[str, str]] = Counter()
-    for start in range(0, len(samples), batch_size):
-        batch = samples[start : start + batch_size]
+    batches = [samples[start : start + batch_size] for start in range(0, len(samples), batch_size)]
+    for batch in console.track("answering held-out samples, batches", batches, len(batches)):
         answers = answer_and_score(batch, prompt_builder, rollout_pipeline, scorer, step=step, for_evaluation=True)
         metrics.update(answers.metrics)
         for group in answers.groups:
@@ -153,7 +154,9 @@ def measure_rewards(
             for term, failure in score.failures.items():
                 failures[term, failure.error_kind] += 1
     for (term, error_kind), count in failures.items():
-        warn(f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts")
+        console.warn(
+            f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts"
+        )
     return EvalRewards(rewards, metrics)
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from types import FrameType
 from typing import Any
 
 from mmrl import checkpoint
@@ -49,8 +47,8 @@ from mmrl.training.rl import RlComponents, RlSettings, run_rl_stage
 from mmrl.training.sample import run_sample_stage
 from mmrl.training.select import run_select_stage
 from mmrl.training.sft import SftComponents, build_sft_settings, run_sft_stage
+from mmrl.training.stop_signal import StopSignal
 from mmrl.types import EvalRewards, RunInterrupted, Sample, TrainingState
-from mmrl.utils.worker_pool import STOP_REQUESTED
 
 
 def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | None = None) -> int:
@@ -120,39 +118,6 @@ def _write_run_info(run_dir: RunDir, context: RunContext, benchmarks: Mapping[st
     context.data_record.save()
     if context.config.model.from_scratch and not run_dir.processor.exists():
         checkpoint.export_hf_folder(run_dir.processor, context.processor.hf_processor, context.policy.model.config)
-
-
-@dataclass(slots=True)
-class StopSignal:
-    """Records whether the user has asked this process to stop, by SIGINT or SIGTERM."""
-
-    warn: Callable[[str], None]  # receives a message when the run will stop after the current step
-    received: int | None = None  # number of the signal that arrived, if any
-
-    @contextmanager
-    def handle(self, *signals: signal.Signals, finish_step: bool) -> Iterator[None]:
-        """Inside this block let `signals` raise KeyboardInterrupt.
-
-        With `finish_step` the first one is only recorded, so that the step can end and be saved.
-        """
-
-        def receive(number: int, _frame: FrameType | None) -> None:
-            if finish_step and self.received is not None:
-                raise KeyboardInterrupt
-            self.received = number
-            # A reward or tool that hangs is not waited for: the step then ends without being saved.
-            STOP_REQUESTED.set()
-            if not finish_step:
-                raise KeyboardInterrupt
-            self.warn("Stopping: the step in progress will be finished and saved. Interrupt again to stop at once.")
-
-        previous_handlers = {number: signal.signal(number, receive) for number in signals}
-        try:
-            yield
-        finally:
-            STOP_REQUESTED.clear()
-            for number, previous in previous_handlers.items():
-                signal.signal(number, previous)
 
 
 class TrainingRun:
@@ -497,4 +462,6 @@ class TrainingRun:
             # Before the model's folder: merging ends the adapter.
             write_adapter(self._run_dir.adapter, context.adapter, facts)
             context.adapter.merge()
-        write_model(self._run_dir.model, context.model_bundle, facts)
+        self._console.wait_for(
+            "writing the model", partial(write_model, self._run_dir.model, context.model_bundle, facts)
+        )

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future
 from concurrent.futures import wait as wait_for_futures
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -381,16 +381,18 @@ def _share_server(process_id: int, imports: tuple[str, ...], limits: WorkerLimit
     return _Server(ServerSetup(imports, None), limits)
 
 
-def wait_for_calls(futures: Sequence[Future[Any]]) -> None:
-    """Wait until all calls are over.
+def wait_for_calls(futures: Sequence[Future[Any]], *, stop_at_error: bool = False) -> None:
+    """Wait until all calls are over, or with `stop_at_error` until one of them has raised.
 
     Raises:
         KeyboardInterrupt: this process is to stop, and no call has ended for two seconds.
     """
-    pending = set(futures)
+    pending, until = set(futures), FIRST_EXCEPTION if stop_at_error else ALL_COMPLETED
     while pending:
         # One wake-up for all: waking up for each would take longer than most calls.
-        done, pending = wait_for_futures(pending, _STOP_PATIENCE_S)
+        done, pending = wait_for_futures(pending, _STOP_PATIENCE_S, until)
+        if stop_at_error and any(future.exception() for future in done):
+            return
         if pending and not done and STOP_REQUESTED.is_set():
             raise KeyboardInterrupt
 

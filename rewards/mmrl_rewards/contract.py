@@ -43,6 +43,7 @@ class Reward(Generic[RewardOptions]):
     attack_tolerance: Mapping[str, float] | float  # fraction of the range, 0 to 1, that an attack may get; or by attack
     uses_service: bool  # calls a service, so its time and purity are not checked
     timeout_s: float | None  # seconds one call may take; None for no limit
+    judges_answer: bool  # the value depends on whether the answer is right
     options: Mapping[str, PluginOption]  # keyword-only parameters by name
 
     @property
@@ -83,6 +84,7 @@ def reward(
     attack_tolerance: Mapping[str, float] | float = 0.1,
     uses_service: bool = False,
     timeout_s: float | None = None,
+    judges_answer: bool = True,
 ) -> Callable[[RewardFn[RewardOptions]], Reward[RewardOptions]]:
     """Declare a reward function.
 
@@ -96,6 +98,7 @@ def reward(
         uses_service: the reward calls a service of `mmrl_rewards.services`, so lint checks neither its purity nor time.
         timeout_s: seconds that one call may take, for a reward that can hang on some responses, as a solver can. The
             reward then always runs in another process, which is killed when a call takes longer.
+        judges_answer: False for a reward of format, length or style. A run warns of samples that have no other.
 
     Raises:
         UserError: at import, when the range is empty or infinite, `timeout_s` is not a number of seconds above 0, a
@@ -120,6 +123,7 @@ def reward(
             attack_tolerance=attack_tolerance,
             uses_service=uses_service,
             timeout_s=timeout_s,
+            judges_answer=judges_answer,
             options=MappingProxyType(read_plugin_options(fn, skip=2)),
         )
 

@@ -21,7 +21,7 @@ Tag = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 Tags = Annotated[tuple[Tag, ...], Field(min_length=1)]
 
 
-@reward(name="format", attack_tolerance=dict.fromkeys(_CONTENT_ATTACKS, 1.0))
+@reward(name="format", judges_answer=False, attack_tolerance=dict.fromkeys(_CONTENT_ATTACKS, 1.0))
 def tags(response: Response, sample: Sample) -> RewardValue:
     """Return 1 if the response follows the run's response format exactly, else 0 with the first problem as the reason.
 
@@ -36,7 +36,8 @@ def tags(response: Response, sample: Sample) -> RewardValue:
     return RewardValue(0.0, problems[0]) if problems else RewardValue(1.0, "as asked")
 
 
-@reward(name="partial_format", attack_tolerance=0.34)  # an attack writes the answer's tags, one of three things to earn
+# An attack writes the answer's tags, one of three things to earn.
+@reward(name="partial_format", judges_answer=False, attack_tolerance=0.34)
 def partial(response: Response, sample: Sample, *, tags: Tags = ("think", "answer")) -> RewardValue:
     """Return (correct parts + 1 if nothing else is wrong) / (parts + 1), for a policy that must still learn the format.
 

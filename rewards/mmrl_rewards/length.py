@@ -97,7 +97,8 @@ def window(
     return _score_if_correct(response, sample, threshold, floor, float(least <= response.num_tokens <= most))
 
 
-@reward(name="overlong", low=-1.0, high=0.0, attack_tolerance=1.0)  # a short response gets the maximum
+# A short response gets the maximum.
+@reward(name="overlong", judges_answer=False, low=-1.0, high=0.0, attack_tolerance=1.0)
 def overlong(response: Response, sample: Sample, *, max_tokens: Tokens = 20_480, buffer: Tokens = 4096) -> RewardValue:
     """Return 0 up to max_tokens - buffer tokens, then a value that falls linearly to -1 at max_tokens.
 
@@ -107,7 +108,7 @@ def overlong(response: Response, sample: Sample, *, max_tokens: Tokens = 20_480,
     return RewardValue(value, f"{response.num_tokens} tokens, free up to {max_tokens - buffer}")
 
 
-@reward(name="surrogate_length", low=-1.0, attack_tolerance=1.0)  # ignores the target's value
+@reward(name="surrogate_length", judges_answer=False, low=-1.0, attack_tolerance=1.0)  # ignores the target's value
 def surrogate(response: Response, sample: Sample, *, max_tokens: Tokens = 3072, peak: Peak = 0.5) -> RewardValue:
     """Return 1 - (1 - x/p)^2 for x <= p and 1 - 2 ((x - p) / (1 - p))^2 above, in [-1, 1].
 

@@ -35,7 +35,7 @@ _MIN_WORDS_AFTER = 5  # words after a marker that make a reflection
 _MAX_COUNTED = 5  # superfluous reflections that cost
 
 
-@reward(name="thought_boxes")
+@reward(name="thought_boxes", judges_answer=False)
 def boxes(response: Response, sample: Sample, *, most: Count = 20, largest: Share = 0.9) -> RewardValue:
     """Return (valid boxes / all boxes) x agreement, in [0, 1], over the boxes [x1, y1, x2, y2] in the thinking.
 
@@ -74,7 +74,7 @@ def boxes(response: Response, sample: Sample, *, most: Count = 20, largest: Shar
     return RewardValue(value, f"{len(valid)} of {len(found)} boxes valid, agreement with the answer {agreement:.2f}")
 
 
-@reward(name="thought_consistency", answer_types=_CHECKABLE_TYPES)
+@reward(name="thought_consistency", judges_answer=False, answer_types=_CHECKABLE_TYPES)
 def consistency(response: Response, sample: Sample) -> RewardValue:
     """Return 1 if the thinking ends with the given answer, else 0.
 
@@ -98,7 +98,8 @@ def consistency(response: Response, sample: Sample) -> RewardValue:
     return RewardValue(float(agrees), f"the thought ends on {concluded!r:.40}, the answer is {answer!r:.40}")
 
 
-@reward(name="reflection", low=-10.0, attack_tolerance=10 / 11)  # a response without a thought earns 0
+# A response without a thought earns 0.
+@reward(name="reflection", judges_answer=False, low=-10.0, attack_tolerance=10 / 11)
 def reflection(
     response: Response,
     sample: Sample,

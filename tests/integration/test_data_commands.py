@@ -277,6 +277,32 @@ def test_a_check_leaves_no_process_behind(tmp_path: Path, here: Command) -> None
     assert set(list_tree(os.getpid())) <= before
 
 
+def test_a_reward_that_hangs_on_right_answers_is_tried_until_it_hangs(tmp_path: Path, here: Command) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import time\nfrom mmrl_rewards.contract import reward\n@reward(name='mine')\n"
+        "def mine(response, sample) -> float:\n"
+        "    if response.answer.value is not None and not sample.id.endswith('r0'):\n        time.sleep(600)\n"
+        "    return 1.0\n"
+    )
+    config = json.loads(experiment_on(tmp_path, **clean(tmp_path)).read_text())
+    config["rewards"] = {"terms": [{"fn": "./mine.py:mine"}], "timeout_s": 2.0}
+    done = here("data", "check", write(config, tmp_path / "check.yaml"), "--json", "-")
+    [finding] = json.loads(done.output)["findings"]
+    assert (done.code, finding["code"], finding["sample_id"]) == (1, "reward", "count/train/r1")
+    assert "reward 'mine' on sample 'count/train/r1' (task 'count'): took more than 2 s;" in finding["message"]
+    assert "Rewards were not tried on the samples after this one." in finding["message"]
+
+
+def test_conditions_that_no_sample_meets_are_found(tmp_path: Path, here: Command) -> None:
+    config = json.loads(experiment_on(tmp_path, **clean(tmp_path)).read_text())
+    config["rewards"]["terms"] = [{"fn": "format:tags"}, {"fn": "number:exact", "when": {"task": ["cuont"]}}]
+    done = here("data", "check", write(config, tmp_path / "check.yaml"), "--json", "-")
+    report = json.loads(done.output)
+    assert (done.code, report["counts"]) == (0, {"error": 0, "warning": 4, "note": 0})
+    assert {each["code"] for each in report["findings"]} == {"condition"}
+    assert "`when` names task 'cuont', which no sample has; did you mean 'count'?" in report["findings"][0]["message"]
+
+
 def test_a_model_that_cannot_be_loaded_costs_only_the_prompts(tmp_path: Path, here: Command) -> None:
     config = json.loads(experiment_on(tmp_path, **clean(tmp_path)).read_text())
     config["model"] = {"path": str(tmp_path / "no-such-model")}
@@ -304,6 +330,15 @@ def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path: Path, he
     box = np.argwhere((inside == (18, 183, 106)).all(axis=2))
     assert box.min(axis=0) + 3 == pytest.approx((20 / 120 * size[1] * factor, 10 / 160 * size[0] * factor), abs=1)
     assert box.max(axis=0) - 2 == pytest.approx((110 / 120 * size[1] * factor, 150 / 160 * size[0] * factor), abs=1)
+
+
+def test_show_converts_the_coordinates_of_actions(tmp_path: Path, here: Command) -> None:
+    row = {**boxed(tmp_path, 20, []), "answer": {"action": "click", "coordinate": [10, 20]}}
+    source = table(tmp_path, "tap", [row], answer_type="action", coordinates="px_original")
+    config = experiment_on(tmp_path, train=[source], test=[])
+    done = here("data", "show", config, "--out", tmp_path / "seen.png")
+    assert done.code == 0, done.errors
+    assert "(px_original, media 0); for the model [[2.0, 2.7]] (px_resized)" in done.output
 
 
 def test_show_chooses_samples(tmp_path: Path, here: Command) -> None:
@@ -354,6 +389,7 @@ def test_a_picture_and_a_video_are_checked_and_shown(
     config["model"]["from_scratch"]["family"] = family
     config["model"]["video"] = {"min_pixels": 1024, "max_pixels": 2304}
     config["stages"] = [sft_stage(target_field="target", batch_size=1)]
+    config["rewards"]["terms"] = [{"fn": "box:iou"}]
     path = write(config, tmp_path / "clips.yaml")
     done = here("data", "check", path, "--json", "-")
     report = json.loads(done.output)
@@ -377,13 +413,13 @@ def test_a_video_that_is_cut_off_is_found_whoever_opens_it(tmp_path: Path, here:
     painting(0).save(tmp_path / "0.png")
     (tmp_path / "clip.mp4").write_bytes(Path(clip.path).read_bytes()[:2000])
     path = experiment_on(tmp_path, train=[{"fn": "./mine.py:rows"}])
-    one_a_step = "stages.rl.prompts_per_step=1"
+    settings = ("stages.rl.prompts_per_step=1", "rewards.terms=[{fn: box:iou}]")
     for workers in ("data.media_workers=0", "data.media_workers=1"):
-        done = here("data", "check", path, one_a_step, workers, "--json", "-")
+        done = here("data", "check", path, *settings, workers, "--json", "-")
         findings = json.loads(done.output)["findings"]
         assert [finding["code"] for finding in findings] == ["media", "empty", "too_few"]
         assert "clip.mp4" in findings[0]["message"]
-        refused = here("train", path, one_a_step, workers, "--run-dir", tmp_path / "run")
+        refused = here("train", path, *settings, workers, "--run-dir", tmp_path / "run")
         assert refused.code == 2
         assert "data.train: 1 of 1 samples cannot be used" in refused.errors
         assert "clip.mp4" in refused.errors

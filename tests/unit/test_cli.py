@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -163,6 +164,12 @@ def test_explain_prints_values_and_objective(config):
     done = mmrl_command("explain", config)
     assert done.returncode == 0
     assert f"{config}:6" in done.stdout and "A_i = (R_i - mean(R))" in done.stdout
+
+
+def test_explain_keeps_a_value_with_line_breaks_in_its_row(config):
+    done = mmrl_command("explain", config, 'response_format.stop_strings=["one\\n\\ntwo"]')
+    [row] = [line for line in done.stdout.splitlines() if line.startswith("response_format.stop_strings ")]
+    assert re.split("  +", row)[1:] == [r"['one\n\ntwo']", "command line"]
 
 
 def test_config_schema_is_json():

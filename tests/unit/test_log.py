@@ -9,12 +9,15 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console as Screen
+from waiting import wait_for
 
 from mmrl.config import Config, dump_yaml, load_config
 from mmrl.log.console import Console
@@ -483,6 +486,33 @@ def test_a_terminal_gets_a_bar_with_numbers_beneath():
     console.end_stage()
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
     assert "7/20" in text and "reward 0.250  tokens/s 912" in text and "a word in between" in text
+
+
+def test_a_pipe_is_told_of_a_task_that_takes_long(monkeypatch):
+    monkeypatch.setattr("mmrl.log.console._FIRST_HEARTBEAT_S", 0.02)
+    console, out = piped()
+    tracked = console.track("trying rewards", range(3), 3)
+    assert [next(tracked), next(tracked)] == [0, 1]
+    wait_for(lambda: "trying rewards ... 1 of 3, 0 s\n" in out.getvalue())
+    assert list(tracked) == [2]
+    told = partial(wait_for, lambda: "loading the model ... 0 s\n" in out.getvalue())
+    console.wait_for("loading the model", told)
+    length = len(out.getvalue())
+    time.sleep(0.1)
+    assert len(out.getvalue()) == length
+
+
+def test_a_task_within_a_stage_has_a_bar_beneath_the_stages():
+    out = io.StringIO()
+    console = Console(out)
+    console._screen = Screen(file=out, force_terminal=True, width=100, highlight=False)
+    console.start_stage("rl", 20)
+    for _ in console.track("held-out samples", range(3), 3):
+        console._bar.refresh()  # as it does by itself four times a second
+    console.end_stage()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    both = re.search(r"rl +\S* +0/20 .*\nheld-out samples +\S* +\d/3", text)
+    assert both and "held-out" not in text.rpartition("\r")[2]
 
 
 def test_a_step_outside_a_stage_is_a_bug():

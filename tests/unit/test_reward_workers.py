@@ -17,7 +17,7 @@ from scoring import GRAMMAR, as_read, rollout
 from waiting import wait_for
 
 from mmrl.config.schema import ScoringConfig, WorkerLimitsConfig
-from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
+from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, RewardProcessError, registry
 from mmrl.types import AnswerType, RewardErrorKind, Sample, Target, UserError
 from mmrl.utils.worker_limits import list_tree
 from mmrl_rewards.contract import reward
@@ -186,7 +186,9 @@ def test_what_leaves_a_worker_ends_with_it(make_scorer, tmp_path):
 def test_a_reward_that_eats_memory_at_its_first_call_is_named(make_scorer):
     sample = Sample(id="h", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="eat"))
     judge = make_scorer("moody", worker_limits=WorkerLimitsConfig(memory_mib=512))
-    with pytest.raises(RewardError, match="killed while scoring sample 'h' with reward 'moody': it held more than 512"):
+    with pytest.raises(
+        RewardError, match="killed while calling reward 'moody' on sample 'h', response .*: it held more than 512"
+    ):
         judge.check_samples([sample], GRAMMAR)
 
 
@@ -284,9 +286,28 @@ def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(
         )
 
 
+@pytest.mark.parametrize(
+    ("target", "fault"),
+    [("hang", "took more than 2 s"), ("exit", "its process died"), ("eat", "was stopped: its process held more than")],
+)
+def test_the_trial_ends_with_the_first_call_whose_worker_is_lost(make_scorer, tmp_path, target, fault):
+    fine = Sample(id="f", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="fine"))
+    bad = replace(fine, target=Target(answer_type=AnswerType.TEXT, value=target))
+    judge = make_scorer("moody", timeout_s=2.0, worker_limits=WorkerLimitsConfig(memory_mib=512))
+    judge.check_samples([fine] * 2, GRAMMAR)
+    tried = iter([replace(bad, id=f"bad {number}") for number in range(50)])
+    where = re.escape("reward 'moody' on sample 'bad 0' (task 't')")
+    with pytest.raises(RewardProcessError, match=f"{where}: {fault}.*; response: '<answer>{target}</answer>'"):
+        judge.check_samples(tried, GRAMMAR)
+    assert len(list(tried)) >= 48
+    if target == "hang":
+        assert len((tmp_path / "moody.py.hung").read_text().split()) == 1
+
+
 def test_a_reward_that_hangs_at_its_first_call_is_named(make_scorer):
     sample = Sample(id="h", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="hang"))
-    with pytest.raises(RewardError, match="hung while scoring sample 'h' with reward 'wary': more than 4 s"):
+    named = "hung while calling reward 'wary' on sample 'h', response '<answer>hang</answer>': more than 4 s"
+    with pytest.raises(RewardError, match=named):
         make_scorer("wary", startup_timeout_s=4.0).check_samples([sample], GRAMMAR)
 
 

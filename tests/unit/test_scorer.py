@@ -1,12 +1,16 @@
 """Scoring: weights, conditions, evaluation, what a reward may not do, and what becomes of it then."""
 
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from scoring import COUNT, FIND, GRAMMAR, constant, make_scorer, rollout, scored, term
 
 from mmrl.answer import ResponseFormat
+from mmrl.config import load_config
 from mmrl.scoring import RewardError
+from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.types import (
     AnswerType,
     CoordinateSystem,
@@ -21,6 +25,7 @@ from mmrl.types import (
 from mmrl_rewards import box, choice, format, jigsaw, maths, number, text
 from mmrl_rewards.contract import reward
 
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 RIGHT, WRONG = rollout("<answer>3</answer>"), rollout("<answer>4</answer>", index=1)
 
 
@@ -293,8 +298,35 @@ def test_check_asks_a_service_once():
         make_scorer(term(remote)).check_samples([COUNT], GRAMMAR)
 
 
-def test_a_term_that_no_sample_meets_is_found():
-    judge = make_scorer(term(format.tags), term(number.exact, when={"taks": ["count"]}))
-    judge.check_samples([COUNT], GRAMMAR)
-    assert judge.unused_terms([COUNT, FIND]) == ("number",)
-    assert make_scorer(term(number.exact, when={"task": ["count"]})).unused_terms([FIND, COUNT]) == ()
+def coverage_gaps(*terms, samples=(COUNT, FIND), overrides=()):
+    config = load_config(QUICKSTART, overrides).config
+    return list(find_coverage_gaps(config, make_scorer(*terms), samples))
+
+
+def test_values_of_when_that_no_sample_has_are_named():
+    style, judge = term(format.tags), term(text.exact)
+    assert coverage_gaps(style, term(number.exact, when={"task": ["count", "find"]})) == []
+    assert coverage_gaps(style, judge, term(number.exact, when={"task": ["cuont", "find"]})) == [
+        "reward term 'number': `when` names task 'cuont', which no sample has; did you mean 'count'?"
+    ]
+    assert coverage_gaps(judge, term(number.exact, when={"taks": ["count"]})) == [
+        "reward term 'number': `when` names taks 'count', which no sample has; there is no such column"
+    ]
+    assert coverage_gaps(judge, overrides=["stages.rl.when={task: [ocr]}"]) == [
+        "stage 'rl': `when` names task 'ocr', which no sample has; there is count, find"
+    ]
+    tagged = replace(COUNT, meta={"level": 5})
+    both = term(number.exact, when={"task": ["find"], "level": ["5"]})
+    assert coverage_gaps(judge, both, samples=[tagged, FIND]) == [
+        "reward term 'number' applies to none of the samples: see its `when`"
+    ]
+
+
+def test_samples_whose_answer_no_reward_judges_are_counted():
+    style, typo = term(format.tags), term(number.exact, when={"task": ["cuont"]})
+    assert coverage_gaps(style, typo, term(box.iou, when={"task": ["find"]}))[1:] == [
+        "no reward judges the answers of 1 samples of task 'count': only format applies to them; see `when` of the "
+        "other terms"
+    ]
+    group_reward = "rewards.group_rewards=[{fn: 'mmrl.algo.group_rewards:kimi_length', args: {correct: [count]}}]"
+    assert coverage_gaps(style, overrides=[group_reward]) == []

@@ -1,5 +1,6 @@
 """Held-out means and rises against oracles, validation and checkpoint callbacks, and the order of samples."""
 
+import io
 import random
 from math import inf, sqrt
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from scoring import constant, make_scorer, term
 from mmrl.config.schema import ValidationConfig
 from mmrl.data.order import ShuffledOrder
 from mmrl.log.comparison import compare_rewards
+from mmrl.log.console import Console
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.training.callbacks import PeriodicCheckpointer, Validation, measure_rewards
 from mmrl.types import (
@@ -85,7 +87,8 @@ def test_an_engine_must_return_a_group_for_each_prompt(tiny):
 
 
 def test_the_evaluator_measures_each_sample_once(tiny):
-    world, warned = tiny(), []
+    world, out = tiny(), io.StringIO()
+    console = Console(out)
 
     class LengthScorer:
         def score_eval(self, rollouts):
@@ -98,7 +101,7 @@ def test_the_evaluator_measures_each_sample_once(tiny):
             rollout_pipeline=once(world),
             scorer=LengthScorer(),
             batch_size=batch_size,
-            warn=warned.append,
+            console=console,
             step=3,
         ).rewards
 
@@ -106,11 +109,12 @@ def test_the_evaluator_measures_each_sample_once(tiny):
     assert {id_ for task in found.values() for id_ in task} == {sample.id for sample in world.samples[:7]}
     assert all(found[sample.task][sample.id] > 0 for sample in world.samples[:7])
     assert found == rewards(1) == rewards(100)
-    assert not warned
+    assert not out.getvalue()
 
 
 def test_the_evaluator_counts_what_could_not_be_judged(tiny):
-    world, warned = tiny(), []
+    world, out = tiny(), io.StringIO()
+    console = Console(out)
     fails = term(constant(Unscorable("no verdict")), fallback=0.5)
     found = measure_rewards(
         world.samples[:7],
@@ -118,11 +122,11 @@ def test_the_evaluator_counts_what_could_not_be_judged(tiny):
         rollout_pipeline=once(world),
         scorer=make_scorer(fails, term(constant(1.0, name="fine"))),
         batch_size=4,
-        warn=warned.append,
+        console=console,
         step=0,
     ).rewards
     assert {reward for task in found.values() for reward in task.values()} == {1.5}
-    assert warned == ["evaluation: reward 'odd' failed on 7 of 7 (unscorable); its fallback counts"]
+    assert out.getvalue() == "warning: evaluation: reward 'odd' failed on 7 of 7 (unscorable); its fallback counts\n"
 
 
 class Looks:

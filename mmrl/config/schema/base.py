@@ -67,17 +67,15 @@ class WorkerLimitsConfig(StrictModel):
 
 def matches_conditions(when: SampleConditions, sample: Sample) -> bool:
     """Return True if a sample meets every condition; a column that its `meta` lacks meets none."""
-    for name, allowed in when.items():
-        if name == "task":
-            value = sample.task
-        elif name in sample.meta:
-            value = sample.meta[name]
-        else:
-            return False
-        # As text: a column may hold numbers, and conditions are written as text.
-        if str(value) not in allowed:
-            return False
-    return True
+    return all(condition_value(sample, column) in allowed for column, allowed in when.items())
+
+
+def condition_value(sample: Sample, column: str) -> str | None:
+    """Return what a condition on `column` compares with, or None if the sample has no such column."""
+    if column == "task":
+        return sample.task
+    # As text: a column may hold numbers, and conditions are written as text.
+    return str(sample.meta[column]) if column in sample.meta else None
 
 
 def describe_conditions(when: SampleConditions) -> str:

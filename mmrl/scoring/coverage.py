@@ -1,0 +1,68 @@
+"""Mistakes in `when` that raise no error: values that no sample has, and samples whose answer no reward judges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+
+from mmrl.config import Config
+from mmrl.config.schema import matches_conditions
+from mmrl.config.schema.base import SampleConditions, condition_value
+from mmrl.scoring.scorer import RewardFunctionScorer
+from mmrl.types import Sample
+
+_MAX_LISTED = 5
+
+
+def find_coverage_gaps(config: Config, scorer: RewardFunctionScorer, samples: Sequence[Sample]) -> Iterator[str]:
+    """Yield a warning for each condition that no sample meets, and for each task whose answers no reward judges."""
+    conditions: dict[str, SampleConditions] = {}
+    for term in scorer.terms:
+        conditions[f"reward term {term.name!r}"] = term.options.when
+    for group_reward in config.rewards.group_rewards:
+        conditions[f"group reward {group_reward.name or group_reward.fn!r}"] = group_reward.when
+    for stage in config.training_stages:
+        conditions[f"stage {stage.name!r}"] = stage.when
+    for owner, when in conditions.items():
+        yield from _find_unmet(owner, when, samples)
+    yield from _find_unjudged(config, scorer, samples)
+
+
+def _find_unmet(owner: str, when: SampleConditions, samples: Sequence[Sample]) -> Iterator[str]:
+    """Yield a warning for each value of `when` that no sample has, or for values that no sample has together."""
+    is_told = False
+    for column, allowed in when.items():
+        values = {condition_value(sample, column) for sample in samples}
+        known = sorted(value for value in values if value is not None)
+        for value in allowed:
+            if value not in values:
+                is_told = True
+                yield f"{owner}: `when` names {column} {value!r}, which no sample has; {_describe_known(value, known)}"
+    if not is_told and not any(matches_conditions(when, sample) for sample in samples):
+        yield f"{owner} applies to none of the samples: see its `when`"
+
+
+def _describe_known(value: str, known: Sequence[str]) -> str:
+    close = get_close_matches(value, known, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f" and {len(known) - _MAX_LISTED} more" if len(known) > _MAX_LISTED else ""
+    return f"there is {', '.join(known[:_MAX_LISTED]) or 'no such column'}{more}"
+
+
+def _find_unjudged(config: Config, scorer: RewardFunctionScorer, samples: Sequence[Sample]) -> Iterator[str]:
+    """Yield a warning for each task with samples to which only rewards of format, length or style apply."""
+    unjudged: Counter[str] = Counter()
+    terms_of_task: dict[str, list[str]] = {}
+    for sample in samples:
+        terms = scorer.applicable_terms(sample)
+        has_group_reward = any(matches_conditions(term.when, sample) for term in config.rewards.group_rewards)
+        if not has_group_reward and not any(term.reward.reward.judges_answer for term in terms):
+            unjudged[sample.task] += 1
+            terms_of_task[sample.task] = [term.name for term in terms]
+    for task, count in unjudged.items():
+        yield (
+            f"no reward judges the answers of {count:,} samples of task {task!r}: only "
+            f"{', '.join(terms_of_task[task])} applies to them; see `when` of the other terms"
+        )

@@ -1,0 +1,44 @@
+"""Ctrl-C and SIGTERM: how a run learns that it is to stop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from mmrl.utils.worker_pool import STOP_REQUESTED
+
+
+@dataclass(slots=True)
+class StopSignal:
+    """Records whether the user has asked this process to stop, by SIGINT or SIGTERM."""
+
+    warn: Callable[[str], None]  # receives a message when the run will stop after the current step
+    received: int | None = None  # number of the signal that arrived, if any
+
+    @contextmanager
+    def handle(self, *signals: signal.Signals, finish_step: bool) -> Iterator[None]:
+        """Inside this block let `signals` raise KeyboardInterrupt.
+
+        With `finish_step` the first one is only recorded, so that the step can end and be saved.
+        """
+
+        def receive(number: int, _frame: FrameType | None) -> None:
+            if finish_step and self.received is not None:
+                raise KeyboardInterrupt
+            self.received = number
+            # A reward or tool that hangs is not waited for: the step then ends without being saved.
+            STOP_REQUESTED.set()
+            if not finish_step:
+                raise KeyboardInterrupt
+            self.warn("Stopping: the step in progress will be finished and saved. Interrupt again to stop at once.")
+
+        previous_handlers = {number: signal.signal(number, receive) for number in signals}
+        try:
+            yield
+        finally:
+            STOP_REQUESTED.clear()
+            for number, previous in previous_handlers.items():
+                signal.signal(number, previous)
