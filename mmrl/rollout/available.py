@@ -12,9 +12,11 @@ from mmrl.types import UserError
 from mmrl.utils.environment import installed_version
 from mmrl.utils.model_files import check_model_type, check_weight_files
 
+VLLM_ENGINES = ("vllm", "vllm_server")
+
 
 def check_model_and_engine(config: Config | EvalConfig) -> None:
-    """Check the files and family of `model.path`, `model.device`, and the libraries of engine and video reader.
+    """Check the files and family of `model.path`, `model.device`, and the libraries that the config needs.
 
     Raises:
         UserError: one of them is not available.
@@ -29,11 +31,28 @@ def check_model_and_engine(config: Config | EvalConfig) -> None:
             f"model.device: torch {installed_version('torch')} is a build for CPUs, which uses no CUDA device; use "
             "`auto` or `cpu`, or install a build for GPUs"
         )
-    if config.rollout.engine in ("vllm", "vllm_server"):
+    if config.rollout.engine in VLLM_ENGINES:
         _check_vllm()
+    if isinstance(config, Config) and config.deepspeed is not None and find_spec("deepspeed") is None:
+        raise UserError(
+            "deepspeed: it is not installed; pip install 'mmrl[deepspeed]', or set `deepspeed: null`"
+        )
     if config.media.video_reader == "decord" and find_spec("decord") is None:
         raise UserError(
             'media.video_reader: decord is not installed; pip install "mmrl[decord]" (Linux on x86-64), or use `pyav`'
+        )
+
+
+def check_family_engine(model_type: str, engine: str, *, takes_patches: bool, num_ranks: int = 1) -> None:
+    """Check that an engine can run a model family of the user's own.
+
+    Raises:
+        UserError: the family gives images to its model in a form of its own, which transformers alone takes.
+    """
+    if not takes_patches and (engine in VLLM_ENGINES or num_ranks > 1):
+        raise UserError(
+            f"model.family: {model_type} gives images to its model in a form of its own (takes_patches is false), so "
+            f"it runs in one process with rollout.engine: hf, not with rollout.engine: {engine} in {num_ranks}"
         )
 
 

@@ -31,6 +31,7 @@ from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelExport
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Learner, Sampler
+from mmrl.rollout.available import VLLM_ENGINES, check_family_engine
 from mmrl.rollout.engines.base import (
     EngineSampler,
     RolloutEngine,
@@ -43,8 +44,6 @@ from mmrl.rollout.engines.hf import HfSampler
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import SamplingParams, UserError
 from mmrl.utils.torch_threads import init_worker_thread
-
-_VLLM_ENGINES = ("vllm", "vllm_server")
 
 _MEDIA_LABEL_BYTES = 100
 """Longest label that precedes an image or video shown by a tool, in bytes, hence an upper bound of its tokens."""
@@ -75,13 +74,9 @@ class SamplerFactory:
         Raises:
             UserError: the engine does not start, or cannot run this family.
         """
-        uses_vllm = config.rollout.engine in _VLLM_ENGINES
-        if not policy.family.takes_patches and (uses_vllm or ranks.size > 1):
-            raise UserError(
-                f"model.family: {policy.family.model_type} gives images to its model in a form of its own "
-                "(takes_patches is false), so it runs in one process with rollout.engine: hf, not with "
-                f"rollout.engine: {config.rollout.engine} in {ranks.size}"
-            )
+        uses_vllm = config.rollout.engine in VLLM_ENGINES
+        family, engine_name = policy.family, config.rollout.engine_name
+        check_family_engine(family.model_type, engine_name, takes_patches=family.takes_patches, num_ranks=ranks.size)
         self.base_dir = base_dir
         self._config, self._policy, self._processor = config, policy, processor
         self._adapter, self._ranks, self._warn = adapter, ranks, warn
@@ -322,7 +317,7 @@ def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]
     """
     _check_response_lengths(config, policy)
     limit = (config.model.max_prompt_tokens, "model.max_prompt_tokens")
-    if config.rollout.engine not in _VLLM_ENGINES:
+    if config.rollout.engine not in VLLM_ENGINES:
         return limit
     model_len, response = compute_max_model_len(config, policy), compute_max_response_tokens(config)
     if model_len <= response:

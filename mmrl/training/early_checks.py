@@ -26,7 +26,7 @@ from mmrl.data.context import load_dataset_function
 from mmrl.log.comparison import print_summary
 from mmrl.log.console import Console
 from mmrl.log.run_dir import run_dir_of
-from mmrl.rollout.available import check_model_and_engine
+from mmrl.rollout.available import check_family_engine, check_model_and_engine
 from mmrl.scoring import registry
 from mmrl.scoring.build import build_group_rewards, build_scorer
 from mmrl.training.callbacks import load_callback_makers
@@ -55,8 +55,9 @@ def report_if_finished(config: Config, base_dir: Path) -> bool:
         console.info(FINISHED_MESSAGE)
         print_summary(run_dir, console)
         return True
-    check_model_and_engine(config)
+    # A family that vLLM cannot run is refused before the user is asked to install vLLM.
     check_functions(config, base_dir)
+    check_model_and_engine(config)
     return False
 
 
@@ -108,6 +109,7 @@ def check_functions(config: Config, base_dir: Path) -> None:
     if config.model.family is not None:
         from mmrl.policy.families import load_family
 
-        load_family(config.model.family.fn, base_dir, config.model.family.args)
+        family = load_family(config.model.family.fn, base_dir, config.model.family.args)
+        check_family_engine(family.model_type, config.rollout.engine_name, takes_patches=family.takes_patches)
     for source in (*config.data.train, *config.data.validation, *config.data.test):
         load_dataset_function(source, base_dir)

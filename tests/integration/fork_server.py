@@ -33,12 +33,15 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 PRELOADED = ("mmrl", "mmrl_rewards", "mmrl_datasets")
-LEFT_OUT = ("vllm", "__main__", "megabench")
+LEFT_OUT = ["vllm", "__main__", "megabench"]
 """Modules whose names contain one of these stay out: they need vLLM, or importing them is running them."""
+if find_spec("deepspeed") is None:
+    LEFT_OUT.append("deepspeed")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """A process with more threads than one cannot be forked safely, and OpenMP and OpenBLAS start theirs when imported."""
 _ASKING = threading.Lock()

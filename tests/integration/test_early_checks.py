@@ -217,6 +217,13 @@ def test_a_missing_decord_is_told_before_any_file_is_opened(monkeypatch: pytest.
         available.check_model_and_engine(config)
 
 
+def test_a_missing_deepspeed_is_told_before_any_file_is_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(available, "find_spec", lambda _: None)
+    config = Config.model_validate_json(json.dumps(experiment(tmp_path, deepspeed={"zero_stage": 3})))
+    with pytest.raises(UserError, match=r"deepspeed: it is not installed; pip install 'mmrl\[deepspeed\]'"):
+        available.check_model_and_engine(config)
+
+
 @pytest.mark.parametrize("options", [[], ["--nproc", 2]])
 def test_a_finished_run_says_so_without_torch(whole: Path, tmp_path: Path, options: list[object]) -> None:
     run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
