@@ -199,7 +199,7 @@ def check_routes(routers: Sequence[Any], routes_XTK: torch.Tensor) -> None:
     Raises:
         UserError: they have other layers, or experts that the model has not.
     """
-    expected = (len(routers), routers[0].top_k)
+    expected = (len(routers), routers[0].top_k if routers else 0)
     found = (routes_XTK.shape[0], routes_XTK.shape[2])
     if found != expected:
         raise UserError(
@@ -207,7 +207,10 @@ def check_routes(routers: Sequence[Any], routes_XTK: torch.Tensor) -> None:
             f"{found[0]} layers, and the policy to {expected[1]} in each of {expected[0]}; start the engine with the "
             "model that is trained"
         )
-    largest, num_experts = int(routes_XTK.max()), routers[0].num_experts
+    smallest, largest = torch.stack(routes_XTK.aminmax()).tolist()
+    if smallest < UNKNOWN_EXPERT:
+        largest = smallest + 2**16  # numbers of two bytes, from 32,768 on, are negative as int16
+    num_experts = routers[0].num_experts
     if largest >= num_experts:
         raise UserError(
             f"loss.routing_replay: engine: the rollout engine names expert {largest}, and the policy has experts 0 to "

@@ -64,7 +64,7 @@ def read_vllm_routes(
             are wanted, and none are returned.
 
     Raises:
-        UserError: vLLM returned none.
+        UserError: vLLM returned none, or those of a model with fewer layers.
     """
     if not layers:
         return ()
@@ -72,6 +72,11 @@ def read_vllm_routes(
         raise UserError(
             "loss.routing_replay: engine: vLLM returned no routes; start servers of your own with "
             "--enable-return-routed-experts (docs/vllm.md), or set loss.routing_replay: learner"
+        )
+    if max(layers) >= routed_TLK.shape[1]:
+        raise UserError(
+            f"loss.routing_replay: engine: vLLM returned routes of {routed_TLK.shape[1]} layers, and the policy has "
+            f"experts in layer {max(layers)}; start the engine with the model that is trained"
         )
     # vLLM's own choice of bytes, as an unsigned type, says how many experts there may be.
     routes = encode_routes(routed_TLK[:, list(layers)], 2 ** (8 * routed_TLK.dtype.itemsize))

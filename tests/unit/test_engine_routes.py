@@ -261,6 +261,11 @@ def test_routes_of_another_model_are_refused(drawn):
     for routes, message in (
         (beyond, "names expert 7, and the policy has experts 0 to 3"),
         (deeper, "2 experts in each of 1 layers, and the policy to 2 in each of 2"),
+        # Of two bytes: negative as the int16 of a batch.
+        (
+            replace(beyond, bytes_per_id=2, expert_ids=b"\x00\x80" * len(beyond.expert_ids)),
+            "names expert 32768, and the policy has experts 0 to 3",
+        ),
     ):
         wrong = [replace(lone, rollout=replace(lone.rollout, prompt_routes=routes))]
         with pytest.raises(UserError, match=message):
@@ -271,6 +276,16 @@ def test_routes_of_another_model_are_refused(drawn):
     mixed = [experiences[0], replace(lone, rollout=replace(lone.rollout, prompt_routes=deeper))]
     with pytest.raises(UserError, match="different models sampled them"):
         packed(world, mixed, shared_prefix=False)
+
+
+def test_routes_in_a_model_without_experts_are_refused(drawn, tiny):
+    """By the check, which follows the routes of any engine that records some."""
+    (_, experiences), dense = drawn(), tiny()
+    (rollout,) = dense.sampler().generate([dense.processor.build(dense.samples[2])], 1, dense.params, step=0)[0]
+    routed = replace(rollout, prompt_routes=experiences[0].rollout.prompt_routes)
+    sampler = SimpleNamespace(generate=lambda *_, **__: [(routed,)])
+    with pytest.raises(UserError, match="2 experts in each of 2 layers, and the policy to 0 in each of 0; start the"):
+        logprob_check(dense, sampler).measure(0)
 
 
 @pytest.mark.parametrize("kind", ["images", "videos"])
@@ -340,6 +355,8 @@ def test_routes_of_vllm_are_those_of_layers_with_experts(dtype, num_bytes):
     assert np.array_equal(placed.transpose(0, 1).numpy(), expected)
     with pytest.raises(UserError, match="routing_replay: engine: vLLM returned no routes; .*--enable-return-routed"):
         read_vllm_routes(None, 3, (0, 2))
+    with pytest.raises(UserError, match="routes of 3 layers, and the policy has experts in layer 3; start the engine"):
+        read_vllm_routes(returned, 3, (0, 3))
 
 
 def test_layers_with_experts_are_found_by_their_numbers(tiny):
