@@ -32,6 +32,7 @@ CHANGEABLE_ON_RESUME: Final = (
     ("stages.*.max_nonfinite_steps", _NO_EFFECT),
     ("stages.*.max_steps_without_signal", _NO_EFFECT),
     ("stages.*.health.*", _NO_EFFECT),
+    ("rollout.logprob_check.*", _NO_EFFECT),
     ("run.cpu_threads", _ROUNDING_EFFECT),
     ("evaluation.batch_size", _ROUNDING_EFFECT),
     ("model.gradient_checkpointing", _ROUNDING_EFFECT),

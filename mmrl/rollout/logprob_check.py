@@ -8,22 +8,21 @@ importance ratios of training would be wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import Literal
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
 
 from mmrl.config.schema import LogprobCheckConfig
+from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.policy.batch import collate
 from mmrl.policy.expert_routing import check_routes
 from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Sampler
-from mmrl.types import Experience, ImageRef, Rollout, Sample, SamplingParams, UserError, VideoRef
-
-Modality = Literal["text", "image", "video"]
+from mmrl.types import Experience, Rollout, Sample, SamplingParams, UserError
 
 _METRIC = "logprob_check/diff_mean"
+_DEFAULT_EVERY = 50  # docs/vllm.md has the measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +38,10 @@ class LogprobCheck:
     sampling_params: SamplingParams
     options: LogprobCheckConfig
     warn: Callable[[str], None]
+    ranks: Ranks = field(default_factory=SingleProcess)
 
     def measure(self, step: int) -> dict[str, float]:
-        """Return the difference over all tokens, and by modality, as metrics; `step` seeds the sampling.
+        """Return the difference over all tokens, and by modality, as metrics; `step` seeds the sampling. Collective.
 
         Raises:
             UserError: the difference of a modality is above `stop_above`, or a route leads to no expert of the policy.
@@ -50,13 +50,13 @@ class LogprobCheck:
         prompts = list(map(self.processor.build, samples))
         max_new_tokens = min(self.sampling_params.max_new_tokens, self.options.max_new_tokens)
         sampling_params = replace(self.sampling_params, max_new_tokens=max_new_tokens)
-        diffs_of: dict[Modality, list[torch.Tensor]] = {}
+        diffs_of: dict[str, list[torch.Tensor]] = {}
         for (rollout,) in self.sampler.generate(prompts, 1, sampling_params, step=step):
-            diffs_of.setdefault(modality_of(rollout.prompt.sample), []).append(self._logprob_diffs(rollout))
+            diffs_of.setdefault(rollout.prompt.sample.modality, []).append(self._logprob_diffs(rollout))
         metrics: dict[str, float] = {}
         all_diffs: list[torch.Tensor] = []
         for modality, diffs in diffs_of.items():
-            diff = float(torch.cat(diffs).mean())
+            diff = self._worst_mean(diffs)
             finding = f"on {modality} prompts, rollout engine and learner differ by {diff:.2g} nats a token"
             if not diff <= self.options.stop_above:  # "not below", so that NaN ends the run too
                 raise UserError(
@@ -69,7 +69,7 @@ class LogprobCheck:
             metrics[f"{_METRIC}/{modality}"] = diff
             all_diffs += diffs
         # The mean over tokens, not over modalities: a modality with few tokens must not weigh as much as one with many.
-        return {_METRIC: float(torch.cat(all_diffs).mean()), **metrics}
+        return {_METRIC: self._worst_mean(all_diffs), **metrics}
 
     def measure_if_due(self, version: int) -> dict[str, float]:
         """Return the result of `measure` for versions that are a multiple of `options.every`, else nothing.
@@ -77,9 +77,15 @@ class LogprobCheck:
         Raises:
             UserError: as `measure`.
         """
-        if not self.options.every or version % self.options.every:
+        every = _DEFAULT_EVERY if self.options.every is None else self.options.every
+        if not every or version % every:
             return {}
         return self.measure(version)
+
+    def _worst_mean(self, diffs: Sequence[torch.Tensor]) -> float:
+        """Return the mean over tokens on the rank where it is largest, since each may have an engine of its own."""
+        means = self.ranks.all_gather(float(torch.cat(list(diffs)).mean()))
+        return float(torch.tensor(means).amax())  # unlike `max`, it keeps a NaN
 
     @torch.no_grad()
     def _logprob_diffs(self, rollout: Rollout) -> torch.Tensor:
@@ -96,19 +102,11 @@ class LogprobCheck:
         return (scores.logprobs_N.cpu() - recorded).abs()
 
 
-def modality_of(sample: Sample) -> Modality:
-    """Return `video` for a sample with a video, else `image` for one with an image, else `text`."""
-    media_types = set(map(type, sample.media))
-    if VideoRef in media_types:
-        return "video"
-    return "image" if ImageRef in media_types else "text"
-
-
 def take_per_modality(samples: Sequence[Sample], count: int) -> list[Sample]:
     """Return the first `count` samples of each modality."""
-    samples_of: dict[Modality, list[Sample]] = {}
+    samples_of: dict[str, list[Sample]] = {}
     for sample in samples:
-        samples_of.setdefault(modality_of(sample), []).append(sample)
+        samples_of.setdefault(sample.modality, []).append(sample)
     taken: list[Sample] = []
     for of_modality in samples_of.values():
         taken += of_modality[:count]

@@ -337,6 +337,7 @@ class TrainingRun:
             sampling_params=context.build_sampling_params(stage.sampling),
             options=options.logprob_check,
             warn=self._console.warn,
+            ranks=self._ranks,
         )
         metrics = check.measure(self._state.version)
         # A resumed stage has logged its first check already.
@@ -347,8 +348,7 @@ class TrainingRun:
     def _sync_weights(self, sampler: Sampler, check: LogprobCheck | None, version: int) -> None:
         """Give the sampler the learner's weights; check the log-probs under them if that is due."""
         sampler.sync(version)
-        metrics = check.measure_if_due(version) if check is not None else {}
-        if metrics:
+        if check is not None and (metrics := check.measure_if_due(version)):
             self._logger.log_metrics(self._state, metrics)
 
     def _build_reference(self, stage: SftStage | RlStage) -> ReferencePolicy | None:

@@ -212,6 +212,13 @@ class Sample:
         """Images and videos, in reading order."""
         return tuple(part for part in self.parts if not isinstance(part, str))
 
+    @property
+    def modality(self) -> str:
+        """`video` for a sample with a video, else `image` for one with an image, else `text`."""
+        if VideoRef in map(type, self.media):
+            return "video"
+        return "image" if self.media else "text"
+
 
 class RejectedRow(NamedTuple):
     """A row of a dataset that could not be turned into a sample."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ from mmrl.rollout.engines.base import (
     parse_completion,
 )
 from mmrl.rollout.factory import SamplerFactory, prompt_limit
-from mmrl.rollout.logprob_check import LogprobCheck, modality_of, take_per_modality
+from mmrl.rollout.logprob_check import LogprobCheck, take_per_modality
 from mmrl.rollout.responses import empty_rollout
 from mmrl.rollout.weight_sync import (
     PolicyWeightStream,
@@ -283,8 +285,8 @@ def test_an_engine_that_rounds_logits_is_refused_where_they_are_to_be_float32(ti
 
 def test_samples_are_grouped_by_modality(tiny):
     samples = tiny().samples
-    assert [modality_of(sample) for sample in samples[:5]] == ["image", "image", "text", "video", "video"]
-    assert [modality_of(sample) for sample in take_per_modality(samples, 1)] == ["image", "text", "video"]
+    assert [sample.modality for sample in samples[:5]] == ["image", "image", "text", "video", "video"]
+    assert [sample.modality for sample in take_per_modality(samples, 1)] == ["image", "text", "video"]
 
 
 def logprob_check(world, policy, warnings, **options):
@@ -329,6 +331,24 @@ def test_the_check_is_due_every_so_many_versions(tiny):
     due = [version for version in range(1, 7) if check.measure_if_due(version)]
     assert due == [3, 6]
     assert logprob_check(world, world.policy, [], every=0).measure_if_due(3) == {}
+
+
+def test_the_check_is_repeated_unless_the_config_says_otherwise(tiny):
+    world = tiny()
+    check = logprob_check(world, world.policy, [])
+    assert [version for version in (1, 49, 50, 51, 100) if check.measure_if_due(version)] == [50, 100]
+
+
+@pytest.mark.parametrize("elsewhere", [3.0, math.nan])
+def test_the_check_is_that_of_the_worst_rank(tiny, elsewhere):
+    """Each rank may have an engine of its own; the ranks end together, whichever of them is at fault."""
+    world = tiny()
+    check = logprob_check(world, world.policy, [], stop_above=2.0)
+    of_two = replace(check, ranks=SimpleNamespace(all_gather=lambda own: [own, elsewhere]))
+    with pytest.raises(UserError, match=f"rollout engine and learner differ by {elsewhere:.2g} nats a token"):
+        of_two.measure(0)
+    of_two = replace(check, ranks=SimpleNamespace(all_gather=lambda own: [own, 0.01]))
+    assert list(of_two.measure(0).values()) == pytest.approx([0.01] * 4)
 
 
 def test_a_prompt_leaves_the_engine_room_for_the_response(tiny, tmp_path):

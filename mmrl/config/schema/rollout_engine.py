@@ -87,8 +87,9 @@ class VllmServerConfig(StrictModel):
 class LogprobCheckConfig(StrictModel):
     """Comparison of the engine's log-probabilities with the learner's, at the start of a stage and between syncs."""
 
-    every: NonNegativeInt = 0
-    """A check follows every so many weight syncs. 0 checks at the start of a stage alone, and never the engine `hf`."""
+    every: NonNegativeInt | None = None
+    """A check follows every so many weight syncs. Null is 50, and 0 with the engine `hf`. 0 checks at the start of a
+    stage alone, and never the engine `hf`."""
     prompts_per_modality: PositiveInt = 4
     """Prompts of each modality (text alone, with images, with video) that a check generates from."""
     max_new_tokens: NumTokens = 32
