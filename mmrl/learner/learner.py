@@ -29,7 +29,7 @@ from mmrl.learner.micro_batches import (
     rank_micro_batches,
     split_into_mini_batches,
 )
-from mmrl.learner.objective import LossDenominators, LossInputs, Objective, PolicyLossFn
+from mmrl.learner.objective import SAMPLER_DIFFS, LossDenominators, LossInputs, Objective, PolicyLossFn
 from mmrl.policy.batch import Batch, TensorProvider, collate, group_by_prompt
 from mmrl.policy.expert_routing import (
     check_routes,
@@ -43,11 +43,10 @@ from mmrl.policy.expert_routing import (
 from mmrl.policy.policy import Policy
 from mmrl.types import Experience, UserError
 
-_LOGPROB_DIFF = "rollout/logprob_diff_mean"
 _NONFINITE_UPDATES = "learner/nonfinite_updates"
 _ROUTE_DIFFS = ("rollout/route_diff_tokens_frac", "rollout/route_diff_choices_frac")
 _ROUTER_METRICS = ("policy/router_load_entropy", "policy/router_margin")  # the fields of `RoutingSummary`
-_FIRST_UPDATE_METRICS = (_LOGPROB_DIFF, *_ROUTE_DIFFS)
+_FIRST_UPDATE_METRICS = (*SAMPLER_DIFFS, *_ROUTE_DIFFS)
 """Metrics of the first update alone: later ones tell about the update, not about the sampler."""
 _ROUTED_TOKENS = "tokens with routes of the engine"
 """Key of a count that metrics of micro-batches carry until they are summed."""
@@ -185,7 +184,8 @@ class GrpoLearner:
             check_routes_recorded(active)
         self._check_shared_prefix_once(active)
         dealt = split_into_mini_batches(masked, config.mini_batches)
-        mini_batches = list(filter(None, map(self._make_mini_batch, dealt)))
+        # Only the first update shows how sampler and learner differ, so it is one whose tokens can show it.
+        mini_batches = sorted(filter(None, map(self._make_mini_batch, dealt)), key=_MiniBatch.lacks_recent_tokens)
         needs_initial_pass = self._replays_routes or self._objective.needs_initial_logprobs(active)
         if config.mini_batches > 1 and needs_initial_pass:
             # The update of the first mini-batch comes too early for the others. Its own pass comes before any update.
@@ -432,6 +432,10 @@ class _MiniBatch:
     reference_logprobs: list[torch.Tensor | None] = field(default_factory=list)
     """Log-probs of each micro-batch under the reference, float32 [N]; None without a KL penalty."""
 
+    def lacks_recent_tokens(self) -> list[bool]:
+        """Return True for no token of the current policy version, and for none of the version before it."""
+        return [not count for count in self.denominators.recent_run_tokens]
+
 
 def _merge_update_metrics(
     updates: Sequence[Mapping[str, float]], denominators: Sequence[LossDenominators]
@@ -456,8 +460,10 @@ def _merge_update_metrics(
                 weighted[name] = value * weight
                 weights[name] += weight
         _accumulate_metrics(totals, weighted)
-    merged = {name: total / weights.get(name, 1) for name, total in totals.items() if name not in _FIRST_UPDATE_METRICS}
+    # Extremes are not divided: a `WorstToken` stays one.
+    merged = {name: total / weights[name] if name in weights else total for name, total in totals.items()}
     for name in _FIRST_UPDATE_METRICS:
+        merged.pop(name, None)
         if name in updates[0]:
             merged[name] = updates[0][name]
     return merged

@@ -11,6 +11,7 @@ Log-probs, log ratios and entropies are in nats.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from pathlib import Path
@@ -32,13 +33,20 @@ from mmrl.algo.losses import (
     truncate_weights,
 )
 from mmrl.config.schema import CustomPolicyLossConfig, LossConfig
-from mmrl.types import TRAINED_AUTHORS, Author, Experience, FinishReason, UserError
+from mmrl.types import TRAINED_AUTHORS, Author, Experience, FinishReason, UserError, WorstToken
 from mmrl.utils.plugins import load_plugin
 
 PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Policy loss of the user's own, called once for each response with float32 tensors [S] and a bool mask [S].
 
 (logprobs, old_logprobs, advantages, mask) -> loss of each token, [S]. Gradients flow through logprobs alone.
+"""
+
+
+SAMPLER_DIFFS = ("rollout/logprob_diff_mean", "rollout/stale_logprob_diff_mean", "rollout/logprob_diff_max")
+"""Differences of sampler and learner: means over tokens of this policy version and of the one before, and the largest.
+
+Before the update, the former differ by the engine alone, the latter by what one step has changed too.
 """
 
 
@@ -65,8 +73,8 @@ class LossDenominators(NamedTuple):
     """Tokens sampled by the policy, run or not: the loss is a mean over all of them."""
     run_tokens: int
     """Those of them in responses with a gradient, which alone are run: metrics are means over these."""
-    fresh_run_tokens: int
-    """Those of the tokens that are run that were sampled for this step."""
+    recent_run_tokens: tuple[int, int]
+    """Those of the tokens that are run that the current policy version sampled, and that the one before it did."""
     responses: int
     """Responses with a segment sampled by the policy."""
     demonstration_tokens: int
@@ -131,7 +139,8 @@ class Objective:
 
     def count_denominators(self, experiences: Sequence[Experience]) -> LossDenominators:
         """Count what loss and metrics of a step divide by, over experiences that `mask` returned, run or not."""
-        policy_tokens = run_tokens = fresh_run_tokens = responses = demonstration_tokens = sft_loss_tokens = 0
+        policy_tokens = responses = demonstration_tokens = sft_loss_tokens = 0
+        run_tokens: Counter[int] = Counter()  # by age
         for experience in experiences:
             authors = {segment.author for segment in experience.rollout.segments}
             responses += Author.POLICY in authors
@@ -139,13 +148,11 @@ class Objective:
             for token in _iter_loss_tokens(experience, self._options):
                 is_policy = token.author is Author.POLICY
                 policy_tokens += is_policy
-                run_tokens += is_policy and is_run
-                fresh_run_tokens += is_policy and is_run and experience.staleness == 0
+                run_tokens[token.age] += is_policy and is_run
                 demonstration_tokens += token.author is Author.DEMONSTRATION
                 sft_loss_tokens += token.in_sft_loss
-        return LossDenominators(
-            policy_tokens, run_tokens, fresh_run_tokens, responses, demonstration_tokens, sft_loss_tokens
-        )
+        counts = (policy_tokens, run_tokens.total(), (run_tokens[0], run_tokens[1]))
+        return LossDenominators(*counts, responses, demonstration_tokens, sft_loss_tokens)
 
     def __call__(
         self, experiences: Sequence[Experience], inputs: LossInputs, denominators: LossDenominators, *, step: int
@@ -170,14 +177,16 @@ class Objective:
             policy_inputs = LossInputs._make(
                 None if values_N is None else values_N[tokens.is_policy_N] for values_N in inputs
             )
-            rl_loss, rl_metrics = self._rl_loss(policy_tokens, policy_inputs, denominators, step)
+            rl_loss, ratio_T, rl_metrics = self._rl_loss(policy_tokens, policy_inputs, denominators, step)
             loss, metrics = loss + rl_loss, metrics | rl_metrics
+            metrics["policy/importance_ratio_max"] = _worst_token(ratio_T, policy_tokens, experiences)
+            metrics |= _sampler_metrics(policy_inputs.logprobs_N.detach(), policy_tokens, experiences, denominators)
         return loss, metrics
 
     def _rl_loss(
         self, tokens: _LossTokens, inputs: LossInputs, denominators: LossDenominators, step: int
-    ) -> tuple[Tensor, dict[str, float]]:
-        """Return policy loss, KL penalty and entropy bonus over tokens that the policy sampled, and their metrics."""
+    ) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """Return policy loss, KL penalty and entropy bonus over sampled tokens, their ratios [T], and metrics."""
         options = self._options
         recorded_T, recomputed_T = tokens.rollout_logprobs_N, inputs.recomputed_logprobs_N
         old_T = torch.where(tokens.use_recorded_logprobs_N, recorded_T, recomputed_T).detach()
@@ -222,7 +231,7 @@ class Objective:
             num_sequences=denominators.responses,
             lengths_N=tokens.fixed_lengths_N,
         )
-        return ((penalty_T + correction_T * policy_loss_T) * weight_T).sum(), metrics
+        return ((penalty_T + correction_T * policy_loss_T) * weight_T).sum(), ratio_T.detach(), metrics
 
     def _policy_loss(
         self, logprobs_T: Tensor, old_T: Tensor, ratio_T: Tensor, advantage_T: Tensor, sequence_T: Tensor
@@ -293,7 +302,7 @@ class Objective:
         advantage_T: Tensor,
         correction_T: Tensor,
     ) -> dict[str, float]:
-        """Return means over the tokens that are run, whatever the loss aggregates over, and extremes of the ratio.
+        """Return means over the tokens that are run, whatever the loss aggregates over, and the least ratio.
 
         A token counts as clipped where the bound changes its loss, as in TRL (`clip_ratio/low_mean`, `high_mean`) and
         verl (`pg_clipfrac`; `pg_clipfrac_lower` is our `policy/clip_frac_dual`).
@@ -317,19 +326,39 @@ class Objective:
             "policy/clip_frac": float((is_low_T | is_high_T).sum()) / count,
             "policy/clip_frac_low": float(is_low_T.sum()) / count,
             "policy/clip_frac_high": float(is_high_T.sum()) / count,
+            "policy/importance_ratio_min": float(ratio_T.min()),
         }
         if options.dual_clip is not None:
             is_dual_T = (ratio_T > options.dual_clip) & (advantage_T < 0.0)
             metrics["policy/clip_frac_dual"] = float(is_dual_T.sum()) / count
         if options.rollout_correction.method != "none":
             metrics["policy/tis_weight_mean"] = float(correction_T.sum()) / count
-        # The policy has moved on since earlier steps: only fresh rollouts tell how sampler and learner differ.
-        if denominators.fresh_run_tokens:
-            difference_T = (logprobs_T - tokens.rollout_logprobs_N).abs()[tokens.is_fresh_N]
-            metrics["rollout/logprob_diff_mean"] = float(difference_T.sum()) / denominators.fresh_run_tokens
-        metrics["policy/importance_ratio_max"] = float(ratio_T.max())
-        metrics["policy/importance_ratio_min"] = float(ratio_T.min())
         return metrics
+
+
+def _sampler_metrics(
+    logprobs_T: Tensor, tokens: _LossTokens, experiences: Sequence[Experience], denominators: LossDenominators
+) -> dict[str, float]:
+    """Return this micro-batch's share of `SAMPLER_DIFFS`."""
+    difference_T = (logprobs_T - tokens.rollout_logprobs_N).abs()
+    metrics: dict[str, float] = {}
+    for age, count in enumerate(denominators.recent_run_tokens):
+        if count:
+            metrics[SAMPLER_DIFFS[age]] = float(difference_T.where(tokens.age_N == age, 0.0).sum()) / count
+    if metrics:
+        metrics[SAMPLER_DIFFS[-1]] = _worst_token(difference_T.where(tokens.age_N <= 1, 0.0), tokens, experiences)
+    return metrics
+
+
+def _worst_token(values_T: Tensor, tokens: _LossTokens, experiences: Sequence[Experience]) -> WorstToken:
+    """Return the largest value, with the rollout of its token."""
+    index = values_T.argmax()
+    value, sequence_index = torch.stack([values_T[index], tokens.sequence_index_N[index].to(values_T)]).tolist()
+    rollout = experiences[int(sequence_index)].rollout
+    sample = rollout.prompt.sample
+    worst = WorstToken(value)
+    worst.owner = f"rollout {rollout.index} of {sample.modality} sample {sample.id}"
+    return worst
 
 
 def load_policy_loss(options: LossConfig, base_dir: Path) -> PolicyLossFn | None:
@@ -373,8 +402,8 @@ class _LossTokens(NamedTuple):
 
     The choice for all but the first kind arrives as `Experience.old_logprobs_source`.
     """
-    is_fresh_N: Tensor
-    """Sampled for this step, bool."""
+    age_N: Tensor
+    """Policy versions between sampling and learning, int64; a partial rollout has tokens of several ages."""
     rollout_logprobs_N: Tensor
     """Log-prob recorded in sampling, float32; 0 in a demonstration."""
     advantages_N: Tensor
@@ -386,7 +415,7 @@ class _LossTokens(NamedTuple):
 def _collect_loss_tokens(experiences: Sequence[Experience], options: LossConfig, device: torch.device) -> _LossTokens:
     """Return the trained tokens of experiences, in their order."""
     tokens: list[_LossToken] = []
-    counts, uses_recorded, is_fresh, advantages, fixed_lengths = [], [], [], [], []
+    counts, uses_recorded, advantages, fixed_lengths = [], [], [], []
     for experience in experiences:
         own = list(_iter_loss_tokens(experience, options))
         tokens += own
@@ -394,7 +423,6 @@ def _collect_loss_tokens(experiences: Sequence[Experience], options: LossConfig,
         # Which of the two, and why: see `_LossTokens.use_recorded_logprobs_N`.
         source = experience.old_logprobs_source or options.old_logprobs
         uses_recorded.append(source == "recorded")
-        is_fresh.append(experience.staleness == 0)
         advantages.append(experience.advantage)
         fixed_lengths.append(float(options.fixed_length or experience.rollout.sampling_params.max_new_tokens))
     authors = [token.author for token in tokens]
@@ -406,7 +434,7 @@ def _collect_loss_tokens(experiences: Sequence[Experience], options: LossConfig,
         is_demonstration_N=torch.tensor([author is Author.DEMONSTRATION for author in authors], dtype=torch.bool),
         in_sft_loss_N=torch.tensor([token.in_sft_loss for token in tokens], dtype=torch.bool),
         use_recorded_logprobs_N=torch.tensor(uses_recorded)[sequence_N],
-        is_fresh_N=torch.tensor(is_fresh)[sequence_N],
+        age_N=torch.tensor([token.age for token in tokens], dtype=torch.int64),
         rollout_logprobs_N=torch.tensor([token.rollout_logprob for token in tokens]),
         advantages_N=torch.tensor(advantages)[sequence_N],
         fixed_lengths_N=torch.tensor(fixed_lengths)[sequence_N],
@@ -416,6 +444,7 @@ def _collect_loss_tokens(experiences: Sequence[Experience], options: LossConfig,
 
 class _LossToken(NamedTuple):
     author: Author
+    age: int
     rollout_logprob: float
     in_sft_loss: bool
 
@@ -430,10 +459,13 @@ def _iter_loss_tokens(experience: Experience, options: LossConfig) -> Iterator[_
     is_good = experience.advantage > 0.0 if whole_response else bool(experience.rollout.is_correct)
     has_sft_loss = options.sft_loss.coef > 0.0 and is_good
     has_begun = whole_response
+    versions = [segment.version for segment in experience.rollout.segments if segment.author is Author.POLICY]
+    # The staleness of a rollout is that of its oldest token.
+    current_version = min(versions, default=0) + experience.staleness
     for segment in experience.rollout.segments:
         # The trigger opens the imitated part but is FORCED, so it is not trained itself.
         has_begun = has_begun or segment.author is Author.FORCED
         if segment.author in TRAINED_AUTHORS:
             in_sft_loss = has_sft_loss and has_begun and segment.author is Author.POLICY
             for logprob in segment.logprobs:
-                yield _LossToken(segment.author, logprob, in_sft_loss)
+                yield _LossToken(segment.author, current_version - segment.version, logprob, in_sft_loss)

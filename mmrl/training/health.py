@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, NamedTuple
 
 from mmrl.config.schema import HealthConfig
 from mmrl.training.callbacks import StepResult
-from mmrl.types import TrainingState, UserError
+from mmrl.types import TrainingState, UserError, WorstToken
 
 
 class HealthRule(NamedTuple):
-    """A limit on the windowed mean of one metric, and the advice to print when it is violated."""
+    """A limit on one metric, and the advice to print when it is violated."""
 
     metric: str  # name of the metric
     limit_field: str  # field of `HealthConfig`; one that begins with `min_` is a lower limit, any other an upper
-    message: str  # format string that receives the mean as `value`
+    message: str  # format string that receives the mean as `value`; for a single step its value, and `owner`
 
 
-HEALTH_RULES: Final = (
+HEALTH_RULES: Final = (  # of windowed means
     HealthRule(
         "groups/nonzero_advantage_frac",
         "min_nonzero_advantage_frac",
@@ -67,10 +67,31 @@ HEALTH_RULES: Final = (
         "weigh the gap with loss.rollout_correction",
     ),
     HealthRule(
+        "rollout/stale_logprob_diff_mean",
+        "max_stale_logprob_diff",
+        "tokens of the policy version before are {value:.2g} nats from the learner. If logprob_check/diff_mean is as "
+        "large, suspect the engine. Otherwise the policy moves far in one step: lower the learning rate or ppo_epochs, "
+        "or weigh the gap with loss.rollout_correction",
+    ),
+    HealthRule(
         "replay/staleness_max",
         "max_replay_staleness",
         "the stage replays rollouts that are up to {value:.0f} policy versions old: their ratios are far from 1 and "
         "mostly clipped. Mix in questions that still differ within a group, or set replay.max_staleness",
+    ),
+)
+STEP_RULES: Final = (  # of a single step, for metrics that are a `WorstToken`
+    HealthRule(
+        "policy/importance_ratio_max",
+        "max_token_ratio",
+        "a token of {owner} is {value:.3g} times as likely as when it was sampled, and the loss may explode. If "
+        "rollout/logprob_diff_max is large too, suspect the rollout engine; otherwise lower the learning rate",
+    ),
+    HealthRule(
+        "rollout/logprob_diff_max",
+        "max_token_logprob_diff",
+        "rollout engine and learner differ by {value:.3g} nats on a token of {owner} before the update: suspect the "
+        "engine, or the media that it was given. rollout.logprob_check.every=1 shows if it begins at a weight sync",
     ),
 )
 BLIND_GAP_PREFIX: Final = "probe/blind_gap/"
@@ -89,11 +110,12 @@ SUMMARY_METRICS: Final = (  # metric, format of its windowed mean
     ("policy/reference_kl_nats", "KL {:.3f} nats"),
     ("policy/importance_ratio_max", "ratios up to {:.2f}"),
     ("rollout/logprob_diff_mean", "engine and learner {:.3f} nats apart"),
+    ("rollout/stale_logprob_diff_mean", "{:.3f} nats one version later"),
 )
 
 
 class HealthMonitor:
-    """A callback that averages metrics over the last `health.window` steps and warns when a mean leaves its limits.
+    """A callback that warns of means over the last `health.window` steps, and of single tokens, beyond their limits.
 
     A problem is reported when it begins, and again only after it was absent for a whole window.
     """
@@ -102,22 +124,19 @@ class HealthMonitor:
         self._options, self._warn = options, warn
         self._window: deque[Mapping[str, float]] = deque(maxlen=options.window)
         self._first_means: Mapping[str, float] = {}
-        self._last_violation: dict[str, int] = {}  # the last step with the problem, by metric
+        self._last_violation: dict[str, int] = {}  # the last step with the problem, by the problem's name
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Add the metrics of a step and warn of problems that begin with it."""
         step = state.step
         self._window.append(result.metrics)
+        self._report(f"step {step}", step, self._find_violations(STEP_RULES, result.metrics))
         if len(self._window) < self._options.window:
             return
         means = self.window_means()
         # The first full window is what falling reward terms are compared with.
         self._first_means = self._first_means or means
-        for name, message in self._find_problems(means):
-            last = self._last_violation.get(name)
-            if last is None or step - last > self._options.window:
-                self._warn(f"step {step}, mean of {self._options.window} steps: {message}")
-            self._last_violation[name] = step
+        self._report(f"step {step}, mean of {self._options.window} steps", step, self._find_problems(means))
 
     def window_means(self) -> dict[str, float]:
         """Return the mean of each metric over those steps of the window that have it."""
@@ -136,16 +155,28 @@ class HealthMonitor:
                 parts.append(text.format(means[name]))
         return "Health at the end: " + ", ".join(parts)
 
-    def _find_problems(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        """Yield the metric and the message of each problem that `means` show."""
-        for rule in HEALTH_RULES:
+    def _report(self, basis: str, step: int, problems: Iterable[tuple[str, str]]) -> None:
+        for name, message in problems:
+            last = self._last_violation.get(name)
+            if last is None or step - last > self._options.window:
+                self._warn(f"{basis}: {message}")
+            self._last_violation[name] = step
+
+    def _find_violations(self, rules: Iterable[HealthRule], metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+        """Yield the limit's field and the message of each rule that `metrics` violate."""
+        for rule in rules:
             limit: float | None = getattr(self._options, rule.limit_field)
-            value = means.get(rule.metric)
+            value = metrics.get(rule.metric)
             if limit is None or value is None:
                 continue
             is_violated = value < limit if rule.limit_field.startswith("min_") else value > limit
             if is_violated:
-                yield rule.metric, rule.message.format(value=value)
+                owner = value.owner if isinstance(value, WorstToken) else ""
+                yield rule.limit_field, rule.message.format(value=value, owner=owner)
+
+    def _find_problems(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+        """Yield a name and the message of each problem that `means` show."""
+        yield from self._find_violations(HEALTH_RULES, means)
         yield from self._find_blind_probes(means)
         yield from self._find_failing_tools(means)
         yield from self._find_falling_terms(means)

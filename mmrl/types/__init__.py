@@ -68,3 +68,4 @@ from mmrl.types.state import Experience as Experience
 from mmrl.types.state import SampleStats as SampleStats
 from mmrl.types.state import SelectedExperiences as SelectedExperiences
 from mmrl.types.state import TrainingState as TrainingState
+from mmrl.types.state import WorstToken as WorstToken

@@ -24,6 +24,12 @@ class Experience:
     old_logprobs_source: Literal["recorded", "recomputed"] | None = None  # see above
 
 
+class WorstToken(float):
+    """A metric that is the value of a single token: a number like any other, which also says whose token it is."""
+
+    owner: str = ""  # the token's rollout, in words
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedExperiences:
     """Result of selection: this step's groups, and what the step trains on."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from harness import Command, contents, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from rounding import LOGPROBS
 from test_launch import alike
 
 from mmrl.checkpoint.snapshot import load_state
@@ -32,7 +33,7 @@ def overlapping(run_dir: Path, loss: dict[str, Any] | None = None, **options: An
 
 def with_everything(run_dir: Path) -> dict[str, Any]:
     """All that reads or changes what a step is made of."""
-    return overlapping(
+    config = overlapping(
         run_dir,
         rollout_steps=[
             {"kind": "generate"},
@@ -46,6 +47,8 @@ def with_everything(run_dir: Path) -> dict[str, Any]:
         data_order={"kind": "priority"},
         validation={"every": 3},
     )
+    # By default the copy that samples is not checked.
+    return {**config, "rollout": {"logprob_check": {"every": 2, "max_new_tokens": 2}}}
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,10 @@ def test_what_is_learned_is_one_version_old_from_the_second_step_on(whole: Path)
     gaps = [record["rollout/staleness_max"] for record in steps if "rollout/staleness_max" in record]
     assert gaps[0] == 0.0 and 1.0 in gaps and max(gaps) <= 2.0  # 2: carried by the filter for a step
     assert any("validation/mean" in record for record in metrics(whole))
+    told = ["rollout/stale_logprob_diff_mean" in record for record in steps if record["learner/loss"]]
+    assert not told[0] and all(told[1:])
+    checks = [record["logprob_check/diff_mean"] for record in metrics(whole) if "logprob_check/diff_mean" in record]
+    assert len(checks) >= STEPS // 2 and max(checks) < LOGPROBS
     assert any(name.startswith("probe/blind_gap/grey/") for record in steps for name in record)
     assert sum(record["rethink/attempted"] for record in steps) > 0
 
@@ -136,6 +143,7 @@ def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkey
     assert [record["rollout/staleness_max"] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
     assert [record["rollout/staleness_mean"] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
     assert ["rollout/logprob_diff_mean" in record for record in steps] == [True] + [False] * (STEPS - 1)
+    assert ["rollout/stale_logprob_diff_mean" in record for record in steps] == [False] + [True] * (STEPS - 1)
     assert min(record["replay/frac"] for record in steps[1:]) > 0.2
     config = write(twice, tmp_path / "twice.yaml")
     with monkeypatch.context() as patched:

@@ -10,7 +10,7 @@ from mmrl.algo.step_metrics import compute_step_metrics
 from mmrl.config.schema import HealthConfig
 from mmrl.training.callbacks import StepResult
 from mmrl.training.health import HealthMonitor
-from mmrl.types import Answer, SelectedExperiences, TrainingState
+from mmrl.types import Answer, SelectedExperiences, TrainingState, WorstToken
 
 HEALTHY = {
     "groups/nonzero_advantage_frac": 0.5,
@@ -20,6 +20,8 @@ HEALTHY = {
     "policy/reference_kl_nats": 0.01,
     "policy/importance_ratio_max": 1.5,
     "rollout/logprob_diff_mean": 0.01,
+    "rollout/logprob_diff_max": 0.4,
+    "rollout/stale_logprob_diff_mean": 0.1,
     "replay/staleness_max": 4.0,
     "probe/blind_gap/grey/count": 0.3,
     "probe/blind_gap/grey/format": 0.0,
@@ -70,6 +72,10 @@ def warnings_of(steps, **options):
             r"model.dtype=float32.*loss.rollout_correction",
         ),
         (
+            {"rollout/stale_logprob_diff_mean": 0.3},
+            "tokens of the policy version before are 0.3 nats from the learner.*logprob_check/diff_mean.*learning rate",
+        ),
+        (
             {"replay/staleness_max": 57.0},
             "replays rollouts that are up to 57 policy versions old: .*set replay.max_staleness",
         ),
@@ -97,10 +103,39 @@ def test_a_problem_is_reported_again_only_after_a_window_without_it():
     assert len(warnings_of([ill] * 3 + [{}] * 9 + [ill] * 3)) == 2
 
 
+def worst(value):
+    token = WorstToken(value)
+    token.owner = "rollout 3 of image sample a-7"
+    return token
+
+
+@pytest.mark.parametrize(
+    ("metric", "limit", "message"),
+    [
+        ("policy/importance_ratio_max", "max_token_ratio", "rollout 3 of image sample a-7 is 2e+04 times as likely as"),
+        (
+            "rollout/logprob_diff_max",
+            "max_token_logprob_diff",
+            "engine and learner differ by 2e+04 nats on a token of rollout 3 of image sample a-7 before the update",
+        ),
+    ],
+)
+def test_a_token_beyond_its_bound_is_reported_at_once(metric, limit, message):
+    """In its own step, before a window is full, and again only after a window without one."""
+    ill, means = {metric: worst(20_000.0)}, {"max_importance_ratio": None}
+    [text] = warnings_of([{}, ill], **means)
+    assert text.startswith("step 2: ") and message in text
+    assert len(warnings_of([ill] * 9, **means)) == 1
+    assert len(warnings_of([ill, {}, {}, ill], **means)) == 1
+    assert len(warnings_of([ill, {}, {}, {}, ill], **means)) == 2
+    assert warnings_of([ill], **{limit: None}) == warnings_of([{metric: worst(4.9)}]) == []
+
+
 def test_null_switches_a_rule_off():
     assert warnings_of([{"tools/errors": 8.0}] * 5, max_failed_tool_call_frac=None) == []
     assert warnings_of([{"rollout/truncated_frac": 1.0}] * 5, max_truncated_frac=None) == []
     assert warnings_of([{"rollout/logprob_diff_mean": 1.0}] * 5, max_logprob_diff=None) == []
+    assert warnings_of([{"rollout/stale_logprob_diff_mean": 1.0}] * 5, max_stale_logprob_diff=None) == []
     assert warnings_of([{"replay/staleness_max": 99.0}] * 5, max_replay_staleness=None) == []
     assert warnings_of([{"probe/blind_gap/grey/count": -1.0}] * 5, min_blind_gap=None) == []
 

@@ -432,6 +432,33 @@ def shifted(experiences, by):
     return moved
 
 
+def test_the_gap_is_measured_where_the_first_mini_batch_is_all_replay(tiny):
+    """Its fresh group has no gradient: fresh tokens begin with the second mini-batch, which is then trained first."""
+    world = tiny()
+    first, second, third = group_by_prompt(trained_on(world))
+    idle = [replace(each, advantage=0.0) for each in first]
+    old = shifted([replace(each, staleness=2) for each in third], 0.5)
+    metrics = learner(world, lr=0.02, mini_batches=2).step([*idle, *second, *old], step=0)
+    assert metrics["rollout/logprob_diff_mean"] < LOGPROBS  # hence before any update
+    assert metrics["policy/importance_ratio_max"] > 1.2
+
+
+@pytest.mark.parametrize("options", [{"micro_batch": 1}, {"micro_batch": 3, "epochs": 2}, {"mini_batches": 3}])
+def test_the_worst_token_is_known_by_its_sample_and_reported_at_once(tiny, options):
+    world, warnings = tiny(), []
+    experiences = trained_on(world)
+    experiences[7:8] = shifted(experiences[7:8], 8.0)
+    experiences = [replace(each, staleness=1) for each in experiences]
+    metrics = learner(world, lr=1e-6, **options).step(experiences, step=0)
+    health = HealthMonitor(HealthConfig(), warnings.append)
+    nothing = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=False)
+    health.on_step_end(TrainingState(step=1), StepResult(selected=nothing, metrics=metrics, seconds={}))
+    owner = f"rollout 1 of text sample {world.samples[2].id}"
+    assert f"step 1: a token of {owner} is 2.98e+03 times as likely" in warnings[0]
+    if "mini_batches" not in options:  # the first update alone tells of the engine
+        assert f"step 1: rollout engine and learner differ by 8 nats on a token of {owner}" in warnings[1]
+
+
 def test_the_learners_own_old_log_probs_are_those_of_the_steps_start(tiny):
     """The ratio begins at 1 whatever the sampler said, and moves with the second update; the gap is still reported."""
     world = tiny()

@@ -229,22 +229,29 @@ def test_every_objective_equals_its_slow_version_however_it_is_cut(options, repl
     assert summed == pytest.approx(metrics, rel=1e-4)
 
 
-def test_the_gap_to_the_sampler_is_that_of_fresh_tokens():
+def test_the_gap_to_the_sampler_is_told_by_the_age_of_tokens():
+    """Of this version and of the one before; partial rollouts have tokens of both, and replayed ones are older."""
     experiences, scores, _ = run_problem()
     objective = Objective(LossConfig(), STEPS)
-    aged = [replace(experience, staleness=i % 2) for i, experience in enumerate(experiences)]
-    gaps, at = [], 0
+    aged = [replace(experience, staleness=i % 3) for i, experience in enumerate(experiences)]
+    first, last = aged[3].rollout.segments[0], aged[3].rollout.segments[-1]
+    partial = replace(aged[3].rollout, segments=(first, *aged[3].rollout.segments[1:-1], replace(last, version=1)))
+    aged[3] = replace(aged[3], rollout=partial, staleness=1)
+    gaps, at = {0: [], 1: [], 2: []}, 0
     for each in aged:
         for segment in each.rollout.segments:
             if segment.author in (Author.POLICY, Author.DEMONSTRATION):
                 own = scores.logprobs_N[at : at + len(segment.token_ids)] - torch.tensor(segment.logprobs)
-                gaps += own.abs().tolist() if segment.author is Author.POLICY and not each.staleness else []
+                gaps[each.staleness - segment.version] += own.abs().tolist() if segment.author is Author.POLICY else []
                 at += len(segment.token_ids)
+    assert min(map(len, gaps.values())) > 1
     _, metrics = objective(aged, taken(scores, reference=False), objective.count_denominators(aged), step=STEP)
-    assert metrics["rollout/logprob_diff_mean"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-5)
-    aged = [replace(experience, staleness=1) for experience in experiences]
+    assert metrics["rollout/logprob_diff_mean"] == pytest.approx(sum(gaps[0]) / len(gaps[0]), rel=1e-5)
+    assert metrics["rollout/stale_logprob_diff_mean"] == pytest.approx(sum(gaps[1]) / len(gaps[1]), rel=1e-5)
+    assert metrics["rollout/logprob_diff_max"] == pytest.approx(max(gaps[0] + gaps[1]), rel=1e-5)
+    aged = [replace(experience, staleness=2) for experience in experiences]
     _, metrics = objective(aged, taken(scores, reference=False), objective.count_denominators(aged), step=STEP)
-    assert "rollout/logprob_diff_mean" not in metrics
+    assert not [name for name in metrics if "logprob_diff" in name]
 
 
 @pytest.mark.parametrize("replayed", [False, True], ids=["fresh", "replayed"])
@@ -336,9 +343,9 @@ def test_every_setting_matters(name):
 
 def test_counts():
     experiences, *_ = problem()
-    assert Objective(LossConfig(), STEPS).count_denominators(experiences) == (21, 18, 18, 7, 2, 0)
+    assert Objective(LossConfig(), STEPS).count_denominators(experiences) == (21, 18, (18, 0), 7, 2, 0)
     stale = [replace(each, staleness=index % 2) for index, each in enumerate(experiences)]
-    assert Objective(LossConfig(), STEPS).count_denominators(stale) == (21, 18, 10, 7, 2, 0)
+    assert Objective(LossConfig(), STEPS).count_denominators(stale) == (21, 18, (10, 8), 7, 2, 0)
     assert (
         Objective(LossConfig(sft_loss=SftLossConfig(coef=0.1)), STEPS).count_denominators(experiences).sft_loss_tokens
         == 3 + 1
@@ -408,7 +415,7 @@ def test_an_empty_completion_among_others_changes_nothing_but_the_count_of_respo
     nothing = Segment(token_ids=(), logprobs=(), author=Author.POLICY)
     empty = Experience(rollout=replace(rollout, segments=(nothing,)), advantage=1.0)
     objective = Objective(LossConfig(aggregation="sequence"), STEPS)
-    assert objective.count_denominators([empty, experience("pp", 1.0)]) == (2, 2, 2, 2, 0, 0)
+    assert objective.count_denominators([empty, experience("pp", 1.0)]) == (2, 2, (2, 0), 2, 0, 0)
     scores = LossInputs(torch.tensor([-1.0, -1.0], requires_grad=True), torch.ones(2), torch.tensor([-1.0, -1.0]), None)
     pair = [empty, experience("pp", 1.0)]
     loss, _ = objective(pair, scores, objective.count_denominators(pair), step=0)

@@ -150,14 +150,14 @@ class ReplayConfig(StrictModel):
 
 
 class HealthConfig(StrictModel):
-    """Thresholds of warnings about means over the last `window` steps; null switches one off.
+    """Thresholds of warnings about means over the last `window` steps, and about single tokens; null switches one off.
 
     A warning is printed with advice when its threshold is first crossed, and not again while it stays crossed. None
     ends a run; `max_steps_without_signal` and `max_nonfinite_steps` do.
     """
 
     window: PositiveInt = 20
-    """Steps that are averaged; no warning comes before there are so many."""
+    """Steps that are averaged; no warning about a mean comes before there are so many."""
     min_nonzero_advantage_frac: Fraction | None = 0.1
     """Warn below this share of groups with a nonzero advantage."""
     max_truncated_frac: Fraction | None = 0.5
@@ -173,6 +173,12 @@ class HealthConfig(StrictModel):
     max_logprob_diff: PositiveFloat | None = 0.05
     """Warn above this mean |log-probability of the rollout engine - learner| of a fresh token before the update, in
     nats."""
+    max_stale_logprob_diff: PositiveFloat | None = 0.2
+    """The same of a token that the policy version before sampled, which one step's learning changes too."""
+    max_token_ratio: PositiveFloat | None = 1000.0  # e^6.9
+    """Warn at once above this ratio of new to old probability of a single token."""
+    max_token_logprob_diff: PositiveFloat | None = 5.0  # rounding in bfloat16 reaches 0.35
+    """Warn at once above this |log-probability of the rollout engine - learner| of a single token, in nats."""
     max_replay_staleness: PositiveFloat | None = 20.0
     """Warn above this age of the oldest rollout that a step replays, in policy versions."""
     max_failed_tool_call_frac: Fraction | None = 0.2
