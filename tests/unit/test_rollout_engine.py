@@ -11,7 +11,7 @@ import pytest
 import torch
 from config_samples import SMALL, refused, write
 
-from mmrl.config import load_config
+from mmrl.config import diff_configs, flatten_settings, load_config
 from mmrl.config.schema import LogprobCheckConfig, LoraConfig, VllmConfig
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.run_dir import RunDir
@@ -337,6 +337,14 @@ def test_the_check_is_repeated_unless_the_config_says_otherwise(tiny):
     world = tiny()
     check = logprob_check(world, world.policy, [])
     assert [version for version in (1, 49, 50, 51, 100) if check.measure_if_due(version)] == [50, 100]
+
+
+def test_a_resumed_run_may_check_more_often(tmp_path):
+    path = write(tmp_path, SMALL)
+    old = flatten_settings(load_config(path).config.model_dump(mode="json"))
+    changes = diff_configs(old, load_config(path, ["rollout.logprob_check.every=1"]).config)
+    found = [(change.key, change.old, change.new, change.effect) for change in changes]
+    assert found == [("rollout.logprob_check.every", "null", "1", "no result depends on it")]
 
 
 @pytest.mark.parametrize("elsewhere", [3.0, math.nan])
