@@ -229,6 +229,15 @@ def test_bad_outlines_are_rejected(place, changed, reason):
     assert reason in bad.reason
 
 
+def test_pictures_of_outlines_may_lie_in_a_folder_of_their_own(place):
+    for folder in ("seg", "pictures"):
+        (place.base_dir / folder).mkdir()
+    (place.base_dir / "pictures" / "1.jpg").write_bytes(PNG)
+    (place.base_dir / "seg" / "1.json").write_text(json.dumps(LABELME))
+    for sample in reason_seg.rows(place, path="seg", media_root="pictures"):
+        assert sample.images[0].path == str(place.base_dir / "pictures" / "1.jpg")
+
+
 def test_outlines_that_are_not_utf8_are_rejected_and_a_missing_folder_is_refused(place):
     (place.base_dir / "seg").mkdir()
     (place.base_dir / "seg" / "1.json").write_bytes(b'{"text": ["a caf\xe9"]}')

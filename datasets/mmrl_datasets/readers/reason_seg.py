@@ -26,20 +26,21 @@ def rows(
     path: str,
     prompt: str = "{{ text }}",
     task: str | None = None,
+    media_root: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Sample | RejectedRow]:
     """Yield a sample for every instruction: the box around all outlines labelled `target`, in pixels.
 
     Options:
-        path: a folder of `NAME.jpg` and `NAME.json`, relative to the config.
+        path: a folder of `NAME.json`, relative to the config; `NAME.jpg` lies beside it, or in `media_root`.
         prompt: a Jinja template over text, the instruction.
-        split, task, limit: as in `table.rows`.
+        split, task, media_root, limit: as in `table.rows`.
 
     Raises:
         UserError: no such folder, or no JSON file in it.
     """
     prompt_template = parse_template(prompt, "prompt")
-    resolver = make_media_resolver(context, None, path)
+    resolver = make_media_resolver(context, media_root, path)
     read_fields = partial(_read_fields, prompt_template=prompt_template, resolver=resolver)
     found = _read_rows(context.base_dir / path)
     return convert_rows(found, read_fields, (), path=path, split=split, task=task, limit=limit)
