@@ -297,6 +297,39 @@ def test_a_prompt_runs_in_a_sandbox(read, prompt):
     assert f"template {prompt!r}: " in bad.reason
 
 
+@pytest.mark.parametrize(
+    ("prompt", "without", "with_hint"),
+    [
+        ("{{ q }}{{ hint | default('') }}", "Find", "FindX"),
+        ("{{ q }}{% if hint is defined %} by {{ hint }}{% endif %}", "Find", "Find by X"),
+        ("{{ hint if hint is defined else q }}", "Find", "X"),
+    ],
+)
+@pytest.mark.parametrize("lacking", [{}, {"hint": None}])
+def test_a_template_may_ask_whether_a_column_is_there(read, prompt, without, with_hint, lacking):
+    rows = [{"q": "Find", "a": "1"} | lacking, {"q": "Find", "a": "1", "hint": "X"}]
+    for content in (rows, rows[:1]):  # no row need have it
+        samples = read(*content, prompt=prompt, columns={"answer": "a"}, answer_type="number")
+        assert [sample.parts for sample in samples] == [(without,), (with_hint,)][: len(content)]
+
+
+def test_a_template_that_also_uses_a_column_plainly_needs_it(read):
+    rows = [{"a": "1", "hint": "X"}, {"a": "1"}]
+    prompt = "{{ hint | default('') }}{{ hint }}"
+    good, bad = read(*rows, prompt=prompt, columns={"answer": "a"}, answer_type="number")
+    assert good.parts == ("XX",)
+    assert "there is no column 'hint'" in bad.reason
+    with pytest.raises(UserError, match="there is no column 'hint'"):
+        read(rows[1], prompt=prompt, columns={"answer": "a"}, answer_type="number")
+
+
+def test_a_template_may_index_and_call_methods_of_text(read):
+    row = {"options": ["cat", "dog"], "text": " Which? ", "a": "1"}
+    prompt = "{{ text.strip() }} {{ options[0] }} or {{ options[-1] }}"
+    (sample,) = read(row, prompt=prompt, columns={"answer": "a"}, answer_type="number")
+    assert sample.parts == ("Which? cat or dog",)
+
+
 def test_a_role_may_be_a_template(read, place):
     columns = {"question": "q", "answer": "{{ a | striptags }}", "images": "{{ stem }}.png", "id": "{{ stem }}-{{ n }}"}
     (sample,) = read({"q": "?", "a": "<answer> 3 </answer>", "stem": "b", "n": 5}, columns=columns)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Final
 
-from jinja2 import StrictUndefined, TemplateRuntimeError, TemplateSyntaxError, meta
+from jinja2 import StrictUndefined, TemplateRuntimeError, TemplateSyntaxError, meta, nodes
 from jinja2.sandbox import SandboxedEnvironment
 
 from mmrl.types import UserError
@@ -42,15 +42,18 @@ def parse_template(text: str, option: str) -> Column:
     """Return the Jinja template that an option holds; raises UserError if it is none."""
     environment = SandboxedEnvironment(undefined=StrictUndefined, finalize=_check_printable, keep_trailing_newline=True)
     try:
-        names = frozenset(meta.find_undeclared_variables(environment.parse(text)))
+        tree = environment.parse(text)
         template = environment.from_string(text)
     except TemplateSyntaxError as error:
         raise UserError(f"{option}: {short_repr(text)} is no template: {error}; write {{{{ column }}}}") from error
     # Jinja's own functions, such as `range`, are no columns.
-    required = names - environment.globals.keys()
+    names = meta.find_undeclared_variables(tree) - environment.globals.keys()
+    required = frozenset(names.intersection(_plain_names(tree)))
 
     def fill(cells: Cells) -> str | None:
-        values = {name: get_cell(cells, name) for name in required}
+        values = {name: get_cell(cells, name) for name in names if name in required or has_column(cells, name)}
+        # Tables with fixed columns write null where another row has none; for a template neither is there.
+        values = {name: value for name, value in values.items() if name in required or value is not None}
         try:
             return template.render(values) or None
         except (TemplateRuntimeError, BadRowError, TypeError, ValueError, ArithmeticError, LookupError) as error:
@@ -102,6 +105,22 @@ def optional_value(cells: Cells, column: Column | None) -> object:
 def _read_list(cells: Cells, columns: Sequence[str]) -> object:
     entries = [get_cell(cells, column) for column in columns]
     return [entry for entry in entries if entry is not None]
+
+
+def _plain_names(node: nodes.Node, asked: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield the names that a template uses without asking, by `default` or `is defined`, if they are there."""
+    if isinstance(node, nodes.If | nodes.CondExpr):
+        # What an `if` asks for, it asks for its branches. One that uses it all the same fails on the row.
+        asked |= {test.node.name for test in node.find_all(nodes.Test) if _asks(test)}
+    if isinstance(node, nodes.Name) and node.name not in asked:
+        yield node.name
+    for child in node.iter_child_nodes(exclude=("node",) if _asks(node) else ()):
+        yield from _plain_names(child, asked)
+
+
+def _asks(node: nodes.Node) -> bool:
+    is_question = isinstance(node, nodes.Filter | nodes.Test) and isinstance(node.node, nodes.Name)
+    return is_question and node.name in ("default", "d", "defined", "undefined")
 
 
 def _check_printable(value: object) -> object:
