@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict, Features, Image, Value
 from pyarrow import parquet
 from ruamel.yaml import YAML
 
-from mmrl.answer import ResponseFormat
+from mmrl.answer import ResponseFormat, ResponseSection
 from mmrl.types import (
     AnswerType,
     CoordinateSystem,
@@ -782,6 +782,82 @@ def test_a_conversation_is_cut_only_on_demand(talk):
     assert "goes on after the answer: 4 turns; `exchange: first` cuts it" in bad.reason
     (good,) = talk(row, columns=LLAVA, exchange="first")
     assert good.target.value == "A cat."
+
+
+# Replies of published cold starts: LLaMA-Factory's ShareGPT rows (data/README.md), R1-V's and Vision-R1's tags,
+# Qwen3's empty thought, and LLaVA-CoT-100k (its card: id, image, conversations).
+COT = "<SUMMARY>S</SUMMARY>\n\n<CAPTION>C</CAPTION>\n\n<REASONING>R</REASONING>\n\n<CONCLUSION>7</CONCLUSION>"
+COT_TAGS = ("SUMMARY", "CAPTION", "REASONING", "CONCLUSION")
+
+
+@pytest.mark.parametrize(
+    ("reply", "options", "thinking", "response"),
+    [
+        ("<think>\nT\n</think>\n<answer> 7 </answer>", {}, "\nT\n", None),
+        ("<think>\nT\n</think>\n\n7", {}, "\nT\n", None),
+        ("<think>\n\n</think>\n\n7", {}, None, None),
+        ("<answer>7</answer>", {}, None, None),
+        (r"<think>T \boxed{8}</think>So $\boxed{7}$.", {}, r"T \boxed{8}", "all"),
+        (r"3 + 4 is \boxed{7}", {}, None, "all"),
+        ("<reason>T</reason><answer>7</answer>", {"reply_tags": ("reason", "answer")}, "T", None),
+        (COT, {"reply_tags": COT_TAGS}, COT.partition("<CONCLUSION>")[0], None),
+        ("Seven, so 8 - 1.", {"columns": LLAVA | {"answer": "gold"}}, None, "all"),
+    ],
+)
+def test_a_reply_holds_thinking_and_answer(talk, reply, options, thinking, response):
+    row = {"id": 1, "image": "a.png", "conversations": [ASKED, {"from": "gpt", "value": reply}], "gold": 7}
+    (sample,) = talk(row, **{"columns": LLAVA, "answer_type": "number"} | options)
+    assert (sample.target.value, sample.thinking, sample.response) == (7, thinking, response and reply)
+
+
+def test_a_reply_in_sections_becomes_a_demonstration_in_the_same_sections(talk):
+    row = {"id": 1, "image": "a.png", "conversations": [ASKED, {"from": "gpt", "value": COT}]}
+    (sample,) = talk(row, columns=LLAVA, reply_tags=COT_TAGS)
+    sections = (ResponseSection("SUMMARY"), ResponseSection("CAPTION"))
+    response_format = ResponseFormat(
+        thinking="required", think_tag="REASONING", answer_tag="CONCLUSION", sections=sections
+    )
+    assert response_format.render(sample.target, sample.thinking) == COT
+
+
+def test_thinking_in_a_field_of_its_own(talk):
+    reply = {"role": "assistant", "content": "Yes.", "reasoning_content": "T"}
+    (sample,) = talk({"messages": [{"role": "user", "content": "Is it?"}, reply]}, columns={"turns": "messages"})
+    assert (sample.target.value, sample.thinking) == ("Yes.", "T")
+
+
+@pytest.mark.parametrize(
+    ("reply", "options", "reason"),
+    [
+        ("<think>T", {}, "no answer tag, <think> never closed; correct '<think>T', or name a column"),
+        ("T</think>7", {}, "stray </think>"),
+        ("<think>T</think>", {}, "empty answer"),
+        ("<think>T</think>So <answer>7</answer>", {}, "text outside the tags"),
+        ("<answer>7</answer> or <answer>8</answer>", {}, "two answers"),
+        (r"\boxed{7} or \boxed{8}", {}, "two answers"),
+        (COT, {}, "begins with <SUMMARY>: set `reply_tags: [SUMMARY, CAPTION, REASONING, CONCLUSION]`"),
+        ("7", {"reply_tags": COT_TAGS}, "no CONCLUSION tag"),
+        (COT.replace("CAPTION", "REASONING"), {"reply_tags": COT_TAGS}, "no <CAPTION>"),
+    ],
+)
+def test_a_reply_that_is_not_in_the_tags_is_rejected(talk, reply, options, reason):
+    row = {"id": 1, "image": "a.png", "conversations": [ASKED, {"from": "gpt", "value": reply}]}
+    (bad,) = talk(row, columns=LLAVA, **options)
+    assert reason in bad.reason
+
+
+@pytest.mark.parametrize("reply", [COT, "<think>T</think>7", "<table><tr></tr></table>"])
+def test_a_whole_turn_may_be_the_answer(talk, reply):
+    row = {"id": 1, "image": "a.png", "conversations": [ASKED, {"from": "gpt", "value": reply}]}
+    (sample,) = talk(row, columns=LLAVA, **({} if "table" in reply else {"reply_tags": ()}))
+    assert (sample.target.value, sample.thinking) == (reply, None)
+
+
+@pytest.mark.parametrize(("tags", "message"), [(("answer",), "name the tag of the thinking"), (("a(", "b"), "'a\\('")])
+def test_impossible_tags_are_refused(talk, tags, message):
+    row = {"id": 1, "image": "a.png", "conversations": [ASKED, TOLD]}
+    with pytest.raises(UserError, match=message):
+        talk(row, columns=LLAVA, reply_tags=tags)
 
 
 def said(*content):

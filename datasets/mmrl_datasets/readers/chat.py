@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Literal, NamedTuple
 
+from mmrl.answer import ResponseFormat, ResponseSection
 from mmrl.answer.tool_calls import find_final_call
-from mmrl.types import ContentPart, DatasetContext, ImageRef, RejectedRow, Sample
+from mmrl.types import AnswerType, ContentPart, DatasetContext, ImageRef, RejectedRow, Sample, UserError
 from mmrl_datasets.formats.row import BadRowError, Cells, short_repr
 from mmrl_datasets.formats.tables import open_rows
 from mmrl_datasets.readers.answers import BoxFormat, check_text
@@ -37,11 +39,21 @@ SPEAKER_ROLES: Final[Mapping[object, str]] = {
     "observation": "tool",
 }
 Exchange = Literal["only", "first", "calls"]
+USUAL_TAGS: Final = ("think", "answer")
+_CLOSED_TAG: Final = re.compile(r"</([A-Za-z_][\w-]*)>", re.ASCII)
 
 
 class _Turn(NamedTuple):
     speaker: str  # system, user, assistant or tool
     content: object  # text or a list of parts, not checked yet
+
+
+class _Reply(NamedTuple):
+    """The parts of the assistant's turn, not checked yet."""
+
+    answer: object
+    thinking: str | None = None
+    response: str | None = None  # the whole turn, where it says more than the other two
 
 
 class _Conversation(NamedTuple):
@@ -64,11 +76,12 @@ def rows(
     coordinates: str | None = None,
     box_format: BoxFormat = "xyxy",
     exchange: Exchange = "only",
+    reply_tags: tuple[str, ...] = USUAL_TAGS,
     task: str | None = None,
     media_root: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Sample | RejectedRow]:
-    """Yield the samples of conversations: the user's question, and the assistant's answer. The rest as in `table.rows`.
+    r"""Yield the samples of conversations: the user's question, the assistant's answer. The rest as in `table.rows`.
 
     A system turn tells how to answer, which is up to the config, so it goes into `meta`.
 
@@ -81,6 +94,10 @@ def rows(
             cuts them before it. With `calls` they go on after tool calls, and all that the assistant says becomes the
             sample's response, for an sft stage whose `rollout_steps` have these tools; the answer needs a column. The
             replies to calls are left out, with their images, the last of the images column: the tools reply anew.
+        reply_tags: the parts of the answering turn, of which the last is the answer and the others are thinking:
+            `[SUMMARY, CAPTION, REASONING, CONCLUSION]`. The default reads `<think>..</think>` before an answer in
+            `<answer>`, in `\boxed{..}` or bare, and turns without any of these. Others must be in every row. `[]` takes
+            the whole turn for the answer.
 
     Raises:
         UserError: no such file; an impossible option; a column that no row has.
@@ -88,22 +105,34 @@ def rows(
     roles = parse_columns(columns, ROLES, ("turns", "answer") if exchange == "calls" else ("turns",))
     resolver = make_media_resolver(context, media_root, path)
     answer_spec = make_row_answer_spec(answer_type, coordinates, box_format)
-    read_fields = partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver, exchange=exchange)
+    if len(reply_tags) == 1:
+        raise UserError(f"reply_tags={list(reply_tags)}: name the tag of the thinking and that of the answer, or none")
+    read_fields = partial(
+        _read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver, exchange=exchange, tags=reply_tags
+    )
     expected = collect_required_columns(roles.values()) | answer_spec.required_columns
     table_rows = open_rows(context.base_dir, path, split)
     return convert_rows(table_rows, read_fields, expected, path=path, split=split, task=task, limit=limit)
 
 
 def _read_fields(
-    cells: Cells, roles: Mapping[str, Column], answer_spec: RowAnswerSpec, resolver: MediaResolver, exchange: Exchange
+    cells: Cells,
+    *,
+    roles: Mapping[str, Column],
+    answer_spec: RowAnswerSpec,
+    resolver: MediaResolver,
+    exchange: Exchange,
+    tags: Sequence[str],
 ) -> SampleFields:
     conversation = _parse_conversation(_parse_turns(roles["turns"].read(cells)), exchange)
+    said = _turn_text(conversation.reply)
     if "answer" in roles:
-        answer = roles["answer"].read(cells)
-    elif conversation.reply is None:
+        whole = said if isinstance(said, str) and said.strip() else None
+        reply = _Reply(roles["answer"].read(cells), response=conversation.response or whole)
+    elif said is None:
         raise BadRowError("nobody answers the question; name a column for the answer, or complete the conversation")
     else:
-        answer = _turn_text(conversation.reply)
+        reply = _split_reply(check_text(said, "answer"), tags)
     values = {}
     for role in ROLES:
         values[role] = optional_value(cells, roles.get(role))
@@ -116,11 +145,11 @@ def _read_fields(
     return SampleFields(
         parts=insert_media(pieces, images, videos),
         answer_spec=answer_spec.resolve(cells),
-        answer=answer,
+        answer=reply.answer,
         row_id=parse_id(roles["id"].read(cells)) if "id" in roles else None,
         label=values["label"],
-        thinking=values["thinking"],
-        response=conversation.response,
+        thinking=values["thinking"] or reply.thinking,
+        response=reply.response,
         media_index=values["media_index"],
         meta=meta,
     )
@@ -136,6 +165,9 @@ def _parse_turns(value: object) -> list[_Turn]:
             case {"from": str(speaker), "value": content} | {"role": str(speaker), "content": content}:
                 if speaker not in SPEAKER_ROLES:
                     raise BadRowError(f"unknown speaker {speaker!r}; there are {', '.join(map(str, SPEAKER_ROLES))}")
+                if entry.get("reasoning_content"):
+                    thinking = check_text(entry["reasoning_content"], "reasoning_content")
+                    content = f"<think>{thinking}</think>{check_text(_turn_text(content), 'content')}"
                 turns.append(_Turn(SPEAKER_ROLES[speaker], content))
             case _:
                 raise BadRowError(f"a turn must have from and value, or role and content; is {short_repr(entry)}")
@@ -162,6 +194,51 @@ def _parse_conversation(turns: list[_Turn], exchange: Exchange) -> _Conversation
             f"the conversation goes on after the answer: {len(dialogue)} turns; `exchange: first` cuts it"
         )
     return _Conversation(system, question, dialogue[1].content if len(dialogue) > 1 else None)
+
+
+def _split_reply(text: str, tags: Sequence[str]) -> _Reply:
+    """Return the parts of a reply, as the option `reply_tags` describes them; raises BadRowError for a faulty one."""
+    if not tags:
+        return _Reply(text)
+    *sections, think_tag, answer_tag = tags
+    tagged, is_boxed = text, False
+    reply_format = ResponseFormat(
+        thinking="required", think_tag=think_tag, answer_tag=answer_tag, sections=tuple(map(ResponseSection, sections))
+    )
+    if tuple(tags) == USUAL_TAGS:
+        _check_for_other_tags(text)
+        thinking, closing, rest = text.rpartition("</think>")
+        is_boxed = r"\boxed{" in rest and "<answer>" not in text
+        if not (closing or is_boxed or "<think>" in text or "<answer>" in text):
+            return _Reply(text)
+        if closing and not is_boxed and "<answer>" not in rest:
+            tagged = f"{thinking}{closing}<answer>{rest}</answer>"
+        reply_format = ResponseFormat(thinking="optional", style="boxed" if is_boxed else "tags")
+    reply = reply_format.parse(tagged, AnswerType.TEXT)
+    # An empty thought is one that was left out.
+    problems = [problem for problem in reply.problems if problem != "empty thinking"]
+    if problems:
+        raise BadRowError(
+            f"the answer cannot be told from its thinking: {', '.join(problems)}; correct {short_repr(text)}, or name "
+            "a column for the answer"
+        )
+    thinking = reply.thinking or ""
+    if sections:
+        # They keep their tags, as a response format with `sections` writes them.
+        thinking = text[: reply_format.find_last_answer(text)]
+    # The words around a box are in neither part.
+    return _Reply((reply.text or "").strip(), thinking if thinking.strip() else None, text if is_boxed else None)
+
+
+def _check_for_other_tags(text: str) -> None:
+    tags = [*dict.fromkeys(_CLOSED_TAG.findall(text))]
+    first = next((tag for tag in tags if text.lstrip().startswith(f"<{tag}>")), None)
+    # A single pair of tags around the reply is an answer of its own, such as a table in HTML.
+    if first not in (None, *USUAL_TAGS) and text.rpartition(f"</{first}>")[2].strip():
+        raise BadRowError(
+            f"the answer begins with <{first}>: set `reply_tags: [{', '.join(tags)}]` if these are its parts, or "
+            "`reply_tags: []` to take the whole turn for the answer"
+        )
 
 
 def _join_assistant_turns(turns: Sequence[_Turn]) -> str:
