@@ -1,32 +1,38 @@
-"""Stop a stage early: a callback that ends it when the mean reward has not improved for some steps.
+"""Log a metric, and stop a stage early: a callback that ends it when the best answer of a group gets no better.
 
 Use it in a config with
 
     callbacks: [{fn: ./callback.py:stop_without_progress, args: {patience: 20}}]
 """
 
+from statistics import fmean
+
+from mmrl.log.metrics import Metric
 from mmrl.training.build import RunContext
 from mmrl.training.callbacks import StepResult
 from mmrl.types import TrainingState
 
 
 class EarlyStopping:
-    """Ends the stage after `patience` steps in a row without a new best mean reward."""
+    """Ends the stage after `patience` steps in a row without a new high of `my/best_of_group`."""
+
+    metrics = (Metric("my/best_of_group", "Mean over groups of the largest total reward.", label="best", form=".3f"),)
 
     def __init__(self, patience: int, context: RunContext) -> None:
         self.patience, self.console = patience, context.console
         self.best, self.best_step = float("-inf"), 0
 
-    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
-        """Compare the step's mean reward with the best so far. Steps without rewards (sft) change nothing."""
-        reward = result.metrics.get("reward/mean")
-        if reward is None:
-            return
-        if reward > self.best:
-            self.best, self.best_step = reward, state.step
+    def on_step_end(self, state: TrainingState, result: StepResult) -> dict[str, float] | None:
+        """Return the step's metric, and compare it with the best so far. Steps without rewards (sft) have none."""
+        if "reward/mean" not in result.metrics:
+            return None
+        best = fmean(max(group.totals) for group in result.selected.groups if group.totals)
+        if best > self.best:
+            self.best, self.best_step = best, state.step
         elif state.step - self.best_step >= self.patience:
-            self.console.info(f"step {state.step}: no better mean reward than {self.best:.3f} since {self.best_step}")
+            self.console.info(f"step {state.step}: nothing better than {self.best:.3f} since step {self.best_step}")
             state.stage_done = True
+        return {"my/best_of_group": best}
 
 
 def stop_without_progress(context: RunContext, *, patience: int = 50) -> EarlyStopping:

@@ -21,20 +21,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from mmrl.log.metrics import METRICS, Metric
 from mmrl.utils.control_chars import escape_controls
 
-# Label, metric and format of the values behind a step.
-SHOWN_METRICS = (
-    ("accuracy", "accuracy", ".3f"),
-    ("reward", "reward/mean", ".3f"),
-    ("informative", "groups/nonzero_advantage_frac", ".0%"),
-    ("replayed", "replay/frac", ".0%"),
-    ("truncated", "rollout/truncated_frac", ".0%"),
-    ("tokens", "rollout/response_tokens_mean", ".1f"),
-    ("tokens/s", "rollout/tokens_per_s", ".0f"),
-    ("loss", "learner/loss", ".4f"),
-    ("lr", "learner/lr", ".1e"),
-)
 # Columns of tables in a pipe, which has no width of its own.
 _PIPE_WIDTH = 160
 # A piped stage prints a line at the end of a step if it has printed none for longer.
@@ -107,6 +96,13 @@ class Console:
             self._screen.width = _PIPE_WIDTH
         self._stage: _StageProgress | None = None
         self._bar: _ProgressBar | None = None
+        self._metrics: tuple[Metric, ...] = METRICS
+
+    def add_metrics(self, metrics: Iterable[Metric]) -> None:
+        """Print what these metrics mean, and show those with a label from now on, after the built-in ones."""
+        for metric in metrics:
+            self.info(f"{metric.name}{metric.label and f' ({metric.label})'}: {metric.meaning}")
+            self._metrics += (metric,)
 
     def info(self, text: str) -> None:
         """Print a message as it is, without markup."""
@@ -173,13 +169,14 @@ class Console:
             self._bar.start()
 
     def show_step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
-        """Show the step that just ended, counted from 1, with those of its values that `SHOWN_METRICS` names."""
+        """Show the step that just ended, counted from 1, with those of its values that have a label."""
         stage = self._stage
         if stage is None:
             raise RuntimeError("no stage has been started")
         stage.step = step
         shown = {**metrics, **times}
-        values = "  ".join(f"{label} {shown[key]:{form}}" for label, key, form in SHOWN_METRICS if key in shown)
+        labelled = [metric for metric in self._metrics if metric.label and metric.name in shown]
+        values = "  ".join(f"{metric.label} {shown[metric.name]:{metric.form}}" for metric in labelled)
         if self._bar is not None:
             self._bar.metrics_line = values
             self._bar.update(self._bar.task_ids[0], completed=step)

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from mmrl.config.schema import CallbackConfig, ValidationConfig
+from mmrl.log.metrics import Metric, find_builtin_metric
 from mmrl.ports import MetricsLogger, PromptBuilder, RewardScorer, RolloutPipeline
 from mmrl.scoring.answer_and_score import answer_and_score
-from mmrl.types import EvalRewards, RunInterrupted, Sample, SelectedExperiences, TrainingState
-from mmrl.utils.plugin_args import check_methods
+from mmrl.types import EvalRewards, RunInterrupted, Sample, SelectedExperiences, TrainingState, UserError
+from mmrl.utils.plugin_args import check_methods, locate_function
 from mmrl.utils.plugins import load_plugin
 
 if TYPE_CHECKING:
     from mmrl.checkpoint import CheckpointManager
     from mmrl.log.console import Console
+    from mmrl.training.build import RunContext
 
 EvalMoment = Literal["before", "step", "after"]
 """Moment at which benchmarks may be due: before the first stage, after a step, or at the end of a stage."""
@@ -34,7 +37,7 @@ class StepResult:
     """Groups, metrics and times of one training step, as the callbacks receive them in turn."""
 
     selected: SelectedExperiences  # groups, advantages, experiences; in `sft` a demonstration is a group of one
-    metrics: Mapping[str, float]  # reproducible numbers of the step: functions of the config and its seed
+    metrics: Mapping[str, float]  # reproducible numbers of the step, with those of the user's callbacks before this one
     seconds: Mapping[str, float]  # wall-clock time by activity, named `time/<activity>_s`
     rollouts_file: str | None = None  # file with the step's rollouts, set by `StepLogger` when it wrote one
 
@@ -46,8 +49,8 @@ class Callback(Protocol):
     by setting `state.stage_done`, on all ranks alike.
     """
 
-    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
-        """React to a finished step; `state.step` steps of the stage are done."""
+    def on_step_end(self, state: TrainingState, result: StepResult) -> Mapping[str, float] | None:
+        """React to a finished step; `state.step` steps of the stage are done. A user's callback may return metrics."""
 
 
 @dataclass(slots=True)
@@ -66,10 +69,46 @@ class StepTimer:
 
 
 @dataclass(frozen=True, slots=True)
+class UserCallback:
+    """A callback of the config, whose metrics become metrics of the step."""
+
+    fn: str  # its function's name in the config
+    callback: Callback
+
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """Call it, and add the metrics that it returns to `result.metrics`.
+
+        Raises:
+            UserError: it returned something other than metrics, or one whose name is taken.
+        """
+        returned = self.callback.on_step_end(state, result)
+        owner = f"{locate_function(self.callback.on_step_end)}: callback {self.fn!r}"
+        if not isinstance(returned, Mapping | None):
+            raise UserError(f"{owner} returned {returned!r:.80}; return a mapping of metrics by name, or None")
+        for name, value in (returned or {}).items():
+            if not isinstance(name, str) or not isinstance(value, Real):
+                raise UserError(f"{owner} returned {value!r:.80} as metric {name!r:.80}; return a number for each name")
+            check_metric_name(owner, name, taken=result.metrics)
+            result.metrics = {**result.metrics, name: float(value)}
+
+
+def check_metric_name(owner: str, name: str, *, taken: Container[str]) -> None:
+    """Raise a UserError if mmrl itself writes a metric of this name, or if it is `taken`."""
+    builtin = find_builtin_metric(name)
+    if builtin or name in taken:
+        writer = f"mmrl writes {builtin.name!r}" if builtin else "another callback has it"
+        raise UserError(f"{owner}: the metric {name!r} is taken, as {writer}; choose another name, like 'my/metric'")
+
+
+@dataclass(frozen=True, slots=True)
 class StepLogger:
-    """Writes each step to the console, metrics.jsonl and timings.jsonl, and some steps' rollouts to rollouts/."""
+    """Calls the user's callbacks, then writes each step to the console, metrics.jsonl and timings.jsonl.
+
+    Rollouts of some steps go to rollouts/, before the callbacks are called.
+    """
 
     logger: MetricsLogger
+    user_callbacks: Sequence[Callback] = ()  # add their metrics to those of the step
     only_failed_rollouts: bool = False  # save rollouts of steps with a non-finite gradient alone
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
@@ -78,7 +117,12 @@ class StepLogger:
         if failed or not self.only_failed_rollouts:
             selected = result.selected
             result.rollouts_file = self.logger.log_rollouts(state, selected.groups, selected.advantages, force=failed)
-        self.logger.log(state, result.metrics, result.seconds)
+        try:
+            for callback in self.user_callbacks:
+                callback.on_step_end(state, result)
+        finally:
+            # Also when a callback raises: the last step of a failed run must be in its files.
+            self.logger.log(state, result.metrics, result.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,15 +242,23 @@ def load_callback_makers(configs: Sequence[CallbackConfig], base_dir: Path) -> l
     return makers
 
 
-def load_callbacks(configs: Sequence[CallbackConfig], context: object, base_dir: Path) -> list[Callback]:
-    """Make the user's callbacks; file paths in `fn` start from `base_dir`.
+def load_callbacks(configs: Sequence[CallbackConfig], context: RunContext, base_dir: Path) -> list[UserCallback]:
+    """Make the user's callbacks, and let the console show the metrics that they declare; files start from `base_dir`.
 
     Raises:
-        UserError: as `load_callback_makers`, or a function returns no callback.
+        UserError: as `load_callback_makers`; a function returns no callback, or one whose metrics cannot be declared.
     """
     callbacks = []
+    declared: list[str] = []
     for config, make in zip(configs, load_callback_makers(configs, base_dir), strict=True):
-        callback = make(context)
-        check_methods(callback, Callback, ("on_step_end",), owner=f"callback {config.fn!r}")
-        callbacks.append(callback)
+        owner, callback = f"callback {config.fn!r}", make(context)
+        check_methods(callback, Callback, ("on_step_end",), owner=owner)
+        metrics = getattr(callback, "metrics", ())
+        if not isinstance(metrics, tuple) or not all(isinstance(metric, Metric) for metric in metrics):
+            raise UserError(f"{owner}: its `metrics` are {metrics!r:.80}, not a tuple of mmrl.log.metrics.Metric")
+        for metric in metrics:
+            check_metric_name(owner, metric.name, taken=declared)
+            declared.append(metric.name)
+        context.console.add_metrics(metrics)
+        callbacks.append(UserCallback(config.fn, callback))
     return callbacks

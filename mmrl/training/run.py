@@ -254,8 +254,9 @@ class TrainingRun:
 
         # The count comes first: the logger saves the rollouts of a step that extends it.
         callbacks: list[Callback] = [FailedStepCounter(count_steps_without_signal=is_rl)]
-        # The logger precedes all that may end the run, so that the last step of a failed run is in its files.
-        callbacks.append(StepLogger(self._logger, only_failed_rollouts=not is_rl))
+        # The logger precedes all that may end the run, so that the last step of a failed run is in its files. It calls
+        # the user's callbacks itself: it logs what they return, and logs the step even if one of them raises.
+        callbacks.append(StepLogger(self._logger, self._user_callbacks, only_failed_rollouts=not is_rl))
         if health is not None:
             callbacks.append(health)
         max_steps = stage.max_steps_without_signal if isinstance(stage, RlStage) else None
@@ -266,7 +267,6 @@ class TrainingRun:
         if stage.validation is not None:
             measure = partial(self._evaluate, self._context.samples.validation)
             callbacks.append(Validation(measure, stage.validation, self._logger.log_metrics, self._console.info))
-        callbacks += self._user_callbacks
         # The checkpoint comes last: it holds what the others decided (`stage_done`) and the end of what they logged.
         every = self._config.checkpoints.every
         callbacks.append(PeriodicCheckpointer(save, self._checkpoints, self._stop_requested, every=every))

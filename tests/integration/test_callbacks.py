@@ -1,12 +1,13 @@
-"""Callbacks from a user's file: called after each step, able to end a stage, and refused when they are none."""
+"""Callbacks from a user's file: called after each step, able to log metrics and end a stage, refused when unusable."""
 
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
-from harness import Command, experiment, metrics, rl_stage, sft_stage, write
+from harness import Command, contents, experiment, metrics, mmrl, rl_stage, sft_stage, write
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "callback.py"
 
@@ -21,16 +22,116 @@ def test_the_example_ends_a_stage_that_makes_no_progress(tmp_path: Path, here: C
     shutil.copy(EXAMPLE, tmp_path)
     done = here("train", config_of(tmp_path, "./callback.py:stop_without_progress", patience=1))
     assert done.code == 0, done.errors
-    steps = [record for record in metrics(tmp_path / "run") if record["stage"] == "rl" and "reward/mean" in record]
-    rewards = [record["reward/mean"] for record in steps]
-    assert len(rewards) < 6
-    assert rewards[-1] <= max(rewards[:-1])
-    assert f"step {len(rewards)}: no better mean reward than" in done.output
-    assert f"Stage rl ended after {len(rewards)} steps, its goal reached." in done.output
+    steps = [record for record in metrics(tmp_path / "run") if "reward/mean" in record]
+    best = [record["my/best_of_group"] for record in steps]
+    assert len(best) < 6
+    assert best[-1] <= max(best[:-1])
+    assert all(record["reward/mean"] <= record["my/best_of_group"] <= record["reward/max"] for record in steps)
+    assert "my/best_of_group (best): Mean over groups of the largest total reward." in done.output
+    assert f"  best {best[0]:.3f}" in done.output
+    assert f"step {len(best)}: nothing better than {max(best):.3f} since step" in done.output
+    assert f"Stage rl ended after {len(best)} steps, its goal reached." in done.output
+
+
+MEASURING = """
+from mmrl.log.metrics import Metric
+
+class Measuring:
+    metrics = (Metric("my/peak", "Largest after the third step.", label="peak", form=".2f"),)
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def on_step_end(self, state, result):
+        return {"my/peak": 1 - abs(state.step - 3) / 10, "my/rank": self.rank, "my/nothing": float("nan")}
+
+def make(context):
+    return Measuring(context.ranks.rank)
+
+class Reading:
+    def on_step_end(self, state, result):
+        return {"my/twice": 2 * result.metrics["my/peak"]}
+
+def read(context):
+    return Reading()
+"""
+
+
+def measuring(folder: Path, name: str) -> Path:
+    """A config whose callbacks measure each step, and whose best checkpoint is the one with the largest my/peak."""
+    (folder / "mine.py").write_text(MEASURING)
+    sections = {
+        "stages": [rl_stage(steps=5)],
+        "checkpoints": {"every": 1, "keep_last": 1, "best": {"metric": "my/peak"}},
+        "callbacks": [{"fn": "./mine.py:make"}, {"fn": "./mine.py:read"}],
+    }
+    return write(experiment(folder / name, **sections), folder / f"{name}.yaml")
+
+
+def test_metrics_of_callbacks_are_logged_with_the_step_and_resumed_exactly(tmp_path: Path, here: Command) -> None:
+    once, twice = measuring(tmp_path, "once"), measuring(tmp_path, "twice")
+    done = here("train", once)
+    assert done.code == 0, done.errors
+    steps = [record for record in metrics(tmp_path / "once") if "learner/lr" in record]
+    assert [record["my/peak"] for record in steps] == [0.8, 0.9, 1.0, 0.9, 0.8]
+    assert [record["my/twice"] for record in steps] == [1.6, 1.8, 2.0, 1.8, 1.6]
+    assert all(record["my/nothing"] is None and record["my/rank"] == 0.0 for record in steps)
+    assert "lr 3.0e-03  peak 0.80" in done.output and "rank 0" not in done.output
+    stopped = mmrl("train", twice, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 4, "SIGINT"))
+    assert stopped.code == 128 + signal.SIGINT
+    assert here("train", twice).code == 0
+    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
+    for name in ("once", "twice"):
+        assert {path.name for path in (tmp_path / name / "checkpoints").iterdir()} == {"00-000003", "01-000000"}
+
+
+@pytest.mark.slow
+def test_metrics_of_the_first_rank_are_logged(tmp_path: Path) -> None:
+    done = mmrl("train", measuring(tmp_path, "run"), "--nproc", 2)
+    assert done.code == 0, done.errors
+    assert [record["my/rank"] for record in metrics(tmp_path / "run") if "my/rank" in record] == [0.0] * 5
+
+
+def source(metrics: str = "()", line: str = "pass") -> str:
+    """The file of a callback that declares these metrics and runs this line after each step."""
+    return f"""
+from mmrl.log.metrics import Metric
+class Mine:
+    metrics = {metrics}
+    def on_step_end(self, state, result):
+        {line}
+def make(context):
+    return Mine()
+"""
 
 
 @pytest.mark.parametrize(
-    ("source", "args", "message"),
+    ("line", "message"),
+    [
+        ("return 3", "returned 3; return a mapping of metrics by name, or None"),
+        ("return {'my/x': 'many'}", "returned 'many' as metric 'my/x'; return a number for each name"),
+        ("return {7: 1.0}", "returned 1.0 as metric 7; return a number for each name"),
+        ("return {'reward/mean': 1.0}", "the metric 'reward/mean' is taken, as mmrl writes 'reward/mean'"),
+        ("return {'step': 1.0}", "the metric 'step' is taken, as mmrl writes 'step'"),
+        ("return {'my/before': 1.0}", "the metric 'my/before' is taken, as another callback has it"),
+        ("raise KeyError('x')", "raised KeyError: 'x'"),
+    ],
+)
+def test_a_step_whose_callback_fails_is_in_the_files(tmp_path: Path, here: Command, line: str, message: str) -> None:
+    for name, body in (("before", "return {'my/before': 2}"), ("mine", line)):
+        (tmp_path / f"{name}.py").write_text(source(line=body))
+    callbacks = [{"fn": "./before.py:make"}, {"fn": "./mine.py:make"}]
+    config = experiment(tmp_path / "run", stages=[rl_stage(steps=2)], callbacks=callbacks)
+    done = here("train", write(config, tmp_path / "tiny.yaml"))
+    assert done.code == 2, done
+    assert "callback './mine.py:make'" in done.errors and "mine.py:" in done.errors and message in done.errors
+    *_, last = metrics(tmp_path / "run")
+    assert last["step"] == 1 and "learner/lr" in last and last["my/before"] == 2.0
+    assert (tmp_path / "run" / "rollouts" / "rl-000001.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "message"),
     [
         (
             "def make(context):\n    return 3\n",
@@ -40,12 +141,25 @@ def test_the_example_ends_a_stage_that_makes_no_progress(tmp_path: Path, here: C
         ("def make():\n    pass\n", {}, "mine.py:1: make: a callback is called with (context)"),
         ("def make(context, *, every: int):\n    pass\n", {"evry": 2}, "has no option 'evry'; did you mean 'every'?"),
         ("def make(context:\n", {}, "mine.py:1: syntax error"),
+        (source("('my/x',)"), {}, "`metrics` are ('my/x',), not a tuple of mmrl.log.metrics.Metric"),
+        (source("Metric('my/x', 'X.')"), {}, "not a tuple of mmrl.log.metrics.Metric"),
+        (
+            source("(Metric('my/x', 'X.', form='3g3'),)"),
+            {},
+            "mine.py:4: ValueError: Invalid format specifier",
+        ),
+        (
+            source("(Metric('reward/term/x', 'X.'),)"),
+            {},
+            "callback './mine.py:make': the metric 'reward/term/x' is taken, as mmrl writes 'reward/term/<term>'",
+        ),
+        (source("(Metric('my/x', 'X.'),) * 2"), {}, "'my/x' is taken, as another callback has it"),
     ],
 )
 def test_what_is_no_callback_is_refused_before_the_run_begins(
-    tmp_path: Path, here: Command, source: str, args: dict[str, object], message: str
+    tmp_path: Path, here: Command, text: str, args: dict[str, object], message: str
 ) -> None:
-    (tmp_path / "mine.py").write_text(source)
+    (tmp_path / "mine.py").write_text(text)
     done = here("train", config_of(tmp_path, "./mine.py:make", **args))
     assert done.code != 0
     assert message in done.errors

@@ -1,0 +1,137 @@
+"""The metrics of a run, each declared once. The console and docs/reference/metrics.md are made from this table.
+
+A user's callback declares its own metrics in the same way: docs/extending/callback.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Name and meaning of a number that is logged after a step, and how the console shows it."""
+
+    name: str  # as in metrics.jsonl or timings.jsonl; `<...>` stands for a name that the config or the data chooses
+    meaning: str  # a sentence, with the unit
+    label: str = ""  # label on the console; a metric without one is not shown there
+    form: str = ".3f"  # format of the value after the label, as Python's `format` takes it
+
+    def __post_init__(self) -> None:
+        """Raise a ValueError if `form` is not a format, in the line that declares it rather than after a step."""
+        format(0.0, self.form)
+
+
+# In the order of the console and of docs/reference/metrics.md. A test checks that each metric in the code is here.
+METRICS: Final = (
+    Metric("step", "Step within the stage, from 1."),
+    Metric("stage", "Name of the stage."),
+    Metric("accuracy", "Share of correct answers so far; `mmrl eval` shows it, and no file has it.", label="accuracy"),
+    # Rewards
+    Metric("reward/mean", "Mean total reward of the step's rollouts.", label="reward"),
+    Metric("reward/std", "Population standard deviation of the total reward over the step's rollouts."),
+    Metric("reward/min", "Least total reward of the step's rollouts."),
+    Metric("reward/max", "Largest total reward of the step's rollouts."),
+    Metric("reward/task/<task>", "Mean total reward of the rollouts of one task."),
+    Metric("reward/term/<term>", "Mean of one reward term over the rollouts it applies to."),
+    Metric("reward/dropped", "Rollouts left out because a reward could not score them."),
+    Metric("reward/<term>/<failure>", "Failed calls of one reward term, by kind of failure."),
+    Metric("advantage/min", "Least advantage of a rollout of the step."),
+    Metric("advantage/max", "Largest advantage of a rollout of the step."),
+    # Selection
+    Metric(
+        "groups/nonzero_advantage_frac", "Share of groups with a nonzero advantage.", label="informative", form=".0%"
+    ),
+    Metric("groups/carried_over", "Groups of earlier steps, which had no room for them, that this step trains on."),
+    Metric("groups/dropped_changed_media", "Groups for a later step that were dropped: their media changed on disk."),
+    Metric("replay/frac", "Share of trained rollouts that were replayed.", label="replayed", form=".0%"),
+    Metric("replay/buffer_size", "Rollouts in the replay buffer."),
+    Metric("replay/unique_frac", "Share of trained rollouts that are distinct, replayed ones included."),
+    Metric("replay/effective_size", "Effective number of rollouts that replay draws from, by its probabilities."),
+    Metric("replay/staleness_mean", "Mean age of replayed rollouts, in policy versions."),
+    Metric("replay/staleness_max", "Largest age of a replayed rollout, in policy versions."),
+    Metric("replay/dropped_changed_media", "Replayed rollouts dropped because their media changed on disk."),
+    Metric("data/dropped", "Samples left out of the step, as unreadable or too long."),
+    Metric("data/curriculum_phase", "Phase of the curriculum, from 0."),
+    Metric("dynamic_sampling/passed_frac", "Share of the step's groups that dynamic sampling let pass."),
+    Metric("dynamic_sampling/rejected/<reason>", "Groups that dynamic sampling rejected, by reason."),
+    # Rollouts
+    Metric("rollout/count", "Rollouts written by a sample stage."),
+    Metric("rollout/truncated_frac", "Share of rollouts cut at max_new_tokens.", label="truncated", form=".0%"),
+    Metric("rollout/response_tokens_mean", "Mean length of a response, in tokens.", label="tokens", form=".1f"),
+    Metric("rollout/response_tokens_min", "Length of the shortest response, in tokens."),
+    Metric("rollout/response_tokens_max", "Length of the longest response, in tokens."),
+    Metric("rollout/duplicate_frac", "Share of rollouts whose text repeats another of their group."),
+    Metric("rollout/duplicate_answer_frac", "Share of rollouts whose answer repeats another of their group."),
+    Metric("rollout/staleness_mean", "Mean age of the oldest token in each new rollout, in policy versions."),
+    Metric("rollout/staleness_max", "Largest such age, in policy versions."),
+    Metric("rollout/unfinished_groups", "Groups that go on in the next step (partial rollouts)."),
+    Metric("rollout/resumed_rollouts", "Rollouts that went on from an earlier step (partial rollouts)."),
+    Metric("rollout/logprob_diff_mean", "Mean |log-prob of the sampler - learner| of this version's tokens, in nats."),
+    Metric("rollout/stale_logprob_diff_mean", "The same of tokens of the version before: one step's learning adds to it."),
+    Metric("rollout/logprob_diff_max", "Largest such difference of a token of either version, in nats."),
+    Metric("rollout/route_diff_tokens_frac", "Share of tokens that engine and learner route differently in a layer."),
+    Metric("rollout/route_diff_choices_frac", "Share of tokens that they route differently, as a mean over layers."),
+    Metric("rollout/tokens_per_s", "Generated tokens per second.", label="tokens/s", form=".0f"),
+    # Rollout steps; <step> is the name of the step
+    Metric("rethink/frac", "Share of a sample stage's rollouts that were continued by forced rethinking."),
+    Metric("<step>/attempted", "Continuations generated by a rethink step."),
+    Metric("<step>/kept", "Continuations that count."),
+    Metric("<step>/truncated", "Continuations cut at max_new_tokens."),
+    Metric("<step>/new_tokens", "Tokens of all continuations, after their triggers."),
+    Metric("<step>/correct_to_correct", "Continuations that stayed correct."),
+    Metric("<step>/correct_to_incorrect", "Continuations that turned correct into incorrect."),
+    Metric("<step>/incorrect_to_correct", "Continuations that turned incorrect into correct."),
+    Metric("<step>/incorrect_to_incorrect", "Continuations that stayed incorrect."),
+    Metric("<step>/calls", "Tool calls."),
+    Metric("<step>/results", "Tool calls that returned a result."),
+    Metric("<step>/refused", "Tool calls that the tool refused."),
+    Metric("<step>/invalid", "Tool calls that could not be read, or with wrong arguments."),
+    Metric("<step>/errors", "Tool calls at which the tool raised."),
+    Metric("<step>/timeouts", "Tool calls killed at their deadline."),
+    Metric("<step>/limits", "Tool calls killed at a limit of memory or processes."),
+    Metric("<step>/media_shown", "Images and videos shown by tools."),
+    Metric("<step>/unanswered", "Tool calls without a result, for lack of turns or tokens."),
+    Metric("probe/blind_gap/<probe>/<term>", "Mean of a reward term with the media, minus without."),
+    # Learning
+    Metric("learner/loss", "Loss of the step.", label="loss", form=".4f"),
+    Metric("learner/lr", "Learning rate of the step.", label="lr", form=".1e"),
+    Metric("learner/grad_norm", "Global gradient norm before clipping."),
+    Metric("learner/grad_norm/<component>", "Gradient norm of the vision tower, the projector or the language model."),
+    Metric("learner/no_gradient_frac", "Share of rollouts that had no gradient and were not computed."),
+    Metric("learner/nonfinite_updates", "Updates left out because their gradient was not finite."),
+    Metric("learner/reference_resets", "1 in a step that reset the reference to the policy, else 0."),
+    Metric("learner/sft_loss_nats", "Supervised loss of an rl stage, in nats per token."),
+    Metric("policy/approx_kl", "KL divergence from the old policy of the ratio, in nats per token (Schulman's k3)."),
+    Metric("policy/clip_frac", "Share of tokens whose importance ratio was clipped: the sum of both sides."),
+    Metric("policy/clip_frac_low", "Share of tokens with A < 0 whose importance ratio was below the lower bound."),
+    Metric("policy/clip_frac_high", "Share of tokens with A > 0 whose importance ratio was above the upper bound."),
+    Metric("policy/clip_frac_dual", "Share of tokens with A < 0 whose importance ratio was above `loss.dual_clip`."),
+    Metric("policy/entropy_nats", "Entropy of the policy, in nats per token."),
+    Metric("policy/reference_kl_nats", "KL divergence from the reference, in nats per token."),
+    Metric("policy/importance_ratio_min", "Least importance ratio of a token."),
+    Metric("policy/importance_ratio_max", "Largest importance ratio of a token."),
+    Metric("policy/tis_weight_mean", "Mean weight of the rollout correction."),
+    Metric("policy/router_load_entropy", "Entropy of experts' shares of tokens, over that of equal shares, by layer."),
+    Metric("policy/router_margin", "Mean distance in probability from the last expert picked to the next one."),
+    Metric("logprob_check/diff_mean", "Mean |log-probability of the engine - learner| in the check of both, in nats."),
+    Metric("logprob_check/diff_mean/<modality>", "Mean of it over the prompts of one modality."),
+    # Evaluation
+    Metric("validation/<task>", "Mean reward of a task's validation samples; `validation/mean` is the mean of tasks."),
+    Metric("test/<task>", "Mean reward of one task's test samples, before and after the run."),
+    Metric("benchmark/<name>/<metric>", "Metric of a benchmark, such as accuracy, official_score or pass@k."),
+    Metric("benchmark/<name>/<column>/<value>", "Accuracy on a subset of a benchmark."),
+    Metric("select/<name>", "Counts of a select stage."),
+    # timings.jsonl
+    Metric("time/<activity>_s", "Seconds of the step spent on one activity."),
+)
+
+
+def find_builtin_metric(name: str) -> Metric | None:
+    """Return the metric of `METRICS` that has this name, `<...>` filled in; None if mmrl writes no such metric."""
+    for metric in METRICS:
+        if re.fullmatch(re.sub("<[^>]*>", "[^/]+", re.escape(metric.name)), name):
+            return metric
+    return None
