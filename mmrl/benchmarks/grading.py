@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mmrl.benchmarks.benchmark import Benchmark, GradedResponse
 from mmrl.benchmarks.extraction.extract import ExpectedType, Extraction, ExtractionQuery, extract
@@ -13,7 +13,10 @@ from mmrl.benchmarks.extraction.match import LATEX_MARKUP, is_single_number
 from mmrl.benchmarks.items import Item, ItemResponse, missing_ids, read_items, read_responses
 from mmrl.benchmarks.report import ScoredRun
 from mmrl.benchmarks.verdict import MISSING_RULE, ResponseOutcome, Verdict
+from mmrl.types import UserError
 from mmrl.utils.files import compute_sha256
+
+_MAX_LISTED: Final = 5  # malformed rows that an error names
 
 
 def extract_answer(item: Item, response: ItemResponse) -> Extraction:
@@ -71,16 +74,26 @@ def missing_verdict(item: Item) -> Verdict:
     return Verdict(id=item.id, cluster=item.cluster, outcome=outcome, rule=MISSING_RULE, subsets=item.subsets)
 
 
-def score_files(benchmark: Benchmark, items_file: Path, responses_file: Path) -> ScoredRun:
-    """Score the responses of a file. Items without a response count as incorrect.
+def score_files(
+    benchmark: Benchmark, items_file: Path, responses_file: Path, *, allow_missing: bool = False
+) -> ScoredRun:
+    """Score the responses of a file. Items without a response count as incorrect, as do malformed rows if allowed.
 
     Raises:
         UserError: a file cannot be read, or holds unusable rows.
     """
-    items = read_items(items_file, benchmark.parse_item)
-    responses = read_responses(responses_file, items)
+    items, problems = read_items(items_file, benchmark.parse_item)
+    # Where no row is an item the file is not of this benchmark, and nothing is left to count them against.
+    if problems and not (allow_missing and len(problems) < len(items)):
+        lines = [*problems.values()][:_MAX_LISTED]
+        remedy = f"{len(problems)} of {len(items)} items are malformed: repair them"
+        if len(problems) < len(items):
+            remedy += ", or count them as incorrect with --allow-missing"
+        raise UserError("\n".join([*lines, remedy]))
+    # A malformed row has no answer to compare with: it counts as missing, whatever the response.
+    responses = [response for response in read_responses(responses_file, items) if response.id not in problems]
     provenance = {"items_sha256": compute_sha256(items_file), "responses_sha256": compute_sha256(responses_file)}
-    return score_responses(benchmark, items, responses, provenance)
+    return replace(score_responses(benchmark, items, responses, provenance), problems=problems)
 
 
 def score_responses(

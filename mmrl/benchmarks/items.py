@@ -234,24 +234,29 @@ def subset_values(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
 
 
-def read_items(path: Path, parse: Callable[[Mapping[str, Any]], Item]) -> dict[str, Item]:
-    """Return the items of a file by id, in the order of the file.
+def read_items(path: Path, parse: Callable[[Mapping[str, Any]], Item]) -> tuple[dict[str, Item], dict[str, str]]:
+    """Return the items of a file by id, in the order of the file, and the reasons why rows are malformed, by id.
+
+    The item of a malformed row has nothing but its id: the row's own, or its line where it has none.
 
     Raises:
-        UserError: a row cannot be parsed, an id repeats, or the file has no rows.
+        UserError: an id repeats, the file has no rows, or a line is no JSON object.
     """
     items: dict[str, Item] = {}
+    problems: dict[str, str] = {}
     for number, row in read_rows(path):
         try:
             item = parse(row)
         except ValueError as error:
-            raise UserError(f"{path}:{number}: {error}") from error
+            id = row.get("pid", row.get("id"))
+            item = Item(id=str(id) if isinstance(id, str | int) else f"line {number}", answer_type="text", answer="")
+            problems[item.id] = f"{path}:{number}: {error}"
         if item.id in items:
             raise UserError(f"{path}:{number}: the id {item.id!r} stands twice; give each question an id of its own")
         items[item.id] = item
     if not items:
         raise UserError(f"{path}: holds no items")
-    return items
+    return items, problems
 
 
 def read_responses(path: Path, items: Mapping[str, Item]) -> list[ItemResponse]:

@@ -49,6 +49,7 @@ class ScoredRun:
     responses: Sequence[ItemResponse]  # all responses
     verdicts: Sequence[Verdict]  # one for each response, and for each item without any
     missing_ids: Sequence[str] = ()  # ids of items without a response
+    problems: Mapping[str, str] = field(default_factory=dict)  # by id, reasons why items are malformed, so missing too
     overall_scores: Mapping[str, float] = field(default_factory=dict)
     """Values of the benchmark's overall metric, by its name."""
     provenance: Mapping[str, Any] = field(default_factory=dict)

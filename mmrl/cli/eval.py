@@ -50,7 +50,8 @@ is "length" for one that was cut, `tokens` is its length; other columns are igno
 --judge-url asks a language model about responses in which no rule finds an answer, and about no other: its verdicts are
 the column `judge_correct`, and the report has the accuracy with and without. Its replies are kept in DIR/judge.
 
-Writes verdicts.jsonl, report.json and report.md into DIR. Items without a response are named, and count as incorrect.
+Writes verdicts.jsonl, report.json and report.md into DIR. Items without a response are named, and count as incorrect;
+malformed items too, with --allow-missing.
 """
 _COMPARE_DETAILS = """\
 A and B are folders that `mmrl eval` wrote, or their verdicts.jsonl, on the same questions. McNemar's test asks whether
@@ -166,6 +167,7 @@ def _add_score_parser(group: Subparsers) -> None:
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for verdicts and report")
     parser.add_argument("--judge-url", metavar="URL", help="/chat/completions of a model to ask where no rule decides")
     parser.add_argument("--judge-model", metavar="NAME", help="name of that model")
+    parser.add_argument("--allow-missing", action="store_true", help="count malformed rows of items as incorrect")
     parser.add_argument("--rescore", action="store_true", help="replace the results in DIR, and print what changes")
     parser.set_defaults(run=_score)
 
@@ -181,17 +183,17 @@ def _score(arguments: argparse.Namespace) -> int:
     benchmark = get_benchmark(arguments.benchmark)
     has_results = arguments.rescore and (arguments.out / "verdicts.jsonl").exists()
     before = read_verdicts(arguments.out) if has_results else []
-    scored = score_files(benchmark, arguments.items, arguments.responses)
+    scored = score_files(benchmark, arguments.items, arguments.responses, allow_missing=arguments.allow_missing)
+    for problem in scored.problems.values():
+        echo(f"mmrl: counts as incorrect: {problem}", file=sys.stderr)
     if arguments.judge_url or arguments.judge_model:
         scored = _apply_llm_judge(scored, arguments)
     report = write_report(scored, arguments.out, rescore=arguments.rescore)
-    if scored.missing_ids:
-        listed = ", ".join(scored.missing_ids[:_MAX_LISTED_ITEMS])
-        more = ", .." if len(scored.missing_ids) > _MAX_LISTED_ITEMS else ""
-        echo(
-            f"mmrl: {len(scored.missing_ids)} items have no response and count as incorrect: {listed}{more}",
-            file=sys.stderr,
-        )
+    unanswered = [id for id in scored.missing_ids if id not in scored.problems]
+    if unanswered:
+        listed = ", ".join(unanswered[:_MAX_LISTED_ITEMS])
+        more = ", .." if len(unanswered) > _MAX_LISTED_ITEMS else ""
+        echo(f"mmrl: {len(unanswered)} items have no response and count as incorrect: {listed}{more}", file=sys.stderr)
     echo(report_markdown(report).partition("\n## ")[0].rstrip())
     for old, new in changed_verdicts(before, scored.verdicts):
         echo(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")

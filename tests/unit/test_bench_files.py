@@ -71,6 +71,23 @@ def test_scoring(score):
     assert "| strict | 66.7 |" in said.out
 
 
+def test_a_malformed_item_ends_the_command_or_counts_as_incorrect(score):
+    items = [*ITEMS[:2], {**ITEMS[2], "choices": 3}, {"question": "what?"}]
+    code, out, said = score(items=items)
+    assert code == 2 and not out.exists()
+    assert "items.jsonl:3: " in said.err and "items.jsonl:4: has no column 'pid'" in said.err
+    assert "2 of 4 items are malformed: repair them, or count them as incorrect with --allow-missing" in said.err
+    code, out, said = score(items, RESPONSES, "out", "--allow-missing")
+    assert code == 0, said.err
+    assert "counts as incorrect: " in said.err and "items.jsonl:3: " in said.err
+    rows = [json.loads(line) for line in (out / "verdicts.jsonl").read_text().splitlines()]
+    assert [(row["pid"], row["strict"]) for row in rows] == [("1", True), ("2", False), ("3", False), ("line 4", False)]
+    report = json.loads((out / "report.json").read_text())
+    assert (report["items"], report["missing"], report["strict"]["value"]) == (4, 2, 0.25)
+    code, _, said = score([{"pid": "1"}], RESPONSES[:1], "none", "--allow-missing")
+    assert code == 2 and "1 of 1 items are malformed: repair them" in said.err
+
+
 def test_the_order_of_responses_changes_no_byte(score):
     _, first, _ = score(out="first")
     shuffled = RESPONSES[:]

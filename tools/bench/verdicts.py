@@ -56,7 +56,7 @@ def main() -> None:
     add_json_option(parser)
     arguments = parser.parse_args()
     bench = BENCHMARKS["mathvista"]
-    items = read_items(arguments.data / "items.jsonl.gz", bench.parse_item)
+    items, _ = read_items(arguments.data / "items.jsonl.gz", bench.parse_item)
     paths = sorted((arguments.data / "public").glob("responses_*.jsonl.gz"))
     responses = [
         ItemResponse(id=row["pid"], text=row["response"] or "") for path in paths for _, row in read_rows(path)
