@@ -70,7 +70,7 @@ METRICS: Final = (
     Metric("rollout/unfinished_groups", "Groups that go on in the next step (partial rollouts)."),
     Metric("rollout/resumed_rollouts", "Rollouts that went on from an earlier step (partial rollouts)."),
     Metric("rollout/logprob_diff_mean", "Mean |log-prob of the sampler - learner| of this version's tokens, in nats."),
-    Metric("rollout/stale_logprob_diff_mean", "The same of tokens of the version before: one step's learning adds to it."),
+    Metric("rollout/stale_logprob_diff_mean", "The same of the version before's: one step's learning adds to it."),
     Metric("rollout/logprob_diff_max", "Largest such difference of a token of either version, in nats."),
     Metric("rollout/route_diff_tokens_frac", "Share of tokens that engine and learner route differently in a layer."),
     Metric("rollout/route_diff_choices_frac", "Share of tokens that they route differently, as a mean over layers."),

@@ -34,9 +34,7 @@ def check_model_and_engine(config: Config | EvalConfig) -> None:
     if config.rollout.engine in VLLM_ENGINES:
         _check_vllm()
     if isinstance(config, Config) and config.deepspeed is not None and find_spec("deepspeed") is None:
-        raise UserError(
-            "deepspeed: it is not installed; pip install 'mmrl[deepspeed]', or set `deepspeed: null`"
-        )
+        raise UserError("deepspeed: it is not installed; pip install 'mmrl[deepspeed]', or set `deepspeed: null`")
     if config.media.video_reader == "decord" and find_spec("decord") is None:
         raise UserError(
             'media.video_reader: decord is not installed; pip install "mmrl[decord]" (Linux on x86-64), or use `pyav`'

@@ -169,8 +169,9 @@ class HealthMonitor:
             value = metrics.get(rule.metric)
             if limit is None or value is None:
                 continue
-            is_violated = value < limit if rule.limit_field.startswith("min_") else value > limit
-            if is_violated:
+            # "not within", so that NaN violates every limit.
+            is_within = value >= limit if rule.limit_field.startswith("min_") else value <= limit
+            if not is_within:
                 owner = value.owner if isinstance(value, WorstToken) else ""
                 yield rule.limit_field, rule.message.format(value=value, owner=owner)
 

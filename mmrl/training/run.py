@@ -339,7 +339,8 @@ class TrainingRun:
             warn=self._console.warn,
             ranks=self._ranks,
         )
-        metrics = check.measure(self._state.version)
+        measure = partial(check.measure, self._state.version)
+        metrics = self._console.wait_for("comparing the rollout engine with the learner", measure)
         # A resumed stage has logged its first check already.
         if self._state.step == 0:
             self._logger.log_metrics(self._state, metrics)

@@ -129,6 +129,8 @@ def test_a_token_beyond_its_bound_is_reported_at_once(metric, limit, message):
     assert len(warnings_of([ill, {}, {}, ill], **means)) == 1
     assert len(warnings_of([ill, {}, {}, {}, ill], **means)) == 2
     assert warnings_of([ill], **{limit: None}) == warnings_of([{metric: worst(4.9)}]) == []
+    [text] = warnings_of([{metric: worst(float("nan"))}], **means)
+    assert "nan" in text and "image sample a-7" in text
 
 
 def test_null_switches_a_rule_off():
