@@ -829,7 +829,11 @@ def test_thinking_in_a_field_of_its_own(talk):
 @pytest.mark.parametrize(
     ("reply", "options", "reason"),
     [
-        ("<think>T", {}, "no answer tag, <think> never closed; correct '<think>T', or name a column"),
+        (
+            "<think>T",
+            {},
+            "no answer tag, <think> never closed: '<think>T'; correct the reply, or name a column",
+        ),
         ("T</think>7", {}, "stray </think>"),
         ("<think>T</think>", {}, "empty answer"),
         ("<think>T</think>So <answer>7</answer>", {}, "text outside the tags"),

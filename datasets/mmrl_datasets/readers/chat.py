@@ -200,34 +200,37 @@ def _split_reply(text: str, tags: Sequence[str]) -> _Reply:
     """Return the parts of a reply, as the option `reply_tags` describes them; raises BadRowError for a faulty one."""
     if not tags:
         return _Reply(text)
+    if tuple(tags) == USUAL_TAGS:
+        return _split_usual_reply(text)
     *sections, think_tag, answer_tag = tags
-    tagged, is_boxed = text, False
     reply_format = ResponseFormat(
         thinking="required", think_tag=think_tag, answer_tag=answer_tag, sections=tuple(map(ResponseSection, sections))
     )
-    if tuple(tags) == USUAL_TAGS:
-        _check_for_other_tags(text)
-        thinking, closing, rest = text.rpartition("</think>")
-        is_boxed = r"\boxed{" in rest and "<answer>" not in text
-        if not (closing or is_boxed or "<think>" in text or "<answer>" in text):
-            return _Reply(text)
-        if closing and not is_boxed and "<answer>" not in rest:
-            tagged = f"{thinking}{closing}<answer>{rest}</answer>"
-        reply_format = ResponseFormat(thinking="optional", style="boxed" if is_boxed else "tags")
-    reply = reply_format.parse(tagged, AnswerType.TEXT)
+    reply = _parse_reply(text, reply_format)
+    # Several parts keep their tags, as a response format with `sections` writes them.
+    return reply._replace(thinking=text[: reply_format.find_last_answer(text)]) if sections else reply
+
+
+def _split_usual_reply(text: str) -> _Reply:
+    _check_for_other_tags(text)
+    thinking, closing, rest = text.rpartition("</think>")
+    if r"\boxed{" in rest and "<answer>" not in text:
+        # The words around the box are in neither part.
+        return _parse_reply(text, ResponseFormat(thinking="optional", style="boxed"))._replace(response=text)
+    if not closing and "<think>" not in text and "<answer>" not in text:
+        return _Reply(text)
+    tagged = f"{thinking}{closing}<answer>{rest}</answer>" if closing and "<answer>" not in rest else text
+    return _parse_reply(tagged, ResponseFormat(thinking="optional"))
+
+
+def _parse_reply(text: str, reply_format: ResponseFormat) -> _Reply:
+    reply = reply_format.parse(text, AnswerType.TEXT)
     # An empty thought is one that was left out.
-    problems = [problem for problem in reply.problems if problem != "empty thinking"]
+    problems = ", ".join(problem for problem in reply.problems if problem != "empty thinking")
     if problems:
-        raise BadRowError(
-            f"the answer cannot be told from its thinking: {', '.join(problems)}; correct {short_repr(text)}, or name "
-            "a column for the answer"
-        )
-    thinking = reply.thinking or ""
-    if sections:
-        # They keep their tags, as a response format with `sections` writes them.
-        thinking = text[: reply_format.find_last_answer(text)]
-    # The words around a box are in neither part.
-    return _Reply((reply.text or "").strip(), thinking if thinking.strip() else None, text if is_boxed else None)
+        raise BadRowError(f"{problems}: {short_repr(text)}; correct the reply, or name a column for the answer")
+    has_thinking = reply.thinking and reply.thinking.strip()
+    return _Reply((reply.text or "").strip(), reply.thinking if has_thinking else None)
 
 
 def _check_for_other_tags(text: str) -> None:

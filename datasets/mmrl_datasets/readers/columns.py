@@ -51,9 +51,9 @@ def parse_template(text: str, option: str) -> Column:
     required = frozenset(names.intersection(_plain_names(tree)))
 
     def fill(cells: Cells) -> str | None:
-        values = {name: get_cell(cells, name) for name in names if name in required or has_column(cells, name)}
-        # Tables with fixed columns write null where another row has none; for a template neither is there.
-        values = {name: value for name, value in values.items() if name in required or value is not None}
+        values = {name: get_cell(cells, name) for name in required}
+        # Tables with fixed columns write null where another has no column; for a template neither is there.
+        values |= {name: cells[name] for name in names - required if cells.get(name) is not None}
         try:
             return template.render(values) or None
         except (TemplateRuntimeError, BadRowError, TypeError, ValueError, ArithmeticError, LookupError) as error:
@@ -111,16 +111,19 @@ def _plain_names(node: nodes.Node, asked: frozenset[str] = frozenset()) -> Itera
     """Yield the names that a template uses without asking, by `default` or `is defined`, if they are there."""
     if isinstance(node, nodes.If | nodes.CondExpr):
         # What an `if` asks for, it asks for its branches. One that uses it all the same fails on the row.
-        asked |= {test.node.name for test in node.find_all(nodes.Test) if _asks(test)}
+        asked |= frozenset(map(_asked_name, node.find_all(nodes.Test)))
     if isinstance(node, nodes.Name) and node.name not in asked:
         yield node.name
-    for child in node.iter_child_nodes(exclude=("node",) if _asks(node) else ()):
+    for child in node.iter_child_nodes(exclude=("node",) if _asked_name(node) else ()):
         yield from _plain_names(child, asked)
 
 
-def _asks(node: nodes.Node) -> bool:
-    is_question = isinstance(node, nodes.Filter | nodes.Test) and isinstance(node.node, nodes.Name)
-    return is_question and node.name in ("default", "d", "defined", "undefined")
+def _asked_name(node: nodes.Node) -> str:
+    """Return the name that a filter or test asks for, empty for any other node."""
+    match node:
+        case nodes.Filter() | nodes.Test() if node.name in ("default", "d", "defined", "undefined"):
+            return node.node.name if isinstance(node.node, nodes.Name) else ""
+    return ""
 
 
 def _check_printable(value: object) -> object:
