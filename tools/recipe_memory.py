@@ -29,6 +29,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from mmrl.config import Config, load_config
 from mmrl.config.schema import RlStage
 from mmrl.policy.batch import PrefixGroup
+from mmrl.policy.build import find_untrained_components
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy
@@ -205,7 +206,7 @@ def activation_parts(config: Config, shapes: dict[str, Any], stage: RlStage, siz
     )
     block = sizes.kept_per_token * tokens
     yield Part("one block, recomputed", f"{sizes.kept_per_token / 1e3:.0f} kB a token", block, "learns")
-    if "vision" not in config.model.freeze and not config.model.lora:
+    if "vision" not in find_untrained_components(config) and not config.model.lora:
         patches = stage.micro_batch_groups * config.model.max_pixels // vision["patch_size"] ** 2
         depth, width = vision["depth"], vision["hidden_size"]
         kept = 2 * depth * width * patches
@@ -263,7 +264,7 @@ def count_sizes(config: Config, shapes: dict[str, Any]) -> Sizes:
     parameters = sum(map(torch.numel, model.parameters()))
     create_adapter(model, config.model.lora, seed=0, family=family)
     # As in training: it freezes parameters, and installs the layers of a packed row.
-    Policy(model, family=family, freeze=config.model.freeze, freeze_router=config.model.freeze_router)
+    Policy(model, family=family, freeze=find_untrained_components(config), freeze_router=config.model.freeze_router)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decoder: Any = model.get_decoder()
     # A tied output matrix is the embeddings again.

@@ -17,7 +17,7 @@ from mmrl.config.schema import RlStage
 from mmrl.log.comparison import TaskComparison, compare_rewards
 from mmrl.log.logger import read_records
 from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
-from mmrl.policy.build import build_model
+from mmrl.policy.build import build_model, find_untrained_components
 from mmrl.policy.lora import LoraAdapter, create_adapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelBundle, ModelExport, load_processor
@@ -109,7 +109,7 @@ def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredMode
     policy = Policy(
         model_bundle.model,
         family=model_bundle.family,
-        freeze=config.model.freeze,
+        freeze=find_untrained_components(config),
         freeze_router=config.model.freeze_router,
         float32_output_layer=config.model.float32_output_layer,
     )

@@ -105,7 +105,7 @@ def _explain_rollouts(stage: RlStage | SampleStage) -> list[tuple[str, str]]:
 def _explain_training(config: Config, stage: SftStage | RlStage) -> list[tuple[str, str]]:
     facts = [
         *stage.describe_data(),
-        ("trains", config.model.describe_training()),
+        ("trains", config.model.with_freeze(stage.freeze).describe_training()),
         ("optimizer", stage.optimizer.describe()),
         ("ends", stage.describe_end()),
     ]

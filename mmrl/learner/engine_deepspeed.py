@@ -222,7 +222,9 @@ class DeepspeedEngine:
         for group in model.optimizer.param_groups:
             decays = group["matrices"] or options.weight_decay_on == "all"
             group |= {"betas": options.betas, "weight_decay": options.weight_decay if decays else 0.0}
-            self._lr_scales.append(options.component_lr(group["component"]) / options.lr)
+            # A frozen component gets no gradient, but keeps its place; a rate of 0 spares it weight decay.
+            is_trained = model.parameters_by_component[group["component"]][0].requires_grad
+            self._lr_scales.append(options.component_lr(group["component"]) / options.lr if is_trained else 0.0)
         model.engine._config.gradient_clipping = options.max_grad_norm
         model.optimizer.clip_grad = options.max_grad_norm
         # Masters hold more digits than the weights, left over from the last stage. A checkpoint between stages has none

@@ -494,5 +494,6 @@ def _logprobs_and_gradient(policy: Policy, batch: Batch) -> tuple[torch.Tensor, 
         weights_N = torch.cos(torch.arange(len(logprobs_N), device=logprobs_N.device))
         return (logprobs_N * weights_N).mean()
 
-    gradient = policy.runner.compute_gradient(loss, list(policy.trained.values()))
+    trained = [parameter for parameter in policy.trained.values() if parameter.requires_grad]
+    gradient = policy.runner.compute_gradient(loss, trained)
     return computed[0], gradient

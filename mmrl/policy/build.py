@@ -158,6 +158,14 @@ def configs_with_rollout_steps(config: Config) -> tuple[SftStage | RlStage | Sam
     return (*stages, config.evaluation)
 
 
+def find_untrained_components(config: Config) -> tuple[Component, ...]:
+    """Return the components that every stage freezes."""
+    untrained = set(COMPONENTS)
+    for stage in config.training_stages:
+        untrained &= set(config.model.with_freeze(stage.freeze).freeze)
+    return tuple(sorted(untrained))
+
+
 def summarize_components(model: PreTrainedModel, family: ModelFamily | None = None) -> list[ComponentSummary]:
     """Count the parameters of each component, each parameter once; a tied one counts where it comes first.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -129,10 +129,8 @@ class Policy:
         """Its routers of experts, in the order of layers; empty if it has none."""
         if freeze_router and not self.routers:
             raise UserError(f"model.freeze_router: this {self.family.model_type} has no experts; leave it out")
-        cache_vision = cache_vision and self.family.takes_patches
-        if vision_cache is None and cache_vision and set(_VISION_COMPONENTS) <= set(freeze):
-            vision_cache = VisionCache(_VISION_CACHE_BYTES)
-        self._vision_cache = vision_cache
+        self._may_cache_vision = cache_vision and self.family.takes_patches
+        self._vision_cache = vision_cache or self._make_vision_cache(freeze)
         # A copy of a policy has both already.
         head = model.get_output_embeddings()
         self._head = head if isinstance(head, LogprobHead) else LogprobHead(head)
@@ -159,7 +157,7 @@ class Policy:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """Trained weights by name. A frozen copy has the same names."""
+        """Weights that some stage trains, by name. A frozen copy has the same names."""
         return {name: self.model.get_parameter(name) for name in self._trained_names}
 
     @property
@@ -170,12 +168,27 @@ class Policy:
 
     @property
     def trained_by_component(self) -> dict[Component, list[nn.Parameter]]:
-        """Trained weights of each component; a component without any has an empty list."""
+        """Weights of each component that are trained now; a component without any has an empty list."""
         by_component: dict[Component, list[nn.Parameter]] = {component: [] for component in COMPONENTS}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 by_component[self.family.component_of(name)].append(parameter)
         return by_component
+
+    @contextmanager
+    def freeze(self, components: Collection[Component]) -> Iterator[None]:
+        """Compute no gradient for these components inside this block. Their weights stay among `trained`."""
+        for name, parameter in self.trained.items():
+            parameter.requires_grad_(self.family.component_of(name) not in components)
+        # A tower that only this block freezes may have been trained before, and may be after.
+        before = self._vision_cache
+        self._vision_cache = before or self._make_vision_cache(components)
+        try:
+            yield
+        finally:
+            self._vision_cache = before
+            for parameter in self.trained.values():
+                parameter.requires_grad_()
 
     def iter_export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield trained weights under the names of the model without adapter, as an engine loads them.
@@ -201,9 +214,7 @@ class Policy:
         """
         shared: dict[int, object] = {}
         if not self.runner.is_sharded:
-            for parameter in self.model.parameters():
-                if not parameter.requires_grad:
-                    shared[id(parameter)] = parameter
+            shared = {id(parameter): parameter for parameter in self.frozen.values()}
         # `deepcopy` takes what its memo holds as already copied, so these weights are shared.
         with self.runner.gather_all():
             model = copy.deepcopy(self.model, shared)
@@ -215,6 +226,7 @@ class Policy:
                 for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
                     hooks.clear()
         reference = self._like_this(model)
+        reference._trained_names = self._trained_names
         reference.model.requires_grad_(False)
         return reference
 
@@ -310,6 +322,10 @@ class Policy:
             logits_to_keep=1,
         ).logits[:, -1]
         return logits_RV
+
+    def _make_vision_cache(self, frozen: Collection[Component]) -> VisionCache | None:
+        is_frozen = self._may_cache_vision and set(_VISION_COMPONENTS) <= set(frozen)
+        return VisionCache(_VISION_CACHE_BYTES) if is_frozen else None
 
     def _use_vision_cache(self, media: BatchMedia) -> AbstractContextManager[None]:
         if self._vision_cache is None:

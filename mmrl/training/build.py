@@ -52,6 +52,7 @@ from mmrl.policy.build import (
     build_response_format,
     configs_with_rollout_steps,
     enable_gradient_checkpointing,
+    find_untrained_components,
     select_device,
     summarize_components,
 )
@@ -313,7 +314,7 @@ class RunContext:
         return Policy(
             model,
             family=self.model_bundle.family,
-            freeze=options.freeze,
+            freeze=find_untrained_components(self.config),
             freeze_router=options.freeze_router,
             logits_chunk=options.logits_chunk_tokens,
             cache_vision=not self.is_zero3,
@@ -383,9 +384,11 @@ class RunContext:
         rows = []
         for component in summarize_components(model, self.model_bundle.family):
             sizes = (component.num_tensors, component.num_parameters, component.num_trained)
-            rates = [""] * len(stages)
-            if component.num_trained:
-                rates = [f"{stage.optimizer.component_lr(component.component):g}" for stage in stages]
+            rates = []
+            for stage in stages:
+                frozen = self.config.model.with_freeze(stage.freeze).freeze
+                is_trained = component.num_trained and component.component not in frozen
+                rates.append(f"{stage.optimizer.component_lr(component.component):g}" if is_trained else "")
             rows.append((component.component, *(f"{size:,}" for size in sizes), "+".join(component.dtypes), *rates))
         columns = ("part", "tensors", "parameters", "trained", "type", *(f"lr in {stage.name}" for stage in stages))
         self.console.print_table(f"{type(model).__name__} on {model.device}", columns, rows)

@@ -70,8 +70,7 @@ def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | Non
 def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], ranks: Ranks) -> int:
     """Do the part of `train` that belongs to this rank. Rank 0 alone writes to the run directory and the console."""
     console = null_console() if ranks.rank else Console()
-    run_dir = run_dir_of(config)
-    stop = StopSignal(console.warn)
+    run_dir, stop = run_dir_of(config), StopSignal(console.warn)
     try:
         # SIGTERM too should unwind and clean up, as Ctrl-C does.
         with stop.handle(signal.SIGTERM, finish_step=False), ExitStack() as stack:
@@ -192,6 +191,7 @@ class TrainingRun:
                 run_select_stage(stage, context, self._logger, state)
             case SftStage() | RlStage():
                 with (
+                    context.policy.freeze(self._config.model.with_freeze(stage.freeze).freeze),
                     self._logger.log_stage(stage.name, stage.steps, state.step),
                     # The order of the samples may depend on rewards recorded in `state`.
                     context.stage_data.open_source(

@@ -160,6 +160,19 @@ def contents(run_dir: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files} | placeless
 
 
+def moved_parts(run_dir: Path, earlier: str, later: str) -> set[str]:
+    """The first two words in the names of the weights that differ between two checkpoints, of any number of ranks."""
+    from safetensors.torch import load_file
+
+    saved = []
+    for checkpoint in (earlier, later):
+        files = (run_dir / "checkpoints" / checkpoint).glob("model*.safetensors")
+        saved.append({name: weight for file in files for name, weight in load_file(file).items()})
+    before, after = saved
+    assert before.keys() == after.keys()
+    return {".".join(name.split(".")[:2]) for name in before if not before[name].equal(after[name])}
+
+
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The records of metrics.jsonl."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

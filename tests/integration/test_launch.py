@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Command, Done, alike, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from harness import Command, Done, alike, counting, experiment, metrics, mmrl, moved_parts, rl_stage, sft_stage, write
 from waiting import PATIENCE_S, wait_for
 
 from mmrl.checkpoint import find_latest
@@ -77,6 +77,30 @@ def test_a_lost_rank_ends_the_run_and_one_process_goes_on(
 
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [None, {"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}])
+def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path: Path, engine: dict[str, int] | None) -> None:
+    if engine:
+        pytest.importorskip("deepspeed")
+    optimizer = {"lr": 3e-3, "weight_decay": 0.1}  # decay would move weights that get no gradient
+    options = {"loss": {"entropy": {"coef": 0.1}}, "optimizer": optimizer}
+    stages = [
+        sft_stage(steps=1),
+        rl_stage(steps=2, freeze=["vision", "projector"], **options),
+        rl_stage(name="tower", steps=2, freeze=["language"], **options),
+    ]
+    saving = {"every": 9, "keep_last": 9}
+    config = experiment(tmp_path / "run", stages=stages, deepspeed=engine, checkpoints=saving)
+    done = mmrl("train", write(config, tmp_path / "tiny.yaml"), "--nproc", 2)
+    assert done.code == 0, done.errors
+    assert moved_parts(tmp_path / "run", "01-000000", "02-000000") == {"model.language_model"}
+    assert moved_parts(tmp_path / "run", "02-000000", "03-000000") == {"model.visual"}
+    norms = [record["learner/grad_norm/vision"] > 0 for record in metrics(tmp_path / "run") if "learner/loss" in record]
+    assert norms == [True, False, False, True, True]
+
+
 DEEPSPEED = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port"]
 
 

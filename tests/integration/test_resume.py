@@ -12,7 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, contents, experiment, jsonl, metrics, mmrl, rl_stage, rows, shared, write
+from harness import (
+    Command,
+    contents,
+    experiment,
+    jsonl,
+    metrics,
+    mmrl,
+    moved_parts,
+    rl_stage,
+    rows,
+    sft_stage,
+    shared,
+    write,
+)
 from PIL import Image
 
 from mmrl.log.run_dir import RunDir
@@ -140,6 +153,42 @@ def test_a_moving_reference_goes_on_where_it_was(tmp_path: Path, here: Command, 
         if "policy/reference_kl_nats" in record
     ]
     assert len(kls) == 5 and max(kls) > 1e-4
+
+
+@pytest.mark.parametrize("reference", [{}, {"update": "ema", "ema_decay": 0.5}])
+def test_stages_that_freeze_other_parts_resume_exactly(
+    tmp_path: Path, here: Command, reference: dict[str, object]
+) -> None:
+    """A tower that is trained, then frozen (and its features cached), then trained while the rest is frozen."""
+    loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.1}}  # the bonus moves the weights, whatever is rewarded
+    stages = [
+        sft_stage(steps=3),
+        rl_stage(steps=4, loss=loss, reference=reference, freeze=["vision", "projector"]),
+        rl_stage(name="tower", steps=3, loss=loss, freeze=["language"]),
+    ]
+    model = {**experiment(tmp_path)["model"], "freeze": ["projector"]}
+    saving = {"every": 3, "keep_last": 9}
+    for name in ("once", "twice"):
+        config = experiment(tmp_path / name, stages=stages, model=model, checkpoints=saving)
+        write(config, tmp_path / f"{name}.yaml")
+    done = here("train", tmp_path / "once.yaml")
+    assert done.code == 0
+    # the columns are tensors, parameters, trained ones, type, and the rates of the three stages
+    assert [len(line.split()) for line in done.output.splitlines() if line.split()[:1] == ["projector"]] == [6]
+    for nth in (3, 3):  # in the second stage; in the third, by the process that went on
+        stopped = mmrl(
+            "train", tmp_path / "twice.yaml", strike=("mmrl.rollout.engines.hf:HfSampler.sync", nth, "SIGINT")
+        )
+        assert stopped.code == 128 + signal.SIGINT, stopped.errors
+    assert "02-000002" in {path.name for path in (tmp_path / "twice" / "checkpoints").iterdir()}
+    assert here("train", tmp_path / "twice.yaml").code == 0
+    ours, theirs = contents(tmp_path / "twice"), contents(tmp_path / "once")
+    assert ours.pop("summary.json") and theirs.pop("summary.json")
+    assert ours == theirs
+
+    once = tmp_path / "once"
+    assert moved_parts(once, "01-000000", "02-000000") == {"model.language_model"}
+    assert moved_parts(once, "02-000000", "03-000000") == {"model.visual"}
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json", "hashes.json"])

@@ -206,6 +206,10 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
             "model={from_scratch: {}, freeze: [vision], lora: {targets: [language.mlp, vision.mlp]}}",
             "model: `lora` targets vision.mlp, which `freeze` forbids; take it out of one of them",
         ),
+        (
+            "stages.rl.freeze=[vision, projector, language]",
+            "stages: stage 'rl': `freeze` holds all that is trained; leave a component out of it",
+        ),
         ("model.lora={targets: []}", "model.lora.targets: needs at least one entry"),
         ("model.lora={targets: [projector.attention]}", "model.lora.targets.0: must be 'language.attention', "),
         ("model.gradient_checkpointing=true", "model.gradient_checkpointing: must be a list, got true"),
@@ -293,10 +297,18 @@ def test_a_bad_override_is_refused_in_words(tmp_path, override, said):
     assert said in refused(write(tmp_path, SMALL), override)
 
 
-@pytest.mark.parametrize("still", ["model.freeze=[vision]", "model.lora={targets: [language.mlp, projector.mlp]}"])
+@pytest.mark.parametrize(
+    "still",
+    ["model.freeze=[vision]", "stages.rl.freeze=[vision]", "model.lora={targets: [language.mlp, projector.mlp]}"],
+)
 def test_a_rate_for_a_part_that_is_not_trained_is_refused(tmp_path, still):
     said = refused(write(tmp_path, SMALL), still, "stages.rl.optimizer.lr_by_component={vision: 1e-5}")
     assert "stages: stage 'rl' has `optimizer.lr_by_component.vision`, but vision is not trained" in said
+
+
+def test_a_stage_freezes_nothing_of_its_own_beside_an_adapter(tmp_path):
+    said = refused(write(tmp_path, SMALL), "model.lora={}", "stages.rl.freeze=[vision]")
+    assert "stages: stage 'rl' has `freeze`, and `model.lora` freezes all weights; leave one out" in said
 
 
 def test_eager_attention_cannot_share_prefixes(tmp_path):

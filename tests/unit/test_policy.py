@@ -271,6 +271,32 @@ def test_frozen_roles_have_exactly_no_gradient(tiny, family, freeze):
     assert all(a is b for a, b in zip(policy.frozen.values(), frozen, strict=True))
 
 
+def test_parts_are_frozen_for_a_time(tiny):
+    world = tiny("qwen2_5_vl")
+    policy, tower = Policy(world.policy.model), ("vision", "projector")
+    names = list(policy.trained)
+    prompt = world.processor.build(world.samples[0])
+    rollout = world.sampler().generate([prompt], 1, world.params, step=0)[0][0]
+    batch = collate([[Experience(rollout=rollout, advantage=1.0)]], world.processor, pad_id=world.eos_id)
+
+    with policy.freeze(tower):
+        assert [role for role, own in policy.trained_by_component.items() if own] == ["language"]
+        assert list(policy.trained) == names
+        copy = policy.frozen_copy()
+        assert list(copy.trained) == names
+        assert not any(copy.trained[name] is policy.trained[name] for name in names)
+        policy.compute_logprobs(batch).logprobs_N.sum().backward()
+        assert all(p.grad is None for name, p in policy.trained.items() if "visual" in name)
+
+    assert all(policy.trained_by_component.values())
+    with torch.no_grad():
+        for parameter in policy.trained_by_component["vision"]:
+            parameter.mul_(1.5)
+    exact = policy.compute_logprobs(batch).logprobs_N
+    with policy.freeze(tower):  # the features of the tower as it was must be gone
+        torch.testing.assert_close(policy.compute_logprobs(batch).logprobs_N, exact)
+
+
 def test_prefixes_are_shared_with_any_attention_but_eager(tokenizer):
     for attention, shares in (("sdpa", True), ("eager", False)):
         policy = Policy(make_model(spec("qwen2_5_vl"), tokenizer, seed=1, attention=attention))

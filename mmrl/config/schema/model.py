@@ -197,7 +197,7 @@ class ModelConfig(StrictModel):
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
     """Attention implementation of transformers that is used."""
     freeze: tuple[Component, ...] = ()
-    """Components that are not trained."""
+    """Components that are not trained, but for stages that have a `freeze` of their own."""
     freeze_router: bool = False
     """Do not train the weights by which tokens choose their experts; the experts themselves are trained."""
     lora: LoraConfig | None = None
@@ -237,6 +237,10 @@ class ModelConfig(StrictModel):
         """The components of which something is trained."""
         reached = set(self.lora.adapted_components) if self.lora else set(COMPONENTS)
         return tuple(component for component in COMPONENTS if component in reached and component not in self.freeze)
+
+    def with_freeze(self, freeze: tuple[Component, ...] | None) -> ModelConfig:
+        """Return the section as it holds in a stage with this `freeze`, which null leaves to the model."""
+        return self if freeze is None else self.model_copy(update={"freeze": freeze})
 
     def describe_training(self) -> str:
         """Return what is trained and what is frozen."""

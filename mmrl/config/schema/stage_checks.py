@@ -7,6 +7,7 @@ from typing import Any
 
 from mmrl.config.schema.data import DataConfig, MixtureOrderConfig, ShuffledOrderConfig
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
+from mmrl.config.schema.model import ModelConfig
 from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig, RewardTransformConfig
 from mmrl.config.schema.stages import RlStage, SftStage
 from mmrl.types import UserError
@@ -42,7 +43,7 @@ def check_stages(stages: Sequence[AnyStage], sections: Mapping[str, Any]) -> Non
     if "rollout" in sections:
         _check_engine(training, sections["rollout"].engine)
     if "model" in sections:
-        _check_component_lrs(training, sections["model"].trainable_components)
+        _check_trained_components(training, sections["model"])
 
 
 def _find_non_additive_part(rewards: RewardsConfig) -> str:
@@ -171,8 +172,13 @@ def _check_engine(stages: Sequence[SftStage | RlStage], engine: object) -> None:
             )
 
 
-def _check_component_lrs(stages: Sequence[SftStage | RlStage], trained: Sequence[str]) -> None:
+def _check_trained_components(stages: Sequence[SftStage | RlStage], model: ModelConfig) -> None:
     for stage in stages:
+        trained = model.with_freeze(stage.freeze).trainable_components
+        if not trained:
+            raise ValueError(f"stage {stage.name!r}: `freeze` holds all that is trained; leave a component out of it")
+        if stage.freeze is not None and model.lora:
+            raise ValueError(f"stage {stage.name!r} has `freeze`, and `model.lora` freezes all weights; leave one out")
         components = stage.optimizer.lr_by_component.model_dump(exclude_none=True).keys()
         idle = sorted(components - set(trained))
         if idle:

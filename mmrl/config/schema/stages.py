@@ -177,6 +177,8 @@ class TrainingStage(StrictModel):
     RLVR)."""
     data_order: DataOrderConfig = ShuffledOrderConfig(kind="shuffled")
     """The order in which samples are drawn."""
+    freeze: tuple[Component, ...] | None = None
+    """Components that this stage does not train; null takes `model.freeze`."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Settings of AdamW; each stage starts with a fresh optimizer."""
     micro_batch_tokens: PositiveInt = 16384

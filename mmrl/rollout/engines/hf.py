@@ -68,10 +68,10 @@ class HfSampler:
         self._learner_policy = self._policy = policy
         if copy_policy:
             self._policy = policy.frozen_copy()
-            for weight in self._policy.trained.values():
+            for name, weight in self._policy.trained.items():
                 # No gradient is ever computed here, but torch rounds products differently where none can be: with this
                 # flag the copy samples the very tokens that the learner's own model would.
-                weight.requires_grad_()
+                weight.requires_grad_(policy.trained[name].requires_grad)
         self._processor, self._salt, self._version = processor, tuple(salt), version
         self._max_batch_tokens, self._record_routes = max_batch_tokens, record_routes
         self._eos_id: int = processor.tokenizer.eos_token_id
