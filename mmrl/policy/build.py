@@ -223,6 +223,8 @@ def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, sample
             yield " " + response_format.instruction(sample.target.answer_type, coordinate_system)
         if sample.response is not None:
             yield sample.response
-        for answer in (sample.target, sample.label):
-            if answer is not None:
+        for answer in filter(None, (sample.target, sample.label)):
+            if sample.thinking is None and response_format.thinking == "required":
+                yield response_format.build_example(answer)  # a question for RL alone has no thinking of its own
+            else:
                 yield response_format.render(answer, sample.thinking)

@@ -82,6 +82,34 @@ def test_the_table_of_recipes_is_whole():
     assert sorted(set(linked)) == PUBLISHED
 
 
+def test_the_skeleton_of_the_docs_runs_by_the_commands_below_it(
+    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").partition("## Write one")[2]
+    blocks = re.findall(r"```(yaml|console)\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text(blocks[0][1])
+    Path("images").mkdir()
+    told, asked = [], []
+    for number in range(4):
+        Image.new("RGB", (64, 64), (60 * number, 90, 90)).save(f"images/{number}.png")
+        asked.append({"image": f"{number}.png", "problem": f"How many {number}?", "answer": number})
+        reply = f"<think>One by one.</think><answer>{number}</answer>"
+        turns = [{"from": "human", "value": f"<image>Count {number}."}, {"from": "gpt", "value": reply}]
+        told.append({"id": number, "image": f"{number}.png", "conversations": turns})
+    Path("cold.json").write_text(json.dumps(told))
+    Path("rl.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+
+    commands = re.findall(r"^\$ mmrl (.*?)(?: +#.*)?$", blocks[1][1], re.MULTILINE)
+    (tiny,) = re.findall(r"--run-dir try (.*)$", blocks[2][1], re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["explain", "data", "data", "train"]
+    for command in commands:
+        done = here(*command.split(), *tiny.split())
+        assert done.code == 0, done
+    assert Path("sample.png").exists()
+    assert Path("try/model/model.safetensors").exists()
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_recipe_runs_with_a_tiny_model(
     name: str, tmp_path: Path, model: Path, folder: Path, judge: str, here: Command
