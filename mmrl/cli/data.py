@@ -105,7 +105,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
     console = Console(sys.stderr if arguments.json == "-" else None)
     with locate_errors(loaded), tempfile.TemporaryDirectory(prefix="mmrl-check-") as work_dir:
-        report = DataCheck(loaded.config, loaded.files[0].parent, Path(work_dir), console).run()
+        report = DataCheck(loaded, Path(work_dir), console).run()
     if arguments.json == "-":
         echo(json.dumps(report.as_json(), indent=1))
     else:

@@ -40,8 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         from mmrl.config import load_config
         from mmrl.training.early_checks import find_problems
 
-        loaded = load_config(arguments.config, arguments.overrides)
-        problems += find_problems(loaded.config, loaded.files[0].parent)
+        problems += find_problems(load_config(arguments.config, arguments.overrides))
     for problem in problems:
         echo(f"problem: {problem}")
     if not problems and not arguments.quiet:

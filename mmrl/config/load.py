@@ -99,7 +99,7 @@ def _find_call(config: Config, call: FunctionCall | None) -> str:
         return ""
     settings = config.model_dump(mode="json")
     for path, value in iter_leaves(settings):
-        if path[-1] != "fn" or value != call.fn:
+        if path[-1] not in ("fn", "benchmark") or value != call.fn:
             continue
         owner: Any = settings
         for step in path[:-1]:

@@ -17,7 +17,7 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from mmrl.config import Config
+from mmrl.config import LoadedConfig, locate_errors
 from mmrl.data.context import make_dataset_context
 from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import (
@@ -73,15 +73,14 @@ OpenedT = TypeVar("OpenedT", OpenedImage, OpenedVideo)
 class DataCheck:
     """Checks all data of a config. A sample with a fault is left out of the checks that follow."""
 
-    def __init__(self, config: Config, base_dir: Path, work_dir: Path, console: Console) -> None:
-        """Load the rewards.
-
-        Relative paths of the config start from `base_dir`; datasets make their files in `work_dir`.
+    def __init__(self, loaded: LoadedConfig, work_dir: Path, console: Console) -> None:
+        """Load the rewards. Datasets make their files in `work_dir`.
 
         Raises:
             UserError: a reward cannot be loaded, so no sample can be scored.
         """
-        self._config, self._base_dir, self._console = config, base_dir, console
+        config, base_dir = loaded.config, loaded.files[0].parent
+        self._loaded, self._config, self._base_dir, self._console = loaded, config, base_dir, console
         self._sources = sources_by_split(config.data)
         self._dataset_context = make_dataset_context(config, base_dir, work_dir)
         self._response_format = build_response_format(config)
@@ -167,8 +166,9 @@ class DataCheck:
         for source_index, source in enumerate(self._sources[split]):
             rows: list[Sample | RejectedRow] = []
             try:
-                for row in self._console.track(f"reading {split}", read_source(source, self._dataset_context)):
-                    rows.append(row)
+                with locate_errors(self._loaded):
+                    for row in self._console.track(f"reading {split}", read_source(source, self._dataset_context)):
+                        rows.append(row)
             except UserError as error:
                 self._add_finding(FindingCode.SOURCE, split, "", f"{source.fn}: {error}")
             samples, rejected_rows = separate_rejected(rows)
@@ -311,7 +311,8 @@ class DataCheck:
         for benchmark in self._config.evaluation.benchmarks:
             split = f"benchmark {benchmark.name}"
             try:
-                questions = read_benchmark_questions(benchmark, self._config, self._base_dir, work_dir)
+                with locate_errors(self._loaded):
+                    questions = read_benchmark_questions(benchmark, self._config, self._base_dir, work_dir)
             except UserError as error:
                 self._add_finding(FindingCode.SOURCE, split, "", str(error))
                 continue

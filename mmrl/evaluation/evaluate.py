@@ -106,6 +106,8 @@ class _EvalCommand:
             UserError: the folder holds another evaluation, or verdicts would change without `--rescore`.
         """
         request, questions, eval_config = self.request, self.question_set.questions, self.eval_config
+        terms, key = self.question_set.term_names, "evaluation.rollout_steps"
+        registry.check_steps(eval_config.evaluation.rollout_steps, Path.cwd(), terms, key=key)
         identity = evaluation_identity(self.question_set.name, self.model_source.revision(), questions, eval_config)
         earlier_start = self.eval_dir.claim(identity)
         missing: Mapping[str, str] = earlier_start["missing"] if earlier_start else self._start(identity)

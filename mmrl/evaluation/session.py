@@ -21,7 +21,7 @@ from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import RolloutPipeline
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
-from mmrl.rollout.pipeline import build_pipeline, check_steps
+from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.answer_and_score import answer_samples
@@ -180,7 +180,6 @@ def build_eval_pipeline(
     """
     steps, base_dir = eval_config.evaluation.rollout_steps, samplers.base_dir
     sampling_params = build_sampling_params(eval_config, banned_token_ids, processor.response_format.all_stop_strings)
-    check_steps(steps, processor, banned_token_ids, question_set.term_names, tool_runner.load_tool, base_dir=base_dir)
     context = RolloutContext(
         sampler=samplers.make_sampler(eval_config.run.seed, "evaluation"),
         scorer=question_set.scorer,

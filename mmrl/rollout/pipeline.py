@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from mmrl.answer.tool_calls import CALL_END
 from mmrl.config.schema import (
@@ -28,7 +27,6 @@ from mmrl.rollout.steps.custom import CustomStep, load_step_factory
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.rollout.steps.rethink import CorrectnessCheck, ForcedRethink, tokenize_trigger
 from mmrl.rollout.steps.tools import ToolStep
-from mmrl.rollout.tools.executor import ToolLoader
 from mmrl.types import Prompt, Rollout, RolloutBatch, SamplingParams, UserError
 
 
@@ -117,35 +115,14 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
     )
 
 
-def check_steps(
-    step_configs: RolloutStepConfigs,
-    processor: PromptProcessor,
-    banned_token_ids: Collection[int],
-    reward_terms: Collection[str],
-    load_tool: ToolLoader,
-    *,
-    base_dir: Path = Path(),
+def check_triggers(
+    step_configs: RolloutStepConfigs, processor: PromptProcessor, banned_token_ids: Collection[int]
 ) -> None:
-    """Check, before any training, that the steps of a stage or of the evaluation can run.
-
-    Raises:
-        UserError: a trigger contains tokens that no response may contain, `correct` names no reward term, or a function
-            of the user's cannot be loaded.
-    """
+    """Raise UserError, before any training, if a trigger contains tokens that no response may contain."""
     for config in step_configs:
-        match config:
-            case ToolsConfig():
-                for tool in config.tools:
-                    load_tool(tool)
-            case RethinkConfig():
-                for trigger in config.triggers:
-                    tokenize_trigger(trigger.text, processor, tuple(banned_token_ids))
-                for name in config.correct:
-                    if name not in reward_terms:
-                        known = ", ".join(reward_terms)
-                        raise UserError(f"step {config.name}: correct: there is no term {name!r}, but {known}")
-            case CustomStepConfig():
-                load_step_factory(config, base_dir)
+        if isinstance(config, RethinkConfig):
+            for trigger in config.triggers:
+                tokenize_trigger(trigger.text, processor, tuple(banned_token_ids))
 
 
 def _build_rethink(config: RethinkConfig, context: RolloutContext) -> ForcedRethink:

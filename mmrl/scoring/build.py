@@ -134,13 +134,9 @@ def build_group_rewards(
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two reward terms are named {name!r}; give one another `name`")
-    for options in config.rewards.group_rewards:
-        unknown = [name for name in options.args.get("correct", ()) if name not in term_names]
-        if unknown:
-            raise UserError(
-                f"group reward {options.fn}: correct: there is no term {unknown[0]!r}; there are "
-                f"{', '.join(term_names)}"
-            )
+    for index, options in enumerate(config.rewards.group_rewards):
+        key, place = f"rewards.group_rewards.{index}.args.correct", f"group reward {options.fn}: correct"
+        registry.check_names(options.args.get("correct", ()), term_names, key=key, place=place)
     return tuple(bound)
 
 

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import mmrl_rewards
-from mmrl.config.schema import ScoringConfig, ToolConfig
+from mmrl.config.schema import (
+    CustomStepConfig,
+    RethinkConfig,
+    RolloutStepConfigs,
+    ScoringConfig,
+    ToolConfig,
+    ToolsConfig,
+)
 from mmrl.rollout.tools.workers import ToolFunction
 from mmrl.scoring.terms import make_worker_limits
 from mmrl.types import UserError
@@ -91,6 +98,39 @@ def load_tool(base: Path, options: ToolConfig) -> ToolFunction:
         UserError: there is no such tool, or an option is unknown, missing or of the wrong type.
     """
     return load_plugin(options.fn, base, options.args, role="tool", parameters=("call", "sample"))
+
+
+def check_steps(steps: RolloutStepConfigs, base: Path, terms: Sequence[str], *, key: str) -> None:
+    """Load the functions that rollout steps name, and check that `correct` names reward terms; `key` is that of steps.
+
+    Raises:
+        UserError: a function cannot be loaded, or does not take its options, or there is no such term.
+    """
+    for index, step in enumerate(steps):
+        match step:
+            case ToolsConfig():
+                for tool in step.tools:
+                    load_tool(base, tool)
+            case RethinkConfig():
+                check_names(step.correct, terms, key=f"{key}.{index}.correct", place=f"step {step.name}: correct")
+            case CustomStepConfig():
+                # It imports torch, as the user's steps do, and few runs have one.
+                from mmrl.rollout.steps.custom import load_step_factory
+
+                load_step_factory(step, base)
+
+
+def check_names(names: Iterable[str], terms: Sequence[str], *, key: str, place: str) -> None:
+    """Check that all `names` are `terms`; `key` is the dotted path of their setting, `place` its name in messages.
+
+    Raises:
+        UserError: there is no such term.
+    """
+    for name in names:
+        if name not in terms:
+            error = UserError(f"{place}: there is no reward term {name!r}, but {', '.join(terms)}")
+            error.key = key
+            raise error
 
 
 def builtin_case_tables() -> tuple[Path, ...]:

@@ -14,7 +14,7 @@ from mmrl import checkpoint
 from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.predictions import Prediction
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions, read_questions
-from mmrl.benchmarks.registry import get_benchmark, load_benchmark
+from mmrl.benchmarks.registry import load_configured_benchmark
 from mmrl.benchmarks.report import write_report
 from mmrl.config import Config, EvalConfig, load_eval_config
 from mmrl.config.schema import BenchmarkConfig
@@ -54,7 +54,7 @@ def read_benchmark_questions(
     """
     try:
         questions = read_questions(
-            _load_benchmark(options, base_dir),
+            load_configured_benchmark(options, base_dir),
             options.data,
             _make_dataset_context(options, config, base_dir, work_dir),
             split=options.split,
@@ -62,6 +62,8 @@ def read_benchmark_questions(
             coordinate_system=options.coordinates,
         )
     except UserError as error:
+        if error.call:
+            raise
         raise UserError(f"evaluation.benchmarks.{options.name}: {error}") from error
     columns: dict[str, None] = {}
     for item in questions.items.values():
@@ -143,7 +145,7 @@ class TrainingBenchmarks:
         settings["responses_per_question"] = options.responses_per_question
         eval_config = load_eval_config(settings, "the config", ())
         dataset_context = _make_dataset_context(options, context.config, base_dir, context.run_dir.data)
-        benchmark = _load_benchmark(options, base_dir)
+        benchmark = load_configured_benchmark(options, base_dir)
         question_set = benchmark_question_set(options.name, benchmark, questions, dataset_context.media_policy)
         missing = context.ranks.on_rank0(partial(self._check_questions, options, questions))
         pipeline = build_eval_pipeline(
@@ -228,12 +230,6 @@ class TrainingBenchmarks:
         with context.samplers.gather_for_sampling():
             answer = partial(run_session, batches, predictions, session)
             return context.console.wait_for(f"answering benchmark {session.name}", answer)
-
-
-def _load_benchmark(options: BenchmarkConfig, base_dir: Path) -> Benchmark:
-    if options.fn is not None:
-        return load_benchmark(options.fn, base_dir, options.args)
-    return get_benchmark(options.benchmark_name, base_dir)
 
 
 def _make_dataset_context(options: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:

@@ -24,7 +24,6 @@ from mmrl.config.schema import (
     SamplingConfig,
     SftStage,
 )
-from mmrl.config.schema.stage_checks import check_reward_names
 from mmrl.data.context import make_dataset_context
 from mmrl.data.data_record import DataRecord
 from mmrl.data.demonstrations import check_demonstrations
@@ -64,7 +63,7 @@ from mmrl.policy.pretrained import load_processor
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer, RolloutPipeline, Sampler
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
-from mmrl.rollout.pipeline import build_pipeline, check_steps
+from mmrl.rollout.pipeline import build_pipeline, check_triggers
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.executor import DemonstrationTools, ToolRunner
 from mmrl.scoring import registry
@@ -335,11 +334,6 @@ class RunContext:
 
     def _check_rewards(self) -> None:
         """Call every reward on every sample it applies to, before training; warn of rewards that apply to none."""
-        for stage in self.config.stages:
-            if isinstance(stage, RlStage):
-                load_custom_advantage(stage.advantage, self.base_dir)
-                load_policy_loss(stage.loss, self.base_dir)
-        check_reward_names(self.config.stages, self.scorer.term_weights, [term.name for term in self.group_rewards])
         for split, samples in self.samples.by_split().items():
             tracked = self.console.track(f"trying every reward on {split} samples", samples, len(samples))
             self.scorer.check_samples(tracked, self.response_format, evaluation=split != "train")
@@ -354,21 +348,10 @@ class RunContext:
 
     def _check_rollout_steps(self) -> None:
         """Refuse rollout steps that cannot run, before anything is trained."""
-        scored_terms = []
-        for name, term in zip(self.scorer.term_weights, self.config.rewards.terms, strict=True):
-            if not term.training_only:
-                scored_terms.append(name)
         for owner in configs_with_rollout_steps(self.config):
             if isinstance(owner, RlStage):
                 check_routing_replay(owner.loss, self.policy)
-            check_steps(
-                owner.rollout_steps,
-                self.processor,
-                self.banned_token_ids,
-                scored_terms,
-                self.tool_runner.load_tool,
-                base_dir=self.base_dir,
-            )
+            check_triggers(owner.rollout_steps, self.processor, self.banned_token_ids)
 
     def _print_overview(self) -> None:
         """Print the sizes of the splits, and for each model component its parameters and learning rates."""

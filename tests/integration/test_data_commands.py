@@ -250,9 +250,12 @@ def test_rewards_ids_and_leaks_are_found_without_stopping_at_the_first(tmp_path:
     config["data"]["train"].append(
         {"fn": "mmrl_datasets.readers.table:rows", "args": {**held["args"], "path": "lost.jsonl"}}
     )
-    done = here("data", "check", write(config, tmp_path / "check.yaml"), "--json", "-")
+    path = write(config, tmp_path / "check.yaml")
+    done = here("data", "check", path, "--json", "-")
     report = json.loads(done.output)
     assert done.code == 1
+    line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "lost.jsonl" in text)
+    assert f"{path}:{line}: data.train.2.args.path: " in report["findings"][0]["message"]
     assert [each for each in found(report) if each[0] != "id"] == [
         ("source", "train", ""),
         ("source", "validation", ""),

@@ -16,16 +16,18 @@ from typing import Any, get_args
 import pytest
 from harness import Command, Done, experiment, questions, rl_stage, write
 
-from mmrl.config import Config
+from mmrl.config import Config, load_config
 from mmrl.config.schema.model import BuiltinFamily
 from mmrl.policy.families import FAMILIES
 from mmrl.rollout import available
+from mmrl.training.early_checks import find_problems
 from mmrl.types import UserError
 
 Settings = dict[str, Any]
 
 FUNCTIONS = """
 from pathlib import Path
+from mmrl_rewards.contract import reward
 
 def samples(context, *, split: str = "train"):
     (Path(__file__).parent / "read").touch()
@@ -36,6 +38,14 @@ def callback():
 
 def tool(call, sample, *, limit: int = 1) -> str:
     return "seen"
+
+@reward(name="own")
+def own(response, sample, *, limit: int = 1) -> float:
+    return 0.0
+
+def one(context, *, limit: int = 1): ...
+def four(logprobs, old_logprobs, advantages, mask, *, limit: int = 1): ...
+def made(*, limit: int = 1): ...
 
 class Deaf:
     def on_step_end(self, state):
@@ -124,6 +134,14 @@ def data_option(_: Path) -> Settings:
     }
 
 
+def rethink_term(_: Path) -> Settings:
+    steps = [
+        {"kind": "generate"},
+        {"kind": "rethink", "triggers": [{"text": "Wait"}], "max_new_tokens": 4, "correct": ["cuont"]},
+    ]
+    return {"stages": [rl_stage(rollout_steps=steps)]}
+
+
 def callback_signature(_: Path) -> Settings:
     return {"callbacks": [{"fn": "./mine.py:callback"}]}
 
@@ -152,7 +170,8 @@ MISTAKES: list[tuple[Callable[[Path], Settings], list[str]]] = [
     (reward_option, ["has no option 'tolerence'; did you mean 'tolerance'?"]),
     (tool_option, ["has no option 'limt'; did you mean 'limit'?"]),
     (data_option, ["has no option 'spilt'; did you mean 'split'?"]),
-    (callback_signature, ["mine.py:8", "a callback is called with (context)"]),
+    (rethink_term, ["stages.0.rollout_steps.1.correct: ", "there is no reward term 'cuont', but count, format"]),
+    (callback_signature, ["mine.py:9", "a callback is called with (context)"]),
     (taken_directory, ["thesis.tex", "no run of mmrl"]),
     (file_in_the_way, ["file/run cannot be written", "is a file"]),
 ]
@@ -173,6 +192,59 @@ def test_it_is_refused_before_torch_or_a_sample_is_touched(
     for words in named:
         assert words in done.errors
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(path)] == before
+
+
+def plugin(function: str) -> Settings:
+    return {"fn": f"./mine.py:{function}", "args": {"limit": "high"}}
+
+
+TERMS = [{"fn": "mmrl_rewards.number:exact"}]
+OWN_FUNCTIONS: dict[str, Settings] = {
+    "rewards.terms.1": {"rewards": {"terms": [*TERMS, plugin("own")]}},
+    "rewards.group_rewards.0": {"rewards": {"terms": TERMS, "group_rewards": [plugin("one")]}},
+    "data.test.0": {"data": {"train": [{"fn": "./mine.py:samples"}], "test": [plugin("one")]}},
+    "stages.0.rollout_steps.1.tools.0": {
+        "stages": [rl_stage(rollout_steps=[{"kind": "generate"}, {"kind": "tools", "tools": [plugin("tool")]}])]
+    },
+    "stages.0.rollout_steps.1": {
+        "stages": [rl_stage(rollout_steps=[{"kind": "generate"}, {"kind": "custom", **plugin("one")}])]
+    },
+    "rollout.engine": {"rollout": {"engine": plugin("one")}},
+    "stages.0.advantage": {"stages": [rl_stage(advantage=plugin("tool"))]},
+    "stages.0.loss.policy_loss": {"stages": [rl_stage(loss={"policy_loss": plugin("four")})]},
+    "evaluation.benchmarks.0": {"evaluation": {"benchmarks": [{"name": "b", "data": ["q.jsonl"], **plugin("made")}]}},
+    "model.family": {"model": {"path": "model", "family": plugin("made")}},
+    "callbacks.0": {"callbacks": [plugin("one")]},
+}
+
+
+@pytest.mark.parametrize("key", OWN_FUNCTIONS)
+def test_a_wrong_option_of_each_kind_of_function_is_told_with_the_line_of_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FUNCTIONS)
+    model_folder(tmp_path)
+    (tmp_path / "model" / "model.safetensors").touch()
+    path = write(experiment(tmp_path / "run", **{"stages": [rl_stage()], **OWN_FUNCTIONS[key]}), tmp_path / "bad.yaml")
+    line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if '"limit"' in text)
+    problems = find_problems(load_config(path))
+    assert [problem.partition(": ")[0] for problem in problems] == [f"{path}:{line}"]
+    assert f": {key}.args.limit: " in problems[0] and "option 'limit' = 'high': must be a valid integer" in problems[0]
+
+
+def test_a_benchmark_that_is_a_function_is_loaded_too(tmp_path: Path) -> None:
+    benchmarks = [{"name": "b", "benchmark": "./mine.py:gone", "data": ["q.jsonl"]}]
+    path = write(experiment(tmp_path / "run", evaluation={"benchmarks": benchmarks}), tmp_path / "bad.yaml")
+    (problem,) = find_problems(load_config(path))
+    assert "evaluation.benchmarks.0.benchmark: './mine.py:gone': there is no file" in problem
+
+
+def test_explain_tells_of_a_function_too_without_torch(tmp_path: Path) -> None:
+    path = write(experiment(tmp_path / "run", **reward_option(tmp_path)), tmp_path / "bad.yaml")
+    done = light("explain", path)
+    assert done.code == 2 and "Stage 2 of 2, rl" in done.output
+    assert f"error: {path}:" in done.errors and "rewards.terms.0.args.tolerence: reward 'number'" in done.errors
 
 
 @pytest.mark.skipif("+cpu" not in __import__("torch").__version__, reason="torch can use GPUs")
@@ -252,7 +324,7 @@ def test_a_callback_that_cannot_be_called_is_refused_before_the_first_step(tmp_p
     config = experiment(tmp_path / "run", callbacks=[{"fn": "./mine.py:deaf"}])
     done = here("train", write(config, tmp_path / "bad.yaml"))
     assert done.code == 2, done
-    assert "mine.py:15" in done.errors and "called as on_step_end(state, result)" in done.errors
+    assert "mine.py:24" in done.errors and "called as on_step_end(state, result)" in done.errors
     assert not (tmp_path / "run").exists()
 
 

@@ -436,7 +436,7 @@ def test_a_function_of_the_users_own_runs_in_this_process_if_asked_to(tmp_path):
         ("{fn: 'mmrl.algo.group_rewards:kimi_length', args: {correct: []}}", "at least 1 item"),
         (
             "{fn: 'mmrl.algo.group_rewards:kimi_length', args: {correct: [cuont]}}",
-            "there is no term 'cuont'; there are count",
+            "there is no reward term 'cuont', but count",
         ),
         ("{fn: 'mmrl.algo.group_rewards:majority_vote', args: {share: 2}}", "less than or equal to 1"),
         ("{fn: 'mmrl.algo.group_rewards:majority_vote', name: count}", "two reward terms are named 'count'"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmrl.config.schema.data import DataConfig, MixtureOrderConfig, ShuffledOrderConfig
@@ -10,7 +10,6 @@ from mmrl.config.schema.data_stages import SampleStage, SelectStage
 from mmrl.config.schema.model import ModelConfig
 from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig, RewardTransformConfig
 from mmrl.config.schema.stages import RlStage, SftStage
-from mmrl.types import UserError
 
 AnyStage = SftStage | RlStage | SampleStage | SelectStage
 
@@ -185,24 +184,3 @@ def _check_trained_components(stages: Sequence[SftStage | RlStage], model: Model
             raise ValueError(
                 f"stage {stage.name!r} has `optimizer.lr_by_component.{idle[0]}`, but {idle[0]} is not trained"
             )
-
-
-def check_reward_names(
-    stages: Sequence[AnyStage], reward_names: Collection[str], group_reward_names: Collection[str]
-) -> None:
-    """Raise UserError unless every reward term and group reward that a stage names exists."""
-    training_names = [*reward_names, *group_reward_names]
-    for stage in stages:
-        if isinstance(stage, RlStage):
-            for term in stage.track_rewards:
-                _check_reward_name(term, training_names, f"stage {stage.name!r}: track_rewards")
-            for entry in stage.dynamic_sampling.ranges if stage.dynamic_sampling else ():
-                _check_reward_name(entry.term, training_names, f"stage {stage.name!r}: dynamic_sampling.ranges")
-        if isinstance(stage, SelectStage):
-            for term in stage.correct:
-                _check_reward_name(term, reward_names, f"stage {stage.name!r}: correct")
-
-
-def _check_reward_name(term: str, known: Collection[str], place: str) -> None:
-    if term not in known:
-        raise UserError(f"{place}: there is no reward term {term!r}, but {', '.join(known)}")
