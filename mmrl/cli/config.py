@@ -11,8 +11,9 @@ EXPLAIN_DETAILS = """\
 example:
   mmrl explain configs/quickstart.yaml stages.rl.loss.kl.coef=0.01
 
-Prints every value with the file and line it comes from, then the objective of each stage in formulas. Functions that
-the config names are not imported: `mmrl doctor CONFIG` does that.
+Prints every value with the file and line it comes from, then the objective of each stage in formulas. Then the
+functions that the config names are loaded: one that cannot be, or refuses an option, is an error. `mmrl doctor CONFIG`
+checks model and engine too.
 """
 
 CONFIG_DETAILS = """\
@@ -38,9 +39,14 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from mmrl.config import explain, load_config
+    from mmrl.config import explain, load_config, locate_errors
 
-    echo(explain(load_config(arguments.config, arguments.overrides)), end="")
+    loaded = load_config(arguments.config, arguments.overrides)
+    echo(explain(loaded), end="")
+    from mmrl.training.early_checks import check_functions  # it takes half a second, and the page can be read by then
+
+    with locate_errors(loaded):
+        check_functions(loaded.config, loaded.files[0].parent)
     return 0
 
 

@@ -16,8 +16,8 @@ from mmrl.cli.common import pause_gc_for_imports
 CONFIG = """\
 run: {name: demo}
 model: {from_scratch: {}}
-data: {train: [{fn: "a:b"}]}
-rewards: {terms: [{fn: "r:x"}]}
+data: {train: [{fn: "mmrl_datasets.generators.scenes:counting", args: {split: train, size: 4}}]}
+rewards: {terms: [{fn: "format:tags"}]}
 stages:
   - {kind: rl, name: rl, steps: 20}
 """
