@@ -70,7 +70,8 @@ def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | Non
 def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], ranks: Ranks) -> int:
     """Do the part of `train` that belongs to this rank. Rank 0 alone writes to the run directory and the console."""
     console = null_console() if ranks.rank else Console()
-    run_dir, stop = run_dir_of(config), StopSignal(console.warn)
+    run_dir = run_dir_of(config)
+    stop = StopSignal(console.warn)
     try:
         # SIGTERM too should unwind and clean up, as Ctrl-C does.
         with stop.handle(signal.SIGTERM, finish_step=False), ExitStack() as stack:
