@@ -42,8 +42,7 @@ def trial_sets(tiny) -> dict[str, TrialSet]:
         adapter = LoraConfig(rank=4, targets=targets)
         trials = {
             "zero3": replace(plain, deepspeed=zero(3), recomputes=True, feeds=True),
-            # Not resumed: with more than sixteen engines of DeepSpeed, a process waits for ever (test_ranks).
-            "zero2": replace(plain, deepspeed=zero(2), resume_after=None),
+            "zero2": replace(plain, deepspeed=zero(2)),
             "zero3-adapted": replace(once, deepspeed=zero(3), feeds=True, lora=adapter),
         }
         if family == "qwen3_vl_moe":
@@ -89,7 +88,7 @@ def single(trial_sets):
 @pytest.mark.parametrize("family", TARGETS)
 @pytest.mark.parametrize("name", ["zero2", "zero3"])
 def test_two_ranks_learn_what_one_learns(results, single, trial_sets, family, name):
-    """Under ZeRO-3 another pair of engines goes on from what the first has saved, and layers are recomputed."""
+    """Another pair of engines goes on from what the first has saved; under ZeRO-3 layers are recomputed."""
     ours, theirs = results[f"{family}/{name}"], single[f"{family}/{name}"]
     same_metrics(ours["metrics"], theirs["metrics"])
     assert furthest(ours["weights"], theirs["weights"]) < 5e-5
