@@ -34,8 +34,15 @@ from mmrl.rollout.weight_sync import PolicyWeightStream, ShardedWeightStream, We
 from mmrl.types import Experience, UserError
 
 CHUNK_ELEMENTS = 3000
+# Every step has a rate of its own, and the decay is strong enough that weights which lose it on resume are seen.
 OPTIMIZER = OptimizerConfig(
-    lr=1e-3, lr_by_component={"vision": 5e-4}, weight_decay=0.1, weight_decay_on="matrices", max_grad_norm=0.5
+    lr=1.5e-3,
+    lr_by_component={"vision": 7.5e-4},
+    warmup_steps=2,
+    lr_schedule="cosine",
+    weight_decay=1.0,
+    weight_decay_on="matrices",
+    max_grad_norm=0.5,
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, contents, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from harness import Command, contents, experiment, metrics, mmrl, rl_stage, scheduled, sft_stage, write
 from rounding import LOGPROBS
 from test_launch import alike
 
@@ -27,7 +27,8 @@ STEPS = 6
 def overlapping(run_dir: Path, loss: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     """A cold start, then steps that overlap; the bonus on entropy moves the weights, whatever is rewarded."""
     loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.02}, **(loss or {})}
-    stages = [COLD, rl_stage(steps=STEPS, async_rollouts=True, loss=loss, **options)]
+    rl = rl_stage(steps=STEPS, async_rollouts=True, loss=loss, optimizer=scheduled(3e-3, STEPS))
+    stages = [COLD, {**rl, **options}]
     return experiment(run_dir, stages=stages, checkpoints={"every": 2, "keep_last": 20})
 
 
@@ -41,7 +42,7 @@ def with_everything(run_dir: Path) -> dict[str, Any]:
             {"kind": "probe", "corruption": "grey", "every": 2},
         ],
         dynamic_sampling={"ranges": [{"term": "format", "low": 0.0, "high": 1.0}], "max_rounds": 2},
-        optimizer={"lr": 1e-3},
+        optimizer=scheduled(1e-3, STEPS),
         replay={"capacity": 32},
         track_rewards=["count"],
         data_order={"kind": "priority"},
@@ -160,6 +161,7 @@ def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monke
     chunked = [{"kind": "generate", "partial_rollout_tokens": 2, "oversampling": 1.5, "max_tokens_per_step": 60}]
     loss = {"entropy": {"coef": 0.02}, "old_logprobs": "recomputed", "rollout_correction": {"method": "tis"}}
     means = {"sampling": {"max_new_tokens": 16, "temperature": 1.2}, "loss": loss, "num_mini_batches": 2}
+    means["optimizer"] = scheduled(3e-3, STEPS)
     stages = [COLD, rl_stage(steps=STEPS, rollout_steps=chunked, group_size=2, **means)]
     once, twice = (experiment(tmp_path / name, stages=stages) for name in ("once", "twice"))
     twice["data"]["media_workers"] = 1

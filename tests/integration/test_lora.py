@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Command, alike, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from harness import Command, alike, contents, counting, experiment, metrics, mmrl, rl_stage, scheduled, sft_stage, write
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from test_launch import strike
@@ -26,7 +26,7 @@ PIXELS = {"dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels":
 
 def adapting(run_dir: Path, base: Path) -> dict[str, Any]:
     """Two steps of imitation, then GRPO with a penalty to what these made of the adapter."""
-    rates = {"lr": 3e-3, "lr_by_component": {"projector": 1e-3}}
+    rates = {**scheduled(3e-3, 4), "lr_by_component": {"projector": 1e-3}}
     return experiment(
         run_dir,
         model={**PIXELS, "path": str(base), "lora": LORA, "gradient_checkpointing": ["language"]},

@@ -22,6 +22,7 @@ from harness import (
     moved_parts,
     rl_stage,
     rows,
+    scheduled,
     sft_stage,
     shared,
     write,
@@ -69,6 +70,8 @@ def stopped_copy(stopped: Path, tmp_path: Path) -> Path:
 
 def test_the_run_is_worth_resuming(whole: Path) -> None:
     stages = [record["stage"] for record in metrics(whole)]
+    rates = [record["learner/lr"] for record in metrics(whole) if record["stage"] == "rl" and "learner/lr" in record]
+    assert len(set(rates)) == 8 and rates[0] < rates[1] > rates[7]
     assert 0 < stages.count("cold") < 24  # the gate ended the cold start early
     learned = [record for record in metrics(whole) if "policy/reference_kl_nats" in record]
     assert len(learned) == 8
@@ -137,7 +140,7 @@ def test_a_run_killed_while_it_writes_in_the_background_ends_like_the_whole_one(
 def test_a_moving_reference_goes_on_where_it_was(tmp_path: Path, here: Command, reference: dict[str, object]) -> None:
     """Stopped in the fourth of five steps, after updates of the reference that a fresh copy would not have."""
     loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.1}}  # the bonus moves the weights, whatever is rewarded
-    stages = [rl_stage(steps=5, loss=loss, reference=reference)]
+    stages = [rl_stage(steps=5, loss=loss, reference=reference, optimizer=scheduled(3e-3, 5))]
     once = write(experiment(tmp_path / "once", stages=stages), tmp_path / "once.yaml")
     twice = write(experiment(tmp_path / "twice", stages=stages), tmp_path / "twice.yaml")
     assert here("train", once).code == 0
@@ -232,7 +235,7 @@ def test_a_second_process_in_a_run_directory_is_refused(stopped: Path, stopped_c
 def test_another_config_in_a_run_directory_is_refused_by_key(stopped_copy: Path, here: Command) -> None:
     before = _everything(stopped_copy)
     other = experiment(stopped_copy)
-    other["stages"][1] = rl_stage(group_size=2)
+    other["stages"][1]["group_size"] = 2
     done = here("train", write(other, stopped_copy.parent / "other.yaml"))
     assert done.code == 2
     assert "stages.1.group_size: 4 -> 2" in done.errors
@@ -266,7 +269,7 @@ def table_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def run(folder: Path) -> None:
         held_out = [{**row, "id": f"t{row['id']}", "picture": "0.png"} for row in rows(4)]
         data = {"train": [jsonl(folder, rows(8))], "test": [jsonl(folder, held_out, name="held")]}
-        config = experiment(folder / "run", data=data, stages=[rl_stage(steps=4)])
+        config = experiment(folder / "run", data=data, stages=[rl_stage(steps=4, optimizer=scheduled(3e-3, 4))])
         done = mmrl(
             "train", write(config, folder / "tiny.yaml"), strike=("mmrl.rollout.engines.hf:HfSampler.sync", 3, "SIGINT")
         )
@@ -403,10 +406,10 @@ def test_a_sample_that_turned_bad_is_named_rather_than_skipped(table_copy: Path,
     assert "sample count/train/r5 is gone; rows that cannot be used: count/train/line-6: " in done.errors
 
 
-def longer(run_dir: Path, steps: int, **options: object) -> dict[str, Any]:
+def longer(run_dir: Path, steps: int) -> dict[str, Any]:
     """The experiment with another number of steps of reinforcement."""
     config = experiment(run_dir)
-    config["stages"][1] = rl_stage(steps=steps, **options)
+    config["stages"][1]["steps"] = steps
     return config
 
 
@@ -429,7 +432,7 @@ def test_a_finished_run_may_be_lengthened_and_equals_one_that_was_longer_from_th
 def test_a_stopped_run_that_decays_may_be_lengthened_where_its_decay_ends_as_before(
     tmp_path: Path, here: Command
 ) -> None:
-    decay = {"lr": 3e-3, "lr_schedule": "linear"}
+    decay = {"lr": 3e-3, "lr_schedule": "linear", "weight_decay": 0.5}
     kl = {"coef": 0.05, "schedule": "cosine", "final_frac": 0.5}
     short = [rl_stage(steps=4, optimizer=decay, loss={"kl": kl})]
     config = write(experiment(tmp_path / "run", stages=short), tmp_path / "tiny.yaml")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harness import counting, experiment, mmrl, rl_stage, sft_stage, write
+from harness import counting, experiment, mmrl, rl_stage, scheduled, sft_stage, write
 from test_zoom_tool import corners, in_parts, zooming
 
 FORGETFUL = """
@@ -21,8 +22,13 @@ def moody(response, sample) -> float:
 
 def short(folder: Path, **sections: object) -> Path:
     data = {"train": [counting("train", 6)], "test": [counting("test", 2)]}
-    sections = {"data": data, "stages": [sft_stage(steps=4), rl_stage(steps=4)], **sections}
+    cold = sft_stage(steps=4, optimizer=scheduled(1e-2, 4))
+    sections = {"data": data, "stages": [cold, short_rl_stage()], **sections}
     return write(experiment(folder / "run", **sections), folder / "tiny.yaml")
+
+
+def short_rl_stage() -> dict[str, Any]:
+    return rl_stage(steps=4, optimizer=scheduled(3e-3, 4))
 
 
 @pytest.mark.slow
@@ -43,7 +49,7 @@ def test_a_run_that_replays_rethinks_and_calls_tools_goes_on_exactly(tmp_path: P
     config = in_parts(tmp_path / "run", tmp_path / "base" / "model")
     config["data"]["train"] = [corners("train", 8)]
     _, rl = config["stages"]
-    rl |= {"loss": {"kl": {"coef": 0.05}}, "optimizer": {"lr": 1e-3, "lr_schedule": "cosine", "warmup_steps": 1}}
+    rl |= {"loss": {"kl": {"coef": 0.05}}, "optimizer": scheduled(1e-3, 6)}
     rl["replay"] = {**rl["replay"], "without_replacement": False}
     config["stages"] = [rl]
     done = mmrl("train", write(config, tmp_path / "tiny.yaml"), "--verify-resume", "--steps", 6)
@@ -54,7 +60,7 @@ def test_a_run_that_replays_rethinks_and_calls_tools_goes_on_exactly(tmp_path: P
 
 @pytest.mark.slow
 def test_two_processes_that_are_killed_go_on_exactly(tmp_path: Path) -> None:
-    config = short(tmp_path, stages=[rl_stage(steps=4)])
+    config = short(tmp_path, stages=[short_rl_stage()])
     done = mmrl("train", config, "--verify-resume", "--steps", 4, "--nproc", 2)
     assert done.code == 0, done
     assert "killed in stage rl" in done.output
@@ -64,7 +70,7 @@ def test_two_processes_that_are_killed_go_on_exactly(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_does_not_is_told_which_files_differ(tmp_path: Path) -> None:
     (tmp_path / "moody.py").write_text(FORGETFUL.format(memory=str(tmp_path / "memory")))
-    config = short(tmp_path, rewards={"terms": [{"fn": "./moody.py:moody"}]}, stages=[rl_stage(steps=4)])
+    config = short(tmp_path, rewards={"terms": [{"fn": "./moody.py:moody"}]}, stages=[short_rl_stage()])
     done = mmrl("train", config, "--verify-resume", "--steps", 4)
     assert done.code == 1, done
     assert "metrics.jsonl" in done.output

@@ -307,6 +307,15 @@ def test_a_failure_in_the_background_surfaces_at_the_next_step(tmp_path):
     assert checkpoint.find_latest(folder, refuse_warnings) == folder / "00-000001"
 
 
+def test_a_deleted_run_directory_is_not_made_anew(tmp_path):
+    with (
+        pytest.raises(UserError, match="run was deleted or moved while the run was writing to it"),
+        CheckpointManager(tmp_path / "run" / "checkpoints", BACKGROUND, refuse_warnings) as manager,
+    ):
+        manager.save(snapshot(step=1), before_write=lambda: None)
+    assert names(tmp_path) == []
+
+
 def test_a_failure_in_the_background_does_not_hide_what_ended_the_run(tmp_path):
     warnings = []
     with pytest.raises(KeyboardInterrupt), CheckpointManager(tmp_path, BACKGROUND, warnings.append) as manager:
