@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from mmrl.benchmarks.benchmark import Benchmark, OverallMetric
 from mmrl.benchmarks.official import formulas, grounding, mathvista, multiple_choice, reading
-from mmrl.config.schema import BenchmarkConfig
 from mmrl.types import UserError
 from mmrl.utils.plugins import load_plugin
 
@@ -85,10 +84,3 @@ def load_benchmark(fn: str, base_dir: Path | None = None, args: Mapping[str, Any
     if not isinstance(benchmark, Benchmark):
         raise UserError(f"{fn!r} returned {type(benchmark).__name__}, not a mmrl.benchmarks.benchmark.Benchmark")
     return benchmark
-
-
-def load_configured_benchmark(options: BenchmarkConfig, base_dir: Path) -> Benchmark:
-    """Return the benchmark that a section of the config names. Raises as `get_benchmark` and `load_benchmark`."""
-    if options.fn is not None:
-        return load_benchmark(options.fn, base_dir, options.args)
-    return get_benchmark(options.benchmark_name, base_dir)

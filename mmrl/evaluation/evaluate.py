@@ -106,8 +106,6 @@ class _EvalCommand:
             UserError: the folder holds another evaluation, or verdicts would change without `--rescore`.
         """
         request, questions, eval_config = self.request, self.question_set.questions, self.eval_config
-        terms, key = self.question_set.term_names, "evaluation.rollout_steps"
-        registry.check_steps(eval_config.evaluation.rollout_steps, Path.cwd(), terms, key=key)
         identity = evaluation_identity(self.question_set.name, self.model_source.revision(), questions, eval_config)
         earlier_start = self.eval_dir.claim(identity)
         missing: Mapping[str, str] = earlier_start["missing"] if earlier_start else self._start(identity)
@@ -236,6 +234,8 @@ def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_con
     else:
         base_dir = Path(request.data_files[0]) if request.data_files else Path.cwd()
         question_set = run_question_set(request.benchmark, model_source.config, eval_config, base_dir, request.out_dir)
+    steps, terms = eval_config.evaluation.rollout_steps, question_set.term_names
+    registry.check_steps(steps, Path.cwd(), terms, key="evaluation.rollout_steps")
     return hide_media(question_set, eval_config.corruption) if eval_config.corruption else question_set
 
 

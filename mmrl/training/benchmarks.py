@@ -14,13 +14,12 @@ from mmrl import checkpoint
 from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.predictions import Prediction
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions, read_questions
-from mmrl.benchmarks.registry import load_configured_benchmark
 from mmrl.benchmarks.report import write_report
 from mmrl.config import Config, EvalConfig, load_eval_config
 from mmrl.config.schema import BenchmarkConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.evaluation.eval_dir import EvalDir, evaluation_identity
-from mmrl.evaluation.eval_settings import inherit_settings
+from mmrl.evaluation.eval_settings import inherit_settings, load_configured_benchmark
 from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set
 from mmrl.evaluation.session import (
     EvalSession,
@@ -52,9 +51,10 @@ def read_benchmark_questions(
     Raises:
         UserError: the benchmark does not exist, or its files cannot be used; the message names it.
     """
+    benchmark = load_configured_benchmark(options, base_dir)
     try:
         questions = read_questions(
-            load_configured_benchmark(options, base_dir),
+            benchmark,
             options.data,
             _make_dataset_context(options, config, base_dir, work_dir),
             split=options.split,
@@ -62,8 +62,6 @@ def read_benchmark_questions(
             coordinate_system=options.coordinates,
         )
     except UserError as error:
-        if error.call:
-            raise
         raise UserError(f"evaluation.benchmarks.{options.name}: {error}") from error
     columns: dict[str, None] = {}
     for item in questions.items.values():

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from mmrl.algo.advantages import load_custom_advantage
-from mmrl.benchmarks.registry import load_configured_benchmark
 from mmrl.config import Config, LoadedConfig, locate_errors
 from mmrl.config.load import cap_steps
 from mmrl.config.schema import (
@@ -23,6 +22,7 @@ from mmrl.config.schema import (
 )
 from mmrl.config.schema.stage_checks import AnyStage
 from mmrl.data.context import load_dataset_function
+from mmrl.evaluation.eval_settings import load_configured_benchmark
 from mmrl.log.comparison import print_summary
 from mmrl.log.console import Console
 from mmrl.log.run_dir import run_dir_of

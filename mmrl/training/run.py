@@ -86,9 +86,8 @@ def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], rank
             stack.enter_context(log_library_messages(run_dir.log, rank=ranks.rank))
             cleanup = nullcontext() if ranks.rank else run_dir.remove_on_error(keep=has_begun)
             with cleanup, ExitStack() as opened:
-                # The command has checked this already, but not where another launcher started the ranks.
+                # What can fail early comes first. Where another launcher started the ranks, nothing has been checked.
                 ranks.on_rank0(partial(check_functions, config, base_dir))
-                # Benchmarks are read first: a missing file should fail before the model is loaded.
                 questions = ranks.on_rank0(partial(read_all_benchmark_questions, config, base_dir, run_dir.data))
                 context = RunContext(config, base_dir, run_dir, console, ranks)
                 for part in (context.scorer, context.tool_runner, context.samplers):
