@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from mmrl.benchmarks.benchmark import Benchmark, OverallMetric
 from mmrl.benchmarks.official import formulas, grounding, mathvista, multiple_choice, reading
+from mmrl.benchmarks.readers.layouts import RowLayout
 from mmrl.types import UserError
+from mmrl.utils.plugin_args import check_call, check_methods
 from mmrl.utils.plugins import load_plugin
 
 _BENCHMARKS: Final = (
@@ -52,6 +54,15 @@ PLUGIN_BENCHMARKS: Final[Mapping[str, str]] = MappingProxyType(
 """Shipped benchmarks that are loaded by `fn:`, as a user's own are: function by name."""
 BENCHMARK_NAMES: Final = tuple(sorted((*BENCHMARKS, *PLUGIN_BENCHMARKS)))
 
+_CALLED_WITH: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
+    {
+        "official_score": ("item", "response", "extraction"),
+        "is_correct": ("item", "response", "extraction"),
+        "draw_letters": ("graded",),
+        "parse_item": ("row",),
+    }
+)
+
 
 def get_benchmark(name: str, base_dir: Path | None = None) -> Benchmark:
     """Return the benchmark of a name, or the one that a function returns.
@@ -83,4 +94,13 @@ def load_benchmark(fn: str, base_dir: Path | None = None, args: Mapping[str, Any
     benchmark = make_benchmark()
     if not isinstance(benchmark, Benchmark):
         raise UserError(f"{fn!r} returned {type(benchmark).__name__}, not a mmrl.benchmarks.benchmark.Benchmark")
+    owner, metric = f"benchmark {fn!r} returned {benchmark.name!r}", benchmark.overall_metric
+    for name, parameters in _CALLED_WITH.items():
+        function = getattr(benchmark, name)
+        if function is not None:
+            check_call(function, parameters, name=name, owner=owner)
+    if metric is not None:
+        check_call(metric.compute, ("graded",), name="overall_metric.compute", owner=owner)
+    for layout in benchmark.layouts:
+        check_methods(layout, RowLayout, ("parse_row",), owner=owner)
     return benchmark

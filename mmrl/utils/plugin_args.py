@@ -49,15 +49,26 @@ def check_methods(found: object, port: type, names: Sequence[str], *, owner: str
         expected = [entry for entry in _read_signature(getattr(port, name)).parameters.values() if entry.name != "self"]
         positional = [entry.name for entry in expected if entry.kind is not entry.KEYWORD_ONLY]
         keywords = [entry.name for entry in expected if entry.kind is entry.KEYWORD_ONLY]
-        call = f"{name}({', '.join([*positional, *(f'{keyword}=...' for keyword in keywords)])})"
         # The `__call__` of a function takes anything; the function itself tells its parameters.
         method = found if name == "__call__" else getattr(found, name, None)
-        if not callable(method):
-            raise UserError(f"{owner} returned {found!r:.80}, which has no method {name!r}; it is called as {call}")
-        try:
-            _read_signature(method).bind(*positional, **dict.fromkeys(keywords))
-        except TypeError as error:
-            raise UserError(f"{locate_function(method)}: {owner}: it is called as {call}, but: {error}") from error
+        check_call(method, positional, keywords, name=name, owner=f"{owner} returned {found!r:.80}")
+
+
+def check_call(
+    function: object, positional: Sequence[str], keywords: Sequence[str] = (), *, name: str, owner: str
+) -> None:
+    """Check that a function which `owner` gave for `name` can be called with these arguments.
+
+    Raises:
+        UserError: it is not a function, or has other parameters.
+    """
+    call = f"{name}({', '.join([*positional, *(f'{keyword}=...' for keyword in keywords)])})"
+    if not callable(function):
+        raise UserError(f"{owner}, which has no method {name!r}; it is called as {call}")
+    try:
+        _read_signature(function).bind(*positional, **dict.fromkeys(keywords))
+    except TypeError as error:
+        raise UserError(f"{locate_function(function)}: {owner}: it is called as {call}, but: {error}") from error
 
 
 def read_plugin_options(function: Callable[..., Any], *, skip: int) -> dict[str, PluginOption]:

@@ -105,3 +105,17 @@ def test_mistakes_are_named(folder, tmp_path):
         load_family("./mine.py:make", tmp_path, {})
     with pytest.raises(ValueError, match="`family` describes a model that `path` names"):
         ModelConfig(from_scratch={}, family={"fn": SQUARE})
+
+
+def test_a_family_whose_method_takes_other_arguments_is_refused_as_it_is_loaded(tmp_path):
+    text = """from dataclasses import fields
+from mmrl.policy.families import FAMILIES, ModelFamily
+class Mine(ModelFamily):
+    def resized_image_size(self, size): ...
+def family():
+    qwen = FAMILIES["qwen2_vl"]
+    return Mine(**{field.name: getattr(qwen, field.name) for field in fields(ModelFamily)})
+"""
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UserError, match=r"mine.py:4: .* is called as resized_image_size\(.*but: "):
+        load_family("./mine.py:family", tmp_path, {})

@@ -75,3 +75,29 @@ def test_what_is_no_benchmark_is_refused(clocks):
         get_benchmark("./other.py:make", clocks)
     with pytest.raises(UserError, match="there is no file"):
         get_benchmark("./gone.py:make", clocks)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("official_score=lambda item, response: 1.0", r"official_score\(item, response, extraction\), but: too many"),
+        ("is_correct=lambda item, response, extraction, *, strict: True", "is_correct.*: missing a required.*'strict'"),
+        ("draw_letters=lambda: ()", r"draw_letters\(graded\), but: too many"),
+        (
+            "overall_metric=OverallMetric('AP', lambda graded, items: 1.0)",
+            r"overall_metric.compute\(graded\), but: mis",
+        ),
+        ("parse_item=3", r"parse_item'; it is called as parse_item\(row\)"),
+        ("layouts=(Rows(),)", r"parse_row\(cells, files, file\), but: too many"),
+    ],
+)
+def test_a_rule_with_other_parameters_is_refused_as_it_is_loaded(tmp_path, field, message):
+    text = f"""from mmrl.benchmarks.benchmark import Benchmark, OverallMetric
+class Rows:
+    def parse_row(self, cells): ...
+def make(): return Benchmark(name="mine", {field})
+"""
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UserError, match=message) as refusal:
+        load_benchmark("./mine.py:make", tmp_path)
+    assert f"{tmp_path}/mine.py:" in str(refusal.value) or "parse_item=3" in field

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from inspect import isfunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,7 @@ from mmrl.config.schema.model import LoraTarget
 from mmrl.media.image import resized_size
 from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
 from mmrl.types import CoordinateSystem, Size, UserError
+from mmrl.utils.plugin_args import check_methods
 from mmrl.utils.plugins import load_plugin
 from mmrl.utils.torch_cpu_compat import import_torchvision
 
@@ -319,5 +321,7 @@ def load_family(function: str, base_dir: Path, args: Mapping[str, Any]) -> Model
             f"model.family {function!r} returned {type(family).__name__} {family!r:.60}; it must return a "
             "mmrl.policy.families.ModelFamily"
         )
+    methods = [name for name, member in vars(ModelFamily).items() if isfunction(member) and not name.startswith("_")]
+    check_methods(family, ModelFamily, methods, owner=f"model.family {function!r}")
     # Absolute, because the process that unpickles it may have another working directory.
     return replace(family, source=(function, base_dir.absolute(), args))
