@@ -21,7 +21,7 @@ from mmrl.scoring.terms import make_worker_limits, worker_failure
 from mmrl.types import Group, RewardFailure, RewardValue, Sample, UserError
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.plugins import describe_plugin_error, load_plugin
-from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError, wait_for_calls
+from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
 from mmrl.utils.worker_server import ReportActivity
 
 GroupRewardFunction = Callable[[Group], Sequence[RewardValue]]
@@ -62,7 +62,7 @@ class IsolatedGroupReward:
                 load = partial(_load_group_reward, self.name, self.load)
                 self._pool = WorkerPool(load, 1, limits=make_worker_limits(self.options))
             future = self._pool.submit(group)
-            wait_for_calls([future])
+            self._pool.wait_for_calls([future])
             return future.result()
         except WorkerStartError as error:
             self.close()

@@ -45,7 +45,7 @@ from mmrl.types import (
     Size,
     UserError,
 )
-from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError, wait_for_calls
+from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.contract import BoundReward
 
@@ -302,7 +302,7 @@ class RewardFunctionScorer:
                 self._pool.wait_until_ready()
             futures = self._pool.submit_all(calls, [self._timeouts_s[call.term] for call in calls])
             # A reward that hangs may do so on every sample, and the trial would take their number times its deadline.
-            wait_for_calls(futures, stop_at_error=trial)
+            self._pool.wait_for_calls(futures, stop_at_error=trial)
             if trial:
                 _raise_if_killed(futures, calls)
             return _read_outcomes(futures, calls)

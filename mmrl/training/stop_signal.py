@@ -29,11 +29,10 @@ class StopSignal:
             if finish_step and self.received is not None:
                 raise KeyboardInterrupt
             self.received = number
-            # A reward or tool that hangs is not waited for: the step then ends without being saved.
             STOP_REQUESTED.set()
             if not finish_step:
                 raise KeyboardInterrupt
-            self.warn("Stopping: the step in progress will be finished and saved. Interrupt again to stop at once.")
+            self.warn("Stopping once this step is saved, if no reward or tool hangs; interrupt again to stop at once.")
 
         previous_handlers = {number: signal.signal(number, receive) for number in signals}
         try:

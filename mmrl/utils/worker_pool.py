@@ -24,6 +24,7 @@ from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from operator import attrgetter
 from threading import Condition, Event, Lock, Thread, current_thread
+from time import monotonic
 from typing import Any, Final, Generic, TypeVar
 
 from mmrl.types import UserError
@@ -35,10 +36,11 @@ PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
 
 STOP_REQUESTED: Final = Event()
-"""Set between a request to stop this process (Ctrl-C) and its end; `wait_for_calls` then gives up calls that hang."""
+"""Set between a request to stop this process (Ctrl-C) and its end; calls that hang are then not waited for."""
 
 _SHUTDOWN_TIMEOUT_S = 2.0
 _STOP_PATIENCE_S = 2.0
+_STOP_PATIENCE_CALLS = 3.0  # of the longest call so far: the time of a judge's reply depends on its length
 # Set before the server's libraries load, so that they start no threads: a fork would lose them.
 _SINGLE_THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _SERVER_CODE = """
@@ -151,6 +153,25 @@ class WorkerPool(Generic[PayloadT, ResultT]):
             self._threads[-1].start()
         return list(map(attrgetter("future"), tasks))
 
+    def wait_for_calls(self, futures: Sequence[Future[Any]], *, stop_at_error: bool = False) -> None:
+        """Wait until all calls are over, or with `stop_at_error` until one of them has raised.
+
+        Raises:
+            KeyboardInterrupt: this process is to stop, and no call has ended for two seconds, or for three times as
+                long as any call of this pool took: one that has always been slow does not count as one that hangs.
+        """
+        pending, silent_s = set(futures), 0.0
+        until = FIRST_EXCEPTION if stop_at_error else ALL_COMPLETED
+        while pending:
+            # One wake-up for all: waking up for each would take longer than most calls.
+            done, pending = wait_for_futures(pending, _STOP_PATIENCE_S, until)
+            if stop_at_error and any(future.exception() for future in done):
+                return
+            silent_s = 0.0 if done else silent_s + _STOP_PATIENCE_S
+            patience_s = max(_STOP_PATIENCE_S, _STOP_PATIENCE_CALLS * self._queue.longest_call_s)
+            if pending and silent_s >= patience_s and STOP_REQUESTED.is_set():
+                raise KeyboardInterrupt
+
 
 @dataclass(slots=True)
 class _Task(Generic[ResultT]):
@@ -173,6 +194,7 @@ class _TaskQueue:
 
     def __init__(self, num_workers: int, max_batch_size: int) -> None:
         self.num_submitted = 0
+        self.longest_call_s = 0.0  # of those that returned
         self._num_workers, self._max_batch_size = num_workers, max_batch_size
         self._waiting: deque[_Task[Any]] = deque()
         self._changed = Condition()
@@ -381,22 +403,6 @@ def _share_server(process_id: int, imports: tuple[str, ...], limits: WorkerLimit
     return _Server(ServerSetup(imports, None), limits)
 
 
-def wait_for_calls(futures: Sequence[Future[Any]], *, stop_at_error: bool = False) -> None:
-    """Wait until all calls are over, or with `stop_at_error` until one of them has raised.
-
-    Raises:
-        KeyboardInterrupt: this process is to stop, and no call has ended for two seconds.
-    """
-    pending, until = set(futures), FIRST_EXCEPTION if stop_at_error else ALL_COMPLETED
-    while pending:
-        # One wake-up for all: waking up for each would take longer than most calls.
-        done, pending = wait_for_futures(pending, _STOP_PATIENCE_S, until)
-        if stop_at_error and any(future.exception() for future in done):
-            return
-        if pending and not done and STOP_REQUESTED.is_set():
-            raise KeyboardInterrupt
-
-
 def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool) -> None:
     """Keep one worker busy until the queue is closed. Each worker has a thread of its own that runs this."""
     worker: _Worker | None = None
@@ -430,6 +436,7 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
             task.fail(sending.error)
         return worker
     for index, task in enumerate(tasks):
+        start = monotonic()
         # Unpickling calls code of the result, which may raise anything.
         with ErrorCatcher() as receiving:
             result = worker.line.receive(task.timeout_s)
@@ -447,6 +454,7 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
             task.fail(error)
             queue.put_back(tasks[index + 1 :])
             return None
+        queue.longest_call_s = max(queue.longest_call_s, monotonic() - start)
         if isinstance(result, UserError):
             task.fail(result)
         else:

@@ -20,6 +20,7 @@ from mmrl.config.schema import ScoringConfig, WorkerLimitsConfig
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, RewardProcessError, registry
 from mmrl.types import AnswerType, RewardErrorKind, Sample, Target, UserError
 from mmrl.utils.worker_limits import list_tree
+from mmrl.utils.worker_pool import STOP_REQUESTED
 from mmrl_rewards.contract import reward
 
 REWARDS = '''
@@ -41,6 +42,10 @@ def moody(response, sample) -> RewardValue:
                 log.write(f"{time.monotonic()}\\n")
             while True:
                 time.sleep(0.01)
+        case "think":
+            time.sleep(2.5)
+        case "think on":
+            time.sleep(5.0)
         case "spin":
             while True:
                 pass
@@ -202,6 +207,21 @@ def test_output_is_escaped_and_bounded(make_scorer, capfd):
     assert len(printed.err) < 2000
     assert printed.err.count("warning: worker processes have printed more than 1 KiB") == 1
     assert re.search(r"worker processes printed 67,\d+,\d+ bytes that are not shown\n$", printed.err)
+
+
+def test_a_slow_reward_is_waited_for_once_the_run_is_to_stop_and_one_that_hangs_is_not(make_scorer):
+    judge = make_scorer("moody")
+    judge.score_groups(groups_of(["think"], size=1), step=0)
+    STOP_REQUESTED.set()  # as the handler of Ctrl-C does
+    try:
+        (group,) = judge.score_groups(groups_of(["think on"], size=1), step=0)
+        assert len(group.scores) == 1
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            judge.score_groups(groups_of(["hang"], size=1), step=0)
+        assert time.monotonic() - start < 30.0  # of 60
+    finally:
+        STOP_REQUESTED.clear()
 
 
 def test_many_hangers_are_stopped_side_by_side(make_scorer, tmp_path):

@@ -24,7 +24,6 @@ from mmrl.utils.worker_pool import (
     WorkerPool,
     WorkerStartError,
     WorkerTimeoutError,
-    wait_for_calls,
 )
 from mmrl.utils.worker_server import ReportActivity
 
@@ -83,7 +82,7 @@ class ToolWorkers:
                 shared_imports=(),
             )
         futures = self._pool.submit_all(requests, [options.timeout_s] * len(requests))
-        wait_for_calls(futures)
+        self._pool.wait_for_calls(futures)
         results = []
         for future in futures:
             try:
