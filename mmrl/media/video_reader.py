@@ -41,6 +41,8 @@ _CONTAINER_OPTIONS: Final = {"format_whitelist": "mov,matroska,avi", "protocol_w
 # Counter-clockwise quarter turns by display matrix (a, b, c, d), whose unit is 2^16. Any other mirrors or slants.
 _QUARTER_TURNS: Final = {(1, 0, 0, 1): 0, (0, -1, 1, 0): 1, (-1, 0, 0, -1): 2, (0, 1, -1, 0): 3}
 _MATRIX_UNIT: Final = 2**16
+# Their frames are shown in the order in which they are stored.
+_CODECS_IN_ORDER: Final = ("vp8", "vp9", "av1")
 
 FramePixels = np.ndarray[Any, np.dtype[np.uint8]]  # uint8 [height, width, 3], RGB, upright
 
@@ -147,6 +149,7 @@ class VideoFileReader:
         )
         check_length(self._path, len(times), max(len(times) / timeline.fps, timeline.seconds_at(-1)), self._limits)
         self._check_not_truncated(end_s, timeline.fps)
+        self._check_stored_order(times, timeline)
         self.counting_problem = self._find_counting_problem(times, set(keys), num_hidden)
         return timeline
 
@@ -162,6 +165,23 @@ class VideoFileReader:
             if stored in keys and stored != shown:
                 return f"frames stored behind key frame {index} are shown before it (B-frames of an open GOP)"
         return None
+
+    def _check_stored_order(self, times: Sequence[int], timeline: VideoTimeline) -> None:
+        """Refuse damaged times, given those of the frames as they are stored.
+
+        A search that begins at another key frame skips a frame whose time is wrong. Frames that build on it would then
+        decode without an error, to other pixels than a search from the beginning of the file gives.
+        """
+        codec = self._stream.codec_context.codec.canonical_name
+        in_order = set(times if codec in _CODECS_IN_ORDER else timeline.keyframe_timestamps)
+        seen: set[int] = set()
+        latest = times[0]
+        for time in times:
+            if time in seen or (time < latest and time in in_order):
+                seconds = float((time - timeline.timestamps[0]) * timeline.time_base)
+                raise MediaError(f"{self._path}: the frame at {seconds:.3f} s is stored out of order; restore it")
+            seen.add(time)
+            latest = max(latest, time)
 
     def _check_not_truncated(self, end_s: float, fps: float) -> None:
         """Refuse a file that was cut off: its streams, sound included, end before its header says."""

@@ -1,6 +1,7 @@
 """Videos: the frames qwen-vl-utils would choose and the pixels it would make, or a refusal that names the reason."""
 
 import os
+import random
 import shutil
 import struct
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -114,6 +116,55 @@ def test_a_frame_is_the_same_however_one_comes_to_it(tmp_path, groups):
             assert np.array_equal(np.stack(list(reader.read_frames(indices))), whole[list(indices)])
 
 
+def stored_frames(path):
+    """The packets of a video in the order in which they are stored."""
+    with av.open(str(path)) as file:
+        return [packet for packet in file.demux(video=0) if packet.size]
+
+
+@pytest.fixture(scope="module")
+def vp9(tmp_path_factory):
+    """Groups of 8 frames, the third with its key frame at 1.333 s."""
+    return Path(
+        write_video(tmp_path_factory.mktemp("vp9") / "v.webm", range(24), codec="libvpx-vp9", options={"g": "8"}).path
+    )
+
+
+# The first two differ by one bit from the time of a key frame; the last is the time of another frame.
+@pytest.mark.parametrize(("index", "milliseconds"), [(16, 309), (16, 1077), (19, 500), (19, 1490), (20, 1750)])
+def test_a_frame_that_is_stored_out_of_order_is_refused(tmp_path, vp9, index, milliseconds):
+    """Reading from the key frame before it would skip it, and decode frames after it to other pixels."""
+    content, frame = bytearray(vp9.read_bytes()), stored_frames(vp9)[index]
+    # The place of a frame is the number of its track; its time, relative to that of its cluster, follows.
+    (time,) = struct.unpack_from(">h", content, frame.pos + 1)
+    struct.pack_into(">h", content, frame.pos + 1, time + milliseconds - frame.pts)
+    (tmp_path / "v.webm").write_bytes(content)
+    with pytest.raises(MediaError, match=r"v\.webm: the frame at \d\.\d+ s is stored out of order; restore it"):
+        store().get_frame_plan(video_ref(tmp_path / "v.webm"), SMALL)
+
+
+def read_or_refuse(ref, indices):
+    try:
+        with open_video_file(ref, ROOTS, MediaLimitsConfig()) as reader:
+            return [frame.tobytes() for frame in reader.read_frames(indices)]
+    except MediaError:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_frames_of_a_damaged_file_are_the_same_however_one_comes_to_them(tmp_path, vp9, seed):
+    """VP9 has no checksum: most flipped bits only change pixels."""
+    rng, content = random.Random(seed), bytearray(vp9.read_bytes())
+    for frame in rng.sample(stored_frames(vp9), 3):
+        content[frame.pos + 4 + rng.randrange(frame.size)] ^= 1 << rng.randrange(8)
+    (tmp_path / "v.webm").write_bytes(content)
+    ref, seen = video_ref(tmp_path / "v.webm"), {}
+    for indices in (range(24), range(0, 24, 5), range(3, 24, 7), [6, 23], *([index] for index in range(24))):
+        for index, frame in zip(indices, read_or_refuse(ref, indices) or (), strict=False):
+            assert seen.setdefault(index, frame) == frame, (index, indices)
+    assert seen
+
+
 def write_cut(folder):
     """A video whose edit list begins a second later, as a cut without re-encoding writes it."""
     content = bytearray(Path(write_video(folder / "v.mp4").path).read_bytes())
@@ -169,7 +220,7 @@ def test_decord_is_bound_by_the_same_limits(tmp_path):
     ref = write_video(tmp_path / "v.mp4")
     with pytest.raises(MediaError, match="48 frames exceed max_video_frames=47"):
         store(reader="decord", max_video_frames=47).get_frame_plan(ref, SMALL)
-    with pytest.raises(MediaError, match=r"lies outside data\.roots"):
+    with pytest.raises(MediaError, match=r"lies outside data\.media_roots"):
         store(((tmp_path / "inner"),), reader="decord").get_frame_plan(ref, SMALL)
 
 
@@ -373,7 +424,7 @@ def test_a_pipe_a_folder_and_a_file_outside_the_roots_are_refused(tmp_path):
     for path, problem in [(tmp_path, "not a file"), (tmp_path / "pipe.mp4", "not a file"), (tmp_path / "n", "no such")]:
         with pytest.raises(MediaError, match=problem):
             store().get_frame_plan(VideoRef(path=str(path), sha256=""), SMALL)
-    with pytest.raises(MediaError, match=r"lies outside data\.roots"):
+    with pytest.raises(MediaError, match=r"lies outside data\.media_roots"):
         store(((tmp_path / "inner").resolve(),)).get_frame_plan(video_ref(tmp_path / "inner" / "link.mp4"), SMALL)
 
 
