@@ -142,8 +142,9 @@ class ResponseFormat:
 
     def strip_thinking(self, response: str) -> str:
         """Return a response in tags or boxed style without its thinking."""
-        tag = re.escape(self.think_tag)
-        return re.sub(rf"\s*<{tag}>.*?</{tag}>\s*", "", response, count=1, flags=re.DOTALL)
+        before, _, rest = response.partition(f"<{self.think_tag}>")
+        _, closing_tag, after = rest.partition(f"</{self.think_tag}>")
+        return before.rstrip() + after.lstrip() if closing_tag else response
 
     def find_answer_opening(self, response: str) -> int | None:
         """Return the index at which the tag, box or field of the answer begins, or None if there is none."""

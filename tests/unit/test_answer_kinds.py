@@ -1,6 +1,7 @@
 """Every kind and style of answer: what parses and to what, what is refused, and that targets parse as written."""
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -484,3 +485,14 @@ def test_every_style_is_total_and_linear():
                 with bounded():
                     grammar.parse(piece * (200_000 // len(piece)), kind)
                     grammar.parse(f"\\boxed{{{piece * (200_000 // len(piece))}}}", kind)
+
+
+def test_thinking_is_stripped_in_one_pass():
+    rng = random.Random(0)
+    for _ in range(2000):
+        text = "".join(rng.choices(["<think>", "</think>", " ", "\n", "a", "<answer>b</answer>"], k=rng.randint(0, 9)))
+        expected = re.sub(r"\s*<think>.*?</think>\s*", "", text, count=1, flags=re.DOTALL)
+        assert TAGS.strip_thinking(text) == expected, text
+    for text in (" " * 1_000_000, "<think>" * 200_000):
+        with bounded():
+            assert TAGS.strip_thinking(text) == text

@@ -1,6 +1,7 @@
 """Hostile responses: ten thousand of them without a crash, and a megabyte of anything without a hang."""
 
 import random
+import time
 
 import pytest
 from waiting import bounded
@@ -130,3 +131,23 @@ def test_a_megabyte_takes_time_in_proportion(bench, unit):
     for kind in kinds:
         with bounded():
             grade_response(get_benchmark(bench), ITEMS[kind], ItemResponse(id="1", text=text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is " + "answer letter " * 10,
+        "The answer is" + " " * 3900,
+        "I cannot determine" + "\n" * 3900,
+        "Answer" + " " * 3900,
+        "3" + "a" * 3900,
+    ],
+    ids=lambda text: repr(text[:20]),
+)
+def test_a_short_response_takes_no_time(text):
+    """Patterns are bounded by the characters that they read, and could be slow on so few: seconds in place of 15 ms."""
+    start = time.process_time()
+    for kind in ("choice", "integer"):
+        for _ in range(10):
+            grade_response(get_benchmark("mathvista"), ITEMS[kind], ItemResponse(id="1", text=text))
+    assert time.process_time() - start < 2.0

@@ -37,7 +37,7 @@ _NUMBER_ROW: Final = re.compile(r"[^\w\n-]*-?[\d.]{1,12}(?:[ ]?,[ ]{0,2}(?:and[ 
 _NEGATED_BEFORE: Final = re.compile(r"(?:\bnot|n't) $", re.IGNORECASE)
 # Text behind a number that is given first and then explained: a unit, and the end of the line or "Because".
 _AFTER_LEADING_NUMBER: Final = re.compile(
-    r"[ \t]*(?:[A-Za-z%°²³$]+[ \t]*){0,2}[.!]?(?:[ \t]*\n|[ ]+(?:This|That|Because|Since|Explanation)\b)"
+    r"[ \t]*(?:[A-Za-z%°²³$]++[ \t]*){0,2}[.!]?(?:[ \t]*\n|[ ]+(?:This|That|Because|Since|Explanation)\b)"
 )
 # Characters besides digits that a number may begin with: signs, fractions, currencies.
 _NUMBER_START_CHARS: Final = "+-.\\S\u20ac\u00a3\u00a5"

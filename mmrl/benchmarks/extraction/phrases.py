@@ -147,7 +147,7 @@ REFUSAL: Final = re.compile(
 
 # Words with which a response goes on to answer after it declined to.
 RESUMPTION: Final = re.compile(
-    rf"(?:(?<=[.!?\n;,])|^)\s*(?:{CONCLUSION_WORD}\b"
+    rf"(?:(?<=[.!?\n;,])|^)\s*+(?:{CONCLUSION_WORD}\b"
     r"|(?:however|but|still|nevertheless|based on|from the)\b|因此|所以|但)",
     re.IGNORECASE,
 )
