@@ -36,7 +36,7 @@ def resolve_inside(path: Path, roots: Sequence[Path]) -> Path:
         raise UserError(f"{path}: leads nowhere ({error}); correct the path") from error
     if not any(map(resolved.is_relative_to, roots)):
         listed = ", ".join(map(str, roots)) or "none"
-        raise UserError(f"{path}: {resolved} lies outside data.roots ({listed}); add its folder there, or move it")
+        raise UserError(f"{path}: {resolved} lies outside data.media_roots ({listed}); add its folder there or move it")
     return resolved
 
 

@@ -34,7 +34,7 @@ def pointwise(
     Source: reference-guided single-answer grading (arXiv:2306.05685, 3.1 and 3.4); several votes as in
     self-consistency (arXiv:2203.11171).
     Departures: the judge is not asked about an answer that equals the target, which earns 1, nor about one that cannot
-    be parsed or is longer than `judge.max_chars`, which earns 0. The judge replies with one strict JSON object.
+    be parsed or is longer than `args.judge.max_chars`, which earns 0. The judge replies with one strict JSON object.
     Unscorable: there is no judge, it fails, or the target is not text.
     """
     if judge is None:
@@ -63,7 +63,7 @@ def pairwise(
     Source: pairwise comparison with swapped positions (arXiv:2306.05685, 3.4): a win counts only if it is declared in
     both orders.
     Departures: the judge is not asked about an answer that equals the target, which earns 0.5, nor about one that
-    cannot be parsed or is longer than `judge.max_chars`, which earns 0.
+    cannot be parsed or is longer than `args.judge.max_chars`, which earns 0.
     Unscorable: there is no judge, it fails, or the target is not text.
     """
     if judge is None:

@@ -439,7 +439,7 @@ def test_a_file_outside_the_roots_is_refused_however_it_is_named(keep, tmp_path)
     (tmp_path / "alias").symlink_to(inner)
     roots = (inner.resolve(),)
     for path in (outside.path, inner / "link.png", inner / ".." / "outside.png", "/proc/self/environ"):
-        with pytest.raises(MediaError, match=rf"lies outside data\.roots \({roots[0]}\)"):
+        with pytest.raises(MediaError, match=rf"lies outside data\.media_roots \({roots[0]}\)"):
             open_under(ImageRef(path=str(path), sha256=outside.sha256), roots, MediaLimitsConfig())
     (inner / "own.png").write_bytes(Path(outside.path).read_bytes())
     for path in (inner / "own.png", tmp_path / "alias" / "own.png"):
@@ -455,7 +455,7 @@ def test_links_in_a_circle_and_impossible_names_are_refused(tmp_path):
 
 
 def test_no_roots_permit_nothing(keep):
-    with pytest.raises(MediaError, match=r"outside data\.roots \(none\)"):
+    with pytest.raises(MediaError, match=r"outside data\.media_roots \(none\)"):
         open_under(keep(Image.new("RGB", (4, 4))), (), MediaLimitsConfig())
 
 

@@ -169,9 +169,9 @@ def test_the_limit_counts_rows(read):
             GOOD | {"pics": "data:image/png;base64,iVBO"},
             "data URLs are refused unless data.allowed_url_schemes has data",
         ),
-        (GOOD | {"pics": "../../secret.png"}, "lies outside data.roots"),
-        (GOOD | {"pics": "link.png"}, "lies outside data.roots"),
-        (GOOD | {"pics": "/etc/hostname"}, "lies outside data.roots"),
+        (GOOD | {"pics": "../../secret.png"}, "lies outside data.media_roots"),
+        (GOOD | {"pics": "link.png"}, "lies outside data.media_roots"),
+        (GOOD | {"pics": "/etc/hostname"}, "lies outside data.media_roots"),
         (GOOD | {"pics": [3]}, "image must be text"),
         (GOOD | {"q": "<image> or <image>?"}, "says <image> 2 times, and there are 1 images"),
         (GOOD | {"q": "<image 2>?"}, "names the images [2], and there are 1"),
@@ -680,7 +680,7 @@ def test_a_benchmark_with_paths_and_open_answers(place):
     ])  # fmt: skip
     one, two, bad = vlmevalkit.rows(place, path="bench.tsv", answer_type="number", media_root="images")
     assert (one.parts, one.target.value, two.images) == ((ref, "Count."), 3, (ref, ref))
-    assert "lies outside data.roots" in bad.reason
+    assert "lies outside data.media_roots" in bad.reason
     write_tsv(place, [{"index": "0", "question": "Count.", "answer": "3"}])
     with pytest.raises(UserError, match="there is no column 'image'"):
         list(vlmevalkit.rows(place, path="bench.tsv", answer_type="number"))

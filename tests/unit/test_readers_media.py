@@ -90,14 +90,14 @@ def test_media_may_lie_in_any_of_the_declared_folders(place, tmp_path):
     (place.base_dir / "media" / "link.png").symlink_to(other / "c.png")
     rows = [{"images": "../../other/c.png"}, {"images": str(other / "c.png")}, {"images": "link.png"}]
     outside = read(place, *rows)
-    check(outside, [f"lies outside data.roots ({place.base_dir}); add its folder there"] * 3)
+    check(outside, [f"lies outside data.media_roots ({place.base_dir}); add its folder there"] * 3)
     inside = read(place._replace(media_policy=MediaPolicy(roots=(place.base_dir, other))), *rows)
     assert [sample.images for sample in inside] == [(ImageRef(path=str(other / "c.png"), sha256=sha(PNG)),)] * 3
 
 
 def test_without_a_declared_folder_no_file_is_read(place):
     (bad,) = read(place._replace(media_policy=MediaPolicy(roots=())), {"images": "a.png"})
-    assert "lies outside data.roots (none)" in bad.reason
+    assert "lies outside data.media_roots (none)" in bad.reason
 
 
 def test_a_file_beyond_the_limit_is_not_even_hashed(place):
@@ -184,7 +184,7 @@ def test_file_urls_obey_the_declared_folders(place):
         {"images": f"file://elsewhere{place.base_dir}/media/a.png"},
     )
     assert good.images == (image(place, "an image.png"),)
-    check(bad, ["lies outside data.roots", "is on another machine, elsewhere"])
+    check(bad, ["lies outside data.media_roots", "is on another machine, elsewhere"])
 
 
 class Server(BaseHTTPRequestHandler):
