@@ -14,14 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 
 from mmrl.config.schema import DeepspeedConfig, DistributedConfig, KlConfig, LoraConfig, LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaPlacement, Ranks
 from mmrl.distributed.torch_ranks import join_ranks
-from mmrl.learner import engine_deepspeed
-from mmrl.learner.engine_deepspeed import DeepspeedEngine, DeepspeedModel
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnerConfig, compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
@@ -195,15 +192,21 @@ def start(trial_set: TrialSet, trial: Trial, ranks: Ranks, weights: dict[str, to
         policy.trained[name].data.copy_(tensor)
     if trial.deepspeed is None:
         return policy, TorchEngine(policy.trained_by_component, OPTIMIZER, ranks), None
+    # Imported here: without DeepSpeed, the tests that import this file are skipped one by one.
+    from mmrl.learner import engine_deepspeed
+
+    engine_deepspeed._CHUNK_ELEMENTS = CHUNK_ELEMENTS
     with watched() as moved:
-        sharded = DeepspeedModel(policy, trial.deepspeed, ranks)
+        sharded = engine_deepspeed.DeepspeedModel(policy, trial.deepspeed, ranks)
     assert moved == [0] if trial.deepspeed.zero_stage == 3 else moved > [0]
-    return policy, DeepspeedEngine(sharded, OPTIMIZER), sharded
+    return policy, engine_deepspeed.DeepspeedEngine(sharded, OPTIMIZER), sharded
 
 
 @contextmanager
 def watched() -> Iterator[list[int]]:
     """How many elements of weights DeepSpeed finds that are not divided: it moves all of them to the device at once."""
+    import deepspeed
+
     found, initialize = [], deepspeed.initialize
 
     def look(*, model: torch.nn.Module, **options: object) -> object:
@@ -220,7 +223,6 @@ def watched() -> Iterator[list[int]]:
 def main() -> None:
     trial_sets: list[TrialSet] = pickle.loads(Path(sys.argv[1]).read_bytes())
     torch.set_num_threads(1)
-    engine_deepspeed._CHUNK_ELEMENTS = CHUNK_ELEMENTS
     with join_ranks(DistributedConfig(heartbeat_s=20, timeout_s=60)) as ranks:
         results = {}
         for trial_set in trial_sets:

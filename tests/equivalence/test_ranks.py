@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from mmrl.config.schema import DeepspeedConfig, LoraConfig
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy.batch import group_by_prompt
 
-pytest.importorskip("deepspeed")
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install 'mmrl[deepspeed]'"),
+]
 
 PLAIN = ["torch", "rows", "zero0", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload", "zero3-recomputes"]
 PLAIN += ["zero3-float32-layer"]

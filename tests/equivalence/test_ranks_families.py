@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy.batch import group_by_prompt
 from mmrl.rollout.engines.hf import HfSampler
 
-pytest.importorskip("deepspeed")
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install 'mmrl[deepspeed]'"),
+]
 
 TARGETS = {
     "qwen3_5": ("language.attention", "language.mlp"),

@@ -48,6 +48,9 @@ def adapter_config(run_dir: Path, base: Path, family: str, data: Path) -> dict[s
     config["evaluation"]["benchmarks"] = [{"name": "counting", "data": [str(data)]}]
     _, rl = config["stages"]
     rl |= {"steps": 4, "ppo_epochs": 2}
+    # On some CPUs no rollout of the four steps is right. Their lengths differ everywhere, so there is a signal.
+    length = {"fn": "mmrl_rewards.length:surrogate", "weight": 0.1, "args": {"max_tokens": 64}}
+    config["rewards"]["terms"] += [length]
     if family.endswith("_moe"):
         rl["loss"] = {**rl["loss"], "routing_replay": "learner"}
     return config
