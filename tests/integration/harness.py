@@ -85,7 +85,7 @@ def experiment(run_dir: Path, **sections: object) -> dict[str, Any]:
         "evaluation": {"max_new_tokens": 6, "batch_size": 8},
         "checkpoints": {"every": 3, "keep_last": 2},
         "stages": [
-            sft_stage(validation={"every": 4, "stop_at_mean_reward": 0.8}, optimizer=scheduled(1e-2, 24)),
+            sft_stage(validation={"every": 4, "stop_at_mean_reward": 0.8}, optimizer=scheduled(1.5e-2, 24)),
             rl_stage(optimizer=scheduled(3e-3, 8)),
         ],
     }
@@ -98,7 +98,7 @@ def scheduled(lr: float, steps: int) -> dict[str, Any]:
     With a constant rate, a resumed run that begins its schedule again would end like one that was not disturbed.
     """
     rates = {"warmup_steps": 2, "lr_schedule": "cosine", "final_lr_frac": 0.1, "decay_steps": steps}
-    return {"lr": lr, **rates, "weight_decay": 0.5}
+    return {"lr": lr, **rates, "weight_decay": 0.1}
 
 
 def sft_stage(**options: object) -> dict[str, Any]:

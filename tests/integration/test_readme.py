@@ -39,7 +39,7 @@ def test_make_knows_its_targets(command):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", starting("mmrl explain"))
+@pytest.mark.parametrize("command", starting("mmrl explain configs/"))
 def test_explain_runs(command, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert main(shlex.split(command)[1:]) == 0

@@ -432,7 +432,7 @@ def test_a_finished_run_may_be_lengthened_and_equals_one_that_was_longer_from_th
 def test_a_stopped_run_that_decays_may_be_lengthened_where_its_decay_ends_as_before(
     tmp_path: Path, here: Command
 ) -> None:
-    decay = {"lr": 3e-3, "lr_schedule": "linear", "weight_decay": 0.5}
+    decay = {"lr": 3e-3, "lr_schedule": "linear", "weight_decay": 0.1}
     kl = {"coef": 0.05, "schedule": "cosine", "final_frac": 0.5}
     short = [rl_stage(steps=4, optimizer=decay, loss={"kl": kl})]
     config = write(experiment(tmp_path / "run", stages=short), tmp_path / "tiny.yaml")

@@ -313,7 +313,8 @@ def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(
 def test_the_trial_ends_with_the_first_call_whose_worker_is_lost(make_scorer, tmp_path, target, fault):
     fine = Sample(id="f", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="fine"))
     bad = replace(fine, target=Target(answer_type=AnswerType.TEXT, value=target))
-    judge = make_scorer("moody", timeout_s=2.0, worker_limits=WorkerLimitsConfig(memory_mib=512))
+    deadline_s = 2.0 if target == "hang" else 60.0
+    judge = make_scorer("moody", timeout_s=deadline_s, worker_limits=WorkerLimitsConfig(memory_mib=512))
     judge.check_samples([fine] * 2, GRAMMAR)
     tried = iter([replace(bad, id=f"bad {number}") for number in range(50)])
     where = re.escape("reward 'moody' on sample 'bad 0' (task 't')")

@@ -132,7 +132,8 @@ def _read_fields(
     elif said is None:
         raise BadRowError("nobody answers the question; name a column for the answer, or complete the conversation")
     else:
-        reply = _split_reply(check_text(said, "answer"), tags)
+        # Some rows hold their answer as JSON, such as the numbers of a box.
+        reply = _split_reply(said, tags) if isinstance(said, str) else _Reply(said)
     values = {}
     for role in ROLES:
         values[role] = optional_value(cells, roles.get(role))
