@@ -144,6 +144,29 @@ def test_no_composition_is_in_two_splits(generate, options, composition, place):
         (shape_videos.appearance_count, {"max_count": 5}, "frames=8 must be at least 10"),
         (shape_videos.visible_span, {"frames": 3}, "frames=3 must be at least 4"),
         (shape_videos.visible_span, {"fps": 0}, "fps=0"),
+        # Each of these is in its range, and together they would take hours or all memory.
+        (
+            shape_videos.visible_span,
+            {"image_px": 640, "frames": 10_000},
+            "frames=10000 and image_px=640 take 4,096,000,000 pixels a video together, more than 100,000,000",
+        ),
+        (jigsaw.order, {"rows": 10, "columns": 11}, "rows=10 and columns=11 take 110 tiles together, more than 100"),
+        (
+            jigsaw.relation,
+            {"rows": 1, "columns": 50, "tile_px": 500},
+            "rows=1 and columns=50 and tile_px=500 take 25,000 pixels a side together, more than 4,000",
+        ),
+        (
+            printed_text.text,
+            {"image_px": 1000, "length": 80},
+            "length=80 and image_px=1000 take 80,000,000 pixels in a line together, more than 20,000,000",
+        ),
+        (charts.charts, {"step": 1, "max_value": 10**15}, "step=1 of max_value=1000000000000000 cannot be seen"),
+        (
+            scenes.counting,
+            {"image_px": 10_000},
+            "crops of 10000 pixels a side take photographs of .* more than 500,000",
+        ),
     ],
 )
 def test_impossible_options_are_refused_at_once(generate, options, message, place):

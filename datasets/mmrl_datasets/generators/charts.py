@@ -102,17 +102,16 @@ def charts(
 
 def _allowed_values(months: int, step: int, max_value: int, image_px: int) -> list[int]:
     # The values that bars and points may have; a UserError for options that leave too few or too close ones.
-    levels = list(range(step, max_value + 1, step))
     plot = _make_plot_area(image_px)
     if not 3 <= months <= len(MONTHS) or months * LABEL_PX > plot.right - plot.left:
         most = min(len(MONTHS), (plot.right - plot.left) // LABEL_PX)
         raise UserError(f"months={months} must lie between 3 and {most} in image_px={image_px}, for their names to fit")
     # With fewer levels there are too few compositions for three splits.
-    if max_value % step or len(levels) < months + 2:
+    if max_value % step or max_value // step < months + 2:
         raise UserError(f"max_value={max_value} must be a multiple of step={step}, and {months + 2} of them or more")
     if (plot.bottom - plot.top) * step < MIN_STEP_PX * max_value:
         raise UserError(f"step={step} of max_value={max_value} cannot be seen in image_px={image_px}; enlarge one")
-    return levels
+    return list(range(step, max_value + 1, step))
 
 
 def _allowed_shares(months: int, step: int) -> list[int]:

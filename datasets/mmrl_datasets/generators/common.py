@@ -104,6 +104,13 @@ def check_at_least(least: int, **options: int | None) -> None:
             raise UserError(f"{name}={value} must be at least {least}")
 
 
+def check_cost(cost: int, most: int, unit: str, **options: int) -> None:
+    """Raise a UserError if options, each in its own range, together take more than `most` of a unit."""
+    if cost > most:
+        named = " and ".join(f"{name}={value}" for name, value in options.items())
+        raise UserError(f"{named} take {cost:,} {unit} together, more than {most:,}; lower one of them")
+
+
 def check_one_of(words: Sequence[str], **options: str) -> None:
     """Raise a UserError if an option is none of these words."""
     for name, value in options.items():

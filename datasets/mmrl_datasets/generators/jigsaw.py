@@ -3,7 +3,7 @@
 No two tiles of a puzzle look alike, so there is one correct answer.
 
 Options that both share, besides those of all generators (see the package):
-    rows, columns: number of tiles down and across.
+    rows, columns: number of tiles down and across, at most 100 tiles and 4000 pixels a side.
     tile_px: side of a square tile. A multiple of the model's merged patch (28 pixels for Qwen2-VL and Qwen2.5-VL, 32
         for Qwen3-VL) keeps every visual token within one tile.
     margin_fraction: fraction of a tile's side that is blanked at each of its edges, 0 to 0.4, so that matching edges do
@@ -157,6 +157,10 @@ def _check_puzzle(rows: int, columns: int, tile_px: int, margin_fraction: float)
         raise UserError(f"rows={rows} and columns={columns} leave nothing to shuffle: cut two tiles or more")
     if not 0.0 <= margin_fraction <= 0.4:
         raise UserError(f"margin_fraction={margin_fraction} must lie between 0 and 0.4")
+    # Every two tiles are compared: 0.3 s for 100 of them. Photographs that are cut into 4000 pixels take gigabytes.
+    common.check_cost(rows * columns, 100, "tiles", rows=rows, columns=columns)
+    longest = max(rows, columns) * tile_px
+    common.check_cost(longest, 4_000, "pixels a side", rows=rows, columns=columns, tile_px=tile_px)
     return _Puzzle(rows, columns, tile_px, margin_px=round(margin_fraction * tile_px))
 
 

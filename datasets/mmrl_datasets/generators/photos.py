@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from math import ceil
+from math import ceil, prod
 from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -97,7 +97,11 @@ def split_region(photograph: NDArray[np.uint8], split: Split, patch_px: int) -> 
     narrowest = min(len(range(width)[split_slice(other, width)]) for other in SPLITS)
     scale = MAX_ZOOM * patch_px / narrowest
     columns = Image.fromarray(photograph[:, split_slice(split, width)]).convert("RGB")
-    return columns.resize((ceil(scale * columns.width), ceil(scale * columns.height)), Image.Resampling.BICUBIC)
+    extent = ceil(scale * columns.width), ceil(scale * columns.height)
+    if prod(extent) > 500_000_000:  # they take 1.5 GB, and there are several photographs
+        place = f"crops of {patch_px} pixels a side take photographs of {prod(extent):,} pixels"
+        raise UserError(f"{place}, more than 500,000,000; use a smaller `image_px`")
+    return columns.resize(extent, Image.Resampling.BICUBIC)
 
 
 def random_crop(rng: np.random.Generator, image: Image.Image, width: int, height: int) -> Image.Image:

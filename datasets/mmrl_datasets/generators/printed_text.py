@@ -65,6 +65,8 @@ def text(
     common.check_at_least(2, min_length=min_length)
     common.check_at_least(min_length, length=length)
     common.check_at_least(12 * length, image_px=image_px)
+    # Sizes of the line are tried from half the image down, which takes some seconds at this bound.
+    common.check_cost(length * image_px**2, 20_000_000, "pixels in a line", length=length, image_px=image_px)
     if not (0.0 <= rotation <= 45.0 and 0.1 <= contrast <= 1.0):
         raise UserError(f"rotation={rotation} must lie between 0 and 45, and contrast={contrast} between 0.1 and 1")
     textures = load_textures(split_name, image_px)

@@ -5,7 +5,7 @@ the model sees every frame. Videos are H.264 in mp4. A composition is which shap
 
 Options that all three share, besides those of all generators (see the package):
     image_px: side of the square frames, an even number.
-    frames: number of frames.
+    frames: number of frames, which have at most 100 million pixels together.
     fps: frames per second.
     distractors: number of other shapes, of other colours, 0 to 3.
 """
@@ -181,6 +181,8 @@ def _check_settings(
     common.check_at_least(32, image_px=image_px)
     common.check_at_least(4, frames=frames)
     common.check_at_least(1, fps=fps)
+    # All frames of a video are in memory at once: 300 MB.
+    common.check_cost(frames * image_px**2, 100_000_000, "pixels a video", frames=frames, image_px=image_px)
     if image_px % 2:
         raise UserError(f"image_px={image_px} must be even: the video format stores colours by pairs of pixels")
     most = len(SHAPE_COLOURS) - 1
