@@ -285,7 +285,8 @@ def test_parts_are_frozen_for_a_time(tiny):
         copy = policy.frozen_copy()
         assert list(copy.trained) == names
         assert not any(copy.trained[name] is policy.trained[name] for name in names)
-        policy.compute_logprobs(batch).logprobs_N.sum().backward()
+        earlier = policy.compute_logprobs(batch).logprobs_N
+        earlier.sum().backward()
         assert all(p.grad is None for name, p in policy.trained.items() if "visual" in name)
 
     assert all(policy.trained_by_component.values())
@@ -293,6 +294,7 @@ def test_parts_are_frozen_for_a_time(tiny):
         for parameter in policy.trained_by_component["vision"]:
             parameter.mul_(1.5)
     exact = policy.compute_logprobs(batch).logprobs_N
+    assert (exact - earlier).abs().max() > 1e-3
     with policy.freeze(tower):  # the features of the tower as it was must be gone
         torch.testing.assert_close(policy.compute_logprobs(batch).logprobs_N, exact)
 
