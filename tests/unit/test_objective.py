@@ -359,7 +359,7 @@ def test_counts():
     assert Objective(LossConfig(), STEPS).count_denominators([experience("", 1.0), experience("p", 0.0)]) == (
         1,
         0,
-        0,
+        (0, 0),
         1,
         0,
         0,
