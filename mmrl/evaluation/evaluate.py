@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ class _EvalCommand:
     console: Console
 
     def run(self) -> EvalResult:
-        """Generate what is missing, and grade everything.
+        """Generate the missing responses and grade all of them. A finished evaluation returns its report as it is.
 
         Raises:
             UserError: the folder holds another evaluation, or verdicts would change without `--rescore`.
@@ -119,6 +120,9 @@ class _EvalCommand:
         if not batches.is_complete(predictions):
             self._refuse_rescore()
             predictions = self._answer_remaining(batches, predictions)
+        elif self._is_graded() and not request.rescore:
+            self.console.info("This evaluation is finished. --rescore grades its responses again.")
+            return EvalResult(report=json.loads((request.out_dir / "report.json").read_text(encoding="utf-8")))
         old_verdicts = read_verdicts(request.out_dir) if (request.out_dir / "verdicts.jsonl").exists() else []
         run = self._grade(identity, predictions)
         changed = changed_verdicts(old_verdicts, run.verdicts)
@@ -148,6 +152,14 @@ class _EvalCommand:
         check(missing)
         self.eval_dir.write_settings(identity, missing)
         return missing
+
+    def _is_graded(self) -> bool:
+        """Return True if the folder has a report to which these settings add nothing."""
+        # The judge is not part of what identifies an evaluation: it may be named when all responses are there.
+        if self.eval_config.judge is not None:
+            return False
+        # The report is written after the verdicts, and its page last.
+        return (self.request.out_dir / "report.md").exists()
 
     def _refuse_rescore(self) -> None:
         if self.request.rescore:

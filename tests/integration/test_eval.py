@@ -137,8 +137,13 @@ def test_another_evaluation_in_the_same_folder_is_refused_and_marking_again_need
     before = (tmp_path / "out" / "verdicts.jsonl").read_bytes()
     rows = [json.loads(line) for line in before.splitlines()]
     rows[0]["strict"] = not rows[0]["strict"]
-    (tmp_path / "out" / "verdicts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    changed = here(*asked)
+    edited = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "out" / "verdicts.jsonl").write_text(edited)
+    finished = here(*asked)
+    assert finished.code == 0
+    assert "This evaluation is finished" in finished.output
+    assert (tmp_path / "out" / "verdicts.jsonl").read_text() == edited  # nothing was graded again
+    changed = here(*asked, "judge.url=http://127.0.0.1:9/v1", "judge.model=m")
     assert changed.code == 2
     assert "1 verdicts of an earlier version differ, that of q0" in changed.errors
     again = here(*asked, "--rescore")
