@@ -107,7 +107,7 @@ def normalize_rewards(rows: RewardRows, options: AdvantageConfig) -> list[tuple[
     uses_group = bool(statistics & {"group_mean", "leave_one_out", "group_std"})
     advantages: list[tuple[float, ...]] = []
     for row in rows:
-        # What baseline and scale compare is equal: exactly 0, where rounding would leave a little.
+        # All compared rewards are equal: the advantage is exactly 0, where rounding would leave a small residue.
         if statistics and not rewards_differ(row if uses_group else step_rewards):
             advantages.append((0.0,) * len(row))
             continue

@@ -118,7 +118,7 @@ def dast(
     # Without a correct response the mean length is undefined, and its factor `pass_rate` is 0.
     budget = pass_rate * fmean(correct_lengths or [0]) + (1.0 - pass_rate) * max_length
     if budget == 0.0:
-        return (RewardValue(0.0, "no tokens at all"),) * len(lengths)
+        return (RewardValue(0.0, "no tokens"),) * len(lengths)
     values = []
     for length, ok in zip(lengths, is_correct, strict=True):
         excess = (length - budget) / budget
@@ -186,7 +186,7 @@ def diversity(
 
     Source: DRA-GRPO (arXiv:2505.09655), which divides rewards by similarity to the group. Departures: it is a bounded
     term of its own; similarity is Jaccard's index instead of a sentence embedding, and two texts too short for one
-    n-gram are alike; incorrect responses earn nothing, since noise is diverse.
+    n-gram count as equal; incorrect responses earn nothing, since noise is diverse.
     """
     is_correct = _find_correct(group, group.scores, correct, threshold)
     ngram_sets: list[set[tuple[str, ...]]] = []
@@ -197,7 +197,7 @@ def diversity(
     for index, ok in enumerate(is_correct):
         own = ngram_sets[index]
         siblings = [*ngram_sets[:index], *ngram_sets[index + 1 :]]
-        # Two texts too short for a single n-gram are alike, or short wrong guesses would count as diverse.
+        # Two texts too short for a single n-gram count as equal; otherwise short wrong guesses would count as diverse.
         similarities = [len(own & other) / len(own | other) if own or other else 1.0 for other in siblings]
         value = 1.0 - fmean(similarities) if ok and similarities else 0.0
         values.append(RewardValue(value, f"unlike {len(siblings)} siblings"))

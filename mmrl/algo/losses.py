@@ -170,7 +170,7 @@ def aggregation_weights(
 
 def sequence_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
     """Return, for each token, the sum of `values_N` over its response, [N] in the dtype of the values."""
-    # A micro-batch may have no trained token at all, and max of an empty tensor raises.
+    # A micro-batch may have no trained token, and max of an empty tensor raises.
     count = int(sequence_N.max()) + 1 if len(sequence_N) else 0
     return values_N.new_zeros(count).index_add(0, sequence_N, values_N)[sequence_N]
 

@@ -27,10 +27,10 @@ ReplayBuffer = tuple[Experience, ...]
 """Rollouts with an advantage: the oldest policy version first, equally old ones in order of arrival."""
 
 MediaProblemFinder = Callable[[Sequence[Prompt]], Mapping[str, str]]
-"""Returns what is wrong with the media of prompts, by prompt digest; a prompt without a problem is left out."""
+"""Returns the problems with the media of prompts, by prompt digest; prompts without a problem are left out."""
 
 ChangedMediaFinder = Callable[[Iterable[Prompt]], set[str]]
-"""Returns the digests of the prompts whose media are no longer what they were."""
+"""Returns the digests of the prompts whose media have changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def replay_experiences(
     replayed = []
     for experience in sampled:
         staleness = state.version - experience.rollout.oldest_version
-        # A rollout of this very step can be drawn too; `loss.old_logprobs` alone decides about it.
+        # A rollout of this very step can be drawn too; only `loss.old_logprobs` decides about it.
         source = options.old_logprobs if staleness else None
         replayed.append(replace(experience, staleness=staleness, old_logprobs_source=source))
     state.replay_buffer = usable
@@ -111,7 +111,7 @@ def update_buffer(
     `max_staleness` is the number of policy versions before `version` after which a rollout is dropped; None for never.
     """
     version_of = attrgetter("rollout.oldest_version")
-    # Partial rollouts and groups carried over arrive in any order of age: each goes behind all that are not younger.
+    # Partial rollouts and groups carried over arrive in any order of age: each goes after all that are not younger.
     by_age = list(buffer)
     for experience in fresh:
         insort(by_age, experience, key=version_of)
@@ -162,7 +162,7 @@ def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_
     Args:
         log_weights_E: log of the unnormalised weights, float64 [E].
         count: how many to sample; none if it is 0 or less.
-        seed: of a generator for this draw alone.
+        seed: seeds a generator that serves only this draw.
         without_replacement: sample each once at most, and so fewer than `count` where E is smaller.
     """
     size = len(log_weights_E)
@@ -170,7 +170,7 @@ def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_
         count = min(count, size)
     if count <= 0 or not size:
         return []
-    # A generator for this draw alone, so a resumed run samples what an undisturbed one would.
+    # A separate generator for this draw, so a resumed run samples what an uninterrupted one would.
     generator = np.random.Generator(np.random.Philox(seed))
     if without_replacement:
         # A stable sort, so that ties fall the same way on every machine.
@@ -209,7 +209,7 @@ def _sample_buffer(
     options = settings.options
     count = settings.target_size - len(own)
     if options.fill == "fraction":
-        # So many that they are `target_fraction` of all that the step then trains on.
+        # As many as make up `target_fraction` of everything the step then trains on.
         count = round(len(own) * options.target_fraction / (1.0 - options.target_fraction))
     # Without replacement the step's own rollouts are not drawn again: they are trained on already.
     excluded = set(map(id, informative)) if options.without_replacement else set()

@@ -100,7 +100,7 @@ def find_phase(position: int, phases: Sequence[CurriculumPhaseConfig], ends: Map
 
 
 def advance_phase(state: TrainingState, sample_means: Sequence[float], phases: Sequence[CurriculumPhaseConfig]) -> int:
-    """Add a step's rewards to the current phase, end it if they stopped rising, and return the phase that goes on.
+    """Add a step's rewards to the current phase, end it if they stopped rising, and return the phase that continues.
 
     `sample_means` has the mean reward of each sample that the step drew and scored; `phases` has at least one.
     """

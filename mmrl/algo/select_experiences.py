@@ -43,7 +43,7 @@ class SelectionPipeline:
     carry_over: bool = False  # groups that a step has no room for wait for the next one; otherwise they are dropped
     replay: ReplaySettings | None = None  # how rollouts of earlier steps are trained on again; None for never
     find_changed_media: ChangedMediaFinder  # finds rollouts of earlier steps that cannot be used any more
-    # Whose log-probs stand below the ratio of a stale rollout: by default the recorded ones, whatever
+    # Which log-probs are the denominator of a stale rollout's importance ratio: by default the recorded ones, whatever
     # `loss.old_logprobs` says. None, given with a rollout correction, leaves it to `loss.old_logprobs`. All settings
     # that decide are listed by `_LossTokens` in mmrl/learner/objective.py.
     stale_old_logprobs: OldLogprobs | None = "recorded"
@@ -92,7 +92,7 @@ class SelectionPipeline:
             stale_source: OldLogprobs | None = "recorded" if index < num_carried else self.stale_old_logprobs
             for rollout, advantage in zip(group.rollouts, row, strict=True):
                 staleness = state.version - rollout.oldest_version
-                # `loss.old_logprobs` alone decides about a fresh rollout.
+                # only `loss.old_logprobs` decides about a fresh rollout.
                 source = stale_source if staleness else None
                 experiences.append(
                     Experience(rollout=rollout, advantage=advantage, staleness=staleness, old_logprobs_source=source)
@@ -132,7 +132,7 @@ class SelectionPipeline:
     def _filter_groups(self, groups: Sequence[Group], state: TrainingState) -> FilteredGroups:
         """Choose the groups to train on: those carried over first, then as many that pass as there is room for.
 
-        What is beyond `prompts_per_step` waits for the next step, or is dropped, as `carry_over` says.
+        Groups beyond `prompts_per_step` wait for the next step or are dropped, as `carry_over` says.
         """
         passed: list[int] = []
         rejected: Counter[str] = Counter()

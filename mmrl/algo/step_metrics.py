@@ -80,7 +80,7 @@ def compute_blind_gaps(groups: Sequence[Group]) -> dict[str, float]:
     """Return `probe/blind_gap/<probe>/<term>`: the mean of a reward term over rollouts, minus that over their probes.
 
     A probe answers the same prompt with its media hidden, so 0 means that the reward is earned without looking. Terms
-    are compared and never totals, since some of what a total holds is given to rollouts that train alone.
+    are compared, never totals: a total contains terms that only training rollouts get.
     """
     pairs: dict[str, tuple[list[float], list[float]]] = {}
     for group in groups:

@@ -116,7 +116,7 @@ def build_encoder(
 
 def _video_refusal(config: Config | EvalConfig, family: ModelFamily) -> str:
     """Return why the rollout engine takes no videos of this family, and what to do; empty if it does."""
-    # The protocol of vLLM's server says where a medium begins and ends, and has no mask for words within it.
+    # vLLM's server protocol gives the start and end of a medium, but has no mask for words inside it.
     has_words = family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS
     if config.rollout.engine != "vllm_server" or not has_words:
         return ""
@@ -144,7 +144,7 @@ def select_device(config: Config | EvalConfig) -> torch.device:
     """Return the device of the model.
 
     Raises:
-        UserError: `model.device` is cuda, and there is no usable CUDA device.
+        UserError: `model.device` is cuda, but there is no usable CUDA device.
     """
     requested = config.model.device
     if requested == "cuda" and not torch.cuda.is_available():
@@ -169,7 +169,7 @@ def find_untrained_components(config: Config) -> tuple[Component, ...]:
 def summarize_components(model: PreTrainedModel, family: ModelFamily | None = None) -> list[ComponentSummary]:
     """Count the parameters of each component, each parameter once; a tied one counts where it comes first.
 
-    `family` None stands for the built-in family of the model's config.
+    `family=None` means the built-in family of the model's config.
     """
     family = family or get_family(model.config)
     summaries = []
@@ -194,13 +194,13 @@ def enable_gradient_checkpointing(
 ) -> None:
     """Keep only the inputs of the blocks of these components, and run the blocks again in the backward pass.
 
-    `family` None stands for the built-in family of the model's config.
+    `family=None` means the built-in family of the model's config.
     """
     family = family or get_family(model.config)
     names = {"vision": family.vision_module, "language": family.language_module}
     for component in components:
         module: Any = model.get_submodule(names[component])
-        # Reentrant checkpointing passes no gradient on where the inputs of a block need none: below an adapter, say.
+        # Reentrant checkpointing passes on no gradient if a block's inputs need none, as below an adapter.
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
@@ -225,6 +225,6 @@ def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, sample
             yield sample.response
         for answer in filter(None, (sample.target, sample.label)):
             if sample.thinking is None and response_format.thinking == "required":
-                yield response_format.build_example(answer)  # a question for RL alone has no thinking of its own
+                yield response_format.build_example(answer)  # a sample meant only for RL has no thinking
             else:
                 yield response_format.render(answer, sample.thinking)

@@ -172,7 +172,7 @@ class _GatedDeltaRule(torch.autograd.Function):
             torch.addcmul(through_reads, d_next, _decay_of_chunk(chunk), out=d_states[number])
             reads = (chunk.query_key @ states[number].flatten(3)).view_as(d_reads[number])
             torch.sum(reads.mul_(d_reads[number]), dim=-1, out=d_read_exponents[number])
-        # beta scales a row of A and of the right side alike, so both parts of its gradient add up to this.
+        # beta scales a row of both A and the right side, so both parts of its gradient add up to this.
         d_write = (d_unsolved * written).sum(-1, keepdim=True) / chunks.write.clamp(min=_TINY)
         d_value = d_unsolved.mul_(chunks.write)
         d_query_key, d_pair_exponents = _product_gradients(chunks, written, d_out, d_value)
@@ -209,7 +209,7 @@ def _prepare_chunks(
     # Masked before the exponential, which may overflow for s > t.
     pair_decay = (cumulative - cumulative.mT).masked_fill_(is_later, -torch.inf).exp_()
     by_query, by_key = torch.split((query_key @ key.squeeze(3).mT).unsqueeze(3), size, dim=4)
-    # The solver takes ones for the diagonal, whatever stands there.
+    # The solver assumes a unit diagonal and does not read it.
     inverse = torch.linalg.solve_triangular(
         by_key * pair_decay * write, torch.eye(size, device=key.device), upper=False, unitriangular=True
     )
@@ -262,7 +262,7 @@ def _decay_gradient(
 
 
 def _split_chunks(tensor: torch.Tensor, num_chunks: int, size: int) -> torch.Tensor:
-    """Return [N, S, G, R, V] as contiguous chunks [X, N, G, R, C, V], with zeros behind the last token."""
+    """Return [N, S, G, R, V] as contiguous chunks [X, N, G, R, C, V], with zeros after the last token."""
     padding = num_chunks * size - tensor.shape[1]
     if padding:
         tensor = F.pad(tensor, (0, 0, 0, 0, 0, 0, 0, padding))

@@ -179,7 +179,7 @@ class PromptEncoder:
         return EncodedPrompt(prompt, tensors)
 
     def encode_tool_media(self, ref: MediaRef) -> tuple[Segment, PromptTensors]:
-        """Encode one image or video just as it stands in a prompt, with its start and end tokens and times.
+        """Encode one image or video exactly as it appears in a prompt, with its start and end tokens and times.
 
         Returns:
             A segment of the environment, with an observation, and tensors whose positions count from its first token.

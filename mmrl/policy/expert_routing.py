@@ -76,7 +76,7 @@ def find_routers(model: PreTrainedModel) -> list[Any]:
 
 
 def router_layers(model: PreTrainedModel) -> tuple[int, ...]:
-    """Return the numbers of the layers, of all layers of the language model, that the routers stand in."""
+    """Return the indexes of the language model's layers that have a router."""
     routers = set(map(id, find_routers(model)))
     names = [name for name, module in model.named_modules() if id(module) in routers]
     return tuple(int(re.findall(r"\.layers\.(\d+)\.", name)[-1]) for name in names)
@@ -105,7 +105,7 @@ def sum_routing(routers: Sequence[Any], tokens_N: torch.Tensor) -> torch.Tensor:
     Sums of several passes are added up. A token that is named twice counts twice.
 
     Returns:
-        For each layer the number of tokens that each expert got, and behind them the sum of the tokens' margins, on
+        For each layer the number of tokens that each expert got, followed by the sum of the tokens' margins, on
         the CPU, float64 [X, E + 1].
     """
     sums = []
@@ -129,7 +129,7 @@ def summarize_routing(routers: Sequence[Any], sums_XS: torch.Tensor) -> RoutingS
 def count_differences(routers: Sequence[Any], routes_XTK: torch.Tensor) -> RouteDifferences:
     """Compare routes that were replayed in the last forward pass with what the routers themselves would have chosen.
 
-    Each layer is compared behind layers that followed the routes. The order of a token's experts does not count.
+    Each layer's inputs come from layers that followed the routes. The order of a token's experts does not count.
     """
     own_XTK = torch.stack([router.own_routes for router in routers])
     routes_XTK = routes_XTK.to(own_XTK)

@@ -1,6 +1,6 @@
 """The kernels of Gated DeltaNet: those of flash-linear-attention and causal-conv1d where tensors suit them, else torch.
 
-Once a package is installed, transformers takes its kernel for every tensor. But the kernels run on CUDA alone, and
+Once a package is installed, transformers uses its kernel for every tensor. But the kernels run only on CUDA, and
 multiply float32 as TF32, with 10 bits of a mantissa. Here each call looks at its tensors.
 
 Source: `chunk_gated_delta_rule` of flash-linear-attention 0.5.1 to 0.6.0 and `causal_conv1d_fn` of causal-conv1d 1.6.
@@ -67,7 +67,7 @@ def run_rule_kernel(
             each sequence is a row.
 
     Returns:
-        Outputs [1, S, H, V], and the state behind each sequence, float32 [N, H, K, V].
+        Outputs [1, S, H, V], and the state after each sequence, float32 [N, H, K, V].
     """
     options = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
     output, state = import_kernels("flash-linear-attention").chunk_gated_delta_rule(
@@ -89,7 +89,7 @@ def import_kernels(package: str) -> Any:  # noqa: ANN401  (a module, whose funct
 def describe_slow_path(
     device_type: str, dtype: torch.dtype, failures: Sequence[tuple[str, Exception]] | None = None
 ) -> str | None:
-    """Return what to tell a user whose recurrent layers run without kernels; None where there is nothing to say.
+    """Return a notice for a user whose recurrent layers run without kernels, or None.
 
     Args:
         device_type: type of the model's device. On a CPU there are no kernels to miss.

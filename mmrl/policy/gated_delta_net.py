@@ -1,4 +1,4 @@
-"""Gated DeltaNet, the recurrent layer of Qwen3.5, in a packed row and behind a cache of padded rows.
+"""Gated DeltaNet, the recurrent layer of Qwen3.5, in a packed row and after a cache of padded rows.
 
 Two things cross tokens in such a layer: a causal convolution over the last few tokens, and a recurrent state for each
 head. In a packed row, `prompt | first | second second | prompt' | first' ...`, both are forked: each prompt runs once,
@@ -36,26 +36,26 @@ _CHUNK = 64  # tokens that the rule handles at a time; pieces of as many chunks 
 _EPSILON = 1e-6  # of transformers' `l2norm`
 
 
-class PieceBatch(NamedTuple):
+class SequenceBatch(NamedTuple):
     """Pieces of similar length, padded on the right; or, for a kernel, pieces of any length in one row."""
 
     tokens_NS: torch.Tensor
-    """Places of their tokens in the row; T, the place behind the last, for padding. int64 [N, S], or [1, S]."""
+    """Positions of their tokens in the row; T, one past the last, for padding. int64 [N, S], or [1, S]."""
     pieces_N: torch.Tensor
     """Number of each piece in the order of the row, counted apart for prompts and for completions. int64."""
     bounds: torch.Tensor | None = None
     """First token of each piece in a joint row, and the end of the last. int64 [N + 1]; None if each has a row."""
 
 
-class ForkPlan(NamedTuple):
+class SharedPrefixPlan(NamedTuple):
     """The places of a packed row that belong together, for all layers of a forward pass."""
 
     conv_tokens: torch.Tensor
-    """Places of the tokens that the convolution runs over: each piece behind the tokens before it. int64."""
+    """Positions of the tokens that the convolution runs over: each piece preceded by the tokens before it. int64."""
     conv_kept_T: torch.Tensor
     """Places of the row's own tokens in `conv_tokens`. int64."""
-    prompts: tuple[PieceBatch, ...]
-    completions: tuple[PieceBatch, ...]
+    prompts: tuple[SequenceBatch, ...]
+    completions: tuple[SequenceBatch, ...]
     prompt_of_completion: torch.Tensor
     """Number of the prompt of each completion. int64."""
 
@@ -72,7 +72,7 @@ class RuleInputs(NamedTuple):
 
 
 def install_gated_delta_net(model: PreTrainedModel) -> None:
-    """Let each Gated DeltaNet layer fork its state along a `prefix_tree` and skip padding behind a cache."""
+    """Let each Gated DeltaNet layer fork its state along a `prefix_tree` and skip padding after a cache."""
     layers = [module for module in model.modules() if type(module).__name__.endswith("GatedDeltaNet")]
     for layer in layers:
         install_kernel_choice(sys.modules[type(layer).__module__])
@@ -92,7 +92,7 @@ def _forward(
     """Return the layer's output for hidden states [R, S, W], in their shape."""
     if prefix_tree is not None:
         return fork_forward(layer, hidden_states, prefix_tree)
-    # transformers sets the hidden states of padding to zero. That is exact before the first token, and not behind a
+    # transformers sets the hidden states of padding to zero. That is exact before the first token, but not after a
     # cached one, where padding makes the state decay and the convolution writes the end of the cached text again.
     is_continued = cache_params is not None and cache_params.has_previous_state(layer.layer_idx, state_idx=0)
     if is_continued and attention_mask is not None:
@@ -128,7 +128,7 @@ def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) 
         output, _ = _apply_rule(layer, inputs, batch.tokens_NS, initial, batch.bounds)
         outputs.append(output.flatten(0, 1))
 
-    # Each token of the row stands in one batch; padding, which all has the place T, is left behind.
+    # Each token of the row is in one batch; padding, all of which has position T, is cut off.
     places = torch.cat([batch.tokens_NS.flatten() for batch in (*plan.prompts, *plan.completions)])
     place_of_token = torch.empty(len(mixed_TC) + 1, dtype=torch.int64, device=places.device)
     place_of_token[places] = torch.arange(len(places), device=places.device)
@@ -137,7 +137,7 @@ def fork_forward(layer: Any, hidden_1TW: torch.Tensor, prefix_tree: PrefixTree) 
 
 
 def append_forward(layer: Any, hidden_RSW: torch.Tensor, cache: Cache, mask_RS: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-    """Return the layer's output [R, S, W] for new tokens behind cached rows, and put them into the cache.
+    """Return the layer's output [R, S, W] for new tokens after cached rows, and put them into the cache.
 
     The new tokens are padded on the left, where `mask_RS` is 0. Padding changes neither the state nor the window of the
     convolution, and its output means nothing.
@@ -171,7 +171,7 @@ def append_forward(layer: Any, hidden_RSW: torch.Tensor, cache: Cache, mask_RS: 
 
 
 def step_forward(layer: Any, hidden_R1W: torch.Tensor, cache: Cache) -> torch.Tensor:  # noqa: ANN401
-    """Return the layer's output [R, 1, W] for one new token behind each cached row, and put it into the cache.
+    """Return the layer's output [R, 1, W] for one new token after each cached row, and put it into the cache.
 
     transformers' own function goes over the states a dozen times, which takes longer than all else in the layer.
     """
@@ -191,7 +191,9 @@ def step_forward(layer: Any, hidden_R1W: torch.Tensor, cache: Cache) -> torch.Te
 
 
 @lru_cache(maxsize=2)  # every layer of a forward pass asks for the same
-def plan_fork(prefix_tree: PrefixTree, kernel_size: int, device: torch.device, in_one_row: bool = False) -> ForkPlan:
+def plan_fork(
+    prefix_tree: PrefixTree, kernel_size: int, device: torch.device, in_one_row: bool = False
+) -> SharedPrefixPlan:
     """Return the plan of a packed row for layers whose convolution reaches over `kernel_size` tokens.
 
     With `in_one_row` the plan is for flash-linear-attention's kernel.
@@ -223,7 +225,7 @@ def plan_fork(prefix_tree: PrefixTree, kernel_size: int, device: torch.device, i
             conv_tokens += piece
     as_tensor = partial(torch.tensor, dtype=torch.int64, device=device)
     make_batches = _join_pieces if in_one_row else partial(_batch_by_length, padding=padding)
-    return ForkPlan(
+    return SharedPrefixPlan(
         conv_tokens=as_tensor(conv_tokens),
         conv_kept_T=as_tensor(conv_kept),
         prompts=tuple(make_batches(prompts, device=device)),
@@ -232,19 +234,19 @@ def plan_fork(prefix_tree: PrefixTree, kernel_size: int, device: torch.device, i
     )
 
 
-def _join_pieces(pieces: Sequence[range], *, device: torch.device) -> Iterable[PieceBatch]:
+def _join_pieces(pieces: Sequence[range], *, device: torch.device) -> Iterable[SequenceBatch]:
     """Yield all pieces as one row, one after the other; nothing if there are none."""
     if pieces:
         tokens = list(chain.from_iterable(pieces))
         bounds = list(accumulate(map(len, pieces), initial=0))
-        yield PieceBatch(
+        yield SequenceBatch(
             torch.tensor([tokens], device=device),
             torch.arange(len(pieces), device=device),
             torch.tensor(bounds, device=device),
         )
 
 
-def _batch_by_length(pieces: Sequence[range], *, padding: int, device: torch.device) -> Iterable[PieceBatch]:
+def _batch_by_length(pieces: Sequence[range], *, padding: int, device: torch.device) -> Iterable[SequenceBatch]:
     """Yield pieces in batches in which no piece has more than twice the chunks of another."""
     by_size: dict[int, list[int]] = {}
     for number, piece in enumerate(pieces):
@@ -254,7 +256,7 @@ def _batch_by_length(pieces: Sequence[range], *, padding: int, device: torch.dev
     for numbers in by_size.values():
         longest = max(len(pieces[number]) for number in numbers)
         rows = [[*pieces[number], *[padding] * (longest - len(pieces[number]))] for number in numbers]
-        yield PieceBatch(torch.tensor(rows, device=device), torch.tensor(numbers, device=device))
+        yield SequenceBatch(torch.tensor(rows, device=device), torch.tensor(numbers, device=device))
 
 
 def _convolve(layer: Any, mixed_RSC: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
@@ -285,7 +287,7 @@ def _apply_rule(
     initial_state: torch.Tensor | None,
     bounds: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the rule over tokens of `inputs`; return outputs [N, S, H, V] and the states behind the last tokens.
+    """Run the rule over tokens of `inputs`; return outputs [N, S, H, V] and the states after the last tokens.
 
     States have the shape [N, H, K, V] and are float32. `bounds` are those of pieces in one row.
     """
@@ -329,7 +331,7 @@ def _project(layer: Any, output_RSHV: torch.Tensor, gate_RSC: torch.Tensor) -> t
 
 
 def _with_zero_row(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor [T, ...] with zeros behind its last row, [T + 1, ...]."""
+    """Return a tensor [T, ...] with zeros after its last row, [T + 1, ...]."""
     return torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])])
 
 

@@ -47,7 +47,7 @@ def sample_tokens(logprobs: torch.Tensor, sampling_params: SamplingParams, unifo
     """
     if sampling_params.temperature == 0.0:
         return logprobs.argmax(dim=-1)
-    # The token of a row depends on its own random number alone: whatever else is in the batch must not change it.
+    # The token of a row depends only on its own random number: the rest of the batch must not change it.
     mass_RV = logprobs.double().exp()
     if not sampling_params.top_k and sampling_params.top_p == 1.0:
         return _invert_cdf(mass_RV, uniforms)
@@ -96,7 +96,7 @@ def float32_logits(hidden: torch.Tensor, weight_VW: torch.Tensor) -> torch.Tenso
     """
     if hidden.is_cuda and hidden.dtype == weight_VW.dtype == torch.bfloat16 and not torch.is_grad_enabled():
         # A product of two bfloat16 numbers is exact in float32, and CUDA can add them up and return them there: the
-        # same product by faster kernels. vLLM computes it so, too. Autograd does not know this form.
+        # same product by faster kernels. vLLM computes it the same way. Autograd does not support this form.
         logits = torch.mm(hidden.flatten(0, -2), weight_VW.T, out_dtype=torch.float32)
         return logits.view(*hidden.shape[:-1], -1)
     hidden = hidden.float()

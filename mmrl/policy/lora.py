@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _INNER_ADAPTER = ".base_layer"
-"""End of the name of an adapter that stands inside another one of the same module."""
+"""Suffix of the name of an adapter that is nested in another one of the same module."""
 
 
 class LoraAdapter:
@@ -70,7 +70,7 @@ class LoraAdapter:
             self._peft: PeftModel = get_peft_model(model, config)
 
     def save_pretrained(self, save_directory: Path) -> None:
-        """Write the adapter alone, as `PeftModel.from_pretrained` reads it."""
+        """Write only the adapter, in the layout that `PeftModel.from_pretrained` reads."""
         # Left to itself, peft asks the hub whether the embedding of the base model was resized.
         self._peft.save_pretrained(str(save_directory), save_embedding_layers=False)
 
@@ -93,7 +93,7 @@ def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
     # `deepcopy` takes what its memo holds as already copied, so all weights are shared.
     base = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for name, layer in list(iter_adapted_layers(base)):
-        # The adapters of two parameters of one module stand around each other; the outer one is replaced with both.
+        # Adapters of two parameters of one module are nested; replacing the outer one replaces both.
         if not name.endswith(_INNER_ADAPTER):
             base.set_submodule(name, layer.get_base_layer())
     return base

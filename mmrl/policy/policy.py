@@ -311,7 +311,7 @@ class Policy:
     ) -> torch.Tensor:
         """Append text tokens to cached rows; return the logits of the next token, [R, V].
 
-        `attention_mask_RK` as in `append`; `positions_RS` are alike on all three axes of M-RoPE, int64.
+        `attention_mask_RK` as in `append`; `positions_RS` are equal on all three axes of M-RoPE, int64.
         """
         logits_RV: torch.Tensor = self.model(
             input_ids=input_ids_RS,
@@ -338,7 +338,7 @@ def banned_ids(
 ) -> tuple[int, ...]:
     """Return the ids that a response must never contain, in ascending order.
 
-    These are structural and vision tokens, but not end-of-sequence, and rows of the embedding that stand for no token.
+    These are structural and vision tokens, but not end-of-sequence, and rows of the embedding that belong to no token.
     `family` names the structural tokens; None for those that all built-in families have.
     """
     structural_tokens = (family or FAMILIES["qwen2_vl"]).structural_tokens

@@ -41,7 +41,7 @@ class ModelBundle(ProcessorBundle):
     """True if its config ties the output matrix to the embedding, and its files hold another output matrix."""
 
     def iter_notices(self) -> Iterator[str]:
-        """Yield what a user should know of the files before they are trained on."""
+        """Yield notices about the files that the user should read before training on them."""
         if self.num_mtp_weights:
             yield (
                 f"model.path: {self.num_mtp_weights} weights for predicting several tokens at once (mtp.*) are not "
@@ -122,7 +122,7 @@ def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundl
 def _check_no_weights_missing(path: str, missing: list[str]) -> None:
     if missing == [_OUTPUT_MATRIX] and has_contradictory_ties(path):
         raise UserError(
-            f"model.path: {path!r} lacks {_OUTPUT_MATRIX}, and its config.json says two things of it: "
+            f"model.path: {path!r} lacks {_OUTPUT_MATRIX}, and its config.json contradicts itself: "
             "text_config.tie_word_embeddings is true, tie_word_embeddings false, which is what transformers and vLLM "
             f"go by; set it to true if the embedding is the output matrix, else restore {_OUTPUT_MATRIX}"
         )
@@ -159,7 +159,7 @@ def hide_progress_bars() -> Iterator[None]:
     from transformers.utils import logging
 
     shows_weights, shows_downloads = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    # transformers switches off the bars of huggingface_hub too, which tell of downloads of minutes.
+    # transformers switches off the bars of huggingface_hub too, which show downloads that take minutes.
     logging.disable_progress_bar()
     if shows_downloads:
         enable_progress_bars()
@@ -177,6 +177,6 @@ def _explain_load_errors(path: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
-        # Of a hub id, config.json is there by now: `check_model_type` tells of a hub that is out of reach.
+        # For a hub id, config.json has been downloaded by now: `check_model_type` reports a hub that cannot be reached.
         hint = "" if Path(path).is_dir() else f"; `hf download {path}` where there is a network fetches all its files"
         raise UserError(f"model.path: cannot load {path!r}: {reason}{hint}") from error

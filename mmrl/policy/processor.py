@@ -125,7 +125,7 @@ class PromptProcessor:
     def parse_rollout(self, rollout: Rollout) -> Rollout:
         """Return the rollout with the text of its segments and the answer parsed from it.
 
-        The text begins with a thought that the prompt has opened. The answer must stand behind the last forced trigger
+        The text begins with a thought that the prompt has opened. The answer must come after the last forced trigger
         or tool result; the text of a tool is never an answer.
         """
         answer_type = rollout.prompt.sample.target.answer_type
@@ -155,7 +155,7 @@ class PromptProcessor:
         """Return a demonstration as a rollout that ends with EOS.
 
         `demonstration` is a target, written in the response format, with the sample's thinking and in the model's own
-        coordinates; or a whole response, taken as it stands, but for its thinking unless `with_thinking`. With
+        coordinates; or a whole response, unchanged except that its thinking is removed unless `with_thinking`. With
         `loss_on` "answer" the tokens before the answer are FORCED, hence not trained.
 
         Raises:
@@ -198,7 +198,7 @@ class PromptProcessor:
         """Return the segments of a response and its EOS; a segment ends after each tool call."""
         answer_start = self.response_format.find_answer_opening(text) if loss_on == "answer" else 0
         if answer_start is None:
-            raise UserError(f"sample {prompt.sample.id}: the response {text[:60]!r} has no answer to be learned alone")
+            raise UserError(f"sample {prompt.sample.id}: the response {text[:60]!r} has no answer to train on")
         segments: list[Segment] = []
         for start, turn in split_turns(text):
             encoding = self.tokenizer(
@@ -258,7 +258,7 @@ class PromptProcessor:
         replaced = self._cache.pop(sample_id, None)
         self._cached_bytes += encoded.tensors.nbytes - (replaced.tensors.nbytes if replaced else 0)
         self._cache[sample_id] = encoded
-        # The last one stays: whoever put it in is about to use it.
+        # The last one stays: the caller that added it is about to use it.
         for candidate in list(self._cache)[:-1] if self._cached_bytes > _CACHE_BYTES else ():
             if self._cached_bytes <= _CACHE_BYTES:
                 break

@@ -198,7 +198,7 @@ class _AttentionContext(BackwardCFunction):
 
 
 class _BlockwiseAttention(torch.autograd.Function):
-    """Attention over all blocks. Query heads that share a key head stand in the kernel's batch: no key is copied."""
+    """Attention over all blocks. Query heads that share a key head form the kernel's batch: no key is copied."""
 
     @staticmethod
     def forward(

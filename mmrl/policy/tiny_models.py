@@ -30,7 +30,7 @@ _SPECIAL_TOKENS = (
 _TAG_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
 _RESIDUAL_ENDS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj", "attn.proj.weight")
 """Ends of the names of matrices whose product is added to the residual stream."""
-# Qwen's splitting with one difference: punctuation keeps the space behind it, so ", " is one token, not two.
+# Qwen's splitting with one difference: punctuation keeps the space after it, so ", " is one token, not two.
 _SPLIT_PATTERN = Regex(r" ?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+ ?|\s+")
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"

@@ -1,4 +1,4 @@
-"""The data that passes between packages, frozen but for `TrainingState`. They need the standard library alone.
+"""The data that passes between packages, frozen except for `TrainingState`. Needs only the standard library.
 
 Each is made from the one before it, by the part of the loop that is named above the arrow:
 

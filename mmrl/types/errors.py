@@ -37,5 +37,5 @@ class RunInterrupted(Exception):
 class Unscorable(Exception):
     """A reward function cannot score this sample: its target is unusable, or a service failed.
 
-    The reward gives no value then, which is not the same as a value of 0. `rewards.on_error` says what follows.
+    The reward then has no value, which is not the same as a value of 0. `rewards.on_error` decides what happens.
     """

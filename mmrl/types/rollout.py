@@ -30,7 +30,7 @@ class Response:
     text: str  # everything after the prompt, replies of tools included
     answer: Answer  # `text`, parsed
     finish_reason: FinishReason  # event that ended it
-    num_tokens: int  # tokens after the prompt, whoever wrote them
+    num_tokens: int  # tokens after the prompt, by any author
     resize_maps: tuple[ResizeMap, ...]  # one for each image or video of the sample; a video's frames share one
     coordinate_system: CoordinateSystem  # units of the coordinates in `answer`
     tool_resize_maps: tuple[ResizeMap, ...] = ()  # of images that tools showed; `answer` never refers to them
@@ -45,7 +45,7 @@ class Prompt:
     grids: tuple[tuple[int, int, int], ...]  # time, height, width in patches of each image or video, in order
     resize_maps: tuple[ResizeMap, ...]  # resizing of each image or video, in reading order
     coordinate_system: CoordinateSystem  # units in which the model writes coordinates
-    digest: str  # hash of tokens, positions, grids and pixels, in hex; it tells whether media have changed
+    digest: str  # hash of tokens, positions, grids and pixels, in hex; it shows whether media have changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class ExpertRoutes:
         return replace(self, expert_ids=self.expert_ids[start * size : stop * size])
 
     def extended_by(self, routes: ExpertRoutes) -> ExpertRoutes:
-        """Return these routes and, behind them, those of further tokens."""
+        """Return these routes followed by those of further tokens."""
         return replace(self, expert_ids=self.expert_ids + routes.expert_ids)
 
 
@@ -117,11 +117,11 @@ class Segment:
     author: Author  # who wrote the tokens
     version: int = 0  # policy version that sampled the tokens: training steps since the run began
     sampling_params: SamplingParams | None = None  # distribution of these tokens; None for the rollout's own
-    observation: MediaObservation | None = None  # image or video that the tokens stand for; it has no other tokens then
+    observation: MediaObservation | None = None  # image or video that all tokens of the segment are placeholders of
     routes: ExpertRoutes | None = None  # of its first tokens, of all that the engine has read; None if not recorded
 
     def cut(self, num_tokens: int) -> Segment:
-        """Return the segment with its first tokens alone."""
+        """Return the segment cut to its first tokens."""
         routes = None if self.routes is None else self.routes.cut(0, num_tokens)
         return replace(self, token_ids=self.token_ids[:num_tokens], logprobs=self.logprobs[:num_tokens], routes=routes)
 
@@ -162,7 +162,7 @@ class Rollout:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens after the prompt, whoever wrote them."""
+        """Number of tokens after the prompt, by any author."""
         return sum(len(segment.token_ids) for segment in self.segments)
 
     @property
@@ -189,7 +189,7 @@ class RolloutBatch:
     """Result of the rollout steps for a batch of prompts."""
 
     groups: tuple[tuple[Rollout, ...], ...]  # a group of rollouts for each prompt that is complete, in order
-    unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups with a rollout that has not ended; the next step goes on
+    unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups to continue in the next step
     # For each of `groups`, rollouts that never train, by the name of the probe; empty without probes.
     probes: tuple[Mapping[str, tuple[Rollout, ...]], ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)  # metrics of the rollout steps, by their full names
@@ -250,7 +250,7 @@ class Group:
     rollouts: tuple[Rollout, ...]  # rollouts that were scored; empty if none could be
     scores: tuple[Score, ...]  # one for each of `rollouts`, in the same order
     dropped: tuple[Dropped, ...] = ()  # rollouts that could not be scored
-    # By the name of the probe, scores of rollouts that never train: to the same question with its image hidden, say.
+    # Scores of rollouts that never train, by name of the probe: for example, of the question with its image hidden.
     probes: Mapping[str, tuple[Score, ...]] = field(default_factory=dict)
 
     @property

@@ -1,4 +1,4 @@
-"""The model families: one file for each that is built in, and a function for one of the user's own.
+"""The model families: one file per built-in family, and a function that loads a user's family.
 
 `model.family: {fn: ./mine.py:make}` names a function that returns another `ModelFamily`; those here are such functions.
 """

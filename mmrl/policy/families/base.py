@@ -65,7 +65,7 @@ class ImageFormat(NamedTuple):
 
 
 class PlaceholderRun(NamedTuple):
-    """Adjacent placeholder tokens that stand for one image, or for a video or a part of it."""
+    """Adjacent placeholder tokens of one image, or of a video or a part of it."""
 
     grid: Grid
     time_step: float = 1.0
@@ -76,7 +76,7 @@ class VideoTimeEncoding(StrEnum):
     """The way in which a model learns when the frames of a video were taken."""
 
     NO_VIDEO = "none"  # it takes no videos
-    FRAME_INDEX = "steps"  # it does not: each pair of frames stands one position after the last
+    FRAME_INDEX = "steps"  # it does not: each pair of frames is one position after the last
     SECONDS = "seconds"  # by position ids, in proportion to seconds
     TEXT_TIMESTAMPS = "stamps"  # in words before each pair of frames, which is a run of placeholders of its own
 
@@ -119,11 +119,11 @@ class ModelFamily:
     language_module: str = "model.language_model"
     """Path of the language model in the model."""
     projector_name: str = "merger"
-    """Part of the name that tells the projector's parameters from the tower's."""
+    """Part of the name that distinguishes the projector's parameters from the tower's."""
     lora_layers: Mapping[LoraTarget, str] = field(default_factory=lambda: QWEN_LORA_LAYERS)
     """Regular expression for the full names of the linear layers of each LoRA target."""
     lora_parameters: Mapping[LoraTarget, tuple[str, ...]] = field(default_factory=dict)
-    """Ends of the names of parameters that are no layer of their own, such as fused experts, of each LoRA target."""
+    """For each LoRA target, suffixes of parameters that are not separate layers, such as fused experts."""
     default_lora_targets: tuple[LoraTarget, ...] = ("language.attention", "language.mlp")
     """Targets of an adapter that names none: layers of the language model that every token passes."""
     has_recurrent_layers: bool = False
@@ -162,7 +162,7 @@ class ModelFamily:
             install_shared_prefix_attention(model)
 
     def describe_slow_path(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Return what to tell a user whose model runs slower here than it could; by default there is nothing."""
+        """Return a notice for a user whose model runs slower here than it could; empty by default."""
         return None
 
     def is_router(self, parameter_name: str) -> bool:
@@ -205,7 +205,7 @@ class ModelFamily:
     ) -> dict[str, torch.Tensor]:
         """Return the arguments of the model's forward besides token ids and mask, by default those of Qwen-VL.
 
-        There is no argument for a kind of media that is absent.
+        Absent kinds of media have no argument.
 
         Args:
             position_ids_3BL: time, height and width position of each token, int64.
@@ -224,7 +224,7 @@ class ModelFamily:
 
         Args:
             size: width and height of the image.
-            factor: pixels along a side that one language-model token stands for; both sides are multiples of it.
+            factor: pixels per side of one language-model token; both sides are multiples of it.
             min_pixels: least area.
             max_pixels: largest area.
         """
@@ -236,7 +236,7 @@ class ModelFamily:
         """Return the time, height and width position of each token of a prompt, int64 [3, P], by default M-RoPE's.
 
         Text advances all three together. A placeholder token takes its time, row and column, and the text after it goes
-        on from the largest position so far plus one. A completion does so too, alike on all three axes.
+        on from the largest position so far plus one. So does a completion, equally on all three axes.
 
         Source: Qwen2-VL, arXiv:2409.12191v2, section 2.1 "Multimodal Rotary Position Embedding"; times in seconds as in
         Qwen2.5-VL, arXiv:2502.13923v1, section 2.1.2, rounded down. Departure from transformers 5: there, text after a
@@ -245,7 +245,7 @@ class ModelFamily:
         Args:
             ids: token ids of the prompt, each placeholder repeated as often as its image or video has tokens.
             runs: runs of placeholder tokens in reading order, by placeholder id.
-            merge_size: patches per side that one placeholder token stands for.
+            merge_size: patches per side of one placeholder token.
 
         Raises:
             UserError: the placeholder tokens in `ids` do not fit the grids of `runs`.
@@ -269,7 +269,7 @@ class ModelFamily:
             block = torch.stack(torch.meshgrid(times, rows, columns, indexing="ij")).reshape(3, -1) + position
             end = column + block.shape[1]
             if list(ids[column:end]) != [placeholder] * block.shape[1]:
-                raise UserError(f"{block.shape[1]} tokens {placeholder} must stand from token {column} on, and do not")
+                raise UserError(f"{block.shape[1]} tokens {placeholder} must start at token {column}, but do not")
             parts.append(block)
             # The largest of the three axes: a block of 2 x 4 tokens moves the text on by 4, not by 8.
             position, column = int(block.max()) + 1, end
@@ -300,7 +300,7 @@ class ModelFamily:
 
 
 def mrope_parameters(rotated_channels: int) -> dict[str, object]:
-    """Return the rotary settings of a tiny model whose heads rotate so many channels, by M-RoPE."""
+    """Return M-RoPE settings of a tiny model whose heads rotate this many channels."""
     # Pairs of channels are rotated: a third of them each by height and width, the rest by time.
     pairs = rotated_channels // 2
     third = pairs // 3

@@ -30,7 +30,7 @@ _ROUTER = re.compile(r"\.mlp\.(gate|shared_expert_gate)\.weight$")
 EXPERT_PARAMETERS: Mapping[LoraTarget, tuple[str, ...]] = {
     "language.experts": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
 }
-"""Ends of the names of the fused parameters, which are no layers of their own."""
+"""Suffixes of the names of the fused parameters, which are not separate layers."""
 
 
 @dataclass(frozen=True, kw_only=True)

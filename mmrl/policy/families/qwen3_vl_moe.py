@@ -34,7 +34,7 @@ def make_family() -> ModelFamily:
 def _text_config(spec: FromScratchConfig) -> dict[str, object]:
     hidden, width = spec.language.hidden_size, spec.language.expert_intermediate_size
     if hidden in (width, 2 * width):
-        # Folders hold these matrices transposed, and their sizes alone tell transformers so.
+        # Model folders hold these matrices transposed, which transformers can see only from their sizes.
         raise UserError(
             f"model.from_scratch.language: in qwen3_vl_moe, hidden_size {hidden} may be neither "
             f"expert_intermediate_size {width} nor twice as large: a saved square matrix would be read transposed"
