@@ -78,8 +78,7 @@ ONLY_IN = {
         "mmrl/benchmarks/registry.py",
         "mmrl/cli/data.py",
         "mmrl/cli/main.py",  # describes their errors
-        "mmrl/data/context.py",
-        "mmrl/data/load.py",
+        "mmrl/data/rows.py",
         "mmrl/learner/objective.py",
         "mmrl/policy/families/base.py",
         "mmrl/rollout/engines/custom.py",
@@ -104,6 +103,7 @@ LIGHT = (
     "mmrl.training.sft",
     "mmrl.training.callbacks",
     "mmrl.training.early_checks",
+    "mmrl.training.functions",
     "mmrl.evaluation.eval_settings",
     "mmrl.rollout.available",
     "mmrl.benchmarks.registry",
