@@ -158,6 +158,7 @@ class TrainingBenchmarks:
             processor=context.processor,
             banned_token_ids=context.banned_token_ids,
             tool_runner=context.tool_runner,
+            custom_steps=context.functions.evaluation_steps,
         )
         return _PreparedBenchmark(options, benchmark, eval_config, question_set, pipeline, missing)
 

@@ -145,7 +145,7 @@ class RunContext:
             tool_runner=self.tool_runner,
             swap_samples=self.samples.train,
             ranks=self.ranks,
-            base_dir=self.base_dir,
+            custom_steps=self.functions.rollout_steps[stage.name],
         )
         return build_pipeline(stage.rollout_steps, rollout_context)
 
@@ -204,7 +204,7 @@ def build_run_context(setup: RunSetup, resources: ExitStack) -> RunContext:
         run_dir=run_dir,
         ranks=ranks,
         warn=console.warn,
-        base_dir=base_dir,
+        make_custom_sampler=functions.engine,
     )
     samplers = resources.enter_context(closing(console.wait_for("starting the rollout engine", start_engine)))
     tool_runner = resources.enter_context(closing(ToolRunner(partial(registry.load_tool, base_dir))))

@@ -19,21 +19,24 @@ from mmrl.config.schema import CustomEngineConfig, CustomPolicyLossConfig, RlSta
 from mmrl.config.schema.stage_checks import AnyStage
 from mmrl.data.rows import DatasetFunction, load_dataset_function, sources_by_split
 from mmrl.evaluation.eval_settings import load_configured_benchmark
+from mmrl.ports import Sampler
 from mmrl.rollout.available import check_family_engine
 from mmrl.scoring import BoundTerm
 from mmrl.scoring.build import load_group_rewards, load_reward_terms
-from mmrl.scoring.registry import check_names, check_steps
+from mmrl.scoring.registry import check_names, load_steps
 from mmrl.training.callbacks import Callback, load_callback_makers
 
 if TYPE_CHECKING:
     from mmrl.policy.families import ModelFamily
+    from mmrl.rollout.engines.custom import EngineContext
+    from mmrl.rollout.steps.base import StepFactory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Functions:
     """Every function that a config names, with its options bound.
 
-    Worker processes and rollout pipelines load tools and rollout steps themselves; here these were only checked.
+    Tools are missing: the processes that run them load them. `load_functions` only checks that they can.
     """
 
     rewards: tuple[BoundTerm, ...]  # `rewards.terms`, in order
@@ -41,9 +44,11 @@ class Functions:
     callbacks: tuple[Callable[..., Callback], ...]  # make the callbacks from a `RunContext`, in order
     advantages: Mapping[str, CustomAdvantage | None]  # of each RL stage, by name; None for a built-in formula
     policy_losses: Mapping[str, Callable[..., Any] | None]  # of the RL stages that have their own, by name
+    rollout_steps: Mapping[str, Mapping[str, StepFactory]]  # make the user's own steps, by name of stage and of step
+    evaluation_steps: Mapping[str, StepFactory]  # those of `evaluation.rollout_steps`
     datasets: Mapping[str, tuple[DatasetFunction, ...]]  # those of `data.train`, `validation` and `test`, by split
     benchmarks: tuple[Benchmark, ...]  # `evaluation.benchmarks`, in order
-    engine: Callable[..., Any] | None  # makes the samplers of `rollout.engine: {fn}`
+    engine: Callable[[EngineContext], Sampler] | None  # makes the samplers of `rollout.engine: {fn}`
     family: ModelFamily | None  # made by `model.family`
 
 
@@ -71,10 +76,12 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
                 policy_losses[stage.name] = load_policy_loss(stage.loss, base_dir)
     # A term that is left out of evaluation says of no response that it is correct.
     scored = [term.name for term in rewards if not term.options.training_only]
+    rollout_steps = {}
     for index, stage in enumerate(config.stages):
         if not isinstance(stage, SelectStage):
-            check_steps(stage.rollout_steps, base_dir, scored, key=f"stages.{index}.rollout_steps")
-    check_steps(config.evaluation.rollout_steps, base_dir, scored, key="evaluation.rollout_steps")
+            key = f"stages.{index}.rollout_steps"
+            rollout_steps[stage.name] = load_steps(stage.rollout_steps, base_dir, scored, key=key)
+    evaluation_steps = load_steps(config.evaluation.rollout_steps, base_dir, scored, key="evaluation.rollout_steps")
     engine = None
     if isinstance(config.rollout.engine, CustomEngineConfig):
         from mmrl.rollout.engines.custom import load_engine
@@ -96,6 +103,8 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
         callbacks=tuple(callbacks),
         advantages=advantages,
         policy_losses=policy_losses,
+        rollout_steps=rollout_steps,
+        evaluation_steps=evaluation_steps,
         datasets=datasets,
         benchmarks=tuple(benchmarks),
         engine=engine,

@@ -32,7 +32,7 @@ class HeldOutEvaluation:
             groups_per_step=options.batch_size,
             seed=derive_seed(seed, "evaluation"),
             tool_runner=context.tool_runner,
-            base_dir=context.base_dir,
+            custom_steps=context.functions.evaluation_steps,
         )
         self._pipeline = build_pipeline(options.rollout_steps, rollout_context)
 
