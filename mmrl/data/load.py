@@ -166,18 +166,9 @@ class DatasetLoader:
         source_indices: dict[str, int] = {}
         counts = [0] * len(sources)
         num_filtered = 0
+        rows = self._iter_rows(split, limit, on_error)
 
-        def read_rows() -> Iterator[tuple[int, Sample | RejectedRow]]:
-            for source_index, source in enumerate(sources):
-                try:
-                    for row in islice(read_source(source, self._functions[split][source_index], self._context), limit):
-                        yield source_index, row
-                except UserError as error:
-                    if on_error is None:
-                        raise
-                    on_error(source, error)
-
-        for source_index, row in self._console.track(f"reading {split} samples", read_rows()):
+        for source_index, row in self._console.track(f"reading {split} samples", rows):
             if passes_row_filter(row, sources[source_index]):
                 kept.append(row)
                 source_indices[row.id] = source_index
@@ -189,6 +180,20 @@ class DatasetLoader:
             self._console.info(f"data.{split}: {num_filtered:,} of {count:,} rows are left out by `row_filter`")
         samples, rejected = separate_rejected(kept)
         return SplitRows(samples=samples, rejected=rejected, source_indices=source_indices, row_counts=counts)
+
+    def _iter_rows(
+        self, split: str, limit: int | None, on_error: Callable[[DataSourceConfig, UserError], None] | None
+    ) -> Iterator[tuple[int, Sample | RejectedRow]]:
+        """Yield each row of a split with the index of its source; arguments as in `read_split`."""
+        for source_index, source in enumerate(sources_by_split(self._config.data)[split]):
+            rows = read_source(source, self._functions[split][source_index], self._context)
+            try:
+                for row in islice(rows, limit):
+                    yield source_index, row
+            except UserError as error:
+                if on_error is None:
+                    raise
+                on_error(source, error)
 
     def prepare_videos(self, samples: DataSplits, sampling: FrameSampling) -> VideoOpener:
         """Return what decodes every frame of all videos that the model will see."""

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 from mmrl.algo.group_rewards import BoundGroupReward
-from mmrl.answer import ResponseFormat
 from mmrl.config import Config
 from mmrl.config.schema import EvalGenerationConfig, RlStage, SampleStage, SamplingConfig
 from mmrl.data.context import make_dataset_context
@@ -65,7 +64,7 @@ IMAGE_CACHE_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetup:
-    """What a run is built from."""
+    """Config, functions, folder and ranks that a run is built from."""
 
     config: Config
     base_dir: Path  # folder that relative files of the config start from
@@ -81,7 +80,6 @@ class Rewards:
 
     scorer: RewardFunctionScorer
     group_rewards: tuple[BoundGroupReward, ...]
-    response_format: ResponseFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +112,6 @@ class RunContext:
     run_dir: RunDir
     console: Console
     ranks: Ranks
-    response_format: ResponseFormat
     scorer: RewardFunctionScorer
     group_rewards: tuple[BoundGroupReward, ...]
     tool_runner: ToolRunner
@@ -130,7 +127,7 @@ class RunContext:
 
     def build_sampling_params(self, options: SamplingConfig | EvalGenerationConfig) -> SamplingParams:
         """Return the distribution that rollouts are drawn from, with this model's banned tokens and stop strings."""
-        return build_sampling_params(options, self.banned_token_ids, self.response_format.all_stop_strings)
+        return build_sampling_params(options, self.banned_token_ids, self.processor.response_format.all_stop_strings)
 
     def build_rollout_pipeline(self, stage: RlStage | SampleStage, sampler: Sampler) -> RolloutPipeline:
         """Return the pipeline that runs this rank's share of a stage's prompts."""
@@ -182,10 +179,9 @@ def build_run_context(setup: RunSetup, resources: ExitStack) -> RunContext:
         assert config.model.from_scratch is not None
         processor_bundle = make_new_processor(config, config.model.from_scratch, data.samples.train)
     opening = find_response_opening(config, processor_bundle)
-    check_demonstrations(config, data.samples.train, rewards.response_format, opening)
+    check_demonstrations(config, data.samples.train, build_response_format(config), opening)
 
-    load_model = partial(build_trained_model, config, processor_bundle)
-    model = console.wait_for("loading the model", load_model)
+    model = console.wait_for("loading the model", partial(build_trained_model, config, processor_bundle))
     policy = model.policy
     encoder = build_encoder(config, model.bundle, data.media_cache, prompt_limit(config, policy))
     samples = leave_out_unusable_samples(data, encoder, ranks)
@@ -195,27 +191,9 @@ def build_run_context(setup: RunSetup, resources: ExitStack) -> RunContext:
     banned_token_ids = banned_ids(processor.tokenizer, num_embeddings, model.bundle.family)
     check_rollout_steps(config, policy, processor, banned_token_ids)
     print_overview(config, samples, model.bundle, console)
-    start_engine = partial(
-        SamplerFactory,
-        config,
-        policy,
-        processor,
-        adapter=model.adapter,
-        run_dir=run_dir,
-        ranks=ranks,
-        warn=console.warn,
-        make_custom_sampler=functions.engine,
-    )
-    samplers = resources.enter_context(closing(console.wait_for("starting the rollout engine", start_engine)))
+    start = partial(start_engine, setup, model, processor)
+    samplers = resources.enter_context(closing(console.wait_for("starting the rollout engine", start)))
     tool_runner = resources.enter_context(closing(ToolRunner(partial(registry.load_tool, base_dir))))
-    stage_data = StageData(
-        config,
-        data.dataset_context,
-        samples,
-        train_functions=functions.datasets["train"],
-        processor=processor,
-        outputs=run_dir.outputs,
-    )
     return RunContext(
         config=config,
         base_dir=base_dir,
@@ -223,13 +201,12 @@ def build_run_context(setup: RunSetup, resources: ExitStack) -> RunContext:
         run_dir=run_dir,
         console=console,
         ranks=ranks,
-        response_format=rewards.response_format,
         scorer=rewards.scorer,
         group_rewards=rewards.group_rewards,
         tool_runner=tool_runner,
         samples=samples,
         data_record=data.record,
-        stage_data=stage_data,
+        stage_data=make_stage_data(setup, data, samples, processor),
         model_bundle=model.bundle,
         adapter=model.adapter,
         policy=policy,
@@ -253,7 +230,7 @@ def build_rewards(setup: RunSetup, resources: ExitStack) -> Rewards:
     for group_reward in group_rewards:
         resources.callback(group_reward.close)
     registry.check_case_tables(map(attrgetter("fn"), config.rewards.terms), base_dir, config.rewards)
-    return Rewards(scorer=scorer, group_rewards=group_rewards, response_format=build_response_format(config))
+    return Rewards(scorer=scorer, group_rewards=group_rewards)
 
 
 def load_data(setup: RunSetup) -> LoadedData:
@@ -285,7 +262,7 @@ def check_rewards(config: Config, rewards: Rewards, samples: DataSplits, console
     Raises:
         UserError: a reward cannot score the right answer of a sample.
     """
-    scorer, response_format = rewards.scorer, rewards.response_format
+    scorer, response_format = rewards.scorer, build_response_format(config)
     for split, split_samples in samples.by_split().items():
         tracked = console.track(f"trying every reward on {split} samples", split_samples, len(split_samples))
         scorer.check_samples(tracked, response_format, evaluation=split != "train")
@@ -334,6 +311,32 @@ def leave_out_unusable_samples(data: LoadedData, encoder: PromptEncoder, ranks: 
     while not finished:
         finished = ranks.on_rank0(videos.open_for_a_minute)
     return ranks.on_rank0(partial(data.loader.filter_by_prompt, data.samples, encoder.measure, videos.opened))
+
+
+def make_stage_data(setup: RunSetup, data: LoadedData, samples: DataSplits, processor: PromptProcessor) -> StageData:
+    """Return the source of each stage's samples."""
+    return StageData(
+        setup.config,
+        data.dataset_context,
+        samples,
+        train_functions=setup.functions.datasets["train"],
+        processor=processor,
+        outputs=setup.run_dir.outputs,
+    )
+
+
+def start_engine(setup: RunSetup, model: TrainedModel, processor: PromptProcessor) -> SamplerFactory:
+    """Start the rollout engine. Raises as `SamplerFactory`."""
+    return SamplerFactory(
+        setup.config,
+        model.policy,
+        processor,
+        adapter=model.adapter,
+        run_dir=setup.run_dir,
+        ranks=setup.ranks,
+        warn=setup.console.warn,
+        make_custom_sampler=setup.functions.engine,
+    )
 
 
 def check_rollout_steps(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ OptimizerState = Mapping[str, Mapping[int, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """What a run continues from; a new run has an empty state."""
+    """State that a run continues from; that of a new run is empty."""
 
     state: TrainingState
     optimizer: OptimizerState  # belongs to the interrupted stage; empty between stages
@@ -87,10 +86,6 @@ class RunCheckpoints:
             best_metric=self._logger.last_value(best.metric) if best else None,
         )
         self.manager.save(snapshot, before_write=self._logger.metrics.sync)
-
-    def open(self) -> AbstractContextManager[object]:
-        """Return a block at whose end all checkpoints are on the disk."""
-        return self.manager
 
     def weights_of(self, policy: Policy) -> checkpoint.CheckpointWeights:
         """Return the weights of this run's policy, or of a reference, as a checkpoint holds them."""

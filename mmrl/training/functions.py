@@ -82,17 +82,7 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
             key = f"stages.{index}.rollout_steps"
             rollout_steps[stage.name] = load_steps(stage.rollout_steps, base_dir, scored, key=key)
     evaluation_steps = load_steps(config.evaluation.rollout_steps, base_dir, scored, key="evaluation.rollout_steps")
-    engine = None
-    if isinstance(config.rollout.engine, CustomEngineConfig):
-        from mmrl.rollout.engines.custom import load_engine
-
-        engine = load_engine(config.rollout.engine, base_dir)
-    family = None
-    if config.model.family is not None:
-        from mmrl.policy.families import load_family
-
-        family = load_family(config.model.family.fn, base_dir, config.model.family.args)
-        check_family_engine(family.model_type, config.rollout.engine_name, takes_patches=family.takes_patches)
+    engine, family = _load_engine(config, base_dir), _load_family(config, base_dir)
     datasets = {}
     for split, sources in sources_by_split(config.data).items():
         datasets[split] = tuple(load_dataset_function(source, base_dir) for source in sources)
@@ -110,6 +100,24 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
         engine=engine,
         family=family,
     )
+
+
+def _load_engine(config: Config, base_dir: Path) -> Callable[[EngineContext], Sampler] | None:
+    if not isinstance(config.rollout.engine, CustomEngineConfig):
+        return None
+    from mmrl.rollout.engines.custom import load_engine
+
+    return load_engine(config.rollout.engine, base_dir)
+
+
+def _load_family(config: Config, base_dir: Path) -> ModelFamily | None:
+    if config.model.family is None:
+        return None
+    from mmrl.policy.families import load_family
+
+    family = load_family(config.model.family.fn, base_dir, config.model.family.args)
+    check_family_engine(family.model_type, config.rollout.engine_name, takes_patches=family.takes_patches)
+    return family
 
 
 def _check_reward_names(stages: Sequence[AnyStage], terms: Sequence[str], group_rewards: Sequence[str]) -> None:

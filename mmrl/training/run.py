@@ -7,21 +7,21 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from mmrl import checkpoint
 from mmrl.checkpoint.hf_export import collect_card_facts, write_adapter, write_model
-from mmrl.config import Config, LoadedConfig
+from mmrl.config import LoadedConfig
 from mmrl.config.schema import RlStage, SampleStage, SelectStage, SftStage
-from mmrl.distributed.ranks import RankLostError, Ranks
+from mmrl.distributed.ranks import RankLostError
 from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.log.comparison import compare_rewards, comparison_summary, print_summary
 from mmrl.log.console import Console, null_console
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.logger import NullLogger, RunLogger
-from mmrl.log.run_dir import RunDir, run_dir_of
+from mmrl.log.run_dir import run_dir_of
 from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_all_benchmark_questions
 from mmrl.training.build import RunContext, RunSetup, build_run_context
 from mmrl.training.callbacks import BenchmarkRunner, Callback, make_callbacks
@@ -62,113 +62,98 @@ def train(
         console = null_console() if ranks.rank else Console()
         stop = StopSignal(console.warn)
         try:
-            with claim_folder(config, console, ranks, stop) as claimed:
+            setup = RunSetup(
+                config=config,
+                base_dir=base_dir,
+                functions=functions or load_functions(config, base_dir),
+                run_dir=run_dir_of(config),
+                console=console,
+                ranks=ranks,
+            )
+            with claim_folder(setup, stop) as claimed:
                 if claimed.is_finished:
                     console.info(FINISHED_MESSAGE)
                 else:
-                    for warning in loaded.warnings:
-                        console.warn(warning)
-                    complete_run(
-                        config=config,
-                        base_dir=base_dir,
-                        functions=functions,
-                        claimed=claimed,
-                        console=console,
-                        ranks=ranks,
-                        stop=stop,
-                    )
-                ranks.on_rank0(partial(print_summary, claimed.run_dir, console))
+                    complete_run(setup, loaded.warnings, stop, has_begun=claimed.has_begun)
+                ranks.on_rank0(partial(print_summary, setup.run_dir, console))
         except (RunInterrupted, KeyboardInterrupt, RankLostError) as stopped:
             # A signal reaches all ranks, and those that stop first are lost to the others.
             if isinstance(stopped, RankLostError) and stop.received is None:
                 raise
-            saved = (
-                "Saved." if isinstance(stopped, RunInterrupted) else "Stopped; the last checkpoint is what is saved."
-            )
+            saved = "Saved."
+            if not isinstance(stopped, RunInterrupted):
+                saved = "Stopped; the last checkpoint is what is saved."
             console.info(f"{saved} Continue with: {shlex.join(['mmrl', *sys.argv[1:]])}")
             # The exit code of a shell for a process that a signal ended.
             return 128 + (stop.received or signal.SIGINT)
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedFolder:
-    """The directory of a run, which this process alone may write to."""
+class ClaimedFolder(NamedTuple):
+    """State of a run directory that this process alone may write to."""
 
-    run_dir: RunDir
     has_begun: bool  # it has a checkpoint to resume from
     is_finished: bool  # nothing is left to do
 
 
 @contextmanager
-def claim_folder(config: Config, console: Console, ranks: Ranks, stop: StopSignal) -> Iterator[ClaimedFolder]:
-    """Lock the run directory of a config inside this block, and make it ready for the run. Collective.
+def claim_folder(setup: RunSetup, stop: StopSignal) -> Iterator[ClaimedFolder]:
+    """Lock the run directory inside this block, and make it ready for the run. Collective.
 
     Raises:
         UserError: another process runs there, or it holds something else than this run.
     """
-    run_dir = run_dir_of(config)
+    run_dir, ranks = setup.run_dir, setup.ranks
     # SIGTERM too should unwind and clean up, as Ctrl-C does.
     with stop.handle(signal.SIGTERM, finish_step=False), ExitStack() as lock:
         ranks.on_rank0(partial(lock.enter_context, run_dir.lock()))
-        has_begun = ranks.on_rank0(partial(run_dir.claim, config, console.info))
-        is_finished = has_begun and ranks.on_rank0(run_dir.is_finished)
-        yield ClaimedFolder(run_dir=run_dir, has_begun=has_begun, is_finished=is_finished)
+        has_begun = ranks.on_rank0(partial(run_dir.claim, setup.config, setup.console.info))
+        yield ClaimedFolder(has_begun, has_begun and ranks.on_rank0(run_dir.is_finished))
 
 
-def complete_run(
-    *,
-    config: Config,
-    base_dir: Path,
-    functions: Functions | None,
-    claimed: ClaimedFolder,
-    console: Console,
-    ranks: Ranks,
-    stop: StopSignal,
-) -> None:
+def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, has_begun: bool) -> None:
     """Build the run, run the stages that are left, and write its results."""
+    for warning in warnings:
+        setup.console.warn(warning)
     with (
-        log_library_messages(claimed.run_dir.log, rank=ranks.rank),
-        open_run(
-            config=config, base_dir=base_dir, functions=functions, claimed=claimed, console=console, ranks=ranks
-        ) as opened,
+        log_library_messages(setup.run_dir.log, rank=setup.ranks.rank),
+        open_run(setup, has_begun=has_begun) as opened,
+        resume_run(opened, stop) as (services, resumed),
     ):
-        services, resumed = resume_run(opened, stop)
         checkpoints, state, optimizer = services.checkpoints, resumed.state, resumed.optimizer
-        with checkpoints.manager:
-            with stop.handle(signal.SIGINT, signal.SIGTERM, finish_step=True):
-                if state.stage_index == 0 and isinstance(config.stages[0], SampleStage):
-                    # A run without a checkpoint starts over and removes its files, the table of this stage among them.
-                    checkpoints.save(state, {})
-                for stage in config.stages[state.stage_index :]:
-                    match stage:
-                        case SftStage():
-                            train_sft_stage(stage, services, state, optimizer)
-                        case RlStage():
-                            train_rl_stage(stage, services, state, optimizer)
-                        case SampleStage():
-                            run_sample_stage(stage, services.context, services.logger, state, services.stop_requested)
-                        case SelectStage():
-                            run_select_stage(stage, services.context, services.logger, state)
-                    state, optimizer = next_stage_state(state), {}
-                    checkpoints.save(state, {})
-                    # A stage that is over must be on the disk before the next one begins.
-                    checkpoints.manager.wait()
-                    if services.stop_requested():
-                        raise RunInterrupted
-            if "after" not in state.eval_rewards:
-                services.held_out.measure_test_samples(state, "after")
+        with stop.handle(signal.SIGINT, signal.SIGTERM, finish_step=True):
+            if state.stage_index == 0 and isinstance(setup.config.stages[0], SampleStage):
+                # A run without a checkpoint starts over and removes its files, the table of this stage among them.
                 checkpoints.save(state, {})
+            for stage in setup.config.stages[state.stage_index :]:
+                match stage:
+                    case SftStage():
+                        train_sft_stage(stage, services, state, optimizer)
+                    case RlStage():
+                        train_rl_stage(stage, services, state, optimizer)
+                    case SampleStage():
+                        run_sample_stage(stage, services.context, services.logger, state, services.stop_requested)
+                    case SelectStage():
+                        run_select_stage(stage, services.context, services.logger, state)
+                state, optimizer = next_stage_state(state), {}
+                checkpoints.save(state, {})
+                # A stage that is over must be on the disk before the next one begins.
+                checkpoints.manager.wait()
+                if services.stop_requested():
+                    raise RunInterrupted
+        if "after" not in state.eval_rewards:
+            services.held_out.measure_test_samples(state, "after")
+            checkpoints.save(state, {})
+        checkpoints.manager.wait()
         if services.sharded_model is not None:
             # Rank 0 then holds all of the model.
             services.sharded_model.unwrap(services.context.policy)
-        ranks.on_rank0(partial(write_results, services, state))
+        setup.ranks.on_rank0(partial(write_results, services, state))
         services.logger.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedRun:
-    """What a run works with before its latest checkpoint is loaded."""
+class OpenedRun(NamedTuple):
+    """A run that is built, before its latest checkpoint is loaded."""
 
     context: RunContext
     benchmarks: TrainingBenchmarks
@@ -176,37 +161,26 @@ class OpenedRun:
 
 
 @contextmanager
-def open_run(
-    *,
-    config: Config,
-    base_dir: Path,
-    functions: Functions | None,
-    claimed: ClaimedFolder,
-    console: Console,
-    ranks: Ranks,
-) -> Iterator[OpenedRun]:
+def open_run(setup: RunSetup, *, has_begun: bool) -> Iterator[OpenedRun]:
     """Build everything that outlives the stages, and close it after the block. Collective.
 
     Raises:
         UserError: something would fail later. A directory in which no run has begun is removed.
     """
-    run_dir = claimed.run_dir
-    cleanup = nullcontext() if ranks.rank else run_dir.remove_on_error(keep=claimed.has_begun)
+    config, ranks = setup.config, setup.ranks
+    cleanup = nullcontext() if ranks.rank else setup.run_dir.remove_on_error(keep=has_begun)
     with cleanup, ExitStack() as building:
         # What can fail early comes first.
-        functions = functions or load_functions(config, base_dir)
-        read_questions = partial(read_all_benchmark_questions, config, functions.benchmarks, base_dir, run_dir.data)
-        questions = ranks.on_rank0(read_questions)
-        setup = RunSetup(
-            config=config, base_dir=base_dir, functions=functions, run_dir=run_dir, console=console, ranks=ranks
+        benchmarks = setup.functions.benchmarks
+        questions = ranks.on_rank0(
+            partial(read_all_benchmark_questions, config, benchmarks, setup.base_dir, setup.run_dir.data)
         )
         context = build_run_context(setup, building)
-        benchmarks = TrainingBenchmarks(context, questions)
-        user_callbacks = make_callbacks(context)
+        opened = OpenedRun(context, TrainingBenchmarks(context, questions), make_callbacks(context))
         ranks.on_rank0(partial(write_run_info, context, digest_questions(config, questions)))
         resources = building.pop_all()
     with resources:
-        yield OpenedRun(context=context, benchmarks=benchmarks, user_callbacks=user_callbacks)
+        yield opened
 
 
 def write_run_info(context: RunContext, benchmarks: Mapping[str, str]) -> None:
@@ -219,8 +193,9 @@ def write_run_info(context: RunContext, benchmarks: Mapping[str, str]) -> None:
         checkpoint.export_hf_folder(run_dir.processor, context.processor.hf_processor, context.policy.model.config)
 
 
-def resume_run(opened: OpenedRun, stop: StopSignal) -> tuple[StageServices, ResumePoint]:
-    """Load the latest checkpoint, if there is one; return what the stages work with, and where they start. Collective.
+@contextmanager
+def resume_run(opened: OpenedRun, stop: StopSignal) -> Iterator[tuple[StageServices, ResumePoint]]:
+    """Load the latest checkpoint, if there is one; yield what the stages work with, and where they start. Collective.
 
     Raises:
         UserError: the checkpoint belongs to another config, or metrics.jsonl was changed since.
@@ -249,9 +224,10 @@ def resume_run(opened: OpenedRun, stop: StopSignal) -> tuple[StageServices, Resu
         held_out=held_out,
         benchmarks=BenchmarkRunner(opened.benchmarks.evaluate_due, logger.log_metrics),
         user_callbacks=opened.user_callbacks,
-        stop_requested=lambda: any(ranks.all_gather(stop.received is not None)),
+        stop_requested=partial(stop.reached_any, ranks),
     )
-    return services, resumed
+    with checkpoints.manager:
+        yield services, resumed
 
 
 def next_stage_state(state: TrainingState) -> TrainingState:

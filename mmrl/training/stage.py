@@ -1,4 +1,4 @@
-"""What RL and supervised stages share: their samples, optimizer, learner, and the callbacks after each step."""
+"""Parts that RL and supervised stages share: samples, optimizer, learner, and the callbacks after each step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StageOptimizer(OptimizerEngine, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageServices:
-    """What the stages of a run write to and measure with, besides its `RunContext`."""
+    """Logger, checkpoints and measurements that the stages of a run use besides its `RunContext`."""
 
     context: RunContext
     sharded_model: DeepspeedModel | None  # the policy's model in the hands of DeepSpeed, where the config has it
