@@ -68,8 +68,7 @@ class RunCheckpoints:
             # Their prompts may not be the same any more; replay and carried-over groups check theirs themselves.
             state.unfinished, state.prefetched = (), None
         if state.stage_index < len(config.stages):
-            name = config.stages[state.stage_index].name
-            console.info(f"Resuming from {folder}: stage {name}, step {state.step}.")
+            console.info(f"Resuming from {folder}: stage {config.stages[state.stage_index].name}, step {state.step}.")
         return ResumePoint(state=state, optimizer=optimizer)
 
     def save(self, state: TrainingState, optimizer: OptimizerState) -> None:

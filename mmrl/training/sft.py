@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from mmrl.config.schema import SftStage
@@ -70,9 +71,8 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
         timer = StepTimer()
         with timer.time("prompt"):
             samples = components.source.take(state.data_position, settings.batch_size)
-            demonstrations: Sequence[Rollout] = [
-                build_demonstration(settings, components.prompt_builder, sample, state.step) for sample in samples
-            ]
+            build = partial(build_demonstration, settings, components.prompt_builder, step=state.step)
+            demonstrations: Sequence[Rollout] = list(map(build, samples))
             metrics: dict[str, float] = {}
             if components.tools is not None:
                 demonstrations, tool_metrics = components.tools.complete(demonstrations)
