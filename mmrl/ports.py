@@ -1,6 +1,6 @@
 """The interfaces between the training loop and its parts. Each says who calls it and who implements it.
 
-Standard library only: concrete classes meet in `mmrl.training.build` and `mmrl.training.run`.
+Standard library only: concrete classes meet in `mmrl.training.build` and in the files of the stages beside it.
 """
 
 from __future__ import annotations
@@ -96,8 +96,7 @@ class Sampler(Protocol):
 class RolloutPipeline(Protocol):
     """Makes groups of rollouts from prompts: generates, then runs the steps of `rollout_steps`.
 
-    Called by the loops and by evaluation; implemented in `mmrl.rollout.pipeline`, and for several ranks by
-    `mmrl.distributed.sharing`.
+    Called by the loops and by evaluation; implemented in `mmrl.rollout.pipeline`.
     """
 
     def run(
@@ -126,8 +125,7 @@ class DemonstrationCompleter(Protocol):
 class RewardScorer(Protocol):
     """Calls the reward functions of `rewards.terms`.
 
-    Called by the loops, evaluation and `rethink` steps. Implemented by `mmrl.scoring.scorer.RewardFunctionScorer`, and
-    for several ranks by `mmrl.distributed.sharing`.
+    Called by the loops, evaluation and `rethink` steps; implemented by `mmrl.scoring.scorer.RewardFunctionScorer`.
     """
 
     def score_groups(

@@ -78,8 +78,7 @@ ONLY_IN = {
         "mmrl/benchmarks/registry.py",
         "mmrl/cli/data.py",
         "mmrl/cli/main.py",  # describes their errors
-        "mmrl/data/context.py",
-        "mmrl/data/load.py",
+        "mmrl/data/rows.py",
         "mmrl/learner/objective.py",
         "mmrl/policy/families/base.py",
         "mmrl/rollout/engines/custom.py",
@@ -104,6 +103,7 @@ LIGHT = (
     "mmrl.training.sft",
     "mmrl.training.callbacks",
     "mmrl.training.early_checks",
+    "mmrl.training.functions",
     "mmrl.evaluation.eval_settings",
     "mmrl.rollout.available",
     "mmrl.benchmarks.registry",
@@ -141,7 +141,7 @@ HEAVY = (
     *("sympy", "math_verify", "timm"),
 )
 
-MAX_LINES, MAX_LINES_OF = 500, {"mmrl/training/rl.py": 120}
+MAX_LINES, MAX_LINES_OF = 500, {"mmrl/training/rl.py": 180}
 MAX_FUNCTION_LINES, MAX_NESTING, MAX_PARAMETERS, MAX_LAMBDA_CHARS = 60, 4, 8, 40
 PLUG_INS = ("datasets/mmrl_datasets/", "rewards/mmrl_rewards/")
 DOCUMENTED = ("mmrl/", "rewards/mmrl_rewards/", "datasets/mmrl_datasets/")
@@ -408,7 +408,7 @@ PROVOCATIONS = [
     (check_lines, "mmrl/a.py", "def f():\n    a = (b := 1) + (c := 2)", "f has 2 walruses"),
     (check_lines, "mmrl/a.py", "f = lambda first, second: first + second * first", "a lambda of 44 characters"),
     (check_sizes, "mmrl/a.py", "x = 1\n" * 501, "501 lines, at most 500"),
-    (check_sizes, "mmrl/training/rl.py", "x = 1\n" * 121, "121 lines, at most 120"),
+    (check_sizes, "mmrl/training/rl.py", "x = 1\n" * 181, "181 lines, at most 180"),
     (check_sizes, "mmrl/a.py", "def f():\n" + "    x = 1\n" * 60, "f has 61 lines, at most 60"),
     (check_sizes, "mmrl/a.py", "def f(a, b, c, d, e, f, *, g, h, **i): pass", "f has 9 parameters, at most 8"),
     (

@@ -102,9 +102,11 @@ def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredMode
     Raises:
         UserError: the base model is not what it was.
     """
-    # The processor is the run's own copy: a hub may have another version by now.
-    processor_config = config.model.model_copy(update={"path": str(run_dir.processor)})
-    model_bundle = build_model(config, partial(load_processor, processor_config))
+    processor_config = config.model
+    if config.model.from_scratch is not None:
+        # No hub has its processor; the run's own copy is the one that it trained with.
+        processor_config = config.model.model_copy(update={"path": str(run_dir.processor)})
+    model_bundle = build_model(config, load_processor(processor_config))
     adapter = create_adapter(model_bundle.model, config.model.lora, config.run.seed, model_bundle.family)
     policy = Policy(
         model_bundle.model,

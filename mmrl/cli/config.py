@@ -43,10 +43,10 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     loaded = load_config(arguments.config, arguments.overrides)
     echo(explain(loaded), end="")
-    from mmrl.training.early_checks import check_functions  # it takes half a second, and the page can be read by then
+    from mmrl.training.functions import load_functions  # it takes half a second, and the page can be read by then
 
     with locate_errors(loaded):
-        check_functions(loaded.config, loaded.files[0].parent)
+        load_functions(loaded.config, loaded.files[0].parent)
     return 0
 
 

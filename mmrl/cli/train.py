@@ -59,13 +59,16 @@ def run(arguments: argparse.Namespace) -> int:
             say=echo,
         )
         return 0 if is_same else 1
-    from mmrl.training.early_checks import effective_config, report_if_finished
+    from mmrl.training.early_checks import effective_config, load_unless_finished
 
+    functions = None
     # Before torch is imported and before any rank is started, which takes seconds. Ranks of another launcher ask
     # together, in `train`: one that ended here by itself would leave the others waiting.
-    config = effective_config(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
-    with locate_errors(loaded):
-        if not is_launched() and report_if_finished(config, loaded.files[0].parent):
+    if not is_launched():
+        config = effective_config(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
+        with locate_errors(loaded):
+            functions = load_unless_finished(config, loaded.files[0].parent)
+        if functions is None:
             return 0
     if arguments.nproc:
         command = ["train", arguments.config, *arguments.overrides]
@@ -81,4 +84,4 @@ def run(arguments: argparse.Namespace) -> int:
         import_model_classes()
 
     with locate_errors(loaded):
-        return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
+        return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir, functions=functions)

@@ -1,14 +1,13 @@
-"""Functions, folders and media policy of a run's datasets and benchmarks. Imports without torch."""
+"""Folders and media policy of a run's datasets and benchmarks. Imports without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mmrl.config import Config
-from mmrl.config.schema import DataSourceConfig, MediaConfig, MediaLimitsConfig
-from mmrl.types import DatasetContext, MediaPolicy, RejectedRow, Sample
-from mmrl.utils.plugins import load_plugin
+from mmrl.config.schema import MediaConfig, MediaLimitsConfig
+from mmrl.types import DatasetContext, MediaPolicy
 
 
 def make_dataset_context(config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:
@@ -24,17 +23,6 @@ def make_dataset_context(config: Config, base_dir: Path, work_dir: Path) -> Data
         config.data.media_limits, roots, schemes=config.data.allowed_url_schemes, media=config.media
     )
     return DatasetContext(work_dir=work_dir, base_dir=base_dir, seed=config.run.seed, media_policy=policy)
-
-
-def load_dataset_function(
-    source: DataSourceConfig, base_dir: Path
-) -> Callable[[DatasetContext], Iterable[Sample | RejectedRow]]:
-    """Load the function of a data source, with its options bound; nothing is read yet.
-
-    Raises:
-        UserError: `fn` is not a function, or does not take these options.
-    """
-    return load_plugin(source.fn, base_dir, source.args, role="data source", parameters=("context",))
 
 
 def make_media_policy(

@@ -6,18 +6,17 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from math import isfinite
 from operator import attrgetter
 from time import monotonic
 from typing import Any, TypeVar
 
 from mmrl.config import Config
 from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SftStage, matches_conditions
-from mmrl.data.context import load_dataset_function
 from mmrl.data.data_record import DataRecord, LoadedSplit
+from mmrl.data.rows import DatasetFunction, passes_row_filter, read_source, separate_rejected, sources_by_split
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
@@ -25,13 +24,12 @@ from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FramePlan, FrameSampling
 from mmrl.types import DatasetContext, ImageRef, PromptTooLongError, RejectedRow, Sample, Size, UserError, VideoRef
-from mmrl.utils.plugins import errors_about_call
 
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
 
 _MAX_LISTED = 5
-_REPORT_VIDEOS_S = 60.0
+_TURN_S = 60.0  # the other ranks would take rank 0 for lost while it decodes for hours
 _BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.on_bad_sample=skip"
 _DUPLICATE_ID_REMEDY = "where they are different samples, give one of their sources a `name`"
 _TOO_LONG_REMEDY = (
@@ -68,6 +66,25 @@ class DataSplits:
         return hashes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitRows:
+    """Rows of a split as its sources give them, before any medium is opened."""
+
+    samples: list[Sample]
+    rejected: list[RejectedRow]  # rows that make no sample
+    source_indices: dict[str, int]  # id of a row → index of its source
+    row_counts: list[int]  # rows of each source, without those that its `row_filter` leaves out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPrompts:
+    """Samples of a split, by what came of measuring their prompts."""
+
+    kept: list[Sample]
+    bad: list[RejectedRow]  # their media or text cannot be used
+    too_long: list[RejectedRow]
+
+
 class DatasetLoader:
     """Reads the samples of a run and opens their media. Unusable rows end the run or are left out, as `data` says."""
 
@@ -75,22 +92,22 @@ class DatasetLoader:
         self,
         config: Config,
         context: DatasetContext,
+        functions: Mapping[str, Sequence[DatasetFunction]],
         media_cache: MediaCache,
         console: Console,
         *,
         opened_index: OpenedMediaIndex | None = None,
         record: DataRecord | None = None,
     ) -> None:
-        """Create a loader that calls dataset functions with `context`.
+        """Create a loader that calls the dataset `functions` of each split with `context`.
 
         It puts the size of every image and the frame plan of every video into `media_cache`. Images and videos in
         `opened_index`, which an earlier start of the run has opened, are not opened again. `record` has the data that
         the run began with.
         """
-        self._config, self._context, self._media_cache, self._console = config, context, media_cache, console
+        self._config, self._context, self._functions = config, context, functions
+        self._media_cache, self._console = media_cache, console
         self._opened_index, self._record = opened_index, record
-        # The error of each video that cannot be used, or its frame plan; filled by `open_videos`.
-        self._opened_videos: dict[VideoRef, FramePlan | MediaError] = {}
 
     def load(self) -> DataSplits:
         """Return all samples whose images can be opened.
@@ -102,35 +119,27 @@ class DatasetLoader:
         splits: dict[str, tuple[Sample, ...]] = {}
         loaded: dict[str, LoadedSplit] = {}
         opened_sizes: dict[ImageRef, Size] = {}
-        source_indices: dict[str, int] = {}
-        # A wrong option of the last source should not wait until all others are read.
-        for sources in sources_by_split(self._config.data).values():
-            for source in sources:
-                load_dataset_function(source, self._context.base_dir)
         for split, sources in sources_by_split(self._config.data).items():
-            rows, row_sources = self._read_split(split, sources)
-            if split == "train":
-                source_indices = row_sources
-            samples, rejected = separate_rejected(rows)
-            seen: set[str] = set()
-            for sample in samples:
-                if sample.id in seen:
-                    raise UserError(f"data: two samples have the id {sample.id!r}; {_DUPLICATE_ID_REMEDY}")
-                seen.add(sample.id)
-            usable, damaged = self._open_images(samples, opened_sizes)
-            rejected += damaged
+            streaming = self._config.data.streaming if split == "train" else None
+            # Of a streamed source only as many rows are checked now as training will hold at once.
+            rows = self.read_split(split, limit=streaming.shuffle_buffer_size if streaming else None)
+            repeated = find_repeated_ids(rows.samples)
+            if repeated:
+                raise UserError(f"data: two samples have the id {repeated[0]!r}; {_DUPLICATE_ID_REMEDY}")
+            usable, damaged = self._open_images(rows.samples, opened_sizes)
+            rejected = [*rows.rejected, *damaged]
             skip = self._config.data.on_bad_sample == "skip"
             self._report_rejected(split, usable, rejected, skip=skip, remedy=_BAD_SAMPLE_REMEDY)
             if sources and not usable:
                 raise UserError(f"data.{split}: there is not one usable sample")
             splits[split] = tuple(usable)
-            loaded[split] = LoadedSplit(samples=usable, sources=row_sources, rejected=dict(rejected))
+            loaded[split] = LoadedSplit(samples=usable, sources=rows.source_indices, rejected=dict(rejected))
         # A sample that is trained on would make its evaluation look better than it is.
         held_out = {sample.id for sample in (*splits["validation"], *splits["test"])}
-        repeated = held_out & {sample.id for sample in splits["train"]}
-        if repeated:
+        shared = held_out & {sample.id for sample in splits["train"]}
+        if shared:
             raise UserError(
-                f"data: sample {min(repeated)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
+                f"data: sample {min(shared)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
             )
         check_stages_have_samples(self._config, splits["train"])
         if self._record:
@@ -138,36 +147,74 @@ class DatasetLoader:
         # Not before: a run that is refused for its data must stay as it was.
         if self._opened_index:
             self._opened_index.add(opened_sizes)
-        return DataSplits(**splits, source_indices=source_indices)
+        return DataSplits(**splits, source_indices=loaded["train"].sources)
 
-    def open_videos(self, samples: DataSplits, sampling: FrameSampling) -> Iterator[int]:
-        """Decode every frame of all videos that the model will see; `filter_by_prompt` leaves out those with damage.
+    def read_split(
+        self,
+        split: str,
+        *,
+        limit: int | None = None,
+        on_error: Callable[[DataSourceConfig, UserError], None] | None = None,
+    ) -> SplitRows:
+        """Return the rows of a split that pass the row filters of its sources, of the first `limit` rows of each.
 
-        A video that an earlier start of the run has decoded in the same way is opened, but not decoded again. Yields
-        the number of videos that are done, about every minute: decoding may take longer than ranks wait for another.
+        `on_error` is called with a source that breaks off, whose rows before the error are kept; without it, the error
+        is raised.
         """
-        refs = unique_videos(sample for split in samples.by_split().values() for sample in split)
-        reading = f"{sampling} by {self._config.media.video_reader}"
-        known = self._opened_index.known_videos(refs, reading) if self._opened_index else set()
-        open_video = partial(_open_video, self._worker_cache(), sampling, known)
-        new_sizes = {}
-        reported_at = monotonic()
-        for ref, plan in open_media(refs, open_video, options=self._config.data, console=self._console):
-            self._opened_videos[ref] = plan
-            if isinstance(plan, FramePlan):
-                self._media_cache.set_frame_plan(ref, sampling, plan)
-                if ref not in known:
-                    new_sizes[ref] = plan.original_size
-            if monotonic() - reported_at > _REPORT_VIDEOS_S:
-                if self._opened_index:
-                    self._opened_index.add_videos(new_sizes, reading)
-                    new_sizes.clear()
-                yield len(self._opened_videos)
-                reported_at = monotonic()
-        if self._opened_index:
-            self._opened_index.add_videos(new_sizes, reading)
+        sources = sources_by_split(self._config.data)[split]
+        kept: list[Sample | RejectedRow] = []
+        source_indices: dict[str, int] = {}
+        counts = [0] * len(sources)
+        num_filtered = 0
+        rows = self._iter_rows(split, limit, on_error)
 
-    def filter_by_prompt(self, samples: DataSplits, measure_prompt: Callable[[Sample], object]) -> DataSplits:
+        for source_index, row in self._console.track(f"reading {split} samples", rows):
+            if passes_row_filter(row, sources[source_index]):
+                kept.append(row)
+                source_indices[row.id] = source_index
+                counts[source_index] += 1
+            else:
+                num_filtered += 1
+        if num_filtered:
+            count = len(kept) + num_filtered
+            self._console.info(f"data.{split}: {num_filtered:,} of {count:,} rows are left out by `row_filter`")
+        samples, rejected = separate_rejected(kept)
+        return SplitRows(samples=samples, rejected=rejected, source_indices=source_indices, row_counts=counts)
+
+    def _iter_rows(
+        self, split: str, limit: int | None, on_error: Callable[[DataSourceConfig, UserError], None] | None
+    ) -> Iterator[tuple[int, Sample | RejectedRow]]:
+        """Yield each row of a split with the index of its source; arguments as in `read_split`."""
+        for source_index, source in enumerate(sources_by_split(self._config.data)[split]):
+            rows = read_source(source, self._functions[split][source_index], self._context)
+            try:
+                for row in islice(rows, limit):
+                    yield source_index, row
+            except UserError as error:
+                if on_error is None:
+                    raise
+                on_error(source, error)
+
+    def prepare_videos(self, samples: DataSplits, sampling: FrameSampling) -> VideoOpener:
+        """Return what decodes every frame of all videos that the model will see."""
+        refs = unique_videos(sample for split in samples.by_split().values() for sample in split)
+        return VideoOpener(
+            refs,
+            sampling,
+            self._config.data,
+            media_cache=self._media_cache,
+            worker_cache=self._worker_cache(),
+            console=self._console,
+            opened_index=self._opened_index,
+            reading=f"{sampling} by {self._config.media.video_reader}",
+        )
+
+    def filter_by_prompt(
+        self,
+        samples: DataSplits,
+        measure_prompt: Callable[[Sample], object],
+        opened_videos: Mapping[VideoRef, FramePlan | MediaError],
+    ) -> DataSplits:
         """Return the samples of `load` whose videos could be opened and whose prompts can be built.
 
         `measure_prompt` raises PromptTooLongError for a prompt that is too long, and UserError for one that cannot be
@@ -180,54 +227,18 @@ class DatasetLoader:
         data = self._config.data
         splits: dict[str, tuple[Sample, ...]] = {}
         for split, given in samples.by_split().items():
-            kept: list[Sample] = []
-            bad: list[RejectedRow] = []
-            too_long: list[RejectedRow] = []
-            for sample in self._console.track(f"measuring {split} prompts", given, len(given)):
-                problem = find_media_problem(sample, self._opened_videos)
-                if problem is not None:
-                    bad.append(RejectedRow(sample.id, problem))
-                    continue
-                try:
-                    measure_prompt(sample)
-                except PromptTooLongError as error:
-                    too_long.append(RejectedRow(sample.id, str(error)))
-                except UserError as error:
-                    bad.append(RejectedRow(sample.id, str(error)))
-                else:
-                    kept.append(sample)
-            self._report_rejected(split, kept, bad, skip=data.on_bad_sample == "skip", remedy=_BAD_SAMPLE_REMEDY)
-            self._report_rejected(split, kept, too_long, skip=data.on_too_long == "skip", remedy=_TOO_LONG_REMEDY)
+            tracked = self._console.track(f"measuring {split} prompts", given, len(given))
+            measured = measure_prompts(tracked, measure_prompt, opened_videos)
+            kept = measured.kept
+            skip_bad, skip_long = data.on_bad_sample == "skip", data.on_too_long == "skip"
+            self._report_rejected(split, kept, measured.bad, skip=skip_bad, remedy=_BAD_SAMPLE_REMEDY)
+            self._report_rejected(split, kept, measured.too_long, skip=skip_long, remedy=_TOO_LONG_REMEDY)
             if given and not kept:
                 raise UserError(f"data.{split}: there is not one usable sample")
             splits[split] = tuple(kept)
         # Again, because a stage that had enough samples before may have too few now.
         check_stages_have_samples(self._config, splits["train"])
         return DataSplits(**splits, source_indices=samples.source_indices)
-
-    def _read_split(
-        self, split: str, sources: Sequence[DataSourceConfig]
-    ) -> tuple[list[Sample | RejectedRow], dict[str, int]]:
-        """Return the rows of a split's sources that pass their row filters, and each row's source by row id."""
-        streaming = self._config.data.streaming if split == "train" else None
-        # Of a streamed source only as many rows are checked now as training will hold at once.
-        limit = streaming.shuffle_buffer_size if streaming else None
-        kept: list[Sample | RejectedRow] = []
-        source_indices: dict[str, int] = {}
-        count = 0
-        rows = (
-            (source_index, row)
-            for source_index, source in enumerate(sources)
-            for row in islice(read_source(source, self._context), limit)
-        )
-        for source_index, row in self._console.track(f"reading {split} samples", rows):
-            count += 1
-            if passes_row_filter(row, sources[source_index]):
-                kept.append(row)
-                source_indices[row.id] = source_index
-        if len(kept) < count:
-            self._console.info(f"data.{split}: {count - len(kept):,} of {count:,} rows are left out by `row_filter`")
-        return kept, source_indices
 
     def _open_images(
         self, samples: Sequence[Sample], opened_sizes: dict[ImageRef, Size]
@@ -277,60 +288,87 @@ class DatasetLoader:
         self._console.warn(f"{count} and are left out:\n{listed}{more}")
 
 
-def sources_by_split(data: DataConfig) -> dict[str, tuple[DataSourceConfig, ...]]:
-    """Return the sources by the name of their split."""
-    return {"train": data.train, "validation": data.validation, "test": data.test}
+class VideoOpener:
+    """Decodes every frame of a run's videos that the model will see, in turns of about a minute.
 
-
-def read_source(source: DataSourceConfig, context: DatasetContext) -> Iterator[Sample | RejectedRow]:
-    """Call a source's dataset function and yield its rows, with the source's name before their ids.
-
-    Raises:
-        UserError: `fn` is not a function, does not take these options, or cannot read its data.
+    A video that an earlier start of the run has decoded in the same way is opened, but not decoded again.
     """
-    read_rows = load_dataset_function(source, context.base_dir)
-    with errors_about_call(source.fn, source.args):
-        for row in read_rows(context):
-            if not isinstance(row, Sample | RejectedRow):
-                raise UserError(f"data source {source.fn!r} yielded {row!r:.80}, neither a Sample nor a RejectedRow")
-            if not source.name:
-                yield row
-            elif isinstance(row, RejectedRow):
-                yield row._replace(id=f"{source.name}/{row.id}")
-            else:
-                yield replace(row, id=f"{source.name}/{row.id}")
+
+    def __init__(
+        self,
+        refs: Sequence[VideoRef],
+        sampling: FrameSampling,
+        options: DataConfig,
+        *,
+        media_cache: MediaCache,
+        worker_cache: MediaCache,
+        console: Console,
+        opened_index: OpenedMediaIndex | None,
+        reading: str,
+    ) -> None:
+        """Prepare to open the videos through `worker_cache`; their frame plans go into `media_cache`.
+
+        `reading` names the way of decoding: `opened_index` knows which videos were decoded in this way.
+        """
+        self._sampling, self._media_cache, self._opened_index = sampling, media_cache, opened_index
+        self._reading = reading
+        self._known = opened_index.known_videos(refs, reading) if opened_index else set()
+        open_video = partial(_open_video, worker_cache, sampling, self._known)
+        self._results = open_media(refs, open_video, options=options, console=console)
+        self.opened: dict[VideoRef, FramePlan | MediaError] = {}
+        """The frame plan of each video that is done, or the error why it cannot be used."""
+
+    def open_for_a_minute(self) -> bool:
+        """Open videos for about a minute; return True once all are done."""
+        start = monotonic()
+        new_sizes = {}
+        finished = True
+        for ref, plan in self._results:
+            self.opened[ref] = plan
+            if isinstance(plan, FramePlan):
+                self._media_cache.set_frame_plan(ref, self._sampling, plan)
+                if ref not in self._known:
+                    new_sizes[ref] = plan.original_size
+            if monotonic() - start > _TURN_S:
+                finished = False
+                break
+        if self._opened_index:
+            self._opened_index.add_videos(new_sizes, self._reading)
+        return finished
 
 
-def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bool:
-    """Return True if the source's `row_filter` takes a row. A rejected row passes, since it is reported elsewhere.
-
-    Raises:
-        UserError: a sample has no number in the filter's column.
-    """
-    row_filter = source.row_filter
-    if row_filter is None or isinstance(row, RejectedRow):
-        return True
-    value = row.meta.get(row_filter.column)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise UserError(
-            f"data source {source.fn!r}: row_filter: sample {row.id} has no number in column {row_filter.column!r} of "
-            f"its meta ({value!r}); there is {', '.join(map(str, row.meta)) or 'nothing'}"
-        )
-    above_low = row_filter.low is None or value >= row_filter.low
-    below_high = row_filter.high is None or value <= row_filter.high
-    return above_low and below_high
+def find_repeated_ids(samples: Iterable[Sample]) -> list[str]:
+    """Return the id of each sample that an earlier sample has, too."""
+    seen: set[str] = set()
+    repeated = []
+    for sample in samples:
+        if sample.id in seen:
+            repeated.append(sample.id)
+        seen.add(sample.id)
+    return repeated
 
 
-def separate_rejected(rows: Iterable[Sample | RejectedRow]) -> tuple[list[Sample], list[RejectedRow]]:
-    """Return samples and rejected rows apart, each in order."""
-    samples: list[Sample] = []
-    rejected: list[RejectedRow] = []
-    for row in rows:
-        if isinstance(row, RejectedRow):
-            rejected.append(row)
+def measure_prompts(
+    samples: Iterable[Sample],
+    measure_prompt: Callable[[Sample], object],
+    opened_videos: Mapping[VideoRef, FramePlan | MediaError],
+) -> MeasuredPrompts:
+    """Measure the prompt of each sample, and separate those that cannot be used; `filter_by_prompt` says by what."""
+    measured = MeasuredPrompts(kept=[], bad=[], too_long=[])
+    for sample in samples:
+        problem = find_media_problem(sample, opened_videos)
+        if problem is not None:
+            measured.bad.append(RejectedRow(sample.id, problem))
+            continue
+        try:
+            measure_prompt(sample)
+        except PromptTooLongError as error:
+            measured.too_long.append(RejectedRow(sample.id, str(error)))
+        except UserError as error:
+            measured.bad.append(RejectedRow(sample.id, str(error)))
         else:
-            samples.append(row)
-    return samples, rejected
+            measured.kept.append(sample)
+    return measured
 
 
 def unique_images(samples: Iterable[Sample]) -> tuple[ImageRef, ...]:

@@ -8,10 +8,11 @@ from dataclasses import replace
 from functools import partial
 from math import ceil
 from pathlib import Path
+from typing import Final
 
 from mmrl.config import Config, schema
 from mmrl.config.schema import RlStage, SftStage
-from mmrl.data.load import DataSplits, check_stage_has_samples, max_prompts_per_step, passes_row_filter, read_source
+from mmrl.data.load import DataSplits, check_stage_has_samples, max_prompts_per_step
 from mmrl.data.order import (
     CachedOrder,
     CurriculumOrder,
@@ -26,35 +27,44 @@ from mmrl.data.order import (
     sort_by_column,
 )
 from mmrl.data.prefetch import Prefetcher
+from mmrl.data.rows import DatasetFunction, passes_row_filter, read_source
 from mmrl.data.stage_tables import read_selected_samples
 from mmrl.distributed.ranks import Ranks, RankShard
 from mmrl.log.console import Console
+from mmrl.media.cache import MediaCache
 from mmrl.media.media_workers import start_media_workers
-from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import SampleSource
 from mmrl.types import DatasetContext, RejectedRow, Sample, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
+
+_WORKER_CACHE_BYTES: Final = 64 * 2**20  # a worker opens an image twice: to measure it and to encode it
 
 
 class StageData:
     """Makes the sample source of each stage from the run's training samples."""
 
     def __init__(
-        self, config: Config, context: DatasetContext, samples: DataSplits, processor: PromptProcessor, outputs: Path
+        self,
+        config: Config,
+        context: DatasetContext,
+        samples: DataSplits,
+        *,
+        train_functions: Sequence[DatasetFunction],
+        processor: PromptProcessor,
+        outputs: Path,
     ) -> None:
-        """Keep what all stages share; `outputs` is the folder with the tables that earlier stages wrote."""
+        """Keep what all stages share.
+
+        `train_functions` are the functions of `data.train`, for streaming. `outputs` is the folder with the tables that
+        earlier stages wrote.
+        """
         self._config, self._context, self._samples, self._processor = config, context, samples, processor
-        self._outputs = outputs
+        self._train_functions, self._outputs = train_functions, outputs
 
     @contextmanager
     def open_source(
-        self,
-        stage: SftStage | RlStage,
-        state: TrainingState,
-        worker_encoder: PromptEncoder,
-        console: Console,
-        ranks: Ranks,
+        self, stage: SftStage | RlStage, state: TrainingState, console: Console, ranks: Ranks
     ) -> Iterator[SampleSource]:
         """Yield this rank's share of the stage's samples.
 
@@ -65,6 +75,8 @@ class StageData:
         with ExitStack() as stack:
             workers = None
             if data.media_workers:
+                cache = MediaCache(self._context.media_policy, data.media_limits, max_bytes=_WORKER_CACHE_BYTES)
+                worker_encoder = self._processor.encoder.with_media_cache(cache)
                 pool = start_media_workers(
                     worker_encoder.encode,
                     data.media_workers,
@@ -158,7 +170,7 @@ class StageData:
         """Start a new pass over a streamed source; its held-out samples come as rejected rows."""
         held_out = {sample.id for sample in (*self._samples.validation, *self._samples.test)}
         source = self._config.data.train[source_index]
-        for row in read_source(source, self._context):
+        for row in read_source(source, self._train_functions[source_index], self._context):
             if not passes_row_filter(row, source):
                 continue
             if row.id in held_out:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from mmrl.config import LoadedConfig, locate_errors
+from mmrl.config.schema import DataSourceConfig
 from mmrl.data.context import make_dataset_context
 from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import (
+    DatasetLoader,
     check_stages_have_samples,
     find_media_problem,
+    measure_prompts,
     open_media,
-    read_source,
-    separate_rejected,
-    sources_by_split,
     unique_images,
     unique_videos,
 )
+from mmrl.data.rows import DatasetFunction, load_dataset_function, sources_by_split
 from mmrl.data_check.duplicates import (
     DuplicateFinding,
     find_repeated_questions,
@@ -50,6 +51,7 @@ from mmrl.data_check.report import (
     severity_of,
 )
 from mmrl.data_check.sample_view import find_outside_image
+from mmrl.evaluation.eval_settings import load_configured_benchmark
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
@@ -61,7 +63,16 @@ from mmrl.scoring.build import build_scorer
 from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.training.benchmarks import read_benchmark_questions
 from mmrl.training.build import IMAGE_CACHE_BYTES
-from mmrl.types import AnswerType, ImageRef, RejectedRow, Sample, UserError, VideoRef
+from mmrl.types import (
+    AnswerType,
+    DatasetContext,
+    ImageRef,
+    PromptTooLongError,
+    RejectedRow,
+    Sample,
+    UserError,
+    VideoRef,
+)
 
 _MAX_COMMON_ANSWERS: Final = 10
 _MAX_ANSWER_CHARS: Final = 24
@@ -87,6 +98,11 @@ class DataCheck:
         self._scorer = build_scorer(config, base_dir)
         media_policy, limits = self._dataset_context.media_policy, config.data.media_limits
         self._media_cache = MediaCache(media_policy, limits, max_bytes=IMAGE_CACHE_BYTES)
+        functions: dict[str, list[DatasetFunction]] = {}
+        for split, sources in self._sources.items():
+            # One that cannot be loaded is a finding, like one that cannot read its data.
+            functions[split] = [partial(_load_and_read, source, base_dir) for source in sources]
+        self._loader = DatasetLoader(config, self._dataset_context, functions, self._media_cache, console)
         # It keeps no image, so that worker processes can be sent a copy of it.
         self._worker_cache = MediaCache(media_policy, limits, max_bytes=0)
         # Thumbnails of images and videos, by sha256.
@@ -159,24 +175,18 @@ class DataCheck:
 
     def _read_split(self, split: str) -> None:
         """Read all sources of a split. A source that breaks off keeps the rows before the error."""
-        self._samples[split] = []
-        self._row_counts[split] = []
-        self._source_indices[split] = {}
-        self._token_counts[split] = []
-        for source_index, source in enumerate(self._sources[split]):
-            rows: list[Sample | RejectedRow] = []
-            try:
-                with locate_errors(self._loaded):
-                    for row in self._console.track(f"reading {split}", read_source(source, self._dataset_context)):
-                        rows.append(row)
-            except UserError as error:
-                self._add_finding(FindingCode.SOURCE, split, "", f"{source.fn}: {error}")
-            samples, rejected_rows = separate_rejected(rows)
-            for rejected in rejected_rows:
-                self._add_finding(FindingCode.ROW, split, rejected.id, rejected.reason)
-            self._row_counts[split].append(len(rows))
-            self._samples[split] += samples
-            self._source_indices[split] |= dict.fromkeys(map(attrgetter("id"), samples), source_index)
+        rows = self._loader.read_split(split, on_error=partial(self._add_source_error, split))
+        for rejected in rows.rejected:
+            self._add_finding(FindingCode.ROW, split, rejected.id, rejected.reason)
+        self._samples[split], self._row_counts[split] = rows.samples, rows.row_counts
+        self._source_indices[split], self._token_counts[split] = rows.source_indices, []
+
+    def _add_source_error(self, split: str, source: DataSourceConfig, error: UserError) -> None:
+        try:
+            with locate_errors(self._loaded):
+                raise error
+        except UserError as located:
+            self._add_finding(FindingCode.SOURCE, split, "", f"{source.fn}: {located}")
 
     def _check_ids(self) -> None:
         """Drop samples whose id occurred before in their split, or in training if they are held out."""
@@ -226,12 +236,11 @@ class DataCheck:
             self._drop_samples(FindingCode.MEDIA, split, _find_media_problems(samples, opened))
 
     def _check_rewards(self) -> None:
-        """Drop samples that the rewards cannot score, or that an sft stage cannot imitate."""
+        """Drop samples that the rewards cannot score."""
         # A reward may hang on every sample, and each would take its deadline.
         worker_failed = False
         for split, samples in self._samples.items():
             unscorable: dict[str, str] = {}
-            not_imitable: dict[str, str] = {}
             for sample in self._console.track(f"trying rewards on {split}", samples, len(samples)):
                 try:
                     if not worker_failed:
@@ -241,15 +250,17 @@ class DataCheck:
                     worker_failed = isinstance(error, RewardProcessError)
                     if worker_failed:
                         unscorable[sample.id] += ". Rewards were not tried on the samples after this one."
-                    continue
-                if split != "train":
-                    continue
-                try:
-                    check_demonstrations(self._config, [sample], self._response_format)
-                except UserError as error:
-                    not_imitable[sample.id] = str(error)
             self._drop_samples(FindingCode.REWARD, split, unscorable)
-            self._drop_samples(FindingCode.DEMONSTRATION, split, not_imitable)
+
+    def _check_demonstrations(self, response_opening: str) -> None:
+        """Drop samples that a supervised stage cannot imitate."""
+        not_imitable: dict[str, str] = {}
+        for sample in self._samples["train"]:
+            try:
+                check_demonstrations(self._config, [sample], self._response_format, response_opening)
+            except UserError as error:
+                not_imitable[sample.id] = str(error)
+        self._drop_samples(FindingCode.DEMONSTRATION, "train", not_imitable)
 
     def _check_prompts(self) -> None:
         """Measure every prompt without its pixels, and drop samples whose prompt is misread or too long."""
@@ -261,16 +272,10 @@ class DataCheck:
             encoder = build_encoder(config.model_copy(update={"model": unlimited}), processor, self._media_cache)
         except UserError as error:
             self._add_finding(FindingCode.MODEL, "train", "", str(error))
+            self._check_demonstrations(response_opening="")
             return
         self._frame_sampling = encoder.frame_sampling
-        if encoder.response_opening:
-            not_imitable: dict[str, str] = {}
-            for sample in self._samples["train"]:
-                try:
-                    check_demonstrations(config, [sample], self._response_format, encoder.response_opening)
-                except UserError as error:
-                    not_imitable[sample.id] = str(error)
-            self._drop_samples(FindingCode.DEMONSTRATION, "train", not_imitable)
+        self._check_demonstrations(encoder.response_opening)
         self._inspect_videos(encoder.frame_sampling)
         for split in self._samples:
             self._check_prompts_of_split(split, encoder)
@@ -278,24 +283,23 @@ class DataCheck:
     def _check_prompts_of_split(self, split: str, encoder: PromptEncoder) -> None:
         samples, limit = self._samples[split], self._config.model.max_prompt_tokens
         patches_per_token = encoder.placeholders.merge_size**2
-        misread: dict[str, str] = {}
-        too_long: dict[str, str] = {}
-        for sample in self._console.track(f"measuring {split}", samples, len(samples)):
-            try:
-                layout = encoder.measure(sample)
-            except UserError as error:
-                misread[sample.id] = str(error)
-                continue
+
+        def measure(sample: Sample) -> None:
+            layout = encoder.measure(sample)
             num_tokens = len(layout.ids)
             # merge_size x merge_size patches become one token.
             num_visual = sum(prod(media.grid) // patches_per_token for media in layout.media_layouts)
             self._token_counts[split].append((num_tokens, num_visual))
-            if num_tokens > limit:
-                too_long[sample.id] = f"{num_tokens} tokens, {num_visual} of them visual"
             for message in find_outside_image(sample, [media.resize_map for media in layout.media_layouts]):
                 self._add_finding(FindingCode.OUTSIDE_IMAGE, split, sample.id, message)
-        self._drop_samples(FindingCode.TEXT, split, misread)
-        self._drop_samples(FindingCode.TOO_LONG, split, too_long)
+            if num_tokens > limit:
+                raise PromptTooLongError(f"{num_tokens} tokens, {num_visual} of them visual")
+
+        tracked = self._console.track(f"measuring {split}", samples, len(samples))
+        # Samples with a video that cannot be used were dropped before.
+        measured = measure_prompts(tracked, measure, opened_videos={})
+        self._drop_samples(FindingCode.TEXT, split, dict(measured.bad))
+        self._drop_samples(FindingCode.TOO_LONG, split, dict(measured.too_long))
 
     def _check_duplicates(self) -> None:
         train = self._samples["train"]
@@ -312,7 +316,8 @@ class DataCheck:
             split = f"benchmark {benchmark.name}"
             try:
                 with locate_errors(self._loaded):
-                    questions = read_benchmark_questions(benchmark, self._config, self._base_dir, work_dir)
+                    rules = load_configured_benchmark(benchmark, self._base_dir)
+                    questions = read_benchmark_questions(benchmark, rules, self._config, self._base_dir, work_dir)
             except UserError as error:
                 self._add_finding(FindingCode.SOURCE, split, "", str(error))
                 continue
@@ -357,6 +362,10 @@ class DataCheck:
             prompt_tokens=tuple(map(itemgetter(0), self._token_counts[split])),
             visual_tokens=tuple(map(itemgetter(1), self._token_counts[split])),
         )
+
+
+def _load_and_read(source: DataSourceConfig, base_dir: Path, context: DatasetContext) -> Iterator[Sample | RejectedRow]:
+    yield from load_dataset_function(source, base_dir)(context)
 
 
 def _find_media_problems(samples: Iterable[Sample], opened: Mapping[Any, object]) -> dict[str, str]:

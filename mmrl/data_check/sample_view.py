@@ -19,7 +19,7 @@ from PIL import Image
 from mmrl.answer import list_coordinates
 from mmrl.config import Config
 from mmrl.data.context import make_dataset_context
-from mmrl.data.load import read_source, separate_rejected, sources_by_split
+from mmrl.data.rows import load_dataset_function, read_source, separate_rejected, sources_by_split
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_processor
@@ -84,8 +84,11 @@ class SampleBrowser:
         context = make_dataset_context(config, base_dir, work_dir)
 
         def read_split(name: str) -> tuple[list[Sample], list[RejectedRow]]:
-            rows = (row for source in sources_by_split(config.data)[name] for row in read_source(source, context))
-            return separate_rejected(console.track(f"reading {name}", rows))
+            rows: list[Sample | RejectedRow] = []
+            for source in sources_by_split(config.data)[name]:
+                source_rows = read_source(source, load_dataset_function(source, base_dir), context)
+                rows += console.track(f"reading {name}", source_rows)
+            return separate_rejected(rows)
 
         self._split = split
         self.samples, self._rejected_rows = read_split(split)

@@ -1,1 +1,1 @@
-"""Runs of one process or several: ranks and their collectives, sharing of ports among ranks, the launcher."""
+"""Runs of one process or several: ranks, the exchanges between them, and the launcher."""

@@ -6,8 +6,7 @@ receives the groups of the others, so that every later decision is taken identic
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
@@ -95,31 +94,9 @@ class RankShard(Generic[RowT]):
         return self.take_rows(start_position, count)[start:stop]
 
 
-def sum_over_ranks(counts: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
-    """Return the sum of each named count over all ranks."""
-    total: Counter[str] = Counter()
-    for rank_counts in ranks.all_gather(dict(counts)):
-        total.update(rank_counts)
-    return dict(total)
-
-
-def count_dropped_samples(num_requested: int, num_usable: int, ranks: Ranks) -> dict[str, float]:
-    """Return the metric `data/dropped`: samples of a round that no rank could use.
-
-    `num_requested` counts what all ranks together asked for, `num_usable` what this rank could use.
-
-    Raises:
-        UserError: no rank has a usable sample.
-    """
-    total = sum(ranks.all_gather(num_usable))
-    if not total:
-        raise UserError(f"data.train: none of the {num_requested} samples of this round can be used on any rank")
-    return {"data/dropped": float(num_requested - total)}
-
-
 @dataclass(slots=True)
 class MediaPlacement:
-    """Media placement: which rank built each prompt of the current step and so has its decoded media in memory.
+    """The rank that built each prompt of the current step, and so has its decoded media in memory.
 
     The learner prefers to train a group on that rank.
     """

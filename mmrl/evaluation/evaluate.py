@@ -18,6 +18,7 @@ from mmrl.benchmarks.registry import get_benchmark
 from mmrl.benchmarks.report import ScoredRun, write_report
 from mmrl.benchmarks.verdict import Verdict, read_verdicts
 from mmrl.config import EvalConfig
+from mmrl.config.schema import CustomEngineConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.evaluation.eval_dir import EvalDir, evaluation_identity
@@ -42,6 +43,7 @@ from mmrl.evaluation.session import (
 from mmrl.log.console import Console
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
+from mmrl.rollout.engines.custom import load_engine
 from mmrl.rollout.factory import SamplerFactory
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import registry
@@ -176,7 +178,7 @@ class _EvalCommand:
         return loaded
 
     def _answer_remaining(self, batches: EvalBatches, earlier: Sequence[Prediction]) -> list[Prediction]:
-        model, ranks = self._loaded_model, SingleProcess()
+        model, ranks, engine = self._loaded_model, SingleProcess(), self.eval_config.rollout.engine
         samplers = SamplerFactory(
             self.eval_config,
             model.policy,
@@ -185,7 +187,10 @@ class _EvalCommand:
             run_dir=RunDir(self.request.out_dir),
             ranks=ranks,
             warn=self.console.warn,
+            make_custom_sampler=load_engine(engine, Path()) if isinstance(engine, CustomEngineConfig) else None,
         )
+        steps, terms = self.eval_config.evaluation.rollout_steps, self.question_set.term_names
+        custom_steps = registry.load_steps(steps, Path.cwd(), terms, key="evaluation.rollout_steps")
         with closing(samplers), closing(ToolRunner(partial(registry.load_tool, Path.cwd()))) as tool_runner:
             # Version 0 for good: the weights do not change here.
             samplers.sync_weights(0)
@@ -196,6 +201,7 @@ class _EvalCommand:
                 processor=model.processor,
                 banned_token_ids=model.banned_token_ids,
                 tool_runner=tool_runner,
+                custom_steps=custom_steps,
             )
             session = EvalSession(
                 name=self.question_set.name,
@@ -247,7 +253,7 @@ def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_con
         base_dir = Path(request.data_files[0]) if request.data_files else Path.cwd()
         question_set = run_question_set(request.benchmark, model_source.config, eval_config, base_dir, request.out_dir)
     steps, terms = eval_config.evaluation.rollout_steps, question_set.term_names
-    registry.check_steps(steps, Path.cwd(), terms, key="evaluation.rollout_steps")
+    registry.load_steps(steps, Path.cwd(), terms, key="evaluation.rollout_steps")
     return hide_media(question_set, eval_config.corruption) if eval_config.corruption else question_set
 
 

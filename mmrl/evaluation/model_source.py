@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -104,7 +103,7 @@ def load_model(model_source: ModelSource, eval_config: EvalConfig, media_policy:
         loaded, adapter, policy = restore_model(model_source.run_dir, model_source.checkpoint_dir, config)
         policy.model.to(select_device(eval_config))
     else:
-        loaded = build_model(eval_config, partial(load_processor, eval_config.model))
+        loaded = build_model(eval_config, load_processor(eval_config.model))
         policy = Policy(
             loaded.model.to(select_device(eval_config)),
             family=loaded.family,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -12,14 +11,14 @@ from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions, questions_from_samples
 from mmrl.config import Config, EvalConfig
 from mmrl.data.context import make_dataset_context
-from mmrl.data.load import read_source, separate_rejected, sources_by_split
+from mmrl.data.rows import load_dataset_function, read_source, separate_rejected, sources_by_split
 from mmrl.evaluation.eval_settings import RUN_DATA_PREFIX
 from mmrl.evaluation.graders import CORRECT_TERM, Grader, RewardGrader, RuleGrader, RuleScorer
 from mmrl.policy.build import build_response_format
 from mmrl.ports import RewardScorer
 from mmrl.scoring import RewardFunctionScorer
 from mmrl.scoring.build import build_scorer
-from mmrl.types import Corruption, MediaPolicy, Sample, UserError
+from mmrl.types import Corruption, MediaPolicy, RejectedRow, Sample, UserError
 
 _RUN_DATA_SPLITS: Final = ("validation", "test", "train")
 
@@ -72,7 +71,9 @@ def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_di
         raise UserError(f"--benchmark {name}: a run has {known}")
     dataset_context = make_dataset_context(config, base_dir, out_dir / "data")
     sources = sources_by_split(config.data)[split]
-    rows = chain.from_iterable(read_source(source, dataset_context) for source in sources)
+    rows: list[Sample | RejectedRow] = []
+    for source in sources:
+        rows += read_source(source, load_dataset_function(source, base_dir), dataset_context)
     samples, rejected = separate_rejected(rows)
     if rejected:
         raise UserError(f"{len(rejected)} samples cannot be used, {rejected[0].id} for one: {rejected[0].reason}")

@@ -22,7 +22,7 @@ from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import RolloutPipeline
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
 from mmrl.rollout.pipeline import build_pipeline
-from mmrl.rollout.steps.base import RolloutContext
+from mmrl.rollout.steps.base import RolloutContext, StepFactory
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Sample, UserError
@@ -172,13 +172,15 @@ def build_eval_pipeline(
     processor: PromptProcessor,
     banned_token_ids: tuple[int, ...],
     tool_runner: ToolRunner,
+    custom_steps: Mapping[str, StepFactory],
 ) -> RolloutPipeline:
     """Return the pipeline that answers the questions, with the rollout steps of the settings.
+
+    `custom_steps` makes those of the user's own, by name.
 
     Raises:
         UserError: a step cannot run with this model or these questions.
     """
-    steps, base_dir = eval_config.evaluation.rollout_steps, samplers.base_dir
     sampling_params = build_sampling_params(eval_config, banned_token_ids, processor.response_format.all_stop_strings)
     context = RolloutContext(
         sampler=samplers.make_sampler(eval_config.run.seed, "evaluation"),
@@ -189,9 +191,9 @@ def build_eval_pipeline(
         groups_per_step=eval_config.evaluation.batch_size,
         seed=derive_seed(eval_config.run.seed, "evaluation"),
         tool_runner=tool_runner,
-        base_dir=base_dir,
+        custom_steps=custom_steps,
     )
-    return build_pipeline(steps, context)
+    return build_pipeline(eval_config.evaluation.rollout_steps, context)
 
 
 def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: EvalSession) -> list[Prediction]:

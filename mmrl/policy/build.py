@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,9 +23,10 @@ from mmrl.config.schema import (
     ToolsConfig,
 )
 from mmrl.media.cache import MediaCache
+from mmrl.policy.chat import ChatTemplate
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES, ModelFamily, VideoTimeEncoding, get_family
-from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_pretrained, load_processor
+from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_model, load_processor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import Sample, UserError
 from mmrl.utils.seeds import derive_seed
@@ -48,20 +49,17 @@ class ComponentSummary:
     """Data types of the tensors, such as `bfloat16`, in alphabetical order."""
 
 
-def build_model(
-    config: Config | EvalConfig, make_processor_bundle: Callable[[], ProcessorBundle], base_dir: Path = Path()
-) -> ModelBundle:
+def build_model(config: Config | EvalConfig, bundle: ProcessorBundle) -> ModelBundle:
     """Return the model as it is before training: loaded from `model.path`, or new as `model.from_scratch` says.
 
-    `make_processor_bundle` returns the processor of a new model; a loaded one has its own.
+    `bundle` has its processor.
 
     Raises:
         UserError: `model.path` cannot be loaded, or `model.from_scratch` describes no possible model.
     """
     options = config.model
     if options.from_scratch is None:
-        return load_pretrained(options, base_dir)
-    bundle = make_processor_bundle()
+        return load_model(options, bundle)
     model = make_model(
         options.from_scratch,
         bundle.processor.tokenizer,
@@ -73,20 +71,32 @@ def build_model(
 
 
 def build_processor(config: Config, samples: Iterable[Sample], base_dir: Path = Path()) -> ProcessorBundle:
-    """Return the processor of the model without the model.
+    """Return the processor of the model without the model; raises as `load_processor`.
 
     The tokenizer of a model from scratch is trained on the text of `samples`.
+    """
+    if config.model.from_scratch is None:
+        return load_processor(config.model, base_dir)
+    return make_new_processor(config, config.model.from_scratch, samples)
+
+
+def make_new_processor(config: Config, scratch: FromScratchConfig, samples: Iterable[Sample]) -> ProcessorBundle:
+    """Return the processor of a model from scratch. Its tokenizer is trained on the text of `samples`."""
+    options = config.model
+    texts = _tokenizer_training_texts(config, scratch, samples)
+    tokenizer = train_tokenizer(texts, scratch.language.vocab_size)
+    processor = make_processor(scratch, tokenizer, (options.min_pixels, options.max_pixels))
+    return ProcessorBundle(family=FAMILIES[scratch.family], processor=processor)
+
+
+def find_response_opening(config: Config, bundle: ProcessorBundle) -> str:
+    """Return what each prompt already holds of the response: an opened thought, or nothing.
 
     Raises:
-        UserError: `model.path` has no processor.
+        UserError: the chat template cannot be used with `model.chat`, the tokenizer or the response format.
     """
-    options = config.model
-    if options.from_scratch is None:
-        return load_processor(options, base_dir)
-    texts = _tokenizer_training_texts(config, options.from_scratch, samples)
-    tokenizer = train_tokenizer(texts, options.from_scratch.language.vocab_size)
-    processor = make_processor(options.from_scratch, tokenizer, (options.min_pixels, options.max_pixels))
-    return ProcessorBundle(family=FAMILIES[options.from_scratch.family], processor=processor)
+    template = ChatTemplate(bundle.processor, config.model.chat)
+    return template.find_response_opening(build_response_format(config))
 
 
 def build_encoder(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
@@ -130,6 +131,12 @@ class PromptEncoder:
         self.placeholders = Placeholders(
             image_id=hf_processor.image_token_id, video_id=video_id, merge_size=self.image_format.merge_size
         )
+
+    def with_media_cache(self, media_cache: MediaCache) -> PromptEncoder:
+        """Return an encoder like this one that opens media through another cache."""
+        encoder = copy(self)
+        encoder._media_cache = media_cache
+        return encoder
 
     def measure(self, sample: Sample) -> PromptLayout:
         """Return the prompt of a sample without its pixels; only the sizes of its images and videos are read.

@@ -68,10 +68,12 @@ class ModelExport:
         self.family.finish_export(save_directory)
 
 
-def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBundle:
+def load_processor(
+    options: ModelConfig, base_dir: Path = Path(), *, family: ModelFamily | None = None
+) -> ProcessorBundle:
     """Load the processor of the model at `options.path`, with the pixel limits of `options` if its family has such.
 
-    A relative file of `model.family` starts from `base_dir`.
+    `family` is the one that `model.family` makes; without it, its function is called, from a file below `base_dir`.
 
     Raises:
         UserError: nothing loadable is there, its family is unknown, or `model.family` makes none.
@@ -79,7 +81,8 @@ def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBu
     from transformers import AutoConfig, AutoProcessor
 
     path = str(options.path)
-    family = load_family(options.family.fn, base_dir, options.family.args) if options.family else None
+    if options.family and family is None:
+        family = load_family(options.family.fn, base_dir, options.family.args)
     check_model_type(path, FAMILIES if family is None else None)
     with _explain_load_errors(path):
         family = family or get_family(AutoConfig.from_pretrained(path))
@@ -91,12 +94,16 @@ def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBu
 
 
 def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundle:
-    """Load the model at `options.path` with its processor, in the data type and attention of `options`.
+    """Load the model at `options.path` with its processor. Raises as `load_processor` and `load_model`."""
+    return load_model(options, load_processor(options, base_dir))
+
+
+def load_model(options: ModelConfig, bundle: ProcessorBundle) -> ModelBundle:
+    """Load the model at `options.path`, in the data type and attention of `options`; `bundle` has its processor.
 
     Raises:
-        UserError: nothing loadable is there, its family is unknown, or weights are missing or of another size.
+        UserError: nothing loadable is there, or weights are missing or of another size.
     """
-    bundle = load_processor(options, base_dir)
     path = str(options.path)
     with _explain_load_errors(path), hide_progress_bars():
         model, report = bundle.family.model_class.from_pretrained(

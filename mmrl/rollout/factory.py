@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ import torch
 from mmrl import checkpoint
 from mmrl.config import Config, EvalConfig
 from mmrl.config.schema import (
-    CustomEngineConfig,
     CustomStepConfig,
     EvalGenerationConfig,
     RethinkConfig,
@@ -39,7 +37,7 @@ from mmrl.rollout.engines.base import (
     WeightPublisher,
     build_engine_args,
 )
-from mmrl.rollout.engines.custom import EngineContext, load_engine
+from mmrl.rollout.engines.custom import EngineContext
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import SamplingParams, UserError
@@ -65,11 +63,12 @@ class SamplerFactory:
         run_dir: RunDir,
         ranks: Ranks,
         warn: Callable[[str], None],
-        base_dir: Path = Path(),
+        make_custom_sampler: Callable[[EngineContext], Sampler] | None = None,
     ) -> None:
         """Start the engine with the model that the policy started from. It gets the policy's weights at the first sync.
 
-        `warn` is told of an engine that had to be restarted. Paths of the user's own functions start from `base_dir`.
+        `warn` is told of an engine that had to be restarted. `make_custom_sampler` is the function of
+        `rollout.engine: {fn}`, loaded.
 
         Raises:
             UserError: the engine does not start, or cannot run this family.
@@ -77,7 +76,6 @@ class SamplerFactory:
         uses_vllm = config.rollout.engine in VLLM_ENGINES
         family, engine_name = policy.family, config.rollout.engine_name
         check_family_engine(family.model_type, engine_name, takes_patches=family.takes_patches, num_ranks=ranks.size)
-        self.base_dir = base_dir
         self._config, self._policy, self._processor = config, policy, processor
         self._adapter, self._ranks, self._warn = adapter, ranks, warn
         self._exported_model_dir = run_dir.engine / "model"  # shared by the ranks: rank 0 alone writes it
@@ -88,11 +86,9 @@ class SamplerFactory:
         rl_stages = [stage for stage in config.stages if isinstance(stage, RlStage)]
         replays_routes = any(stage.loss.routing_replay == "engine" for stage in rl_stages)
         self._expert_layers = router_layers(policy.model) if replays_routes else ()
-        self._make_custom_sampler: Callable[[EngineContext], Sampler] | None = None
+        self._make_custom_sampler = make_custom_sampler
         self._custom_samplers: list[Sampler] = []
-        if isinstance(config.rollout.engine, CustomEngineConfig):
-            self._make_custom_sampler = load_engine(config.rollout.engine, base_dir)
-        elif uses_vllm:
+        if uses_vllm:
             self._max_model_len = compute_max_model_len(config, policy)
             engine = self._start_engine()
             self._publisher = WeightPublisher(engine, self._send_weights)

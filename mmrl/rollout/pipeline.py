@@ -23,7 +23,7 @@ from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Sampler
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.rollout.steps.blind_probe import BlindProbe
-from mmrl.rollout.steps.custom import CustomStep, load_step_factory
+from mmrl.rollout.steps.custom import CustomStep
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.rollout.steps.rethink import CorrectnessCheck, ForcedRethink, tokenize_trigger
 from mmrl.rollout.steps.tools import ToolStep
@@ -63,7 +63,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
     """Build the pipeline that `step_configs` describe.
 
     Raises:
-        UserError: a trigger contains tokens that no response may contain, or a step of the user's cannot be loaded.
+        UserError: a trigger contains tokens that no response may contain, or a step of the user's cannot be made.
     """
     if any(isinstance(config, ToolsConfig) for config in step_configs):
         # A tool call ends a response until the tool has replied, so the closing tag is one more stop string.
@@ -90,8 +90,8 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
                 sampling_params = context.sampling_params
                 steps.append(ToolStep(executor=executor, sampler=context.sampler, sampling_params=sampling_params))
             case CustomStepConfig():
-                make_step = load_step_factory(config, context.base_dir)
-                steps.append(CustomStep(name=step_name(config), function=make_step(context)))
+                name = step_name(config)
+                steps.append(CustomStep(name=name, function=context.custom_steps[name](context)))
     # Probes come last and take all other steps along, wherever they stand in the config: what a rethink or a tool adds
     # must not look like what seeing the image adds.
     probes = []

@@ -1,4 +1,4 @@
-"""Answer samples with the current policy and score the answers, in `sample` stages, validation and evaluation.
+"""Answer samples with the current policy, in `sample` stages and benchmarks; and score the answers, in validation.
 
 The training loop in `mmrl.training.rl` makes the same calls one by one, because it measures the time of each and may
 make the first two in another thread.
@@ -35,16 +35,9 @@ def answer_and_score(
     scorer: RewardScorer,
     *,
     step: int,
-    for_evaluation: bool = False,
 ) -> ScoredAnswers:
-    """Answer each sample and score the rollouts.
-
-    In training, rewards have the weights of `step`, and a rollout that cannot be scored moves to `Group.dropped`. For
-    evaluation, terms that only shape training are left out and no rollout is dropped.
-    """
+    """Answer each held-out sample and score the rollouts, without the terms that only shape training."""
     batch = answer_samples(samples, prompt_builder, rollout_pipeline, step=step)
-    if not for_evaluation:
-        return ScoredAnswers(groups=scorer.score_groups(batch.groups, step=step), metrics=batch.metrics)
     all_rollouts: list[Rollout] = []
     for rollouts in batch.groups:
         all_rollouts += rollouts

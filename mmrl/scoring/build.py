@@ -15,7 +15,7 @@ from typing import Any
 
 from mmrl.algo.group_rewards import BoundGroupReward
 from mmrl.config import Config
-from mmrl.config.schema import ScoringConfig, matches_conditions
+from mmrl.config.schema import GroupRewardConfig, ScoringConfig, matches_conditions
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
 from mmrl.scoring.terms import make_worker_limits, worker_failure
 from mmrl.types import Group, RewardFailure, RewardValue, Sample, UserError
@@ -59,7 +59,7 @@ class IsolatedGroupReward:
     def _call_in_worker(self, group: Group) -> Sequence[RewardValue] | RewardFailure:
         try:
             if self._pool is None:
-                load = partial(_load_group_reward, self.name, self.load)
+                load = partial(_start_group_reward, self.name, self.load)
                 self._pool = WorkerPool(load, 1, limits=make_worker_limits(self.options))
             future = self._pool.submit(group)
             self._pool.wait_for_calls([future])
@@ -74,7 +74,11 @@ class IsolatedGroupReward:
             raise
 
 
-def _load_group_reward(
+def _load_group_reward(options: GroupRewardConfig, base: Path) -> GroupRewardFunction:
+    return load_plugin(options.fn, base, options.args, role="group reward", parameters=("group",))
+
+
+def _start_group_reward(
     name: str, load: Callable[[], GroupRewardFunction], report: ReportActivity
 ) -> Callable[[Group], Sequence[RewardValue]]:
     report(f"loading group reward {name!r}")
@@ -92,8 +96,12 @@ def _call_group_reward(compute: GroupRewardFunction, group: Group) -> Sequence[R
     raise UserError(describe_plugin_error(error) or f"a group reward raised {type(error).__name__}: {error}")
 
 
-def build_scorer(config: Config, base: Path) -> RewardFunctionScorer:
-    """Return the scorer of `rewards.terms`. Files are relative to `base`."""
+def load_reward_terms(config: Config, base: Path) -> tuple[BoundTerm, ...]:
+    """Load the functions of `rewards.terms`, with their options bound. Files are relative to `base`.
+
+    Raises:
+        UserError: there is no such reward, or an option is unknown, missing or of the wrong type.
+    """
     terms = []
     for options in config.rewards.terms:
         # Worker processes load the reward again: the module of a user's file does not exist there before.
@@ -102,34 +110,25 @@ def build_scorer(config: Config, base: Path) -> RewardFunctionScorer:
         terms.append(
             BoundTerm(name=options.name or reward.reward.name, reward=reward, load_reward=load, options=options)
         )
-    return RewardFunctionScorer(terms, config.rewards)
+    return tuple(terms)
 
 
-def build_group_rewards(
-    config: Config, base: Path, run_on_rank0: Callable[[Callable[[], Any]], Any] = call
-) -> tuple[BoundGroupReward, ...]:
-    """Return the group rewards. Files are relative to `base`.
+def build_scorer(config: Config, base: Path) -> RewardFunctionScorer:
+    """Return the scorer of `rewards.terms`. Raises as `load_reward_terms`."""
+    return RewardFunctionScorer(load_reward_terms(config, base), config.rewards)
 
-    In a run of several ranks, `run_on_rank0` makes a call on rank 0 and returns its result on all.
+
+def load_group_rewards(config: Config, base: Path, terms: Sequence[BoundTerm]) -> tuple[BoundGroupReward, ...]:
+    """Load the functions of `rewards.group_rewards`. Files are relative to `base`; `terms` are those of the config.
 
     Raises:
         UserError: a function or option is unknown, a name is taken, or `correct` names no reward term.
     """
-    term_names = [
-        term.name or registry.load_bound_reward(term.fn, base, term.args).reward.name for term in config.rewards.terms
-    ]
+    term_names = list(map(attrgetter("name"), terms))
     bound = []
     for options in config.rewards.group_rewards:
-        load = partial(load_plugin, options.fn, base, options.args, role="group reward", parameters=("group",))
-        compute = load()
         name = options.name or options.fn.rpartition(":")[2]
-        term = BoundGroupReward(name=name, compute=compute, options=options)
-        comes_with_mmrl = options.fn.startswith(("mmrl.", "mmrl_rewards."))
-        if not comes_with_mmrl and (config.rewards.own_rewards == "worker" or config.rewards.workers):
-            isolated = IsolatedGroupReward(name, load, config.rewards, run_on_rank0)
-            drop_failed = config.rewards.on_unscorable != "fallback"
-            term = replace(term, compute=isolated, drop_failed=drop_failed, close=isolated.close)
-        bound.append(term)
+        bound.append(BoundGroupReward(name=name, compute=_load_group_reward(options, base), options=options))
     names = [*term_names, *map(attrgetter("name"), bound)]
     for name in names:
         if names.count(name) > 1:
@@ -138,6 +137,29 @@ def build_group_rewards(
         key, place = f"rewards.group_rewards.{index}.args.correct", f"group reward {options.fn}: correct"
         registry.check_names(options.args.get("correct", ()), term_names, key=key, place=place)
     return tuple(bound)
+
+
+def isolate_group_rewards(
+    group_rewards: Sequence[BoundGroupReward],
+    options: ScoringConfig,
+    base: Path,
+    run_on_rank0: Callable[[Callable[[], Any]], Any] = call,
+) -> tuple[BoundGroupReward, ...]:
+    """Move the user's own group rewards into worker processes, unless `options` keep them in this one.
+
+    In a run of several ranks, `run_on_rank0` makes a call on rank 0 and returns its result on all.
+    """
+    isolated = []
+    for group_reward in group_rewards:
+        comes_with_mmrl = group_reward.options.fn.startswith(("mmrl.", "mmrl_rewards."))
+        if comes_with_mmrl or (options.own_rewards != "worker" and not options.workers):
+            isolated.append(group_reward)
+            continue
+        load = partial(_load_group_reward, group_reward.options, base)
+        compute = IsolatedGroupReward(group_reward.name, load, options, run_on_rank0)
+        drop_failed = options.on_unscorable != "fallback"
+        isolated.append(replace(group_reward, compute=compute, drop_failed=drop_failed, close=compute.close))
+    return tuple(isolated)
 
 
 def reward_weights(scorer: RewardFunctionScorer, group_rewards: Sequence[BoundGroupReward]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from contextlib import closing
 from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mmrl_rewards
 from mmrl.config.schema import (
@@ -21,6 +21,7 @@ from mmrl.config.schema import (
     ToolConfig,
     ToolsConfig,
 )
+from mmrl.config.schema.rollout_steps import step_name
 from mmrl.rollout.tools.workers import ToolFunction
 from mmrl.scoring.terms import make_worker_limits
 from mmrl.types import UserError
@@ -29,6 +30,9 @@ from mmrl.utils.worker_pool import WorkerError, WorkerPool
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, Reward, bind
+
+if TYPE_CHECKING:
+    from mmrl.rollout.steps.base import StepFactory
 
 AnyReward = Reward[...]
 _CASES_DIR = Path(mmrl_rewards.__path__[0]).parent / "cases"
@@ -100,12 +104,16 @@ def load_tool(base: Path, options: ToolConfig) -> ToolFunction:
     return load_plugin(options.fn, base, options.args, role="tool", parameters=("call", "sample"))
 
 
-def check_steps(steps: RolloutStepConfigs, base: Path, terms: Sequence[str], *, key: str) -> None:
+def load_steps(steps: RolloutStepConfigs, base: Path, terms: Sequence[str], *, key: str) -> dict[str, StepFactory]:
     """Load the functions that rollout steps name, and check that `correct` names reward terms; `key` is that of steps.
+
+    Returns the functions that make the user's own steps, by the name of the step. Tools are loaded again by the
+    processes that run them.
 
     Raises:
         UserError: a function cannot be loaded, or does not take its options, or there is no such term.
     """
+    factories: dict[str, StepFactory] = {}
     for index, step in enumerate(steps):
         match step:
             case ToolsConfig():
@@ -117,7 +125,8 @@ def check_steps(steps: RolloutStepConfigs, base: Path, terms: Sequence[str], *, 
                 # It imports torch, as the user's steps do, and few runs have one.
                 from mmrl.rollout.steps.custom import load_step_factory
 
-                load_step_factory(step, base)
+                factories[step_name(step)] = load_step_factory(step, base)
+    return factories
 
 
 def check_names(names: Iterable[str], terms: Sequence[str], *, key: str, place: str) -> None:

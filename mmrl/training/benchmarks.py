@@ -19,7 +19,7 @@ from mmrl.config import Config, EvalConfig, load_eval_config
 from mmrl.config.schema import BenchmarkConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.evaluation.eval_dir import EvalDir, evaluation_identity
-from mmrl.evaluation.eval_settings import inherit_settings, load_configured_benchmark
+from mmrl.evaluation.eval_settings import inherit_settings
 from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set
 from mmrl.evaluation.session import (
     EvalSession,
@@ -37,21 +37,24 @@ from mmrl.training.callbacks import EvalMoment
 from mmrl.types import DatasetContext, TrainingState, UserError
 
 
-def read_all_benchmark_questions(config: Config, base_dir: Path, work_dir: Path) -> tuple[BenchmarkQuestions, ...]:
-    """Read the questions of every benchmark in the config. Raises as `read_benchmark_questions`."""
-    benchmarks = config.evaluation.benchmarks
-    return tuple(read_benchmark_questions(options, config, base_dir, work_dir) for options in benchmarks)
+def read_all_benchmark_questions(
+    config: Config, benchmarks: Sequence[Benchmark], base_dir: Path, work_dir: Path
+) -> tuple[BenchmarkQuestions, ...]:
+    """Read the questions of `benchmarks`, those of the config. Raises as `read_benchmark_questions`."""
+    questions = []
+    for options, benchmark in zip(config.evaluation.benchmarks, benchmarks, strict=True):
+        questions.append(read_benchmark_questions(options, benchmark, config, base_dir, work_dir))
+    return tuple(questions)
 
 
 def read_benchmark_questions(
-    options: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path
+    options: BenchmarkConfig, benchmark: Benchmark, config: Config, base_dir: Path, work_dir: Path
 ) -> BenchmarkQuestions:
     """Read the questions of one benchmark; paths start from `base_dir`, and images without a file go to `work_dir`.
 
     Raises:
-        UserError: the benchmark does not exist, or its files cannot be used; the message names it.
+        UserError: its files cannot be used; the message names it.
     """
-    benchmark = load_configured_benchmark(options, base_dir)
     try:
         questions = read_questions(
             benchmark,
@@ -98,7 +101,7 @@ class _PreparedBenchmark(NamedTuple):
 class TrainingBenchmarks:
     """The benchmarks of a training run."""
 
-    def __init__(self, run_context: RunContext, base_dir: Path, question_lists: Sequence[BenchmarkQuestions]) -> None:
+    def __init__(self, run_context: RunContext, question_lists: Sequence[BenchmarkQuestions]) -> None:
         """Check all benchmarks; `question_lists` is the result of `read_all_benchmark_questions`.
 
         Raises:
@@ -109,8 +112,9 @@ class TrainingBenchmarks:
         # `mmrl eval` prints its progress; a stage has a progress bar of its own.
         self._silent_console = null_console()
         self._benchmarks: list[_PreparedBenchmark] = []
-        for options, questions in zip(config.evaluation.benchmarks, question_lists, strict=True):
-            self._benchmarks.append(self._prepare(options, questions, base_dir))
+        benchmarks = run_context.functions.benchmarks
+        for options, benchmark, questions in zip(config.evaluation.benchmarks, benchmarks, question_lists, strict=True):
+            self._benchmarks.append(self._prepare(options, benchmark, questions))
 
     def evaluate_due(self, state: TrainingState, moment: EvalMoment) -> dict[str, float]:
         """Take the benchmarks that are due, and return their metrics. Finished ones are read again.
@@ -136,14 +140,15 @@ class TrainingBenchmarks:
             metrics |= self._evaluate(prepared, state, revision)
         return metrics
 
-    def _prepare(self, options: BenchmarkConfig, questions: BenchmarkQuestions, base_dir: Path) -> _PreparedBenchmark:
+    def _prepare(
+        self, options: BenchmarkConfig, benchmark: Benchmark, questions: BenchmarkQuestions
+    ) -> _PreparedBenchmark:
         context = self._run_context
         settings = inherit_settings(context.config, by_rule=True)
         settings["evaluation"]["temperature"] = context.config.evaluation.benchmark_temperature(options)
         settings["responses_per_question"] = options.responses_per_question
         eval_config = load_eval_config(settings, "the config", ())
-        dataset_context = _make_dataset_context(options, context.config, base_dir, context.run_dir.data)
-        benchmark = load_configured_benchmark(options, base_dir)
+        dataset_context = _make_dataset_context(options, context.config, context.base_dir, context.run_dir.data)
         question_set = benchmark_question_set(options.name, benchmark, questions, dataset_context.media_policy)
         missing = context.ranks.on_rank0(partial(self._check_questions, options, questions))
         pipeline = build_eval_pipeline(
@@ -153,6 +158,7 @@ class TrainingBenchmarks:
             processor=context.processor,
             banned_token_ids=context.banned_token_ids,
             tool_runner=context.tool_runner,
+            custom_steps=context.functions.evaluation_steps,
         )
         return _PreparedBenchmark(options, benchmark, eval_config, question_set, pipeline, missing)
 

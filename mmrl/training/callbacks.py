@@ -147,7 +147,7 @@ class BenchmarkRunner:
 class Validation:
     """Measures the held-out reward every `validation.every` steps, and ends the stage once it reaches its goal."""
 
-    evaluate: Callable[[], EvalRewards]  # returns the reward of each validation sample under the current weights
+    evaluate: Callable[[TrainingState], EvalRewards]  # returns the reward of each sample under the current weights
     options: ValidationConfig
     log_metrics: Callable[[TrainingState, Mapping[str, float]], None]
     print_line: Callable[[str], None]
@@ -156,7 +156,7 @@ class Validation:
         """Measure if it is due, and set `state.stage_done` if the goal is reached."""
         if state.step % self.options.every:
             return
-        held_out = self.evaluate()
+        held_out = self.evaluate(state)
         task_means = {task: fmean(rewards.values()) for task, rewards in held_out.rewards.items()}
         # Of the tasks, not of the samples: a task with many samples should not decide alone.
         mean = fmean(task_means.values())
@@ -189,7 +189,7 @@ def measure_rewards(
     failures: Counter[tuple[str, str]] = Counter()
     batches = [samples[start : start + batch_size] for start in range(0, len(samples), batch_size)]
     for batch in console.track("answering held-out samples, batches", batches, len(batches)):
-        answers = answer_and_score(batch, prompt_builder, rollout_pipeline, scorer, step=step, for_evaluation=True)
+        answers = answer_and_score(batch, prompt_builder, rollout_pipeline, scorer, step=step)
         metrics.update(answers.metrics)
         for group in answers.groups:
             sample = group.prompt.sample
@@ -242,15 +242,15 @@ def load_callback_makers(configs: Sequence[CallbackConfig], base_dir: Path) -> l
     return makers
 
 
-def load_callbacks(configs: Sequence[CallbackConfig], context: RunContext, base_dir: Path) -> list[UserCallback]:
-    """Make the user's callbacks, and let the console show the metrics that they declare; files start from `base_dir`.
+def make_callbacks(context: RunContext) -> list[UserCallback]:
+    """Make the user's callbacks, and let the console show the metrics that they declare.
 
     Raises:
-        UserError: as `load_callback_makers`; a function returns no callback, or one whose metrics cannot be declared.
+        UserError: a function returns no callback, or one whose metrics cannot be declared.
     """
     callbacks = []
     declared: list[str] = []
-    for config, make in zip(configs, load_callback_makers(configs, base_dir), strict=True):
+    for config, make in zip(context.config.callbacks, context.functions.callbacks, strict=True):
         owner, callback = f"callback {config.fn!r}", make(context)
         check_methods(callback, Callback, ("on_step_end",), owner=owner)
         metrics = getattr(callback, "metrics", ())

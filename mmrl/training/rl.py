@@ -2,17 +2,23 @@
 
 What a step generates depends on the run's seed, the step and the sample, never on a clock or on earlier random draws,
 so a run resumed from a checkpoint equals one that was never interrupted. Imports without torch.
+
+The functions of `mmrl.distributed.exchanges` are collective: all ranks of a run call them, in the same order, also a
+rank that has no samples. In a single process they return what they are given.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 
 from mmrl.algo.step_metrics import compute_step_metrics
-from mmrl.distributed.ranks import Ranks, count_dropped_samples
+from mmrl.distributed.exchanges import count_dropped_samples, gather_batch, gather_groups, gather_items, sum_metrics
+from mmrl.distributed.ranks import MediaPlacement, Ranks, rank_slice
 from mmrl.ports import ExperienceSelector, Learner, PromptBuilder, RewardScorer, RolloutPipeline, SampleSource
+from mmrl.training.async_rollouts import AsyncRollouts, PendingRound, check_staleness
 from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Group, Prompt, RolloutBatch, SelectedExperiences, TrainingState
 
@@ -32,6 +38,8 @@ class RlComponents:
     source: SampleSource
     prompt_builder: PromptBuilder
     rollout_pipeline: RolloutPipeline
+    gather_policy: Callable[[], AbstractContextManager[None]]  # gathers the shards of a policy that has to generate
+    async_rollouts: AsyncRollouts | None  # generates a step's first round while the step before it learns, if set
     scorer: RewardScorer
     add_group_rewards: Callable[[Group, int], Group]  # adds rewards that compare siblings, weighted as at a step
     selector: ExperienceSelector  # decides how often to sample in a step, and which rollouts it trains on
@@ -40,30 +48,40 @@ class RlComponents:
     sync_weights: Callable[[int], None]  # gives the sampler the new weights, with their version number
     callbacks: Sequence[Callback]  # called after each step, in this order
     ranks: Ranks
+    placement: MediaPlacement  # records which rank has the media of each prompt in memory, for the learner
 
 
 @dataclass(slots=True)
 class CollectedGroups:
     """All that one step has sampled so far. A group is a prompt with its rollouts and their scores."""
 
-    groups: list[Group] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)  # those of all ranks
     metrics: Counter[str] = field(default_factory=Counter)  # sums over the sampling rounds, by full name
     rounds: int = 0  # sampling rounds so far; in each, a batch of prompts was rolled out and scored
     timer: StepTimer = field(default_factory=StepTimer)
 
 
 def run_rl_stage(settings: RlSettings, components: RlComponents, state: TrainingState) -> None:
-    """Train an RL stage from `state.step` to its end. `run_async_rl_stage` generates while the learner works."""
+    """Train an RL stage from `state.step` to its end."""
     while state.step < settings.num_steps and not state.stage_done:
         collected = CollectedGroups()
+        timer = collected.timer
         collect_groups(settings, components, state, collected)
 
-        # Computes advantages and leaves out what teaches nothing. An experience is a rollout with its advantage.
-        with collected.timer.time("select"):
+        # Computes advantages and leaves out what teaches nothing. An experience is a rollout with its advantage. Ranks
+        # exchange one thing here: which of them found the media of replayed and carried-over groups changed.
+        with timer.time("select"):
             selected = components.selector.select(collected.groups, state)
-        with collected.timer.time("learn"):
+        # With `async_rollouts`, the next step's first round is generated while the learner works; otherwise None.
+        next_round = start_next_round(settings, components, state, timer)
+        with timer.time("learn"):
             learner_metrics = components.learner.step(selected.experiences, step=state.step)
             reference_metrics = components.update_reference(state.step)
+        # That round samples with the weights of `state.version`: it must be complete before the sampler gets new ones.
+        if next_round is not None:
+            with timer.time("rollout"):
+                state.prefetched = finish_next_round(next_round, settings.prompts_per_round, components.ranks)
+        with timer.time("learn"):
             components.sync_weights(state.version + 1)
         end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
 
@@ -72,20 +90,41 @@ def collect_groups(
     settings: RlSettings, components: RlComponents, state: TrainingState, collected: CollectedGroups
 ) -> None:
     """Build prompts, generate and score: once, several times with dynamic sampling, or never if enough groups wait."""
+    if state.prefetched is not None:
+        batch, state.prefetched = state.prefetched, None
+        check_staleness(batch, state.version)
+        own_places = rank_slice(len(batch.groups), components.ranks)
+        own_batch = replace(batch, groups=batch.groups[own_places], probes=batch.probes[own_places])
+        score_batch(components, state, own_batch, collected)
+        collected.metrics.update(batch.metrics)
     while components.selector.needs_another_round(collected.groups, state, rounds=collected.rounds):
-        # With partial rollouts, responses that an earlier step cut off midway are finished before new ones begin.
-        num_prompts = settings.prompts_per_round - len(state.unfinished)
-        prompts = build_prompts(components, state, num_prompts, collected.timer)
-        with collected.timer.time("rollout"):
-            batch = components.rollout_pipeline.run(prompts, step=state.step, unfinished=state.unfinished)
-        collected.metrics.update(count_dropped_samples(num_prompts, len(prompts), components.ranks))
-        score_batch(components, state, batch, collected)
+        generate_and_score(settings, components, state, collected)
     if not collected.rounds:  # groups carried over fill the step; ranks exchange an empty round, as in any other
-        score_batch(components, state, RolloutBatch(groups=(), unfinished=state.unfinished), collected)
+        score_batch(components, state, RolloutBatch(groups=()), collected)
+
+
+def generate_and_score(
+    settings: RlSettings, components: RlComponents, state: TrainingState, collected: CollectedGroups
+) -> None:
+    """Roll out one round of prompts and score it. Partial rollouts leave some groups to `state.unfinished`."""
+    ranks = components.ranks
+    # Responses that an earlier step cut off midway are finished before new ones begin. They take the first places of
+    # the round, so a rank's slice of the places is its slice of them, too.
+    num_prompts = settings.prompts_per_round - len(state.unfinished)
+    own_unfinished = state.unfinished[rank_slice(settings.prompts_per_round, ranks)]
+    prompts = build_prompts(components, state, num_prompts, collected.timer)
+    with collected.timer.time("rollout"):
+        with components.gather_policy():  # collective under ZeRO-3, if the policy itself generates
+            batch = components.rollout_pipeline.run(prompts, step=state.step, unfinished=own_unfinished)
+        metrics = sum_metrics(batch.metrics, ranks)
+        state.unfinished = gather_items(batch.unfinished, ranks)
+    collected.metrics.update(count_dropped_samples(num_prompts, len(prompts), ranks))
+    score_batch(components, state, batch, collected)
+    collected.metrics.update(metrics)
 
 
 def build_prompts(components: RlComponents, state: TrainingState, count: int, timer: StepTimer) -> list[Prompt]:
-    """Build prompts of the next `count` samples. Samples that cannot be used are missing from the result."""
+    """Build this rank's prompts of the next `count` samples. Samples that cannot be used are missing."""
     with timer.time("prompt"):
         samples = components.source.take(state.data_position, count)
         state.data_position += count
@@ -95,13 +134,32 @@ def build_prompts(components: RlComponents, state: TrainingState, count: int, ti
 def score_batch(
     components: RlComponents, state: TrainingState, batch: RolloutBatch, collected: CollectedGroups
 ) -> None:
-    """Score the rollouts of one round and add their groups to `collected`."""
+    """Score this rank's rollouts of one round and add the groups of all ranks to `collected`."""
     with collected.timer.time("score"):
-        for group in components.scorer.score_groups(batch.groups, step=state.step, probes=batch.probes):
+        own_groups = components.scorer.score_groups(batch.groups, step=state.step, probes=batch.probes)
+        groups = gather_groups(own_groups, components.ranks, components.placement, step=state.step)
+        for group in groups:
+            # Rank 0 calls group rewards that run in a process of their own, for all ranks: a collective call, too.
             collected.groups.append(components.add_group_rewards(group, state.step))
-    collected.metrics.update(batch.metrics)
     collected.rounds += 1
-    state.unfinished = batch.unfinished
+
+
+def start_next_round(
+    settings: RlSettings, components: RlComponents, state: TrainingState, timer: StepTimer
+) -> PendingRound | None:
+    """Start to generate the next step's first round; return None without `async_rollouts`, and in the last step."""
+    if components.async_rollouts is None or state.step + 1 >= settings.num_steps:
+        return None
+    prompts = build_prompts(components, state, settings.prompts_per_round, timer)
+    return components.async_rollouts.start(prompts, step=state.step + 1, version=state.version)
+
+
+def finish_next_round(next_round: PendingRound, prompts_per_round: int, ranks: Ranks) -> RolloutBatch:
+    """Wait for this rank's rollouts; return those of all ranks, so that every rank can save the same state."""
+    own_batch = next_round.wait()
+    metrics = sum_metrics(own_batch.metrics, ranks)
+    metrics |= count_dropped_samples(prompts_per_round, len(next_round.prompts), ranks)
+    return replace(gather_batch(own_batch, ranks), metrics=metrics)
 
 
 def end_step(

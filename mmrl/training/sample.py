@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.config.schema import SampleStage
 from mmrl.data.stage_tables import build_sample_row, read_table
-from mmrl.distributed.ranks import MediaPlacement, rank_slice
+from mmrl.distributed.exchanges import gather_items
+from mmrl.distributed.ranks import rank_slice
 from mmrl.log.logger import NullLogger, RunLogger
-from mmrl.scoring.answer_and_score import answer_and_score
+from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Group, RunInterrupted, Score, TrainingState
 from mmrl.utils.files import check_not_deleted, json_line, report_write_errors
 
@@ -45,16 +46,17 @@ def run_sample_stage(
         samples = samples[: stage.steps * size]
     sampler = context.samplers.make_sampler(context.config.run.seed, stage.name, version=state.version)
     context.samplers.sync_weights(state.version)
-    pipeline = context.share_rollout_pipeline(context.build_rollout_pipeline(stage, sampler), size)
-    scorer = context.share_scorer(MediaPlacement())
+    pipeline = context.build_rollout_pipeline(stage, sampler)
     num_steps = -(-len(samples) // size)  # the last step may have fewer samples
     first_step = ranks.on_rank0(partial(count_finished_steps, table_path, stage, len(samples)))
     with logger.log_stage(stage.name, num_steps, first_step):
         for step in range(first_step, num_steps):
             step_samples = samples[step * size : (step + 1) * size]
             own_samples = step_samples[rank_slice(len(step_samples), ranks)]
-            answers = answer_and_score(own_samples, context.processor, pipeline, scorer, step=step)
-            ranks.on_rank0(partial(_append_rows, table_path, answers.groups))
+            with context.samplers.gather_for_sampling():
+                batch = answer_samples(own_samples, context.processor, pipeline, step=step)
+            groups = gather_items(context.scorer.score_groups(batch.groups, step=step), ranks)
+            ranks.on_rank0(partial(_append_rows, table_path, groups))
             logger.log_progress(step + 1)
             if stop_requested():
                 raise RunInterrupted

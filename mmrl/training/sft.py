@@ -1,4 +1,7 @@
-"""The supervised loop: build demonstrations, learn, call back. Imports without torch."""
+"""The supervised loop: build demonstrations, learn, call back. Imports without torch.
+
+Ranks exchange their demonstrations, so that each trains on its share of all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from mmrl.config.schema import SftStage
 from mmrl.data.demonstrations import TargetField, demonstration_text
-from mmrl.distributed.ranks import Ranks, count_dropped_samples
+from mmrl.distributed.exchanges import count_dropped_samples, gather_demonstrations, sum_metrics
+from mmrl.distributed.ranks import MediaPlacement, Ranks
 from mmrl.ports import DemonstrationCompleter, Learner, PromptBuilder, SampleSource
 from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Experience, Group, Rollout, Sample, Score, SelectedExperiences, TrainingState
@@ -50,6 +55,7 @@ class SftComponents:
     learner: Learner
     callbacks: Sequence[Callback]  # called after each step, in this order
     ranks: Ranks
+    placement: MediaPlacement  # records which rank has the media of each prompt in memory, for the learner
     tools: DemonstrationCompleter | None = None  # answers tool calls in demonstrations, where the stage has tools
 
 
@@ -60,26 +66,27 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
         UserError: a sample has nothing to imitate, a tool call in a demonstration cannot be answered, or no rank has a
             usable sample. Errors of callbacks pass through.
     """
+    ranks = components.ranks
     while state.step < settings.num_steps and not state.stage_done:
         timer = StepTimer()
         with timer.time("prompt"):
             samples = components.source.take(state.data_position, settings.batch_size)
-            demonstrations: Sequence[Rollout] = [
-                build_demonstration(settings, components.prompt_builder, sample, state.step) for sample in samples
-            ]
+            build = partial(build_demonstration, settings, components.prompt_builder, step=state.step)
+            demonstrations: Sequence[Rollout] = list(map(build, samples))
             metrics: dict[str, float] = {}
             if components.tools is not None:
                 demonstrations, tool_metrics = components.tools.complete(demonstrations)
-                metrics |= tool_metrics
+                metrics |= sum_metrics(tool_metrics, ranks)
         with timer.time("learn"):
-            metrics |= count_dropped_samples(settings.batch_size, len(samples), components.ranks)
-            experiences = tuple(Experience(rollout=rollout, advantage=0.0) for rollout in demonstrations)
+            metrics |= count_dropped_samples(settings.batch_size, len(samples), ranks)
+            own_experiences = [Experience(rollout=rollout, advantage=0.0) for rollout in demonstrations]
+            experiences = gather_demonstrations(own_experiences, ranks, components.placement, step=state.step)
             metrics |= components.learner.step(experiences, step=state.step)
 
         # No sampler has to know of the new weights: a stage that samples fetches them when it begins.
         state.step, state.version = state.step + 1, state.version + 1
         state.data_position += settings.batch_size
-        result = StepResult(selected=_as_selected(experiences), metrics=metrics, seconds=timer.seconds)
+        result = StepResult(selected=_as_selected(own_experiences), metrics=metrics, seconds=timer.seconds)
         for callback in components.callbacks:
             callback.on_step_end(state, result)
 

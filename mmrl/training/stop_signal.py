@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from mmrl.distributed.ranks import Ranks
 from mmrl.utils.worker_pool import STOP_REQUESTED
 
 
@@ -17,6 +18,10 @@ class StopSignal:
 
     warn: Callable[[str], None]  # receives a message when the run will stop after the current step
     received: int | None = None  # number of the signal that arrived, if any
+
+    def reached_any(self, ranks: Ranks) -> bool:
+        """Return True on all ranks if a signal has reached one of them. Collective."""
+        return any(ranks.all_gather(self.received is not None))
 
     @contextmanager
     def handle(self, *signals: signal.Signals, finish_step: bool) -> Iterator[None]:

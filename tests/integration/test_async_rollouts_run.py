@@ -17,7 +17,7 @@ from test_launch import alike
 from mmrl.checkpoint.snapshot import load_state
 from mmrl.cli import main
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.training.async_rollouts import AsyncRollouts
+from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
 
 LOOK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
 COLD = sft_stage(validation={"every": 4, "stop_at_mean_reward": 0.8})
@@ -100,7 +100,7 @@ def strike(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, nth: int, *s
 
 MOMENTS = {
     "the fifth step is about to be drawn": ("start", 4, (signal.SIGTERM,), 128 + signal.SIGTERM, "01-000004"),
-    "the sixth is drawn, and it is urgent": ("_wait", 5, (signal.SIGINT,) * 2, 128 + signal.SIGINT, "01-000004"),
+    "the sixth is drawn, and it is urgent": ("wait", 5, (signal.SIGINT,) * 2, 128 + signal.SIGINT, "01-000004"),
 }
 
 
@@ -117,7 +117,7 @@ def test_a_run_stopped_while_steps_overlap_ends_like_the_whole_one(
     saved: str,
 ) -> None:
     config = write(with_everything(tmp_path / "run"), tmp_path / "tiny.yaml")
-    strike(monkeypatch, AsyncRollouts, name, nth, *signals)
+    strike(monkeypatch, AsyncRollouts if name == "start" else PendingRound, name, nth, *signals)
     assert here("train", config).code == code
     assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == saved
     done = here("train", config)

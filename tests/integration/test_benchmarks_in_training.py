@@ -115,7 +115,7 @@ def test_what_was_taken_is_not_taken_again_unless_the_weights_are_others(
     taken: Path, again: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = mmrl(
-        "train", again, strike=("mmrl.training.run:TrainingRun._save_checkpoint", 4, "SIGKILL")
+        "train", again, strike=("mmrl.training.checkpoints:RunCheckpoints.save", 4, "SIGKILL")
     )  # just after it was taken
     assert done.code == -signal.SIGKILL
     settings = again.parent / "run" / "benchmarks" / "ten" / "01-000008" / "settings.json"

@@ -6,6 +6,7 @@ Read it from top to bottom: it is the documentation of what happens to a picture
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from mmrl.config import load_config
 from mmrl.distributed.ranks import MediaPlacement, SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.training.build import RunContext
+from mmrl.training.build import RunContext, RunSetup, build_run_context
+from mmrl.training.functions import load_functions
+from mmrl.training.stage import build_learner, build_optimizer
 from mmrl.types import AnswerType, Author, CoordinateSystem, Experience, SamplingParams, Size
 
 PATCH, MERGE = 8, 2
@@ -53,7 +56,16 @@ def build(folder: Path, *, frozen: str = "[]") -> RunContext:
     file = folder / "one-image.yaml"
     file.write_text(YAML.replace("FROZEN", frozen))
     loaded = load_config(file)
-    return RunContext(loaded.config, folder, RunDir(folder / "run"), Console(), SingleProcess())
+    setup = RunSetup(
+        config=loaded.config,
+        base_dir=folder,
+        functions=load_functions(loaded.config, folder),
+        run_dir=RunDir(folder / "run"),
+        console=Console(),
+        ranks=SingleProcess(),
+    )
+    with ExitStack() as resources:
+        return build_run_context(setup, resources)
 
 
 def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> None:
@@ -140,7 +152,8 @@ def learn(world: RunContext, experiences: list[Experience]) -> tuple[dict[str, f
                 lambda leaf, name=name: gradients.update({name: leaf.grad.detach().clone()})
             )
     (stage,) = world.config.stages
-    learner = world.build_learner(stage, world.build_engine(stage), None, MediaPlacement())
+    optimizer = build_optimizer(stage, world, None)
+    learner = build_learner(stage, world, optimizer, None, MediaPlacement())
     return dict(learner.step(experiences, step=0)), gradients
 
 

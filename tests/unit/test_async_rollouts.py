@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -16,13 +16,12 @@ from test_rl_loop import FakeRun, build_prompt, components_of, make_rollout, sam
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import LoraConfig
-from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.rollout.pipeline import StepPipeline
-from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
-from mmrl.training.rl import RlSettings
+from mmrl.training.async_rollouts import AsyncRollouts, check_staleness
+from mmrl.training.rl import CollectedGroups, RlSettings, collect_groups, finish_next_round, run_rl_stage
 from mmrl.types import Group, RolloutBatch, TrainingState, UserError
 
 
@@ -38,13 +37,8 @@ class AtOnce:
         return done
 
 
-def async_rollouts_of(pipeline, *, ranks=None, prompts_per_round=2, executor=None):
-    return AsyncRollouts(
-        pipeline=pipeline,
-        ranks=ranks or SingleProcess(),
-        prompts_per_round=prompts_per_round,
-        executor=executor or AtOnce(),
-    )
+def async_rollouts_of(pipeline, *, executor=None):
+    return AsyncRollouts(pipeline=pipeline, executor=executor or AtOnce())
 
 
 def drawn(groups):
@@ -75,13 +69,13 @@ def test_what_is_drawn_while_weights_change_is_what_they_were(tiny, made):
 
     program = Slowly(sampler=copied, group_size=2, sampling_params=world.params)
     with ThreadPoolExecutor(1) as thread:
-        finish = async_rollouts_of(program, executor=thread, prompts_per_round=5).start(prompts, step=1, version=0)
+        pending = async_rollouts_of(program, executor=thread).start(prompts, step=1, version=0)
         assert begun.wait(60)
         with torch.no_grad():
             for parameter in world.policy.trained.values():
                 parameter.add_(0.05)
         changed.set()
-        ahead = finish()
+        ahead = pending.wait()
     assert drawn(ahead.groups) == drawn(before)
     copied.sync(3)
     live = salted(world.policy, version=3).generate(prompts, 2, world.params, step=2)
@@ -93,29 +87,27 @@ class FakeAsyncRun(FakeRun):
 
     def start(self, prompts, *, step, version):
         self.calls.append(("start", step))
-        batch = RolloutBatch(groups=tuple((make_rollout(prompt, 0), make_rollout(prompt, 1)) for prompt in prompts))
-
-        def wait():
-            self.calls.append(("wait", step))
-            return batch
-
-        return wait
-
-    def take_prefetched(self, batch, *, version):
-        self.calls.append(("take prefetched", version))
-        return batch
+        rollouts = [[versioned(make_rollout(prompt, index), version) for index in (0, 1)] for prompt in prompts]
+        return FakePendingRound(self, prompts, step, RolloutBatch(groups=tuple(map(tuple, rollouts))))
 
 
-class Prefetch:
-    """The two methods of `AsyncRollouts` of a fake run, whose `take` is that of a sample source."""
+@dataclass
+class FakePendingRound:
+    """A round that a fake run has generated; it records when it is waited for."""
 
-    def __init__(self, run):
-        self.start, self.take = run.start, run.take_prefetched
+    run: FakeAsyncRun
+    prompts: list
+    step: int
+    batch: RolloutBatch
+
+    def wait(self):
+        self.run.calls.append(("wait", self.step))
+        return self.batch
 
 
 def train(run, state, *, steps):
     settings = RlSettings(num_steps=steps, prompts_per_round=2)
-    run_async_rl_stage(settings, components_of(run), Prefetch(run), state)
+    run_rl_stage(settings, replace(components_of(run), async_rollouts=run), state)
 
 
 def test_the_next_step_is_started_before_and_waited_for_after_the_update():
@@ -125,14 +117,10 @@ def test_the_next_step_is_started_before_and_waited_for_after_the_update():
     update = ["learn", "update reference"]
     end = ["sync", "log rollouts", "log", "callback"]
     first = ["take", "rollout", "score", "take", "start", *update, "wait", *end]
-    second = ["take prefetched", "score", *update, *end]
+    second = ["score", *update, *end]
     assert [name for name, _ in run.calls] == [*first, *second]
-    assert [call for call in run.calls if call[0] in ("take", "start", "take prefetched")] == [
-        ("take", 0),
-        ("take", 2),
-        ("start", 1),
-        ("take prefetched", 7),
-    ]
+    assert [call for call in run.calls if call[0] in ("take", "start")] == [("take", 0), ("take", 2), ("start", 1)]
+    assert [segment.version for e in run.learned[1] for segment in e.rollout.segments] == [6] * 4
     assert (state.data_position, state.prefetched) == (4, None)
 
 
@@ -146,7 +134,7 @@ def test_a_prefetched_round_is_part_of_the_state():
     assert state.prefetched == prefetched
     run = FakeAsyncRun()
     train(run, state, steps=3)
-    assert [name for name, _ in run.calls][:2] == ["take prefetched", "score"]
+    assert [name for name, _ in run.calls][:2] == ["score", "learn"]
     assert {e.rollout.prompt.sample.id for e in run.learned[0]} == {"0", "1"}
     assert run.logged[0][0]["rethink/kept"] == 2.0
 
@@ -157,11 +145,11 @@ def test_an_error_in_the_thread_is_raised_where_it_is_waited_for_and_says_for_wh
             raise UserError("sample 7: its picture is gone")
 
     with ThreadPoolExecutor(1) as thread:
-        finish = async_rollouts_of(Broken(), executor=thread).start(
+        pending = async_rollouts_of(Broken(), executor=thread).start(
             [build_prompt(sample(7)), build_prompt(sample(8))], step=3, version=1
         )
         with pytest.raises(UserError, match="sample 7: its picture is gone") as caught:
-            finish()
+            pending.wait()
     assert caught.value.__notes__ == ["while the rollouts of step 4 were generated in advance, for samples 7, 8"]
 
 
@@ -171,21 +159,20 @@ def versioned(rollout, version):
 
 def test_no_rollout_is_more_than_a_version_old():
     drawn_by_3 = RolloutBatch(groups=tuple((versioned(make_rollout(build_prompt(sample(i)), 0), 3),) for i in range(2)))
-    rollouts_ahead = async_rollouts_of(FakeRun())
     for version in (3, 4):
-        assert rollouts_ahead.take(drawn_by_3, version=version) == drawn_by_3
+        check_staleness(drawn_by_3, version)
     for version in (2, 5):
         with pytest.raises(
             RuntimeError, match="sample 0, rollout 0: generated by policy version 3, but .* 1 version old"
         ):
-            rollouts_ahead.take(drawn_by_3, version=version)
+            check_staleness(drawn_by_3, version)
     with pytest.raises(
         RuntimeError, match="generated by policy version 0, but only 1 to 1 are allowed"
     ):  # not the one that was told
-        rollouts_ahead.start([build_prompt(sample(1))], step=1, version=1)()
+        async_rollouts_of(FakeRun()).start([build_prompt(sample(1))], step=1, version=1).wait()
 
 
-def test_answers_of_all_ranks_are_gathered_and_dealt_out_again():
+def test_a_prefetched_round_is_gathered_from_all_ranks_and_shared_out_again():
     class Between(Rank):
         """The second of three; the first gave two groups, the last none."""
 
@@ -196,18 +183,27 @@ def test_answers_of_all_ranks_are_gathered_and_dealt_out_again():
 
     class Counting(FakeRun):
         def run(self, prompts, *, step, unfinished=()):
-            answers = super().run(prompts, step=step)
-            return replace(answers, probes=({},) * len(prompts), metrics={"n": float(len(prompts))})
+            batch = super().run(prompts, step=step)
+            return replace(batch, probes=({},) * len(prompts), metrics={"n": float(len(prompts))})
+
+    class Gathering(Rank):
+        def all_gather(self, mine):
+            return [(), mine, ()]
 
     two = Counting().run([build_prompt(sample(0)), build_prompt(sample(1))], step=0)
-    rollouts_ahead = async_rollouts_of(Counting(), ranks=Between(1, 3), prompts_per_round=4)
-    whole = rollouts_ahead.start([build_prompt(sample(2))], step=0, version=0)()
+    pending = async_rollouts_of(Counting()).start([build_prompt(sample(2))], step=0, version=0)
+    whole = finish_next_round(pending, 4, Between(1, 3))
     assert [group[0].prompt.sample.id for group in whole.groups] == ["0", "1", "2"]
     assert len(whole.probes) == 3
     assert whole.metrics == {"n": 3.0, "data/dropped": 1.0}
-    mine = rollouts_ahead.take(whole, version=1)
-    assert [group[0].prompt.sample.id for group in mine.groups] == ["1"]
-    assert len(mine.probes) == 1
+
+    run, collected = FakeRun(), CollectedGroups()
+    components = replace(components_of(run), ranks=Gathering(1, 3))
+    state = TrainingState(version=1, prefetched=whole)
+    collect_groups(RlSettings(num_steps=1, prompts_per_round=4), components, state, collected)
+    assert [group.prompt.sample.id for group in collected.groups] == ["1"]
+    assert collected.metrics == whole.metrics
+    assert state.prefetched is None
 
 
 @pytest.mark.parametrize(("corrected", "old"), [(False, "recorded"), (True, None)])

@@ -1,17 +1,20 @@
-"""The composition root refuses data that cannot serve, before a model is made."""
+"""Data that cannot be used are refused when a run is built, before a model is made."""
 
 import json
+from contextlib import ExitStack
 
 import pytest
 from pydantic import ValidationError
 
 from mmrl.config import Config
 from mmrl.config.schema import DataSourceConfig
-from mmrl.data.load import DataSplits, read_source
+from mmrl.data.load import DataSplits
+from mmrl.data.rows import load_dataset_function, read_source
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.training.build import RunContext
+from mmrl.training.build import RunSetup, build_run_context
+from mmrl.training.functions import load_functions
 from mmrl.types import AnswerType, DatasetContext, ImageRef, Sample, Target, UserError
 
 ROWS = """
@@ -31,6 +34,20 @@ constant = 3
 
 
 FROM_SCRATCH = {"from_scratch": {}, "dtype": "float32"}
+
+
+def open_context(config, folder):
+    """Build what outlives the stages of a run, and close it again."""
+    setup = RunSetup(
+        config=config,
+        base_dir=folder,
+        functions=load_functions(config, folder),
+        run_dir=RunDir(folder / "run"),
+        console=Console(),
+        ranks=SingleProcess(),
+    )
+    with ExitStack() as resources:
+        return build_run_context(setup, resources)
 
 
 @pytest.fixture
@@ -57,8 +74,7 @@ def world(tmp_path):
                 {"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": prompts_per_step, "rollout_steps": program}
             ],
         }
-        run_dir = RunDir(tmp_path / "run")
-        return RunContext(Config.model_validate_json(json.dumps(config)), tmp_path, run_dir, Console(), SingleProcess())
+        return open_context(Config.model_validate_json(json.dumps(config)), tmp_path)
 
     return world
 
@@ -91,7 +107,8 @@ def test_sources_whose_ids_meet_are_told_apart_by_name(tmp_path):
     (tmp_path / "mine.py").write_text(ROWS)
     place = DatasetContext(work_dir=tmp_path, base_dir=tmp_path, seed=0)
     source = DataSourceConfig(fn="./mine.py:rows", args={"ids": ["a", "b"], "broken": ["c"]}, name="left")
-    assert [row.id for row in read_source(source, place)] == ["left/a", "left/b", "left/c"]
+    read_rows = load_dataset_function(source, tmp_path)
+    assert [row.id for row in read_source(source, read_rows, place)] == ["left/a", "left/b", "left/c"]
     with pytest.raises(ValidationError, match="name"):
         DataSourceConfig(fn="./mine.py:rows", name="a name")
 
@@ -99,8 +116,9 @@ def test_sources_whose_ids_meet_are_told_apart_by_name(tmp_path):
 def test_a_data_source_yields_samples_and_rejected_rows_alone(tmp_path):
     (tmp_path / "words.py").write_text("def rows(context):\n    yield 'a word'\n")
     place = DatasetContext(work_dir=tmp_path, base_dir=tmp_path, seed=0)
+    source = DataSourceConfig(fn="./words.py:rows")
     with pytest.raises(UserError, match="yielded 'a word', neither a Sample nor a RejectedRow"):
-        list(read_source(DataSourceConfig(fn="./words.py:rows"), place))
+        list(read_source(source, load_dataset_function(source, tmp_path), place))
 
 
 def test_a_step_does_not_draw_more_samples_than_there_are(world):

@@ -23,12 +23,12 @@ from mmrl.algo.replay import ReplaySettings, find_changed_media
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
+from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
 from mmrl.distributed.ranks import MediaPlacement, Ranks, RankShard, SingleProcess
-from mmrl.distributed.sharing import SharedRewardScorer, SharedRolloutPipeline, check_media_across_ranks
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.training import rl
-from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
+from mmrl.training.async_rollouts import AsyncRollouts
 from mmrl.types import Answer, Author, FinishReason, Group, Rollout, Segment, TrainingState
 
 LONGEST, GROUP, STEPS = 12, 2, 14
@@ -177,17 +177,8 @@ class Run:
                 groups_per_step=plan.prompts_per_step,
                 ranks=ranks,
             )
-        own = StepPipeline(sampler=sampler, group_size=GROUP, sampling_params=PARAMS, partial_rollouts=parts)
-        pipeline, scorer, problems = own, self, self.find_problems
-        if ranks.size > 1:
-            pipeline = SharedRolloutPipeline(
-                pipeline=own,
-                ranks=ranks,
-                prompts_per_round=plan.prompts_per_round,
-                gather_for_sampling=nullcontext,
-            )
-            scorer = SharedRewardScorer(scorer=self, ranks=ranks, placement=placement)
-            problems = partial(check_media_across_ranks, check=problems, ranks=ranks, placement=placement)
+        pipeline = StepPipeline(sampler=sampler, group_size=GROUP, sampling_params=PARAMS, partial_rollouts=parts)
+        problems = partial(find_media_problems_on_all_ranks, check=self.find_problems, ranks=ranks, placement=placement)
         replay = ReplayConfig(max_staleness=2, capacity=9)
         self.selector = SelectionPipeline(
             compute_advantages=centred,
@@ -203,7 +194,9 @@ class Run:
             ),
             prompt_builder=self,
             rollout_pipeline=pipeline,
-            scorer=scorer,
+            gather_policy=nullcontext,
+            async_rollouts=AsyncRollouts(pipeline=pipeline, executor=AtOnce()) if plan.is_async else None,
+            scorer=self,
             add_group_rewards=lambda group, step: group,
             selector=self,
             learner=self,
@@ -211,15 +204,10 @@ class Run:
             sync_weights=lambda version: setattr(sampler, "version", version),
             callbacks=[self],
             ranks=ranks,
+            placement=placement,
         )
         settings = rl.RlSettings(num_steps=STEPS, prompts_per_round=plan.prompts_per_round)
-        if plan.is_async:
-            ahead = AsyncRollouts(
-                pipeline=own, ranks=ranks, prompts_per_round=plan.prompts_per_round, executor=AtOnce()
-            )
-            run_async_rl_stage(settings, components, ahead, self.state)
-        else:
-            rl.run_rl_stage(settings, components, self.state)
+        rl.run_rl_stage(settings, components, self.state)
         return self
 
 

@@ -7,7 +7,7 @@ from scoring import make_scorer, rollout, term
 from mmrl.algo.group_rewards import add_group_rewards
 from mmrl.cli import main
 from mmrl.config.load import load_config
-from mmrl.scoring.build import build_group_rewards
+from mmrl.scoring.build import load_group_rewards, load_reward_terms
 from mmrl_rewards import number
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,8 @@ def test_the_group_reward_favours_answers_that_few_others_gave():
         ROOT / "configs/quickstart.yaml",
         ["rewards.terms=[{fn: 'mmrl_rewards.number:exact'}]", f"rewards.group_rewards=[{line}]"],
     )
-    group_rewards = build_group_rewards(loaded.config, ROOT / "examples")
+    terms = load_reward_terms(loaded.config, ROOT / "examples")
+    group_rewards = load_group_rewards(loaded.config, ROOT / "examples", terms)
     texts = ["<answer>3</answer>", "<answer>3</answer>", "so <answer>3</answer>", "<answer>4</answer>"]
     scorer = make_scorer(term(number.exact))
     (group,) = scorer.score_groups([[rollout(text, index=index) for index, text in enumerate(texts)]], step=0)

@@ -11,6 +11,7 @@ from mmrl.benchmarks.readers.questions import read_questions
 from mmrl.benchmarks.registry import get_benchmark, load_benchmark
 from mmrl.cli import main
 from mmrl.config import load_config
+from mmrl.evaluation.eval_settings import load_configured_benchmark
 from mmrl.training.benchmarks import read_benchmark_questions
 from mmrl.types import UserError
 
@@ -60,7 +61,9 @@ def test_a_config_names_it_with_arguments(clocks):
     entry = f"{{name: mine, fn: '{FN}', args: {{tolerance: 30}}, data: [clocks.jsonl], subsets: [kind]}}"
     path = write(clocks, SMALL + f"\nevaluation:\n  benchmarks: [{entry}]\n")
     config = load_config(path).config
-    questions = read_benchmark_questions(config.evaluation.benchmarks[0], config, clocks, clocks / "work")
+    [options] = config.evaluation.benchmarks
+    benchmark = load_configured_benchmark(options, clocks)
+    questions = read_benchmark_questions(options, benchmark, config, clocks, clocks / "work")
     assert len(questions.samples) == 2
     assert "leave out one" in refused(path, "evaluation.benchmarks.mine.benchmark=mmmu")
 

@@ -27,7 +27,14 @@ from mmrl.algo.group_rewards import (
 from mmrl.config.explain import explain
 from mmrl.config.load import load_config
 from mmrl.config.schema import GroupRewardConfig
-from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights
+from mmrl.scoring.build import (
+    build_scorer,
+    check_group_rewards,
+    isolate_group_rewards,
+    load_group_rewards,
+    load_reward_terms,
+    reward_weights,
+)
 from mmrl.types import (
     Answer,
     AnswerType,
@@ -314,6 +321,12 @@ KIMI = "{fn: 'mmrl.algo.group_rewards:kimi_length', weight: 0.2, args: {correct:
 
 def configured(terms):
     return load_config(QUICKSTART, [f"rewards.group_rewards=[{terms}]"])
+
+
+def build_group_rewards(config, folder):
+    """Return the group rewards of a config as a run calls them."""
+    loaded = load_group_rewards(config, folder, load_reward_terms(config, folder))
+    return isolate_group_rewards(loaded, config.rewards, folder)
 
 
 def test_a_config_names_them_and_explains_them():

@@ -18,6 +18,7 @@ from mmrl.config import Config
 from mmrl.config.schema import DataConfig, DataSourceConfig, MediaLimitsConfig, VideoConfig
 from mmrl.data.context import make_dataset_context
 from mmrl.data.load import DatasetLoader, open_media, unique_videos
+from mmrl.data.rows import DatasetFunction, load_dataset_function, sources_by_split
 from mmrl.data_check.fingerprints import inspect_video
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
@@ -66,11 +67,19 @@ def config(**data) -> Config:
     )
 
 
+def functions_of(settings: Config, folder: Path) -> dict[str, list[DatasetFunction]]:
+    """Return the loaded dataset functions of each split."""
+    functions = {}
+    for split, sources in sources_by_split(settings.data).items():
+        functions[split] = [load_dataset_function(source, folder) for source in sources]
+    return functions
+
+
 def intake(folder: Path, **data) -> tuple[DatasetLoader, MediaCache]:
     settings = config(**data)
     place = make_dataset_context(settings, folder, folder / "work")
     store = MediaCache(place.media_policy, settings.data.media_limits, max_bytes=10**6)
-    return DatasetLoader(settings, place, store, Console()), store
+    return DatasetLoader(settings, place, functions_of(settings, folder), store, Console()), store
 
 
 def refs(folder: Path) -> list[ImageRef]:
@@ -151,7 +160,14 @@ def video_loader(clips, index=None, **data):
     settings = config(train=[{"fn": "./mine.py:rows"}], **data)
     place = make_dataset_context(settings, clips, clips / "work")
     cache = MediaCache(place.media_policy, settings.data.media_limits, max_bytes=0)
-    return DatasetLoader(settings, place, cache, Console(), opened_index=index), cache
+    return DatasetLoader(settings, place, functions_of(settings, clips), cache, Console(), opened_index=index), cache
+
+
+def open_all_videos(loader, samples, sampling=None):
+    """Open all videos of the samples; return the frame plan or the error of each."""
+    videos = loader.prepare_videos(samples, sampling or VIDEO_SAMPLING)
+    assert videos.open_for_a_minute()
+    return videos.opened
 
 
 VIDEO_SAMPLING = FrameSampling(video=VideoConfig(fps=12.0, min_pixels=784, max_pixels=3136), patch_size=14)
@@ -161,15 +177,15 @@ VIDEO_SAMPLING = FrameSampling(video=VideoConfig(fps=12.0, min_pixels=784, max_p
 def test_a_video_with_a_damaged_late_frame_is_found_before_the_first_step(clips, workers, capsys):
     loader, _ = video_loader(clips, media_workers=workers)
     samples = loader.load()
-    assert list(loader.open_videos(samples, VIDEO_SAMPLING)) == []
+    opened = open_all_videos(loader, samples)
     refused = r"(?s)1 of 2 samples cannot be used:\n  damaged: .*damaged\.mp4: the frame at 3\.\d+ s does not decode"
     with pytest.raises(UserError, match=refused):
-        loader.filter_by_prompt(samples, lambda sample: None)
+        loader.filter_by_prompt(samples, lambda sample: None, opened)
 
     loader, cache = video_loader(clips, media_workers=workers, on_bad_sample="skip")
     samples = loader.load()
-    assert list(loader.open_videos(samples, VIDEO_SAMPLING)) == []
-    assert [sample.id for sample in loader.filter_by_prompt(samples, lambda sample: None).train] == ["whole"]
+    opened = open_all_videos(loader, samples)
+    assert [sample.id for sample in loader.filter_by_prompt(samples, lambda sample: None, opened).train] == ["whole"]
     assert "1 of 2 samples cannot be used and are left out" in capsys.readouterr().out
     # `mmrl data check` says the same of it.
     damaged, _ = unique_videos(samples.train)
@@ -188,7 +204,7 @@ def test_a_video_that_the_run_has_decoded_is_not_decoded_again(clips, monkeypatc
     def open_videos(sampling=VIDEO_SAMPLING, **data):
         loader, cache = video_loader(clips, OpenedMediaIndex(index_path), **data)
         samples = loader.load()
-        list(loader.open_videos(samples, sampling))
+        open_all_videos(loader, samples, sampling)
         plan = cache.get_frame_plan(samples.train[0].media[0], sampling)
         return len(checked), len(plan.indices)
 
@@ -205,14 +221,15 @@ check_video = MediaCache.check_video
 
 def test_long_decoding_comes_in_parts_and_is_not_lost_in_between(clips, monkeypatch):
     """Ranks that wait for the first one would take it for lost, and a start that is killed would begin anew."""
-    monkeypatch.setattr("mmrl.data.load._REPORT_VIDEOS_S", 0.0)
+    monkeypatch.setattr("mmrl.data.load._TURN_S", 0.0)
     write_video(clips / "clips" / "damaged.mp4", range(24), size=(64, 48))
     loader, _ = video_loader(clips, OpenedMediaIndex(clips / "opened_media.json"))
     samples = loader.load()
-    parts = loader.open_videos(samples, VIDEO_SAMPLING)
-    assert next(parts) == 1
+    videos = loader.prepare_videos(samples, VIDEO_SAMPLING)
+    assert not videos.open_for_a_minute()
     assert len(json.loads((clips / "opened_media.json").read_text())) == 1
-    assert list(parts) == [2]
+    assert not videos.open_for_a_minute()
+    assert videos.open_for_a_minute()
     assert len(json.loads((clips / "opened_media.json").read_text())) == 2
 
 
@@ -231,9 +248,9 @@ def test_too_long_and_misread_prompts_follow_settings_of_their_own(folder, capsy
     ):
         loader, _ = intake(folder, **data)
         with pytest.raises(UserError, match=f"(?s){refused}"):
-            loader.filter_by_prompt(loader.load(), refuse_even)
+            loader.filter_by_prompt(loader.load(), refuse_even, {})
     loader, _ = intake(folder, on_bad_sample="skip", on_too_long="skip")
-    assert len(loader.filter_by_prompt(loader.load(), refuse_even).train) == 50 - 13 - 1
+    assert len(loader.filter_by_prompt(loader.load(), refuse_even, {}).train) == 50 - 13 - 1
     said = capsys.readouterr().out
     assert "13 of 49 samples cannot be used and are left out:\n  train-0: 999 tokens" in said
     assert "and 8 more" in said
@@ -266,14 +283,14 @@ from mmrl.data.load import DatasetLoader
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 sys.path[:0] = {tests!r}
-from test_load import config
+from test_load import config, functions_of
 
 folder = Path({folder!r})
 for size in (1000, 10_000):
     settings = config(train=[{{"fn": "./mine.py:rows", "args": {{"split": "train", "size": size}}}}])
     place = make_dataset_context(settings, folder, folder / "work")
     store = MediaCache(place.media_policy, settings.data.media_limits, max_bytes=10_000_000)
-    samples = DatasetLoader(settings, place, store, Console()).load()
+    samples = DatasetLoader(settings, place, functions_of(settings, folder), store, Console()).load()
     assert len(samples.train) == size
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
@@ -317,7 +334,8 @@ def test_what_the_index_knows_is_not_opened(folder):
     place = make_dataset_context(settings, folder, folder / "work")
 
     def load(store):
-        return DatasetLoader(settings, place, store, Console(), opened_index=OpenedMediaIndex(index_path)).load()
+        index, functions = OpenedMediaIndex(index_path), functions_of(settings, folder)
+        return DatasetLoader(settings, place, functions, store, Console(), opened_index=index).load()
 
     first = load(MediaCache(place.media_policy, MediaLimitsConfig(), max_bytes=0))
     assert len(json.loads(index_path.read_text())) == 50

@@ -15,8 +15,8 @@ from torch.distributed import TCPStore
 from waiting import wait_for
 
 from mmrl.distributed import launch
-from mmrl.distributed.ranks import MediaPlacement, RankShard, SingleProcess, count_dropped_samples, rank_slice
-from mmrl.distributed.sharing import SharedDemonstrationTools, measure_across_ranks
+from mmrl.distributed.exchanges import count_dropped_samples, measure_on_all_ranks, sum_metrics
+from mmrl.distributed.ranks import MediaPlacement, RankShard, SingleProcess, rank_slice
 from mmrl.distributed.torch_ranks import Heartbeat
 from mmrl.learner.micro_batches import add_dummy_media, assign_to_ranks, dummy_batch, rank_micro_batches
 from mmrl.policy.batch import collate, group_by_prompt
@@ -87,13 +87,10 @@ def test_no_usable_sample_on_any_rank_is_a_mistake():
     assert count_dropped_samples(4, 1, Rank(0, 2, (2,))) == {"data/dropped": 1.0}
 
 
-def test_calls_of_demonstrations_are_counted_over_all_ranks():
-    class Tools:
-        def complete(self, demonstrations):
-            return demonstrations, {"tools/calls": 2.0, "tools/refused": 1.0}
-
-    shared = SharedDemonstrationTools(tools=Tools(), ranks=Rank(0, 2, ({"tools/calls": 3.0},)))
-    assert shared.complete(["mine"]) == (["mine"], {"tools/calls": 5.0, "tools/refused": 1.0})
+def test_metrics_are_summed_over_all_ranks():
+    ranks = Rank(0, 2, ({"tools/calls": 3.0},))
+    summed = sum_metrics({"tools/calls": 2.0, "tools/refused": 1.0}, ranks)
+    assert summed == {"tools/calls": 5.0, "tools/refused": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +122,7 @@ def test_rewards_come_in_the_order_of_the_samples(world):
 
     for rank in (0, 1):
         other = measure(samples[1 - rank :: 2])
-        shared, counts = measure_across_ranks(measure, samples, Rank(rank, 2, (other,)))
+        shared, counts = measure_on_all_ranks(measure, samples, Rank(rank, 2, (other,)))
         assert counts == {"rethink/attempted": 5.0}
         assert shared == whole
         assert [list(rewards) for rewards in shared.values()] == [list(rewards) for rewards in whole.values()]

@@ -1,6 +1,7 @@
 """The loops: the calls of a step in order, its metrics, and when a run gives up."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.step_metrics import compute_step_metrics
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
 from mmrl.config.schema.presets import REPLAY_PRESETS
-from mmrl.distributed.ranks import SingleProcess
+from mmrl.distributed.ranks import MediaPlacement, SingleProcess
 from mmrl.training import rl, sft
 from mmrl.training.callbacks import StepLogger
 from mmrl.training.health import FailedStepCounter, FailedStepLimit
@@ -151,12 +152,15 @@ def components_of(run, *, max_steps_without_signal=2, add_group_rewards=lambda g
     ports = ("source", "prompt_builder", "rollout_pipeline", "scorer", "learner")
     return rl.RlComponents(
         **dict.fromkeys(ports, run),
+        gather_policy=nullcontext,
+        async_rollouts=None,
         selector=select_all(centred),
         add_group_rewards=add_group_rewards,
         update_reference=run.update_reference,
         sync_weights=run.sync,
         callbacks=callbacks_of(run, max_steps_without_signal=max_steps_without_signal),
         ranks=SingleProcess(),
+        placement=MediaPlacement(),
     )
 
 
@@ -338,7 +342,9 @@ def imitate(run, state):
         seed_parts=(0, "cold"),
     )
     ports = dict.fromkeys(("source", "prompt_builder", "learner"), run)
-    components = sft.SftComponents(**ports, callbacks=callbacks_of(run), ranks=SingleProcess())
+    components = sft.SftComponents(
+        **ports, callbacks=callbacks_of(run), ranks=SingleProcess(), placement=MediaPlacement()
+    )
     sft.run_sft_stage(settings, components, state)
 
 

@@ -29,7 +29,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -58,7 +58,9 @@ from mmrl.policy.families import FAMILIES
 from mmrl.policy.pretrained import hide_progress_bars
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.training.build import RunContext
+from mmrl.training.build import RunContext, RunSetup, build_run_context
+from mmrl.training.functions import load_functions
+from mmrl.training.stage import build_learner
 from mmrl.types import Experience, Group, Rollout, SamplingParams, Score
 
 MODEL = FromScratchConfig(
@@ -152,7 +154,7 @@ class MmrlLearner:
         world = open_run_context(folder, "policy")
         reference = open_run_context(folder, "reference").policy
         (stage,) = world.config.stages
-        self._learner = world.build_learner(stage, GradientOnlyEngine(), reference, MediaPlacement())
+        self._learner = build_learner(stage, world, GradientOnlyEngine(), reference, MediaPlacement())
         rollouts = tuple(read_rollouts(folder))
         scores = tuple(Score(terms={}, total=reward) for reward in REWARDS)
         group = Group(prompt=rollouts[0].prompt, rollouts=rollouts, scores=scores)
@@ -267,7 +269,17 @@ def mmrl_config(folder: Path, weights: str) -> dict[str, Any]:
 def open_run_context(folder: Path, weights: str) -> RunContext:
     (path := folder / f"{weights}.yaml").write_text(json.dumps(mmrl_config(folder, weights)))
     with (folder / f"{weights}.log").open("w") as log:
-        return RunContext(load_config(path).config, folder, RunDir(folder / "run"), Console(log), SingleProcess())
+        config = load_config(path).config
+        setup = RunSetup(
+            config=config,
+            base_dir=folder,
+            functions=load_functions(config, folder),
+            run_dir=RunDir(folder / "run"),
+            console=Console(log),
+            ranks=SingleProcess(),
+        )
+        with ExitStack() as resources:
+            return build_run_context(setup, resources)
 
 
 def write_inputs(folder: Path, workload: Workload) -> None:
@@ -308,7 +320,7 @@ def sample_rollouts(folder: Path, workload: Workload) -> list[Rollout]:
     prompt = world.processor.build(world.samples.train[0])
     assert len(prompt.token_ids) == workload.prompt_tokens
     plain = SamplingParams(max_new_tokens=max(workload.completion_tokens))
-    endless = replace(plain, banned_token_ids=(*world.banned_token_ids, world.eos_token_id))
+    endless = replace(plain, banned_token_ids=(*world.banned_token_ids, world.processor.tokenizer.eos_token_id))
     sampler = HfSampler(world.policy, world.processor, salt=("bench",))
     (group,) = sampler.generate([prompt], len(workload.completion_tokens), endless, step=0)
     # TRL's learner knows no banned tokens, so ours gets none either.

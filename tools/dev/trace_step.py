@@ -57,7 +57,7 @@ class CallTracer:
 
 def run_quickstart(tracer: CallTracer) -> None:
     """Run the quickstart in this process, traced inside its RL stage."""
-    import mmrl.training.run as run_module
+    import mmrl.training.rl_stage as rl_stage_module
     from mmrl.cli import main
     from mmrl.training.rl import run_rl_stage
 
@@ -68,7 +68,7 @@ def run_quickstart(tracer: CallTracer) -> None:
         finally:
             sys.setprofile(None)
 
-    run_module.run_rl_stage = traced
+    rl_stage_module.run_rl_stage = traced
     sizes = [f"data.{part}.{index}.args.size={size}" for part, size in SIZES.items() for index in range(3)]
     with tempfile.TemporaryDirectory() as folder:
         run_dir = str(Path(folder) / "run")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Protocol
 
 from mmrl.distributed.ranks import Ranks, SingleProcess
@@ -59,8 +58,12 @@ class RolloutContext:
     """Samples whose media a blind probe may show in place of a prompt's own."""
     ranks: Ranks = field(default_factory=SingleProcess)
     """All processes of the run."""
-    base_dir: Path = Path()
-    """Folder that files of the user's own steps start from: that of the config."""
+    custom_steps: Mapping[str, StepFactory] = field(default_factory=dict)
+    """Makes each step of the user's own, by the name of the step."""
+
+
+StepFactory = Callable[[RolloutContext], RolloutStep]
+"""Makes a rollout step of the user's own."""
 
 
 def with_metrics(batch: RolloutBatch, metrics: Mapping[str, float]) -> RolloutBatch:

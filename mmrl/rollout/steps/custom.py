@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.config.schema import CustomStepConfig
-from mmrl.rollout.steps.base import RolloutContext, RolloutStep
+from mmrl.rollout.steps.base import RolloutContext, RolloutStep, StepFactory
 from mmrl.types import Author, Rollout, RolloutBatch, UserError
 from mmrl.utils.plugin_args import check_methods
 from mmrl.utils.plugins import load_plugin
 
 
-def load_step_factory(config: CustomStepConfig, base_dir: Path) -> Callable[[RolloutContext], RolloutStep]:
+def load_step_factory(config: CustomStepConfig, base_dir: Path) -> StepFactory:
     """Load the function that makes a step from a `RolloutContext`; its options are settled by `config.args`.
 
     What it returns is checked to take what a step is called with.

@@ -1,0 +1,85 @@
+"""From a data source of the config to samples: its function is loaded, called, and its rows are named and filtered.
+
+`mmrl_datasets` has the functions that come with mmrl; each yields samples, and a `RejectedRow` for a row that makes
+none. Imports without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+
+from mmrl.config.schema import DataConfig, DataSourceConfig
+from mmrl.types import DatasetContext, RejectedRow, Sample, UserError
+from mmrl.utils.plugins import errors_about_call, load_plugin
+
+DatasetFunction = Callable[[DatasetContext], Iterable[Sample | RejectedRow]]
+"""Yields the rows of a data source; its options are bound."""
+
+
+def sources_by_split(data: DataConfig) -> dict[str, tuple[DataSourceConfig, ...]]:
+    """Return the sources by the name of their split."""
+    return {"train": data.train, "validation": data.validation, "test": data.test}
+
+
+def load_dataset_function(source: DataSourceConfig, base_dir: Path) -> DatasetFunction:
+    """Load the function of a data source, with its options bound; nothing is read yet.
+
+    Raises:
+        UserError: `fn` is not a function, or does not take these options.
+    """
+    return load_plugin(source.fn, base_dir, source.args, role="data source", parameters=("context",))
+
+
+def read_source(
+    source: DataSourceConfig, dataset_function: DatasetFunction, context: DatasetContext
+) -> Iterator[Sample | RejectedRow]:
+    """Call the dataset function of a source and yield its rows, with the source's name before their ids.
+
+    Raises:
+        UserError: the function cannot read its data, or yields something else.
+    """
+    with errors_about_call(source.fn, source.args):
+        for row in dataset_function(context):
+            if not isinstance(row, Sample | RejectedRow):
+                raise UserError(f"data source {source.fn!r} yielded {row!r:.80}, neither a Sample nor a RejectedRow")
+            if not source.name:
+                yield row
+            elif isinstance(row, RejectedRow):
+                yield row._replace(id=f"{source.name}/{row.id}")
+            else:
+                yield replace(row, id=f"{source.name}/{row.id}")
+
+
+def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bool:
+    """Return True if the source's `row_filter` takes a row. A rejected row passes, since it is reported elsewhere.
+
+    Raises:
+        UserError: a sample has no number in the filter's column.
+    """
+    row_filter = source.row_filter
+    if row_filter is None or isinstance(row, RejectedRow):
+        return True
+    value = row.meta.get(row_filter.column)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise UserError(
+            f"data source {source.fn!r}: row_filter: sample {row.id} has no number in column {row_filter.column!r} of "
+            f"its meta ({value!r}); there is {', '.join(map(str, row.meta)) or 'nothing'}"
+        )
+    above_low = row_filter.low is None or value >= row_filter.low
+    below_high = row_filter.high is None or value <= row_filter.high
+    return above_low and below_high
+
+
+def separate_rejected(rows: Iterable[Sample | RejectedRow]) -> tuple[list[Sample], list[RejectedRow]]:
+    """Return samples and rejected rows apart, each in order."""
+    samples: list[Sample] = []
+    rejected: list[RejectedRow] = []
+    for row in rows:
+        if isinstance(row, RejectedRow):
+            rejected.append(row)
+        else:
+            samples.append(row)
+    return samples, rejected

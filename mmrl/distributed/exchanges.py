@@ -1,0 +1,122 @@
+"""Exchanges between ranks: what a step gathers or sums over all processes of the run.
+
+Each function is collective: it waits until every rank has called it, so all ranks make the same calls in the same
+order, also a rank that has nothing to give. In a single process each returns what this process has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import TypeVar
+
+from mmrl.distributed.ranks import MediaPlacement, Ranks
+from mmrl.types import EvalRewards, Experience, Group, Prompt, Rollout, RolloutBatch, Sample, UserError
+
+ItemT = TypeVar("ItemT")
+
+MediaCheck = Callable[[Sequence[Prompt]], Mapping[str, str]]
+"""Returns what is wrong with the media of prompts, by digest."""
+
+
+def sum_metrics(metrics: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
+    """Return the sum of each named count over all ranks."""
+    total: Counter[str] = Counter()
+    for rank_metrics in ranks.all_gather(dict(metrics)):
+        total.update(rank_metrics)
+    return dict(total)
+
+
+def gather_items(items: Sequence[ItemT], ranks: Ranks) -> tuple[ItemT, ...]:
+    """Return the items of all ranks, in rank order."""
+    return tuple(chain.from_iterable(ranks.all_gather(tuple(items))))
+
+
+def gather_groups(groups: Iterable[Group], ranks: Ranks, placement: MediaPlacement, *, step: int) -> list[Group]:
+    """Return the scored groups of all ranks, in the order of the samples.
+
+    `placement` records which rank has the media of each prompt in memory.
+    """
+    groups_by_rank = ranks.all_gather(tuple(groups))
+    prompts_by_rank = []
+    for rank_groups in groups_by_rank:
+        prompts_by_rank.append([group.prompt for group in rank_groups])
+    placement.record(prompts_by_rank, step)
+    return list(chain.from_iterable(groups_by_rank))
+
+
+def gather_demonstrations(
+    demonstrations: Sequence[Experience], ranks: Ranks, placement: MediaPlacement, *, step: int
+) -> list[Experience]:
+    """Return the demonstrations of all ranks, in the order of the samples; `placement` as in `gather_groups`."""
+    demonstrations_by_rank = ranks.all_gather(list(demonstrations))
+    prompts_by_rank = []
+    for rank_demonstrations in demonstrations_by_rank:
+        prompts_by_rank.append([experience.rollout.prompt for experience in rank_demonstrations])
+    placement.record(prompts_by_rank, step)
+    return list(chain.from_iterable(demonstrations_by_rank))
+
+
+def gather_batch(batch: RolloutBatch, ranks: Ranks) -> RolloutBatch:
+    """Return the batch with the groups and probes of all ranks, in the order of the samples."""
+    groups: list[tuple[Rollout, ...]] = []
+    probes: list[Mapping[str, tuple[Rollout, ...]]] = []
+    # Together, so that the prompts that both refer to are sent once.
+    for rank_groups, rank_probes in ranks.all_gather((batch.groups, batch.probes)):
+        groups += rank_groups
+        probes += rank_probes
+    return replace(batch, groups=tuple(groups), probes=tuple(probes))
+
+
+def count_dropped_samples(num_requested: int, num_usable: int, ranks: Ranks) -> dict[str, float]:
+    """Return the metric `data/dropped`: samples of a round that no rank could use.
+
+    `num_requested` counts what all ranks together asked for, `num_usable` what this rank could use.
+
+    Raises:
+        UserError: no rank has a usable sample.
+    """
+    total = sum(ranks.all_gather(num_usable))
+    if not total:
+        raise UserError(f"data.train: none of the {num_requested} samples of this round can be used on any rank")
+    return {"data/dropped": float(num_requested - total)}
+
+
+def find_media_problems_on_all_ranks(
+    prompts: Sequence[Prompt], *, check: MediaCheck, ranks: Ranks, placement: MediaPlacement
+) -> dict[str, str]:
+    """Check the media of each prompt on one rank; return on all ranks what is wrong with them, by digest.
+
+    `placement` learns which rank has just decoded a prompt's media, so that the learner uses them there.
+    """
+    # One rank may still hold in memory a file that another would find changed on disk. If each decided for itself,
+    # ranks would drop different rollouts and disagree about the step from then on.
+    own_prompts = []
+    for index, prompt in enumerate(prompts):
+        rank = placement.rank_by_digest.setdefault(prompt.digest, index % ranks.size)
+        if rank == ranks.rank:
+            own_prompts.append(prompt)
+    problems: dict[str, str] = {}
+    for found in ranks.all_gather(dict(check(own_prompts))):
+        problems |= found
+    return problems
+
+
+def measure_on_all_ranks(
+    measure: Callable[[Sequence[Sample]], EvalRewards], samples: Sequence[Sample], ranks: Ranks
+) -> EvalRewards:
+    """Measure held-out rewards, each sample on one rank. The result has the order of `samples` for any rank count."""
+    # Every n-th sample and not a contiguous share: where samples of a long task are neighbors, all ranks get some.
+    measured: dict[str, dict[str, float]] = {}
+    counts: Counter[str] = Counter()
+    for rank_result in ranks.all_gather(measure(samples[ranks.rank :: ranks.size])):
+        counts.update(rank_result.rollout_metrics)
+        for task, rewards in rank_result.rewards.items():
+            measured.setdefault(task, {}).update(rewards)
+    # Dictionaries keep their order, and metrics are written in it: it must not depend on the number of ranks.
+    ordered: dict[str, dict[str, float]] = {}
+    for sample in samples:
+        ordered.setdefault(sample.task, {})[sample.id] = measured[sample.task][sample.id]
+    return EvalRewards(ordered, counts)

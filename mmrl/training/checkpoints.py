@@ -1,0 +1,105 @@
+"""The checkpoints of one run: which one it continues from, and what it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mmrl import checkpoint
+from mmrl.config import diff_configs, dump_yaml, read_flat_settings
+from mmrl.config.schema import RlStage
+from mmrl.log.logger import NullLogger, RunLogger
+from mmrl.log.run_dir import check_same_run
+from mmrl.policy.policy import Policy
+from mmrl.training.build import RunContext, is_zero3
+from mmrl.types import TrainingState
+
+OptimizerState = Mapping[str, Mapping[int, Any]]
+"""State of the optimizer, and of a reference that moves, by kind and index of the parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """State that a run continues from; that of a new run is empty."""
+
+    state: TrainingState
+    optimizer: OptimizerState  # belongs to the interrupted stage; empty between stages
+
+
+class RunCheckpoints:
+    """Saves and loads the checkpoints of one run. Every call is collective."""
+
+    def __init__(self, context: RunContext, logger: RunLogger | NullLogger) -> None:
+        """Prepare to save. The frozen weights must be those that the run begins with."""
+        self._context, self._logger = context, logger
+        self._config_yaml = dump_yaml(context.config)
+        self._frozen_fingerprint = checkpoint.fingerprint_weights(context.policy.frozen.items())
+        self.manager = checkpoint.CheckpointManager(
+            context.run_dir.checkpoints, context.config.checkpoints, context.console.warn, context.ranks
+        )
+
+    def load(self) -> ResumePoint:
+        """Load the weights of the latest checkpoint, if there is one, and return where the run continues.
+
+        Raises:
+            UserError: the checkpoint belongs to another config, or metrics.jsonl was changed since.
+        """
+        context, ranks = self._context, self._context.ranks
+        config, run_dir, console = context.config, context.run_dir, context.console
+        # A stage with more steps than it had continues from its own last checkpoint, even if the run was finished.
+        lengthened = ranks.on_rank0(run_dir.find_lengthened_stage)
+        folder = checkpoint.find_latest(run_dir.checkpoints, console.warn, ranks, until=lengthened)
+        if folder is None:
+            return ResumePoint(state=TrainingState(), optimizer={})
+        check_same_run(folder, diff_configs(read_flat_settings(folder / checkpoint.CONFIG_FILE), config))
+        state, optimizer = checkpoint.load_checkpoint(
+            folder,
+            weights=self.weights_of(context.policy),
+            # ZeRO-3 copies the weights when it shards them, so they need not be read into memory before.
+            mmap=is_zero3(config),
+        )
+        # The config is written after this: a kill in between leaves a run that resumes with either.
+        if lengthened is not None:
+            ranks.on_rank0(partial(checkpoint.remove_later_stages, run_dir.checkpoints, lengthened))
+            console.info(describe_lengthening(config.stages[lengthened], state))
+        if any(ranks.all_gather(bool(context.data_record.differences))):
+            # Their prompts may not be the same any more; replay and carried-over groups check theirs themselves.
+            state.unfinished, state.prefetched = (), None
+        if state.stage_index < len(config.stages):
+            console.info(f"Resuming from {folder}: stage {config.stages[state.stage_index].name}, step {state.step}.")
+        return ResumePoint(state=state, optimizer=optimizer)
+
+    def save(self, state: TrainingState, optimizer: OptimizerState) -> None:
+        """Save the run; every rank writes its own share."""
+        state.metrics_bytes = self._logger.metrics.position()
+        best, policy = self._context.config.checkpoints.best, self._context.policy
+        trained = policy.runner.local_shard(policy.trained, self._context.ranks)
+        snapshot = checkpoint.Snapshot(
+            weights=checkpoint.CheckpointWeights(trained=trained, frozen_fingerprint=self._frozen_fingerprint),
+            optimizer=optimizer,
+            rng=checkpoint.read_rng_states(),
+            state=state,
+            config_yaml=self._config_yaml,
+            best_metric=self._logger.last_value(best.metric) if best else None,
+        )
+        self.manager.save(snapshot, before_write=self._logger.metrics.sync)
+
+    def weights_of(self, policy: Policy) -> checkpoint.CheckpointWeights:
+        """Return the weights of this run's policy, or of a reference, as a checkpoint holds them."""
+        return checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=self._frozen_fingerprint)
+
+
+def describe_lengthening(stage: object, state: TrainingState) -> str:
+    """Return a sentence that says if a lengthened stage will end like one that was longer from the start.
+
+    `state` is that of the checkpoint that the stage continues from.
+    """
+    # The last step of a stage prefetches nothing.
+    if isinstance(stage, RlStage) and stage.async_rollouts and state.step and state.prefetched is None:
+        return (
+            f"Stage {stage.name} will not end like one that had {stage.steps} steps from the start: step {state.step} "
+            "was its last one, and generated no rollouts for the next."
+        )
+    return "The stage will end like one that had so many steps from the start."

@@ -1,0 +1,133 @@
+"""The functions that a config names by `fn`, loaded once: `mmrl train`, `explain` and `doctor` use the same ones.
+
+Imports without torch; a function of the user's may import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmrl.algo.advantages import CustomAdvantage, load_custom_advantage
+from mmrl.algo.group_rewards import BoundGroupReward
+from mmrl.benchmarks.benchmark import Benchmark
+from mmrl.config import Config
+from mmrl.config.schema import CustomEngineConfig, CustomPolicyLossConfig, RlStage, SelectStage
+from mmrl.config.schema.stage_checks import AnyStage
+from mmrl.data.rows import DatasetFunction, load_dataset_function, sources_by_split
+from mmrl.evaluation.eval_settings import load_configured_benchmark
+from mmrl.ports import Sampler
+from mmrl.rollout.available import check_family_engine
+from mmrl.scoring import BoundTerm
+from mmrl.scoring.build import load_group_rewards, load_reward_terms
+from mmrl.scoring.registry import check_names, load_steps
+from mmrl.training.callbacks import Callback, load_callback_makers
+
+if TYPE_CHECKING:
+    from mmrl.policy.families import ModelFamily
+    from mmrl.rollout.engines.custom import EngineContext
+    from mmrl.rollout.steps.base import StepFactory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Functions:
+    """Every function that a config names, with its options bound.
+
+    Tools are missing: the processes that run them load them. `load_functions` only checks that they can.
+    """
+
+    rewards: tuple[BoundTerm, ...]  # `rewards.terms`, in order
+    group_rewards: tuple[BoundGroupReward, ...]  # `rewards.group_rewards`, in order
+    callbacks: tuple[Callable[..., Callback], ...]  # make the callbacks from a `RunContext`, in order
+    advantages: Mapping[str, CustomAdvantage | None]  # of each RL stage, by name; None for a built-in formula
+    policy_losses: Mapping[str, Callable[..., Any] | None]  # of the RL stages that have their own, by name
+    rollout_steps: Mapping[str, Mapping[str, StepFactory]]  # make the user's own steps, by name of stage and of step
+    evaluation_steps: Mapping[str, StepFactory]  # those of `evaluation.rollout_steps`
+    datasets: Mapping[str, tuple[DatasetFunction, ...]]  # those of `data.train`, `validation` and `test`, by split
+    benchmarks: tuple[Benchmark, ...]  # `evaluation.benchmarks`, in order
+    engine: Callable[[EngineContext], Sampler] | None  # makes the samplers of `rollout.engine: {fn}`
+    family: ModelFamily | None  # made by `model.family`
+
+
+def load_functions(config: Config, base_dir: Path) -> Functions:
+    """Load every function that the config names, with its options; relative files start from `base_dir`.
+
+    Raises:
+        UserError: one cannot be imported, has another signature, or does not take these options; or a stage or step
+            names a reward term that does not exist.
+    """
+    rewards = load_reward_terms(config, base_dir)
+    group_rewards = load_group_rewards(config, base_dir, rewards)
+    terms = list(map(attrgetter("name"), rewards))
+    _check_reward_names(config.stages, terms, list(map(attrgetter("name"), group_rewards)))
+    callbacks = load_callback_makers(config.callbacks, base_dir)
+    advantages: dict[str, CustomAdvantage | None] = {}
+    policy_losses: dict[str, Callable[..., Any] | None] = {}
+    for stage in config.stages:
+        if isinstance(stage, RlStage):
+            advantages[stage.name] = load_custom_advantage(stage.advantage, base_dir)
+            if isinstance(stage.loss.policy_loss, CustomPolicyLossConfig):
+                # This module imports torch, as the user's functions for it do, and few runs have one.
+                from mmrl.learner.objective import load_policy_loss
+
+                policy_losses[stage.name] = load_policy_loss(stage.loss, base_dir)
+    # A term that is left out of evaluation says of no response that it is correct.
+    scored = [term.name for term in rewards if not term.options.training_only]
+    rollout_steps = {}
+    for index, stage in enumerate(config.stages):
+        if not isinstance(stage, SelectStage):
+            key = f"stages.{index}.rollout_steps"
+            rollout_steps[stage.name] = load_steps(stage.rollout_steps, base_dir, scored, key=key)
+    evaluation_steps = load_steps(config.evaluation.rollout_steps, base_dir, scored, key="evaluation.rollout_steps")
+    engine, family = _load_engine(config, base_dir), _load_family(config, base_dir)
+    datasets = {}
+    for split, sources in sources_by_split(config.data).items():
+        datasets[split] = tuple(load_dataset_function(source, base_dir) for source in sources)
+    benchmarks = [load_configured_benchmark(options, base_dir) for options in config.evaluation.benchmarks]
+    return Functions(
+        rewards=rewards,
+        group_rewards=group_rewards,
+        callbacks=tuple(callbacks),
+        advantages=advantages,
+        policy_losses=policy_losses,
+        rollout_steps=rollout_steps,
+        evaluation_steps=evaluation_steps,
+        datasets=datasets,
+        benchmarks=tuple(benchmarks),
+        engine=engine,
+        family=family,
+    )
+
+
+def _load_engine(config: Config, base_dir: Path) -> Callable[[EngineContext], Sampler] | None:
+    if not isinstance(config.rollout.engine, CustomEngineConfig):
+        return None
+    from mmrl.rollout.engines.custom import load_engine
+
+    return load_engine(config.rollout.engine, base_dir)
+
+
+def _load_family(config: Config, base_dir: Path) -> ModelFamily | None:
+    if config.model.family is None:
+        return None
+    from mmrl.policy.families import load_family
+
+    family = load_family(config.model.family.fn, base_dir, config.model.family.args)
+    check_family_engine(family.model_type, config.rollout.engine_name, takes_patches=family.takes_patches)
+    return family
+
+
+def _check_reward_names(stages: Sequence[AnyStage], terms: Sequence[str], group_rewards: Sequence[str]) -> None:
+    """Raise UserError unless every reward term and group reward that a stage names exists."""
+    for index, stage in enumerate(stages):
+        key, place = f"stages.{index}", f"stage {stage.name!r}"
+        if isinstance(stage, RlStage):
+            ranges = stage.dynamic_sampling.ranges if stage.dynamic_sampling else ()
+            named = {"track_rewards": stage.track_rewards, "dynamic_sampling.ranges": [entry.term for entry in ranges]}
+            for setting, names in named.items():
+                check_names(names, [*terms, *group_rewards], key=f"{key}.{setting}", place=f"{place}: {setting}")
+        if isinstance(stage, SelectStage):
+            check_names(stage.correct, terms, key=f"{key}.correct", place=f"{place}: correct")

@@ -1,0 +1,207 @@
+"""One RL stage of a run: builds its parts and runs the loop of `mmrl.training.rl`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from mmrl import checkpoint
+from mmrl.algo.advantages import compute_advantages
+from mmrl.algo.group_rewards import add_group_rewards
+from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
+from mmrl.algo.select_experiences import SelectionPipeline
+from mmrl.config.schema import CurriculumOrderConfig, RlStage, SftStage
+from mmrl.data.stage_tables import write_history_table
+from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
+from mmrl.distributed.ranks import MediaPlacement
+from mmrl.learner.reference import ReferencePolicy
+from mmrl.ports import ExperienceSelector, Sampler, SampleSource
+from mmrl.rollout.logprob_check import LogprobCheck
+from mmrl.scoring.build import reward_weights
+from mmrl.training.async_rollouts import AsyncRollouts
+from mmrl.training.build import RunContext
+from mmrl.training.checkpoints import OptimizerState
+from mmrl.training.health import HealthMonitor
+from mmrl.training.rl import RlComponents, RlSettings, run_rl_stage
+from mmrl.training.stage import (
+    StageOptimizer,
+    StageServices,
+    build_callbacks,
+    build_learner,
+    build_optimizer,
+    open_stage,
+)
+from mmrl.types import TrainingState
+
+
+def train_rl_stage(
+    stage: RlStage, services: StageServices, state: TrainingState, resumed_optimizer: OptimizerState
+) -> None:
+    """Train an RL stage from `state.step` to its end; `resumed_optimizer` is that of its last checkpoint."""
+    context = services.context
+    health = HealthMonitor(stage.health, context.console.warn)
+    with open_stage(stage, services, state) as source:
+        optimizer = build_optimizer(stage, context, services.sharded_model)
+        reference = build_reference(stage, services, state, resumed_optimizer)
+        if resumed_optimizer:
+            optimizer.load_state(resumed_optimizer)
+        components = build_components(
+            stage, services, state, source=source, optimizer=optimizer, reference=reference, health=health
+        )
+        settings = RlSettings(num_steps=stage.steps, prompts_per_round=stage.max_prompts_in_flight)
+        run_rl_stage(settings, components, state)
+        context.console.info(health.summary())
+    if stage.track_rewards:
+        # What each sample of the stage earned, for stages of kind `select`.
+        table_path, samples = context.run_dir.outputs / f"{stage.name}.jsonl", context.stage_data.stage_samples(stage)
+        context.ranks.on_rank0(partial(write_history_table, table_path, samples, state.reward_history))
+
+
+def build_components(
+    stage: RlStage,
+    services: StageServices,
+    state: TrainingState,
+    *,
+    source: SampleSource,
+    optimizer: StageOptimizer,
+    reference: ReferencePolicy | None,
+    health: HealthMonitor,
+) -> RlComponents:
+    """Build what the loop of the stage calls."""
+    context, samplers, placement = services.context, services.context.samplers, MediaPlacement()
+    moving_reference = reference if reference is not None and not reference.is_frozen else None
+
+    def save_optimizer() -> OptimizerState:
+        return {**optimizer.state(), **(reference.state() if reference else {})}
+
+    learner = build_learner(stage, context, optimizer, reference.policy if reference else None, placement)
+    callbacks = build_callbacks(stage, services, save_optimizer, health)
+    sampler = samplers.make_sampler(
+        context.config.run.seed,
+        stage.name,
+        version=state.version,
+        concurrent=stage.async_rollouts,
+        record_routes=stage.loss.routing_replay == "engine",
+    )
+    samplers.sync_weights(state.version)
+    logprob_check = check_logprobs(stage, services, sampler, state)
+    pipeline = context.build_rollout_pipeline(stage, sampler)
+    async_rollouts = None
+    if stage.async_rollouts:
+        async_rollouts = AsyncRollouts(pipeline=pipeline, executor=samplers.rollout_thread)
+
+    def update_reference(step: int) -> Mapping[str, float]:
+        return moving_reference.update(step, reset_optimizer=optimizer.reset) if moving_reference else {}
+
+    def sync_weights(version: int) -> None:
+        sampler.sync(version)
+        if logprob_check is not None and (metrics := logprob_check.measure_if_due(version)):
+            services.logger.log_metrics(state, metrics)
+
+    return RlComponents(
+        source=source,
+        prompt_builder=context.processor,
+        rollout_pipeline=pipeline,
+        gather_policy=samplers.gather_for_sampling,
+        async_rollouts=async_rollouts,
+        scorer=context.scorer,
+        add_group_rewards=partial(add_group_rewards, group_rewards=context.group_rewards),
+        selector=build_selector(stage, context, placement),
+        learner=learner,
+        update_reference=update_reference,
+        sync_weights=sync_weights,
+        callbacks=callbacks,
+        ranks=context.ranks,
+        placement=placement,
+    )
+
+
+def build_reference(
+    stage: RlStage, services: StageServices, state: TrainingState, resumed_optimizer: OptimizerState
+) -> ReferencePolicy | None:
+    """Return the policy that the KL penalty measures from, or None if the stage has no penalty.
+
+    A reference that never moves is saved once, beside the checkpoints; one that moves is part of each checkpoint.
+    """
+    if not stage.loss.kl.coef:
+        return None
+    context, options, checkpoints = services.context, stage.reference, services.checkpoints
+    earlier_stages = context.config.stages[: state.stage_index]
+    trained_before = any(isinstance(earlier, SftStage | RlStage) for earlier in earlier_stages)
+    # A new adapter has changed nothing yet, so the model without it is the policy at the stage's start.
+    adapter_is_new = context.config.model.lora is not None and not trained_before
+    if options.init_from == "base" or (options.update == "never" and adapter_is_new):
+        return ReferencePolicy(context.policy, options, initial_copy=context.policy.without_adapter())
+    reference = ReferencePolicy(context.policy, options, ranks=context.ranks)
+    folder = context.run_dir.reference_weights / stage.name
+    if not reference.is_frozen:
+        if resumed_optimizer:
+            reference.load_state(resumed_optimizer)
+    elif state.step == 0:
+        weights = checkpoints.weights_of(reference.policy)
+        context.ranks.on_rank0(partial(checkpoint.save_weights, folder, weights))
+    else:
+        checkpoint.load_weights(folder, checkpoints.weights_of(reference.policy))
+    return reference
+
+
+def check_logprobs(
+    stage: RlStage, services: StageServices, sampler: Sampler, state: TrainingState
+) -> LogprobCheck | None:
+    """Check that the sampler's log-probs match the learner's; return the check, to be repeated as it is due.
+
+    By default the policy itself samples, and there is nothing to check.
+    """
+    context, options = services.context, services.context.config.rollout
+    if options.engine == "hf" and not options.logprob_check.every:
+        return None
+    check = LogprobCheck(
+        sampler,
+        context.policy,
+        context.processor,
+        samples=context.samples.train,
+        sampling_params=context.build_sampling_params(stage.sampling),
+        options=options.logprob_check,
+        warn=context.console.warn,
+        ranks=context.ranks,
+    )
+    measure: Callable[[], Mapping[str, float]] = partial(check.measure, state.version)
+    metrics = context.console.wait_for("comparing the rollout engine with the learner", measure)
+    # A resumed stage has logged its first check already.
+    if state.step == 0:
+        services.logger.log_metrics(state, metrics)
+    return check
+
+
+def build_selector(stage: RlStage, context: RunContext, placement: MediaPlacement) -> ExperienceSelector:
+    """Return what decides which experiences a step of the stage trains on."""
+    seed = context.config.run.seed
+    # Collective: one rank may still hold in memory what another would find changed, so they have to agree.
+    check_media = partial(
+        find_media_problems_on_all_ranks,
+        check=partial(find_media_problems, context.processor.build),
+        ranks=context.ranks,
+        placement=placement,
+    )
+    replay = None
+    if stage.replay is not None:
+        rollouts_per_step = stage.prompts_per_step * stage.group_size
+        replay = ReplaySettings(options=stage.replay, rollouts_per_step=rollouts_per_step, seed=(seed, stage.name))
+    phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
+    return SelectionPipeline(
+        compute_advantages=partial(
+            compute_advantages,
+            options=stage.advantage,
+            weights=reward_weights(context.scorer, context.group_rewards),
+            custom_advantage=context.functions.advantages[stage.name],
+        ),
+        prompts_per_step=stage.prompts_per_step,
+        dynamic_sampling=stage.dynamic_sampling,
+        carry_over=stage.carries_groups,
+        replay=replay,
+        find_changed_media=partial(find_changed_media, find_problems=check_media, warn=context.console.warn),
+        stale_old_logprobs="recorded" if stage.loss.rollout_correction.method == "none" else None,
+        rollouts_may_be_stale=stage.async_rollouts or stage.has_partial_rollouts,
+        tracked_terms=stage.track_rewards,
+        curriculum_phases=phases if stage.track_rewards else (),
+    )

@@ -1,0 +1,156 @@
+"""Parts that RL and supervised stages share: samples, optimizer, learner, and the callbacks after each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mmrl.config.schema import LossConfig, RlStage, SftStage
+from mmrl.distributed.ranks import MediaPlacement
+from mmrl.learner.engine_torch import TorchEngine
+from mmrl.learner.learner import GrpoLearner, LearnerConfig, OptimizerEngine
+from mmrl.log.logger import NullLogger, RunLogger
+from mmrl.policy.policy import Policy
+from mmrl.ports import Learner, SampleSource
+from mmrl.training.build import RunContext
+from mmrl.training.callbacks import BenchmarkRunner, Callback, PeriodicCheckpointer, StepLogger, Validation
+from mmrl.training.checkpoints import OptimizerState, RunCheckpoints
+from mmrl.training.health import FailedStepCounter, FailedStepLimit, HealthMonitor
+from mmrl.training.held_out import HeldOutEvaluation, first_compared_stage
+from mmrl.types import TrainingState
+
+if TYPE_CHECKING:
+    from mmrl.learner.engine_deepspeed import DeepspeedModel
+
+
+class StageOptimizer(OptimizerEngine, Protocol):
+    """The optimizer of a stage, whose state can be saved, loaded and reset."""
+
+    def reset(self) -> None:
+        """Discard the optimizer's moments."""
+
+    def state(self) -> dict[str, dict[int, Any]]:
+        """Return this rank's share of the optimizer state, by index of the parameter. Collective."""
+
+    def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
+        """Restore from the merged `state()` of all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageServices:
+    """Logger, checkpoints and measurements that the stages of a run use besides its `RunContext`."""
+
+    context: RunContext
+    sharded_model: DeepspeedModel | None  # the policy's model in the hands of DeepSpeed, where the config has it
+    logger: RunLogger | NullLogger
+    checkpoints: RunCheckpoints
+    held_out: HeldOutEvaluation
+    benchmarks: BenchmarkRunner
+    user_callbacks: Sequence[Callback]
+    stop_requested: Callable[[], bool]  # True on all ranks once a signal has reached one of them; collective
+
+
+@contextmanager
+def open_stage(stage: SftStage | RlStage, services: StageServices, state: TrainingState) -> Iterator[SampleSource]:
+    """Freeze what the stage freezes, and yield its samples; measure what is due before and after the block."""
+    context = services.context
+    with (
+        context.policy.freeze(context.config.model.with_freeze(stage.freeze).freeze),
+        services.logger.log_stage(stage.name, stage.steps, state.step),
+        # The order of the samples may depend on rewards recorded in `state`.
+        context.stage_data.open_source(stage, state, context.console, context.ranks) as source,
+    ):
+        if state.stage_index == first_compared_stage(context.config):
+            services.held_out.measure_test_samples(state, "before")
+        services.benchmarks.run(state, "before")
+        yield source
+        services.benchmarks.run(state, "after")
+    reason = ", its goal reached" if state.stage_done else ""
+    context.console.info(f"Stage {stage.name} ended after {state.step} steps{reason}.")
+
+
+def build_optimizer(
+    stage: SftStage | RlStage, context: RunContext, sharded_model: DeepspeedModel | None
+) -> StageOptimizer:
+    """Return a new optimizer for a stage."""
+    if sharded_model is not None:
+        from mmrl.learner.engine_deepspeed import DeepspeedEngine
+
+        return DeepspeedEngine(sharded_model, stage.optimizer)
+    return TorchEngine(context.policy.trained_by_component, stage.optimizer, context.ranks)
+
+
+def build_learner(
+    stage: SftStage | RlStage,
+    context: RunContext,
+    optimizer: OptimizerEngine,
+    reference: Policy | None,
+    placement: MediaPlacement,
+) -> Learner:
+    """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""
+    if isinstance(stage, RlStage):
+        loss, epochs, mini_batches = stage.loss, stage.ppo_epochs, stage.num_mini_batches
+        micro_batch_groups = stage.micro_batch_groups
+    else:
+        loss, epochs, mini_batches = LossConfig(), 1, 1
+        # Each demonstration is a group of its own.
+        micro_batch_groups = stage.micro_batch_sequences
+    learner_config = LearnerConfig(
+        loss=loss,
+        optimizer=stage.optimizer,
+        total_steps=stage.steps,
+        micro_batch_groups=micro_batch_groups,
+        micro_batch_tokens=stage.micro_batch_tokens,
+        epochs=epochs,
+        mini_batches=mini_batches,
+        shared_prefix=stage.shared_prefix != "off" and context.policy.supports_shared_prefix,
+        pad_id=context.processor.tokenizer.eos_token_id,
+        policy_loss_fn=context.functions.policy_losses.get(stage.name),
+    )
+    learner = GrpoLearner(
+        context.policy,
+        context.processor,
+        optimizer,
+        learner_config,
+        reference,
+        ranks=context.ranks,
+        placement=placement,
+    )
+    return context.samplers.sleep_during_learning(learner)
+
+
+def build_callbacks(
+    stage: SftStage | RlStage,
+    services: StageServices,
+    save_optimizer: Callable[[], OptimizerState],
+    health: HealthMonitor | None,
+) -> list[Callback]:
+    """Return what happens after each step, in order. `save_optimizer` returns what a checkpoint of the stage adds."""
+    config, console, logger = services.context.config, services.context.console, services.logger
+    is_rl = isinstance(stage, RlStage)
+
+    def save(state: TrainingState) -> None:
+        services.checkpoints.save(state, save_optimizer())
+
+    # The count comes first: the logger saves the rollouts of a step that extends it.
+    callbacks: list[Callback] = [FailedStepCounter(count_steps_without_signal=is_rl)]
+    # The logger precedes all that may end the run, so that the last step of a failed run is in its files. It calls
+    # the user's callbacks itself: it logs what they return, and logs the step even if one of them raises.
+    callbacks.append(StepLogger(logger, services.user_callbacks, only_failed_rollouts=not is_rl))
+    if health is not None:
+        callbacks.append(health)
+    max_steps = stage.max_steps_without_signal if isinstance(stage, RlStage) else None
+    limit = FailedStepLimit(max_nonfinite_steps=stage.max_nonfinite_steps, max_steps_without_signal=max_steps)
+    callbacks.append(limit)
+    if config.evaluation.benchmarks:
+        callbacks.append(services.benchmarks)
+    if stage.validation is not None:
+        measure = partial(services.held_out.measure, services.context.samples.validation)
+        callbacks.append(Validation(measure, stage.validation, logger.log_metrics, console.info))
+    # The checkpoint comes last: it holds what the others decided (`stage_done`) and the end of what they logged.
+    every = config.checkpoints.every
+    callbacks.append(PeriodicCheckpointer(save, services.checkpoints.manager, services.stop_requested, every=every))
+    return callbacks
