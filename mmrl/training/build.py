@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,9 +37,10 @@ from mmrl.distributed.sharing import (
     SharedRolloutPipeline,
     check_media_across_ranks,
 )
-from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnerConfig, OptimizerEngine, check_routing_replay
-from mmrl.learner.objective import load_policy_loss
+from mmrl.learner.learner import LearnerConfig, PolicyLearner, check_routing_replay
+from mmrl.learner.loss import load_policy_loss
+from mmrl.learner.optimizer import Optimizer
+from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.media.cache import MediaCache
@@ -75,23 +76,10 @@ from mmrl.utils.seeds import derive_seed
 from mmrl.utils.torch_threads import set_thread_count
 
 if TYPE_CHECKING:
-    from mmrl.learner.engine_deepspeed import DeepspeedModel
+    from mmrl.learner.optimizer_deepspeed import DeepspeedModel
 
 IMAGE_CACHE_BYTES = 256 * 2**20
 WORKER_IMAGE_CACHE_BYTES = 64 * 2**20  # a worker opens an image twice: to measure it and to encode it
-
-
-class StageEngine(OptimizerEngine, Protocol):
-    """An optimizer engine whose state can be saved, loaded and reset."""
-
-    def reset(self) -> None:
-        """Discard the optimizer's moments."""
-
-    def state(self) -> dict[str, dict[int, Any]]:
-        """Return this rank's share of the optimizer state, by index of the parameter. Collective."""
-
-    def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
-        """Restore from the merged `state()` of all ranks."""
 
 
 def import_model_classes() -> None:
@@ -230,7 +218,7 @@ class RunContext:
     def shard_model(self) -> None:
         """Hand the model to DeepSpeed, if the config has it. Weights of a checkpoint must be loaded before."""
         if self.config.deepspeed is not None:
-            from mmrl.learner.engine_deepspeed import DeepspeedModel
+            from mmrl.learner.optimizer_deepspeed import DeepspeedModel
 
             self._sharded = DeepspeedModel(self.policy, self.config.deepspeed, self.ranks)
 
@@ -271,17 +259,17 @@ class RunContext:
             curriculum_phases=phases if stage.track_rewards else (),
         )
 
-    def build_engine(self, stage: SftStage | RlStage) -> StageEngine:
+    def build_optimizer(self, stage: SftStage | RlStage) -> Optimizer:
         """Return a new optimizer for a stage."""
         if self._sharded is not None:
-            from mmrl.learner.engine_deepspeed import DeepspeedEngine
+            from mmrl.learner.optimizer_deepspeed import DeepspeedOptimizer
 
-            return DeepspeedEngine(self._sharded, stage.optimizer)
-        return TorchEngine(self.policy.trained_by_component, stage.optimizer, self.ranks)
+            return DeepspeedOptimizer(self._sharded, stage.optimizer)
+        return TorchOptimizer(self.policy.trained_by_component, stage.optimizer, self.ranks)
 
     def build_learner(
-        self, stage: SftStage | RlStage, engine: OptimizerEngine, reference: Policy | None, placement: MediaPlacement
-    ) -> GrpoLearner:
+        self, stage: SftStage | RlStage, optimizer: Optimizer, reference: Policy | None, placement: MediaPlacement
+    ) -> PolicyLearner:
         """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""
         if isinstance(stage, RlStage):
             loss, epochs, mini_batches = stage.loss, stage.ppo_epochs, stage.num_mini_batches
@@ -302,8 +290,8 @@ class RunContext:
             pad_id=self.eos_token_id,
             policy_loss_fn=load_policy_loss(loss, self.base_dir),
         )
-        return GrpoLearner(
-            self.policy, self.processor, engine, learner_config, reference, ranks=self.ranks, placement=placement
+        return PolicyLearner(
+            self.policy, self.processor, optimizer, learner_config, reference, ranks=self.ranks, placement=placement
         )
 
     def _build_policy(self) -> Policy:

@@ -89,7 +89,7 @@ def check_functions(config: Config, base_dir: Path) -> None:
             load_custom_advantage(stage.advantage, base_dir)
             if isinstance(stage.loss.policy_loss, CustomPolicyLossConfig):
                 # These modules import torch, as the user's functions for them do, and few runs have one.
-                from mmrl.learner.objective import load_policy_loss
+                from mmrl.learner.loss import load_policy_loss
 
                 load_policy_loss(stage.loss, base_dir)
     # A term that is left out of evaluation says of no response that it is correct.

@@ -21,6 +21,7 @@ from mmrl.data.stage_tables import write_history_table
 from mmrl.distributed.ranks import MediaPlacement, RankLostError, Ranks
 from mmrl.distributed.sharing import SharedDemonstrationLearner, measure_across_ranks
 from mmrl.distributed.torch_ranks import join_ranks
+from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.log.comparison import compare_rewards, comparison_summary, print_summary
 from mmrl.log.console import Console, null_console
@@ -32,7 +33,7 @@ from mmrl.ports import Learner, Sampler, SampleSource
 from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.training.async_rollouts import AsyncRollouts, describe_lengthening, run_async_rl_stage
 from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_all_benchmark_questions
-from mmrl.training.build import RunContext, StageEngine
+from mmrl.training.build import RunContext
 from mmrl.training.callbacks import (
     BenchmarkRunner,
     Callback,
@@ -214,16 +215,16 @@ class TrainingRun:
 
     def _train_stage(self, stage: SftStage | RlStage, source: SampleSource) -> None:
         context, state = self._context, self._state
-        engine, reference = context.build_engine(stage), self._build_reference(stage)
+        optimizer, reference = context.build_optimizer(stage), self._build_reference(stage)
         # The checkpoint's optimizer belongs to the stage that was interrupted; later stages begin with a new one.
         if self._optimizer:
-            engine.load_state(self._optimizer)
+            optimizer.load_state(self._optimizer)
             self._optimizer = {}
         learner = context.samplers.sleep_during_learning(
-            context.build_learner(stage, engine, reference.policy if reference else None, self._placement)
+            context.build_learner(stage, optimizer, reference.policy if reference else None, self._placement)
         )
         health = HealthMonitor(stage.health, self._console.warn) if isinstance(stage, RlStage) else None
-        callbacks = self._build_callbacks(stage, engine, reference, health)
+        callbacks = self._build_callbacks(stage, optimizer, reference, health)
         if isinstance(stage, SftStage):
             if self._ranks.size > 1:
                 learner = SharedDemonstrationLearner(learner=learner, ranks=self._ranks, placement=self._placement)
@@ -237,14 +238,14 @@ class TrainingRun:
             )
             run_sft_stage(build_sft_settings(stage, self._config.run.seed), components, state)
             return
-        self._train_rl_stage(stage, source, learner, callbacks, engine=engine, reference=reference)
+        self._train_rl_stage(stage, source, learner, callbacks, optimizer=optimizer, reference=reference)
         if health is not None:
             self._console.info(health.summary())
 
     def _build_callbacks(
         self,
         stage: SftStage | RlStage,
-        engine: StageEngine,
+        optimizer: Optimizer,
         reference: ReferencePolicy | None,
         health: HealthMonitor | None,
     ) -> list[Callback]:
@@ -252,7 +253,7 @@ class TrainingRun:
         is_rl = isinstance(stage, RlStage)
 
         def save(state: TrainingState) -> None:
-            self._save_checkpoint({**engine.state(), **(reference.state() if reference else {})}, state)
+            self._save_checkpoint({**optimizer.state(), **(reference.state() if reference else {})}, state)
 
         # The count comes first: the logger saves the rollouts of a step that extends it.
         callbacks: list[Callback] = [FailedStepCounter(count_steps_without_signal=is_rl)]
@@ -281,13 +282,13 @@ class TrainingRun:
         learner: Learner,
         callbacks: Sequence[Callback],
         *,
-        engine: StageEngine,
+        optimizer: Optimizer,
         reference: ReferencePolicy | None,
     ) -> None:
         context, version = self._context, self._state.version
         update_reference: Callable[[int], dict[str, float]] | None = None
         if reference is not None and not reference.is_frozen:
-            update_reference = partial(reference.update, reset_optimizer=engine.reset)
+            update_reference = partial(reference.update, reset_optimizer=optimizer.reset)
         sampler = context.samplers.make_sampler(
             self._config.run.seed,
             stage.name,

@@ -13,9 +13,9 @@ from mmrl.types.rollout import Group, Rollout, RolloutBatch
 class Experience:
     """A rollout to train on.
 
-    `old_logprobs_source` says whose log-probs stand below the importance ratio: those recorded while sampling, or those
-    that the learner computes at the start of the step. None leaves it to `loss.old_logprobs`. `_LossTokens` in
-    `mmrl/learner/objective.py` lists all settings that decide.
+    `old_logprobs_source` says which log-probs the importance ratio divides by: those that the sampler recorded, or
+    those that the learner recomputes before the first update of the step. None leaves it to `loss.old_logprobs`.
+    `TokenTable.old_is_recorded_N` in `mmrl/learner/tokens.py` lists all settings that decide.
     """
 
     rollout: Rollout  # the prompt, and tokens with the log-probs that they were sampled with

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rounding import GRADIENTS, LOGPROBS
 
-from mmrl.learner.learner import TOLERANCES, ForwardDifference, check_shared_prefix, compare_layouts
+from mmrl.learner.shared_prefix_check import TOLERANCES, ForwardDifference, check_shared_prefix, compare_layouts
 from mmrl.policy import gated_delta_net, shared_prefix_attention
 from mmrl.policy.batch import PrefixGroup, collate, group_by_prompt
 from mmrl.policy.families import FAMILIES

@@ -1,4 +1,4 @@
-"""The optimizer engine of plain torch: AdamW, a global gradient clip, float32 master weights.
+"""The optimizer of plain torch: AdamW, a global gradient clip, float32 master weights.
 
 Every rank has the whole model and makes the same update, from gradients summed over ranks.
 """
@@ -16,8 +16,8 @@ from mmrl.config.schema import Component, OptimizerConfig
 from mmrl.distributed.ranks import Ranks, SingleProcess, balanced_range
 
 
-class TorchEngine:
-    """Accumulates gradients and updates weights.
+class TorchOptimizer:
+    """Accumulates gradients and updates weights. Implements `Optimizer`.
 
     A weight that is not float32 has a float32 master, which AdamW updates and the weight is copied from: added to a
     bfloat16 weight, an update of 1e-6 would be lost.
@@ -55,15 +55,11 @@ class TorchEngine:
         self._optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, fused=True)
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
-        """Add the gradient of a scalar loss. `last` makes no difference: ranks sum gradients in `step`."""
+        """Add the gradient of a scalar loss. `last` makes no difference: ranks sum gradients in `update`."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def step(self, lr: float) -> dict[Component, float]:
-        """Clip the gradients, update the weights and drop the gradients; return norms as `OptimizerEngine.step`.
-
-        `lr` is the rate of this step; a component with a rate of its own gets it scaled in proportion. If the norm over
-        all components is not finite, weights and optimizer stay as they are.
-        """
+    def update(self, lr: float) -> dict[Component, float]:
+        """Clip the gradients, update the weights and drop the gradients, as `Optimizer.update` says."""
         gradients = []
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter and parameter.grad is not None:
@@ -94,10 +90,7 @@ class TorchEngine:
         self._optimizer.state.clear()
 
     def state(self) -> dict[str, dict[int, Any]]:
-        """Return this rank's share of what a checkpoint keeps, by the index of a weight among AdamW's groups.
-
-        `moments` has the moments of each weight, `masters` the masters of those that are not float32.
-        """
+        """Return this rank's share of what a checkpoint keeps, as `Optimizer.state` says."""
         # The index does not depend on the number of ranks, so another number of them can continue.
         moments, ordered = self._optimizer.state_dict()["state"], self._ordered_masters
         own = balanced_range(list(map(torch.numel, ordered)), self._ranks)
@@ -109,7 +102,7 @@ class TorchEngine:
         }
 
     def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
-        """Continue from the joined `state()` of all ranks."""
+        """Continue from the merged `state()` of all ranks."""
         # The groups hold learning rates and weight decay: those of the stage count, not those of the checkpoint.
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": dict(state["moments"]), "param_groups": groups})
