@@ -195,31 +195,14 @@ class PolicyLearner:
         for micro_batch in mini_batch.micro_batches:
             # One at a time: the patches of a whole mini-batch would fill the memory.
             batch = self._build_batch(micro_batch.content)
-            groups = micro_batch.content.groups
-            sample_ids = ", ".join(group[0].rollout.prompt.sample.id for group in groups)
+            sample_ids = ", ".join(group[0].rollout.prompt.sample.id for group in micro_batch.content.groups)
             self._ranks.set_activity(f"learning from {sample_ids or 'a dummy'}")
-            scores = self._forward(micro_batch, batch)
-            self._score_reference(micro_batch, batch)
-            if groups:
-                tokens = make_token_table(
-                    list(chain.from_iterable(groups)),
-                    self._config.loss,
-                    current_logprobs_N=scores.logprobs_N,
-                    entropies_N=scores.entropies_N,
-                    recomputed_logprobs_N=micro_batch.recomputed_logprobs_N,
-                    reference_logprobs_N=micro_batch.reference_logprobs_N,
-                )
-                loss, metrics = self._objective(
-                    tokens, mini_batch.denominators, step=step, compare_with_sampler=is_first
-                )
-            else:
-                # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
-                loss, metrics = scores.logprobs_N.sum(), Metrics()
+            loss, metrics = self._compute_loss(
+                micro_batch, batch, mini_batch.denominators, step=step, is_first=is_first
+            )
             if self._policy.routers:
-                # Of tokens that are scored: which others a row holds depends on how micro-batches are cut.
+                # Only of scored tokens: which others a row holds depends on how micro-batches are cut.
                 routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
-            if is_first and batch.engine_routes_XTK is not None:
-                metrics.merge(self._compare_routes(batch.engine_routes_XTK))
             self._optimizer.backward(loss, last=micro_batch is mini_batch.micro_batches[-1])
             metrics.mean("learner/loss", float(loss.detach()))
             own_metrics.merge(metrics)
@@ -236,6 +219,29 @@ class PolicyLearner:
             all_metrics.mean(f"learner/grad_norm/{component}", norm)
         all_metrics.sum("learner/nonfinite_updates", float(not math.isfinite(total_norm)))
         return all_metrics
+
+    def _compute_loss(
+        self, micro_batch: _MicroBatch, batch: Batch, denominators: LossDenominators, *, step: int, is_first: bool
+    ) -> tuple[torch.Tensor, Metrics]:
+        """Return the share of a micro-batch in the loss and the metrics of an update. Collective under ZeRO-3."""
+        scores = self._forward(micro_batch, batch)
+        self._score_reference(micro_batch, batch)
+        if not micro_batch.content.groups:
+            # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
+            return scores.logprobs_N.sum(), Metrics()
+        assert micro_batch.recomputed_logprobs_N is not None  # set by `_forward`
+        tokens = make_token_table(
+            list(chain.from_iterable(micro_batch.content.groups)),
+            self._config.loss,
+            current_logprobs_N=scores.logprobs_N,
+            entropies_N=scores.entropies_N,
+            recomputed_logprobs_N=micro_batch.recomputed_logprobs_N,
+            reference_logprobs_N=micro_batch.reference_logprobs_N,
+        )
+        loss, metrics = self._objective(tokens, denominators, step=step, compare_with_sampler=is_first)
+        if is_first and batch.engine_routes_XTK is not None:
+            metrics.merge(self._compare_routes(batch.engine_routes_XTK))
+        return loss, metrics
 
     def _forward(self, micro_batch: _MicroBatch, batch: Batch) -> TokenLogprobs:
         """Score a micro-batch, and keep what its later passes in this step compare with or replay."""
@@ -254,7 +260,7 @@ class PolicyLearner:
             micro_batch.reference_logprobs_N = self._reference.compute_logprobs(batch).logprobs_N
 
     def _compare_routes(self, engine_routes_XTK: torch.Tensor) -> Metrics:
-        """Return where the routers themselves would have left the engine's routes in the last pass."""
+        """Return how often the routers would have chosen other experts than the engine in the last pass."""
         routers, metrics = self._policy.routers, Metrics()
         counts = count_differences(routers, engine_routes_XTK)
         metrics.ratio("rollout/route_diff_tokens_frac", float(counts.differing_tokens), counts.tokens)

@@ -1,9 +1,10 @@
 """The loss of a micro-batch, from the log-probs of its tokens, as its share of the loss of a whole update.
 
-Suffixes of tensor names: N rows of a `TokenTable`, S tokens that the policy sampled in one response. Log-probs, log
-ratios and entropies are in nats. Of a token's log-probs, `recorded` are those of the sampler, `recomputed` those of the
-learner before the first update of the step, `current` those of the policy now, and `reference` those of the KL
-penalty's reference. `old` is the one of the first two that the importance ratio divides by.
+A token has up to four log-probs: `recorded` by the sampler, `recomputed` by the learner before the first update of the
+step, `current`, and that of the `reference` of the KL penalty. The importance ratio divides by one of the first two,
+which is then `old`. Log-probs, log ratios and entropies are in nats.
+
+Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`, S sampled tokens of one response.
 """
 
 from __future__ import annotations

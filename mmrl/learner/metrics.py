@@ -1,6 +1,6 @@
 """Metrics of a training step: how those of micro-batches, ranks and updates merge, and what is measured of the tokens.
 
-The suffix N of tensor names means rows of a `TokenTable`.
+Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The tokens that a loss is computed from: one table a micro-batch, and the counts over a whole update.
+"""The tokens that a loss is computed from: a table for each micro-batch, and counts over a whole update.
 
-Suffixes of tensor names: N rows of a `TokenTable`. `mmrl.policy.batch` lists all suffixes.
+Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import isfinite
 from typing import NamedTuple
 
@@ -140,13 +141,20 @@ def count_denominators(
 
 
 def make_token_table(
-    experiences: Sequence[Experience], options: LossConfig, *, current_logprobs_N: Tensor, **scores: Tensor | None
+    experiences: Sequence[Experience],
+    options: LossConfig,
+    *,
+    current_logprobs_N: Tensor,
+    entropies_N: Tensor,
+    recomputed_logprobs_N: Tensor,
+    reference_logprobs_N: Tensor | None,
 ) -> TokenTable:
-    """Return the trained tokens of a micro-batch, in the order of its experiences, on the device of the log-probs.
+    """Return the trained tokens of a micro-batch, in the order of its experiences, with what models computed for them.
 
-    `current_logprobs_N` and `scores` are the columns of `TokenTable` that models compute.
+    `TokenTable` explains the arguments.
     """
     device = current_logprobs_N.device
+    bools = partial(torch.tensor, dtype=torch.bool, device=device)  # of an empty list torch would make float32
     tokens: list[TrainedToken] = []
     num_tokens, old_is_recorded, advantages, fixed_lengths = [], [], [], []
     for experience in experiences:
@@ -158,22 +166,21 @@ def make_token_table(
         fixed_lengths.append(float(options.fixed_length or experience.rollout.sampling_params.max_new_tokens))
     authors = [token.author for token in tokens]
     response_N = torch.arange(len(experiences)).repeat_interleave(torch.tensor(num_tokens))
-    # Of an empty list torch would make float32, so other types are spelled out.
     return TokenTable(
         experiences=experiences,
         response_N=response_N.to(device),
-        is_policy_N=torch.tensor([author is Author.POLICY for author in authors], dtype=torch.bool, device=device),
-        is_demonstration_N=torch.tensor(
-            [author is Author.DEMONSTRATION for author in authors], dtype=torch.bool, device=device
-        ),
-        in_sft_loss_N=torch.tensor([token.in_sft_loss for token in tokens], dtype=torch.bool, device=device),
+        is_policy_N=bools([author is Author.POLICY for author in authors]),
+        is_demonstration_N=bools([author is Author.DEMONSTRATION for author in authors]),
+        in_sft_loss_N=bools([token.in_sft_loss for token in tokens]),
         advantages_N=torch.tensor(advantages)[response_N].to(device),
         fixed_lengths_N=torch.tensor(fixed_lengths)[response_N].to(device),
         age_N=torch.tensor([token.age for token in tokens], dtype=torch.int64, device=device),
         old_is_recorded_N=torch.tensor(old_is_recorded)[response_N].to(device),
         recorded_logprobs_N=torch.tensor([token.recorded_logprob for token in tokens], device=device),
+        recomputed_logprobs_N=recomputed_logprobs_N,
         current_logprobs_N=current_logprobs_N,
-        **scores,
+        entropies_N=entropies_N,
+        reference_logprobs_N=reference_logprobs_N,
     )
 
 

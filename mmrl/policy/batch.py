@@ -10,10 +10,9 @@ each completion, must give the same log-probs and gradients.
 
 Suffixes of tensor names, one letter an axis, here, in `mmrl.policy.logprobs`, `mmrl.algo.losses` and `mmrl.learner`:
 
-    N   trained tokens of a batch; in a loss, those of its table of tokens
-    B   rows, L columns of a batch, P columns of prompts or responses that are padded on the left
-    T   tokens of all rows, padding included: B x L
+    N   trained tokens of a batch; in a loss, the rows of a `TokenTable`
     S   tokens of one prompt or response; in a loss, those of a response that the policy sampled
+    B   rows, L their columns, T all their tokens, B x L; P columns of prompts or responses padded on the left
     C   tokens of a chunk, R rows to sample from, V tokens of the vocabulary, W hidden channels
     X   layers with experts, K experts of a token
     M   patches, D values of a patch, I images; V is videos in `video_grids_V3` and `second_per_grid_V`
@@ -295,7 +294,7 @@ def group_by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]
 def collate(
     groups: Sequence[Sequence[Experience]], processor: TensorProvider, *, pad_id: int, shared_prefix: bool = True
 ) -> Batch:
-    """Pack groups of experiences, those of a group with one prompt, into tensors.
+    """Pack groups of experiences into tensors. Those of a group have the same prompt.
 
     With `shared_prefix` all groups share one row, which has each prompt once. Otherwise every experience gets its own
     row, padded on the right with `pad_id`.
