@@ -130,7 +130,7 @@ class PolicyLearner:
         self._check_shared_prefix_once(active)
         mini_batches = self._make_mini_batches(in_loss)
         if self._replays_routes or self._objective.needs_recomputed_logprobs(active):
-            # The first mini-batch needs no pass of its own: its pass of the first epoch precedes all updates.
+            # Not the first mini-batch, whose first pass precedes all updates anyway.
             self._recompute_logprobs(mini_batches[1:])
         nonfinite_updates = 0.0
         for epoch in range(self._config.epochs):
@@ -155,7 +155,7 @@ class PolicyLearner:
         )
 
     def _check_shared_prefix_once(self, active: Sequence[Experience]) -> None:
-        """Check the shared-prefix forward before the first update, on the first step that can reveal an error."""
+        """Check the shared-prefix forward before the first update, in the first step that can reveal an error."""
         if self._shared_prefix_checked:
             return
         # From the experiences of all ranks, because every rank must check the same: a forward under ZeRO-3 needs all.
@@ -171,7 +171,7 @@ class PolicyLearner:
             active = list(filter(self._objective.has_gradient, part))
             if active:
                 own = rank_micro_batches(active, self._placement.rank_by_digest, self._ranks, self._pack)
-                # Experiences without a gradient are left out of the forward pass, but the loss is a mean over them too.
+                # Not over `active`: the loss is also a mean over experiences that the forward pass leaves out.
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(list(map(_MicroBatch, own)), denominators))
         # Only the first update shows how sampler and learner differ, so its tokens must be recent enough to show it.
@@ -201,7 +201,7 @@ class PolicyLearner:
                 micro_batch, batch, mini_batch.denominators, step=step, is_first=is_first
             )
             if self._policy.routers:
-                # Only of scored tokens: which others a row holds depends on how micro-batches are cut.
+                # Scored tokens alone: which others share a row depends on how micro-batches are cut.
                 routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
             self._optimizer.backward(loss, last=micro_batch is mini_batch.micro_batches[-1])
             metrics.mean("learner/loss", float(loss.detach()))

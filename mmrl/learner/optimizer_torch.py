@@ -19,8 +19,8 @@ from mmrl.distributed.ranks import Ranks, SingleProcess, balanced_range
 class TorchOptimizer:
     """Accumulates gradients and updates weights. Implements `Optimizer`.
 
-    A weight that is not float32 has a float32 master, which AdamW updates and the weight is copied from: added to a
-    bfloat16 weight, an update of 1e-6 would be lost.
+    AdamW updates a float32 master of each weight that is not float32, and the weight is copied from it: an update of
+    1e-6 would be lost in a bfloat16 weight.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TorchOptimizer:
             vectors = [master for master in masters if master.ndim <= 1]
             groups.append({"params": matrices, "lr_scale": lr_scale, "weight_decay": options.weight_decay})
             groups.append({"params": vectors, "lr_scale": lr_scale, "weight_decay": vector_decay})
-        # By AdamW's own index, which names a weight in a checkpoint.
+        # In the order of AdamW's indices, which name weights in a checkpoint.
         self._ordered_masters: list[torch.Tensor] = [master for group in groups for master in group["params"]]
         self._max_grad_norm = options.max_grad_norm
         self._optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, fused=True)
@@ -64,8 +64,8 @@ class TorchOptimizer:
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter and parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
-            # Ranks must sum the same list: a parameter without a gradient, such as the vision tower's after a
-            # text-only batch, counts as zero, as under ZeRO.
+            # All ranks must sum the same list, so a missing gradient counts as zero, as under ZeRO: a text-only batch
+            # leaves the vision tower without gradients.
             gradients.append(torch.zeros_like(master) if master.grad is None else master.grad)
         self._ranks.all_reduce(gradients)
         for master, gradient in zip(self._masters, gradients, strict=True):
@@ -75,7 +75,7 @@ class TorchOptimizer:
             own_gradients = [master.grad for master in masters if master.grad is not None]
             norms[component] = float(nn.utils.get_total_norm(own_gradients))
         total = math.hypot(*norms.values())
-        # Otherwise one overflow would make every weight NaN.
+        # One overflow would make every weight NaN.
         if math.isfinite(total):
             nn.utils.clip_grads_with_norm_(self._masters, self._max_grad_norm, torch.tensor(total))
             for group in self._optimizer.param_groups:
@@ -91,7 +91,7 @@ class TorchOptimizer:
 
     def state(self) -> dict[str, dict[int, Any]]:
         """Return this rank's share of what a checkpoint keeps, as `Optimizer.state` says."""
-        # The index does not depend on the number of ranks, so another number of them can continue.
+        # Indices do not depend on the number of ranks, so a run may resume with another number of them.
         moments, ordered = self._optimizer.state_dict()["state"], self._ordered_masters
         own = balanced_range(list(map(torch.numel, ordered)), self._ranks)
         pairs = zip(self._masters, self._parameters, strict=True)
@@ -103,7 +103,7 @@ class TorchOptimizer:
 
     def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
         """Continue from the merged `state()` of all ranks."""
-        # The groups hold learning rates and weight decay: those of the stage count, not those of the checkpoint.
+        # Groups hold learning rates and weight decay. Those of the stage apply, not those of the checkpoint.
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": dict(state["moments"]), "param_groups": groups})
         with torch.no_grad():
