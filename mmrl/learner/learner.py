@@ -134,7 +134,7 @@ class PolicyLearner:
             self._recompute_logprobs(mini_batches[1:])
         nonfinite_updates = 0.0
         for epoch in range(self._config.epochs):
-            updates = []
+            updates: list[Metrics] = []
             for mini_batch in mini_batches:
                 is_first = epoch == 0 and not updates
                 updates.append(self._update(mini_batch, step=step, lr=lr, is_first=is_first))

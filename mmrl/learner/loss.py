@@ -10,6 +10,7 @@ Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`, S 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ from mmrl.algo.losses import (
     suffix_sums,
     truncate_weights,
 )
-from mmrl.config.schema import CustomPolicyLossConfig, LossCoefficientConfig, LossConfig
+from mmrl.config.schema import CustomPolicyLossConfig, LossConfig
 from mmrl.learner.metrics import Metrics, find_worst_token, measure_sampler, measure_tokens
 from mmrl.learner.tokens import (
     LossDenominators,
@@ -55,7 +56,8 @@ class Objective:
         """
         if isinstance(options.policy_loss, CustomPolicyLossConfig) != (policy_loss_fn is not None):
             raise ValueError(f"loss.policy_loss is {options.policy_loss!r}, but its function is {policy_loss_fn!r}")
-        self._options, self._total_steps, self._policy_loss_fn = options, total_steps, policy_loss_fn
+        self._options, self._policy_loss_fn = options, policy_loss_fn
+        self._coefficient = partial(coefficient, total=total_steps)
         self.needs_reference = options.kl.coef > 0.0
         """True if there is a KL penalty."""
         self.has_entropy_bonus = options.entropy.coef > 0.0
@@ -104,7 +106,7 @@ class Objective:
             loss = loss - demonstrated_N.sum() / denominators.demonstration_tokens
         if denominators.sft_loss_tokens:
             nll = -tokens.current_logprobs_N[tokens.in_sft_loss_N].sum() / denominators.sft_loss_tokens
-            loss = loss + self._coefficient(self._options.sft_loss, step) * nll
+            loss = loss + self._coefficient(step, options=self._options.sft_loss) * nll
             metrics.mean("learner/sft_loss_nats", float(nll.detach()), denominators.sft_loss_tokens)
         if tokens.is_policy_N.any():
             sampled = tokens.select(tokens.is_policy_N)
@@ -120,12 +122,16 @@ class Objective:
         options, count = self._options, denominators.forward_tokens
         old_N = torch.where(sampled.old_is_recorded_N, sampled.recorded_logprobs_N, sampled.recomputed_logprobs_N)
         old_N = old_N.detach()
-        ratio_N = self._importance_ratios(sampled, old_N)
+        log_ratio_N, bound = sampled.current_logprobs_N - old_N, options.log_ratio_clip
+        if bound is not None:
+            # Avoids the exponential of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
+            log_ratio_N = log_ratio_N.clamp(-bound, bound)
+        ratio_N = importance_ratios(log_ratio_N, sampled.response_N, options.importance_ratio_level)
         correction_N = self._rollout_correction(old_N - sampled.recorded_logprobs_N, sampled.response_N)
         advantage_N, penalty_N = sampled.advantages_N, torch.zeros_like(ratio_N)
         metrics = Metrics()
         if sampled.reference_logprobs_N is not None:
-            kl_N, kl_coefficient = self._reference_kl(sampled), self._coefficient(options.kl, step)
+            kl_N, kl_coefficient = self._reference_kl(sampled), self._coefficient(step, options=options.kl)
             metrics.mean("policy/reference_kl_nats", float(kl_N.detach().sum()) / count, count)
             if options.kl.apply_to == "reward":
                 # The KL at a token depends on the tokens before it: they bear it too, and later tokens do not.
@@ -133,7 +139,7 @@ class Objective:
             else:
                 penalty_N = penalty_N + kl_coefficient * kl_N
         if self.has_entropy_bonus:
-            penalty_N = penalty_N - self._coefficient(options.entropy, step) * sampled.entropies_N
+            penalty_N = penalty_N - self._coefficient(step, options=options.entropy) * sampled.entropies_N
         policy_loss_N = self._policy_loss(sampled, old_N, ratio_N, advantage_N)
         weight_N = aggregation_weights(
             sampled.response_N,
@@ -154,16 +160,6 @@ class Objective:
         metrics.merge(token_metrics)
         metrics.max("policy/importance_ratio_max", find_worst_token(ratio_N.detach(), sampled))
         return ((penalty_N + correction_N * policy_loss_N) * weight_N).sum(), metrics
-
-    def _coefficient(self, options: LossCoefficientConfig, step: int) -> float:
-        return coefficient(step, total=self._total_steps, options=options)
-
-    def _importance_ratios(self, sampled: TokenTable, old_N: Tensor) -> Tensor:
-        log_ratio_N, bound = sampled.current_logprobs_N - old_N, self._options.log_ratio_clip
-        if bound is not None:
-            # So that no exponential is taken of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
-            log_ratio_N = log_ratio_N.clamp(-bound, bound)
-        return importance_ratios(log_ratio_N, sampled.response_N, self._options.importance_ratio_level)
 
     def _reference_kl(self, sampled: TokenTable) -> Tensor:
         """Return the estimated KL divergence from the reference at each token, [N]."""
@@ -195,8 +191,7 @@ class Objective:
         lengths = list(filter(None, torch.bincount(sampled.response_N).tolist()))
         columns_N = (sampled.current_logprobs_N, old_N, advantage_N.detach())
         split_columns = [torch.split(values_N, lengths) for values_N in columns_N]
-        name = getattr(self._options.policy_loss, "fn", "")
-        losses = []
+        name, losses = getattr(self._options.policy_loss, "fn", ""), []
         for logprobs_S, old_S, advantages_S in zip(*split_columns, strict=True):
             # Losses written for padded batches expect a mask. Here nothing is padded.
             mask_S = torch.ones_like(logprobs_S, dtype=torch.bool)

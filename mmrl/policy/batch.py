@@ -60,7 +60,7 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTensors:
-    """What the forward pass needs for a prompt, or for a tool's image or video, besides token ids.
+    """Tensors that the forward pass needs for a prompt, or for a tool's image or video, besides token ids.
 
     M and V are 0 where there is no image or no video.
     """
