@@ -272,8 +272,9 @@ class PolicyLearner:
         self._ranks.all_reduce([sums])
         summary = summarize_routing(self._policy.routers, sums)
         metrics = Metrics()
-        metrics.mean("policy/router_load_entropy", summary.load_entropy, denominators.scored_tokens)
-        metrics.mean("policy/router_margin", summary.margin, denominators.scored_tokens)
+        scored_tokens = denominators.forward_tokens + denominators.demonstration_tokens
+        metrics.mean("policy/router_load_entropy", summary.load_entropy, scored_tokens)
+        metrics.mean("policy/router_margin", summary.margin, scored_tokens)
         return metrics
 
     def _build_batch(self, micro_batch: RankMicroBatch) -> Batch:

@@ -92,11 +92,6 @@ class LossDenominators(NamedTuple):
     sft_loss_tokens: int
     """Tokens sampled by the policy that `loss.sft_loss` trains on."""
 
-    @property
-    def scored_tokens(self) -> int:
-        """All trained tokens in the forward pass: sampled and demonstrated ones."""
-        return self.forward_tokens + self.demonstration_tokens
-
 
 def select_for_loss(experiences: Sequence[Experience], options: LossConfig) -> list[Experience]:
     """Return the experiences that enter the loss and its denominators: all, or all but truncated ones.

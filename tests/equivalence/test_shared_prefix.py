@@ -134,7 +134,7 @@ def test_recurrent_layers_get_advice_of_their_own(tiny, monkeypatch):
     siblings = group(world, world.samples[1], sizes=(6, 6))
     honest = gated_delta_net._apply_rule
     monkeypatch.setattr(gated_delta_net, "_apply_rule", lambda *given: honest(*given[:3], None, *given[4:]))
-    with pytest.raises(UserError, match=r"shared_prefix: off, .* the recurrent state is not forked; or, .* version"):
+    with pytest.raises(UserError, match=r"shared_prefix: off, .* not fork the recurrent state; or, .* version"):
         check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
 
 
