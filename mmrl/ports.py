@@ -164,7 +164,7 @@ class ExperienceSelector(Protocol):
 class Learner(Protocol):
     """Updates the weights.
 
-    Called by the loops; implemented by `mmrl.learner.learner.GrpoLearner`.
+    Called by the loops; implemented by `mmrl.learner.learner.PolicyLearner`.
     """
 
     def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:

@@ -58,7 +58,7 @@ ONLY_IN = {
     "peft": ("mmrl/policy/lora.py",),
     "safetensors": ("mmrl/policy/", "mmrl/checkpoint/", "mmrl/rollout/engines/vllm_weight_transfer.py"),
     "vllm": ("mmrl/rollout/engines/vllm_",),
-    "deepspeed": ("mmrl/learner/engine_deepspeed.py",),
+    "deepspeed": ("mmrl/learner/optimizer_deepspeed.py",),
     "sklearn": ("datasets/mmrl_datasets/",),
     "skimage": ("datasets/mmrl_datasets/", "rewards/mmrl_rewards/render.py"),
     "timm": ("rewards/mmrl_rewards/services/encoder.py",),
@@ -79,7 +79,7 @@ ONLY_IN = {
         "mmrl/cli/data.py",
         "mmrl/cli/main.py",  # describes their errors
         "mmrl/data/rows.py",
-        "mmrl/learner/objective.py",
+        "mmrl/learner/loss.py",
         "mmrl/policy/families/base.py",
         "mmrl/rollout/engines/custom.py",
         "mmrl/rollout/steps/custom.py",

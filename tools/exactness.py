@@ -20,7 +20,7 @@ from rich.table import Table
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, ModelConfig, VisionFromScratchConfig
-from mmrl.learner.learner import compare_layouts
+from mmrl.learner.shared_prefix_check import compare_layouts
 from mmrl.policy.batch import Batch, Placeholders, PrefixGroup, PromptTensors, collate
 from mmrl.policy.families import FAMILIES, Grid, PlaceholderRun, VideoTimeEncoding, get_family
 from mmrl.policy.policy import Policy

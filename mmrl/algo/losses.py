@@ -1,13 +1,10 @@
 """The terms of the RL loss, as pure functions of per-token tensors.
 
-Tokens are those that are trained, of any number of responses, laid end to end. Suffixes of names:
+The suffix N of tensor names means trained tokens, those of any number of responses one after the other. `response_N` is
+the index of the response that a token belongs to, int64 from 0. Log-probs and log ratios are in nats.
 
-    N   tokens
-    log-probs and log ratios are in nats
-    sequence_N is the index of the response that a token belongs to, int64 [N] from 0
-
-In the order of their use: importance ratios, the policy loss per token, the KL penalty, correction weights for a
-sampler that computes other probabilities than the learner, what each token weighs in the loss of the step, and the
+In the order of their use: importance ratios, the policy loss of each token, the KL penalty, correction weights for a
+sampler whose probabilities differ from the learner's, the weight of each token in the loss of an update, and the
 schedules of the learning rate and of the terms' coefficients.
 """
 
@@ -25,18 +22,18 @@ DecayCurve = Literal["constant", "linear", "cosine"]
 
 
 def importance_ratios(
-    log_ratio_N: Tensor, sequence_N: Tensor, level: Literal["token", "sequence", "sequence_token"]
+    log_ratio_N: Tensor, response_N: Tensor, level: Literal["token", "sequence", "sequence_token"]
 ) -> Tensor:
     """Return the importance ratio that multiplies each token's advantage, [N].
 
     token: exp(log_ratio), PPO (arXiv:1707.06347, eq. 6). sequence: the geometric mean over a response's tokens, GSPO
     (arXiv:2507.18071, eq. 7). sequence_token: that value, with the gradient of each token's own ratio, GSPO-token
-    (eq. 14). For a response of one token all three are equal. `log_ratio_N` is new minus old log-probs, [N].
+    (eq. 14). For a response of one token all three are equal. `log_ratio_N` is current minus old log-probs.
     """
     if level == "token":
         return log_ratio_N.exp()
     # A mean of logs is the log of the geometric mean.
-    mean_N = sequence_sums(log_ratio_N, sequence_N) / sequence_sums(torch.ones_like(log_ratio_N), sequence_N)
+    mean_N = response_sums(log_ratio_N, response_N) / response_sums(torch.ones_like(log_ratio_N), response_N)
     if level == "sequence":
         return mean_N.exp()
     # The last two terms are 0 in value; their gradient is that of the token's own log ratio.
@@ -61,8 +58,8 @@ def clipped_surrogate(
         dual_clip: c, above 1; None for no such bound.
     """
     bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    # The minimum is pessimistic: a clipped ratio may only make the gain smaller, so that a token that has moved in the
-    # wrong direction keeps its gradient.
+    # The minimum is pessimistic: clipping can only reduce the gain, so a token that has moved in the wrong direction
+    # keeps its gradient.
     gain = torch.minimum(ratio * advantage, bounded * advantage)
     if dual_clip is not None:
         gain = torch.where(advantage < 0.0, torch.maximum(gain, dual_clip * advantage), gain)
@@ -83,7 +80,7 @@ def cispo(logprobs: Tensor, ratio: Tensor, advantage: Tensor, clip_low: float, c
         clip_low: 1 - clip_low is the lower bound of r; 1 for none.
         clip_high: 1 + clip_high is the upper bound of r.
     """
-    # Detached: the ratio only weighs REINFORCE's gradient, which comes from `logprobs`.
+    # Detached, because the ratio only weights REINFORCE's gradient, which comes from `logprobs`.
     return -ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high) * advantage * logprobs
 
 
@@ -137,53 +134,53 @@ def mask_weights(weight: Tensor, low: float, high: float) -> Tensor:
 
 
 def aggregation_weights(
-    sequence_N: Tensor,
+    response_N: Tensor,
     aggregation: Literal["token", "sequence", "fixed"],
     *,
     num_tokens: int,
-    num_sequences: int,
+    num_responses: int,
     lengths_N: Tensor,
 ) -> Tensor:
-    """Return the factor of each token in the loss of the step, float32 [N]; the loss is the sum of factor x token loss.
+    """Return the factor of each token in the loss of an update, float32 [N]: the loss sums factor x token loss.
 
     token: 1 / tokens (DAPO, arXiv:2503.14476, eq. 8). sequence: 1 / (sequences x own tokens) (GRPO, arXiv:2402.03300
     v3, eq. 3). fixed: 1 / (sequences x length) (Dr.GRPO, arXiv:2503.20783, 3.2); with length 1 it is the sum over
     tokens of REINFORCE. All three are equal where every response has `length` tokens.
 
     Args:
-        sequence_N: response of each token.
+        response_N: response of each token.
         aggregation: which of the three.
-        num_tokens: trained tokens of the whole step, over all micro-batches and ranks.
-        num_sequences: responses of the whole step.
+        num_tokens: tokens that the policy sampled for the whole update, over all micro-batches and ranks.
+        num_responses: responses of the whole update.
         lengths_N: length that `fixed` divides by, for each token, [N].
     """
-    # Denominators are those of the whole step, so the gradient does not depend on how it is cut into micro-batches.
-    ones_N = torch.ones(len(sequence_N), device=sequence_N.device)
+    # Denominators are those of the whole update, so the gradient does not depend on the cut into micro-batches.
+    ones_N = torch.ones(len(response_N), device=response_N.device)
     match aggregation:
         case "token":
             return ones_N / num_tokens
         case "sequence":
-            return ones_N / (num_sequences * sequence_sums(ones_N, sequence_N))
+            return ones_N / (num_responses * response_sums(ones_N, response_N))
         case "fixed":
-            return ones_N / (num_sequences * lengths_N)
+            return ones_N / (num_responses * lengths_N)
 
 
-def sequence_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
+def response_sums(values_N: Tensor, response_N: Tensor) -> Tensor:
     """Return, for each token, the sum of `values_N` over its response, [N] in the dtype of the values."""
-    # A micro-batch may have no trained token, and max of an empty tensor raises.
-    count = int(sequence_N.max()) + 1 if len(sequence_N) else 0
-    return values_N.new_zeros(count).index_add(0, sequence_N, values_N)[sequence_N]
+    # A micro-batch may have no trained token at all, and max of an empty tensor raises.
+    count = int(response_N.max()) + 1 if len(response_N) else 0
+    return values_N.new_zeros(count).index_add(0, response_N, values_N)[response_N]
 
 
-def suffix_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
+def suffix_sums(values_N: Tensor, response_N: Tensor) -> Tensor:
     """Return, for each token, the sum of `values_N` over it and the later tokens of its response, [N].
 
     The tokens of a response must be adjacent and in order.
     """
-    # float64: a difference of running sums would otherwise round by what other responses add up to.
+    # float64, because running sums also contain other responses, whose size would set the rounding error.
     running_N = values_N.double().cumsum(0)
-    lengths = torch.bincount(sequence_N)
-    ends_N = (lengths.cumsum(0) - 1)[sequence_N]
+    lengths = torch.bincount(response_N)
+    ends_N = (lengths.cumsum(0) - 1)[response_N]
     return (running_N[ends_N] - running_N).to(values_N.dtype) + values_N
 
 
@@ -197,11 +194,11 @@ def learning_rate(
     final_frac: float,
     decay_steps: int | None = None,
 ) -> float:
-    """Return the learning rate of an optimizer step, counted from 0 to `total` - 1.
+    """Return the learning rate of a training step, counted from 0 to `total` - 1.
 
     Warm-up is the straight line from 0 before the first step to `peak` at step `warmup` - 1. Then the rate falls to
-    `final_frac` * `peak`: linearly, or as half a cosine. It is there at step `decay_steps` - 1, by default the last
-    one, and stays there.
+    `final_frac` * `peak`, linearly or as half a cosine. It arrives at step `decay_steps` - 1, by default the last one,
+    and stays there.
 
     Source: SGDR (arXiv:1608.03983, eq. 5) for the cosine, without its restarts.
 
@@ -211,7 +208,7 @@ def learning_rate(
     if not 0 <= step < total:
         raise ValueError(f"step {step} is outside a stage of {total} steps")
     if step < warmup:
-        # `step + 1`: otherwise the first step would be spent at rate 0.
+        # `step + 1`, or the rate of the first step would be 0.
         return peak * (step + 1) / warmup
     peak_step = max(warmup - 1, 0)
     decay_end = (decay_steps or total) - 1
@@ -227,7 +224,7 @@ def learning_rate(
 
 
 def coefficient(step: int, *, total: int, options: LossCoefficientConfig) -> float:
-    """Return the coefficient of a term of the loss at one step: the curve of the learning rate, without warm-up.
+    """Return the coefficient of a loss term at one step. It follows the learning rate's curve, without warm-up.
 
     Raises:
         ValueError: `step` is outside the stage.

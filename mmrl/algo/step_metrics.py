@@ -1,4 +1,4 @@
-"""Metrics of the rollouts of a step: rewards, failures, advantages, lengths, duplicates, and gaps to blind answers."""
+"""Metrics of a step's rollouts: rewards, failures, advantages, lengths, duplicates, and gaps to blind probes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mmrl.types import FinishReason, Group, RewardFailure, Rollout
 
 
 def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return the metrics of a step's groups, with the advantage of each of their rollouts; none without any group.
+    """Return the metrics of a step's groups and of their rollouts' advantages; none if there is no group.
 
-    A metric that the step has no value for is left out. Rewards and advantages are those of scored rollouts; lengths
-    and duplicates count the dropped ones too.
+    A metric without a value in this step is left out. Rewards and advantages are those of scored rollouts; lengths and
+    duplicates count dropped rollouts too.
     """
     if not groups:
         return {}
@@ -34,7 +34,7 @@ def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[
         "rollout/response_tokens_min": float(min(lengths)),
         "rollout/response_tokens_max": float(max(lengths)),
         "rollout/truncated_frac": fmean(rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts),
-        # Duplicates are counted within a group: two prompts may well have one answer.
+        # Duplicates are counted within a group, because different prompts may well have the same answer.
         "rollout/duplicate_frac": 1.0 - num_texts / len(rollouts),
         "rollout/duplicate_answer_frac": 1.0 - num_answers / len(rollouts),
     }
@@ -49,7 +49,7 @@ def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return mean, population standard deviation and extremes of the total rewards, other means, and failures.
 
     `reward/mean`, `reward/task/<task>` and `reward/term/<name>` are means over rollouts. `reward/<name>/<kind>` counts
-    the failed calls of a reward and appears only where there are some.
+    the failed calls of a reward, if there are any.
     """
     totals: list[float] = []
     parts: dict[str, list[float]] = {}
@@ -58,7 +58,7 @@ def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for group in groups:
         for score in group.scores:
             totals.append(score.total)
-            # A term can fail on a rollout that is kept: its fallback counts then.
+            # A term may fail on a rollout that is kept, which then gets the term's fallback.
             failures += score.failures.items()
             parts.setdefault(f"reward/task/{group.prompt.sample.task}", []).append(score.total)
             for name, term in score.terms.items():
@@ -79,16 +79,16 @@ def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
 def compute_blind_gaps(groups: Sequence[Group]) -> dict[str, float]:
     """Return `probe/blind_gap/<probe>/<term>`: the mean of a reward term over rollouts, minus that over their probes.
 
-    A probe answers the same prompt with its media hidden, so 0 means that the reward is earned without looking. Terms
-    are compared, never totals: a total contains terms that only training rollouts get.
+    A probe answers the same prompt with its media hidden, so 0 means that the reward is earned without looking. Only
+    terms are compared: totals also hold training-only terms, which probes do not get.
     """
     pairs: dict[str, tuple[list[float], list[float]]] = {}
     for group in groups:
         for probe, blind_scores in group.probes.items():
-            # Terms that only training gives are missing from probes, so the probe's own decide what is compared.
+            # Probes lack training-only terms, so a probe's terms decide what is compared.
             for name in set().union(*(score.terms for score in blind_scores)):
                 seen, blind = pairs.setdefault(f"probe/blind_gap/{probe}/{name}", ([], []))
                 seen += [score.terms[name].value for score in group.scores]
                 blind += [score.terms[name].value for score in blind_scores]
-    # A group whose rollouts were all dropped may have probes, but then there is nothing to compare them with.
+    # A group whose rollouts were all dropped may have probes, but nothing to compare them with.
     return {name: fmean(seen) - fmean(blind) for name, (seen, blind) in sorted(pairs.items()) if seen}

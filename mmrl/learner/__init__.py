@@ -1,1 +1,1 @@
-"""From experiences to new weights: loss, micro-batches, optimizer engines and the reference."""
+"""From experiences to new weights: loss, micro-batches, optimizers and the reference."""

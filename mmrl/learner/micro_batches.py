@@ -1,8 +1,7 @@
 """The micro-batches of a step: mini-batches, shares of the ranks, packing, and dummy images for ranks without one.
 
 Every rank holds all experiences, so it computes the micro-batches of all ranks by itself; nothing is communicated.
-
-Suffixes of tensor names as in `mmrl.policy.batch`: B rows, L columns, N trained tokens, M patches, D values of a patch.
+Suffixes of tensor names as in `mmrl.policy.batch`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class RankMicroBatch:
 
 
 def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> list[list[Experience]]:
-    """Deal whole groups to `count` mini-batches in turn; replayed groups, which come last, are spread over all."""
+    """Deal whole groups to `count` mini-batches in turn, which spreads replayed groups, the last ones, over all."""
     mini_batch_of = {}
     for index, group in enumerate(group_by_prompt(experiences)):
         mini_batch_of[group[0].rollout.prompt.digest] = index % count
@@ -52,8 +51,8 @@ def rank_micro_batches(
 
     `experiences` are those of all ranks. `rank_by_digest` tells which rank holds the images and videos of a prompt.
     """
-    # Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks: all of them must run as many passes,
-    # and through the same layers, those of the vision tower among them.
+    # Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks, so all must run equally many passes
+    # through the same layers, including those of the vision tower.
     by_rank = list(map(pack, assign_to_ranks(experiences, rank_by_digest, ranks.size)))
     micro_batches = []
     for index in range(max(map(len, by_rank))):
@@ -76,10 +75,10 @@ def rank_micro_batches(
 def assign_to_ranks(
     experiences: Sequence[Experience], rank_by_digest: Mapping[str, int], num_ranks: int
 ) -> list[list[Experience]]:
-    """Distribute whole groups over ranks, the one with most tokens first.
+    """Distribute whole groups over ranks, those with most tokens first.
 
-    A group goes to the rank that holds its images and videos unless this exceeds an even share of tokens; then, and
-    without such a rank, to the rank with fewest tokens so far.
+    A group goes to the rank that holds its images and videos. If there is none, or it would exceed an even share of the
+    tokens, the group goes to the rank with fewest tokens so far.
     """
     groups = group_by_prompt(experiences)
     costs = []
@@ -103,10 +102,10 @@ def pack_micro_batches(
 ) -> list[list[list[Experience]]]:
     """Cut the experiences of a rank into micro-batches of whole groups, those with short completions first.
 
-    A group with more tokens than `max_tokens`, padding included, is split and its prompt repeated. A sequence that
-    alone exceeds it is a micro-batch of its own. With `shared_prefix` a prompt counts once for its group.
+    A group with more than `max_tokens` tokens, padding included, is split and its prompt repeated. A single sequence
+    that is longer becomes a micro-batch by itself. With `shared_prefix` a prompt counts once for its group.
     """
-    # By length, because without a shared prefix rows are padded to the longest of their micro-batch.
+    # Sorted by length, because without a shared prefix rows are padded to the longest of their micro-batch.
     groups = group_by_prompt(experiences)
     groups.sort(key=_num_completion_tokens)
     parts: list[list[Experience]] = []
@@ -130,9 +129,9 @@ def pack_micro_batches(
 
 
 def add_dummy_media(batch: Batch, placeholders: Placeholders, *, images: bool, videos: bool) -> Batch:
-    """Return the batch with a dummy image and a dummy video where it lacks one that is asked for."""
-    # Each is a sequence of its own, of one placeholder that nothing is trained on: it changes no other sequence, and so
-    # no gradient, but for rounding.
+    """Return the batch with a dummy image if `images` and it has none, and likewise a dummy video."""
+    # Each dummy is a separate sequence of one untrained placeholder, so it changes no other sequence and, except for
+    # rounding, no gradient.
     media = batch.media
     merge_size = placeholders.merge_size
     grid = torch.tensor([[1, merge_size, merge_size]])
@@ -148,9 +147,9 @@ def add_dummy_media(batch: Batch, placeholders: Placeholders, *, images: bool, v
 
 
 def dummy_batch(*, pad_id: int, patch_dim: int, shared_prefix: bool) -> Batch:
-    """Return a batch of one token that is not trained, for a rank without a micro-batch.
+    """Return a batch of one untrained token, for a rank without a micro-batch.
 
-    `patch_dim` is the number of values in a patch. With `shared_prefix` it is packed as the batches of other ranks are.
+    `patch_dim` is the number of values in a patch. `shared_prefix` packs it like the batches of other ranks.
     """
     no_patches, no_grids = torch.zeros(0, patch_dim), torch.zeros(0, 3, dtype=torch.int64)
     return Batch(
@@ -178,7 +177,7 @@ def _num_completion_tokens(group: Sequence[Experience]) -> int:
 
 
 def _count_forward_tokens(groups: ExperienceGroups, *, shared_prefix: bool) -> int:
-    """Return the tokens that a forward pass over these groups runs, padding included."""
+    """Return the number of tokens in a forward pass over these groups, padding included."""
     packed_tokens, longest, num_rows = 0, 0, 0
     for group in groups:
         prompt_length = len(group[0].rollout.prompt.token_ids)
@@ -190,7 +189,7 @@ def _count_forward_tokens(groups: ExperienceGroups, *, shared_prefix: bool) -> i
 
 
 def _append_dummy_token(batch: Batch, token_id: int, *, token_type: int) -> Batch:
-    """Append a sequence of one token at position 0: behind the packed row, or as a row of its own."""
+    """Append a sequence of one token at position 0: at the end of the packed row, or as another row."""
     prefix_tree, (num_rows, length) = batch.prefix_tree, batch.input_ids_BL.shape
     if prefix_tree is None:
         shape, dim = (1, length), 0
@@ -202,7 +201,7 @@ def _append_dummy_token(batch: Batch, token_id: int, *, token_type: int) -> Batc
     positions = torch.zeros(3, *shape, dtype=torch.int64)
     routes_XTK = batch.engine_routes_XTK
     if routes_XTK is not None:
-        # Routes are those of the flattened rows, at whose end the new token and its padding stand.
+        # Routes follow the flattened rows, which end with the new token and its padding.
         routes_XTK = F.pad(routes_XTK, (0, 0, 0, ids.numel()), value=UNKNOWN_EXPERT)
     return replace(
         batch,

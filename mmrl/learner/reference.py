@@ -1,4 +1,4 @@
-"""The reference of the KL penalty: a frozen copy of the policy, a running average of it, or a copy taken anew."""
+"""The reference of the KL penalty: a frozen copy of the policy, a moving average of it, or a copy that is renewed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmrl.policy.policy import Policy
 
 
 class ReferencePolicy:
-    """A copy of the policy, with updates as `reference.update` says."""
+    """A copy of the policy that follows it as `reference.update` says."""
 
     def __init__(
         self,
@@ -24,8 +24,8 @@ class ReferencePolicy:
     ) -> None:
         """Copy the policy as it is now.
 
-        `initial_copy` is a policy that equals it now and never changes, such as one without its adapter; None for a new
-        copy.
+        `initial_copy` is used in place of a new copy: a policy that equals this one now and never changes, such as the
+        one without its adapter.
         """
         self._options, self._trained_policy, self._ranks = options, policy, ranks or SingleProcess()
         self.policy = initial_copy or policy.frozen_copy()
@@ -34,8 +34,8 @@ class ReferencePolicy:
         tracked = {} if self.is_frozen else policy.trained
         self._tracked_parameters = list(tracked.values())
         self._weights = [self.policy.trained[name] for name in tracked]
-        # In bfloat16 a change of 0.01 of the difference would often vanish, so averages are float32. `float` copies
-        # nothing where a weight is float32: the average is then the reference's own weight.
+        # Averages are float32, because in bfloat16 a change of 0.01 of the difference would often round to nothing.
+        # `float` does not copy a weight that is float32: the average is then the reference's own weight.
         self._averages = [weight.float() for weight in self._weights]
 
     @torch.no_grad()
@@ -43,11 +43,11 @@ class ReferencePolicy:
         """Update the reference after step `step`, counted from 0, if an update is due.
 
         `ema`: reference = decay x reference + (1 - decay) x policy, over the trained weights. `reset`: the reference
-        becomes the policy. Source of the latter: ProRL, arXiv:2505.24864, section 2.3.2. With
-        `reference.reset_optimizer` a reset drops the optimizer's moments too, by `reset_optimizer`.
+        becomes the policy, and with `reference.reset_optimizer` the optimizer drops its moments, by `reset_optimizer`.
+        Source of the latter: ProRL, arXiv:2505.24864, section 2.3.2.
 
         Returns:
-            `learner/reference_resets`, 1 if the reference was replaced by the policy, where `update` is `reset`.
+            `learner/reference_resets`, 1 after a reset, else 0; only if `reference.update` is `reset`.
         """
         options = self._options
         is_due = not self.is_frozen and (step + 1) % options.update_every == 0
@@ -76,7 +76,7 @@ class ReferencePolicy:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Mapping[int, torch.Tensor]]) -> None:
-        """Continue from the joined `state()` of all ranks: averages by index, in the shape of their weights."""
+        """Continue from the merged `state()` of all ranks: averages by index, in the shape of their weights."""
         for index, saved in state["reference"].items():
             self._averages[index].copy_(saved)
             self._weights[index].copy_(saved)

@@ -4,13 +4,19 @@ The learner's batch is one row that holds each prompt once, before all of its co
 
     prompt | first | second second second | prompt' prompt' | first' first' ...
 
-A completion attends to its prompt and itself, and its positions go on from the prompt's. It may contain images and
+A completion attends to its prompt and itself, and its positions continue from the prompt's. It may contain images and
 videos that tools showed: patches come in the order of placeholders in the row. The plain layout, one padded row for
 each completion, must give the same log-probs and gradients.
 
-Suffixes of tensor names: B rows, L columns, P prompt columns, S tokens of a span, N trained tokens, M patches, D values
-of a patch, I images, V videos, X layers with experts, T tokens of all rows, K experts of a token. Position ids have 3
-axes: time, height, width.
+Suffixes of tensor names, one letter an axis, here, in `mmrl.policy.logprobs`, `mmrl.algo.losses` and `mmrl.learner`:
+
+    N   trained tokens of a batch; in a loss, the rows of a `TokenTable`
+    S   tokens of one prompt or response; in a loss, those of a response that the policy sampled
+    B   rows, L their columns, T all their tokens, B x L; P columns of prompts or responses padded on the left
+    C   tokens of a chunk, R rows to sample from, V tokens of the vocabulary, W hidden channels
+    X   layers with experts, K experts of a token
+    M   patches, D values of a patch, I images; V is videos in `video_grids_V3` and `second_per_grid_V`
+    3   axes of a position or of a grid: time, height, width
 """
 
 from __future__ import annotations
@@ -45,7 +51,7 @@ class Placeholders:
     image_id: int
     video_id: int
     merge_size: int
-    """Patches per side that one placeholder stands for: 2 in Qwen-VL, so a token is 2 x 2 patches."""
+    """Patches per side of one placeholder: 2 in Qwen-VL, so a token is 2 x 2 patches."""
 
     def token_types(self, ids: torch.Tensor) -> torch.Tensor:
         """Return 0 for text, 1 for an image and 2 for a video, for each token id; int64 in the shape of `ids`."""
@@ -54,7 +60,7 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTensors:
-    """The tensors that the model's forward needs of a prompt or of a tool's image or video, besides token ids.
+    """Tensors that the forward pass needs for a prompt, or for a tool's image or video, besides token ids.
 
     M and V are 0 where there is no image or no video.
     """
@@ -66,7 +72,7 @@ class PromptTensors:
     position_ids_3P: torch.Tensor
     """Position ids of the tokens, int64."""
     second_per_grid_V: torch.Tensor
-    """Seconds from one pair of frames to the next, float32; for vLLM, which derives position ids by itself."""
+    """Seconds from one pair of frames to the next, float32; for vLLM, which computes position ids itself."""
 
     @property
     def nbytes(self) -> int:
@@ -161,8 +167,8 @@ class Batch(DeviceTensors):
     banned_token_ids: tuple[int, ...]
     """Tokens with probability 0."""
     engine_routes_XTK: torch.Tensor | None = None
-    """Experts that the rollout engine sent tokens of the flattened rows to, int16 [layers with experts, tokens, experts
-    of a token], `UNKNOWN_EXPERT` for those without routes; None if none has any."""
+    """Experts that the rollout engine sent each token of the flattened rows to, int16; `UNKNOWN_EXPERT` for tokens
+    without routes. None if no token has any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,31 +200,31 @@ class TokenSpan:
     """Routes of a response, with columns that count from its first token."""
 
     @staticmethod
-    def from_prompt(prompt: Prompt, provider: TensorProvider) -> TokenSpan:
+    def from_prompt(prompt: Prompt, processor: TensorProvider) -> TokenSpan:
         """Return the span of a prompt.
 
         Raises:
             UserError: its placeholders, grids and patches disagree.
         """
-        items, tensors = prompt_media_items(prompt), provider.prompt_tensors(prompt)
+        items, tensors = prompt_media_items(prompt), processor.prompt_tensors(prompt)
         # Checked at encoding too, but a prompt may come from a checkpoint while its tensors are encoded anew.
-        check_placeholders(prompt.token_ids, items, tensors, provider.placeholders, owner=f"sample {prompt.sample.id}")
+        check_placeholders(prompt.token_ids, items, tensors, processor.placeholders, owner=f"sample {prompt.sample.id}")
         return TokenSpan(
             ids=prompt.token_ids, position_ids_3S=tensors.position_ids_3P, media_items=items, tensors=[tensors]
         )
 
     @staticmethod
-    def from_response(rollout: Rollout, provider: TensorProvider) -> TokenSpan:
+    def from_response(rollout: Rollout, processor: TensorProvider) -> TokenSpan:
         """Return the span of the tokens of a response so far.
 
         Raises:
             UserError: placeholders, grids and patches of what a tool showed disagree.
             ValueError: it contains a placeholder that no tool showed, or a trained token that is banned.
         """
-        sample_id, placeholders = rollout.prompt.sample.id, provider.placeholders
+        sample_id, placeholders = rollout.prompt.sample.id, processor.placeholders
         owner = f"sample {sample_id}: rollout {rollout.index}"
         ids: list[int] = []
-        # An empty first piece, so that a response without tokens has position ids too.
+        # An empty first piece, for responses without tokens.
         positions, items, tensors = [torch.zeros(3, 0, dtype=torch.int64)], [], []
         routes: list[RoutePiece] = []
         next_position = 0
@@ -227,7 +233,7 @@ class TokenSpan:
                 continue
             stray = {placeholders.image_id, placeholders.video_id}.intersection(segment.token_ids)
             if stray and segment.observation is None:
-                raise ValueError(f"{owner} contains the placeholder {min(stray)}, which stands for no image or video")
+                raise ValueError(f"{owner} contains the placeholder {min(stray)}, which no image or video belongs to")
             params = segment.sampling_params or rollout.sampling_params
             banned = set(params.banned_token_ids).intersection(segment.token_ids)
             # A log-probability of -inf would make the loss NaN.
@@ -238,7 +244,7 @@ class TokenSpan:
             ids += segment.token_ids
             steps_3S = torch.arange(len(segment.token_ids)).expand(3, -1)
             if segment.observation is not None:
-                shown = provider.tool_media_tensors(segment.observation)
+                shown = processor.tool_media_tensors(segment.observation)
                 item = MediaItem(segment.observation.ref, segment.observation.grid, segment.observation.digest)
                 shown_to = f"sample {sample_id}: what rollout {rollout.index} was shown"
                 check_placeholders(segment.token_ids, [item], shown, placeholders, owner=shown_to)
@@ -273,7 +279,7 @@ class _PackedRow:
     routes: list[RoutePiece] = field(default_factory=list)
     """Routes that the rollout engine recorded, with columns that count from the row's start.
 
-    Those of a prompt are of the first sibling that has any: all that were sampled in one call share them.
+    A prompt gets those of the first sibling that has any: siblings sampled in one call share them.
     """
 
 
@@ -286,12 +292,12 @@ def group_by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]
 
 
 def collate(
-    groups: Sequence[Sequence[Experience]], provider: TensorProvider, *, pad_id: int, shared_prefix: bool = True
+    groups: Sequence[Sequence[Experience]], processor: TensorProvider, *, pad_id: int, shared_prefix: bool = True
 ) -> Batch:
-    """Pack groups of experiences, those of a group with one prompt, into tensors.
+    """Pack groups of experiences into tensors. Those of a group have the same prompt.
 
-    With `shared_prefix` all groups stand in one row, each prompt once. Otherwise every experience is a row of its own,
-    padded on the right with `pad_id`.
+    With `shared_prefix` all groups share one row, which has each prompt once. Otherwise every experience gets its own
+    row, padded on the right with `pad_id`.
 
     Raises:
         UserError: placeholders, grids and patches of a prompt, or of what a tool showed, disagree.
@@ -300,15 +306,15 @@ def collate(
     """
     banned_token_ids = _shared_banned_ids(groups)
     if shared_prefix:
-        rows = [_pack_row(groups, provider)]
+        rows = [_pack_row(groups, processor)]
     else:
-        rows = [_pack_row([[experience]], provider) for experience in chain.from_iterable(groups)]
+        rows = [_pack_row([[experience]], processor) for experience in chain.from_iterable(groups)]
     length = max(len(row.ids) for row in rows)
     ids, positions, spans = [], [], []
     targets, predictor_index, temperatures = [], [], []
     routes: list[RoutePiece] = []
     for row_index, row in enumerate(rows):
-        # On the right, where causal attention hides it from all tokens: no mask is needed.
+        # Padding on the right is hidden from all tokens by causal attention, so no mask is needed.
         padding = length - len(row.ids)
         ids.append(row.ids + [pad_id] * padding)
         positions.append(F.pad(torch.cat(row.positions, dim=1), (0, padding)))
@@ -322,7 +328,7 @@ def collate(
     input_ids_BL = torch.tensor(ids)
     return Batch(
         input_ids_BL=input_ids_BL,
-        token_types_BL=provider.placeholders.token_types(input_ids_BL),
+        token_types_BL=processor.placeholders.token_types(input_ids_BL),
         position_ids_3BL=torch.stack(positions, dim=1),
         prefix_tree=tuple(rows[0].prefix_groups) if shared_prefix else None,
         media=collect_media(spans),
@@ -335,25 +341,25 @@ def collate(
     )
 
 
-def collate_prompts(prompts: Sequence[Prompt], provider: TensorProvider, *, pad_id: int) -> PromptBatch:
+def collate_prompts(prompts: Sequence[Prompt], processor: TensorProvider, *, pad_id: int) -> PromptBatch:
     """Pack prompts into tensors, padded on the left.
 
     Raises:
         UserError: placeholders, grids and patches of a prompt disagree.
     """
-    spans = [TokenSpan.from_prompt(prompt, provider) for prompt in prompts]
-    return _pad_left(spans, provider.placeholders, pad_id)
+    spans = [TokenSpan.from_prompt(prompt, processor) for prompt in prompts]
+    return _pad_left(spans, processor.placeholders, pad_id)
 
 
-def collate_responses(rollouts: Sequence[Rollout], provider: TensorProvider, *, pad_id: int) -> PromptBatch:
+def collate_responses(rollouts: Sequence[Rollout], processor: TensorProvider, *, pad_id: int) -> PromptBatch:
     """Pack responses so far, without their prompts, padded on the left; positions count from the first token of each.
 
     Raises:
         UserError: placeholders, grids and patches of what a tool showed disagree.
         ValueError: a response contains a placeholder that no tool showed, or a trained token that is banned.
     """
-    spans = [TokenSpan.from_response(rollout, provider) for rollout in rollouts]
-    return _pad_left(spans, provider.placeholders, pad_id)
+    spans = [TokenSpan.from_response(rollout, processor) for rollout in rollouts]
+    return _pad_left(spans, processor.placeholders, pad_id)
 
 
 def collect_media(spans: Sequence[TokenSpan]) -> BatchMedia:
@@ -365,7 +371,7 @@ def collect_media(spans: Sequence[TokenSpan]) -> BatchMedia:
         for tensors in span.tensors:
             image_patches.append(tensors.image_patches_MD)
             video_patches.append(tensors.video_patches_MD)
-    # Responses that no tool showed anything have no tensors at all, and `torch.cat` refuses an empty list.
+    # Responses without tool media have no tensors at all, and `torch.cat` refuses an empty list.
     nothing = [torch.zeros(0, 0)]
     return BatchMedia(
         image_patches_MD=torch.cat(image_patches or nothing),
@@ -434,7 +440,7 @@ def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: in
     )
 
 
-def _pack_row(groups: Sequence[Sequence[Experience]], provider: TensorProvider) -> _PackedRow:
+def _pack_row(groups: Sequence[Sequence[Experience]], processor: TensorProvider) -> _PackedRow:
     """Return one row that holds the prompt of each group once, before its completions."""
     row = _PackedRow()
     for group in groups:
@@ -442,7 +448,7 @@ def _pack_row(groups: Sequence[Sequence[Experience]], provider: TensorProvider) 
         num_prompts = len({experience.rollout.prompt.digest for experience in group})
         if num_prompts != 1:
             raise ValueError(f"sample {prompt.sample.id}: siblings must share one prompt, got {num_prompts}")
-        prompt_span = TokenSpan.from_prompt(prompt, provider)
+        prompt_span = TokenSpan.from_prompt(prompt, processor)
         prompt_routes = next(filter(None, (experience.rollout.prompt_routes for experience in group)), None)
         if prompt_routes is not None:
             row.routes.append(RoutePiece(len(row.ids), len(prompt_span.ids), prompt_routes))
@@ -452,14 +458,14 @@ def _pack_row(groups: Sequence[Sequence[Experience]], provider: TensorProvider) 
         last_prompt_column, next_position = len(row.ids) - 1, int(prompt_span.position_ids_3S.max()) + 1
         lengths = []
         for experience in group:
-            completion = TokenSpan.from_response(experience.rollout, provider)
+            completion = TokenSpan.from_response(experience.rollout, processor)
             row.trained_tokens.extend(_trained_tokens(experience.rollout, last_prompt_column, len(row.ids)))
             row.routes.extend(piece._replace(column=len(row.ids) + piece.column) for piece in completion.routes)
             row.spans.append(completion)
             row.ids.extend(completion.ids)
-            # Every sibling counts on from the prompt, as if it alone stood behind it.
+            # The positions of every sibling continue from the prompt, as if there were no other sibling.
             row.positions.append(next_position + completion.position_ids_3S)
-            # A completion without tokens takes no place, and the attention kernel refuses blocks of length 0.
+            # A completion without tokens takes no columns, and the attention kernel refuses blocks of length 0.
             if completion.ids:
                 lengths.append(len(completion.ids))
         row.prefix_groups.append(PrefixGroup(len(prompt_span.ids), tuple(lengths)))
@@ -469,10 +475,10 @@ def _pack_row(groups: Sequence[Sequence[Experience]], provider: TensorProvider) 
 def _trained_tokens(rollout: Rollout, last_prompt_column: int, first_column: int) -> list[_TrainedToken]:
     """Return the trained tokens of a completion that begins at `first_column` of its row."""
     tokens: list[_TrainedToken] = []
-    # The prompt's last token predicts the first of every completion, though it does not stand before all of them.
+    # The prompt's last token predicts the first of every completion, also where siblings lie in between.
     predictor, column = last_prompt_column, first_column
     for segment in rollout.segments:
-        # A continuation behind a rethink trigger may have been sampled at another temperature.
+        # A continuation after a rethink trigger may have been sampled at another temperature.
         temperature = (segment.sampling_params or rollout.sampling_params).effective_temperature
         for token_id in segment.token_ids:
             if segment.author in TRAINED_AUTHORS:

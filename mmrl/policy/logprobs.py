@@ -1,8 +1,7 @@
 """Log-probabilities: the distribution that tokens are sampled from, and scores of given tokens in chunks.
 
-Sampling and learning both call `compute_logprobs`, so that they cannot disagree.
-
-Suffixes of tensor names: R rows, V tokens of the vocabulary, N scored tokens, W hidden channels, C tokens of one chunk.
+Sampling and learning both call `compute_logprobs`, so they cannot disagree. Suffixes of tensor names as in
+`mmrl.policy.batch`: R rows to sample from, V vocabulary, N trained tokens, W hidden channels, C tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ def compute_logprobs(logits: torch.Tensor, temperature: float | torch.Tensor, ba
     """Return log-probabilities in nats, float32 [..., V], of logits [..., V] of any float type.
 
     Args:
-        logits: outputs of the model, [..., V]; left as they are.
-        temperature: divisor of the logits, above 0: one for all, or one a row, [..., 1].
+        logits: outputs of the model, [..., V]; not changed.
+        temperature: divisor of the logits, above 0; one number, or one for each row, [..., 1].
         banned: ids of tokens with probability 0.
     """
     scaled = logits.float() / temperature
     if banned:
         scaled[..., list(banned)] = -torch.inf
-    # Top-p and top-k limit the choice in sampling but do not renormalise here: the ratio between two policies would be
-    # infinite for a token that only one of them cuts off.
+    # Top-p and top-k restrict sampling, but do not renormalise log-probs: the ratio of two policies would be infinite
+    # for a token that only one of them cuts off.
     return torch.log_softmax(scaled, dim=-1)
 
 
@@ -47,7 +46,7 @@ def sample_tokens(logprobs: torch.Tensor, sampling_params: SamplingParams, unifo
     """
     if sampling_params.temperature == 0.0:
         return logprobs.argmax(dim=-1)
-    # The token of a row depends only on its own random number: the rest of the batch must not change it.
+    # Every row uses its own random number, so its token does not depend on what else is in the batch.
     mass_RV = logprobs.double().exp()
     if not sampling_params.top_k and sampling_params.top_p == 1.0:
         return _invert_cdf(mass_RV, uniforms)
@@ -62,10 +61,10 @@ def sample_tokens(logprobs: torch.Tensor, sampling_params: SamplingParams, unifo
 
 
 def _invert_cdf(mass_RV: torch.Tensor, uniforms_R: torch.Tensor) -> torch.Tensor:
-    """Return the index where the running sum of a row passes a share `uniforms_R` of its whole, int64 [R]."""
+    """Return the index at which the running sum of a row exceeds the share `uniforms_R` of its total, int64 [R]."""
     running_RV = mass_RV.cumsum(dim=-1)
     threshold_R1 = uniforms_R.double().unsqueeze(-1) * running_RV[..., -1:]
-    # Rounding may lift a threshold onto the whole mass: then take the last index that has any.
+    # Rounding may lift a threshold to the total: then take the last index that has any mass.
     last_R = (running_RV < running_RV[..., -1:]).sum(dim=-1)
     return torch.minimum((running_RV <= threshold_R1).sum(dim=-1), last_R)
 
@@ -77,26 +76,26 @@ class LogprobRequest:
     target_ids_N: torch.Tensor
     """Ids of the tokens to score, int64."""
     predictor_index_N: torch.Tensor
-    """Index of the hidden state that predicts each of them, in the flattened batch, int64."""
+    """Index, in the flattened batch, of the hidden state that predicts each token, int64."""
     temperature_N: torch.Tensor
     """Divisor of each token's logits, above 0, float32."""
     banned_token_ids: tuple[int, ...]
     """Tokens with probability 0."""
     chunk_tokens: int
-    """Tokens whose logits exist at a time; those of a whole batch would not fit into memory."""
+    """Number of tokens whose logits are computed at a time; those of a whole batch would not fit into memory."""
 
 
 def float32_logits(hidden: torch.Tensor, weight_VW: torch.Tensor) -> torch.Tensor:
     """Return the logits [..., V] of hidden states [..., W], computed and returned in float32.
 
-    The weights stay as they are; `_SLICE_ROWS` rows at a time are converted, so that no float32 copy of all is made.
+    The weights are converted `_SLICE_ROWS` rows at a time, which avoids a float32 copy of all of them.
 
     Source: MiniMax-M1, arXiv:2506.13585, "Computational Precision Mismatch in Generation and Training"; ScaleRL,
     arXiv:2510.13786: rounded to bfloat16, the logits of sampler and learner differ enough to move importance ratios.
     """
     if hidden.is_cuda and hidden.dtype == weight_VW.dtype == torch.bfloat16 and not torch.is_grad_enabled():
-        # A product of two bfloat16 numbers is exact in float32, and CUDA can add them up and return them there: the
-        # same product by faster kernels. vLLM computes it the same way. Autograd does not support this form.
+        # A product of two bfloat16 numbers is exact in float32, and CUDA can sum and return products in float32: the
+        # same result from faster kernels, which vLLM uses too. Autograd does not support them.
         logits = torch.mm(hidden.flatten(0, -2), weight_VW.T, out_dtype=torch.float32)
         return logits.view(*hidden.shape[:-1], -1)
     hidden = hidden.float()
@@ -114,7 +113,7 @@ class LogprobHead(nn.Linear):
     """True if hidden states and weights are converted to float32 before their product."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        # `meta` allocates nothing: the weight is the old layer's own, so a tied embedding stays tied.
+        # `meta` allocates nothing: the weight is that of the old layer, so a tied embedding stays tied.
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight = linear.weight
         self._request: LogprobRequest | None = None
@@ -135,8 +134,8 @@ class LogprobHead(nn.Linear):
         """
         if self._request is None:
             return float32_logits(hidden, self.weight) if self.is_float32 else super().forward(hidden)
-        # Tokens are scored inside this very call because hooks on modules, such as DeepSpeed's that gather sharded
-        # weights, run around it.
+        # Tokens are scored inside this call, because hooks of modules run around it, such as those by which DeepSpeed
+        # gathers sharded weights.
         hidden_NW = hidden.flatten(0, -2)[self._request.predictor_index_N]
         arguments = (hidden_NW, self.weight, self._request, self.is_float32)
         scores_2N: torch.Tensor = _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -182,7 +181,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         needs_grad: tuple[bool, ...] = ctx.needs_input_grad
         (hidden_NW, weight_VW, scores_2N), request = saved, ctx.request
         d_hidden_NW = torch.empty_like(hidden_NW) if needs_grad[0] else None
-        # float32 even for bfloat16 weights: it is a sum over all chunks.
+        # float32 even for bfloat16 weights, because it sums over all chunks.
         d_weight_VW = torch.zeros(weight_VW.shape, device=weight_VW.device) if needs_grad[1] else None
         for start in range(0, len(hidden_NW), request.chunk_tokens):
             chunk = slice(start, start + request.chunk_tokens)
@@ -192,7 +191,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             probs_CV = compute_logprobs(logits_CV, temperature_C1, request.banned_token_ids).exp_()
             d_logprob_C1, d_entropy_C1 = grad_2N[:, chunk, None]
             d_logits_CV = -probs_CV * (d_logprob_C1 + d_entropy_C1 * scores_2N[1, chunk, None])
-            # Without an entropy bonus this gradient is 0; another tensor over the vocabulary is saved.
+            # Without an entropy bonus this gradient is 0, and skipping it saves a tensor over the vocabulary.
             if d_entropy_C1.any():
                 d_logits_CV += d_entropy_C1 * torch.special.entr(probs_CV)
             d_logits_CV.scatter_add_(-1, request.target_ids_N[chunk, None], d_logprob_C1)

@@ -47,8 +47,8 @@ class TokenLogprobs(NamedTuple):
 class ModelRunner:
     """Calls a model and reads its weights, which this process holds whole.
 
-    `mmrl.learner.engine_deepspeed.DeepspeedModel` does the same for weights that are sharded over ranks; then all ranks
-    must make every call together.
+    `mmrl.learner.optimizer_deepspeed.DeepspeedModel` does the same for weights that are sharded over ranks; then every
+    call is collective.
     """
 
     is_sharded = False

@@ -71,7 +71,7 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
             advantages[stage.name] = load_custom_advantage(stage.advantage, base_dir)
             if isinstance(stage.loss.policy_loss, CustomPolicyLossConfig):
                 # This module imports torch, as the user's functions for it do, and few runs have one.
-                from mmrl.learner.objective import load_policy_loss
+                from mmrl.learner.loss import load_policy_loss
 
                 policy_losses[stage.name] = load_policy_loss(stage.loss, base_dir)
     # A term that is left out of evaluation says of no response that it is correct.

@@ -24,7 +24,6 @@ from mmrl.training.checkpoints import OptimizerState
 from mmrl.training.health import HealthMonitor
 from mmrl.training.rl import RlComponents, RlSettings, run_rl_stage
 from mmrl.training.stage import (
-    StageOptimizer,
     StageServices,
     build_callbacks,
     build_learner,
@@ -63,7 +62,7 @@ def build_components(
     state: TrainingState,
     *,
     source: SampleSource,
-    optimizer: StageOptimizer,
+    optimizer: Optimizer,
     reference: ReferencePolicy | None,
     health: HealthMonitor,
 ) -> RlComponents:

@@ -211,7 +211,7 @@ def resume_run(opened: OpenedRun, stop: StopSignal) -> Iterator[tuple[StageServi
     ranks.on_rank0(partial(run_dir.reopen, config))
     sharded_model = None
     if config.deepspeed is not None:
-        from mmrl.learner.engine_deepspeed import DeepspeedModel
+        from mmrl.learner.optimizer_deepspeed import DeepspeedModel
 
         # After the weights of the checkpoint were loaded into the whole model.
         sharded_model = DeepspeedModel(context.policy, config.deepspeed, ranks)

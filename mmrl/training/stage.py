@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from mmrl.config.schema import LossConfig, RlStage, SftStage
 from mmrl.distributed.ranks import MediaPlacement
-from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnerConfig, OptimizerEngine
+from mmrl.learner.learner import LearnerConfig, PolicyLearner
+from mmrl.learner.optimizer import Optimizer
+from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.log.logger import NullLogger, RunLogger
 from mmrl.policy.policy import Policy
 from mmrl.ports import Learner, SampleSource
@@ -23,20 +24,7 @@ from mmrl.training.held_out import HeldOutEvaluation, first_compared_stage
 from mmrl.types import TrainingState
 
 if TYPE_CHECKING:
-    from mmrl.learner.engine_deepspeed import DeepspeedModel
-
-
-class StageOptimizer(OptimizerEngine, Protocol):
-    """The optimizer of a stage, whose state can be saved, loaded and reset."""
-
-    def reset(self) -> None:
-        """Discard the optimizer's moments."""
-
-    def state(self) -> dict[str, dict[int, Any]]:
-        """Return this rank's share of the optimizer state, by index of the parameter. Collective."""
-
-    def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
-        """Restore from the merged `state()` of all ranks."""
+    from mmrl.learner.optimizer_deepspeed import DeepspeedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,21 +60,19 @@ def open_stage(stage: SftStage | RlStage, services: StageServices, state: Traini
     context.console.info(f"Stage {stage.name} ended after {state.step} steps{reason}.")
 
 
-def build_optimizer(
-    stage: SftStage | RlStage, context: RunContext, sharded_model: DeepspeedModel | None
-) -> StageOptimizer:
+def build_optimizer(stage: SftStage | RlStage, context: RunContext, sharded_model: DeepspeedModel | None) -> Optimizer:
     """Return a new optimizer for a stage."""
     if sharded_model is not None:
-        from mmrl.learner.engine_deepspeed import DeepspeedEngine
+        from mmrl.learner.optimizer_deepspeed import DeepspeedOptimizer
 
-        return DeepspeedEngine(sharded_model, stage.optimizer)
-    return TorchEngine(context.policy.trained_by_component, stage.optimizer, context.ranks)
+        return DeepspeedOptimizer(sharded_model, stage.optimizer)
+    return TorchOptimizer(context.policy.trained_by_component, stage.optimizer, context.ranks)
 
 
 def build_learner(
     stage: SftStage | RlStage,
     context: RunContext,
-    optimizer: OptimizerEngine,
+    optimizer: Optimizer,
     reference: Policy | None,
     placement: MediaPlacement,
 ) -> Learner:
@@ -110,7 +96,7 @@ def build_learner(
         pad_id=context.processor.tokenizer.eos_token_id,
         policy_loss_fn=context.functions.policy_losses.get(stage.name),
     )
-    learner = GrpoLearner(
+    learner = PolicyLearner(
         context.policy,
         context.processor,
         optimizer,

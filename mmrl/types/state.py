@@ -13,9 +13,9 @@ from mmrl.types.rollout import Group, Rollout, RolloutBatch
 class Experience:
     """A rollout to train on.
 
-    `old_logprobs_source` says which log-probs are the denominator of the importance ratio: those recorded while
-    sampling, or those that the learner computes at the start of the step. None leaves it to `loss.old_logprobs`.
-    `_LossTokens` in `mmrl/learner/objective.py` lists all settings that decide.
+    `old_logprobs_source` says which log-probs the importance ratio divides by: those that the sampler recorded, or
+    those that the learner recomputes before the first update of the step. None leaves it to `loss.old_logprobs`.
+    `TokenTable.old_is_recorded_N` in `mmrl/learner/tokens.py` lists all settings that decide.
     """
 
     rollout: Rollout  # the prompt, and tokens with the log-probs that they were sampled with
@@ -25,7 +25,7 @@ class Experience:
 
 
 class WorstToken(float):
-    """A metric that is the value of a single token: a number that also says which token it belongs to."""
+    """A metric that is the value of a single token: a number like any other, which also says whose token it is."""
 
     owner: str = ""  # the token's rollout, in words
 
@@ -51,7 +51,7 @@ class SampleStats(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class TrainingState:
-    """Everything a run resumes from besides weights, optimizer and random generators; part of every checkpoint.
+    """Everything that a run goes on from, beside weights, optimizer and random generators; part of every checkpoint.
 
     The loop changes it in place. Fields are reset at the start of a stage unless they say otherwise.
     """
@@ -64,7 +64,7 @@ class TrainingState:
     nonfinite_steps: int = 0  # steps in a row, up to now, whose gradient was not finite
     stage_done: bool = False  # True once the stage has reached its goal before its last step
     metrics_bytes: int = 0  # length of metrics.jsonl at this moment, bytes; a resumed run cuts the file there
-    unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups of partial rollouts that the next step continues
+    unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups of partial rollouts that the next step goes on with
     prefetched: RolloutBatch | None = None  # with async rollouts, the next step's first rollouts
     # Total rewards on the test samples: `before` or `after` training → task → sample id. Not reset.
     eval_rewards: dict[str, dict[str, Any]] = field(default_factory=dict)

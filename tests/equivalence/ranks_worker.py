@@ -1,6 +1,6 @@
 """One of several processes that train together: usage `ranks_worker.py TRIALS RESULTS`, with a launcher's variables.
 
-Takes the same steps with every engine and leaves what came of each: metrics, weights, the optimizer's state.
+Takes the same steps with every optimizer and leaves what came of each: metrics, weights, the optimizer's state.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import torch
 from mmrl.config.schema import DeepspeedConfig, DistributedConfig, KlConfig, LoraConfig, LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaPlacement, Ranks
 from mmrl.distributed.torch_ranks import join_ranks
-from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnerConfig, compare_layouts
+from mmrl.learner.learner import LearnerConfig, PolicyLearner
+from mmrl.learner.optimizer_torch import TorchOptimizer
+from mmrl.learner.shared_prefix_check import compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.lora import create_adapter, has_adapter
@@ -45,7 +46,7 @@ OPTIMIZER = OptimizerConfig(
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """An engine, None for plain torch, and what it is given in each step."""
+    """An optimizer, None for plain torch, and what it is given in each step."""
 
     deepspeed: DeepspeedConfig | None
     steps: tuple[list[Experience], ...]
@@ -95,8 +96,8 @@ class TrialSet:
 
 
 def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]:
-    """Take a trial's steps, after `resume_after` of them in a new model and engine; return what came of it."""
-    policy, engine, sharded = start(trial_set, trial, ranks)
+    """Take a trial's steps, after `resume_after` of them in a new model and optimizer; return what came of it."""
+    policy, optimizer, sharded = start(trial_set, trial, ranks)
     reference = policy.frozen_copy() if trial.kl else None
     metrics = []
     groups = group_by_prompt(trial.steps[0])[:1]
@@ -110,9 +111,9 @@ def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]
         feeder.load_on_rank0(engine_fed.load_weights)  # what it is given now is not what it must have in the end
     for step, experiences in enumerate(trial.steps):
         if step == trial.resume_after:
-            saved, state = copy.deepcopy(everything(policy, engine, ranks))
-            policy, engine, sharded = start(trial_set, trial, ranks, saved)
-            engine.load_state(state)
+            saved, state = copy.deepcopy(everything(policy, optimizer, ranks))
+            policy, optimizer, sharded = start(trial_set, trial, ranks, saved)
+            optimizer.load_state(state)
             engine_fed, feeder = Fed(policy), ShardedWeightStream(PolicyWeightStream(policy), ranks)
         plan = LearnerConfig(
             loss=LossConfig(
@@ -127,10 +128,10 @@ def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]
             shared_prefix=trial.shared_prefix,
             pad_id=trial_set.eos_id,
         )
-        learner = GrpoLearner(
+        learner = PolicyLearner(
             policy,
             trial_set.processor,
-            engine,
+            optimizer,
             plan,
             reference,
             ranks=ranks,
@@ -139,7 +140,7 @@ def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]
         metrics.append(dict(learner.step(experiences, step=step)))
     shard = policy.runner.local_shard(policy.trained, ranks)
     parts = ranks.all_gather(sum(tensor.numel() for tensor in shard.values()))
-    kept, state = everything(policy, engine, ranks)
+    kept, state = everything(policy, optimizer, ranks)
     result = {"apart": apart, "metrics": metrics, "weights": kept, "state": state, "parts": parts}
     if trial.feeds:
         result |= {"refused": fed_once_more(feeder, engine_fed), "most_whole": engine_fed.most_whole}
@@ -156,10 +157,10 @@ def for_engines(policy: Policy, weights: Mapping[str, torch.Tensor]) -> Iterator
         yield from policy.family.iter_engine_weights(name, tensor)
 
 
-def everything(policy: Policy, engine, ranks: Ranks):
-    """Weights and the engine's tables, from the parts of all ranks."""
+def everything(policy: Policy, optimizer, ranks: Ranks):
+    """Weights and the optimizer's tables, from the parts of all ranks."""
     weights, tables = {}, {}
-    for part, state in ranks.all_gather((policy.runner.local_shard(policy.trained, ranks), engine.state())):
+    for part, state in ranks.all_gather((policy.runner.local_shard(policy.trained, ranks), optimizer.state())):
         assert not part.keys() & weights.keys()
         weights |= part
         for table, kept in state.items():
@@ -180,7 +181,7 @@ def fed_once_more(feeder: ShardedWeightStream, engine: Fed) -> str:
 
 
 def start(trial_set: TrialSet, trial: Trial, ranks: Ranks, weights: dict[str, torch.Tensor] | None = None):
-    """A fresh copy of the policy with its engine."""
+    """A fresh copy of the policy with its optimizer."""
     policy = copy.deepcopy(trial_set.policy)
     if create_adapter(policy.model, trial.lora, seed=0) or trial.float32_output_layer:
         policy = Policy(policy.model, float32_output_layer=trial.float32_output_layer)
@@ -191,15 +192,15 @@ def start(trial_set: TrialSet, trial: Trial, ranks: Ranks, weights: dict[str, to
     for name, tensor in (weights or {}).items():
         policy.trained[name].data.copy_(tensor)
     if trial.deepspeed is None:
-        return policy, TorchEngine(policy.trained_by_component, OPTIMIZER, ranks), None
+        return policy, TorchOptimizer(policy.trained_by_component, OPTIMIZER, ranks), None
     # Imported here: without DeepSpeed, the tests that import this file are skipped one by one.
-    from mmrl.learner import engine_deepspeed
+    from mmrl.learner import optimizer_deepspeed
 
-    engine_deepspeed._CHUNK_ELEMENTS = CHUNK_ELEMENTS
+    optimizer_deepspeed._CHUNK_ELEMENTS = CHUNK_ELEMENTS
     with watched() as moved:
-        sharded = engine_deepspeed.DeepspeedModel(policy, trial.deepspeed, ranks)
+        sharded = optimizer_deepspeed.DeepspeedModel(policy, trial.deepspeed, ranks)
     assert moved == [0] if trial.deepspeed.zero_stage == 3 else moved > [0]
-    return policy, engine_deepspeed.DeepspeedEngine(sharded, OPTIMIZER), sharded
+    return policy, optimizer_deepspeed.DeepspeedOptimizer(sharded, OPTIMIZER), sharded
 
 
 @contextmanager

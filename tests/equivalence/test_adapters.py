@@ -12,7 +12,7 @@ from test_gradients import FAMILIES, difference, experiences, gradient
 from torch import nn
 
 from mmrl.config.schema import LoraConfig, OptimizerConfig
-from mmrl.learner.engine_torch import TorchEngine
+from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.build import enable_gradient_checkpointing
 from mmrl.policy.families import FAMILIES as KNOWN
@@ -193,8 +193,8 @@ def test_a_reference_shares_what_is_frozen_and_stays_when_the_policy_moves(tiny,
     assert not {id(p) for p in reference.trained.values()} & {id(p) for p in world.policy.trained.values()}
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
     gradient(world, trained_on)
-    engine = TorchEngine(world.policy.trained_by_component, OptimizerConfig(lr=0.01))
-    engine.step(0.01)
+    optimizer = TorchOptimizer(world.policy.trained_by_component, OptimizerConfig(lr=0.01))
+    optimizer.update(0.01)
     assert (scores(world.policy, world, trained_on) - before).abs().max() > 1e-2
     assert torch.equal(scores(reference, world, trained_on), before)
 

@@ -9,18 +9,18 @@ import torch
 from rounding import GRADIENTS
 
 from mmrl.config.schema import KlConfig, LossConfig, OptimizerConfig
-from mmrl.learner.learner import GrpoLearner, LearnerConfig
+from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.policy.families import FAMILIES
 from mmrl.types import Author, Experience, ImageRef, Segment, VideoRef
 
 
 class Accumulate:
-    """An engine that keeps the gradient and leaves the weights alone."""
+    """An optimizer that keeps the gradient and leaves the weights alone."""
 
     def backward(self, loss, *, last):
         loss.backward()
 
-    def step(self, lr):
+    def update(self, lr):
         return {}
 
 
@@ -59,7 +59,7 @@ def gradient(world, trained_on, *, micro_batch=100, token_budget=10_000, shared_
             for parameter in reference.trained.values():
                 parameter.mul_(1.05)
     world.policy.model.zero_grad()
-    metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).step(trained_on, step=0)
+    metrics = PolicyLearner(world.policy, world.processor, Accumulate(), plan, reference).step(trained_on, step=0)
     return metrics, {n: p.grad.clone() for n, p in world.policy.model.named_parameters() if p.grad is not None}
 
 

@@ -10,18 +10,18 @@ from objectives import LOSSES
 from rounding import GRADIENTS
 
 from mmrl.config.schema import LossCoefficientConfig, LossConfig, OptimizerConfig, SftLossConfig
-from mmrl.learner.learner import GrpoLearner, LearnerConfig
-from mmrl.learner.objective import Objective
+from mmrl.learner.learner import LearnerConfig, PolicyLearner
+from mmrl.learner.loss import Objective
 from mmrl.types import Author, Experience, FinishReason, Segment
 
 
 class Accumulate:
-    """An engine that keeps the gradient and leaves the weights alone."""
+    """An optimizer that keeps the gradient and leaves the weights alone."""
 
     def backward(self, loss, *, last):
         loss.backward()
 
-    def step(self, lr):
+    def update(self, lr):
         return {}
 
 
@@ -75,7 +75,7 @@ def gradient(world, trained_on, loss, reference, *, micro_batch=8, shared_prefix
     )
     world.policy.model.zero_grad()
     reference = reference if loss.kl.coef else None
-    metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).step(trained_on, step=1)
+    metrics = PolicyLearner(world.policy, world.processor, Accumulate(), plan, reference).step(trained_on, step=1)
     found = [p.grad.flatten().clone() for p in world.policy.model.parameters() if p.grad is not None]
     return metrics, torch.cat(found)
 
@@ -106,8 +106,8 @@ def test_the_comparison_can_fail(world, trained_on, monkeypatch, name):
     """Denominators of a micro-batch instead of the step: the mistake that this suite is for."""
     honest = Objective.__call__
 
-    def local(self, experiences, scores, counts, *, step):
-        return honest(self, experiences, scores, self.count_denominators(experiences), step=step)
+    def local(self, tokens, denominators, **options):
+        return honest(self, tokens, self.count_denominators(tokens.experiences), **options)
 
     _, whole = gradient(world, trained_on, LOSSES[name], None)
     monkeypatch.setattr(Objective, "__call__", local)

@@ -1,4 +1,4 @@
-"""Two processes learn what one learns, with every engine, whatever each of them has to look at."""
+"""Two processes learn what one learns, with every optimizer, whatever each of them has to look at."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def trial_set(tiny) -> TrialSet:
 
 @pytest.fixture(scope="module")
 def results(trial_set, tmp_path_factory):
-    """Return the results of all trials. Each of the two processes makes 22 engines of DeepSpeed, one after another."""
+    """Return the results of all trials. Each of the two processes makes 22 DeepSpeed optimizers, one after another."""
     return launch(tmp_path_factory.mktemp("ranks"), [trial_set], 2)
 
 
@@ -150,7 +150,7 @@ def test_two_ranks_learn_what_one_learns(results, single, trial_set, name):
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_an_engines_state_is_that_of_a_single_process(results, single, name):
+def test_an_optimizers_state_is_that_of_a_single_process(results, single, name):
     ours, theirs = (each["state"]["moments"] for each in (results[name], single))
     assert ours.keys() == theirs.keys()
     for index, moments in theirs.items():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rounding import GRADIENTS, LOGPROBS
 
-from mmrl.learner.learner import TOLERANCES, ForwardDifference, check_shared_prefix, compare_layouts
+from mmrl.learner.shared_prefix_check import TOLERANCES, ForwardDifference, check_shared_prefix, compare_layouts
 from mmrl.policy import gated_delta_net, shared_prefix_attention
 from mmrl.policy.batch import PrefixGroup, collate, group_by_prompt
 from mmrl.policy.families import FAMILIES
@@ -134,7 +134,7 @@ def test_recurrent_layers_get_advice_of_their_own(tiny, monkeypatch):
     siblings = group(world, world.samples[1], sizes=(6, 6))
     honest = gated_delta_net._apply_rule
     monkeypatch.setattr(gated_delta_net, "_apply_rule", lambda *given: honest(*given[:3], None, *given[4:]))
-    with pytest.raises(UserError, match=r"shared_prefix: off, .* the recurrent state is not forked; or, .* version"):
+    with pytest.raises(UserError, match=r"shared_prefix: off, .* not fork the recurrent state; or, .* version"):
         check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
 
 

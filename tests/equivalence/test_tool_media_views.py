@@ -10,7 +10,7 @@ from PIL import Image
 from recorded import recorded
 from rounding import GRADIENTS, LOGPROBS
 
-from mmrl.learner.learner import ForwardDifference, compare_layouts
+from mmrl.learner.shared_prefix_check import ForwardDifference, compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.families import FAMILIES, PlaceholderRun
 from mmrl.policy.policy import Policy

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.learner.learner import TOLERANCES, ForwardDifference, compare_layouts
+from mmrl.learner.shared_prefix_check import TOLERANCES, ForwardDifference, compare_layouts
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.types import Experience
 

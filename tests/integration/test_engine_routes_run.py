@@ -11,7 +11,7 @@ from harness import TINY, Command, contents, experiment, metrics, rl_stage, writ
 from test_async_rollouts_run import strike
 
 from mmrl.checkpoint.snapshot import load_state
-from mmrl.learner.learner import GrpoLearner
+from mmrl.learner.learner import PolicyLearner
 
 EXPERTS = {**TINY, "family": "qwen3_vl_moe", "language": {**TINY["language"], "num_layers": 2}}
 LOSS = {"routing_replay": "engine", "entropy": {"coef": 0.05}}
@@ -58,7 +58,7 @@ def test_a_run_stopped_with_routes_in_its_state_ends_like_the_whole_one(
 
     config = write(replaying(tmp_path / "run", kind), tmp_path / "tiny.yaml")
     with monkeypatch.context() as patches:
-        strike(patches, GrpoLearner, "step", 2, signal.SIGTERM)
+        strike(patches, PolicyLearner, "step", 2, signal.SIGTERM)
         assert here("train", config).code == 128 + signal.SIGTERM
     done = here("train", config)
     assert done.code == 0, done.errors

@@ -139,7 +139,7 @@ def test_a_stopped_run_is_saved_and_two_processes_go_on(whole: Path, tmp_path: P
     assert done.code == 128 + signal.SIGTERM, done.errors
     assert "Saved. Continue with: mmrl train" in done.output
     assert processes_of(config) == []
-    done = mmrl("train", config, strike=("mmrl.learner.learner:GrpoLearner.step", 4, "SIGINT"))
+    done = mmrl("train", config, strike=("mmrl.learner.learner:PolicyLearner.step", 4, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
     done = mmrl("train", config, "--nproc", 2)
     assert done.code == 0, done.errors

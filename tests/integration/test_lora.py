@@ -51,7 +51,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
 
 def test_a_stopped_run_ends_like_the_whole_one(adapted: Path, base: Path, tmp_path: Path, here: Command) -> None:
     config = write(adapting(tmp_path / "run", base), tmp_path / "lora.yaml")
-    done = mmrl("train", config, strike=("mmrl.learner.learner:GrpoLearner.step", 2 + 2, "SIGINT"))
+    done = mmrl("train", config, strike=("mmrl.learner.learner:PolicyLearner.step", 2 + 2, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
     assert here("train", config).code == 0
     assert contents(tmp_path / "run") == contents(adapted)
@@ -75,7 +75,7 @@ def test_under_deepspeed_processes_come_and_go(zero: int, base: Path, tmp_path: 
     shared = config("shared", deepspeed={"zero_stage": zero})
     done = strike(shared, tmp_path / "shared", signal.SIGTERM, rank=None, lines=5)
     assert done.code == 128 + signal.SIGTERM, done.errors
-    done = mmrl("train", shared, strike=("mmrl.learner.learner:GrpoLearner.step", 2, "SIGINT"))
+    done = mmrl("train", shared, strike=("mmrl.learner.learner:PolicyLearner.step", 2, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
     done = mmrl("train", shared, "--nproc", 2)
     assert done.code == 0, done.errors

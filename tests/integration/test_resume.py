@@ -32,11 +32,11 @@ from PIL import Image
 from mmrl.log.run_dir import RunDir
 
 KILLS = (  # in each process in turn: at the Nth call of a function
-    ("mid-imitation", "mmrl.learner.learner:GrpoLearner.step", 5),
+    ("mid-imitation", "mmrl.learner.learner:PolicyLearner.step", 5),
     # the first six check the one resumed from
     ("while a checkpoint is written", "mmrl.checkpoint.atomic_folder:compute_sha256", 6 + 2),
     ("between the stages", "mmrl.training.held_out:HeldOutEvaluation.measure_test_samples", 1),
-    ("mid-reinforcement", "mmrl.learner.learner:GrpoLearner.step", 5),
+    ("mid-reinforcement", "mmrl.learner.learner:PolicyLearner.step", 5),
     ("while the model is exported", "transformers.processing_utils:ProcessorMixin.save_pretrained", 1),
 )
 
@@ -101,7 +101,7 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_like_the_whole_one(
 
 
 TERMS = (  # at the Nth call of a function; what is then saved last
-    ("mid-step", "mmrl.learner.learner:GrpoLearner.step", 5, "00-000005"),
+    ("mid-step", "mmrl.learner.learner:PolicyLearner.step", 5, "00-000005"),
     ("while a checkpoint is written", "mmrl.checkpoint.manager:merge_part_hashes", 1, "00-000003"),
     ("between the stages and the end", "mmrl.training.held_out:HeldOutEvaluation.measure_test_samples", 2, "02-000000"),
 )

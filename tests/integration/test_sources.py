@@ -87,7 +87,7 @@ def test_streams_mixed_by_weight_resume_exactly(tmp_path: Path, here: Command) -
     assert "left out: row n" in done.output
 
     again = write(streamed(tmp_path / "b" / "run", media_workers=1), tmp_path / "b" / "tiny.yaml")
-    done = mmrl("train", again, strike=("mmrl.learner.learner:GrpoLearner.step", 10, "SIGKILL"))
+    done = mmrl("train", again, strike=("mmrl.learner.learner:PolicyLearner.step", 10, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     assert here("train", again).code == 0
     assert contents(tmp_path / "b" / "run") == contents(tmp_path / "a" / "run")

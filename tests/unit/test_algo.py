@@ -151,7 +151,7 @@ def test_a_responses_remaining_sum_does_not_depend_on_what_stands_before_it():
 
 
 def test_shares_by_the_definition():
-    options = {"num_tokens": 7, "num_sequences": 3, "lengths_N": torch.full((7,), 8.0)}
+    options = {"num_tokens": 7, "num_responses": 3, "lengths_N": torch.full((7,), 8.0)}
     token, sequence, fixed = (
         aggregation_weights(SEQUENCES, kind, **options) for kind in ("token", "sequence", "fixed")
     )
@@ -163,7 +163,7 @@ def test_shares_by_the_definition():
 
 def test_all_aggregations_agree_on_responses_of_full_length():
     sequences = torch.arange(3).repeat_interleave(4)
-    options = {"num_tokens": 12, "num_sequences": 3, "lengths_N": torch.full((12,), 4.0)}
+    options = {"num_tokens": 12, "num_responses": 3, "lengths_N": torch.full((12,), 4.0)}
     found = [aggregation_weights(sequences, kind, **options) for kind in ("token", "sequence", "fixed")]
     torch.testing.assert_close(found[0], found[1])
     torch.testing.assert_close(found[0], found[2])

@@ -11,8 +11,8 @@ import torch
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import LoraConfig, LossConfig, MediaLimitsConfig, ModelConfig, OptimizerConfig, VideoConfig
-from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnerConfig
+from mmrl.learner.learner import LearnerConfig, PolicyLearner
+from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.media.cache import MediaCache
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES, load_family
@@ -68,10 +68,10 @@ def test_a_model_trains_one_step_through_it(tiny, folder):
         shared_prefix=True,
         pad_id=processor.tokenizer.eos_token_id,
     )
-    engine = TorchEngine(policy.trained_by_component, config.optimizer)
+    optimizer = TorchOptimizer(policy.trained_by_component, config.optimizer)
     before = {name: parameter.clone() for name, parameter in bundle.model.named_parameters()}
     experiences = [Experience(rollout=rollout, advantage=1.0 - 2 * i) for i, rollout in enumerate(group)]
-    metrics = GrpoLearner(policy, processor, engine, config).step(experiences, step=0)
+    metrics = PolicyLearner(policy, processor, optimizer, config).step(experiences, step=0)
     assert metrics["learner/grad_norm/language"] > 0
     for name, parameter in bundle.model.named_parameters():
         assert torch.equal(parameter, before[name]) == (bundle.family.component_of(name) != "language"), name

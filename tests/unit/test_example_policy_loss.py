@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mmrl.config.schema import LossConfig, OptimizerConfig
-from mmrl.learner.learner import GrpoLearner, LearnerConfig
-from mmrl.learner.objective import load_policy_loss
+from mmrl.learner.learner import LearnerConfig, PolicyLearner
+from mmrl.learner.loss import load_policy_loss
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.types import Experience, UserError
 
@@ -17,12 +17,12 @@ SIMPLE = {"fn": "./policy_loss.py:simple_policy_loss", "args": {"epsilon": 0.1}}
 
 
 class Accumulate:
-    """An engine that keeps the gradient and leaves the weights alone."""
+    """An optimizer that keeps the gradient and leaves the weights alone."""
 
     def backward(self, loss, *, last):
         loss.backward()
 
-    def step(self, lr):
+    def update(self, lr):
         return {}
 
 
@@ -58,7 +58,7 @@ def gradient(world, experiences, *, base_dir=EXAMPLES, micro_batch_groups=8, sha
         policy_loss_fn=load_policy_loss(loss, base_dir),
     )
     world.policy.model.zero_grad()
-    metrics = GrpoLearner(world.policy, world.processor, Accumulate(), config).step(experiences, step=0)
+    metrics = PolicyLearner(world.policy, world.processor, Accumulate(), config).step(experiences, step=0)
     return metrics, torch.cat([p.grad.flatten() for p in world.policy.model.parameters() if p.grad is not None])
 
 

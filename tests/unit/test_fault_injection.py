@@ -15,7 +15,7 @@ STRUCK = sorted(
 
 
 def test_something_is_struck_at() -> None:
-    assert "mmrl.learner.learner:GrpoLearner.step" in STRUCK
+    assert "mmrl.learner.learner:PolicyLearner.step" in STRUCK
 
 
 @pytest.mark.parametrize("name", STRUCK)

@@ -19,8 +19,8 @@ from mmrl.config.schema import (
     RolloutCorrectionConfig,
 )
 from mmrl.config.schema.presets import ALGORITHM_PRESETS
-from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnerConfig
+from mmrl.learner.learner import LearnerConfig, PolicyLearner
+from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import create_adapter
@@ -36,17 +36,17 @@ def learner(
     *,
     lr=1e-3,
     reference=None,
-    engine=None,
+    optimizer=None,
     epochs=1,
     mini_batches=1,
     micro_batch=2,
     shared_prefix=True,
     **loss,
 ):
-    optimizer = OptimizerConfig(lr=lr)
+    options = OptimizerConfig(lr=lr)
     plan = LearnerConfig(
         loss=LossConfig(**loss),
-        optimizer=optimizer,
+        optimizer=options,
         total_steps=4,
         micro_batch_groups=micro_batch,
         micro_batch_tokens=10_000,
@@ -55,8 +55,8 @@ def learner(
         pad_id=world.eos_id,
         mini_batches=mini_batches,
     )
-    engine = engine or TorchEngine(world.policy.trained_by_component, optimizer)
-    return GrpoLearner(world.policy, world.processor, engine, plan, reference)
+    optimizer = optimizer or TorchOptimizer(world.policy.trained_by_component, options)
+    return PolicyLearner(world.policy, world.processor, optimizer, plan, reference)
 
 
 def trained_on(world, advantages=(1.0, -1.0, 0.5)):
@@ -139,10 +139,10 @@ def test_on_policy_metrics(tiny):
 def test_each_component_learns_at_a_rate_of_its_own(tiny, family):
     world = tiny(family)
     rates = {"vision": 1e-5, "projector": 1e-4, "language": 1e-3}
-    optimizer = OptimizerConfig(lr=1e-3, lr_by_component={name: rates[name] for name in ("vision", "projector")})
-    engine = TorchEngine(world.policy.trained_by_component, optimizer)
+    options = OptimizerConfig(lr=1e-3, lr_by_component={name: rates[name] for name in ("vision", "projector")})
+    optimizer = TorchOptimizer(world.policy.trained_by_component, options)
     before = weights(world)
-    metrics = learner(world, engine=engine).step(trained_on(world), step=0)
+    metrics = learner(world, optimizer=optimizer).step(trained_on(world), step=0)
     for component, rate in rates.items():
         names = [name for name in world.policy.trained if world.policy.family.component_of(name) == component]
         moved = max(float((world.policy.trained[name].detach() - before[name]).abs().max()) for name in names)
@@ -153,16 +153,16 @@ def test_each_component_learns_at_a_rate_of_its_own(tiny, family):
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_step_without_advantage_updates_nothing(tiny, step):
     world = tiny()
-    engine = TorchEngine(world.policy.trained_by_component, OptimizerConfig(weight_decay=0.1))
+    optimizer = TorchOptimizer(world.policy.trained_by_component, OptimizerConfig(weight_decay=0.1))
     before = weights(world)
-    idle = learner(world, engine=engine)
+    idle = learner(world, optimizer=optimizer)
     assert idle.step(trained_on(world, advantages=(0.0, 0.0)), step=step) == {
         "learner/lr": 1e-3,
         "learner/no_gradient_frac": 1.0,
     }
     assert idle.step([], step=step) == {"learner/lr": 1e-3, "learner/no_gradient_frac": 0.0}
     assert same(before, weights(world))
-    assert engine.state()["moments"] == {}
+    assert optimizer.state()["moments"] == {}
 
 
 def test_a_replayed_rollout_is_compared_with_whom_it_says(tiny):
@@ -194,9 +194,9 @@ def test_mini_batches_are_steps_of_their_own(tiny):
     split, slow = tiny(), tiny()
     experiences = trained_on(slow)
     first, second, third = group_by_prompt(experiences)
-    engine = TorchEngine(slow.policy.trained_by_component, OptimizerConfig(lr=0.02))
+    optimizer = TorchOptimizer(slow.policy.trained_by_component, OptimizerConfig(lr=0.02))
     steps = [
-        learner(slow, lr=0.02, engine=engine, entropy={"coef": 0.01}).step(part, step=0)
+        learner(slow, lr=0.02, optimizer=optimizer, entropy={"coef": 0.01}).step(part, step=0)
         for part in ([*first, *third], second)
     ]
     metrics = learner(split, lr=0.02, mini_batches=2, entropy={"coef": 0.01}).step(trained_on(split), step=0)
@@ -209,7 +209,7 @@ def test_mini_batches_are_steps_of_their_own(tiny):
 def test_a_mini_batch_that_teaches_nothing_is_no_step(tiny):
     world = tiny()
     experiences = [replace(each, advantage=0.0) for each in trained_on(world)[:3]] + trained_on(world)[3:]
-    metrics = learner(world, engine=Flaky(math.nan, 1.0, 0.5), mini_batches=3, epochs=1).step(experiences, step=0)
+    metrics = learner(world, optimizer=Flaky(math.nan, 1.0, 0.5), mini_batches=3, epochs=1).step(experiences, step=0)
     assert metrics["learner/nonfinite_updates"] == 1.0  # two steps, of which the first is not finite
     assert metrics["learner/no_gradient_frac"] == pytest.approx(1 / 3)
 
@@ -224,7 +224,7 @@ class Sgd:
         loss.backward()
 
     @torch.no_grad()
-    def step(self, lr):
+    def update(self, lr):
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.sub_(lr * gradient)
@@ -237,7 +237,7 @@ def by_hand(world, experiences, *, lr, mini_batches, epochs=1, bound=None):
 
     Returns the ratios of each update, and its loss.
     """
-    engine, groups = Sgd(world), group_by_prompt(experiences)
+    optimizer, groups = Sgd(world), group_by_prompt(experiences)
     parts = [list(chain.from_iterable(groups[start::mini_batches])) for start in range(mini_batches)]
     olds, samplers = [], []
     for part in parts:
@@ -255,8 +255,8 @@ def by_hand(world, experiences, *, lr, mini_batches, epochs=1, bound=None):
             advantage = torch.tensor([e.advantage for e in part for _ in e.rollout.segments[0].logprobs])
             weight = (old - sampler).exp().clamp(max=bound) if bound else torch.ones_like(old)
             loss = -(weight * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)).mean()
-            engine.backward(loss, last=True)
-            engine.step(lr)
+            optimizer.backward(loss, last=True)
+            optimizer.update(lr)
             ratios.append(ratio.detach())
             losses.append(float(loss.detach()))
     return ratios, losses
@@ -286,7 +286,7 @@ def test_old_log_probs_of_every_mini_batch_are_those_before_the_first_update(tin
     assert all((ratio - 1.0).abs().max() > 0.01 for ratio in ratios[1:])
 
     before = log_probs(ours.policy, ours, off)
-    metrics = learner(ours, lr=lr, engine=Sgd(ours), mini_batches=3, old_logprobs="recomputed", **options).step(
+    metrics = learner(ours, lr=lr, optimizer=Sgd(ours), mini_batches=3, old_logprobs="recomputed", **options).step(
         off, step=0
     )
     last = torch.cat(ratios[-3:])
@@ -314,7 +314,7 @@ def test_only_what_needs_old_log_probs_of_the_learner_is_run_once_more(tiny, mon
         ]
         ratios, _ = by_hand(slow, off, lr=0.05, mini_batches=3)
         passes.clear()
-        metrics = learner(ours, lr=0.05, engine=Sgd(ours), mini_batches=3, **options).step(off, step=0)
+        metrics = learner(ours, lr=0.05, optimizer=Sgd(ours), mini_batches=3, **options).step(off, step=0)
         everything = torch.cat(ratios)
         assert metrics["policy/importance_ratio_max"] == pytest.approx(float(everything.max()), rel=1e-4)
         assert metrics["policy/importance_ratio_min"] == pytest.approx(float(everything.min()), rel=1e-4)
@@ -336,7 +336,7 @@ def test_a_penalty_in_the_reward_is_that_of_the_steps_start_in_every_mini_batch(
     start = log_probs(world.policy, world, experiences) - log_probs(reference, world, experiences)
     counts = torch.tensor([len(e.rollout.segments[0].token_ids) for e in experiences]).reshape(3, 2).sum(dim=1)
     expected = sum(float(part.mean()) for part in start.split(counts.tolist())) / 3
-    metrics = learner(world, lr=0.05, engine=Sgd(world), reference=reference, kl=in_reward, mini_batches=3).step(
+    metrics = learner(world, lr=0.05, optimizer=Sgd(world), reference=reference, kl=in_reward, mini_batches=3).step(
         experiences, step=0
     )
     # A mean of 4e-4 nats of both signs, so rounding moves it by 2e-4 of itself; the update moves it by 1e-2 or more.
@@ -382,13 +382,13 @@ class Flaky:
     def backward(self, loss, *, last):
         pass
 
-    def step(self, lr):
+    def update(self, lr):
         return dict.fromkeys(("vision", "language"), self.norms.pop(0) / math.sqrt(2))
 
 
 def test_an_update_left_out_is_counted_in_whichever_epoch(tiny):
     world = tiny()
-    metrics = learner(world, engine=Flaky(math.nan, math.inf, 1.0), epochs=3).step(trained_on(world), step=0)
+    metrics = learner(world, optimizer=Flaky(math.nan, math.inf, 1.0), epochs=3).step(trained_on(world), step=0)
     assert metrics["learner/nonfinite_updates"] == 2.0
     assert metrics["learner/grad_norm"] == pytest.approx(1.0)
     assert metrics["learner/grad_norm/vision"] == metrics["learner/grad_norm/language"] == pytest.approx(0.5**0.5)
@@ -406,7 +406,7 @@ def test_the_rate_is_the_schedules(tiny):
         shared_prefix=False,
         pad_id=world.eos_id,
     )
-    teacher = GrpoLearner(world.policy, world.processor, Flaky(), plan)
+    teacher = PolicyLearner(world.policy, world.processor, Flaky(), plan)
     rates = [teacher.step([], step=step)["learner/lr"] for step in range(5)]
     assert rates == pytest.approx([0.5, 1.0, 2 / 3, 1 / 3, 0.0])
 
@@ -480,9 +480,9 @@ def test_the_learners_own_old_log_probs_are_those_of_the_steps_start(tiny):
 @pytest.mark.parametrize(("kind", "by", "factor"), [("tis", 0.5, 1.5), ("tis", 0.1, math.exp(0.1)), ("mask", 0.5, 0.0)])
 def test_importance_weights_scale_the_policy_term(tiny, kind, by, factor):
     world = tiny()
-    plain = learner(world, engine=Still(world), old_logprobs="recomputed").step(trained_on(world), step=0)
+    plain = learner(world, optimizer=Still(world), old_logprobs="recomputed").step(trained_on(world), step=0)
     correction = RolloutCorrectionConfig(method=kind, low=0.5, high=1.5)
-    metrics = learner(world, engine=Still(world), old_logprobs="recomputed", rollout_correction=correction).step(
+    metrics = learner(world, optimizer=Still(world), old_logprobs="recomputed", rollout_correction=correction).step(
         shifted(trained_on(world), by), step=0
     )
     assert metrics["policy/tis_weight_mean"] == pytest.approx(factor, rel=1e-3)
@@ -499,7 +499,7 @@ class Still:
     def backward(self, loss, *, last):
         loss.backward()
 
-    def step(self, lr):
+    def update(self, lr):
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, math.inf))
         for parameter in self.parameters:
             parameter.grad = None
@@ -533,12 +533,12 @@ def test_gspo_clips_nothing_before_the_policy_has_moved(tiny, stale):
         for index, rollout in enumerate(group):
             experience = Experience(rollout=rollout, advantage=(-1.0) ** index)
             experiences.append(replace(experience, **replayed) if stale else experience)
-    metrics = learner(world, engine=Still(world), **preset["loss"]).step(experiences, step=0)
+    metrics = learner(world, optimizer=Still(world), **preset["loss"]).step(experiences, step=0)
     assert metrics["policy/clip_frac"] == 0.0
     assert metrics["policy/importance_ratio_max"] == pytest.approx(1.0, abs=1e-5)
     recorded = {**preset["loss"], "old_logprobs": "recorded"}
     experiences = [replace(experience, old_logprobs_source=None) for experience in experiences]
-    metrics = learner(world, engine=Still(world), **recorded).step(experiences, step=0)
+    metrics = learner(world, optimizer=Still(world), **recorded).step(experiences, step=0)
     assert metrics["policy/clip_frac"] > 0.05
 
 
@@ -596,7 +596,7 @@ def test_means_are_over_the_tokens_that_were_run(tiny, level, mini_batches):
     options = {"clip_low": 0.1, "clip_high": 0.15, "dual_clip": 1.2, "importance_ratio_level": level}
     options["sft_loss"] = {"coef": 0.1, "on": "response"}
     cuts = {"mini_batches": mini_batches, "micro_batch": 1}
-    metrics = learner(world, engine=Still(world), **cuts, **options).step(experiences, step=0)
+    metrics = learner(world, optimizer=Still(world), **cuts, **options).step(experiences, step=0)
     assert {name: metrics.get(name) for name in expected} == pytest.approx(expected, rel=1e-3)
     assert min(expected.values()) > 0.0
     if mini_batches == 1:  # else it is that of the first update alone
@@ -625,8 +625,8 @@ def test_an_empty_completion_is_not_run(tiny):
     world = tiny()
     first, *others = trained_on(world)
     nothing = replace(first.rollout, segments=(replace(first.rollout.segments[0], token_ids=(), logprobs=()),))
-    learned = learner(world, engine=Still(world)).step([replace(first, rollout=nothing), *others], step=0)
-    alone = learner(world, engine=Still(world)).step(others, step=0)
+    learned = learner(world, optimizer=Still(world)).step([replace(first, rollout=nothing), *others], step=0)
+    alone = learner(world, optimizer=Still(world)).step(others, step=0)
     assert learned["learner/grad_norm"] == pytest.approx(alone["learner/grad_norm"], rel=1e-5)
     assert learned["learner/no_gradient_frac"] == pytest.approx(1 / 9)
 
@@ -646,7 +646,7 @@ def test_a_penalty_in_the_reward_moves_advantages_alone(tiny):
     kl = log_probs(world.policy, world, brief) - log_probs(reference, world, brief)
     penalised = [replace(each, advantage=-0.5 * float(k)) for each, k in zip(brief, kl, strict=True)]
     in_reward = KlConfig(coef=0.5, estimator="k1", apply_to="reward")
-    metrics = learner(world, engine=Still(world), reference=reference, kl=in_reward).step(brief, step=0)
-    by_hand = learner(world, engine=Still(world)).step(penalised, step=0)
+    metrics = learner(world, optimizer=Still(world), reference=reference, kl=in_reward).step(brief, step=0)
+    by_hand = learner(world, optimizer=Still(world)).step(penalised, step=0)
     assert metrics["learner/grad_norm"] == pytest.approx(by_hand["learner/grad_norm"], rel=1e-4)
     assert metrics["policy/reference_kl_nats"] == pytest.approx(float(kl.mean()), rel=1e-3)

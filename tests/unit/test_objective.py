@@ -1,9 +1,9 @@
 """The objective against a slow version, token by token in plain arithmetic; denominators; what takes part at all."""
 
 import math
-import operator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ from objectives import LOSSES, SETTINGS
 from rounding import GRADIENTS
 
 from mmrl.config.schema import KlConfig, LossCoefficientConfig, LossConfig, RolloutCorrectionConfig, SftLossConfig
-from mmrl.learner.objective import LossInputs, Objective
+from mmrl.learner.loss import Objective
+from mmrl.learner.metrics import Metrics, merge_updates
+from mmrl.learner.tokens import make_token_table, select_for_loss
 from mmrl.types import Answer, Author, Experience, FinishReason, Rollout, Sample, SamplingParams, Segment, Target
 
 STEPS, STEP = 10, 4
@@ -57,6 +59,28 @@ def noise(seed, scale, count):
     return scale * torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
+class Scores(NamedTuple):
+    """The columns of a token table that models compute, [N] each."""
+
+    current_logprobs_N: torch.Tensor
+    entropies_N: torch.Tensor
+    recomputed_logprobs_N: torch.Tensor
+    reference_logprobs_N: torch.Tensor | None
+
+
+def loss_of(options, experiences, scores, denominators=None, *, step=STEP):
+    """The objective's loss and metrics of a micro-batch, by default of one that is a whole update."""
+    objective = Objective(options, STEPS)
+    denominators = denominators or objective.count_denominators(experiences)
+    tokens = make_token_table(experiences, options, **scores._asdict())
+    loss, metrics = objective(tokens, denominators, step=step)
+    return loss, metrics
+
+
+def metrics_of(options, experiences, scores, *, step=STEP):
+    return loss_of(options, experiences, taken(scores, reference=False), step=step)[1].values()
+
+
 def problem():
     """Experiences with log-probs that differ everywhere, [N] each, and how many learned tokens each has."""
     count = sum(len(authors) for authors, _ in RESPONSES)
@@ -67,12 +91,10 @@ def problem():
         for (authors, advantage), values in zip(RESPONSES, behaviour.split(widths), strict=True)
     ]
     start = behaviour + noise(2, 0.15, count)
-    scores = LossInputs(
-        start + noise(3, 0.2, count), 1.0 + noise(4, 0.2, count).abs(), start, start + noise(5, 0.3, count)
-    )
+    scores = Scores(start + noise(3, 0.2, count), 1.0 + noise(4, 0.2, count).abs(), start, start + noise(5, 0.3, count))
     learned = torch.tensor([letter in "pd" for authors, _ in RESPONSES for letter in authors])
     widths = [sum(letter in "pd" for letter in authors) for authors, _ in RESPONSES]
-    return experiences, LossInputs(*(values[learned] for values in scores)), widths
+    return experiences, Scores(*(values[learned] for values in scores)), widths
 
 
 def run_problem():
@@ -83,9 +105,9 @@ def run_problem():
 
 def taken(scores, reference, begin=0, end=None):
     """A part of the scores with leaves for what has a gradient; without the reference where there is none."""
-    logprobs_N, entropies_N = (values[begin:end].clone().requires_grad_() for values in scores[:2])
-    return LossInputs(
-        logprobs_N,
+    current_N, entropies_N = (values[begin:end].clone().requires_grad_() for values in scores[:2])
+    return Scores(
+        current_N,
         entropies_N,
         scores.recomputed_logprobs_N[begin:end],
         scores.reference_logprobs_N[begin:end] if reference else None,
@@ -98,7 +120,7 @@ def slow(options, experiences, scores):
         part: part.coef * _fall(part.schedule, part.final_frac)
         for part in (options.kl, options.entropy, options.sft_loss)
     }
-    logps, entropies = scores.logprobs_N.double(), scores.entropies_N.double()
+    logps, entropies = scores.current_logprobs_N.double(), scores.entropies_N.double()
     at, responses, trained_on, imitated = 0, [], [], []
     for each in experiences:
         tokens, triggered = [], False
@@ -205,34 +227,33 @@ def test_every_objective_equals_its_slow_version_however_it_is_cut(options, repl
     expected.backward()
 
     whole = taken(scores, objective.needs_reference)
-    loss, metrics = objective(experiences, whole, counts, step=STEP)
+    loss, metrics = loss_of(options, experiences, whole, counts)
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
-    assert distance(whole.logprobs_N.grad, slowly.logprobs_N.grad) < GRADIENTS
+    assert distance(whole.current_logprobs_N.grad, slowly.current_logprobs_N.grad) < GRADIENTS
     if objective.has_entropy_bonus:
         assert distance(whole.entropies_N.grad, slowly.entropies_N.grad) < GRADIENTS
 
-    at, losses, gradients, summed = 0, [], [], {}
+    at, losses, gradients, merged = 0, [], [], Metrics()
     for each, width in zip(experiences, widths, strict=True):
         part = taken(scores, objective.needs_reference, at, at + width)
-        one, said = objective([each], part, counts, step=STEP)
+        one, own_metrics = loss_of(options, [each], part, counts)
         if one.requires_grad:
             one.backward()
         losses.append(one.item())
-        gradients.append(part.logprobs_N.grad if part.logprobs_N.grad is not None else torch.zeros(width))
-        for name, value in said.items():
-            joined = {"max": max, "min": min}.get(name[-3:], operator.add)
-            summed[name] = joined(summed[name], value) if name in summed else value
+        gradients.append(
+            part.current_logprobs_N.grad if part.current_logprobs_N.grad is not None else torch.zeros(width)
+        )
+        merged.merge(own_metrics)
         at += width
     assert sum(losses) == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
-    assert distance(torch.cat(gradients), whole.logprobs_N.grad) < GRADIENTS
-    assert summed == pytest.approx(metrics, rel=1e-4)
+    assert distance(torch.cat(gradients), whole.current_logprobs_N.grad) < GRADIENTS
+    assert merged.values() == pytest.approx(metrics.values(), rel=1e-4)
 
 
 def test_the_gap_to_the_sampler_is_told_by_the_age_of_tokens():
     """Of this version and of the one before; partial rollouts have tokens of both, and replayed ones are older."""
     experiences, scores, _ = run_problem()
-    objective = Objective(LossConfig(), STEPS)
     aged = [replace(experience, staleness=i % 3) for i, experience in enumerate(experiences)]
     first, last = aged[3].rollout.segments[0], aged[3].rollout.segments[-1]
     partial = replace(aged[3].rollout, segments=(first, *aged[3].rollout.segments[1:-1], replace(last, version=1)))
@@ -241,16 +262,16 @@ def test_the_gap_to_the_sampler_is_told_by_the_age_of_tokens():
     for each in aged:
         for segment in each.rollout.segments:
             if segment.author in (Author.POLICY, Author.DEMONSTRATION):
-                own = scores.logprobs_N[at : at + len(segment.token_ids)] - torch.tensor(segment.logprobs)
+                own = scores.current_logprobs_N[at : at + len(segment.token_ids)] - torch.tensor(segment.logprobs)
                 gaps[each.staleness - segment.version] += own.abs().tolist() if segment.author is Author.POLICY else []
                 at += len(segment.token_ids)
     assert min(map(len, gaps.values())) > 1
-    _, metrics = objective(aged, taken(scores, reference=False), objective.count_denominators(aged), step=STEP)
+    metrics = metrics_of(LossConfig(), aged, scores)
     assert metrics["rollout/logprob_diff_mean"] == pytest.approx(sum(gaps[0]) / len(gaps[0]), rel=1e-5)
     assert metrics["rollout/stale_logprob_diff_mean"] == pytest.approx(sum(gaps[1]) / len(gaps[1]), rel=1e-5)
     assert metrics["rollout/logprob_diff_max"] == pytest.approx(max(gaps[0] + gaps[1]), rel=1e-5)
     aged = [replace(experience, staleness=2) for experience in experiences]
-    _, metrics = objective(aged, taken(scores, reference=False), objective.count_denominators(aged), step=STEP)
+    metrics = metrics_of(LossConfig(), aged, scores)
     assert not [name for name in metrics if "logprob_diff" in name]
 
 
@@ -272,14 +293,13 @@ def test_the_update_is_measured_token_by_token(replayed):
             for behaviour in segment.logprobs:
                 before = float(scores.recomputed_logprobs_N[at]) if old == "recomputed" else behaviour
                 if segment.author is Author.POLICY:
-                    ratio = math.exp(float(scores.logprobs_N[at]) - before)
+                    ratio = math.exp(float(scores.current_logprobs_N[at]) - before)
                     divergence += (ratio - 1) - math.log(ratio)
                     low += ratio < 0.97 and each.advantage < 0
                     high += ratio > 1.05 and each.advantage > 0
                     count += 1
                 at += 1
-    objective = Objective(options, STEPS)
-    _, metrics = objective(aged, taken(scores, reference=False), objective.count_denominators(aged), step=STEP)
+    metrics = metrics_of(options, aged, scores)
     assert low > 0 and high > 0 and low + high < count
     assert metrics["policy/approx_kl"] == pytest.approx(divergence / count, rel=1e-4)
     assert metrics["policy/clip_frac_low"] == pytest.approx(low / count)
@@ -295,14 +315,12 @@ def test_cispo_clips_whatever_the_sign_and_dual_clip_where_it_is_negative():
             if segment.author in (Author.POLICY, Author.DEMONSTRATION):
                 for behaviour in segment.logprobs:
                     if segment.author is Author.POLICY:
-                        ratios.append(math.exp(float(scores.logprobs_N[at]) - behaviour))
+                        ratios.append(math.exp(float(scores.current_logprobs_N[at]) - behaviour))
                         advantages.append(each.advantage)
                     at += 1
     found = {}
     for name, options in {"cispo": {"policy_loss": "cispo"}, "dual": {"dual_clip": 1.05}}.items():
-        objective = Objective(LossConfig(clip_low=0.1, clip_high=0.15, **options), STEPS)
-        counts = objective.count_denominators(experiences)
-        _, found[name] = objective(experiences, taken(scores, reference=False), counts, step=STEP)
+        found[name] = metrics_of(LossConfig(clip_low=0.1, clip_high=0.15, **options), experiences, scores)
     low, high = (sum(map(test, ratios)) / len(ratios) for test in (lambda r: r < 0.9, lambda r: r > 1.15))
     assert found["cispo"]["policy/clip_frac_low"] == pytest.approx(low)
     assert found["cispo"]["policy/clip_frac_high"] == pytest.approx(high)
@@ -314,9 +332,8 @@ def test_cispo_clips_whatever_the_sign_and_dual_clip_where_it_is_negative():
 
 def test_a_policy_that_has_not_moved_is_no_distance_away():
     experiences, scores, _ = problem()
-    still = taken(scores._replace(logprobs_N=scores.recomputed_logprobs_N), reference=False)
-    objective = Objective(LossConfig(old_logprobs="recomputed"), STEPS)
-    _, metrics = objective(experiences, still, objective.count_denominators(experiences), step=STEP)
+    still = scores._replace(current_logprobs_N=scores.recomputed_logprobs_N)
+    metrics = metrics_of(LossConfig(old_logprobs="recomputed"), experiences, still)
     names = ("policy/approx_kl", "policy/clip_frac", "policy/clip_frac_low", "policy/clip_frac_high")
     assert [metrics[name] for name in names] == [0.0] * 4
 
@@ -332,12 +349,11 @@ def test_every_setting_matters(name):
     experiences, scores, _ = problem()
     gradients = []
     for options in (LOSSES[name], LossConfig()):
-        objective = Objective(options, STEPS)
-        part = taken(scores, objective.needs_reference)
-        objective(experiences, part, objective.count_denominators(experiences), step=STEP)[0].backward()
-        gradients.append(torch.cat([part.logprobs_N.grad, torch.zeros_like(part.logprobs_N)]))
+        part = taken(scores, Objective(options, STEPS).needs_reference)
+        loss_of(options, experiences, part)[0].backward()
+        gradients.append(torch.cat([part.current_logprobs_N.grad, torch.zeros_like(part.current_logprobs_N)]))
         if part.entropies_N.grad is not None:
-            gradients[-1][len(part.logprobs_N) :] = part.entropies_N.grad
+            gradients[-1][len(part.current_logprobs_N) :] = part.entropies_N.grad
     assert distance(*gradients) > 5e-3
 
 
@@ -369,16 +385,15 @@ def test_counts():
 def test_an_advantage_that_is_no_number_is_refused_by_name():
     for bad in (math.nan, math.inf):
         with pytest.raises(ValueError, match=rf"sample count-7, rollout 3: advantage {bad} is not finite"):
-            Objective(LossConfig(), STEPS).mask([experience("p", 0.0), experience("p", bad, name="count-7")])
+            select_for_loss([experience("p", 0.0), experience("p", bad, name="count-7")], LossConfig())
 
 
 def test_truncated_responses_take_no_part_where_they_are_masked():
     whole, cut = experience("pp", 1.0), experience("pppp", -1.0, finish=FinishReason.LENGTH)
-    assert Objective(LossConfig(), STEPS).mask([whole, cut]) == [whole, cut]
-    masking = Objective(LossConfig(mask_truncated=True), STEPS)
-    assert masking.mask([whole, cut]) == [whole]
-    assert masking.count_denominators(masking.mask([whole, cut])).policy_tokens == 2
-    assert masking.mask([cut]) == []
+    assert select_for_loss([whole, cut], LossConfig()) == [whole, cut]
+    masking = LossConfig(mask_truncated=True)
+    assert select_for_loss([whole, cut], masking) == [whole]
+    assert select_for_loss([cut], masking) == []
 
 
 def test_who_teaches():
@@ -416,22 +431,58 @@ def test_an_empty_completion_among_others_changes_nothing_but_the_count_of_respo
     empty = Experience(rollout=replace(rollout, segments=(nothing,)), advantage=1.0)
     objective = Objective(LossConfig(aggregation="sequence"), STEPS)
     assert objective.count_denominators([empty, experience("pp", 1.0)]) == (2, 2, (2, 0), 2, 0, 0)
-    scores = LossInputs(torch.tensor([-1.0, -1.0], requires_grad=True), torch.ones(2), torch.tensor([-1.0, -1.0]), None)
-    pair = [empty, experience("pp", 1.0)]
-    loss, _ = objective(pair, scores, objective.count_denominators(pair), step=0)
+    scores = Scores(torch.tensor([-1.0, -1.0], requires_grad=True), torch.ones(2), torch.tensor([-1.0, -1.0]), None)
+    loss, _ = loss_of(LossConfig(aggregation="sequence"), [empty, experience("pp", 1.0)], scores, step=0)
     assert loss.item() == pytest.approx(-0.5)
 
 
 def test_importance_weights_are_watched():
     experiences, scores, _ = run_problem()
-    objective = Objective(
-        LossConfig(
-            old_logprobs="recomputed", rollout_correction=RolloutCorrectionConfig(method="mask", low=0.8, high=1.2)
-        ),
-        STEPS,
-    )
-    _, metrics = objective(
-        experiences, taken(scores, reference=False), objective.count_denominators(experiences), step=0
-    )
+    correction = RolloutCorrectionConfig(method="mask", low=0.8, high=1.2)
+    options = LossConfig(old_logprobs="recomputed", rollout_correction=correction)
+    metrics = metrics_of(options, experiences, scores, step=0)
     assert 0.0 < metrics["policy/tis_weight_mean"] < 1.0
     assert metrics["rollout/logprob_diff_mean"] > 0.0
+
+
+def test_a_table_selects_whole_rows():
+    experiences, scores, _ = problem()
+    tokens = make_token_table(experiences, LossConfig(), **taken(scores, reference=False)._asdict())
+    demonstrated = tokens.select(tokens.is_demonstration_N)
+    assert demonstrated.experiences is tokens.experiences and demonstrated.reference_logprobs_N is None
+    assert demonstrated.response_N.tolist() == [4, 4]
+    assert not demonstrated.is_policy_N.any() and demonstrated.is_demonstration_N.all()
+    at = tokens.is_demonstration_N.nonzero().flatten()
+    assert torch.equal(demonstrated.current_logprobs_N, tokens.current_logprobs_N[at])
+
+
+def update_metrics(*parts, weight):
+    """Metrics of an update whose parts have these sums over tokens, of `weight` tokens in all."""
+    update = Metrics()
+    for part in parts:
+        own = Metrics()
+        own.mean("mean", part / weight, weight)
+        own.mean("per_update", part)
+        own.sum("sum", part)
+        own.ratio("ratio", part, 2.0)
+        own.max("max", part)
+        own.min("min", part)
+        update.merge(own)
+    return update
+
+
+def test_metrics_of_micro_batches_and_ranks_add_up_to_those_of_an_update():
+    expected = {"mean": 1.5, "per_update": 6.0, "sum": 6.0, "ratio": 1.5, "max": 4.0, "min": 2.0}
+    assert update_metrics(2.0, 4.0, weight=4).values() == expected
+
+
+def test_updates_weigh_by_their_tokens():
+    merged = merge_updates([update_metrics(2.0, 4.0, weight=4), update_metrics(1.0, weight=2)])
+    expected = {"mean": 7.0 / 6.0, "per_update": 3.5, "sum": 7.0, "ratio": 7.0 / 6.0, "max": 4.0, "min": 1.0}
+    assert merged.values() == pytest.approx(expected)
+
+
+def test_a_ratio_of_nothing_is_0():
+    metrics = Metrics()
+    metrics.ratio("ratio", 0.0, 0)
+    assert metrics.values() == {"ratio": 0.0}

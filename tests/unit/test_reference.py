@@ -5,7 +5,7 @@ import torch
 
 from mmrl.config.schema import OptimizerConfig
 from mmrl.config.schema import ReferenceConfig as Options
-from mmrl.learner.engine_torch import TorchEngine
+from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.policy.policy import Policy
 
@@ -93,14 +93,14 @@ def test_a_reset_takes_the_policy_and_may_forget_the_moments(tiny, reset_optimiz
     world = tiny()
     options = Options(update="reset", update_every=3, reset_optimizer=reset_optimizer)
     reference = ReferencePolicy(world.policy, options)
-    engine = TorchEngine(world.policy.trained_by_component, OptimizerConfig(lr=1e-3))
+    optimizer = TorchOptimizer(world.policy.trained_by_component, OptimizerConfig(lr=1e-3))
     for parameter in world.policy.trained.values():
         parameter.grad = torch.ones_like(parameter)
-    engine.step(1e-3)
-    resets = [reference.update(step, reset_optimizer=engine.reset) for step in range(3)]
+    optimizer.update(1e-3)
+    resets = [reference.update(step, reset_optimizer=optimizer.reset) for step in range(3)]
     assert [metrics["learner/reference_resets"] for metrics in resets] == [0.0, 0.0, 1.0]
     assert first(reference.policy.model) == first(world.policy.model)
-    assert (engine.state()["moments"] == {}) == reset_optimizer
+    assert (optimizer.state()["moments"] == {}) == reset_optimizer
     for parameter in world.policy.trained.values():
         parameter.grad = torch.ones_like(parameter)
-    assert all(norm > 0.0 for norm in engine.step(1e-3).values())  # and goes on from there
+    assert all(norm > 0.0 for norm in optimizer.update(1e-3).values())  # and goes on from there

@@ -135,26 +135,26 @@ MakeLearner = Callable[[Path, Workload], LearnerUnderTest]
 RunInProcess = Callable[[Callable[[LearnerUnderTest], Any]], Any]
 
 
-class GradientOnlyEngine:
+class GradientOnlyOptimizer:
     """Computes gradients and leaves the weights alone."""
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss`; `last` marks a step's final one, which only ranks need to know."""
+        """Add the gradient of `loss`; `last` marks an update's final one, which only ranks need to know."""
         loss.backward()
 
-    def step(self, lr: float) -> dict[str, float]:
+    def update(self, lr: float) -> dict[str, float]:
         """Nothing."""
         return {}
 
 
 class MmrlLearner:
-    """GrpoLearner, as the composition root builds it."""
+    """PolicyLearner, as the composition root builds it."""
 
     def __init__(self, folder: Path, workload: Workload) -> None:
         world = open_run_context(folder, "policy")
         reference = open_run_context(folder, "reference").policy
         (stage,) = world.config.stages
-        self._learner = build_learner(stage, world, GradientOnlyEngine(), reference, MediaPlacement())
+        self._learner = build_learner(stage, world, GradientOnlyOptimizer(), reference, MediaPlacement())
         rollouts = tuple(read_rollouts(folder))
         scores = tuple(Score(terms={}, total=reward) for reward in REWARDS)
         group = Group(prompt=rollouts[0].prompt, rollouts=rollouts, scores=scores)

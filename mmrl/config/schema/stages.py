@@ -397,7 +397,7 @@ class RlStage(TrainingStage):
         distance = min(loss.clip_low, loss.clip_high)
         if loss.importance_ratio_level == "token" or distance >= _MIN_RECORDED_CLIP:
             return []
-        # Which rollouts keep recorded log-probs: `_LossTokens` in mmrl/learner/objective.py.
+        # Which rollouts keep recorded log-probs: `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py.
         remedies: dict[tuple[str | int, ...], str] = {}
         if loss.old_logprobs == "recorded":
             remedies["loss", "old_logprobs"] = "set `old_logprobs: recomputed`"

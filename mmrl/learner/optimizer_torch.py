@@ -1,4 +1,4 @@
-"""The optimizer engine of plain torch: AdamW, a global gradient clip, float32 master weights.
+"""The optimizer of plain torch: AdamW, a global gradient clip, float32 master weights.
 
 Every rank has the whole model and makes the same update, from gradients summed over ranks.
 """
@@ -16,11 +16,11 @@ from mmrl.config.schema import Component, OptimizerConfig
 from mmrl.distributed.ranks import Ranks, SingleProcess, balanced_range
 
 
-class TorchEngine:
-    """Accumulates gradients and updates weights.
+class TorchOptimizer:
+    """Accumulates gradients and updates weights. Implements `Optimizer`.
 
-    A weight that is not float32 has a float32 master, which AdamW updates and the weight is copied from: added to a
-    bfloat16 weight, an update of 1e-6 would be lost.
+    AdamW updates a float32 master of each weight that is not float32, and the weight is copied from it: an update of
+    1e-6 would be lost in a bfloat16 weight.
     """
 
     def __init__(
@@ -49,27 +49,23 @@ class TorchEngine:
             vectors = [master for master in masters if master.ndim <= 1]
             groups.append({"params": matrices, "lr_scale": lr_scale, "weight_decay": options.weight_decay})
             groups.append({"params": vectors, "lr_scale": lr_scale, "weight_decay": vector_decay})
-        # By AdamW's own index, which names a weight in a checkpoint.
+        # In the order of AdamW's indices, which name weights in a checkpoint.
         self._ordered_masters: list[torch.Tensor] = [master for group in groups for master in group["params"]]
         self._max_grad_norm = options.max_grad_norm
         self._optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, fused=True)
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
-        """Add the gradient of a scalar loss. `last` makes no difference: ranks sum gradients in `step`."""
+        """Add the gradient of a scalar loss. `last` makes no difference: ranks sum gradients in `update`."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def step(self, lr: float) -> dict[Component, float]:
-        """Clip the gradients, update the weights and drop the gradients; return norms as `OptimizerEngine.step`.
-
-        `lr` is the rate of this step; a component with a rate of its own gets it scaled in proportion. If the norm over
-        all components is not finite, weights and optimizer stay as they are.
-        """
+    def update(self, lr: float) -> dict[Component, float]:
+        """Clip the gradients, update the weights and drop the gradients, as `Optimizer.update` says."""
         gradients = []
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter and parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
-            # Ranks must sum the same list: a parameter without a gradient, such as the vision tower's after a
-            # text-only batch, counts as zero, as under ZeRO.
+            # All ranks must sum the same list, so a missing gradient counts as zero, as under ZeRO: a text-only batch
+            # leaves the vision tower without gradients.
             gradients.append(torch.zeros_like(master) if master.grad is None else master.grad)
         self._ranks.all_reduce(gradients)
         for master, gradient in zip(self._masters, gradients, strict=True):
@@ -79,7 +75,7 @@ class TorchEngine:
             own_gradients = [master.grad for master in masters if master.grad is not None]
             norms[component] = float(nn.utils.get_total_norm(own_gradients))
         total = math.hypot(*norms.values())
-        # Otherwise one overflow would make every weight NaN.
+        # One overflow would make every weight NaN.
         if math.isfinite(total):
             nn.utils.clip_grads_with_norm_(self._masters, self._max_grad_norm, torch.tensor(total))
             for group in self._optimizer.param_groups:
@@ -94,11 +90,8 @@ class TorchEngine:
         self._optimizer.state.clear()
 
     def state(self) -> dict[str, dict[int, Any]]:
-        """Return this rank's share of what a checkpoint keeps, by the index of a weight among AdamW's groups.
-
-        `moments` has the moments of each weight, `masters` the masters of those that are not float32.
-        """
-        # The index does not depend on the number of ranks, so another number of them can continue.
+        """Return this rank's share of what a checkpoint keeps, as `Optimizer.state` says."""
+        # Indices do not depend on the number of ranks, so a run may resume with another number of them.
         moments, ordered = self._optimizer.state_dict()["state"], self._ordered_masters
         own = balanced_range(list(map(torch.numel, ordered)), self._ranks)
         pairs = zip(self._masters, self._parameters, strict=True)
@@ -109,8 +102,8 @@ class TorchEngine:
         }
 
     def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
-        """Continue from the joined `state()` of all ranks."""
-        # The groups hold learning rates and weight decay: those of the stage count, not those of the checkpoint.
+        """Continue from the merged `state()` of all ranks."""
+        # Groups hold learning rates and weight decay. Those of the stage apply, not those of the checkpoint.
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": dict(state["moments"]), "param_groups": groups})
         with torch.no_grad():

@@ -1,7 +1,7 @@
-"""The optimizer engine of DeepSpeed's ZeRO: one sharded model for a run, with a fresh optimizer for each stage.
+"""DeepSpeed's ZeRO: one sharded model for a run, with a fresh optimizer for each stage.
 
 DeepSpeed divides gradients by the number of ranks, so losses are multiplied by it. A checkpoint holds whole moments and
-masters, as `TorchEngine` has them, and so fits any engine and number of ranks.
+masters, as `TorchOptimizer` has them, so any optimizer and any number of ranks can load it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from mmrl.distributed.ranks import Ranks, balanced_range
 from mmrl.policy.policy import ModelRunner, Policy
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_CHUNK_ELEMENTS = 100_000_000  # 200 MB of bfloat16 weights are whole at a time while weights are exported
+_CHUNK_ELEMENTS = 100_000_000  # elements gathered at a time during export: 200 MB of bfloat16 weights
 
 
 class DeepspeedModel(ModelRunner):
-    """A policy's model run by DeepSpeed, which the policy calls through this object from then on."""
+    """A policy's model run by DeepSpeed. The policy then calls its model through this object."""
 
     is_sharded = True
 
     def __init__(self, policy: Policy, options: DeepspeedConfig, ranks: Ranks) -> None:
-        """Give the model of a policy to DeepSpeed; every rank must do so."""
+        """Hand the model of a policy to DeepSpeed. Collective."""
         super().__init__(policy.model)
         self.options, self.ranks = options, ranks
         self.parameters_by_component = policy.trained_by_component
@@ -60,12 +60,12 @@ class DeepspeedModel(ModelRunner):
             # Weights go to the device and are sharded one by one; `initialize` would move the whole model there first.
             deepspeed.init_distributed(dist_init_required=False)
             deepspeed.zero.Init(module=self.model, config_dict_or_path=config, dtype=dtype)
-        self.engine, self.optimizer, *_ = deepspeed.initialize(
+        self.deepspeed_engine, self.optimizer, *_ = deepspeed.initialize(
             model=self.model, optimizer=optimizer, config=config, dist_init_required=False
         )
         # DeepSpeed converts buffers too, and bfloat16 is too coarse for the frequencies of rotary positions.
         for name, buffer in self.model.named_buffers():
-            buffer.data = exact_buffers[name].to(self.engine.device)
+            buffer.data = exact_buffers[name].to(self.deepspeed_engine.device)
         self.local_optimizer: torch.optim.Optimizer = self.optimizer.optimizer if options.zero_stage else self.optimizer
         """AdamW over this rank's pieces of the weights."""
         self._init_moments()
@@ -73,28 +73,28 @@ class DeepspeedModel(ModelRunner):
 
     def __call__(self, **arguments: object) -> Any:  # noqa: ANN401  (transformers' ModelOutput)
         """Call the model through DeepSpeed's engine, or directly while it is gathered."""
-        return self.model(**arguments) if self._is_gathered else self.engine(**arguments)
+        return self.model(**arguments) if self._is_gathered else self.deepspeed_engine(**arguments)
 
     @contextmanager
     def gather_all(self) -> Iterator[None]:
-        """Hold all weights whole on every rank inside this block."""
+        """Gather all weights in full on every rank inside this block."""
         if self.options.zero_stage < 3 or self._is_gathered:
-            with self._bypass_engine():
+            with self._bypass_deepspeed():
                 yield
             return
-        # DeepSpeed's hooks are removed meanwhile: they would release the weights of each layer behind its forward.
+        # DeepSpeed's hooks are removed meanwhile: they would release the weights of each layer after its forward.
         offload = self.optimizer.parameter_offload
         offload.partition_all_parameters()
         with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
             offload._remove_module_hooks()
-            with self._bypass_engine():
+            with self._bypass_deepspeed():
                 yield
             offload.forward_hooks, offload.backward_hooks = [], []
             offload.setup_zero_stage3_hooks()
 
     @contextmanager
     def gather_params(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Hold these weights whole on every rank inside this block; all ranks must enter it together."""
+        """Gather these weights in full on every rank inside this block. Collective."""
         if self.options.zero_stage < 3:
             yield
             return
@@ -102,13 +102,13 @@ class DeepspeedModel(ModelRunner):
             yield
 
     def local_shard(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> dict[str, torch.Tensor]:
-        """Return this rank's share of the weights, each in its full shape, in host memory; all ranks must call it."""
+        """Return this rank's share of the weights, each in its full shape, in host memory. Collective."""
         sizes = list(map(_numel, parameters.values()))
         return self._gather_to_host(parameters, balanced_range(sizes, ranks))
 
     def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield weights one by one, in full shape until the next is asked for; every rank must take all of them."""
-        # Many at a time, because each gathering waits for all ranks, but not all, which might not fit into memory.
+        """Yield weights in full shape, each valid until the next one. Collective: every rank must take all of them."""
+        # In chunks: each gathering waits for all ranks, and all weights at a time might not fit into memory.
         chunks: list[dict[str, nn.Parameter]] = []
         num_elements = 0
         for name, parameter in parameters.items():
@@ -124,21 +124,21 @@ class DeepspeedModel(ModelRunner):
     def compute_gradient(
         self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]
     ) -> list[torch.Tensor]:
-        """Return the gradient of a scalar loss, under ZeRO-3 this rank's pieces of it; no optimizer sees it."""
+        """Return the gradient of a scalar loss, under ZeRO-3 this rank's pieces of it. The optimizer ignores it."""
         if self.options.zero_stage < 3:
-            with self._bypass_engine():
+            with self._bypass_deepspeed():
                 return super().compute_gradient(loss, parameters)
-        self.engine.set_gradient_accumulation_boundary(True)
-        self.engine.backward(loss(), scale_wrt_gas=False)
+        self.deepspeed_engine.set_gradient_accumulation_boundary(True)
+        self.deepspeed_engine.backward(loss(), scale_wrt_gas=False)
         pieces = [safe_get_local_grad(parameter).clone() for parameter in parameters]
         self.optimizer.zero_grad()
         return pieces
 
     def unwrap(self, policy: Policy) -> None:
-        """Take the model back from DeepSpeed: whole in the memory of the first rank, with empty weights elsewhere."""
+        """Take the model back from DeepSpeed, in full on rank 0 and with empty weights on the others."""
         parameters = dict(self.model.named_parameters())
         weights = self._gather_to_host(parameters, range(0 if self.ranks.rank else len(parameters)))
-        self.engine.destroy()
+        self.deepspeed_engine.destroy()
         # By identity, so that tied weights stay one parameter.
         plain: dict[int, nn.Parameter] = {}
         for name, parameter in parameters.items():
@@ -152,16 +152,16 @@ class DeepspeedModel(ModelRunner):
         policy.runner = ModelRunner(policy.model)
 
     def _gather_to_host(self, parameters: Mapping[str, nn.Parameter], indices: range) -> dict[str, torch.Tensor]:
-        """Return the weights at these indices; all are gathered, a few at a time, as other ranks need others."""
+        """Return the weights at these indices. All are gathered, a few at a time, because other ranks need others."""
         weights = {}
         for index, (name, tensor) in enumerate(self.iter_params(parameters)):
             if index in indices:
-                # A clone, because the whole weight is freed when the loop goes on.
+                # A clone, because the next round of the loop frees the gathered weight.
                 weights[name] = tensor.detach().cpu().clone()
         return weights
 
     @contextmanager
-    def _bypass_engine(self) -> Iterator[None]:
+    def _bypass_deepspeed(self) -> Iterator[None]:
         before, self._is_gathered = self._is_gathered, True
         try:
             yield
@@ -169,7 +169,7 @@ class DeepspeedModel(ModelRunner):
             self._is_gathered = before
 
     def full_optimizer_state(self, parameter: nn.Parameter, moment: str | None = None) -> torch.Tensor:
-        """Return a moment of a parameter, or with None its master, from all ranks, float32 in the parameter's shape."""
+        """Return a parameter's moment, or with None its master, from all ranks: float32 in the parameter's shape."""
         whole: torch.Tensor
         if not self.options.zero_stage:
             # Without ZeRO, DeepSpeed keeps no masters.
@@ -179,7 +179,7 @@ class DeepspeedModel(ModelRunner):
         return whole
 
     def set_optimizer_state(self, parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
-        """Set a moment, or with None the float32 master, to its whole value in the shape of the parameter.
+        """Set a parameter's moment, or with None its float32 master, from a value in the parameter's shape.
 
         Each rank keeps its piece.
         """
@@ -200,7 +200,7 @@ class DeepspeedModel(ModelRunner):
             set_master(parameter, value)
 
     def _init_moments(self) -> None:
-        """Make moments of 0, as AdamW does at its first step: a checkpoint is restored before that."""
+        """Make moments of 0, as AdamW does in its first update, because a checkpoint is restored before that."""
         optimizer = self.local_optimizer
         pieces = [piece for group in optimizer.param_groups for piece in group["params"]]
         if self.options.zero_stage == 3:
@@ -212,11 +212,11 @@ class DeepspeedModel(ModelRunner):
             self.optimizer._lazy_init_hp_params_optimizer_state()
 
 
-class DeepspeedEngine:
-    """Accumulates gradients and updates a sharded model during one stage."""
+class DeepspeedOptimizer:
+    """Accumulates gradients and updates a sharded model during one stage. Implements `Optimizer`."""
 
     def __init__(self, model: DeepspeedModel, options: OptimizerConfig) -> None:
-        """Set moments to 0 and take over the rates and bounds of `options`."""
+        """Set moments to 0, and learning rates, weight decay and gradient clipping to those of `options`."""
         self._model = model
         self._lr_scales: list[float] = []
         for group in model.optimizer.param_groups:
@@ -225,22 +225,22 @@ class DeepspeedEngine:
             # A frozen component gets no gradient, but keeps its place; a rate of 0 spares it weight decay.
             is_trained = model.parameters_by_component[group["component"]][0].requires_grad
             self._lr_scales.append(options.component_lr(group["component"]) / options.lr if is_trained else 0.0)
-        model.engine._config.gradient_clipping = options.max_grad_norm
+        model.deepspeed_engine._config.gradient_clipping = options.max_grad_norm
         model.optimizer.clip_grad = options.max_grad_norm
-        # Masters hold more digits than the weights, left over from the last stage. A checkpoint between stages has none
-        # of them, so a run that goes on without interruption must drop them too.
+        # Masters still hold the last stage's extra digits. A checkpoint between stages has no masters, so a run that is
+        # not interrupted must drop them too.
         if any(parameter.dtype != torch.float32 for parameter in model.ordered_parameters):
             model.optimizer.refresh_fp32_params()
         self.reset()
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradient of a scalar loss; sums over ranks are complete behind the `last` one before a step."""
-        self._model.engine.set_gradient_accumulation_boundary(last)
-        self._model.engine.backward(loss * self._model.ranks.size, scale_wrt_gas=False)
+        """Add the gradient of a scalar loss; sums over ranks are complete after the `last` one of an update."""
+        self._model.deepspeed_engine.set_gradient_accumulation_boundary(last)
+        self._model.deepspeed_engine.backward(loss * self._model.ranks.size, scale_wrt_gas=False)
 
-    def step(self, lr: float) -> dict[Component, float]:
-        """Clip the gradients, update the weights, and drop the gradients, as `TorchEngine.step` does."""
-        model, engine, optimizer = self._model, self._model.engine, self._model.optimizer
+    def update(self, lr: float) -> dict[Component, float]:
+        """Clip the gradients, update the weights and drop the gradients, as `Optimizer.update` says."""
+        model, optimizer = self._model, self._model.optimizer
         squares = torch.zeros(len(model.parameters_by_component), dtype=torch.float64)
         for index, parameters in enumerate(model.parameters_by_component.values()):
             for parameter in parameters:
@@ -255,9 +255,9 @@ class DeepspeedEngine:
             group["lr"] = lr * lr_scale
         if model.options.zero_stage or math.isfinite(math.hypot(*norms.values())):
             # ZeRO skips an update by itself when a gradient is not finite; stage 0 does not.
-            engine.step()
+            model.deepspeed_engine.step()
         else:
-            engine.zero_grad()
+            model.deepspeed_engine.zero_grad()
         return norms
 
     def reset(self) -> None:
@@ -267,12 +267,12 @@ class DeepspeedEngine:
                 tensor.zero_()
 
     def state(self) -> dict[str, dict[int, Any]]:
-        """Return this rank's share of what a checkpoint keeps, as `TorchEngine.state` does; all ranks must call it."""
+        """Return this rank's share of what a checkpoint keeps, as `Optimizer.state` says."""
         model = self._model
         num_updates = float(next(iter(model.local_optimizer.state.values()))["step"])
         own = balanced_range(list(map(_numel, model.ordered_parameters)), model.ranks)
         moments, masters = {}, {}
-        # Every rank gathers every weight's state, as other ranks need their pieces of it; it keeps its own share.
+        # Every rank takes part in gathering the state of every weight, and keeps its own share.
         for index, parameter in enumerate(model.ordered_parameters):
             whole = {name: model.full_optimizer_state(parameter, name) for name in _MOMENTS if num_updates}
             master = None if parameter.dtype == torch.float32 else model.full_optimizer_state(parameter)
@@ -284,7 +284,7 @@ class DeepspeedEngine:
         return {"moments": moments, "masters": masters}
 
     def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
-        """Continue from the joined `state()` of all ranks; this rank keeps its pieces of it."""
+        """Continue from the merged `state()` of all ranks; this rank keeps its pieces of it."""
         model = self._model
         for index, moments in state["moments"].items():
             for name in _MOMENTS:
@@ -349,7 +349,7 @@ def _deepspeed_config(options: DeepspeedConfig, dtype: torch.dtype, num_ranks: i
             "stage3_param_persistence_threshold": options.param_persistence_elements,
         }
     return {
-        # One micro-batch a step: the engine accumulates by itself, for DeepSpeed wants as many of them in every step.
+        # One micro-batch an update: `backward` accumulates, because DeepSpeed wants equally many in every update.
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": num_ranks,
         "gradient_accumulation_steps": 1,

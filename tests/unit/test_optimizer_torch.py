@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from mmrl.config.schema import OptimizerConfig
-from mmrl.learner.engine_torch import TorchEngine
+from mmrl.learner.optimizer_torch import TorchOptimizer
 
 TYPES = [torch.float32, torch.bfloat16]
 
 
-def engine(*parameters, **options):
-    return TorchEngine({"language": parameters}, OptimizerConfig(**({"lr": 1e-6, "max_grad_norm": 1e9} | options)))
+def make_optimizer(*parameters, **options):
+    return TorchOptimizer({"language": parameters}, OptimizerConfig(**({"lr": 1e-6, "max_grad_norm": 1e9} | options)))
 
 
 def norm(norms):
@@ -27,10 +27,10 @@ def parameter(*values, dtype=torch.float32):
 def test_updates_too_small_for_bfloat16_add_up():
     weight = parameter(1.0, dtype=torch.bfloat16)
     assert weight.detach() - 1e-6 == weight  # a single one is lost
-    trained = engine(weight, lr=1e-6)
+    trained = make_optimizer(weight, lr=1e-6)
     for _ in range(3000):
         trained.backward(weight.sum())
-        trained.step(1e-6)
+        trained.update(1e-6)
     master = trained.state()["masters"][0]
     assert float(master) == pytest.approx(1 - 3000e-6, abs=1e-4)
     assert float(weight.detach()) == 1 - 2**-8  # the bfloat16 nearest to it
@@ -38,9 +38,9 @@ def test_updates_too_small_for_bfloat16_add_up():
 
 def test_float32_weights_are_their_own_masters():
     weight = parameter(1.0)
-    trained = engine(weight)
+    trained = make_optimizer(weight)
     trained.backward(weight.sum())
-    trained.step(1e-3)
+    trained.update(1e-3)
     assert trained.state()["masters"] == {}
     assert float(weight.detach()) == pytest.approx(0.999)
 
@@ -49,11 +49,11 @@ def test_float32_weights_are_their_own_masters():
 def test_an_update_equals_adamws(dtype):
     """Two steps of AdamW by the formula, in float64, with clipping in the first."""
     weight = parameter(1.0, -2.0, dtype=dtype)
-    trained = engine(weight, betas=(0.8, 0.9), weight_decay=0.1, max_grad_norm=1.0)
+    trained = make_optimizer(weight, betas=(0.8, 0.9), weight_decay=0.1, max_grad_norm=1.0)
     w, m, v = [1.0, -2.0], [0.0, 0.0], [0.0, 0.0]
     for step, (gradients, lr) in enumerate([((3.0, 4.0), 0.5), ((0.5, 0.25), 0.25)], start=1):
         trained.backward((weight * torch.tensor(gradients, dtype=dtype)).sum())
-        norms = trained.step(lr)
+        norms = trained.update(lr)
         assert norms == {"language": pytest.approx(math.hypot(*gradients))}
         factor = min(1.0, 1.0 / norms["language"])
         for i, gradient in enumerate(gradients):
@@ -69,52 +69,52 @@ def test_an_update_equals_adamws(dtype):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_the_norm_is_over_all_parameters_and_gradients_add_up(dtype):
     a, b, idle = parameter(1.0, dtype=dtype), parameter(1.0, dtype=dtype), parameter(5.0, dtype=dtype)
-    trained = engine(a, b, idle)
+    trained = make_optimizer(a, b, idle)
     trained.backward(a.sum() * 1.0)
     trained.backward(a.sum() * 2.0 + b.sum() * 4.0)
-    assert norm(trained.step(0.1)) == pytest.approx(5.0)
+    assert norm(trained.update(0.1)) == pytest.approx(5.0)
     assert float(idle.detach()) == 5.0
     assert a.grad is b.grad is idle.grad is None
-    assert norm(trained.step(0.1)) == 0.0  # nothing is left of the gradients
+    assert norm(trained.update(0.1)) == 0.0  # nothing is left of the gradients
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(dtype, bad):
     good, other = parameter(1.0, dtype=dtype), parameter(1.0, dtype=dtype)
-    trained = engine(good, other)
+    trained = make_optimizer(good, other)
     for _ in range(2):
         trained.backward(good.sum() + other.sum())
-        trained.step(0.25)
+        trained.update(0.25)
     weights = good.detach().clone(), other.detach().clone()
     moments = [{k: v.clone() for k, v in each.items()} for each in trained.state()["moments"].values()]
     trained.backward(good.sum() + other.sum() * bad)
-    assert not math.isfinite(norm(trained.step(0.25)))
+    assert not math.isfinite(norm(trained.update(0.25)))
     assert (good, other) == weights
     for before, after in zip(moments, trained.state()["moments"].values(), strict=True):
         assert all(torch.equal(before[key], after[key]) for key in before)
     trained.backward(good.sum() + other.sum())
-    assert norm(trained.step(0.25)) == pytest.approx(math.sqrt(2))
+    assert norm(trained.update(0.25)) == pytest.approx(math.sqrt(2))
     assert float(good.detach()) < float(weights[0])
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_restored_engine_goes_on_exactly(dtype, tmp_path):
+def test_a_restored_optimizer_resumes_exactly(dtype, tmp_path):
     def steps(trained, weight, count):
         for k in range(count):
             trained.backward((weight**2).sum() * (k + 1))
-            trained.step(0.01)
+            trained.update(0.01)
 
     weight = parameter(1.0, 2.0, 3.0, dtype=dtype)
-    straight = engine(weight)
+    straight = make_optimizer(weight)
     steps(straight, weight, 5)
-    torch.save({"engine": straight.state(), "weight": weight.data}, tmp_path / "state")
+    torch.save({"optimizer": straight.state(), "weight": weight.data}, tmp_path / "state")
     saved = torch.load(tmp_path / "state", weights_only=True)
     steps(straight, weight, 5)
 
     again = nn.Parameter(saved["weight"])
-    resumed = engine(again)
-    resumed.load_state(saved["engine"])
+    resumed = make_optimizer(again)
+    resumed.load_state(saved["optimizer"])
     steps(resumed, again, 5)
     assert torch.equal(again, weight)
     ours, theirs = resumed.state()["masters"], straight.state()["masters"]
@@ -123,14 +123,14 @@ def test_a_restored_engine_goes_on_exactly(dtype, tmp_path):
 
 
 def by_role(options, **parameters):
-    return TorchEngine({role: [each] for role, each in parameters.items()}, OptimizerConfig(**options))
+    return TorchOptimizer({role: [each] for role, each in parameters.items()}, OptimizerConfig(**options))
 
 
 def test_norms_are_told_by_role_and_clipping_is_by_all_of_them():
     vision, language = parameter(0.0), parameter(0.0)
     trained = by_role({"lr": 1.0, "max_grad_norm": 1.0}, vision=vision, projector=parameter(0.0), language=language)
     trained.backward(3.0 * vision.sum() - 4.0 * language.sum())
-    assert trained.step(1.0) == pytest.approx({"vision": 3.0, "projector": 0.0, "language": 4.0})
+    assert trained.update(1.0) == pytest.approx({"vision": 3.0, "projector": 0.0, "language": 4.0})
     first, idle, second = trained.state()["moments"].values()
     assert float(idle["exp_avg"]) == 0.0  # the projector had no gradient
     assert float(first["exp_avg"]) == pytest.approx(0.1 * 3 / 5, rel=1e-5)
@@ -141,7 +141,7 @@ def test_one_roles_bad_gradient_holds_all_back():
     vision, language = parameter(1.0), parameter(1.0)
     trained = by_role({"lr": 0.1}, vision=vision, language=language)
     trained.backward(vision.sum() * math.nan + language.sum())
-    norms = trained.step(0.1)
+    norms = trained.update(0.1)
     assert math.isnan(norms["vision"])
     assert norms["language"] == 1.0
     assert float(vision.detach()) == float(language.detach()) == 1.0
@@ -152,7 +152,7 @@ def test_a_role_has_a_rate_of_its_own_and_the_schedule_of_all(dtype):
     vision, language = parameter(0.0, dtype=dtype), parameter(0.0, dtype=dtype)
     trained = by_role({"lr": 0.1, "lr_by_component": {"vision": 0.02}}, vision=vision, language=language)
     trained.backward(vision.sum() + language.sum())
-    trained.step(0.05)  # half of the peak; AdamW's first step is the rate itself
+    trained.update(0.05)  # half of the peak; AdamW's first step is the rate itself
     assert float(vision.detach()) == pytest.approx(-0.01, rel=1e-2)
     assert float(language.detach()) == pytest.approx(-0.05, rel=1e-2)
 
@@ -161,8 +161,8 @@ def test_a_role_has_a_rate_of_its_own_and_the_schedule_of_all(dtype):
 def test_vectors_may_be_spared_decay(decayed, bias_after):
     matrix, bias = nn.Parameter(torch.ones(2, 2)), parameter(1.0, 1.0)
     options = OptimizerConfig(lr=0.1, weight_decay=1.0, weight_decay_on=decayed)
-    trained = TorchEngine({"language": [bias, matrix]}, options)
+    trained = TorchOptimizer({"language": [bias, matrix]}, options)
     trained.backward(0.0 * (matrix.sum() + bias.sum()))
-    trained.step(0.1)
+    trained.update(0.1)
     assert matrix.flatten().tolist() == pytest.approx([0.9] * 4)
     assert bias.tolist() == pytest.approx([bias_after] * 2)

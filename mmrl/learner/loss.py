@@ -1,0 +1,245 @@
+"""The loss of a micro-batch, from the log-probs of its tokens, as its share of the loss of a whole update.
+
+A token has up to four log-probs: `recorded` by the sampler, `recomputed` by the learner before the first update of the
+step, `current`, and that of the `reference` of the KL penalty. The importance ratio divides by one of the first two,
+which is then `old`. Log-probs, log ratios and entropies are in nats.
+
+Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`, S sampled tokens of one response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mmrl.algo.losses import (
+    aggregation_weights,
+    cispo,
+    clipped_surrogate,
+    coefficient,
+    estimate_kl,
+    importance_ratios,
+    mask_weights,
+    response_sums,
+    suffix_sums,
+    truncate_weights,
+)
+from mmrl.config.schema import CustomPolicyLossConfig, LossConfig
+from mmrl.learner.metrics import Metrics, find_worst_token, measure_sampler, measure_tokens
+from mmrl.learner.tokens import (
+    LossDenominators,
+    TokenTable,
+    count_denominators,
+    iter_trained_tokens,
+)
+from mmrl.types import Author, Experience, UserError
+from mmrl.utils.plugins import load_plugin
+
+PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""A user's policy loss, called once for each response with float32 tensors [S] and a bool mask [S].
+
+(logprobs, old_logprobs, advantages, mask) -> loss of each token, [S]. Gradients flow through logprobs alone.
+"""
+
+
+class Objective:
+    """The loss of a stage: policy loss, KL penalty, entropy bonus, and likelihood of demonstrations."""
+
+    def __init__(self, options: LossConfig, total_steps: int, policy_loss_fn: PolicyLossFn | None = None) -> None:
+        """Set up the loss of a stage of `total_steps`, over which schedules of coefficients run.
+
+        `policy_loss_fn` comes from `load_policy_loss`.
+        """
+        if isinstance(options.policy_loss, CustomPolicyLossConfig) != (policy_loss_fn is not None):
+            raise ValueError(f"loss.policy_loss is {options.policy_loss!r}, but its function is {policy_loss_fn!r}")
+        self._options, self._policy_loss_fn = options, policy_loss_fn
+        self._coefficient = partial(coefficient, total=total_steps)
+        self.needs_reference = options.kl.coef > 0.0
+        """True if there is a KL penalty."""
+        self.has_entropy_bonus = options.entropy.coef > 0.0
+        """True if there is an entropy bonus."""
+
+    def has_gradient(self, experience: Experience) -> bool:
+        """Return False if no term of the loss gives the experience a gradient.
+
+        Such an experience is left out of the forward pass, but counts in the denominators.
+        """
+        authors = {segment.author for segment in experience.rollout.segments if segment.token_ids}
+        if Author.DEMONSTRATION in authors:
+            return True
+        # The built-in policy losses are proportional to the advantage; a user's function need not be.
+        regardless_of_advantage = self.needs_reference or self.has_entropy_bonus or self._policy_loss_fn is not None
+        if Author.POLICY in authors and (experience.advantage != 0.0 or regardless_of_advantage):
+            return True
+        return any(token.in_sft_loss for token in iter_trained_tokens(experience, self._options))
+
+    def needs_recomputed_logprobs(self, experiences: Sequence[Experience]) -> bool:
+        """Return True if the loss of any of the experiences uses recomputed log-probs."""
+        # A penalty in the reward is that of the policy that sampled, which the recomputed log-probs come closest to.
+        if self.needs_reference and self._options.kl.apply_to == "reward":
+            return True
+        sources = {experience.old_logprobs_source or self._options.old_logprobs for experience in experiences}
+        return "recomputed" in sources
+
+    def count_denominators(self, experiences: Sequence[Experience]) -> LossDenominators:
+        """Count what the loss and the metrics of an update over these experiences divide by."""
+        return count_denominators(experiences, self._options, self.has_gradient)
+
+    def __call__(
+        self, tokens: TokenTable, denominators: LossDenominators, *, step: int, compare_with_sampler: bool = True
+    ) -> tuple[Tensor, Metrics]:
+        """Return a micro-batch's share of an update's loss, a scalar, and of its metrics.
+
+        Args:
+            tokens: those of the micro-batch.
+            denominators: counts of the whole update, so that the shares of its micro-batches add up.
+            step: training step, counted from 0 in the stage.
+            compare_with_sampler: measure how far current log-probs are from recorded ones.
+        """
+        loss, metrics = tokens.current_logprobs_N.new_zeros(()), Metrics()
+        if denominators.demonstration_tokens:
+            demonstrated_N = tokens.current_logprobs_N[tokens.is_demonstration_N]
+            loss = loss - demonstrated_N.sum() / denominators.demonstration_tokens
+        if denominators.sft_loss_tokens:
+            nll = -tokens.current_logprobs_N[tokens.in_sft_loss_N].sum() / denominators.sft_loss_tokens
+            loss = loss + self._coefficient(step, options=self._options.sft_loss) * nll
+            metrics.mean("learner/sft_loss_nats", float(nll.detach()), denominators.sft_loss_tokens)
+        if tokens.is_policy_N.any():
+            sampled = tokens.select(tokens.is_policy_N)
+            rl_loss, rl_metrics = self._rl_loss(sampled, denominators, step)
+            loss = loss + rl_loss
+            metrics.merge(rl_metrics)
+            if compare_with_sampler:
+                metrics.merge(measure_sampler(sampled, denominators))
+        return loss, metrics
+
+    def _rl_loss(self, sampled: TokenTable, denominators: LossDenominators, step: int) -> tuple[Tensor, Metrics]:
+        """Return policy loss, KL penalty and entropy bonus over the policy's tokens, and their metrics."""
+        options, count = self._options, denominators.forward_tokens
+        old_N = torch.where(sampled.old_is_recorded_N, sampled.recorded_logprobs_N, sampled.recomputed_logprobs_N)
+        old_N = old_N.detach()
+        log_ratio_N, bound = sampled.current_logprobs_N - old_N, options.log_ratio_clip
+        if bound is not None:
+            # Avoids the exponential of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
+            log_ratio_N = log_ratio_N.clamp(-bound, bound)
+        ratio_N = importance_ratios(log_ratio_N, sampled.response_N, options.importance_ratio_level)
+        correction_N = self._rollout_correction(old_N - sampled.recorded_logprobs_N, sampled.response_N)
+        advantage_N, penalty_N = sampled.advantages_N, torch.zeros_like(ratio_N)
+        metrics = Metrics()
+        if sampled.reference_logprobs_N is not None:
+            kl_N, kl_coefficient = self._reference_kl(sampled), self._coefficient(step, options=options.kl)
+            metrics.mean("policy/reference_kl_nats", float(kl_N.detach().sum()) / count, count)
+            if options.kl.apply_to == "reward":
+                # The KL at a token depends on the tokens before it: they bear it too, and later tokens do not.
+                advantage_N = advantage_N - kl_coefficient * suffix_sums(kl_N, sampled.response_N)
+            else:
+                penalty_N = penalty_N + kl_coefficient * kl_N
+        if self.has_entropy_bonus:
+            penalty_N = penalty_N - self._coefficient(step, options=options.entropy) * sampled.entropies_N
+        policy_loss_N = self._policy_loss(sampled, old_N, ratio_N, advantage_N)
+        weight_N = aggregation_weights(
+            sampled.response_N,
+            options.aggregation,
+            num_tokens=denominators.policy_tokens,
+            num_responses=denominators.responses,
+            lengths_N=sampled.fixed_lengths_N,
+        )
+        token_metrics = measure_tokens(
+            sampled,
+            options,
+            denominators,
+            old_N=old_N,
+            ratio_N=ratio_N.detach(),
+            advantage_N=advantage_N.detach(),
+            correction_N=correction_N,
+        )
+        metrics.merge(token_metrics)
+        metrics.max("policy/importance_ratio_max", find_worst_token(ratio_N.detach(), sampled))
+        return ((penalty_N + correction_N * policy_loss_N) * weight_N).sum(), metrics
+
+    def _reference_kl(self, sampled: TokenTable) -> Tensor:
+        """Return the estimated KL divergence from the reference at each token, [N]."""
+        options, reference_N = self._options.kl, sampled.reference_logprobs_N
+        assert reference_N is not None
+        logprobs_N = sampled.current_logprobs_N
+        if options.apply_to == "reward":
+            # In the reward, the KL is a fact about the policy that sampled, without a gradient.
+            logprobs_N = sampled.recomputed_logprobs_N.detach()
+        return estimate_kl(logprobs_N, reference_N, options.estimator, log_ratio_clip=options.log_ratio_clip)
+
+    def _policy_loss(self, sampled: TokenTable, old_N: Tensor, ratio_N: Tensor, advantage_N: Tensor) -> Tensor:
+        options = self._options
+        if self._policy_loss_fn is not None:
+            return self._custom_policy_loss(self._policy_loss_fn, sampled, old_N, advantage_N)
+        if options.policy_loss == "cispo":
+            return cispo(sampled.current_logprobs_N, ratio_N, advantage_N, options.clip_low, options.clip_high)
+        return clipped_surrogate(ratio_N, advantage_N, options.clip_low, options.clip_high, options.dual_clip)
+
+    def _custom_policy_loss(
+        self, policy_loss_fn: PolicyLossFn, sampled: TokenTable, old_N: Tensor, advantage_N: Tensor
+    ) -> Tensor:
+        """Call the user's function once for each response, so that it cannot depend on micro-batches or ranks.
+
+        Raises:
+            UserError: it does not return a tensor [S], or returns one that does not depend on `logprobs`.
+        """
+        # `bincount` counts responses without tokens too, for which there is nothing to call.
+        lengths = list(filter(None, torch.bincount(sampled.response_N).tolist()))
+        columns_N = (sampled.current_logprobs_N, old_N, advantage_N.detach())
+        split_columns = [torch.split(values_N, lengths) for values_N in columns_N]
+        name, losses = getattr(self._options.policy_loss, "fn", ""), []
+        for logprobs_S, old_S, advantages_S in zip(*split_columns, strict=True):
+            # Losses written for padded batches expect a mask. Here nothing is padded.
+            mask_S = torch.ones_like(logprobs_S, dtype=torch.bool)
+            loss_S = policy_loss_fn(logprobs_S, old_S, advantages_S, mask_S)
+            if not isinstance(loss_S, Tensor) or loss_S.shape != logprobs_S.shape:
+                returned = f"a tensor {list(loss_S.shape)}" if isinstance(loss_S, Tensor) else type(loss_S).__name__
+                raise UserError(
+                    f"loss.policy_loss {name!r} returned {returned}; it must return the loss of each token, a tensor "
+                    f"{list(logprobs_S.shape)}, and leave sums and means to loss.aggregation"
+                )
+            if logprobs_S.requires_grad and not loss_S.requires_grad:
+                raise UserError(
+                    f"loss.policy_loss {name!r} returned a tensor without gradient; compute it from `logprobs`, "
+                    "without `detach` or `torch.no_grad`"
+                )
+            losses.append(loss_S)
+        return torch.cat(losses)
+
+    def _rollout_correction(self, log_weight_N: Tensor, response_N: Tensor) -> Tensor:
+        """Return importance weights of the learner against the sampler, [N] without gradient.
+
+        `log_weight_N` are old minus recorded log-probs.
+        """
+        options = self._options.rollout_correction
+        if options.method == "none":
+            return torch.ones_like(log_weight_N)
+        # A weight carries no gradient: it corrects for tokens that are already sampled.
+        log_weight_N = log_weight_N.detach()
+        if options.level == "sequence":
+            log_weight_N = response_sums(log_weight_N, response_N)
+        weight_N = log_weight_N.exp()
+        if options.method == "tis":
+            return truncate_weights(weight_N, options.high)
+        return mask_weights(weight_N, options.low, options.high)
+
+
+def load_policy_loss(options: LossConfig, base_dir: Path) -> PolicyLossFn | None:
+    """Load the function that `loss.policy_loss` names, with its options bound; None for a built-in policy loss.
+
+    Raises:
+        UserError: the file cannot be imported, or has no such function with these options.
+    """
+    if not isinstance(options.policy_loss, CustomPolicyLossConfig):
+        return None
+    return load_plugin(
+        options.policy_loss.fn,
+        base_dir,
+        options.policy_loss.args,
+        role="policy loss",
+        parameters=("logprobs", "old_logprobs", "advantages", "mask"),
+    )

@@ -1,0 +1,178 @@
+"""Metrics of a training step: how those of micro-batches, ranks and updates merge, and what is measured of the tokens.
+
+Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmrl.algo.losses import estimate_kl
+from mmrl.config.schema import LossConfig
+from mmrl.learner.tokens import LossDenominators, TokenTable
+from mmrl.types import WorstToken
+
+LOGPROB_DIFF_MEANS = ("rollout/logprob_diff_mean", "rollout/stale_logprob_diff_mean")
+"""Mean differences of sampler and learner, over tokens of the current policy version and of the one before.
+
+Before the first update the former come from the rollout engine alone; the latter also contain one step's learning.
+"""
+
+
+class _Metric(NamedTuple):
+    kind: Literal["sum", "mean", "ratio", "max", "min"]
+    value: float
+    """The sum or extreme so far. Of a mean, the sum of its shares; of a ratio, its numerator."""
+    weight: float = 1.0
+    """Of a mean, what it counts in a mean over updates; of a ratio, its denominator."""
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Named metrics of a part of a step, which know how to merge with those of other parts.
+
+    A method adds to what its metric holds so far, so the order of calls is the order of floating point sums.
+    """
+
+    _metrics: dict[str, _Metric] = field(default_factory=dict)
+
+    def sum(self, name: str, value: float) -> None:
+        """Add to a sum over all parts of a step."""
+        self._add(name, _Metric("sum", value))
+
+    def mean(self, name: str, share: float, weight: float = 1.0) -> None:
+        """Add a share of an update's mean: a sum over some of its tokens, divided by the number of all of them.
+
+        `weight` is that number, or 1 for a value that weighs the same in every update.
+        """
+        self._add(name, _Metric("mean", share, weight))
+
+    def ratio(self, name: str, numerator: float, denominator: float) -> None:
+        """Add to both sides of a quotient whose denominator is known only once all parts are merged."""
+        self._add(name, _Metric("ratio", numerator, denominator))
+
+    def max(self, name: str, value: float) -> None:
+        """Keep the largest value; a `WorstToken` stays one."""
+        self._add(name, _Metric("max", value))
+
+    def min(self, name: str, value: float) -> None:
+        """Keep the smallest value."""
+        self._add(name, _Metric("min", value))
+
+    def merge(self, other: Metrics) -> None:
+        """Take over the metrics of another part of the same update: a micro-batch, or all those of a rank."""
+        for name, metric in other._metrics.items():
+            self._add(name, metric)
+
+    def values(self) -> dict[str, float]:
+        """Return the value of each metric. A ratio is 0 if nothing was counted."""
+        values = {}
+        for name, metric in self._metrics.items():
+            values[name] = metric.value / max(1.0, metric.weight) if metric.kind == "ratio" else metric.value
+        return values
+
+    def _add(self, name: str, metric: _Metric) -> None:
+        if name not in self._metrics:
+            self._metrics[name] = metric
+            return
+        known = self._metrics[name]
+        match metric.kind:
+            case "max":
+                value = max(known.value, metric.value)
+            case "min":
+                value = min(known.value, metric.value)
+            case _:
+                value = known.value + metric.value
+        weight = known.weight + metric.weight if metric.kind == "ratio" else known.weight
+        self._metrics[name] = _Metric(metric.kind, value, weight)
+
+
+def merge_updates(updates: Iterable[Metrics]) -> Metrics:
+    """Return the metrics of several updates: means by weight, all others as they merge within an update.
+
+    Means over tokens weigh each update by its tokens, so they do not depend on the number of mini-batches.
+    """
+    merged = Metrics()
+    for update in updates:
+        for name, metric in update._metrics.items():
+            if metric.kind == "mean":
+                merged.ratio(name, metric.value * metric.weight, metric.weight)
+            else:
+                merged._add(name, metric)
+    return merged
+
+
+def measure_tokens(
+    sampled: TokenTable,
+    options: LossConfig,
+    denominators: LossDenominators,
+    *,
+    old_N: Tensor,
+    ratio_N: Tensor,
+    advantage_N: Tensor,
+    correction_N: Tensor,
+) -> Metrics:
+    """Return means over the tokens in the forward pass, whatever the loss aggregates over, and the least ratio.
+
+    A token counts as clipped where the bound changes its loss, as in TRL (`clip_ratio/low_mean`, `high_mean`) and
+    verl (`pg_clipfrac`; `pg_clipfrac_lower` is our `policy/clip_frac_dual`).
+
+    Source of `policy/approx_kl`: Schulman, "Approximating KL Divergence" (2020), the estimator k3 of
+    KL(old || current) at tokens drawn from old: (r - 1) - log r with r = exp(current - old log-prob).
+    """
+    # The minimum of the clipped policy loss takes the bound only where it makes the gain smaller. CISPO's bounds
+    # replace the ratio whatever the sign of the advantage; TRL counts those with A > 0 alone.
+    is_cispo = options.policy_loss == "cispo"
+    low_matters_N = (advantage_N != 0.0) if is_cispo else (advantage_N < 0.0)
+    high_matters_N = (advantage_N != 0.0) if is_cispo else (advantage_N > 0.0)
+    is_low_N = (ratio_N < 1.0 - options.clip_low) & low_matters_N
+    is_high_N = (ratio_N > 1.0 + options.clip_high) & high_matters_N
+    sums = {
+        "policy/entropy_nats": sampled.entropies_N.detach().sum(),
+        # Of each token's own ratio, whatever `importance_ratio_level` and `log_ratio_clip` make of it in the loss.
+        "policy/approx_kl": estimate_kl(old_N, sampled.current_logprobs_N.detach(), "k3").sum(),
+        "policy/clip_frac": (is_low_N | is_high_N).sum(),
+        "policy/clip_frac_low": is_low_N.sum(),
+        "policy/clip_frac_high": is_high_N.sum(),
+    }
+    if options.dual_clip is not None:
+        sums["policy/clip_frac_dual"] = ((ratio_N > options.dual_clip) & (advantage_N < 0.0)).sum()
+    if options.rollout_correction.method != "none":
+        sums["policy/tis_weight_mean"] = correction_N.sum()
+    metrics, count = Metrics(), denominators.forward_tokens
+    for name, total in sums.items():
+        metrics.mean(name, float(total) / count, count)
+    metrics.min("policy/importance_ratio_min", float(ratio_N.min()))
+    return metrics
+
+
+def measure_sampler(sampled: TokenTable, denominators: LossDenominators) -> Metrics:
+    """Return how far the learner's log-probs are from those that the sampler recorded, in nats."""
+    difference_N = (sampled.current_logprobs_N.detach() - sampled.recorded_logprobs_N).abs()
+    metrics = Metrics()
+    for age, count in enumerate(denominators.forward_tokens_by_age):
+        if count:
+            share = float(difference_N.where(sampled.age_N == age, 0.0).sum()) / count
+            # A sum, because a step measures this in its first update alone: there is no mean over updates.
+            metrics.sum(LOGPROB_DIFF_MEANS[age], share)
+    if any(denominators.forward_tokens_by_age):
+        worst = find_worst_token(difference_N.where(sampled.age_N <= 1, 0.0), sampled)
+        metrics.max("rollout/logprob_diff_max", worst)
+    return metrics
+
+
+def find_worst_token(values_N: Tensor, tokens: TokenTable) -> WorstToken:
+    """Return the largest value, with the rollout of its token."""
+    index = values_N.argmax()
+    # One transfer from the device, not two.
+    value, response = torch.stack([values_N[index], tokens.response_N[index].to(values_N)]).tolist()
+    rollout = tokens.experiences[int(response)].rollout
+    sample = rollout.prompt.sample
+    worst = WorstToken(value)
+    worst.owner = f"rollout {rollout.index} of {sample.modality} sample {sample.id}"
+    return worst

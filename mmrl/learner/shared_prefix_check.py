@@ -1,0 +1,136 @@
+"""Compares the shared-prefix forward with the plain one, on a policy's own weights.
+
+Suffixes of tensor names as in `mmrl.policy.batch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from mmrl.distributed.ranks import Ranks, SingleProcess
+from mmrl.learner.micro_batches import ExperienceGroups, add_dummy_media
+from mmrl.policy.batch import Batch, TensorProvider, collate, group_by_prompt
+from mmrl.policy.expert_routing import with_routes_of_row
+from mmrl.policy.policy import Policy
+from mmrl.types import Experience, UserError
+
+
+class ForwardDifference(NamedTuple):
+    """Difference between two ways to score the same tokens."""
+
+    logprobs: float
+    """Largest difference of a log-prob, in nats."""
+    gradient: float
+    """Norm of the difference of the gradients, relative to the norm of the second."""
+
+    def within(self, bound: ForwardDifference) -> bool:
+        """Return True if neither exceeds its bound; a NaN does."""
+        return self.logprobs <= bound.logprobs and self.gradient <= bound.gradient
+
+
+_RECURRENT_ADVICE = (
+    ", which runs each response after its own copy of the prompt and does not fork the recurrent state; or, if "
+    "flash-linear-attention computes the recurrent layers, uninstall it or install another version"
+)
+
+TOLERANCES = {
+    torch.float32: ForwardDifference(logprobs=1e-4, gradient=1e-3),
+    torch.bfloat16: ForwardDifference(logprobs=0.1, gradient=0.1),
+}
+"""Largest differences that rounding explains, by the data type of the model."""
+_RECURRENT_TOLERANCE = ForwardDifference(logprobs=0.1, gradient=0.5)
+"""The same for recurrent layers in bfloat16, where rounding changes half of the gradient."""
+
+
+def pick_check_groups(experiences: Sequence[Experience]) -> list[list[Experience]]:
+    """Return the smallest input that can reveal an error of the shared prefix.
+
+    That is two siblings of one group, else two groups that share a row; empty if the experiences have neither.
+    """
+    groups = group_by_prompt(experiences)
+    for group in groups:
+        if len(group) > 1:
+            return [group[:2]]
+    return groups[:2] if len(groups) > 1 else []
+
+
+def check_shared_prefix(
+    policy: Policy, groups: ExperienceGroups, processor: TensorProvider, *, pad_id: int, ranks: Ranks | None = None
+) -> None:
+    """Score two or more experiences packed and as plain rows, and compare. Every rank must pass the same experiences.
+
+    Raises:
+        UserError: log-probs or gradients differ by more than rounding explains.
+    """
+    layout = partial(collate, processor=processor, pad_id=pad_id)
+    # Under ZeRO-3 a weight that a pass does not reach would keep the gradient of an earlier pass.
+    complete = partial(add_dummy_media, placeholders=processor.placeholders, images=policy.runner.is_sharded)
+    if policy.routers:
+        # Both follow the same routes: where two experts are close, rounding could send a token to a different one.
+        with torch.no_grad():
+            policy.compute_logprobs(complete(layout(groups, shared_prefix=True), videos=False))
+        groups = with_routes_of_row(policy.routers, groups)
+    packed = complete(layout(groups, shared_prefix=True), videos=False)
+    plain = complete(layout(groups, shared_prefix=False), videos=False)
+    # With dropout, the two passes would drop different activations.
+    rates = {module: module.p for module in policy.model.modules() if isinstance(module, nn.Dropout)}
+    for module in rates:
+        module.p = 0.0
+    try:
+        found = compare_layouts(policy, packed, plain, ranks)
+    finally:
+        for module, rate in rates.items():
+            module.p = rate
+    bound = TOLERANCES[policy.model.dtype]
+    if policy.family.has_recurrent_layers and policy.model.dtype == torch.bfloat16:
+        bound = _RECURRENT_TOLERANCE
+    if not found.within(bound):
+        advice = _RECURRENT_ADVICE if policy.family.has_recurrent_layers else ""
+        raise UserError(
+            f"shared_prefix: on sample {groups[0][0].rollout.prompt.sample.id} it differs from the plain forward by "
+            f"{found.logprobs:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logprobs:g} and "
+            f"{bound.gradient:g} would be rounding. Set shared_prefix: off{advice}. Report the model and the versions "
+            "of torch and transformers"
+        )
+
+
+def compare_layouts(policy: Policy, batch: Batch, other: Batch, ranks: Ranks | None = None) -> ForwardDifference:
+    """Compare log-probs, and the gradients of a scalar function of them, between two layouts of the same experiences.
+
+    Both have the same trained tokens in the same order. Every rank must pass the same experiences.
+    """
+    ranks = ranks or SingleProcess()
+    logprobs_N, gradient = _logprobs_and_gradient(policy, batch)
+    other_logprobs_N, other_gradient = _logprobs_and_gradient(policy, other)
+    difference_square, norm_square = 0.0, 0.0
+    for own, theirs in zip(gradient, other_gradient, strict=True):
+        difference_square += float((own - theirs).float().square().sum())
+        norm_square += float(theirs.float().square().sum())
+    squares = torch.tensor([difference_square, norm_square], dtype=torch.float64)
+    # Ranks hold pieces of a sharded gradient. Otherwise each holds all of it, and both sums count it once a rank: their
+    # ratio stays the same.
+    ranks.all_reduce([squares])
+    largest = max(ranks.all_gather(float((logprobs_N - other_logprobs_N).abs().max())))
+    return ForwardDifference(largest, float(squares[0] / squares[1]) ** 0.5)
+
+
+def _logprobs_and_gradient(policy: Policy, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return the log-probs of a batch, float32 [N], and the gradient of their mean with varying weights."""
+    computed = []
+
+    def loss() -> torch.Tensor:
+        """Return the weighted mean, a scalar, and keep the log-probs."""
+        logprobs_N = policy.compute_logprobs(batch, batch.engine_routes_XTK).logprobs_N
+        computed.append(logprobs_N.detach())
+        # With equal weights, errors that move gradient from one token to another would cancel out.
+        weights_N = torch.cos(torch.arange(len(logprobs_N), device=logprobs_N.device))
+        return (logprobs_N * weights_N).mean()
+
+    trained = [parameter for parameter in policy.trained.values() if parameter.requires_grad]
+    gradient = policy.runner.compute_gradient(loss, trained)
+    return computed[0], gradient

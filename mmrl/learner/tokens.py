@@ -1,0 +1,211 @@
+"""The tokens that a loss is computed from: a table for each micro-batch, and counts over a whole update.
+
+Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from math import isfinite
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmrl.config.schema import LossConfig
+from mmrl.types import TRAINED_AUTHORS, Author, Experience, FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTable:
+    """Trained tokens, a row each, with those of a response next to each other. Every column is a tensor [N]."""
+
+    experiences: Sequence[Experience]
+    """The responses that `response_N` refers to, with or without tokens in the table."""
+    response_N: Tensor
+    """Index of the token's response among `experiences`, int64."""
+    is_policy_N: Tensor
+    """True if the policy sampled the token, bool."""
+    is_demonstration_N: Tensor
+    """True if the token is part of a demonstration, bool."""
+    in_sft_loss_N: Tensor
+    """True if `loss.sft_loss` trains on the token, bool."""
+    advantages_N: Tensor
+    """Advantage of the response, float32."""
+    fixed_lengths_N: Tensor
+    """Length that `aggregation: fixed` divides by, float32."""
+    age_N: Tensor
+    """Policy versions between sampling and learning, int64; a partial rollout has tokens of several ages."""
+    old_is_recorded_N: Tensor
+    """True if the old log-prob, below the importance ratio, is the recorded one; False if the recomputed one; bool.
+
+    It depends on the kind of rollout:
+
+    - `loss.old_logprobs` for a rollout of the current policy;
+    - `replay.old_logprobs` for a replayed one;
+    - the recorded one for a rollout of older weights (asynchronous or partial rollouts), but the recomputed one with
+      `loss.rollout_correction`, which requires `loss.old_logprobs: recomputed`;
+    - the recorded one for a group that was carried over from an earlier step.
+
+    The choice for all but the first kind arrives as `Experience.old_logprobs_source`.
+    """
+    recorded_logprobs_N: Tensor
+    """Log-prob that the sampler recorded, float32 in nats as all that follow; 0 in a demonstration."""
+    recomputed_logprobs_N: Tensor
+    """Log-prob that the learner computed before the first update of the step; read only if
+    `Objective.needs_recomputed_logprobs`."""
+    current_logprobs_N: Tensor
+    """Log-prob under the policy as it is now, with gradient."""
+    entropies_N: Tensor
+    """Entropy of the policy's next-token distribution, with gradient."""
+    reference_logprobs_N: Tensor | None
+    """Log-prob under the reference; None without a KL penalty."""
+
+    def select(self, mask_N: Tensor) -> TokenTable:
+        """Return the rows where the mask is True."""
+        selected: dict[str, Tensor] = {}
+        for column in fields(self):
+            values = getattr(self, column.name)
+            if isinstance(values, Tensor):
+                selected[column.name] = values[mask_N]
+        return replace(self, **selected)  # type: ignore[arg-type]  # mypy takes any column for any field
+
+
+class LossDenominators(NamedTuple):
+    """Counts over all micro-batches of an update and all ranks, which the loss and its metrics divide by.
+
+    They are counted before the first micro-batch runs, so the gradient of an update does not depend on how it is cut.
+    """
+
+    policy_tokens: int
+    """Tokens that the policy sampled, in the forward pass or not: the loss is a mean over all of them."""
+    forward_tokens: int
+    """Those of them in the forward pass, which leaves out responses without a gradient; metrics are means over them."""
+    forward_tokens_by_age: tuple[int, int]
+    """`forward_tokens` that the current policy version sampled, and those that the version before it sampled."""
+    responses: int
+    """Responses with a segment sampled by the policy."""
+    demonstration_tokens: int
+    sft_loss_tokens: int
+    """Tokens sampled by the policy that `loss.sft_loss` trains on."""
+
+
+def select_for_loss(experiences: Sequence[Experience], options: LossConfig) -> list[Experience]:
+    """Return the experiences that enter the loss and its denominators: all, or all but truncated ones.
+
+    Raises:
+        ValueError: an advantage is not finite.
+    """
+    for experience in experiences:
+        if not isfinite(experience.advantage):
+            rollout = experience.rollout
+            owner = f"sample {rollout.prompt.sample.id}, rollout {rollout.index}"
+            raise ValueError(f"{owner}: advantage {experience.advantage} is not finite")
+    if not options.mask_truncated:
+        return list(experiences)
+    return [experience for experience in experiences if experience.rollout.finish_reason is not FinishReason.LENGTH]
+
+
+def count_denominators(
+    experiences: Sequence[Experience], options: LossConfig, has_gradient: Callable[[Experience], bool]
+) -> LossDenominators:
+    """Count what loss and metrics of an update divide by. `has_gradient` is that of the `Objective`."""
+    policy_tokens = responses = demonstration_tokens = sft_loss_tokens = 0
+    forward_tokens: Counter[int] = Counter()  # by age
+    for experience in experiences:
+        authors = {segment.author for segment in experience.rollout.segments}
+        responses += Author.POLICY in authors
+        in_forward = has_gradient(experience)
+        for token in iter_trained_tokens(experience, options):
+            is_policy = token.author is Author.POLICY
+            policy_tokens += is_policy
+            forward_tokens[token.age] += is_policy and in_forward
+            demonstration_tokens += token.author is Author.DEMONSTRATION
+            sft_loss_tokens += token.in_sft_loss
+    return LossDenominators(
+        policy_tokens=policy_tokens,
+        forward_tokens=forward_tokens.total(),
+        forward_tokens_by_age=(forward_tokens[0], forward_tokens[1]),
+        responses=responses,
+        demonstration_tokens=demonstration_tokens,
+        sft_loss_tokens=sft_loss_tokens,
+    )
+
+
+def make_token_table(
+    experiences: Sequence[Experience],
+    options: LossConfig,
+    *,
+    current_logprobs_N: Tensor,
+    entropies_N: Tensor,
+    recomputed_logprobs_N: Tensor,
+    reference_logprobs_N: Tensor | None,
+) -> TokenTable:
+    """Return the trained tokens of a micro-batch, in the order of its experiences, with what models computed for them.
+
+    `TokenTable` explains the arguments.
+    """
+    device = current_logprobs_N.device
+    bools = partial(torch.tensor, dtype=torch.bool, device=device)  # of an empty list torch would make float32
+    tokens: list[TrainedToken] = []
+    num_tokens, old_is_recorded, advantages, fixed_lengths = [], [], [], []
+    for experience in experiences:
+        own = list(iter_trained_tokens(experience, options))
+        tokens += own
+        num_tokens.append(len(own))
+        old_is_recorded.append((experience.old_logprobs_source or options.old_logprobs) == "recorded")
+        advantages.append(experience.advantage)
+        fixed_lengths.append(float(options.fixed_length or experience.rollout.sampling_params.max_new_tokens))
+    authors = [token.author for token in tokens]
+    response_N = torch.arange(len(experiences)).repeat_interleave(torch.tensor(num_tokens))
+    return TokenTable(
+        experiences=experiences,
+        response_N=response_N.to(device),
+        is_policy_N=bools([author is Author.POLICY for author in authors]),
+        is_demonstration_N=bools([author is Author.DEMONSTRATION for author in authors]),
+        in_sft_loss_N=bools([token.in_sft_loss for token in tokens]),
+        advantages_N=torch.tensor(advantages)[response_N].to(device),
+        fixed_lengths_N=torch.tensor(fixed_lengths)[response_N].to(device),
+        age_N=torch.tensor([token.age for token in tokens], dtype=torch.int64, device=device),
+        old_is_recorded_N=torch.tensor(old_is_recorded)[response_N].to(device),
+        recorded_logprobs_N=torch.tensor([token.recorded_logprob for token in tokens], device=device),
+        recomputed_logprobs_N=recomputed_logprobs_N,
+        current_logprobs_N=current_logprobs_N,
+        entropies_N=entropies_N,
+        reference_logprobs_N=reference_logprobs_N,
+    )
+
+
+class TrainedToken(NamedTuple):
+    """A token of a response that the model is trained on, sampled by the policy or demonstrated."""
+
+    author: Author
+    age: int
+    """Policy versions since it was sampled."""
+    recorded_logprob: float
+    in_sft_loss: bool
+
+
+def iter_trained_tokens(experience: Experience, options: LossConfig) -> Iterator[TrainedToken]:
+    """Yield the trained tokens of an experience.
+
+    `loss.sft_loss` trains on the policy's tokens after a trigger if the continuation was correct, or on all of them if
+    the advantage is positive. Source of the former: VL-Rethinker, arXiv:2504.08837.
+    """
+    whole_response = options.sft_loss.on == "response"
+    is_good = experience.advantage > 0.0 if whole_response else bool(experience.rollout.is_correct)
+    has_sft_loss = options.sft_loss.coef > 0.0 and is_good
+    has_begun = whole_response
+    versions = [segment.version for segment in experience.rollout.segments if segment.author is Author.POLICY]
+    # The staleness of a rollout is that of its oldest token.
+    current_version = min(versions, default=0) + experience.staleness
+    for segment in experience.rollout.segments:
+        # The trigger opens the imitated part but is FORCED, so it is not trained itself.
+        has_begun = has_begun or segment.author is Author.FORCED
+        if segment.author in TRAINED_AUTHORS:
+            in_sft_loss = has_sft_loss and has_begun and segment.author is Author.POLICY
+            for logprob in segment.logprobs:
+                yield TrainedToken(segment.author, current_version - segment.version, logprob, in_sft_loss)
