@@ -40,14 +40,15 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from mmrl.config.schema import VllmServerConfig
 from mmrl.distributed.launch import find_free_port
-from mmrl.rollout.engines.base import START_PROMPT, START_SAMPLING
+from mmrl.rollout.engines.vllm_requests import START_PROMPT, START_SAMPLING
 from mmrl.rollout.engines.vllm_weight_transfer import (
     KEY_VARIABLE,
     FileTrainerInitInfo,
     FingerprintedSource,
     parse_fingerprints,
 )
-from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream, check_same_model, check_weights_arrived
+from mmrl.rollout.engines.vllm_weights import check_same_model, check_weights_arrived
+from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream
 from mmrl.types import UserError
 
 ADAPTER_NAME = "policy"
