@@ -35,7 +35,7 @@ class RouteRecorder:
             self._pieces[row].append(piece)
 
     def routes_of(self, row: int) -> tuple[ExpertRoutes, ExpertRoutes]:
-        """Return the routes of a rollout's prompt, one object for its siblings too, and of what was read behind it."""
+        """Return the routes of a rollout's prompt, one object for its siblings too, and of what was read after it."""
         return self._prompt_routes[row], self._encode(self._pieces[row])
 
     def _split(self, keep_RS: torch.Tensor) -> list[torch.Tensor]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MAX_BATCH_TOKENS = 2**18  # of all KV caches of a batch together; memory grows with it
 
 _NO_TOKEN = -1
-"""Fills the places of `ids_RT` behind the end of a row; no token id is negative."""
+"""Fills `ids_RT` after the end of a row; no token id is negative."""
 
 
 class _Row(NamedTuple):
@@ -178,12 +178,12 @@ class HfEngine(RolloutEngine):
         cache, device = state.cache, self._policy.device
         responses = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(device)
         keep_RK = torch.cat([state.keep_RK, responses.attention_mask_BP], dim=1)
-        # Responses are numbered from 0 and stand behind their prompts.
+        # Positions of responses count from 0; here they follow their prompts.
         positions_3RP = responses.position_ids_3BP + state.next_position_R[:, None]
         logits_RV = self._policy.append(cache, replace(responses, position_ids_3BP=positions_3RP), keep_RK)
         if recorder is not None:
             recorder.record(range(len(rollouts)), responses.attention_mask_BP)
-        # A row without tokens keeps the state behind its prompt: what the model made of its padding means nothing.
+        # A row without tokens keeps the state after its prompt: the model's output for padding means nothing.
         has_tokens_R = responses.attention_mask_BP.any(dim=1)
         return _DecodeState(
             cache=cache,
@@ -202,17 +202,17 @@ class HfEngine(RolloutEngine):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample token by token until every row has ended.
 
-        R counts the rows that go on, except in `ids_RT`, `logps_RT` and `uniforms_RT`: these keep a row for every
+        R counts rows that have not ended, except in `ids_RT`, `logps_RT` and `uniforms_RT`: these keep a row for every
         rollout. `uniforms_RT` has a number in [0, 1) for each token, float64.
 
         Returns:
-            `ids_RT` (int64, `_NO_TOKEN` behind the end of a row) and `logps_RT` (float32, nats), on the CPU.
+            `ids_RT` (int64, `_NO_TOKEN` after the end of a row) and `logps_RT` (float32, nats), on the CPU.
         """
         cache, logits_RV, keep_RK, next_R = state.cache, state.logits_RV, state.keep_RK, state.next_position_R
         num_rows, max_new_tokens = len(logits_RV), sampling_params.max_new_tokens
         ids_RT = torch.full((num_rows, max_new_tokens), _NO_TOKEN, device=logits_RV.device)
         logps_RT = torch.zeros(num_rows, max_new_tokens, device=logits_RV.device)
-        alive = torch.arange(num_rows, device=logits_RV.device)  # row numbers of the rollouts that go on
+        alive = torch.arange(num_rows, device=logits_RV.device)  # row numbers of the rollouts that have not ended
         for t in range(max_new_tokens):
             logps_RV = compute_logprobs(
                 logits_RV, sampling_params.effective_temperature, sampling_params.banned_token_ids

@@ -121,14 +121,14 @@ class VllmEngine(RolloutEngine):
             except RuntimeError as failure:
                 if not self._restarts_left:
                     failure.add_note(
-                        "the rollout engine may not be started anew, or not again (rollout.vllm.max_restarts); the "
+                        "the rollout engine may not be restarted, or not again (rollout.vllm.max_restarts); the "
                         "same command resumes from the last checkpoint"
                     )
                     raise
                 reason = str(failure)
             # Not inside the handler: the exception's traceback would keep the old engine, and its memory, alive.
             self._restarts_left -= 1
-            self._context.warn(f"the rollout engine failed ({reason}); it is started anew, and asked again")
+            self._context.warn(f"the rollout engine failed ({reason}); it is restarted, and asked again")
             self.close()
             self._asleep, self._lora_request = False, None
             self._llm = self._start()

@@ -70,7 +70,7 @@ def parse_completion(
 def read_routes(
     routed_TLK: np.ndarray[Any, Any] | None, num_prompt_tokens: int, layers: Sequence[int]
 ) -> tuple[ExpertRoutes, ExpertRoutes] | tuple[()]:
-    """Return the routes of a prompt, and of what was read behind it, from vLLM's `routed_experts`.
+    """Return the routes of a prompt, and of what was read after it, from vLLM's `routed_experts`.
 
     Letters in shapes: T tokens, L layers, K experts of a token.
 

@@ -1,7 +1,7 @@
 """vLLM servers, one or several: token ids and encoded media go in, token ids and log-probabilities come out.
 
 A replica is one server with the whole model. One that does not answer within `rollout.server.timeout_s`, since it hangs
-or has died, is restarted, and its requests are divided anew among all replicas, with the same seeds.
+or has died, is restarted, and its requests are divided again among all replicas, with the same seeds.
 `mmrl.rollout.engines.vllm_replica` starts, restarts and ends the processes.
 """
 
@@ -259,7 +259,7 @@ class _HostWeightCopy(WeightStream):
     def __init__(self, weights: WeightStream) -> None:
         self._tensors: dict[str, tuple[torch.Tensor, torch.device]] = {}
         for name, tensor in weights:
-            # `copy=True`, since a policy on the CPU would hand out the very tensors that the learner goes on updating.
+            # `copy=True`, since a policy on the CPU would hand out the very tensors that the learner keeps updating.
             self._tensors[name] = (tensor.detach().to("cpu", copy=True), tensor.device)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
