@@ -6,37 +6,33 @@ rollout: {engine: {fn: ./rollout_engine.py:make_engine, args: {max_batch_tokens:
 import time
 from collections.abc import Sequence
 
-from mmrl.rollout.engines.custom import EngineContext
-from mmrl.rollout.engines.hf import HfSampler
-from mmrl.types import Rollout, SamplingParams
+from mmrl.rollout.engines.base import EngineContext, GenerationRequest
+from mmrl.rollout.engines.hf import HfEngine
+from mmrl.rollout.responses import GeneratedTokens
+from mmrl.types import SamplingParams
 
 
-class LoggedSampler(HfSampler):
-    """Samples with the learner's model and appends "step,new tokens,seconds" to a file."""
+class LoggedEngine(HfEngine):
+    """Generates with the learner's model and appends "new tokens,seconds" to a file."""
 
     def __init__(self, context: EngineContext, max_batch_tokens: int) -> None:
-        super().__init__(
-            context.policy,
-            context.processor,
-            salt=context.salt,
-            version=context.version,
-            max_batch_tokens=max_batch_tokens,
-            copy_policy=context.concurrent,
-            record_routes=context.record_routes,
-        )
+        copy = context.concurrent  # the learner changes its weights while this engine generates
+        super().__init__(context.policy, context.processor, max_batch_tokens=max_batch_tokens, copy_policy=copy)
         context.work_dir.mkdir(parents=True, exist_ok=True)
         self.log = context.work_dir / "speed.csv"
 
-    def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> list[Rollout]:
-        """Sample further tokens; `generate` calls this with empty rollouts."""
+    def generate(
+        self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams, *, record_routes: bool = False
+    ) -> list[list[GeneratedTokens]]:
+        """Continue each request, and log how long that took."""
         start = time.perf_counter()
-        extended = super().extend(rollouts, sampling_params, step=step)
-        num_tokens = sum(rollout.num_tokens for rollout in extended) - sum(rollout.num_tokens for rollout in rollouts)
+        continuations = super().generate(requests, sampling_params, record_routes=record_routes)
+        num_tokens = sum(len(generated.ids) for siblings in continuations for generated in siblings)
         with self.log.open("a", encoding="utf-8") as log:
-            log.write(f"{step},{num_tokens},{time.perf_counter() - start:.3f}\n")
-        return extended
+            log.write(f"{num_tokens},{time.perf_counter() - start:.3f}\n")
+        return continuations
 
 
-def make_engine(context: EngineContext, *, max_batch_tokens: int = 2**16) -> LoggedSampler:
-    """Make a sampler; mmrl calls this for each stage that samples, and for the evaluation."""
-    return LoggedSampler(context, max_batch_tokens)
+def make_engine(context: EngineContext, *, max_batch_tokens: int = 2**16) -> LoggedEngine:
+    """Make the engine; mmrl calls this once in a run, on every rank."""
+    return LoggedEngine(context, max_batch_tokens)

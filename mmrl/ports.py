@@ -68,7 +68,7 @@ class Sampler(Protocol):
     """Generates tokens from the policy.
 
     Called by the steps of a rollout pipeline, and by the loops after each update. Implemented by
-    `mmrl.rollout.engines`: transformers in this process, vLLM in it or as a server, and engines of the user's own.
+    `mmrl.rollout.engine_sampler.EngineSampler`, on top of any engine of `mmrl.rollout.engines`.
     """
 
     def generate(
@@ -88,9 +88,6 @@ class Sampler(Protocol):
 
     def sync(self, version: int) -> None:
         """Take over the learner's current weights; segments generated from here on carry `version`."""
-
-    def close(self) -> None:
-        """Release processes, connections and memory."""
 
 
 class RolloutPipeline(Protocol):

@@ -13,6 +13,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from samplers import hf_sampler
 from videos import SMALL, write_video
 
 from mmrl.answer import ResponseFormat
@@ -30,7 +31,7 @@ from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
-from mmrl.rollout.engines.hf import HfSampler
+from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.types import DatasetContext, MediaPolicy, Sample, SamplingParams, VideoRef
 from mmrl_datasets.generators import scenes
 
@@ -66,8 +67,8 @@ class Tiny:
         options = {"video": video, "add_instruction": add_instruction, "max_prompt_tokens": max_prompt_tokens}
         return PromptProcessor(PromptEncoder(known.bundle, known.response_format, store, **options))
 
-    def sampler(self, *salt: str) -> HfSampler:
-        return HfSampler(self.policy, self.processor, salt=salt or ("test",))
+    def sampler(self, *seed_parts: str) -> EngineSampler:
+        return hf_sampler(self.policy, self.processor, seed_parts=seed_parts or ("test",))
 
 
 def _mixed(samples: Iterable[Sample], clip: VideoRef) -> tuple[Sample, ...]:

@@ -187,7 +187,7 @@ class _EvalCommand:
             run_dir=RunDir(self.request.out_dir),
             ranks=ranks,
             warn=self.console.warn,
-            make_custom_sampler=load_engine(engine, Path()) if isinstance(engine, CustomEngineConfig) else None,
+            make_custom_engine=load_engine(engine, Path()) if isinstance(engine, CustomEngineConfig) else None,
         )
         steps, terms = self.eval_config.evaluation.rollout_steps, self.question_set.term_names
         custom_steps = registry.load_steps(steps, Path.cwd(), terms, key="evaluation.rollout_steps")

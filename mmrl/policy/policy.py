@@ -150,6 +150,11 @@ class Policy:
         return device
 
     @property
+    def logits_dtype(self) -> torch.dtype:
+        """Type that logits are computed in."""
+        return torch.float32 if self._head.is_float32 else self.model.dtype
+
+    @property
     def patch_dim(self) -> int:
         """Number of values in a patch."""
         vision = self.model.config.vision_config

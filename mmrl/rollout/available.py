@@ -42,7 +42,7 @@ def check_model_and_engine(config: Config | EvalConfig) -> None:
 
 
 def check_family_engine(model_type: str, engine: str, *, takes_patches: bool, num_ranks: int = 1) -> None:
-    """Check that an engine can run a model family of the user's own.
+    """Check that an engine can run a user's own model family.
 
     Raises:
         UserError: the family gives images to its model in a form of its own, which transformers alone takes.

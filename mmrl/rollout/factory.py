@@ -1,18 +1,19 @@
-"""The rollout engine of a run, and the samplers that use it: from the first stage to the last."""
+"""Chooses and starts the rollout engine of a run, and makes the samplers that share it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
 from mmrl import checkpoint
 from mmrl.config import Config, EvalConfig
 from mmrl.config.schema import (
+    CustomEngineConfig,
     CustomStepConfig,
     EvalGenerationConfig,
     RethinkConfig,
@@ -23,24 +24,18 @@ from mmrl.config.schema import (
 )
 from mmrl.distributed.ranks import Ranks
 from mmrl.log.run_dir import RunDir
-from mmrl.policy.expert_routing import router_layers
 from mmrl.policy.lora import LoraAdapter, without_adapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelExport
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import Learner, Sampler
 from mmrl.rollout.available import VLLM_ENGINES, check_family_engine
-from mmrl.rollout.engines.base import (
-    EngineSampler,
-    RolloutEngine,
-    SleepDuringLearning,
-    WeightPublisher,
-    build_engine_args,
-)
-from mmrl.rollout.engines.custom import EngineContext
-from mmrl.rollout.engines.hf import HfSampler
+from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
+from mmrl.rollout.engines.base import EngineContext, RolloutEngine
+from mmrl.rollout.engines.hf import HfEngine
+from mmrl.rollout.engines.vllm_start import start_vllm
 from mmrl.rollout.weight_sync import PolicyWeightStream
-from mmrl.types import SamplingParams, UserError
+from mmrl.types import Experience, SamplingParams, UserError
 from mmrl.utils.torch_threads import init_worker_thread
 
 _MEDIA_LABEL_BYTES = 100
@@ -51,7 +46,7 @@ _TOKENS_PER_CHAR = 4
 
 
 class SamplerFactory:
-    """Starts the engine that the config names, if any, and makes samplers that share it."""
+    """Starts the engine that the config names, and makes samplers that share it."""
 
     def __init__(
         self,
@@ -63,89 +58,80 @@ class SamplerFactory:
         run_dir: RunDir,
         ranks: Ranks,
         warn: Callable[[str], None],
-        make_custom_sampler: Callable[[EngineContext], Sampler] | None = None,
+        make_custom_engine: Callable[[EngineContext], RolloutEngine] | None = None,
     ) -> None:
         """Start the engine with the model that the policy started from. It gets the policy's weights at the first sync.
 
-        `warn` is told of an engine that had to be restarted. `make_custom_sampler` is the function of
-        `rollout.engine: {fn}`, loaded.
+        `warn` is called when the engine had to be restarted. `make_custom_engine` is the
+        loaded function of `rollout.engine: {fn}`.
 
         Raises:
-            UserError: the engine does not start, or cannot run this family.
+            UserError: the engine does not start, or cannot do what the config asks for.
         """
-        uses_vllm = config.rollout.engine in VLLM_ENGINES
         family, engine_name = policy.family, config.rollout.engine_name
         check_family_engine(family.model_type, engine_name, takes_patches=family.takes_patches, num_ranks=ranks.size)
         self._config, self._policy, self._processor = config, policy, processor
-        self._adapter, self._ranks, self._warn = adapter, ranks, warn
-        self._exported_model_dir = run_dir.engine / "model"  # shared by the ranks: rank 0 alone writes it
-        self._engine_dir = run_dir.engine / f"rank-{ranks.rank}" if ranks.size > 1 else run_dir.engine
-        self._uses_async_rollouts = isinstance(config, Config) and config.uses_async_rollouts
         self._rollout_thread: ThreadPoolExecutor | None = None
-        self._publisher: WeightPublisher | None = None
+        self._make_custom_engine = make_custom_engine
         rl_stages = [stage for stage in config.stages if isinstance(stage, RlStage)]
-        replays_routes = any(stage.loss.routing_replay == "engine" for stage in rl_stages)
-        self._expert_layers = router_layers(policy.model) if replays_routes else ()
-        self._make_custom_sampler = make_custom_sampler
-        self._custom_samplers: list[Sampler] = []
-        if uses_vllm:
-            self._max_model_len = compute_max_model_len(config, policy)
-            engine = self._start_engine()
-            self._publisher = WeightPublisher(engine, self._send_weights)
-            dtypes = engine.logits_dtypes() if config.model.float32_output_layer else {"float32"}
-            if dtypes != {"float32"}:
-                engine.close()
-                raise UserError(
-                    f"model.float32_output_layer: rollout.engine {config.rollout.engine} computes logits in "
-                    f"{' and '.join(sorted(dtypes))}; start servers of your own with --hf-overrides as docs/vllm.md "
-                    "says, or set it to false"
-                )
+        self._context = EngineContext(
+            policy=policy,
+            processor=processor,
+            adapter=adapter,
+            model_folder=partial(self._find_model_folder, run_dir, ranks),
+            max_model_len=compute_max_model_len(config, policy),
+            concurrent=isinstance(config, Config) and config.uses_async_rollouts,
+            record_routes=any(stage.loss.routing_replay == "engine" for stage in rl_stages),
+            work_dir=run_dir.engine / f"rank-{ranks.rank}" if ranks.size > 1 else run_dir.engine,
+            ranks=ranks,
+            warn=warn,
+        )
+        self._engine = self._start_engine()
+        self._weights = PolicyWeightStream(policy)
+        self._publisher = WeightPublisher(self._engine, self._weights)
+        try:
+            self._check_engine()
+        except UserError:
+            self._engine.close()
+            raise
 
     def gather_for_sampling(self) -> AbstractContextManager[None]:
-        """Gather ZeRO-3 shards so that the policy itself can generate inside this block, unless vLLM generates."""
-        return nullcontext() if self._publisher else self._policy.runner.gather_all()
+        """Gather ZeRO-3 shards inside this block if the engine generates with the learner's own tensors."""
+        return self._policy.runner.gather_all() if self._engine.shares_weights else nullcontext()
 
     def make_sampler(
-        self, *salt: str | int, version: int = 0, concurrent: bool = False, record_routes: bool = False
+        self, *seed_parts: str | int, version: int = 0, concurrent: bool = False, record_routes: bool = False
     ) -> Sampler:
-        """Return a sampler whose random numbers derive from `salt`: the run's seed and words for its purpose.
+        """Return a sampler whose random numbers derive from `seed_parts`: the run's seed and words for its purpose.
 
         It has to be synced before it generates; until then its segments would carry `version`. A `concurrent` one may
         generate in `rollout_thread` while the learner updates the policy. With `record_routes` rollouts carry the
-        experts that their tokens went to; vLLM then does so in all stages.
+        experts that their tokens were sent to.
         """
-        if self._make_custom_sampler is not None:
-            context = EngineContext(
-                policy=self._policy,
-                processor=self._processor,
-                salt=salt,
-                version=version,
-                concurrent=concurrent,
-                record_routes=record_routes,
-                work_dir=self._engine_dir,
-                ranks=self._ranks,
-                warn=self._warn,
-            )
-            sampler = self._make_custom_sampler(context)
-            self._custom_samplers.append(sampler)
-            return sampler
-        if self._publisher is not None:
-            return EngineSampler(
-                self._publisher, self._processor, max_model_len=self._max_model_len, salt=salt, version=version
-            )
-        model = (self._policy, self._processor)
-        return HfSampler(*model, salt=salt, version=version, copy_policy=concurrent, record_routes=record_routes)
+        publisher = self._publisher
+        if concurrent and self._engine.shares_weights:
+            # The learner changes the shared weights meanwhile, so this sampler generates from a copy of its own.
+            engine = HfEngine(self._policy, self._processor, copy_policy=True)
+            publisher = WeightPublisher(engine, self._weights)
+        return EngineSampler(
+            publisher, self._processor, seed_parts=seed_parts, version=version, record_routes=record_routes
+        )
 
     def sync_weights(self, version: int) -> None:
         """Send the policy's weights to the engine, unless it has those of `version`."""
-        if self._publisher is not None:
-            self._publisher.publish(version)
-        for sampler in self._custom_samplers:
-            sampler.sync(version)
+        self._publisher.publish(version)
+
+    def sleep(self) -> None:
+        """Free the engine's memory on the learner's device until it next generates or gets weights.
+
+        Does nothing in a run with `async_rollouts`, where the engine may be generating.
+        """
+        if not self._context.concurrent:
+            self._engine.sleep()
 
     def sleep_during_learning(self, learner: Learner) -> Learner:
-        """Wrap a learner so that the engine on its device sleeps while it updates the policy."""
-        return learner if self._publisher is None else SleepDuringLearning(learner, self._publisher.engine)
+        """Return the learner with a call of `sleep` before each of its steps."""
+        return _SleepBeforeSteps(learner, self.sleep)
 
     @property
     def rollout_thread(self) -> Executor:
@@ -159,94 +145,68 @@ class SamplerFactory:
 
     def close(self) -> None:
         """Shut the engine down; what it is generating in another thread fails."""
-        if self._publisher is not None:
-            self._publisher.engine.close()
-        for sampler in self._custom_samplers:
-            sampler.close()
+        self._engine.close()
         if self._rollout_thread is not None:
             self._rollout_thread.shutdown(cancel_futures=True)
 
     def _start_engine(self) -> RolloutEngine:
-        options = self._config.rollout
-        model = self._config.model.path
-        if model is None:
-            # A model made from scratch is in no folder yet. It is exported without an adapter, which follows later.
-            bare = without_adapter(self._policy.model) if self._adapter else self._policy.model
-            parts = (ModelExport(bare, self._policy.family), self._processor.hf_processor)
-            self._ranks.on_rank0(partial(checkpoint.export_hf_folder, self._exported_model_dir, *parts))
-            model = str(self._exported_model_dir)
-        # Imported here, since vLLM may be missing, and takes seconds to import.
-        if options.engine == "vllm":
-            from mmrl.rollout.engines.vllm_colocated import VllmEngine
+        match self._config.rollout.engine:
+            case "hf":
+                return HfEngine(self._policy, self._processor)
+            case CustomEngineConfig() as custom:
+                assert self._make_custom_engine is not None, custom.fn
+                return self._make_custom_engine(self._context)
+            case _:
+                return start_vllm(self._config, self._context)
 
-            return VllmEngine(
-                model,
-                self._processor,
-                self._build_engine_args(),
-                cuda=torch.cuda.is_available(),
-                # Weights are gathered by all ranks together, and the others do not notice that one engine has failed.
-                restarts=options.vllm.max_restarts if self._ranks.size == 1 else 0,
-                warn=self._warn,
-                expert_layers=self._expert_layers,
-            )
-        # Servers that run already have arguments of their own, and perhaps a device that this machine lacks.
-        return self._start_servers(model, {} if options.server.urls else self._build_engine_args())
+    def _check_engine(self) -> None:
+        """Check that the engine can do what the config asks for.
 
-    def _build_engine_args(self) -> dict[str, Any]:
-        options, model = self._config.rollout, self._config.model
-        return build_engine_args(
-            options.vllm,
-            dtype=model.dtype,
-            max_model_len=self._max_model_len,
-            cuda=torch.cuda.is_available(),
-            lora=model.lora if self._sends_adapter_files else None,
-            family=self._policy.family,
-            float32_output_layer=model.float32_output_layer,
-            return_routes=bool(self._expert_layers),
-        )
-
-    def _start_servers(self, model: str, engine_args: Mapping[str, Any]) -> RolloutEngine:
-        from mmrl.rollout.engines.vllm_server import ServerEngine, make_replicas
-
-        options = self._config.rollout
-        if self._ranks.size > 1 and not options.server.urls:
+        Raises:
+            UserError: it computes logits in another type than the learner, returns no routes, or has no weights to
+                generate with while the learner updates its own.
+        """
+        engine, name = self._engine, self._config.rollout.engine_name
+        dtypes = engine.logits_dtypes() if self._config.model.float32_output_layer else {"float32"}
+        if dtypes != {"float32"}:
             raise UserError(
-                f"rollout.engine vllm_server: {self._ranks.size} processes share servers that run already; start them "
-                "as docs/vllm.md says, and name them in rollout.server.urls"
+                f"model.float32_output_layer: rollout.engine {name} computes logits in {' and '.join(sorted(dtypes))}, "
+                "and the learner in float32; make the engine compute them in float32 (servers of your own: "
+                "--hf-overrides as docs/vllm.md says), or set it to false"
             )
-        return ServerEngine(
-            make_replicas(model, engine_args, options.server, self._engine_dir),
-            self._processor,
-            workers_per_replica=options.vllm.tensor_parallel_size,
-            warn=self._warn,
-            # Servers that several ranks share are never restarted, so their weights need not be kept.
-            keep_weights=self._uses_async_rollouts and self._ranks.size == 1,
-            ranks=self._ranks,
-            expert_layers=self._expert_layers,
-        )
+        if self._context.record_routes and not engine.returns_routes:
+            raise UserError(
+                f"loss.routing_replay: engine: rollout.engine {name} does not return the experts that tokens were sent "
+                "to; set loss.routing_replay: learner"
+            )
+        if self._context.concurrent and engine.shares_weights and name != "hf":
+            raise UserError(
+                f"async_rollouts: rollout.engine {name} generates with the learner's weights (shares_weights), which "
+                "change meanwhile; give it a copy, or leave out `async_rollouts`"
+            )
 
-    @property
-    def _sends_adapter_files(self) -> bool:
-        """True if the engine gets the adapter's files, False if it gets weights with the adapter merged into them."""
-        # vLLM knows adapters of the language model, without DoRA and not of fused experts. Its server must see the
-        # learner's file system.
-        lora, rollout = self._config.model.lora, self._config.rollout
-        if lora is None or lora.use_dora or "language.experts" in (lora.targets or ()):
-            return False
-        # Given any adapter, vLLM runs experts by kernels of Triton, which a CPU has not.
-        if self._policy.routers and not torch.cuda.is_available():
-            return False
-        sees_files = rollout.engine == "vllm" or rollout.server.weight_transfer == "file"
-        return sees_files and self._config.model.trainable_components == ("language",)
+    def _find_model_folder(self, run_dir: RunDir, ranks: Ranks) -> str:
+        """Return `model.path`, or the folder that a model made from scratch is exported to. Collective."""
+        if self._config.model.path is not None:
+            return self._config.model.path
+        folder = run_dir.engine / "model"  # shared by the ranks: rank 0 alone writes it
+        # Exported without its adapter: the engine gets that with the first weights.
+        bare = without_adapter(self._policy.model) if self._context.adapter else self._policy.model
+        parts = (ModelExport(bare, self._policy.family), self._processor.hf_processor)
+        ranks.on_rank0(partial(checkpoint.export_hf_folder, folder, *parts))
+        return str(folder)
 
-    def _send_weights(self, engine: RolloutEngine) -> None:
-        if self._adapter is None or not self._sends_adapter_files:
-            engine.load_weights(PolicyWeightStream(self._policy))
-            return
-        folder = self._engine_dir / "adapter"
-        with self._policy.runner.gather_params(list(self._policy.trained.values())):
-            checkpoint.export_hf_folder(folder, self._adapter)
-        engine.load_adapter(folder.absolute())
+
+@dataclass(frozen=True, slots=True)
+class _SleepBeforeSteps:
+    """A learner that puts the engine to sleep before each of its steps."""
+
+    learner: Learner
+    sleep: Callable[[], None]
+
+    def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
+        self.sleep()
+        return self.learner.step(experiences, step=step)
 
 
 def build_sampling_params(

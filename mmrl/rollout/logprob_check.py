@@ -22,7 +22,7 @@ from mmrl.ports import Sampler
 from mmrl.types import Experience, Rollout, Sample, SamplingParams, UserError
 
 _METRIC = "logprob_check/diff_mean"
-_DEFAULT_EVERY = 50  # docs/vllm.md has the measurement
+_DEFAULT_EVERY = 50  # docs/vllm.md has the cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class LogprobCheck:
             if not diff <= self.options.stop_above:  # "not below", so that NaN ends the run too
                 raise UserError(
                     f"{finding} (rollout.logprob_check.stop_above is {self.options.stop_above:g}): what is learned is "
-                    "not what is sampled. Are vLLM and transformers versions that fit, and the server's model the one "
-                    "that is trained?"
+                    "not what is sampled. Does the engine run the model that is trained, in a version that fits "
+                    "transformers', and does it read the token ids and patches that mmrl gives it?"
                 )
             if diff > self.options.warn_above:
                 self.warn(f"{finding} (rollout.logprob_check.warn_above is {self.options.warn_above:g})")

@@ -11,7 +11,7 @@ from mmrl.types import Answer, Author, ExpertRoutes, FinishReason, Prompt, Rollo
 
 
 class GeneratedTokens(NamedTuple):
-    """Tokens that an engine generated behind a prompt or a response in one call."""
+    """Tokens that an engine generated after a prompt or a response in one call."""
 
     ids: Sequence[int]
     """Token ids, the one that ended the response included."""
@@ -46,7 +46,7 @@ def append_generated(
     version: int,
     processor: PromptProcessor,
 ) -> Rollout:
-    """Append a segment by POLICY of policy `version`, drawn under `sampling_params`, and parse the response anew."""
+    """Append a segment by POLICY of policy `version`, drawn under `sampling_params`, and parse the response again."""
     generated = _cut_at_stop_string(rollout, generated, sampling_params, processor)
     routes = None
     if generated.response_routes is not None:
@@ -114,7 +114,7 @@ class StopStringMatcher:
 def _cut_at_stop_string(
     rollout: Rollout, generated: GeneratedTokens, sampling_params: SamplingParams, processor: PromptProcessor
 ) -> GeneratedTokens:
-    """Cut generated tokens behind one that completes a stop string which the policy began in an earlier segment.
+    """Cut generated tokens after the one that completes a stop string which the policy began in an earlier segment.
 
     Engines match stop strings in the tokens of one call alone, so a string that lies across two calls escapes them.
     """

@@ -1,6 +1,6 @@
-"""Routes of experts as engines hand them over: recorded beside transformers, or read from what vLLM returns.
+"""Routes of experts: recorded while transformers runs a model.
 
-Letters in shapes: X router layers, R rows, S columns, T tokens, K experts of a token.
+Letters in shapes: X router layers, R rows, S columns, K experts of a token.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from mmrl.policy.expert_routing import encode_routes, get_routes
-from mmrl.types import ExpertRoutes, UserError
+from mmrl.types import ExpertRoutes
 
 
 class RouteRecorder:
@@ -36,7 +35,7 @@ class RouteRecorder:
             self._pieces[row].append(piece)
 
     def routes_of(self, row: int) -> tuple[ExpertRoutes, ExpertRoutes]:
-        """Return the routes of a rollout's prompt, one object for its siblings too, and of what was read behind it."""
+        """Return the routes of a rollout's prompt, one object for its siblings too, and of what was read after it."""
         return self._prompt_routes[row], self._encode(self._pieces[row])
 
     def _split(self, keep_RS: torch.Tensor) -> list[torch.Tensor]:
@@ -50,34 +49,3 @@ class RouteRecorder:
         # A response whose first token ended it has no piece: the engine has read none of its tokens.
         empty = torch.zeros(0, len(self._routers), router.top_k, dtype=torch.int64)
         return encode_routes(torch.cat([empty, *pieces]), router.num_experts)
-
-
-def read_vllm_routes(
-    routed_TLK: np.ndarray[Any, Any] | None, num_prompt_tokens: int, layers: Sequence[int]
-) -> tuple[ExpertRoutes, ExpertRoutes] | tuple[()]:
-    """Return the routes of a prompt, and of what was read behind it, from vLLM's `routed_experts`.
-
-    Args:
-        routed_TLK: numbers of experts, [tokens of prompt and response but the last, all layers, K].
-        num_prompt_tokens: tokens of the prompt.
-        layers: numbers of the layers that have experts; vLLM leaves rows of zeros for the others. Empty if no routes
-            are wanted, and none are returned.
-
-    Raises:
-        UserError: vLLM returned none, or those of a model with fewer layers.
-    """
-    if not layers:
-        return ()
-    if routed_TLK is None:
-        raise UserError(
-            "loss.routing_replay: engine: vLLM returned no routes; start servers of your own with "
-            "--enable-return-routed-experts (docs/vllm.md), or set loss.routing_replay: learner"
-        )
-    if max(layers) >= routed_TLK.shape[1]:
-        raise UserError(
-            f"loss.routing_replay: engine: vLLM returned routes of {routed_TLK.shape[1]} layers, and the policy has "
-            f"experts in layer {max(layers)}; start the engine with the model that is trained"
-        )
-    # vLLM's own choice of bytes, as an unsigned type, says how many experts there may be.
-    routes = encode_routes(routed_TLK[:, list(layers)], 2 ** (8 * routed_TLK.dtype.itemsize))
-    return routes.cut(0, num_prompt_tokens), routes.cut(num_prompt_tokens, routes.num_tokens)

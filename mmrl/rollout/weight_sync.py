@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,13 +19,6 @@ from mmrl.types import UserError
 
 _FINGERPRINT_VALUES = 1000
 """About as many values of a tensor go into its fingerprint: enough to notice an update, cheap on 7 billion weights."""
-
-_VLLM_PREFIXES = (
-    ("model.language_model.", "language_model.model."),
-    ("model.visual.", "visual."),
-    ("lm_head.", "language_model.lm_head."),
-)
-"""Prefixes of weight names in transformers, and of the same tensors in vLLM."""
 
 
 class WeightSpec(NamedTuple):
@@ -137,56 +130,6 @@ def fingerprint(tensor: torch.Tensor) -> TensorFingerprint:
     stride = max(1, tensor.numel() // _FINGERPRINT_VALUES)
     values = tensor.detach().flatten()[::stride].float().cpu().contiguous()
     return TensorFingerprint(shape=tuple(tensor.shape), digest=hashlib.sha256(values.numpy().tobytes()).hexdigest())
-
-
-def check_same_model(weights: WeightStream, engine_fingerprints: Mapping[str, TensorFingerprint]) -> None:
-    """Compare names and shapes of the norms, which no engine fuses or splits, with those that an engine holds.
-
-    Raises:
-        UserError: the engine runs another model.
-    """
-    for name, _, shape in weights.specs():
-        if not name.endswith("norm.weight"):
-            continue
-        found = engine_fingerprints.get(vllm_name(name))
-        if found is None or found.shape != shape:
-            has = "none of that name" if found is None else f"one of {list(found.shape)}"
-            raise UserError(
-                f"the rollout engine runs another model: {name} is {list(shape)} here, and it has {has}; start it "
-                "with the model that is trained"
-            )
-
-
-def check_weights_arrived(
-    sent_fingerprints: Mapping[str, TensorFingerprint], engine_fingerprints: Mapping[str, TensorFingerprint]
-) -> int:
-    """Compare weights that were sent with those that an engine holds now.
-
-    Weights that the engine fuses or packs have another name or shape there, and are passed over.
-
-    Returns:
-        The number of weights that could be compared.
-
-    Raises:
-        RuntimeError: one of them differs.
-    """
-    num_compared = 0
-    for name, sent in sent_fingerprints.items():
-        found = engine_fingerprints.get(vllm_name(name))
-        if found is None or found.shape != sent.shape:
-            continue
-        num_compared += 1
-        if found.digest != sent.digest:
-            raise RuntimeError(f"after a sync of weights the rollout engine holds another {name} than the learner")
-    return num_compared
-
-
-def vllm_name(name: str) -> str:
-    """Return the name in vLLM of a weight that transformers calls `name`."""
-    for prefix, vllm_prefix in _VLLM_PREFIXES:
-        if name.startswith(prefix):
-            return vllm_prefix + name.removeprefix(prefix)
-    return name
 
 
 def iter_with_fingerprints(

@@ -335,7 +335,7 @@ def start_engine(setup: RunSetup, model: TrainedModel, processor: PromptProcesso
         run_dir=setup.run_dir,
         ranks=setup.ranks,
         warn=setup.console.warn,
-        make_custom_sampler=setup.functions.engine,
+        make_custom_engine=setup.functions.engine,
     )
 
 

@@ -19,7 +19,6 @@ from mmrl.config.schema import CustomEngineConfig, CustomPolicyLossConfig, RlSta
 from mmrl.config.schema.stage_checks import AnyStage
 from mmrl.data.rows import DatasetFunction, load_dataset_function, sources_by_split
 from mmrl.evaluation.eval_settings import load_configured_benchmark
-from mmrl.ports import Sampler
 from mmrl.rollout.available import check_family_engine
 from mmrl.scoring import BoundTerm
 from mmrl.scoring.build import load_group_rewards, load_reward_terms
@@ -28,7 +27,7 @@ from mmrl.training.callbacks import Callback, load_callback_makers
 
 if TYPE_CHECKING:
     from mmrl.policy.families import ModelFamily
-    from mmrl.rollout.engines.custom import EngineContext
+    from mmrl.rollout.engines.base import EngineContext, RolloutEngine
     from mmrl.rollout.steps.base import StepFactory
 
 
@@ -48,7 +47,7 @@ class Functions:
     evaluation_steps: Mapping[str, StepFactory]  # those of `evaluation.rollout_steps`
     datasets: Mapping[str, tuple[DatasetFunction, ...]]  # those of `data.train`, `validation` and `test`, by split
     benchmarks: tuple[Benchmark, ...]  # `evaluation.benchmarks`, in order
-    engine: Callable[[EngineContext], Sampler] | None  # makes the samplers of `rollout.engine: {fn}`
+    engine: Callable[[EngineContext], RolloutEngine] | None  # makes the engine of `rollout.engine: {fn}`
     family: ModelFamily | None  # made by `model.family`
 
 
@@ -102,7 +101,7 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
     )
 
 
-def _load_engine(config: Config, base_dir: Path) -> Callable[[EngineContext], Sampler] | None:
+def _load_engine(config: Config, base_dir: Path) -> Callable[[EngineContext], RolloutEngine] | None:
     if not isinstance(config.rollout.engine, CustomEngineConfig):
         return None
     from mmrl.rollout.engines.custom import load_engine

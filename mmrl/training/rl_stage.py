@@ -14,6 +14,7 @@ from mmrl.config.schema import CurriculumOrderConfig, RlStage, SftStage
 from mmrl.data.stage_tables import write_history_table
 from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
 from mmrl.distributed.ranks import MediaPlacement
+from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.ports import ExperienceSelector, Sampler, SampleSource
 from mmrl.rollout.logprob_check import LogprobCheck

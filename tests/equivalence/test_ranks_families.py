@@ -8,13 +8,13 @@ from importlib.util import find_spec
 import pytest
 import torch
 from ranks_worker import CHUNK_ELEMENTS, Trial, TrialSet, for_engines, run_trial
+from samplers import hf_sampler
 from test_gradients import experiences
 from test_ranks import furthest, launch, same_metrics, zero
 
 from mmrl.config.schema import LoraConfig
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy.batch import group_by_prompt
-from mmrl.rollout.engines.hf import HfSampler
 
 pytestmark = [
     pytest.mark.slow,
@@ -64,7 +64,7 @@ def routed_by_an_engine(world):
     with torch.no_grad():
         for router in engine.routers:
             router.weight.add_(0.5 * router.weight.flip(0))
-    sampler = HfSampler(engine, world.processor, salt=("test",), record_routes=True)
+    sampler = hf_sampler(engine, world.processor, seed_parts=("test",), record_routes=True)
     image, _, text, *_ = group_by_prompt(experiences(world, group_size=3, sampler=sampler))
     return ([*image, *text],)
 

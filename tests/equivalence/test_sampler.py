@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from recorded import recorded
 from rounding import LOGPROBS
+from samplers import hf_sampler
 from transformers import GenerationConfig
 
 from mmrl.config.schema import LoraConfig
@@ -18,7 +19,6 @@ from mmrl.policy.families import FAMILIES
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
-from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import Author, Experience, FinishReason, SamplingParams
 
 
@@ -224,7 +224,7 @@ def test_rollouts_do_not_depend_on_how_many_are_drawn_at_once(tiny):
     prompts = [world.processor.build(sample) for sample in world.samples[:4]]
     whole = world.sampler().generate(prompts, 3, world.params, step=0)
     for tokens_at_once in (1, 200):
-        parts = HfSampler(world.policy, world.processor, salt=("test",), max_batch_tokens=tokens_at_once)
+        parts = hf_sampler(world.policy, world.processor, seed_parts=("test",), max_batch_tokens=tokens_at_once)
         assert ids_of(parts.generate(prompts, 3, world.params, step=0)) == ids_of(whole)
 
 

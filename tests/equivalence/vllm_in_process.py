@@ -21,17 +21,17 @@ from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelExport
 from mmrl.policy.tiny_models import make_model
-from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, build_engine_args
+from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.rollout.engines.vllm_colocated import VllmEngine
+from mmrl.rollout.engines.vllm_start import build_engine_args
 from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import FinishReason, Rollout
 
 
 def engine_of(scene: Scene) -> VllmEngine:
-    return VllmEngine(
-        scene.model, scene.processor, scene.arguments, cuda=scene.cuda, restarts=1, warn=scene.warnings.append
-    )
+    takes_adapter = scene.adapter is not None
+    return VllmEngine(scene.model, scene.arguments, scene.context(), restarts=1, takes_adapter=takes_adapter)
 
 
 def agreement(questions: Questions) -> dict[str, Any]:
@@ -104,13 +104,8 @@ def adapted(questions: Questions) -> dict[str, Any]:
     """An adapter alone goes to the engine, twice."""
     scene = Scene(questions, lora=LoraConfig(rank=4, alpha=8, use_rslora=True))
     assert scene.adapter is not None
-    engine, adapter, folder = engine_of(scene), scene.adapter, questions.folder / "adapter"
-
-    def push(engine: RolloutEngine) -> None:
-        export_hf_folder(folder, adapter)
-        engine.load_adapter(folder)
-
-    sampler = scene.sampler(engine, push)
+    engine = engine_of(scene)
+    sampler = scene.sampler(engine)
     facts: dict[str, Any] = {}
     for version in (1, 2):
         scene.learn()

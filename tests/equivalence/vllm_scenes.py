@@ -30,6 +30,7 @@ from mmrl.config.schema import (
     VisionFromScratchConfig,
     VllmConfig,
 )
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.media.cache import MediaCache
 from mmrl.policy.batch import TensorProvider, collate, group_by_prompt
 from mmrl.policy.encoder import PromptEncoder
@@ -38,7 +39,9 @@ from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelExport
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model
-from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, WeightPublisher, build_engine_args
+from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
+from mmrl.rollout.engines.base import EngineContext, RolloutEngine
+from mmrl.rollout.engines.vllm_start import build_engine_args
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import (
     Author,
@@ -172,10 +175,23 @@ class Scene:
     def model(self) -> str:
         return str(self.folder / "model")
 
-    def sampler(self, engine: RolloutEngine, push: Callable[[RolloutEngine], None] | None = None) -> EngineSampler:
-        weights = PolicyWeightStream(self.policy)
-        publisher = WeightPublisher(engine, push or (lambda e: e.load_weights(weights)))
-        return EngineSampler(publisher, self.processor, max_model_len=LONGEST, salt=("test",))
+    def context(self, *, concurrent: bool = False, record_routes: bool = False) -> EngineContext:
+        return EngineContext(
+            policy=self.policy,
+            processor=self.processor,
+            adapter=self.adapter,
+            model_folder=lambda: self.model,
+            max_model_len=LONGEST,
+            concurrent=concurrent,
+            record_routes=record_routes,
+            work_dir=self.folder,
+            ranks=SingleProcess(),
+            warn=self.warnings.append,
+        )
+
+    def sampler(self, engine: RolloutEngine, *, record_routes: bool = False) -> EngineSampler:
+        publisher = WeightPublisher(engine, PolicyWeightStream(self.policy))
+        return EngineSampler(publisher, self.processor, seed_parts=("test",), record_routes=record_routes)
 
     def draw(
         self, sampler: EngineSampler, params: SamplingParams | None = None, step: int = STEP

@@ -48,9 +48,7 @@ def served(questions: Questions) -> dict[str, Any]:
     """Start, draw, sync, die."""
     scene = Scene(questions)
     servers = make_replicas(scene.model, scene.arguments, VllmServerConfig(max_restarts=1), questions.folder / "logs")
-    engine = ServerEngine(
-        servers, scene.processor, workers_per_replica=1, warn=scene.warnings.append, keep_weights=True
-    )  # as with async rollouts
+    engine = ServerEngine(servers, scene.context(concurrent=True), workers_per_replica=1)
     try:
         sampler = scene.sampler(engine)
         sampler.sync(1)
@@ -70,17 +68,15 @@ def served(questions: Questions) -> dict[str, Any]:
         facts["nobody there"] = refusal(lambda: _engine(scene, nobody))
         with _another_kind_of_server() as url:
             facts["no vLLM"] = refusal(lambda: common_max_model_len([url], VllmServerConfig(timeout_s=5.0)))
-        fragile = ServerEngine([Fragile()], scene.processor, workers_per_replica=1, warn=lambda text: None)
+        fragile = ServerEngine([Fragile()], replace(scene.context(), warn=lambda text: None), workers_per_replica=1)
         facts["broke as it was given weights"] = refusal(lambda: fragile.load_weights(PolicyWeightStream(scene.policy)))
         words = Segment(
             token_ids=(groups[0][0].prompt.token_ids[0],) * LONGEST,
             logprobs=(0.0,) * LONGEST,
             author=Author.ENVIRONMENT,
         )
-        overlong = GenerationRequest(
-            rollout=replace(groups[0][0], segments=(words,)), num_samples=1, seed=0, sampling_params=scene.params
-        )
-        facts["refused"] = refusal(lambda: engine.generate([overlong]))
+        overlong = GenerationRequest(rollout=replace(groups[0][0], segments=(words,)), seed=0, sample_seeds=(0,))
+        facts["refused"] = refusal(lambda: engine.generate([overlong], scene.params))
         scene.learn()
         facts["gaps with old weights"] = scene.gaps(scene.draw(sampler))
         sender = WeightTransferTrainerFactory.trainer_init(
@@ -117,8 +113,8 @@ def served_experts(questions: Questions) -> dict[str, Any]:
         facts = _synced(scene, engine, questions)
         (running,) = servers
         again = Replica(running.url, VllmServerConfig(), key=running.key)
-        routed = ServerEngine([again], scene.processor, workers_per_replica=1, warn=print, expert_layers=(0, 1))
-        facts["no routes"] = refusal(lambda: scene.draw(scene.sampler(routed)))
+        routed = ServerEngine([again], scene.context(record_routes=True), workers_per_replica=1)
+        facts["no routes"] = refusal(lambda: scene.draw(scene.sampler(routed, record_routes=True)))
     finally:
         engine.close()
     return facts
@@ -137,7 +133,7 @@ def _start(questions: Questions) -> tuple[Scene, list[Replica], ServerEngine]:
     """A server that is asked about the samples that it takes."""
     scene = Scene(without_videos(questions))
     servers = make_replicas(scene.model, scene.arguments, VllmServerConfig(), questions.folder / "logs")
-    return scene, servers, ServerEngine(servers, scene.processor, workers_per_replica=1, warn=scene.warnings.append)
+    return scene, servers, ServerEngine(servers, scene.context(), workers_per_replica=1)
 
 
 def _synced(scene: Scene, engine: ServerEngine, questions: Questions) -> dict[str, Any]:
@@ -156,7 +152,7 @@ def _synced(scene: Scene, engine: ServerEngine, questions: Questions) -> dict[st
 
 
 def _engine(scene: Scene, replica: Replica) -> ServerEngine:
-    return ServerEngine([replica], scene.processor, workers_per_replica=1, warn=scene.warnings.append)
+    return ServerEngine([replica], scene.context(), workers_per_replica=1)
 
 
 class Fragile(Replica):

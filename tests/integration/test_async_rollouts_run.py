@@ -16,7 +16,7 @@ from test_launch import alike
 
 from mmrl.checkpoint.snapshot import load_state
 from mmrl.cli import main
-from mmrl.rollout.engines.hf import HfSampler
+from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
 
 LOOK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
@@ -172,7 +172,7 @@ def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monke
     assert gaps[0] == 0.0 and max(gaps) >= 1.0
     config = write(twice, tmp_path / "twice.yaml")
     with monkeypatch.context() as patched:
-        strike(patched, HfSampler, "sync", 1, signal.SIGINT)
+        strike(patched, EngineSampler, "sync", 1, signal.SIGINT)
         assert here("train", config).code == 128 + signal.SIGINT
     done = mmrl("train", config, "--nproc", 2)
     assert done.code == 0, done.errors

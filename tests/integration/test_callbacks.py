@@ -77,7 +77,7 @@ def test_metrics_of_callbacks_are_logged_with_the_step_and_resumed_exactly(tmp_p
     assert [record["my/twice"] for record in steps] == [1.6, 1.8, 2.0, 1.8, 1.6]
     assert all(record["my/nothing"] is None and record["my/rank"] == 0.0 for record in steps)
     assert "lr 3.0e-03  peak 0.80" in done.output and "rank 0" not in done.output
-    stopped = mmrl("train", twice, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 4, "SIGINT"))
+    stopped = mmrl("train", twice, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))
     assert stopped.code == 128 + signal.SIGINT
     assert here("train", twice).code == 0
     assert contents(tmp_path / "twice") == contents(tmp_path / "once")

@@ -54,7 +54,7 @@ def test_one_example_fills_the_batch_with_rollouts_of_its_own(whole_one: Path) -
 
 def test_a_stopped_run_draws_by_the_history_it_had(whole_one: Path, tmp_path: Path, here: Command) -> None:
     config = write(one_example(tmp_path / "run"), tmp_path / "one.yaml")
-    stopped = mmrl("train", config, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 4, "SIGINT"))
+    stopped = mmrl("train", config, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))
     assert stopped.code == 128 + signal.SIGINT
     assert here("train", config).code == 0
     assert contents(tmp_path / "run") == contents(whole_one)

@@ -16,7 +16,7 @@ from test_async_rollouts_run import strike
 from test_zoom_tool import in_parts, zooming
 from transformers import AutoModelForImageTextToText
 
-from mmrl.rollout.engines.hf import HfSampler
+from mmrl.rollout.engine_sampler import EngineSampler
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +123,7 @@ def test_such_a_run_goes_on_as_if_it_had_never_stopped(
     config["run"]["dir"] = str(tmp_path / "run")
     file = write(config, tmp_path / "run.yaml")
     with monkeypatch.context() as patched:
-        strike(patched, HfSampler, "sync", 3, signal.SIGINT)
+        strike(patched, EngineSampler, "sync", 3, signal.SIGINT)
         assert here("train", file).code == 128 + signal.SIGINT
     done = here("train", file)
     assert done.code == 0, done.errors

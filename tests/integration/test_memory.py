@@ -34,7 +34,7 @@ def test_a_run_that_remembers_ends_alike_when_stopped_or_shared_by_two_ranks(tmp
     assert max(record["replay/staleness_max"] for record in later) >= 2
     assert max(record["groups/carried_over"] for record in later) >= 1
 
-    stopped = mmrl("train", twice, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 5, "SIGINT"))
+    stopped = mmrl("train", twice, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 5, "SIGINT"))
     assert stopped.code == 128 + signal.SIGINT
     assert here("train", twice).code == 0
     assert contents(tmp_path / "twice") == contents(tmp_path / "once")

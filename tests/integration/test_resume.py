@@ -53,7 +53,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def run(folder: Path) -> None:
         config = write(experiment(folder / "run"), folder / "tiny.yaml")
-        moment = ("mmrl.rollout.engines.hf:HfSampler.sync", 5, "SIGINT")
+        moment = ("mmrl.rollout.engine_sampler:EngineSampler.sync", 5, "SIGINT")
         done = mmrl("train", config, strike=moment)
         assert done.code == 128 + signal.SIGINT
         assert f"Saved. Continue with: mmrl train {config}" in done.output
@@ -144,7 +144,7 @@ def test_a_moving_reference_goes_on_where_it_was(tmp_path: Path, here: Command, 
     once = write(experiment(tmp_path / "once", stages=stages), tmp_path / "once.yaml")
     twice = write(experiment(tmp_path / "twice", stages=stages), tmp_path / "twice.yaml")
     assert here("train", once).code == 0
-    stopped = mmrl("train", twice, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 4, "SIGINT"))
+    stopped = mmrl("train", twice, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))
     assert stopped.code == 128 + signal.SIGINT
     assert here("train", twice).code == 0
     ours, theirs = contents(tmp_path / "twice"), contents(tmp_path / "once")
@@ -180,7 +180,7 @@ def test_stages_that_freeze_other_parts_resume_exactly(
     assert [len(line.split()) for line in done.output.splitlines() if line.split()[:1] == ["projector"]] == [6]
     for nth in (3, 3):  # in the second stage; in the third, by the process that went on
         stopped = mmrl(
-            "train", tmp_path / "twice.yaml", strike=("mmrl.rollout.engines.hf:HfSampler.sync", nth, "SIGINT")
+            "train", tmp_path / "twice.yaml", strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", nth, "SIGINT")
         )
         assert stopped.code == 128 + signal.SIGINT, stopped.errors
     assert "02-000002" in {path.name for path in (tmp_path / "twice" / "checkpoints").iterdir()}
@@ -271,7 +271,9 @@ def table_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data = {"train": [jsonl(folder, rows(8))], "test": [jsonl(folder, held_out, name="held")]}
         config = experiment(folder / "run", data=data, stages=[rl_stage(steps=4, optimizer=scheduled(3e-3, 4))])
         done = mmrl(
-            "train", write(config, folder / "tiny.yaml"), strike=("mmrl.rollout.engines.hf:HfSampler.sync", 3, "SIGINT")
+            "train",
+            write(config, folder / "tiny.yaml"),
+            strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 3, "SIGINT"),
         )
         assert done.code == 128 + signal.SIGINT, done.errors
 
@@ -385,7 +387,7 @@ def test_rollouts_made_from_other_data_are_not_gone_on_with(tmp_path: Path, here
         stages = [rl_stage(steps=4, **options)]
         config = experiment(folder / "run", data={"train": [jsonl(folder, rows(8))]}, stages=stages)
         path = write(config, folder / "tiny.yaml")
-        stopped = mmrl("train", path, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 3, "SIGINT"))
+        stopped = mmrl("train", path, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 3, "SIGINT"))
         assert stopped.code == 128 + signal.SIGINT, stopped.errors
         for picture in folder.glob("*.png"):
             _redraw(picture)
@@ -436,7 +438,7 @@ def test_a_stopped_run_that_decays_may_be_lengthened_where_its_decay_ends_as_bef
     kl = {"coef": 0.05, "schedule": "cosine", "final_frac": 0.5}
     short = [rl_stage(steps=4, optimizer=decay, loss={"kl": kl})]
     config = write(experiment(tmp_path / "run", stages=short), tmp_path / "tiny.yaml")
-    assert mmrl("train", config, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 4, "SIGINT")).code == 130
+    assert mmrl("train", config, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT")).code == 130
     before = _everything(tmp_path / "run")
     refused = here("train", config, "stages.rl.steps=6")
     assert refused.code == 2

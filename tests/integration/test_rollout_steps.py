@@ -51,7 +51,7 @@ def test_a_run_with_continuations_and_probes_tells_of_them(again):
 def test_such_a_run_goes_on_as_if_it_had_never_stopped(here, tmp_path, again):
     """Stopped by Ctrl-C in its fourth step of reinforcement, after a continuation of the policy that trains."""
     config = write(rethinking(tmp_path / "run"), tmp_path / "tiny.yaml")
-    stopped = mmrl("train", config, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 4, "SIGINT"))
+    stopped = mmrl("train", config, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))
     assert "Saved." in stopped.output, stopped.errors
     assert here("train", config).code == 0
     assert contents(tmp_path / "run") == contents(again)

@@ -10,7 +10,7 @@ from harness import TINY, alike, contents, experiment, metrics, mmrl, rl_stage, 
 from test_async_rollouts_run import strike
 
 from mmrl.checkpoint.snapshot import load_state
-from mmrl.rollout.engines.hf import HfSampler
+from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.training.async_rollouts import AsyncRollouts
 
 ROOM = {"max_total_tokens": 512, "max_result_chars": 400}
@@ -83,7 +83,7 @@ def test_what_was_shown_stands_in_its_responses(zoomed):
 def test_such_a_run_goes_on_as_if_it_had_never_stopped(here, tmp_path, zoomed):
     """Stopped by Ctrl-C in a step of reinforcement, while the tool's processes run."""
     config = write(zooming(tmp_path / "run"), tmp_path / "tiny.yaml")
-    stopped = mmrl("train", config, strike=("mmrl.rollout.engines.hf:HfSampler.extend", 6, "SIGINT"))
+    stopped = mmrl("train", config, strike=("mmrl.rollout.engines.hf:HfEngine.generate", 6, "SIGINT"))
     assert "Saved." in stopped.output, stopped.errors
     assert here("train", config).code == 0
     assert contents(tmp_path / "run") == contents(zoomed)
@@ -146,7 +146,7 @@ def test_responses_in_parts_zoom_look_again_and_are_replayed(here, tmp_path, mon
     whole, cut = (write(in_parts(tmp_path / n, zoomed / "model"), tmp_path / f"{n}.yaml") for n in ("whole", "cut"))
     assert here("train", whole).code == 0
     with monkeypatch.context() as patched:
-        strike(patched, HfSampler, "sync", 3, signal.SIGINT)
+        strike(patched, EngineSampler, "sync", 3, signal.SIGINT)
         assert here("train", cut).code == 128 + signal.SIGINT
     assert here("train", cut).code == 0
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from samplers import hf_sampler
 from selection import NO_CHANGED_MEDIA
 from test_micro_batches import Rank
 from test_rl_loop import FakeRun, build_prompt, components_of, make_rollout, sample
@@ -18,7 +19,6 @@ from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import LoraConfig
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
-from mmrl.rollout.engines.hf import HfSampler
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.training.async_rollouts import AsyncRollouts, check_staleness
 from mmrl.training.rl import CollectedGroups, RlSettings, collect_groups, finish_next_round, run_rl_stage
@@ -56,7 +56,7 @@ def test_what_is_drawn_while_weights_change_is_what_they_were(tiny, made):
     """And after a sync, bit for bit, what the policy itself would draw."""
     world = made(tiny())
     prompts = [world.processor.build(each) for each in world.samples[:5]]
-    salted = partial(HfSampler, processor=world.processor, salt=("a",))
+    salted = partial(hf_sampler, processor=world.processor, seed_parts=("a",))
     before = salted(world.policy).generate(prompts, 2, world.params, step=1)
     copied = salted(world.policy, copy_policy=True)
     begun, changed = threading.Event(), threading.Event()

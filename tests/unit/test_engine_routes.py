@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from samplers import hf_sampler
 from test_learner import learner
 
 from mmrl.checkpoint import json_codec
@@ -24,16 +25,15 @@ from mmrl.policy.expert_routing import (
     router_layers,
 )
 from mmrl.policy.policy import Policy
-from mmrl.rollout.engines.hf import HfSampler
+from mmrl.rollout.engines.vllm_requests import read_routes
 from mmrl.rollout.logprob_check import LogprobCheck
-from mmrl.rollout.routes import read_vllm_routes
 from mmrl.types import Author, Experience, Segment, UserError
 
 FAMILIES = ("qwen3_vl_moe", "qwen3_5_moe")
 
 
 def recording(policy, world, *, version=0):
-    return HfSampler(policy, world.processor, salt=("test",), version=version, record_routes=True)
+    return hf_sampler(policy, world.processor, seed_parts=("test",), version=version, record_routes=True)
 
 
 def perturbed(policy, scale=0.1):
@@ -336,7 +336,7 @@ def test_the_log_probability_check_follows_the_engines_routes(tiny):
         for router in engine.routers:
             router.weight.copy_(router.weight.flip(0))
     for record in (True, False):
-        sampler = HfSampler(engine, world.processor, salt=("test",), record_routes=record)
+        sampler = hf_sampler(engine, world.processor, seed_parts=("test",), record_routes=record)
         measured.append(logprob_check(world, sampler).measure(0)["logprob_check/diff_mean"])
     assert measured[0] != measured[1] and min(measured) > 0
 
@@ -345,7 +345,7 @@ def test_the_log_probability_check_follows_the_engines_routes(tiny):
 def test_routes_of_vllm_are_those_of_layers_with_experts(dtype, num_bytes):
     """It returns an array of all layers, and of all tokens but the last."""
     returned = np.arange(5 * 3 * 2).reshape(5, 3, 2).astype(dtype)
-    prompt, response = read_vllm_routes(returned, 3, (0, 2))
+    prompt, response = read_routes(returned, 3, (0, 2))
     assert (prompt.num_tokens, response.num_tokens, prompt.num_layers, prompt.experts_per_token) == (3, 2, 2, 2)
     assert prompt.bytes_per_id == num_bytes
     placed = place_routes([RoutePiece(1, 3, prompt), RoutePiece(4, 3, response)], 7)
@@ -354,9 +354,9 @@ def test_routes_of_vllm_are_those_of_layers_with_experts(dtype, num_bytes):
     expected[1:6] = returned[:, [0, 2]]
     assert np.array_equal(placed.transpose(0, 1).numpy(), expected)
     with pytest.raises(UserError, match="routing_replay: engine: vLLM returned no routes; .*--enable-return-routed"):
-        read_vllm_routes(None, 3, (0, 2))
+        read_routes(None, 3, (0, 2))
     with pytest.raises(UserError, match="routes of 3 layers, and the policy has experts in layer 3; start the engine"):
-        read_vllm_routes(returned, 3, (0, 3))
+        read_routes(returned, 3, (0, 3))
 
 
 def test_layers_with_experts_are_found_by_their_numbers(tiny):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from samplers import hf_sampler
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import LoraConfig, LossConfig, MediaLimitsConfig, ModelConfig, OptimizerConfig, VideoConfig
@@ -20,7 +21,6 @@ from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.pretrained import load_pretrained
 from mmrl.policy.processor import PromptProcessor
-from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import CoordinateSystem, Experience, MediaPolicy, SamplingParams, Size, UserError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -57,7 +57,7 @@ def test_a_model_trains_one_step_through_it(tiny, folder):
     assert prompt.coordinate_system is CoordinateSystem.NORM_1000
     banned = banned_ids(processor.tokenizer, len(processor.tokenizer), bundle.family)
     sampling_params = SamplingParams(max_new_tokens=4, banned_token_ids=banned)
-    (group,) = HfSampler(policy, processor, salt=("test",)).generate([prompt], 2, sampling_params, step=0)
+    (group,) = hf_sampler(policy, processor, seed_parts=("test",)).generate([prompt], 2, sampling_params, step=0)
     config = LearnerConfig(
         loss=LossConfig(),
         optimizer=OptimizerConfig(lr=1e-3),

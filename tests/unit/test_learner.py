@@ -8,6 +8,7 @@ from itertools import chain
 import pytest
 import torch
 from rounding import LOGPROBS
+from samplers import hf_sampler
 
 from mmrl.algo.losses import estimate_kl
 from mmrl.config.schema import (
@@ -25,7 +26,6 @@ from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy
-from mmrl.rollout.engines.hf import HfSampler
 from mmrl.training.callbacks import StepResult
 from mmrl.training.health import HealthMonitor
 from mmrl.types import Author, Experience, FinishReason, Segment, SelectedExperiences, TrainingState
@@ -525,7 +525,7 @@ def test_gspo_clips_nothing_before_the_policy_has_moved(tiny, stale):
     world = tiny()
     engine = Policy(copy.deepcopy(world.policy.model).to(torch.bfloat16))
     prompts = [world.processor.build(sample) for sample in world.samples[:4]]
-    groups = HfSampler(engine, world.processor, salt=("test",)).generate(prompts, 8, world.params, step=0)
+    groups = hf_sampler(engine, world.processor, seed_parts=("test",)).generate(prompts, 8, world.params, step=0)
     preset = ALGORITHM_PRESETS["gspo"]
     replayed = {"staleness": 1, "old_logprobs_source": preset.get("replay", {}).get("old_logprobs", "recorded")}
     experiences = []

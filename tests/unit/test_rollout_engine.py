@@ -18,24 +18,16 @@ from mmrl.log.run_dir import RunDir
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
-from mmrl.rollout.engines.base import (
-    EngineSampler,
-    GenerationRequest,
-    WeightPublisher,
-    build_engine_args,
-    parse_completion,
-)
+from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
+from mmrl.rollout.engines import vllm_start
+from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
+from mmrl.rollout.engines.vllm_requests import parse_completion, sampling_arguments
+from mmrl.rollout.engines.vllm_start import build_engine_args
+from mmrl.rollout.engines.vllm_weights import check_same_model, check_weights_arrived, vllm_name
 from mmrl.rollout.factory import SamplerFactory, prompt_limit
 from mmrl.rollout.logprob_check import LogprobCheck, take_per_modality
-from mmrl.rollout.responses import empty_rollout
-from mmrl.rollout.weight_sync import (
-    PolicyWeightStream,
-    check_same_model,
-    check_weights_arrived,
-    fingerprint,
-    iter_with_fingerprints,
-    vllm_name,
-)
+from mmrl.rollout.responses import GeneratedTokens, empty_rollout
+from mmrl.rollout.weight_sync import PolicyWeightStream, fingerprint, iter_with_fingerprints
 from mmrl.types import Author, FinishReason, SamplingParams, Segment, UserError
 
 
@@ -50,9 +42,8 @@ def test_a_request_states_all_sampling_parameters(tiny):
     params = SamplingParams(
         temperature=0.7, top_p=0.9, top_k=4, banned_token_ids=(3, 5), stop=("</a>",), max_new_tokens=9
     )
-    asked = GenerationRequest(
-        rollout=empty_rollout(prompt, 0, params), num_samples=4, seed=17, sampling_params=params
-    ).to_vllm_params(eos_id=2)
+    request = GenerationRequest(rollout=empty_rollout(prompt, 0, params), seed=2**62 + 17, sample_seeds=(1, 2, 3, 4))
+    asked = sampling_arguments(request, params, eos_id=2)
     assert asked == {
         "n": 4,
         "seed": 17,
@@ -83,12 +74,56 @@ def test_aborted_and_empty_completions_are_refused(ids, finish):
         parse_completion(ids, [-1.0] * len(ids), finish, None)
 
 
+class FakeEngine(RolloutEngine):
+    """An engine that answers every request with the same tokens and writes down its calls."""
+
+    def __init__(self, *, dtypes=("float32",), **attributes):
+        self.dtypes, self.calls, self.requests = set(dtypes), [], []
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def generate(self, requests, sampling_params, *, record_routes):
+        self.calls.append("generate")
+        self.requests += requests
+        return [[GeneratedTokens((5,), (-1.0,), FinishReason.LENGTH)] * request.num_samples for request in requests]
+
+    def load_weights(self, weights):
+        self.calls.append("load_weights")
+
+    def logits_dtypes(self):
+        return self.dtypes
+
+    def sleep(self):
+        self.calls.append("sleep")
+
+    def close(self):
+        self.calls.append("close")
+
+
 def test_a_version_is_published_once():
-    pushed = []
-    publisher = WeightPublisher(engine=None, send_weights=pushed.append)
+    engine = FakeEngine()
+    publisher = WeightPublisher(engine, weights=None)
     for version in (0, 0, 1, 1, 2, 1):
         publisher.publish(version)
-    assert len(pushed) == 4
+    assert engine.calls == ["load_weights"] * 4
+
+
+def test_seeds_derive_from_the_sampler_the_step_the_sample_and_the_place_in_its_group(tiny):
+    world, engine = tiny(), FakeEngine()
+    prompts = [world.processor.build(sample) for sample in world.samples[:2]]
+
+    def seeds(sampler, step):
+        engine.requests.clear()
+        groups = sampler.generate(prompts, 3, world.params, step=step)
+        sampler.extend(groups[0], world.params, step=step)
+        return [(request.seed, *request.sample_seeds) for request in engine.requests]
+
+    first, other = (EngineSampler(WeightPublisher(engine, None), world.processor, seed_parts=(n,)) for n in (0, 1))
+    drawn = [*seeds(first, 0), *seeds(first, 1), *seeds(other, 0)]
+    assert seeds(first, 0) == drawn[:5]
+    # A continuation's two seeds are equal, since it is the only one of its request.
+    assert [len(set(row)) for row in drawn[:5]] == [4, 4, 1, 1, 1]
+    assert len({seed for row in drawn for seed in row}) == 3 * (4 + 4 + 3)
 
 
 def test_a_tied_matrix_is_sent_under_both_names_and_frozen_parts_not_at_all(tiny):
@@ -128,9 +163,8 @@ def test_sequences_beyond_the_engines_limit_are_refused_by_name(tiny):
     prompt = world.processor.build(world.samples[2])
     params = replace(world.params, max_new_tokens=10)
     room = len(prompt.token_ids) + params.max_new_tokens
-    sampler = EngineSampler(
-        WeightPublisher(None, lambda engine: None), world.processor, max_model_len=room - 1, salt=()
-    )
+    publisher = WeightPublisher(FakeEngine(max_model_len=room - 1), weights=None)
+    sampler = EngineSampler(publisher, world.processor, seed_parts=())
     refusal = f"sample text-only: {len(prompt.token_ids)} tokens, and 10 more, are beyond the {room - 1}"
     with pytest.raises(UserError, match=refusal):
         sampler.generate([prompt], 1, params, step=0)
@@ -202,18 +236,22 @@ def test_vllm_returns_routes_on_a_gpu_alone():
         build_engine_args(VllmConfig(), cuda=False, return_routes=True, **options)
 
 
+def start_factory(world, folder, overrides):
+    """The samplers of a run with these overrides."""
+    config = load_config(write(folder, SMALL), overrides).config
+    arguments = {"adapter": None, "run_dir": RunDir(folder / "run"), "ranks": SingleProcess(), "warn": print}
+    return SamplerFactory(config, world.policy, world.processor, **arguments)
+
+
 def test_servers_that_run_already_have_arguments_of_their_own(tiny, tmp_path, monkeypatch):
     """And perhaps a GPU: what vLLM cannot do on this machine's CPU is no reason to refuse them."""
     world, started = tiny("qwen3_5"), []
     overrides = ["rollout.engine=vllm_server", "model.dtype=float32", "model.from_scratch.family=qwen3_5"]
-    monkeypatch.setattr(SamplerFactory, "_start_servers", lambda self, model, args: started.append(args))
+    monkeypatch.setattr(vllm_start, "start_servers", lambda model, args, *_, **__: started.append(args))
     monkeypatch.setattr("mmrl.rollout.factory.compute_max_model_len", lambda config, policy: 99)
-    path = write(tmp_path, SMALL)
-    arguments = {"adapter": None, "run_dir": RunDir(tmp_path / "run"), "ranks": SingleProcess(), "warn": print}
     with pytest.raises(UserError, match="vLLM runs the recurrent layers of qwen3_5 in bfloat16 alone"):
-        SamplerFactory(load_config(path, overrides).config, world.policy, world.processor, **arguments)
-    overrides.append('rollout.server.urls=["http://elsewhere:8000"]')
-    SamplerFactory(load_config(path, overrides).config, world.policy, world.processor, **arguments)
+        start_factory(world, tmp_path, overrides)
+    start_factory(world, tmp_path, [*overrides, 'rollout.server.urls=["http://elsewhere:8000"]'])
     assert started == [{}]
 
 
@@ -231,56 +269,68 @@ def test_an_adapter_that_vllm_has_no_kernels_for_is_sent_merged(
 ):
     world, wanted = tiny(family), []
     model = {"from_scratch": {"family": family}, "dtype": "bfloat16", "lora": {"targets": targets}}
-    overrides = ["rollout.engine=vllm", f"model={json.dumps(model)}"]
+    overrides = ["rollout.engine=vllm_server", f"model={json.dumps(model)}"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(SamplerFactory, "_start_engine", lambda self: wanted.append(self._build_engine_args()))
-    arguments = {"adapter": None, "run_dir": RunDir(tmp_path / "run"), "ranks": SingleProcess(), "warn": print}
-    config = load_config(write(tmp_path, SMALL), overrides).config
-    SamplerFactory(config, world.policy, world.processor, **arguments)
+    monkeypatch.setattr(vllm_start, "start_servers", lambda model, args, *_, **__: wanted.append(args))
+    start_factory(world, tmp_path, overrides)
     assert ("enable_lora" in wanted[0]) == alone
 
 
-class Answering:
-    """An engine that says what it computes logits in."""
-
-    def __init__(self, *dtypes):
-        self.dtypes, self.closed = set(dtypes), False
-
-    def logits_dtypes(self):
-        return self.dtypes
-
-    def close(self):
-        self.closed = True
+def start_with(engine, world, folder, monkeypatch, *overrides):
+    """The samplers of a run whose servers are `engine`."""
+    monkeypatch.setattr(vllm_start, "start_servers", lambda *_, **__: engine)
+    return start_factory(world, folder, ["rollout.engine=vllm_server", *overrides])
 
 
 def test_an_engine_that_rounds_logits_is_refused_where_they_are_to_be_float32(tiny, tmp_path, monkeypatch):
-    world, path = tiny(), write(tmp_path, SMALL)
+    def refusal(*dtypes):
+        engine = FakeEngine(dtypes=dtypes)
+        with pytest.raises(UserError) as refused:
+            start_with(engine, tiny(), tmp_path, monkeypatch, "model.float32_output_layer=true")
+        assert engine.calls == ["close"]
+        return str(refused.value)
 
-    def start(*dtypes, float32=True):
-        engine = Answering(*dtypes)
-        overrides = ["rollout.engine=vllm_server", f"model.float32_output_layer={str(float32).lower()}"]
-        monkeypatch.setattr(SamplerFactory, "_start_engine", lambda self: engine)
-        try:
-            SamplerFactory(
-                load_config(path, overrides).config,
-                world.policy,
-                world.processor,
-                adapter=None,
-                run_dir=RunDir(tmp_path / "run"),
-                ranks=SingleProcess(),
-                warn=print,
-            )
-        except UserError as error:
-            assert engine.closed
-            return str(error)
-        return ""
-
-    assert start("float32") == start("bfloat16", float32=False) == ""
-    assert start("bfloat16", "float32").startswith(
-        "model.float32_output_layer: rollout.engine vllm_server computes logits in bfloat16 and float32; start servers "
-        "of your own with --hf-overrides as docs/vllm.md says"
+    for dtype, float32 in (("float32", "true"), ("bfloat16", "false")):
+        override = f"model.float32_output_layer={float32}"
+        start_with(FakeEngine(dtypes=[dtype]), tiny(), tmp_path, monkeypatch, override)
+    assert refusal("bfloat16", "float32").startswith(
+        "model.float32_output_layer: rollout.engine vllm_server computes logits in bfloat16 and float32, and the "
+        "learner in float32; make the engine compute them in float32 (servers of your own: --hf-overrides as "
+        "docs/vllm.md says"
     )
-    assert "logits in unknown;" in start("unknown")
+    assert "logits in unknown," in refusal("unknown")
+
+
+def test_an_engine_without_routes_is_refused_where_they_are_replayed(tiny, tmp_path, monkeypatch):
+    world, replay = tiny("qwen3_vl_moe"), "stages.rl.loss.routing_replay=engine"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    start_with(FakeEngine(returns_routes=True), world, tmp_path, monkeypatch, replay)
+    with pytest.raises(UserError, match="rollout.engine vllm_server does not return the experts"):
+        start_with(FakeEngine(), world, tmp_path, monkeypatch, replay)
+
+
+def test_an_engine_that_shares_changing_weights_is_refused_beside_async_rollouts(tiny, tmp_path, monkeypatch):
+    asynchronous = "stages.rl.async_rollouts=true"
+    with pytest.raises(UserError, match="async_rollouts: rollout.engine vllm_server generates with the learner's"):
+        start_with(FakeEngine(shares_weights=True), tiny(), tmp_path, monkeypatch, asynchronous)
+    engine = FakeEngine()
+    start_with(engine, tiny(), tmp_path, monkeypatch, asynchronous).sleep()
+    assert engine.calls == []  # it may be generating
+
+
+def test_all_samplers_share_one_engine_which_sleeps_while_the_learner_works(tiny, tmp_path, monkeypatch):
+    world, engine = tiny(), FakeEngine()
+    factory = start_with(engine, world, tmp_path, monkeypatch)
+    training, validation = factory.make_sampler("a"), factory.make_sampler("b")
+    training.sync(0)
+    validation.sync(0)
+    factory.sync_weights(0)
+    validation.generate([world.processor.build(world.samples[0])], 1, world.params, step=0)
+    learner = SimpleNamespace(step=lambda experiences, step: engine.calls.append("learn") or {"loss": 1.0})
+    assert factory.sleep_during_learning(learner).step([], step=0) == {"loss": 1.0}
+    training.sync(1)
+    factory.close()
+    assert engine.calls == ["load_weights", "generate", "sleep", "learn", "load_weights", "close"]
 
 
 def test_samples_are_grouped_by_modality(tiny):

@@ -57,7 +57,9 @@ from mmrl.log.run_dir import RunDir
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.pretrained import hide_progress_bars
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
-from mmrl.rollout.engines.hf import HfSampler
+from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
+from mmrl.rollout.engines.hf import HfEngine
+from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.training.build import RunContext, RunSetup, build_run_context
 from mmrl.training.functions import load_functions
 from mmrl.training.stage import build_learner
@@ -321,7 +323,8 @@ def sample_rollouts(folder: Path, workload: Workload) -> list[Rollout]:
     assert len(prompt.token_ids) == workload.prompt_tokens
     plain = SamplingParams(max_new_tokens=max(workload.completion_tokens))
     endless = replace(plain, banned_token_ids=(*world.banned_token_ids, world.processor.tokenizer.eos_token_id))
-    sampler = HfSampler(world.policy, world.processor, salt=("bench",))
+    publisher = WeightPublisher(HfEngine(world.policy, world.processor), PolicyWeightStream(world.policy))
+    sampler = EngineSampler(publisher, world.processor, seed_parts=("bench",))
     (group,) = sampler.generate([prompt], len(workload.completion_tokens), endless, step=0)
     # TRL's learner knows no banned tokens, so ours gets none either.
     return [truncate(rollout, length, plain) for rollout, length in zip(group, workload.completion_tokens, strict=True)]

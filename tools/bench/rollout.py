@@ -45,11 +45,13 @@ from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
-from mmrl.rollout.engines.hf import HfSampler
+from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
+from mmrl.rollout.engines.hf import HfEngine
+from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import AnswerType, Experience, ImageRef, MediaPolicy, Prompt, Sample, SamplingParams, Target
 from mmrl.utils.seeds import derive_seed
 
-SALT = ("bench",)
+SEED_PARTS = ("bench",)
 QUESTION = "How many flowers are there in the picture, and which of them is the largest? " * 3
 MODEL = FromScratchConfig(
     vision=VisionFromScratchConfig(hidden_size=128, num_layers=4, num_heads=4, intermediate_size=512),
@@ -117,9 +119,10 @@ class GenerationComparison:
         drawn: list[list[int]] = out[:, batch.input_ids_BP.shape[1] :].tolist()
         return drawn
 
-    def make_sampler(self) -> HfSampler:
+    def make_sampler(self) -> EngineSampler:
         """Return a new sampler."""
-        return HfSampler(self.policy, self.processor, salt=SALT)
+        publisher = WeightPublisher(HfEngine(self.policy, self.processor), PolicyWeightStream(self.policy))
+        return EngineSampler(publisher, self.processor, seed_parts=SEED_PARTS)
 
     def logprob_diff(self) -> float:
         """Mean difference between log-probs as sampled and as the learner computes them, nats."""
@@ -137,7 +140,7 @@ class ForcedTokenProcessor(LogitsProcessor):
 
     def __init__(self, comparison: GenerationComparison) -> None:
         rows = [(prompt.sample.id, index) for prompt in comparison.prompts for index in range(comparison.group_size)]
-        seeds = [derive_seed(*SALT, 0, *row) for row in rows]
+        seeds = [derive_seed(*SEED_PARTS, 0, *row) for row in rows]
         chances = [
             np.random.Generator(np.random.Philox(seed)).random(comparison.sampling_params.max_new_tokens)
             for seed in seeds

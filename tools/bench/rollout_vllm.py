@@ -32,6 +32,7 @@ from mmrl.config.schema import (
     VisionFromScratchConfig,
     VllmConfig,
 )
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.media.cache import MediaCache
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.encoder import PromptEncoder
@@ -40,10 +41,14 @@ from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
-from mmrl.rollout.engines.base import EngineSampler, GenerationRequest, WeightPublisher, build_engine_args
+from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
+from mmrl.rollout.engines.base import EngineContext, GenerationRequest
 from mmrl.rollout.engines.vllm_colocated import VllmEngine
+from mmrl.rollout.engines.vllm_requests import sampling_arguments
+from mmrl.rollout.engines.vllm_start import build_engine_args
+from mmrl.rollout.engines.vllm_weights import check_weights_arrived
 from mmrl.rollout.responses import empty_rollout
-from mmrl.rollout.weight_sync import PolicyWeightStream, check_weights_arrived, fingerprint
+from mmrl.rollout.weight_sync import PolicyWeightStream, fingerprint
 from mmrl.types import DatasetContext, Experience, MediaPolicy, Rollout, SamplingParams
 from mmrl_datasets.generators import scenes
 
@@ -88,23 +93,29 @@ def measure_all(cli_args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     processor = PromptProcessor(PromptEncoder(bundle, grammar, store, **options))
     policy = Policy(model)
     export_hf_folder(folder / "model", model, hf)
-    cuda = torch.cuda.is_available()
     arguments = build_engine_args(
         VllmConfig(),
         dtype=cli_args.dtype,
         max_model_len=MAX_SEQUENCE_TOKENS,
-        cuda=cuda,
+        cuda=torch.cuda.is_available(),
         lora=None,
         family=policy.family,
     )
-    engine = VllmEngine(str(folder / "model"), processor, arguments, cuda=cuda, restarts=0, warn=print)
-    weights = PolicyWeightStream(policy)
-    sampler = EngineSampler(
-        WeightPublisher(engine, lambda e: e.load_weights(weights)),
-        processor,
+    context = EngineContext(
+        policy=policy,
+        processor=processor,
+        adapter=None,
+        model_folder=lambda: str(folder / "model"),
         max_model_len=MAX_SEQUENCE_TOKENS,
-        salt=("bench",),
+        concurrent=False,
+        record_routes=False,
+        work_dir=folder,
+        ranks=SingleProcess(),
+        warn=print,
     )
+    engine = VllmEngine(context.model_folder(), arguments, context, restarts=0)
+    weights = PolicyWeightStream(policy)
+    sampler = EngineSampler(WeightPublisher(engine, weights), processor, seed_parts=("bench",))
     sampler.sync(0)
     sampling_params = SamplingParams(
         banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=cli_args.tokens
@@ -155,17 +166,13 @@ def prepare_requests(engine: VllmEngine, prompts: list, sampling_params: Samplin
 
     from mmrl.rollout.engines.vllm_inputs import build_engine_input
 
-    eos = engine._processor.tokenizer.eos_token_id
-    asked = [
-        GenerationRequest(
-            rollout=empty_rollout(prompt, 0, sampling_params),
-            num_samples=group_size,
-            seed=n,
-            sampling_params=sampling_params,
-        ).to_vllm_params(eos)
-        for n, prompt in enumerate(prompts)
-    ]
-    inputs = [build_engine_input(empty_rollout(prompt, 0, sampling_params), engine._processor) for prompt in prompts]
+    processor = engine._context.processor
+    inputs, asked = [], []
+    for number, prompt in enumerate(prompts):
+        empty = empty_rollout(prompt, 0, sampling_params)
+        request = GenerationRequest(rollout=empty, seed=number, sample_seeds=(number,) * group_size)
+        inputs.append(build_engine_input(empty, processor))
+        asked.append(sampling_arguments(request, sampling_params, processor.tokenizer.eos_token_id))
     params = [VllmSamplingParams(**each, output_kind=RequestOutputKind.FINAL_ONLY) for each in asked]
 
     def act() -> int:

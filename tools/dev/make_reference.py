@@ -40,7 +40,7 @@ PLUGIN_TYPES: Mapping[str, tuple[str, ...]] = {
     "mmrl/training/callbacks.py": ("StepResult",),
     "mmrl/log/metrics.py": ("Metric",),
     "mmrl/rollout/steps/base.py": ("RolloutContext",),
-    "mmrl/rollout/engines/custom.py": ("EngineContext",),
+    "mmrl/rollout/engines/base.py": ("EngineContext", "GenerationRequest"),
     "mmrl/benchmarks/items.py": ("Item", "ItemResponse"),
     "mmrl/benchmarks/extraction/extract.py": ("Extraction",),
     "mmrl/benchmarks/readers/table_layout.py": ("TableLayout",),

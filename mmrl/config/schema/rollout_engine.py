@@ -23,7 +23,7 @@ class CustomEngineConfig(StrictModel):
     """An engine of the user's own (docs/extending/rollout_engine.md)."""
 
     fn: str
-    """`module:function` or `./file.py:function`; called with an `EngineContext`, it returns a `Sampler`."""
+    """`module:function` or `./file.py:function`; called with an `EngineContext`, it returns a `RolloutEngine`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Options of the function."""
 

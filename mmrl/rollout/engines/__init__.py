@@ -1,1 +1,1 @@
-"""Engines that sample responses: transformers, vLLM, and an engine of the user's own."""
+"""Engines that sample responses: transformers, vLLM, and a user's own engine."""

@@ -1,4 +1,4 @@
-"""Sampling with transformers: each prompt is encoded once, and its KV cache repeated for the rollouts of its group.
+"""Generation with transformers: each prompt is encoded once, and its KV cache repeated for the rollouts of its group.
 
 Suffixes of tensors: B prompts, P columns of padded prompts or responses, R rows (one per rollout), K columns of the KV
 cache, T new tokens, V vocabulary; 3 is the axes of a position (time, height, width).
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +18,11 @@ from mmrl.policy.batch import collate_prompts, collate_responses
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
 from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
-from mmrl.rollout.responses import GeneratedTokens, StopStringMatcher, append_generated, empty_rollout
+from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
+from mmrl.rollout.responses import GeneratedTokens, StopStringMatcher
 from mmrl.rollout.routes import RouteRecorder
-from mmrl.types import FinishReason, Prompt, Rollout, SamplingParams
-from mmrl.utils.seeds import derive_seed
+from mmrl.rollout.weight_sync import WeightStream
+from mmrl.types import FinishReason, Rollout, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -28,7 +30,14 @@ if TYPE_CHECKING:
 _MAX_BATCH_TOKENS = 2**18  # of all KV caches of a batch together; memory grows with it
 
 _NO_TOKEN = -1
-"""Fills the places of `ids_RT` behind the end of a row; no token id is negative."""
+"""Fills `ids_RT` after the end of a row; no token id is negative."""
+
+
+class _Row(NamedTuple):
+    """One continuation to generate."""
+
+    rollout: Rollout  # prompt and response so far
+    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,25 +54,21 @@ class _DecodeState:
     """M-RoPE position of the next token, equal on all three axes; int64."""
 
 
-class HfSampler:
-    """Samples from the learner's own model, or from a copy of it."""
+class HfEngine(RolloutEngine):
+    """Generates with the learner's own model, or with a copy of it. Each prompt is encoded once for its group."""
 
     def __init__(
         self,
         policy: Policy,
         processor: PromptProcessor,
         *,
-        salt: Sequence[str | int],
-        version: int = 0,
         max_batch_tokens: int = _MAX_BATCH_TOKENS,
         copy_policy: bool = False,
-        record_routes: bool = False,
     ) -> None:
-        """Create a sampler whose random numbers derive from `salt`, and whose segments carry `version`.
+        """Create an engine; `max_batch_tokens` bounds the KV caches of one batch, padding included.
 
-        `max_batch_tokens` bounds the KV caches of one batch, padding included. With `copy_policy` it samples from a
-        copy, which takes over the weights at each sync, so that the learner may update the policy meanwhile. With
-        `record_routes` rollouts carry the experts that their tokens went to.
+        With `copy_policy` it generates from a copy, which takes over the weights in `load_weights`, so that the learner
+        may update the policy meanwhile.
         """
         self._learner_policy = self._policy = policy
         if copy_policy:
@@ -72,78 +77,68 @@ class HfSampler:
                 # No gradient is ever computed here, but torch rounds products differently where none can be: with this
                 # flag the copy samples the very tokens that the learner's own model would.
                 weight.requires_grad_(policy.trained[name].requires_grad)
-        self._processor, self._salt, self._version = processor, tuple(salt), version
-        self._max_batch_tokens, self._record_routes = max_batch_tokens, record_routes
+        self.shares_weights, self.returns_routes = not copy_policy, bool(policy.routers)
+        self._processor, self._max_batch_tokens = processor, max_batch_tokens
         self._eos_id: int = processor.tokenizer.eos_token_id
 
     @torch.no_grad()
-    def sync(self, version: int) -> None:
-        """Stamp further segments with `version`. The weights are the learner's own, unless this has a copy of them."""
-        self._version = version
-        if self._policy is not self._learner_policy:
+    def load_weights(self, weights: WeightStream) -> None:
+        """Copy the learner's trained tensors, adapters included, unless they are shared. `weights` is not read."""
+        if not self.shares_weights:
             learned = self._learner_policy.trained
             for name, weight in self._policy.trained.items():
                 weight.copy_(learned[name])
 
-    def close(self) -> None:
-        """Do nothing: this sampler has started nothing."""
+    def logits_dtypes(self) -> set[str]:
+        """Return the dtype that the policy computes logits in, such as `float32`."""
+        return {str(self._policy.logits_dtype).removeprefix("torch.")}
 
     def generate(
-        self, prompts: Sequence[Prompt], group_size: int, sampling_params: SamplingParams, *, step: int
-    ) -> list[list[Rollout]]:
-        """Return `group_size` rollouts for each prompt, in order."""
-        empty = []
-        for prompt in prompts:
-            for index in range(group_size):
-                empty.append(empty_rollout(prompt, index, sampling_params))
-        rollouts = self.extend(empty, sampling_params, step=step)
-        return [rollouts[start : start + group_size] for start in range(0, len(rollouts), group_size)]
-
-    def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> list[Rollout]:
-        """Continue each rollout behind its last token, with one more segment by POLICY."""
+        self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams, *, record_routes: bool = False
+    ) -> list[list[GeneratedTokens]]:
+        """Return the continuations of each request, in order."""
         matcher = StopStringMatcher(sampling_params.stop, self._processor.decode)
-        extended: list[Rollout] = []
-        for batch in self._split_into_batches(rollouts, sampling_params):
-            generated = self._generate_batch(batch, sampling_params, matcher, step)
-            for rollout, tokens in zip(batch, generated, strict=True):
-                extended.append(append_generated(rollout, tokens, sampling_params, self._version, self._processor))
-        return extended
+        rows = []
+        for request in requests:
+            rows += [_Row(request.rollout, seed) for seed in request.sample_seeds]
+        generated: list[GeneratedTokens] = []
+        for batch in self._split_into_batches(rows, sampling_params):
+            generated += self._generate_batch(batch, sampling_params, matcher, record_routes=record_routes)
+        remaining = iter(generated)
+        return [list(islice(remaining, request.num_samples)) for request in requests]
 
-    def _split_into_batches(
-        self, rollouts: Sequence[Rollout], sampling_params: SamplingParams
-    ) -> Iterator[list[Rollout]]:
-        """Divide rollouts, in order, so that the padded sequences of each batch fit into `max_batch_tokens`."""
-        batch: list[Rollout] = []
+    def _split_into_batches(self, rows: Sequence[_Row], sampling_params: SamplingParams) -> Iterator[list[_Row]]:
+        """Divide rows, in order, so that the padded sequences of each batch fit into `max_batch_tokens`."""
+        batch: list[_Row] = []
         longest = 0
-        for rollout in rollouts:
-            length = len(rollout.prompt.token_ids) + rollout.num_tokens + sampling_params.max_new_tokens
+        for row in rows:
+            num_tokens = len(row.rollout.prompt.token_ids) + row.rollout.num_tokens
+            length = num_tokens + sampling_params.max_new_tokens
             if batch and max(longest, length) * (len(batch) + 1) > self._max_batch_tokens:
                 yield batch
                 batch, longest = [], 0
-            batch.append(rollout)
+            batch.append(row)
             longest = max(longest, length)
         if batch:
             yield batch
 
     @torch.no_grad()
     def _generate_batch(
-        self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, matcher: StopStringMatcher, step: int
+        self, rows: Sequence[_Row], sampling_params: SamplingParams, matcher: StopStringMatcher, *, record_routes: bool
     ) -> list[GeneratedTokens]:
-        """Return the new tokens of each rollout."""
-        recorder = RouteRecorder(self._policy.routers) if self._record_routes else None
-        state = self._prefill(rollouts, recorder)
+        """Return the new tokens of each row."""
+        recorder = RouteRecorder(self._policy.routers) if record_routes else None
+        state = self._prefill([row.rollout for row in rows], recorder)
         uniforms = []
-        for rollout in rollouts:
-            # A generator for each row, seeded by what the row is and not by its place: a rollout must not depend on the
-            # others of its batch, nor on how rows are divided into batches. A response that is continued draws from
-            # another stream than it was begun with, hence the number of its segments.
-            continued = (len(rollout.segments),) if rollout.segments else ()
-            seed = derive_seed(*self._salt, step, rollout.prompt.sample.id, rollout.index, *continued)
-            uniforms.append(np.random.Generator(np.random.Philox(seed)).random(sampling_params.max_new_tokens))
+        for row in rows:
+            # A generator for each row: a rollout must not depend on the others of its batch, nor on how rows are
+            # divided into batches.
+            generator = np.random.Generator(np.random.Philox(row.seed))
+            uniforms.append(generator.random(sampling_params.max_new_tokens))
         uniforms_RT = torch.from_numpy(np.stack(uniforms)).to(self._policy.device)
         ids_RT, logps_RT = self._decode(state, sampling_params, matcher, uniforms_RT, recorder)
         generated = []
-        for row, (padded_ids, logps) in enumerate(zip(ids_RT.tolist(), logps_RT.tolist(), strict=True)):
+        for index, (padded_ids, logps) in enumerate(zip(ids_RT.tolist(), logps_RT.tolist(), strict=True)):
             count = padded_ids.index(_NO_TOKEN) if _NO_TOKEN in padded_ids else len(padded_ids)
             ids = padded_ids[:count]
             finish_reason = FinishReason.LENGTH
@@ -151,7 +146,7 @@ class HfSampler:
                 finish_reason = FinishReason.EOS
             elif matcher.matches_end(ids):
                 finish_reason = FinishReason.STOP
-            routes = (None, None) if recorder is None else recorder.routes_of(row)
+            routes = (None, None) if recorder is None else recorder.routes_of(index)
             generated.append(GeneratedTokens(ids, logps[:count], finish_reason, *routes))
         return generated
 
@@ -183,12 +178,12 @@ class HfSampler:
         cache, device = state.cache, self._policy.device
         responses = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(device)
         keep_RK = torch.cat([state.keep_RK, responses.attention_mask_BP], dim=1)
-        # Responses are numbered from 0 and stand behind their prompts.
+        # Positions of responses count from 0; here they follow their prompts.
         positions_3RP = responses.position_ids_3BP + state.next_position_R[:, None]
         logits_RV = self._policy.append(cache, replace(responses, position_ids_3BP=positions_3RP), keep_RK)
         if recorder is not None:
             recorder.record(range(len(rollouts)), responses.attention_mask_BP)
-        # A row without tokens keeps the state behind its prompt: what the model made of its padding means nothing.
+        # A row without tokens keeps the state after its prompt: the model's output for padding means nothing.
         has_tokens_R = responses.attention_mask_BP.any(dim=1)
         return _DecodeState(
             cache=cache,
@@ -207,17 +202,17 @@ class HfSampler:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample token by token until every row has ended.
 
-        R counts the rows that go on, except in `ids_RT`, `logps_RT` and `uniforms_RT`: these keep a row for every
+        R counts rows that have not ended, except in `ids_RT`, `logps_RT` and `uniforms_RT`: these keep a row for every
         rollout. `uniforms_RT` has a number in [0, 1) for each token, float64.
 
         Returns:
-            `ids_RT` (int64, `_NO_TOKEN` behind the end of a row) and `logps_RT` (float32, nats), on the CPU.
+            `ids_RT` (int64, `_NO_TOKEN` after the end of a row) and `logps_RT` (float32, nats), on the CPU.
         """
         cache, logits_RV, keep_RK, next_R = state.cache, state.logits_RV, state.keep_RK, state.next_position_R
         num_rows, max_new_tokens = len(logits_RV), sampling_params.max_new_tokens
         ids_RT = torch.full((num_rows, max_new_tokens), _NO_TOKEN, device=logits_RV.device)
         logps_RT = torch.zeros(num_rows, max_new_tokens, device=logits_RV.device)
-        alive = torch.arange(num_rows, device=logits_RV.device)  # row numbers of the rollouts that go on
+        alive = torch.arange(num_rows, device=logits_RV.device)  # row numbers of the rollouts that have not ended
         for t in range(max_new_tokens):
             logps_RV = compute_logprobs(
                 logits_RV, sampling_params.effective_temperature, sampling_params.banned_token_ids

@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mmrl.policy.processor import PromptProcessor
-from mmrl.rollout.engines.base import START_PROMPT, START_SAMPLING, GenerationRequest, parse_completion
-from mmrl.rollout.responses import GeneratedTokens
-from mmrl.rollout.routes import read_vllm_routes
-from mmrl.rollout.weight_sync import (
-    TensorFingerprint,
-    WeightStream,
-    check_same_model,
-    check_weights_arrived,
-    iter_with_fingerprints,
+from mmrl.policy.expert_routing import router_layers
+from mmrl.rollout.engines.base import EngineContext, GenerationRequest, RolloutEngine
+from mmrl.rollout.engines.vllm_requests import (
+    START_PROMPT,
+    START_SAMPLING,
+    parse_completion,
+    read_routes,
+    sampling_arguments,
 )
-from mmrl.types import UserError
+from mmrl.rollout.engines.vllm_weights import check_same_model, check_weights_arrived, export_adapter
+from mmrl.rollout.responses import GeneratedTokens
+from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream, iter_with_fingerprints
+from mmrl.types import SamplingParams, UserError
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -54,33 +55,30 @@ def vllm_env_vars(*, cuda: bool) -> dict[str, str]:
     return {**_ENV_VARS, "TORCHDYNAMO_DISABLE": "1"}
 
 
-class VllmEngine:
-    """A vLLM engine in this process. There can be one only, since vLLM's process groups are global.
-
-    Its methods are those of `ServerEngine`, with the same meaning.
-    """
+class VllmEngine(RolloutEngine):
+    """A vLLM engine in this process. There can be one only, since vLLM's process groups are global."""
 
     def __init__(
         self,
         model: str,
-        processor: PromptProcessor,
         engine_args: Mapping[str, Any],
+        context: EngineContext,
         *,
-        cuda: bool,
         restarts: int,
-        warn: Callable[[str], None],
-        expert_layers: Sequence[int] = (),
+        takes_adapter: bool = False,
     ) -> None:
         """Start the engine. Random number generators and threads of this process stay as they are.
 
-        `model` is a folder or hub id. `cuda` says that the engine runs on a GPU, where it can sleep. `warn` is told of
-        each restart, of which there may be `restarts`. Routes are recorded in `expert_layers`, the numbers of layers.
+        `model` is a folder or hub id. `context.warn` is called at each of at most `restarts` restarts. With
+        `takes_adapter` the engine reads the adapter's files in place of new weights.
 
         Raises:
             UserError: vLLM is not installed, or refuses the model or the arguments.
             RuntimeError: this process has a vLLM engine already.
         """
-        for name, value in vllm_env_vars(cuda=cuda).items():
+        # On a CPU it cannot sleep.
+        self._can_sleep = torch.cuda.is_available()
+        for name, value in vllm_env_vars(cuda=self._can_sleep).items():
             os.environ.setdefault(name, value)
         try:
             from vllm.distributed.parallel_state import model_parallel_is_initialized
@@ -91,10 +89,11 @@ class VllmEngine:
             ) from error
         if model_parallel_is_initialized():
             raise RuntimeError("this process has a vLLM engine; one more would end its groups: start another process")
-        self._model, self._processor, self._engine_args = model, processor, engine_args
-        self._eos_id: int = processor.tokenizer.eos_token_id
-        self._can_sleep, self._restarts_left, self._warn = cuda, restarts, warn
-        self._expert_layers = expert_layers
+        self._model, self._engine_args, self._context = model, engine_args, context
+        self._eos_id: int = context.processor.tokenizer.eos_token_id
+        self._restarts_left, self._takes_adapter = restarts, takes_adapter
+        self._expert_layers = router_layers(context.policy.model) if context.record_routes else ()
+        self.max_model_len, self.returns_routes = context.max_model_len, bool(self._expert_layers)
         # The learner's process groups existed before; `close` must leave them alone.
         self._shares_process_groups = torch.distributed.is_initialized()
         self._asleep = False
@@ -102,7 +101,9 @@ class VllmEngine:
         self._reload_weights: Callable[[], None] = lambda: None
         self._llm = self._start()
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[GeneratedTokens]]:
+    def generate(
+        self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams, *, record_routes: bool = False
+    ) -> list[list[GeneratedTokens]]:
         """Return the continuations of each request, in order.
 
         Raises:
@@ -112,34 +113,38 @@ class VllmEngine:
         from mmrl.rollout.engines.vllm_inputs import build_engine_input
 
         self._wake_up()
-        inputs = [build_engine_input(request.rollout, self._processor) for request in requests]
+        inputs = [build_engine_input(request.rollout, self._context.processor) for request in requests]
+        layers = self._expert_layers if record_routes else ()
         while True:
             try:
-                return self._generate_once(requests, inputs)
+                return self._generate_once(requests, inputs, sampling_params, layers)
             except RuntimeError as failure:
                 if not self._restarts_left:
                     failure.add_note(
-                        "the rollout engine may not be started anew, or not again (rollout.vllm.max_restarts); the "
-                        "same command goes on from the last checkpoint"
+                        "the rollout engine may not be restarted, or not again (rollout.vllm.max_restarts); the "
+                        "same command resumes from the last checkpoint"
                     )
                     raise
                 reason = str(failure)
             # Not inside the handler: the exception's traceback would keep the old engine, and its memory, alive.
             self._restarts_left -= 1
-            self._warn(f"the rollout engine failed ({reason}); it is started anew, and asked again")
+            self._context.warn(f"the rollout engine failed ({reason}); it is restarted, and asked again")
             self.close()
             self._asleep, self._lora_request = False, None
             self._llm = self._start()
             self._reload_weights()
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Load the learner's tensors, by vLLM's own reloading; drop caches that old ones filled, and check arrival.
+        """Load the learner's tensors, by vLLM's own reloading, or the adapter's files; check that tensors arrived.
 
         Raises:
             UserError: they are another model's.
             RuntimeError: they did not arrive.
         """
         self._wake_up()
+        if self._takes_adapter:
+            self._load_adapter(export_adapter(self._context))
+            return
         check_same_model(weights, self._read_fingerprints())
         sent: dict[str, TensorFingerprint] = {}
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter_with_fingerprints(weights, sent)})
@@ -147,17 +152,6 @@ class VllmEngine:
         self._reset_caches()
         check_weights_arrived(sent, self._read_fingerprints())
         self._reload_weights = lambda: self.load_weights(weights)
-
-    def load_adapter(self, folder: Path) -> None:
-        """Use the adapter in `folder`, in place of the one before."""
-        from vllm.lora.request import LoRARequest
-
-        self._wake_up()
-        self._llm.llm_engine.add_lora(LoRARequest(_ADAPTER_NAME, 1, str(folder), load_inplace=True))
-        # Generation uses a request without `load_inplace`, with which vLLM would read the files again each time.
-        self._lora_request = LoRARequest(_ADAPTER_NAME, 1, str(folder))
-        self._reset_caches()
-        self._reload_weights = lambda: self.load_adapter(folder)
 
     def logits_dtypes(self) -> set[str]:
         """Return the dtypes that the workers compute logits in, such as `float32`."""
@@ -190,15 +184,30 @@ class VllmEngine:
                 raise UserError(f"rollout.engine: vLLM cannot run this model here: {error}") from error
         return llm
 
+    def _load_adapter(self, folder: Path) -> None:
+        """Use the adapter in `folder`, in place of the one before."""
+        from vllm.lora.request import LoRARequest
+
+        self._llm.llm_engine.add_lora(LoRARequest(_ADAPTER_NAME, 1, str(folder), load_inplace=True))
+        # Generation uses a request without `load_inplace`, with which vLLM would read the files again each time.
+        self._lora_request = LoRARequest(_ADAPTER_NAME, 1, str(folder))
+        self._reset_caches()
+        self._reload_weights = lambda: self._load_adapter(folder)
+
     def _generate_once(
-        self, requests: Sequence[GenerationRequest], inputs: Sequence[EngineInput]
+        self,
+        requests: Sequence[GenerationRequest],
+        inputs: Sequence[EngineInput],
+        sampling_params: SamplingParams,
+        expert_layers: Sequence[int],
     ) -> list[list[GeneratedTokens]]:
-        from vllm import SamplingParams
+        from vllm import SamplingParams as VllmSamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         engine = self._llm.llm_engine
         for number, (request, engine_input) in enumerate(zip(requests, inputs, strict=True)):
-            params = SamplingParams(**request.to_vllm_params(self._eos_id), output_kind=RequestOutputKind.FINAL_ONLY)
+            arguments = sampling_arguments(request, sampling_params, self._eos_id)
+            params = VllmSamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
             engine.add_request(str(number), engine_input, params, lora_request=self._lora_request)
         finished: dict[int, RequestOutput] = {}
         while engine.has_unfinished_requests():
@@ -207,21 +216,14 @@ class VllmEngine:
                     finished[int(request_output.request_id)] = request_output
         completions = []
         for number, (request, engine_input) in enumerate(zip(requests, inputs, strict=True)):
+            prompt = request.rollout.prompt
             # vLLM reports the prompt that it has read. If it had expanded or cut anything, the learner would train on
             # other tokens than these.
             if finished[number].prompt_token_ids != engine_input["prompt_token_ids"]:
-                sample_id = request.rollout.prompt.sample.id
-                raise RuntimeError(f"sample {sample_id}: the rollout engine read other tokens than it was given")
-            num_prompt_tokens = len(request.rollout.prompt.token_ids)
-            completions.append([self._parse(output, num_prompt_tokens) for output in finished[number].outputs])
+                raise RuntimeError(f"sample {prompt.sample.id}: the rollout engine read other tokens than it was given")
+            outputs = finished[number].outputs
+            completions.append([_read_output(output, len(prompt.token_ids), expert_layers) for output in outputs])
         return completions
-
-    def _parse(self, output: CompletionOutput, num_prompt_tokens: int) -> GeneratedTokens:
-        # For each place a dictionary by token id, in which the sampled token is the only one.
-        sampled = zip(output.token_ids, output.logprobs, strict=True)
-        logps = [logprobs[token_id].logprob for token_id, logprobs in sampled]
-        routes = read_vllm_routes(output.routed_experts, num_prompt_tokens, self._expert_layers)
-        return parse_completion(output.token_ids, logps, output.finish_reason, output.stop_reason, *routes)
 
     def _wake_up(self) -> None:
         if self._asleep:
@@ -238,6 +240,14 @@ class VllmEngine:
         from mmrl.rollout.engines.vllm_weight_transfer import parse_fingerprints
 
         return parse_fingerprints(self._llm.collective_rpc("fingerprints")[0])  # there is one worker
+
+
+def _read_output(output: CompletionOutput, num_prompt_tokens: int, expert_layers: Sequence[int]) -> GeneratedTokens:
+    # For each place a dictionary by token id, in which the sampled token is the only one.
+    sampled = zip(output.token_ids, output.logprobs, strict=True)
+    logps = [logprobs[token_id].logprob for token_id, logprobs in sampled]
+    routes = read_routes(output.routed_experts, num_prompt_tokens, expert_layers)
+    return parse_completion(output.token_ids, logps, output.finish_reason, output.stop_reason, *routes)
 
 
 @contextmanager

@@ -40,14 +40,15 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from mmrl.config.schema import VllmServerConfig
 from mmrl.distributed.launch import find_free_port
-from mmrl.rollout.engines.base import START_PROMPT, START_SAMPLING
+from mmrl.rollout.engines.vllm_requests import START_PROMPT, START_SAMPLING
 from mmrl.rollout.engines.vllm_weight_transfer import (
     KEY_VARIABLE,
     FileTrainerInitInfo,
     FingerprintedSource,
     parse_fingerprints,
 )
-from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream, check_same_model, check_weights_arrived
+from mmrl.rollout.engines.vllm_weights import check_same_model, check_weights_arrived
+from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream
 from mmrl.types import UserError
 
 ADAPTER_NAME = "policy"
@@ -130,7 +131,7 @@ class Replica:
                 break
             if self._process is not None and self._process.poll() is not None:
                 raise UserError(
-                    f"the rollout server {self.url} ended as it started; its last words:\n{self._log_tail()}"
+                    f"the rollout server {self.url} exited during startup. End of its log:\n{self._log_tail()}"
                 )
             time.sleep(_POLL_INTERVAL_S)
         else:
@@ -140,7 +141,7 @@ class Replica:
                 )
             raise UserError(
                 f"the rollout server {self.url} is not up within {timeout_s:g} s (rollout.server.startup_timeout_s); "
-                f"its last words:\n{self._log_tail()}"
+                f"end of its log:\n{self._log_tail()}"
             )
         if not self._command:
             return
@@ -149,7 +150,7 @@ class Replica:
             self.request_json("inference/v1/generate", request)
         except ReplicaError as failure:
             raise UserError(
-                f"rollout.engine: vLLM cannot run this model here: {failure}; its last words:\n{self._log_tail()}"
+                f"rollout.engine: vLLM cannot run this model here: {failure}; end of its log:\n{self._log_tail()}"
             ) from failure
 
     def restart(self, failure: ReplicaError) -> None:
@@ -159,7 +160,7 @@ class Replica:
             UserError: it does not belong to the run, or was restarted `max_restarts` times already.
         """
         if self._num_starts == 0 or self._num_starts > self._options.max_restarts:
-            hint = f"its last words:\n{self._log_tail()}" if self._command else f"if it is gone, {START_HINT}"
+            hint = f"end of its log:\n{self._log_tail()}" if self._command else f"if it is gone, {START_HINT}"
             raise UserError(f"the rollout server {self.url} failed: {failure}; {hint}") from failure
         self.stop()
         self._sender = None
@@ -191,7 +192,7 @@ class Replica:
         try:
             parsed: dict[str, Any] = json.loads(reply) if reply else {}
         except ValueError as error:
-            raise ReplicaError(f"{path} answers {reply[:200]!r}, which is no JSON") from error
+            raise ReplicaError(f"{path} answers {reply[:200]!r}, which is not JSON") from error
         return parsed
 
     def request(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> bytes:

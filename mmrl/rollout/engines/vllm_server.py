@@ -1,7 +1,7 @@
 """vLLM servers, one or several: token ids and encoded media go in, token ids and log-probabilities come out.
 
 A replica is one server with the whole model. One that does not answer within `rollout.server.timeout_s`, since it hangs
-or has died, is restarted, and its requests are divided anew among all replicas, with the same seeds.
+or has died, is restarted, and its requests are divided again among all replicas, with the same seeds.
 `mmrl.rollout.engines.vllm_replica` starts, restarts and ends the processes.
 """
 
@@ -24,16 +24,16 @@ from vllm.entrypoints.scale_out.token_in_token_out.mm_features import extract_mm
 
 from mmrl.config.schema import VllmServerConfig
 from mmrl.distributed.launch import find_free_port
-from mmrl.distributed.ranks import Ranks, SingleProcess
-from mmrl.policy.processor import PromptProcessor
-from mmrl.rollout.engines.base import GenerationRequest, parse_completion
+from mmrl.policy.expert_routing import router_layers
+from mmrl.rollout.engines.base import EngineContext, GenerationRequest, RolloutEngine
 from mmrl.rollout.engines.vllm_inputs import build_engine_input
 from mmrl.rollout.engines.vllm_replica import ADAPTER_NAME, START_HINT, Replica, ReplicaError
+from mmrl.rollout.engines.vllm_requests import parse_completion, read_routes, sampling_arguments
 from mmrl.rollout.engines.vllm_weight_transfer import BACKEND, RequireKey, register
+from mmrl.rollout.engines.vllm_weights import export_adapter
 from mmrl.rollout.responses import GeneratedTokens
-from mmrl.rollout.routes import read_vllm_routes
 from mmrl.rollout.weight_sync import ShardedWeightStream, WeightStream
-from mmrl.types import UserError
+from mmrl.types import SamplingParams, UserError
 
 # The module that `vllm serve` runs. The command itself does not start in the build for CPUs.
 _SERVE = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
@@ -42,37 +42,37 @@ _REQUESTS_PER_REPLICA = 64
 """Concurrent HTTP requests to a replica. It batches by itself; this only keeps its queue filled."""
 
 
-class ServerEngine:
+class ServerEngine(RolloutEngine):
     """Divides requests among replicas."""
 
     def __init__(
         self,
         replicas: Sequence[Replica],
-        processor: PromptProcessor,
+        context: EngineContext,
         *,
         workers_per_replica: int,
-        warn: Callable[[str], None],
-        keep_weights: bool = False,
-        ranks: Ranks | None = None,
-        expert_layers: Sequence[int] = (),
+        takes_adapter: bool = False,
     ) -> None:
         """Start the replicas that belong to the run, and wait until all of them answer.
 
-        `workers_per_replica` counts the processes of each replica that hold weights. `warn` is told of a replica that
-        had to be restarted. `keep_weights` keeps a copy of the weights in host memory, for a replica that is restarted
-        while the learner already updates them. `ranks` are all processes of the run, if several share the servers:
-        `load_weights` and `load_adapter` are then collective, and load through rank 0. Routes are recorded in
-        `expert_layers`, the numbers of layers.
+        `workers_per_replica` counts the processes of each replica that hold weights. With `takes_adapter` the replicas
+        read the adapter's files in place of new weights. If several ranks share the servers, `load_weights` is
+        collective and loads through rank 0. `context.warn` is called when a replica is restarted.
 
         Raises:
             UserError: a replica does not answer in time.
         """
         register()
-        self._replicas, self._processor, self._workers_per_replica = replicas, processor, workers_per_replica
-        self._warn, self._keep_weights, self._ranks = warn, keep_weights, ranks or SingleProcess()
-        self._eos_id: int = processor.tokenizer.eos_token_id
+        self._replicas, self._context, self._workers_per_replica = replicas, context, workers_per_replica
+        self._takes_adapter, self._ranks = takes_adapter, context.ranks
+        # A replica that is restarted while the learner already updates the weights is to get those that it had.
+        # Servers that several ranks share are never restarted, so no copy is kept for them.
+        self._keep_weights = context.concurrent and context.ranks.size == 1
+        self._eos_id: int = context.processor.tokenizer.eos_token_id
         self._reload_weights: Callable[[Replica], None] = lambda replica: None
-        self._expert_layers, self._closed = expert_layers, False
+        self._expert_layers = router_layers(context.policy.model) if context.record_routes else ()
+        self.max_model_len, self.returns_routes = context.max_model_len, bool(self._expert_layers)
+        self._closed = False
         try:
             # All of them start before any is waited for, so that they load their weights at the same time.
             for replica in replicas:
@@ -83,12 +83,15 @@ class ServerEngine:
             self.close()
             raise
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[GeneratedTokens]]:
+    def generate(
+        self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams, *, record_routes: bool = False
+    ) -> list[list[GeneratedTokens]]:
         """Return the continuations of each request, in order.
 
         Raises:
             UserError: a server refuses a request, or fails more often than it may be restarted.
         """
+        expert_layers = self._expert_layers if record_routes else ()
         answers: dict[int, list[GeneratedTokens]] = {}
         while len(answers) < len(requests):
             unanswered = sorted(set(range(len(requests))) - answers.keys())
@@ -98,8 +101,8 @@ class ServerEngine:
             with ThreadPoolExecutor(max_workers=_REQUESTS_PER_REPLICA * len(self._replicas)) as pool:
                 for place, number in enumerate(unanswered):
                     replica = self._replicas[place % len(self._replicas)]
-                    body = self._request_body(requests[number], replica)
-                    layout = (len(requests[number].rollout.prompt.token_ids), self._expert_layers)
+                    body = self._request_body(requests[number], sampling_params, replica)
+                    layout = (len(requests[number].rollout.prompt.token_ids), expert_layers)
                     sent[number] = (replica, pool.submit(_generate_on_replica, replica, body, *layout))
             for number, (replica, future) in sent.items():
                 try:
@@ -113,19 +116,19 @@ class ServerEngine:
         return [answers[number] for number in range(len(requests))]
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Send weights to all replicas, one after the other.
+        """Send weights, or the adapter's files, to all replicas, one after the other.
 
         Raises:
             UserError: they are another model's, or a replica fails more often than it may be restarted.
             RuntimeError: they did not arrive.
         """
+        if self._takes_adapter:
+            folder = export_adapter(self._context)
+            self._ranks.on_rank0(partial(self._send_to_all, methodcaller("load_adapter", folder)))
+            for replica in self._replicas:
+                replica.adapter_loaded = True  # on the other ranks, too: their requests name the adapter
+            return
         ShardedWeightStream(weights, self._ranks).load_on_rank0(self._load_weights_on_rank0)
-
-    def load_adapter(self, folder: Path) -> None:
-        """Have all replicas load the adapter in `folder`. Its files must stay until the next call."""
-        self._ranks.on_rank0(partial(self._send_to_all, methodcaller("load_adapter", folder)))
-        for replica in self._replicas:
-            replica.adapter_loaded = True  # on the other ranks, too: their requests name the adapter
 
     def logits_dtypes(self) -> set[str]:
         """Return the dtypes that the workers of all replicas compute logits in, such as `float32`.
@@ -142,9 +145,6 @@ class ServerEngine:
                     f"the rollout server {replica.url} does not say what type its logits have ({error!r}); {START_HINT}"
                 ) from error
         return found
-
-    def sleep(self) -> None:
-        """Do nothing: servers do not share the learner's device."""
 
     def close(self) -> None:
         """End the replicas that belong to the run. Requests that another thread is waiting for fail."""
@@ -169,14 +169,18 @@ class ServerEngine:
         """Restart a replica with the weights that it had last."""
         while True:  # `Replica.restart` raises once that was too often
             replica.restart(failure)
-            self._warn(f"the rollout server {replica.url} failed ({failure}); it was started again, and is asked again")
+            self._context.warn(
+                f"the rollout server {replica.url} failed ({failure}); it was started again, and is asked again"
+            )
             try:
                 return self._reload_weights(replica)
             except ReplicaError as next_failure:
                 failure = next_failure
 
-    def _request_body(self, request: GenerationRequest, replica: Replica) -> dict[str, Any]:
-        engine_input = build_engine_input(request.rollout, self._processor)
+    def _request_body(
+        self, request: GenerationRequest, sampling_params: SamplingParams, replica: Replica
+    ) -> dict[str, Any]:
+        engine_input = build_engine_input(request.rollout, self._context.processor)
         # The protocol of vLLM's server says where a medium begins and ends, and has no mask for tokens between its
         # placeholders, such as the times that the family qwen3_vl writes between the frames of a video.
         for ranges in engine_input.get("mm_placeholders", {}).values():
@@ -187,7 +191,7 @@ class ServerEngine:
                 )
         body: dict[str, Any] = {
             "token_ids": engine_input["prompt_token_ids"],
-            "sampling_params": request.to_vllm_params(self._eos_id),
+            "sampling_params": sampling_arguments(request, sampling_params, self._eos_id),
         }
         features = extract_mm_features(engine_input)
         if features:
@@ -255,7 +259,7 @@ class _HostWeightCopy(WeightStream):
     def __init__(self, weights: WeightStream) -> None:
         self._tensors: dict[str, tuple[torch.Tensor, torch.device]] = {}
         for name, tensor in weights:
-            # `copy=True`, since a policy on the CPU would hand out the very tensors that the learner goes on updating.
+            # `copy=True`, since a policy on the CPU would hand out the very tensors that the learner keeps updating.
             self._tensors[name] = (tensor.detach().to("cpu", copy=True), tensor.device)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -276,7 +280,7 @@ def _generate_on_replica(
             # A .npy file in base64, sent by a server that was started with --enable-return-routed-experts.
             encoded = choice.get("routed_experts")
             routed_TLK = None if encoded is None else np.load(io.BytesIO(base64.b64decode(encoded)))
-            routes = read_vllm_routes(routed_TLK, num_prompt_tokens, expert_layers)
+            routes = read_routes(routed_TLK, num_prompt_tokens, expert_layers)
             reasons = (choice["finish_reason"], choice["stop_reason"])
             completions.append(parse_completion(choice["token_ids"], logps, *reasons, *routes))
     except RuntimeError as error:

@@ -130,7 +130,7 @@ class FingerprintedSource(WeightSource):
     """A stream of weights as vLLM's senders read it, with the fingerprints of what was last sent."""
 
     weights: WeightStream
-    """Set anew for another transfer: a sender keeps the source that it was created with."""
+    """Replaced for another transfer: a sender keeps the source that it was created with."""
     fingerprints: dict[str, TensorFingerprint] = field(default_factory=dict)
 
     def metadata(self) -> list[ParamMeta]:

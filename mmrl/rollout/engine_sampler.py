@@ -1,0 +1,118 @@
+"""The sampler on top of any rollout engine: seeds, policy versions, length checks, and rollouts made of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+
+from mmrl.policy.processor import PromptProcessor
+from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
+from mmrl.rollout.responses import GeneratedTokens, append_generated, empty_rollout
+from mmrl.rollout.weight_sync import WeightStream
+from mmrl.types import Prompt, Rollout, SamplingParams, UserError
+from mmrl.utils.seeds import derive_seed
+
+
+@dataclass(slots=True)
+class WeightPublisher:
+    """Sends the policy's weights to an engine once for each version, however many samplers share the engine."""
+
+    engine: RolloutEngine
+    weights: WeightStream
+    published_version: int | None = None
+
+    def publish(self, version: int) -> None:
+        """Send the weights unless the engine has those of `version`.
+
+        Raises:
+            UserError: the engine runs another model.
+            RuntimeError: the weights did not arrive.
+        """
+        if version != self.published_version:
+            self.engine.load_weights(self.weights)
+            self.published_version = version
+
+
+@dataclass(slots=True)
+class EngineSampler:
+    """Samples with an engine that several samplers share, each with random numbers of its own."""
+
+    publisher: WeightPublisher
+    processor: PromptProcessor
+    _: KW_ONLY
+    seed_parts: Sequence[str | int]
+    """Parts that all random seeds derive from, such as the run's seed and the stage's name; unlike other samplers'."""
+    version: int = 0
+    """Policy version that segments carry."""
+    record_routes: bool = False
+    """True if rollouts carry the experts that their tokens were sent to."""
+
+    def sync(self, version: int) -> None:
+        """Send the learner's weights to the engine and stamp further segments with `version`."""
+        self.publisher.publish(version)
+        self.version = version
+
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling_params: SamplingParams, *, step: int
+    ) -> list[list[Rollout]]:
+        """Return `group_size` rollouts for each prompt, in order.
+
+        Raises:
+            UserError: a prompt and the longest response exceed the engine's limit.
+        """
+        requests = []
+        for prompt in prompts:
+            seed_parts = (*self.seed_parts, step, prompt.sample.id)
+            request = GenerationRequest(
+                rollout=empty_rollout(prompt, 0, sampling_params),
+                seed=derive_seed(*seed_parts),
+                sample_seeds=tuple(derive_seed(*seed_parts, index) for index in range(group_size)),
+            )
+            requests.append(request)
+        groups = []
+        for prompt, continuations in zip(prompts, self._generate(requests, sampling_params), strict=True):
+            group = []
+            for index, generated in enumerate(continuations):
+                empty = empty_rollout(prompt, index, sampling_params)
+                # Siblings share the routes of their prompt, which is trained on once for all of them.
+                shared = generated._replace(prompt_routes=continuations[0].prompt_routes)
+                group.append(append_generated(empty, shared, sampling_params, self.version, self.processor))
+            groups.append(group)
+        return groups
+
+    def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> list[Rollout]:
+        """Continue each rollout after its last token, with one more segment by POLICY.
+
+        Raises:
+            UserError: a rollout and `max_new_tokens` more exceed the engine's limit.
+        """
+        requests = []
+        for rollout in rollouts:
+            seed_parts = (*self.seed_parts, step, rollout.prompt.sample.id, rollout.index)
+            # The number of segments is part of the seed, so that a rollout that is continued twice draws new numbers.
+            seed = derive_seed(*seed_parts, len(rollout.segments))
+            sample_seed = seed if rollout.segments else derive_seed(*seed_parts)
+            requests.append(GenerationRequest(rollout=rollout, seed=seed, sample_seeds=(sample_seed,)))
+        extended = []
+        for rollout, (generated,) in zip(rollouts, self._generate(requests, sampling_params), strict=True):
+            extended.append(append_generated(rollout, generated, sampling_params, self.version, self.processor))
+        return extended
+
+    def _generate(
+        self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams
+    ) -> Sequence[Sequence[GeneratedTokens]]:
+        engine = self.publisher.engine
+        if engine.max_model_len is not None:
+            # Checked here, where the sample is still known by name.
+            for request in requests:
+                _check_length(request.rollout, sampling_params.max_new_tokens, engine.max_model_len)
+        return engine.generate(requests, sampling_params, record_routes=self.record_routes)
+
+
+def _check_length(rollout: Rollout, max_new_tokens: int, max_model_len: int) -> None:
+    length = len(rollout.prompt.token_ids) + rollout.num_tokens
+    if length + max_new_tokens > max_model_len:
+        raise UserError(
+            f"sample {rollout.prompt.sample.id}: {length} tokens, and {max_new_tokens} more, are beyond the "
+            f"{max_model_len} that the rollout engine takes"
+        )
