@@ -65,12 +65,14 @@ def _explain(kind: str, given: Any, error: ErrorDetails, place: _ErrorPlace) -> 
             description = _describe_key(place.owner, place.path[-1])
             text = f"missing; {description or f'write one of {_join_choices(get_args(place.expected))}'}"
         case "extra_forbidden":
-            text = f"unknown key; {_suggest_key(place.owner, place.path)}"
+            removed = _find_removed(place.owner, str(place.path[-1]))
+            text = removed or f"unknown key; {_suggest_key(place.owner, place.path)}"
         case "literal_error":
             choices = _allowed_values(place.expected)
             close = get_close_matches(str(given), list(map(str, choices)), n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            text = f"must be {_join_choices(choices)}, got {_describe_value(given)}{hint}"
+            removed = _find_removed(place.owner, f"{place.path[-1]}={given}")
+            text = removed or f"must be {_join_choices(choices)}, got {_describe_value(given)}{hint}"
         case "value_error":
             text = str(error["ctx"]["error"])
         case "too_short":
@@ -181,6 +183,15 @@ def read_synonyms() -> dict[str, Any]:
     # Read on the first unknown key, since a config without mistakes does not need it.
     tables: dict[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("synonyms.yaml"))
     return tables
+
+
+def _find_removed(owner: object, key: str) -> str:
+    """Return a sentence about a key, or about a `key=value`, that is gone; empty for any other."""
+    for section in getattr(owner, "__mro__", ()):
+        sentences = read_synonyms()["removed"].get(section.__name__, {})
+        if key in sentences:
+            return f"this {'value' if '=' in key else 'key'} is gone; {sentences[key]}"
+    return ""
 
 
 def _find_synonym(section: type[BaseModel], path: KeyPath) -> str | None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Event, Thread
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mmrl.utils.control_chars import escape_controls
 
@@ -26,6 +26,11 @@ _CHECK_INTERVAL_S = 0.1
 _READ_BYTES = 2**20
 _MAX_KILL_ROUNDS = 100
 _KIB, _MIB = 2**10, 2**20
+
+STARTUP_TIMEOUT_S: Final = 300.0
+"""Seconds without a report after which loading counts as hung. A file of the user's may load a model."""
+MAX_OUTPUT_KIB: Final = 256
+"""Text that is shown of what all workers of a server print in a run."""
 
 
 class WorkerLimits(NamedTuple):
@@ -35,7 +40,7 @@ class WorkerLimits(NamedTuple):
     call_timeout_s: float | None = None  # seconds of a call that is submitted without a deadline of its own
     memory_mib: int | None = None  # memory held at any time
     processes: int | None = None  # processes at any time, the worker included
-    output_kib: int | None = None  # output that is shown, of all workers of a server; the rest is read and dropped
+    reads_output: bool = False  # show up to MAX_OUTPUT_KIB of what all workers of a server print, and drop the rest
 
 
 class WorkerWatch:
@@ -76,16 +81,13 @@ class WorkerWatch:
 
     def _show_output(self, content: bytes) -> None:
         """Write to standard error what the limit leaves, without control characters; count the rest."""
-        shown = content
-        limit_kib = self._limits.output_kib
-        if limit_kib is not None:
-            shown = content[: limit_kib * _KIB - self._shown_bytes]
+        shown = content[: MAX_OUTPUT_KIB * _KIB - self._shown_bytes]
         self._shown_bytes += len(shown)
         text = escape_controls(self._decoder.decode(shown))
         if len(shown) < len(content) and not self._dropped_bytes:
             text += (
-                f"\nwarning: worker processes have printed more than {limit_kib} KiB; the rest is counted, and not "
-                "shown (worker_limits.output_kib)\n"
+                f"\nwarning: worker processes have printed more than {MAX_OUTPUT_KIB} KiB; the rest is counted, and "
+                "not shown\n"
             )
         self._dropped_bytes += len(content) - len(shown)
         # The terminal may be gone.

@@ -217,23 +217,23 @@ def test_explain_follows_the_options(tmp_path):
     overrides = [
         "stages.rl.advantage={scale: none}",
         "stages.rl.sampling.top_k=5",
-        "stages.rl.validation={stop_at_mean_reward: 0.7, stop_at_task_reward: 0.2}",
+        "stages.rl.validation={stop_at_mean_reward: 0.7}",
         "data.validation=[{fn: a:b}]",
         "stages.cold.optimizer={lr_schedule: cosine, warmup_steps: 3, lr: 1e-3, final_lr_frac: 0.1}",
         "rewards.terms.0.when={task: [count], level: [hard, harder]}",
         "rewards.terms.0.requires=form",
-        "rewards.terms.0.transform={clip: [0, 0.9], power: 2, rescale_to: [-1, 1]}",
+        "rewards.terms.0.transform={clip: [0, 0.9], rescale_to: [-1, 1]}",
         "rewards.terms.0.schedule={points: [[0, 1], [50, 0.5]]}",
     ]
     words = explain(load_config(write(tmp_path, SMALL), overrides))
     assert "A_i = R_i - mean(R), over the 8 rollouts of one prompt; nothing scales it" in words
     assert "no top-p, top-k 5" in words
     assert "no reference model is kept" in words
-    assert "once the validation reward reaches 0.7 and every task's reaches 0.2 (measured every 50 steps)" in words
+    assert "once the validation reward reaches 0.7 (measured every 50 steps)" in words
     assert "lr 0.001, rising over 3 steps, then cosine to 0.0001" in words
     assert (
         "+1 · exact (mmrl_rewards.number:exact, only where task is count, only where level is hard or harder, "
-        "0 unless form > 0, clipped to [0, 0.9], to the power of 2, stretched to [-1, 1], "
+        "0 unless form > 0, clipped to [0, 0.9], stretched to [-1, 1], "
         "its weight times 1 at step 0, 0.5 at step 50, linear between)"
     ) in words
     assert "a response that cannot be scored: skip; a reward that raises: stop" in words

@@ -49,16 +49,11 @@ def rethink(**options):
             rollout_steps(FIRST, "{kind: continue_with}"),
             "stages.1.rollout_steps.1.kind: must be 'generate', 'rethink', 'tools'",
         ),
-        (
-            rollout_steps(FIRST, rethink(accuracy_range="[0.6, 0.2]")),
-            "stages.1.rollout_steps.1: accuracy_range [0.6, 0.2] is empty",
-        ),
         (rollout_steps(FIRST, rethink(min_new_tokens=600)), "min_new_tokens 600 is more than max_new_tokens 512"),
         (
             rollout_steps(FIRST, rethink(triggers="[{text: a, only: correct}]")),
             "no trigger is for incorrect first responses",
         ),
-        (rollout_steps(FIRST, rethink(keep="improved", only="correct")), "`keep: improved` drops every continuation"),
         (
             rollout_steps(FIRST, rethink(min_free_tokens=512)),
             "leave 512 of sampling.max_new_tokens=512 free, which none does",
@@ -75,7 +70,6 @@ def rethink(**options):
             rollout_steps(FIRST, rethink(keep="correct"), key="evaluation.rollout_steps"),
             "has `keep`, by which evaluation would",
         ),
-        (rollout_steps(FIRST, rethink(mode="add"), key="evaluation.rollout_steps"), "evaluation has one response"),
         (
             "stages.rl={kind: rl, name: rl, steps: 1, async_rollouts: true, "
             "rollout_steps: [{kind: generate, partial_rollout_tokens: 8}]}",

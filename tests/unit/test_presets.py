@@ -87,7 +87,6 @@ PARTIAL = "rollout_steps=[{kind: generate, partial_rollout_tokens: 8}]"
         (["algorithm=gspo", CARRY, "loss.rollout_correction.method=tis"], ["dynamic_sampling.extra"]),
         ([NARROW], ["loss.old_logprobs"]),
         ([NARROW, "replay={}"], ["loss.old_logprobs", "replay.old_logprobs"]),
-        ([NARROW, "loss.importance_ratio_level=sequence_token"], ["loss.old_logprobs"]),
         ([NARROW, "loss.importance_ratio_level=token"], []),
         ([NARROW, "loss.clip_low=0.01", "loss.clip_high=0.01"], []),
         ([NARROW, "loss.clip_low=0.01"], ["loss.old_logprobs"]),
@@ -153,10 +152,6 @@ def test_explain_writes_the_formula_of_every_bundle(tmp_path, name):
     ("override", "formulas"),
     [
         ("loss.dual_clip=3", ["where A < 0 the ratio counts 3 at most"]),
-        (
-            "loss={importance_ratio_level: sequence_token}",
-            ["r_t = geometric mean over the response of π / π_old, with the gradient of"],
-        ),
         (
             "loss={old_logprobs: recomputed, rollout_correction: {method: tis}}",
             ["Σ_t w_t min(", "w_t = π_old(y_t) / π_sampler(y_t), at most 2"],
@@ -256,8 +251,8 @@ def test_replay_made_in_code_says_what_its_preset_stands_for():
             ["up to 64 a step, from the last 64", "of any age", "the step's own are drawn"],
         ),
         (
-            "replay={priority_exponent: 0.5, positive_advantage_weight: 2}",
-            ["p ∝ |A_i|^0.5, times 2 where A_i > 0, each at most once a step"],
+            "replay={priority_exponent: 0.5}",
+            ["p ∝ |A_i|^0.5, each at most once a step"],
         ),
         (
             "replay={fill: fraction, target_fraction: 0.25}",

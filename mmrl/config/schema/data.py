@@ -64,10 +64,6 @@ class MediaLimitsConfig(StrictModel):
     """An image file of more bytes is refused."""
     max_pixels: PositiveInt = 100_000_000
     """An image or frame whose width times height is more pixels is refused."""
-    max_aspect_ratio: Annotated[int, Field(ge=1, le=200)] = 200  # MAX_RATIO of qwen-vl-utils
-    """An image whose longer side over its shorter side is more is refused: beyond 200 the models' resize rules fail."""
-    max_decompression_ratio: PositiveInt = 2000
-    """An image file with more bytes of pixels per byte of file is refused as a decompression bomb."""
     max_video_bytes: NumBytes = 2_000_000_000
     """A video file of more bytes is refused."""
     max_video_frames: PositiveInt = 500_000

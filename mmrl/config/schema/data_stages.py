@@ -46,12 +46,12 @@ class SampleStage(StrictModel):
     sampling: SamplingConfig = SamplingConfig()
     """Parameters that tokens are sampled with."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
-    """Steps from a prompt to its rollouts: generate, and perhaps rethink with `mode: replace`."""
+    """Steps from a prompt to its rollouts: generate, and perhaps rethink."""
 
     @field_validator("rollout_steps")
     @classmethod
     def _check_plain_responses(cls, steps: RolloutStepConfigs) -> RolloutStepConfigs:
-        check_plain_generation(steps, "a sample stage", "writes `group_size` rollouts")
+        check_plain_generation(steps, "a sample stage")
         for step in steps:
             # A written rollout is one text; which tokens are the policy's own is not in it.
             if isinstance(step, ToolsConfig):

@@ -97,10 +97,6 @@ class RethinkConfig(StrictModel):
     """Reward terms that decide whether a response is correct: all that apply to its sample must reach `threshold`."""
     threshold: Number = 1.0
     """Each of these terms must reach this value for a response to be correct."""
-    only: Literal["any", "correct", "incorrect"] = "any"
-    """First responses that may be continued."""
-    accuracy_range: tuple[Fraction, Fraction] = (0.0, 1.0)
-    """Groups take part whose share of correct first responses lies between these two, ends included."""
     min_free_tokens: NonNegativeInt = 0
     """Tokens of `sampling.max_new_tokens` that a first response must have left over to be continued."""
     fraction: PositiveFraction = 1.0
@@ -119,37 +115,26 @@ class RethinkConfig(StrictModel):
     """Tokens that may follow the trigger."""
     min_new_tokens: NonNegativeInt = 0
     """A continuation of fewer tokens is dropped, and its first response stays."""
-    keep: Literal["all", "correct", "improved"] = "all"
-    """Continuations that count: all; those that end correct; or those that turn incorrect into correct. Dropping the
-    others makes a group look better than the policy is."""
+    keep: Literal["all", "correct"] = "all"
+    """Continuations that count: all, or those that end correct. Dropping the others makes a group look better than the
+    policy is."""
     max_kept_per_group: PositiveInt | None = None
     """At most this many continuations of a group count; the others are dropped."""
-    mode: Literal["replace", "add"] = "replace"
-    """A continuation replaces its first response, or joins the group beside it."""
 
     @model_validator(mode="after")
     def _check_options(self) -> RethinkConfig:
-        low, high = self.accuracy_range
-        if low > high:
-            raise ValueError(f"accuracy_range [{low:g}, {high:g}] is empty; write the lower end first")
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}")
         # Each first response that may be continued needs a trigger that is meant for it.
-        for verdict in ("correct", "incorrect") if self.only == "any" else (self.only,):
+        for verdict in ("correct", "incorrect"):
             if not any(trigger.only in ("any", verdict) for trigger in self.triggers):
-                raise ValueError(f"no trigger is for {verdict} first responses; add one, or set `only`")
-        if self.keep == "improved" and self.only == "correct":
-            raise ValueError("`keep: improved` drops every continuation where `only` is correct")
+                raise ValueError(f"no trigger is for {verdict} first responses; add one")
         check_preset_applied(f"preset {self.preset!r}", RETHINK_PRESETS[self.preset], self.model_fields_set)
         return self
 
     @property
     def correctness_dependent_key(self) -> str:
         """The first key that makes this step depend on whether a first response is correct; empty if none does."""
-        if self.only != "any":
-            return "only"
-        if self.accuracy_range != (0.0, 1.0):
-            return "accuracy_range"
         if self._has_verdict_triggers:
             return "triggers"
         return "keep" if self.keep != "all" else ""
@@ -172,14 +157,9 @@ class RethinkConfig(StrictModel):
 
     def _describe_attempts(self, temperature: float) -> str:
         text = f"{self.name}: {'all' if self.fraction == 1.0 else f'{self.fraction:.0%}'} of the responses"
-        if self.only != "any":
-            text += f" that are {self.only} and"
         text += " that end themselves"
         if self.min_free_tokens:
             text += f" and leave {self.min_free_tokens} tokens free"
-        low, high = self.accuracy_range
-        if (low, high) != (0.0, 1.0):
-            text += f", of groups with {low:g} to {high:g} correct"
         if self.max_attempts_per_group is not None:
             text += f", at most {self.max_attempts_per_group} of a group"
         behind = "a forced trigger" if len(self.triggers) == 1 else f"one of {len(self.triggers)} forced triggers"
@@ -196,14 +176,11 @@ class RethinkConfig(StrictModel):
                 kept = "every continuation counts"
             case "correct":
                 kept = "those that end correct count"
-            case "improved":
-                kept = "those that turn incorrect into correct count"
         if self.max_kept_per_group is not None:
             kept += f", at most {self.max_kept_per_group} of a group"
         if self.min_new_tokens:
             kept += f", not those of fewer than {self.min_new_tokens} tokens"
-        place = "in place of its first response" if self.mode == "replace" else "beside its first response"
-        return f"{kept}, {place}; correct is {' and '.join(self.correct)} >= {self.threshold:g}"
+        return f"{kept}, in place of its first response; correct is {' and '.join(self.correct)} >= {self.threshold:g}"
 
 
 class ToolConfig(StrictModel):
@@ -254,8 +231,6 @@ class ToolsConfig(StrictModel):
     """Seconds a call may take before its process is killed."""
     workers: NumParallel = 1
     """Processes that run tools."""
-    startup_timeout_s: Seconds = 300.0  # a tool's file may load a model
-    """Seconds the tools may take to load in a worker before it has failed, which ends the run."""
     worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
     """Limits of the workers that run tools."""
     on_error: Literal["feedback", "stop"] = "feedback"
@@ -424,18 +399,13 @@ def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
     return steps
 
 
-def check_plain_generation(steps: RolloutStepConfigs, owner: str, limit: str) -> None:
-    """Raise ValueError for partial rollouts, probes and added rollouts, which `owner` ("evaluation") has no use for.
-
-    `limit` ends the message about added rollouts: "writes `group_size` rollouts".
-    """
+def check_plain_generation(steps: RolloutStepConfigs, owner: str) -> None:
+    """Raise ValueError for partial rollouts and probes, which `owner` ("evaluation") has no use for."""
     for step in steps:
         if isinstance(step, GenerateConfig) and step.partial_rollout_tokens is not None:
             raise ValueError(f"{owner} completes every response: leave out `partial_rollout_tokens`")
         if isinstance(step, BlindProbeConfig):
             raise ValueError(f"a probe measures a step of training; {owner} has none")
-        if isinstance(step, RethinkConfig) and step.mode == "add":
-            raise ValueError(f"step {step.name!r} has `mode: add`, but {owner} {limit}")
 
 
 def check_free_tokens(steps: RolloutStepConfigs, max_new_tokens: int) -> None:

@@ -95,8 +95,6 @@ class ReplayConfig(StrictModel):
     step."""
     priority_exponent: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
     """A rollout is drawn in proportion to |A| to this power; 0 draws uniformly."""
-    positive_advantage_weight: PositiveFloat = 1.0
-    """The probability of rollouts with A > 0 is multiplied by this."""
     fill: Literal["size", "fraction"] = "size"
     """`size` replays what is missing from `target_fraction` of a full step; `fraction` makes replayed rollouts
     `target_fraction` of all that are trained on."""
@@ -133,8 +131,6 @@ class ReplayConfig(StrictModel):
         if self.max_staleness is not None:
             age = f"at most {pluralize(self.max_staleness, 'version')} of the policy old"
         probability = f"p ∝ |A_i|^{self.priority_exponent:g}"
-        if self.positive_advantage_weight != 1.0:
-            probability += f", times {self.positive_advantage_weight:g} where A_i > 0"
         repeats = "each at most once a step" if self.without_replacement else "with replacement"
         old = "as recorded when they were sampled" if self.old_logprobs == "recorded" else "computed by the learner"
         lines = [
@@ -150,40 +146,19 @@ class ReplayConfig(StrictModel):
 
 
 class HealthConfig(StrictModel):
-    """Thresholds of warnings about means over the last `window` steps, and about single tokens; null switches one off.
+    """Thresholds of warnings about means over the last `window` steps; null switches one off.
 
     A warning is printed with advice when its threshold is first crossed, and not again while it stays crossed. None
-    ends a run; `max_steps_without_signal` and `max_nonfinite_steps` do.
+    ends a run; `max_steps_without_signal` and `max_nonfinite_steps` do. Other thresholds are constants of
+    `mmrl/training/health.py`; these depend on the model's dtype and on `replay`.
     """
 
     window: PositiveInt = 20
     """Steps that are averaged; no warning about a mean comes before there are so many."""
-    min_nonzero_advantage_frac: Fraction | None = 0.1
-    """Warn below this share of groups with a nonzero advantage."""
-    max_truncated_frac: Fraction | None = 0.5
-    """Warn above this share of rollouts cut at max_new_tokens."""
-    max_duplicate_frac: Fraction | None = 0.95
-    """Warn above this share of rollouts whose text repeats another of their group."""
-    min_entropy: PositiveFloat | None = 0.005
-    """Warn below this entropy of the policy, in nats per token."""
-    max_reference_kl: PositiveFloat | None = 1.0
-    """Warn above this KL divergence from the reference, in nats per token."""
-    max_importance_ratio: PositiveFloat | None = 20.0
-    """Warn above this ratio of new to old probability of a token in a step."""
     max_logprob_diff: PositiveFloat | None = 0.05
     """Warn above this mean |log-probability of the rollout engine - learner| of a fresh token before the update, in
     nats."""
     max_stale_logprob_diff: PositiveFloat | None = 0.2
     """The same of a token that the policy version before sampled, which one step's learning changes too."""
-    max_token_ratio: PositiveFloat | None = 1000.0  # e^6.9
-    """Warn at once above this ratio of new to old probability of a single token."""
-    max_token_logprob_diff: PositiveFloat | None = 5.0  # rounding in bfloat16 reaches 0.35
-    """Warn at once above this |log-probability of the rollout engine - learner| of a single token, in nats."""
     max_replay_staleness: PositiveFloat | None = 20.0
     """Warn above this age of the oldest rollout that a step replays, in policy versions."""
-    max_failed_tool_call_frac: Fraction | None = 0.2
-    """Warn above this share of tool calls that raise or exceed their deadline."""
-    max_reward_term_drop: PositiveFloat | None = 0.1
-    """Warn when a reward term's mean falls this far below that of the first window, while the total rises."""
-    min_blind_gap: Number | None = 0.02
-    """Warn when hiding the media costs no reward term more than this, by the mean with media minus the mean without."""

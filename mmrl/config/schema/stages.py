@@ -139,24 +139,13 @@ class ValidationConfig(StrictModel):
     """An evaluation follows every so many steps."""
     stop_at_mean_reward: Number | None = None
     """Mean reward, averaged over tasks, that ends the stage."""
-    stop_at_task_reward: Number | None = None
-    """To end it, every task's reward must also reach this."""
-
-    @model_validator(mode="after")
-    def _check_task_reward(self) -> ValidationConfig:
-        if self.stop_at_task_reward is not None and self.stop_at_mean_reward is None:
-            raise ValueError("`stop_at_task_reward` adds a condition to `stop_at_mean_reward`: set that too")
-        return self
 
     def describe_early_end(self) -> str:
         """Return the condition that ends the stage, empty if there is none."""
         if self.stop_at_mean_reward is None:
             return ""
-        tasks = ""
-        if self.stop_at_task_reward is not None:
-            tasks = f" and every task's reaches {self.stop_at_task_reward:g}"
         return (
-            f"once the validation reward reaches {self.stop_at_mean_reward:g}{tasks} "
+            f"once the validation reward reaches {self.stop_at_mean_reward:g} "
             f"(measured every {pluralize(self.every, 'step')})"
         )
 
