@@ -26,6 +26,7 @@ from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Sample, UserError
+from mmrl.utils.messages import first_lines
 from mmrl.utils.seeds import derive_seed
 
 _MAX_LISTED: Final = 5  # missing questions that a message names
@@ -155,9 +156,7 @@ def check_missing(
         warn(f"{questions.num_unscorable} of {num_rows} rows are left out: no rule scores them")
     if not missing:
         return
-    lines = [f"  {id}: {reason}" for id, reason in [*missing.items()][:_MAX_LISTED]]
-    if len(missing) > _MAX_LISTED:
-        lines.append(f"  and {len(missing) - _MAX_LISTED} more")
+    lines = first_lines([f"{id}: {reason}" for id, reason in missing.items()], _MAX_LISTED)
     head = f"{len(missing)} of {num_questions} questions cannot be asked"
     if not allowed or len(missing) == num_questions:
         raise UserError("\n".join([f"{head}:", *lines, f"repair them, or count them as incorrect with {remedy}"]))

@@ -22,6 +22,7 @@ from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, read_fla
 from mmrl.types import UserError
 from mmrl.utils.environment import LIBRARIES, installed_version
 from mmrl.utils.files import remove_leftovers, replace_nonfinite, report_write_errors, temporary_path, write_atomically
+from mmrl.utils.messages import first_lines
 
 EXPORTED_CONFIG_FILE = "mmrl.yaml"
 """File of an exported folder with the config of its run, so that `mmrl eval` prompts and parses as training did."""
@@ -268,9 +269,7 @@ def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
     else:
         head = f"{path} holds the run of another config; these settings differ"
     lines = [f"{head} (there -> here):"]
-    lines += [f"  {change}" for change in refused[:_MAX_CHANGES_SHOWN]]
-    if len(refused) > _MAX_CHANGES_SHOWN:
-        lines.append(f"  and {len(refused) - _MAX_CHANGES_SHOWN} more")
+    lines += first_lines(list(map(str, refused)), _MAX_CHANGES_SHOWN)
     remedy = "choose another directory with run.dir=... or --run-dir, or delete this one"
     lines.append(f"set them back, or {_describe_new_run(path)}" if is_length else f"set them back, {remedy}")
     raise UserError("\n".join(lines))

@@ -7,9 +7,7 @@ pool reads /proc ten times a second, which Linux alone has: elsewhere only the o
 
 from __future__ import annotations
 
-import glob
 import os
-import signal
 import sys
 import time
 from codecs import getincrementaldecoder
@@ -21,10 +19,10 @@ from threading import Event, Thread
 from typing import Final, NamedTuple
 
 from mmrl.utils.control_chars import escape_controls
+from mmrl.utils.processes import kill_processes, list_tree
 
 _CHECK_INTERVAL_S = 0.1
 _READ_BYTES = 2**20
-_MAX_KILL_ROUNDS = 100
 _KIB, _MIB = 2**10, 2**20
 
 STARTUP_TIMEOUT_S: Final = 300.0
@@ -128,46 +126,6 @@ class WorkerWatch:
         if exact_kib * _KIB > memory_mib * _MIB:
             return f"held more than {memory_mib} MiB of memory (worker_limits.memory_mib)"
         return None
-
-
-def list_tree(pid: int) -> list[int]:
-    """Return a process and its living descendants, parents before their children."""
-    tree = [pid]
-    # The list grows while it is read.
-    for parent in tree:
-        # Each thread has children of its own.
-        for path in glob.glob(f"/proc/{parent}/task/*/children"):
-            with suppress(OSError):
-                tree += map(int, Path(path).read_text().split())
-    return tree
-
-
-def kill_processes(pids: Sequence[int]) -> None:
-    """Kill processes with their groups. A group is killed at once, so none of it can fork ahead of the signal."""
-    own_group = os.getpgrp()
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            group = os.getpgid(pid)
-            if group == pid and group != own_group:
-                os.killpg(group, signal.SIGKILL)
-            os.kill(pid, signal.SIGKILL)
-
-
-def kill_orphans(kept: set[int]) -> None:
-    """Kill all children of this process but those `kept`, with their descendants, and wait for them.
-
-    It is for a process that inherits orphans: those that a killed worker has left.
-    """
-    for _ in range(_MAX_KILL_ROUNDS):
-        orphans = []
-        for path in glob.glob("/proc/self/task/*/children"):
-            orphans += [pid for pid in map(int, Path(path).read_text().split()) if pid not in kept]
-        if not orphans:
-            return
-        for orphan in orphans:
-            kill_processes(list_tree(orphan))
-            with suppress(ChildProcessError):
-                os.waitpid(orphan, 0)
 
 
 def _read(pid: int, name: str) -> str:

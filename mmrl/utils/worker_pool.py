@@ -29,7 +29,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from mmrl.types import UserError
 from mmrl.utils.error_catcher import ErrorCatcher
-from mmrl.utils.worker_limits import WorkerLimits, WorkerWatch, kill_processes, list_tree
+from mmrl.utils.processes import kill_processes, list_tree
+from mmrl.utils.worker_limits import WorkerLimits, WorkerWatch
 from mmrl.utils.worker_server import MessageSocket, ReportActivity, ServerSetup, WorkerSetup
 
 PayloadT = TypeVar("PayloadT")

@@ -19,7 +19,7 @@ from waiting import wait_for
 from mmrl.config.schema import ScoringConfig, WorkerLimitsConfig
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, RewardProcessError, registry
 from mmrl.types import AnswerType, RewardErrorKind, Sample, Target, UserError
-from mmrl.utils.worker_limits import list_tree
+from mmrl.utils.processes import list_tree
 from mmrl.utils.worker_pool import STOP_REQUESTED
 from mmrl_rewards.contract import reward
 
