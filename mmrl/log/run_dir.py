@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ from typing import Any, Final
 import mmrl
 from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, read_flat_settings
 from mmrl.types import UserError
+from mmrl.utils.digests import text_digest
 from mmrl.utils.environment import LIBRARIES, installed_version
 from mmrl.utils.files import remove_leftovers, replace_nonfinite, report_write_errors, temporary_path, write_atomically
 from mmrl.utils.messages import first_lines
@@ -211,7 +211,7 @@ class RunDir:
             "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
             "cpus": os.cpu_count(),
             "created": noticed,
-            "config_sha256": hashlib.sha256(dump_yaml(config).encode()).hexdigest(),
+            "config_sha256": text_digest(dump_yaml(config)),
             "data": dict(data),
             "data_changes": changes,
         }

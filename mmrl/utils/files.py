@@ -1,15 +1,13 @@
-"""Files: reading inside allowed folders, atomic writing, digests, and JSON that every parser accepts."""
+"""Files: reading inside allowed folders, atomic writing, and JSON that every parser accepts."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,19 +56,6 @@ def list_frames(folder: Path, roots: Sequence[Path]) -> list[Path]:
     return sorted(frames, key=_natural_sort_key)
 
 
-def compute_frames_digest(frames: Mapping[str, str]) -> str:
-    """Return the digest of a folder of frames: the sha256 over name and sha256 of each frame, in order."""
-    lines = [f"{sha256} {name}\n" for name, sha256 in frames.items()]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def compute_sha256(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hexadecimal. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
 def report_write_errors(path: Path) -> Iterator[None]:
     """Turn an OSError inside this block (full disk, no permission) into a UserError that names `path`."""
     try:

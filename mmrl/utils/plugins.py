@@ -6,7 +6,6 @@ exception stays its `__cause__`. `describe_plugin_error` says the same of what i
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -22,6 +21,7 @@ from types import FrameType, ModuleType
 from typing import Any, Final, NoReturn
 
 from mmrl.types import FunctionCall, UserError
+from mmrl.utils.digests import text_digest
 from mmrl.utils.messages import did_you_mean
 from mmrl.utils.plugin_args import check_positional_parameters, read_plugin_options, validate_args
 
@@ -134,7 +134,7 @@ def _import_file(path: Path, name: str) -> ModuleType:
         raise UserError(f"{name!r}: there is no file {path}")
     # Two files of one name must not collide, so the name holds a digest of the path. It has to be in `sys.modules`,
     # or nothing that the file defines could be pickled for a worker process.
-    module_name = f"mmrl_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    module_name = f"mmrl_plugin_{path.stem}_{text_digest(str(path))[:8]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
