@@ -56,6 +56,7 @@ def list_frames(folder: Path, roots: Sequence[Path]) -> list[Path]:
     return sorted(frames, key=_natural_sort_key)
 
 
+@contextmanager
 def report_write_errors(path: Path) -> Iterator[None]:
     """Turn an OSError inside this block (full disk, no permission) into a UserError that names `path`."""
     try:
