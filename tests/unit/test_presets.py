@@ -244,30 +244,39 @@ def test_replay_made_in_code_says_what_its_preset_stands_for():
     [
         (
             "replay={}",
-            ["up to 128 a step, from the last 1,024 rollouts with A_i ≠ 0, at most 4", "p ∝ |A_i|^1,"],
+            ["Selective sample replay: rollouts without advantage are replaced", "by default: preset default, "],
         ),
         (
             "replay={preset: code}",
-            ["up to 64 a step, from the last 64", "of any age", "the step's own are drawn"],
+            ["target_fraction 0.5: See `fill`", "max_staleness null: ", "resample_fresh true: Draw fresh rollouts"],
         ),
         (
             "replay={priority_exponent: 0.5}",
-            ["p ∝ |A_i|^0.5, each at most once a step"],
+            ["priority_exponent 0.5: A rollout is drawn in proportion to |A| to this power"],
         ),
         (
             "replay={fill: fraction, target_fraction: 0.25}",
-            ["25% of what is trained on, from", "but for replayed rollouts"],
+            ["fill fraction: `size` replays what is missing", "but for replayed rollouts"],
         ),
-        ("replay={old_logprobs: recomputed}", ["their A_i stay; their π_old is computed by the learner"]),
+        (
+            "replay={old_logprobs: recomputed}",
+            ["old_logprobs recomputed: Denominator of a replayed"],
+        ),
         (
             "dynamic_sampling={ranges: [{term: x, low: 0.1, high: 0.9}]}",
-            ["a group's mean of x is in [0.1, 0.9], and its values"],
+            ["ranges [{term: x, low: 0.1, high: 0.9, require_mixed: true}]: Conditions"],
         ),
         (
             "dynamic_sampling={ranges: [{term: x}], max_rounds: 3, extra: carry}",
-            ["up to 3 rounds of prompts until 16 groups pass; extra groups wait for the next step"],
+            [
+                "max_rounds 3: ",
+                "extra carry: ",
+            ],
         ),
-        ("dynamic_sampling={max_truncated_frac: 0.25}", ["at most 25% of a group's rollouts are truncated"]),
+        (
+            "dynamic_sampling={max_truncated_frac: 0.25}",
+            ["max_truncated_frac 0.25: A group is left out"],
+        ),
     ],
 )
 def test_explain_says_what_is_learned(tmp_path, settings_, said):

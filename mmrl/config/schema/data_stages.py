@@ -23,7 +23,7 @@ from mmrl.config.schema.rollout_steps import (
     check_plain_generation,
     check_rollout_steps,
 )
-from mmrl.config.schema.stages import SamplingConfig, describe_source
+from mmrl.config.schema.stages import SamplingConfig
 
 
 class SampleStage(StrictModel):
@@ -70,14 +70,6 @@ class SampleStage(StrictModel):
                 "group_size 1"
             )
         return self
-
-    def describe(self) -> list[tuple[str, str]]:
-        """Return labelled facts about the stage's data, beside those about its rollouts."""
-        return [
-            ("each step", f"{self.prompts_per_step} prompts x {self.group_size} rollouts, with their reward terms"),
-            ("samples", describe_source(self.from_stage, self.when)),
-            ("ends", "after " + ("all samples" if self.steps is None else f"{self.steps} steps")),
-        ]
 
 
 class SelectStage(StrictModel):
@@ -131,18 +123,3 @@ class SelectStage(StrictModel):
         if self.max_responses is not None and self.output != "responses":
             raise ValueError("`max_responses` limits correct responses; set `output: responses`")
         return self
-
-    def describe(self) -> list[tuple[str, str]]:
-        """Return labelled facts about the choice."""
-        low, high = self.range
-        bounds = f"{self.metric} from {low:g}" + ("" if high is None else f" to {high:g}")
-        top = f"; of these the {self.top_k} with the largest" if self.top_k else ""
-        kept = "prompts"
-        if self.output == "responses":
-            limit = f", at most {self.max_responses} of a sample, the shortest" if self.max_responses else ""
-            kept = f"their correct responses{limit}"
-        facts = [("from", f"the results of stage {self.from_stage}"), ("keeps", f"samples with {bounds}{top}")]
-        if self.correct:
-            terms = " and ".join(self.correct)
-            facts.append(("", f"correct is a response whose {terms} (where they apply) reach {self.threshold:g}"))
-        return [*facts, ("as", kept)]

@@ -54,18 +54,6 @@ class GenerateConfig(StrictModel):
             )
         return self
 
-    def describe(self) -> list[str]:
-        """Return the step as a line, or no line for plain generation."""
-        if self.partial_rollout_tokens is None:
-            return []
-        spent = ""
-        if self.max_tokens_per_step is not None:
-            spent = f", or {self.max_tokens_per_step} tokens are generated"
-        return [
-            f"generate: {self.oversampling:g} times as many prompts at once, {self.partial_rollout_tokens} tokens at a "
-            f"time, until as many groups as a step has are complete{spent}; the others go on in the next step"
-        ]
-
 
 class RethinkTriggerConfig(StrictModel):
     """Text forced into a response; it is never trained on."""
@@ -143,44 +131,15 @@ class RethinkConfig(StrictModel):
     def _has_verdict_triggers(self) -> bool:
         return any(trigger.only != "any" for trigger in self.triggers)
 
-    def describe(self, temperature: float) -> list[str]:
-        """Return the step in two lines, and a warning for each bias; `temperature` is that of first responses."""
-        lines = [self._describe_attempts(temperature), self._describe_kept()]
+    def list_biases(self) -> list[str]:
+        """Return a warning for each way in which the step favours correct responses."""
         # Warnings, not errors: VL-Rethinker's code does both.
+        biases = []
         if self._has_verdict_triggers:
-            lines.append(
-                "WARNING: some triggers are for correct or incorrect responses alone, and tell the model its verdict"
-            )
+            biases.append("some triggers are for correct or incorrect responses alone, and tell the model its verdict")
         if self.keep != "all" or self.max_kept_per_group:
-            lines.append("WARNING: continuations are dropped by their outcome, so group means exceed the policy's own")
-        return lines
-
-    def _describe_attempts(self, temperature: float) -> str:
-        text = f"{self.name}: {'all' if self.fraction == 1.0 else f'{self.fraction:.0%}'} of the responses"
-        text += " that end themselves"
-        if self.min_free_tokens:
-            text += f" and leave {self.min_free_tokens} tokens free"
-        if self.max_attempts_per_group is not None:
-            text += f", at most {self.max_attempts_per_group} of a group"
-        behind = "a forced trigger" if len(self.triggers) == 1 else f"one of {len(self.triggers)} forced triggers"
-        text += f" are continued behind {behind}"
-        used = temperature if self.temperature is None else self.temperature
-        text += f" at temperature {used:g}, with at most {self.max_new_tokens} tokens"
-        if self.cut_answer_fraction:
-            text += f"; in {self.cut_answer_fraction:.0%} the last answer is cut off first"
-        return text
-
-    def _describe_kept(self) -> str:
-        match self.keep:
-            case "all":
-                kept = "every continuation counts"
-            case "correct":
-                kept = "those that end correct count"
-        if self.max_kept_per_group is not None:
-            kept += f", at most {self.max_kept_per_group} of a group"
-        if self.min_new_tokens:
-            kept += f", not those of fewer than {self.min_new_tokens} tokens"
-        return f"{kept}, in place of its first response; correct is {' and '.join(self.correct)} >= {self.threshold:g}"
+            biases.append("continuations are dropped by their outcome, so group means exceed the policy's own")
+        return biases
 
 
 class ToolConfig(StrictModel):
@@ -256,26 +215,6 @@ class ToolsConfig(StrictModel):
             raise ValueError(f"two tools are called {duplicate!r}; give one another `name`")
         return tools
 
-    def describe(self) -> list[str]:
-        """Return the step as a line."""
-        shown = f", and is shown {self.max_media} images or videos at most" if self.max_media else ""
-        failed = "the model is told" if self.on_error == "feedback" else "the run ends"
-        return [
-            f"{self.name}: a response may call {self._list_tools()}, {self.max_turns} times at most and up to "
-            f"{self.max_total_tokens} tokens; results are never trained on{shown}; where a tool fails or takes more "
-            f"than {self.timeout_s:g} s, {failed}"
-        ]
-
-    def describe_for_demonstrations(self) -> str:
-        """Return the step as a line, for a stage that trains on demonstrations."""
-        return (
-            f"{self.name}: calls in demonstrations are answered by {self._list_tools()} itself; results are never "
-            "trained on"
-        )
-
-    def _list_tools(self) -> str:
-        return ", ".join(f"{tool.call_name} ({tool.fn})" for tool in self.tools)
-
 
 class BlindProbeConfig(StrictModel):
     """Extra rollouts of prompts whose media are hidden, to measure whether the model looks; they never train.
@@ -304,27 +243,6 @@ class BlindProbeConfig(StrictModel):
             raise ValueError(f"crop_fraction is for `corruption: cropped`, not for {self.corruption!r}; leave it out")
         return self
 
-    def describe(self) -> list[str]:
-        """Return the step as a line."""
-        match self.corruption:
-            case "left_out":
-                hidden = "without its images and videos"
-            case "grey":
-                hidden = "with its images and videos painted grey"
-            case "noise":
-                hidden = "with noise in place of its images and videos"
-            case "swapped":
-                hidden = "with the images and videos of another sample"
-            case "shuffled":
-                hidden = "with the frames of its videos in another order"
-            case "cropped":
-                hidden = f"with {self.crop_fraction or 0.5:g} of the width and height of each image"
-        often = "every step" if self.every == 1 else f"every {self.every} steps"
-        return [
-            f"probe {step_name(self)}: {often}, {self.rollouts_per_prompt} more of each prompt {hidden}; they are "
-            "scored and never train"
-        ]
-
 
 class CustomStepConfig(StrictModel):
     """A rollout step of the user's own (docs/extending/rollout_step.md)."""
@@ -339,11 +257,6 @@ class CustomStepConfig(StrictModel):
     """Name that messages use; the function's own when left out."""
     max_added_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Tokens that the step may add to a response; vLLM reserves room for them behind the longest prompt."""
-
-    def describe(self) -> list[str]:
-        """Return the step as a line."""
-        name = self.name or self.fn.rpartition(":")[2]
-        return [f"{name}: {self.fn} changes the rollouts; it may add {self.max_added_tokens} tokens to a response"]
 
 
 def _find_step_kind(value: object) -> object:
@@ -376,14 +289,6 @@ def step_name(step: RolloutStepConfig) -> str:
             return step.name or step.fn.rpartition(":")[2]
         case GenerateConfig():
             return ""
-
-
-def describe_rollout_steps(steps: RolloutStepConfigs, temperature: float) -> str:
-    """Return every step but plain generation, a line or more each; `temperature` is that of first responses."""
-    lines: list[str] = []
-    for step in steps:
-        lines += step.describe(temperature) if isinstance(step, RethinkConfig) else step.describe()
-    return "\n".join(lines)
 
 
 def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:

@@ -13,8 +13,6 @@ from mmrl.config.schema.base import (
     PositiveFraction,
     PositiveInt,
     StrictModel,
-    format_interval,
-    pluralize,
 )
 from mmrl.config.schema.presets import REPLAY_PRESETS, ReplayPreset, check_preset_applied
 
@@ -36,11 +34,6 @@ class GroupRewardRangeConfig(StrictModel):
         if self.low > self.high:
             raise ValueError(f"low {self.low} must not exceed high {self.high}")
         return self
-
-    def describe(self) -> str:
-        """Return the condition as a phrase."""
-        mixed = ", and its values differ" if self.require_mixed else ""
-        return f"a group's mean of {self.term} is in {format_interval((self.low, self.high))}{mixed}"
 
 
 class DynamicSamplingConfig(StrictModel):
@@ -64,19 +57,6 @@ class DynamicSamplingConfig(StrictModel):
         if not self.ranges and self.max_truncated_frac == 1.0:
             raise ValueError("without `ranges` or `max_truncated_frac` every group passes; set one of them")
         return self
-
-    def describe(self, prompts_per_step: int) -> str:
-        """Return the conditions, a line each."""
-        lines = list(map(GroupRewardRangeConfig.describe, self.ranges))
-        if self.max_truncated_frac < 1.0:
-            lines.append(f"at most {self.max_truncated_frac:.0%} of a group's rollouts are truncated")
-        if self.max_rounds > 1:
-            rounds = pluralize(self.max_rounds, "round")
-            extra = "wait for the next step" if self.extra == "carry" else "are dropped"
-            lines.append(f"up to {rounds} of prompts until {prompts_per_step} groups pass; extra groups {extra}")
-        elif self.extra == "carry":
-            lines.append("extra groups wait for the next step")
-        return "\n".join(lines)
 
 
 class ReplayConfig(StrictModel):
@@ -121,28 +101,6 @@ class ReplayConfig(StrictModel):
             )
         check_preset_applied(f"preset {self.preset!r}", REPLAY_PRESETS[self.preset], self.model_fields_set)
         return self
-
-    def describe(self, rollouts_per_step: int) -> str:
-        """Return what is replayed, a line a fact."""
-        target = round(self.target_fraction * rollouts_per_step)
-        capacity = self.capacity or target  # null is one step's worth
-        fill = f"up to {target} a step" if self.fill == "size" else f"{self.target_fraction:.0%} of what is trained on"
-        age = "of any age"
-        if self.max_staleness is not None:
-            age = f"at most {pluralize(self.max_staleness, 'version')} of the policy old"
-        probability = f"p ∝ |A_i|^{self.priority_exponent:g}"
-        repeats = "each at most once a step" if self.without_replacement else "with replacement"
-        old = "as recorded when they were sampled" if self.old_logprobs == "recorded" else "computed by the learner"
-        lines = [
-            f"{fill}, from the last {capacity:,} rollouts with A_i ≠ 0, {age}",
-            f"drawn with {probability}, {repeats}",
-            f"their A_i stay; their π_old is {old}",
-        ]
-        if self.drop_zero_advantage:
-            lines.append("rollouts with A_i = 0 are left out of L and of its denominators")
-        if self.resample_fresh:
-            lines.append(f"the step's own are drawn in the same way, at most {target}")
-        return "\n".join(lines)
 
 
 class HealthConfig(StrictModel):
