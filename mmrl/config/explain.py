@@ -110,7 +110,7 @@ def _explain_rollouts(stage: RlStage | SampleStage) -> list[tuple[str, str]]:
 
 def _explain_steps(stage: SftStage | RlStage | SampleStage) -> list[tuple[str, str]]:
     """Return a fact for each rollout step but plain generation."""
-    facts = []
+    facts: list[tuple[str, str]] = []
     for step in stage.rollout_steps:
         if step in GENERATE_ONLY:
             continue
