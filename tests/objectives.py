@@ -7,7 +7,6 @@ KL = {"coef": 0.3}
 WEIGHTS = {"method": "tis", "high": 1.1}
 SETTINGS = {
     "sequence ratio": {"importance_ratio_level": "sequence", "clip_low": 0.05, "clip_high": 0.05},
-    "sequence token ratio": {"importance_ratio_level": "sequence_token", "clip_low": 0.05, "clip_high": 0.05},
     "dual clip": {"dual_clip": 1.1},
     "log-ratio clamp": {"log_ratio_clip": 0.1},
     "sum over tokens": {"aggregation": "fixed", "fixed_length": 1},

@@ -1,4 +1,4 @@
-"""The rules of the house: who may import whom, where heavy libraries live, and the numbers in CONTRIBUTING.md.
+"""Rules that ruff and import-linter do not have: where heavy libraries live, light imports, and plain lines.
 
 Each rule is a function from source text to complaints. The tests at the end prove that each rule can fail.
 """
@@ -14,30 +14,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools" / "dev"))
-
-import measure  # noqa: E402
-
+MAX_FUNCTION_LINES, MAX_LAMBDA_CHARS = 60, 40
+TENSOR_FOLDERS = ("mmrl/policy/", "mmrl/learner/", "mmrl/algo/")
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 CODE = ("mmrl", "rewards/mmrl_rewards", "datasets/mmrl_datasets", "tools")
 
-# A package imports from lower floors, or from itself. `mmrl` is the package itself: its version.
-FLOORS = {
-    13: ("tools",),
-    12: ("__main__",),
-    11: ("cli",),
-    10: ("data_check",),
-    9: ("training",),
-    8: ("evaluation",),
-    7: ("scoring",),
-    6: ("rollout",),
-    5: ("learner", "checkpoint", "data"),
-    4: ("policy", "benchmarks"),
-    3: ("algo", "distributed", "log", "media", "mmrl_rewards", "mmrl_datasets"),
-    2: ("config", "answer", "utils", "ports"),
-    1: ("types",),
-    0: ("mmrl",),
-}
-MAX_PACKAGES, MAX_IMPORTS_BETWEEN_PACKAGES = 24, 130
 # Where a library may be imported that is heavy, or dangerous in the wrong place. tools/ may import all of them.
 ONLY_IN = {
     "torch": (
@@ -88,8 +69,6 @@ ONLY_IN = {
         "mmrl/training/callbacks.py",
     ),
 }
-# Who may open an image: the package for media that are given, and the service for images that one's own renderer drew.
-OPENERS = ("mmrl/media/", "rewards/mmrl_rewards/services/renderer.py")
 # What a reader, a reward process or `mmrl --help` needs: none of these may load a heavy library.
 LIGHT = (
     "mmrl.types",
@@ -141,31 +120,6 @@ HEAVY = (
     *("sympy", "math_verify", "timm"),
 )
 
-MAX_LINES, MAX_LINES_OF = 500, {"mmrl/training/rl.py": 180}
-MAX_FUNCTION_LINES, MAX_NESTING, MAX_PARAMETERS, MAX_LAMBDA_CHARS = 60, 4, 8, 40
-PLUG_INS = ("datasets/mmrl_datasets/", "rewards/mmrl_rewards/")
-DOCUMENTED = ("mmrl/", "rewards/mmrl_rewards/", "datasets/mmrl_datasets/")
-
-FLOOR_OF = {package: floor for floor, names in FLOORS.items() for package in names}
-NESTING = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
-
-
-def package_of_file(path: str) -> str:
-    """Return `policy` for `mmrl/policy/logprobs.py` and `mmrl_rewards` for `rewards/mmrl_rewards/box.py`."""
-    parts = path.removesuffix(".py").split("/")
-    if parts[0] == "mmrl":
-        return "mmrl" if parts[1] == "__init__" else parts[1]
-    return "tools" if parts[0] == "tools" else parts[1]
-
-
-def package_of_import(name: str) -> str | None:
-    """Return the package of a dotted name, None for a library."""
-    package, _, rest = name.partition(".")
-    if package != "mmrl":
-        return package if package in FLOOR_OF else None
-    room = rest.split(".")[0]
-    return room if room in FLOOR_OF else "mmrl"
-
 
 def imports(source: str) -> Iterator[tuple[int, str]]:
     """Line and full dotted name of everything imported, wherever in the file; a relative import begins with a dot."""
@@ -177,20 +131,6 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
 
 
-def check_direction(path: str, source: str) -> Iterator[str]:
-    """Imports of our own code go down."""
-    here = package_of_file(path)
-    if here not in FLOOR_OF:
-        yield f"{path}: the package {here!r} is not in FLOORS"
-        return
-    for line, name in imports(source):
-        there = package_of_import(name)
-        if there is None or there == here:
-            continue
-        if FLOOR_OF[there] >= FLOOR_OF[here]:
-            yield f"{path}:{line}: {here} (floor {FLOOR_OF[here]}) imports {there} (floor {FLOOR_OF[there]})"
-
-
 def check_libraries(path: str, source: str) -> Iterator[str]:
     """Heavy libraries stay where they belong."""
     for line, name in imports(source):
@@ -200,92 +140,50 @@ def check_libraries(path: str, source: str) -> Iterator[str]:
                 yield f"{path}:{line}: {library} belongs in {', '.join(places)}"
 
 
-def check_constructs(path: str, source: str) -> Iterator[str]:
-    """No broad except, no probing, no relative import, no global state; media are opened in mmrl/media alone."""
-    yield from (f"{path}:{line}: relative import {name}" for line, name in imports(source) if name.startswith("."))
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.ExceptHandler(type=None):
-                yield f"{path}:{node.lineno}: bare except"
-            case ast.ExceptHandler(type=broad) if "Exception" in (ast.unparse(part) for part in ast.walk(broad)):
-                yield f"{path}:{node.lineno}: except Exception hides errors: name those you can answer"
-            case ast.Call(func=ast.Name(id="hasattr")):
-                yield f"{path}:{node.lineno}: hasattr probes: say what the thing is"
-            case ast.Global():
-                yield f"{path}:{node.lineno}: global state"
-            case ast.Call(func=ast.Attribute(attr="open", value=ast.Name(id="Image"))) if not path.startswith(OPENERS):
-                yield f"{path}:{node.lineno}: only mmrl/media opens images"
-
-
-def check_sizes(path: str, source: str) -> Iterator[str]:
-    """Files, functions, nesting and parameter lists fit in a head."""
-    lines, limit = len(source.splitlines()), MAX_LINES_OF.get(path, MAX_LINES)
-    if lines > limit:
-        yield f"{path}: {lines} lines, at most {limit}"
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            measures = {
-                "lines": (node.end_lineno - node.lineno + 1, MAX_FUNCTION_LINES),
-                "levels of nesting": (nesting(node), MAX_NESTING),
-                "parameters": (parameters(node.args, path), MAX_PARAMETERS),
-            }
-            for what, (count, most) in measures.items():
-                if count > most:
-                    yield f"{path}:{node.lineno}: {node.name} has {count} {what}, at most {most}"
-
-
 def check_lines(path: str, source: str) -> Iterator[str]:
-    """A line holds one idea: no comprehension in another, one walrus a function, short lambdas."""
+    """A line holds one idea: no comprehension in another, one walrus a function, short lambdas and functions."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, measure.COMPREHENSIONS) and measure.is_nested(node):
+        if isinstance(node, COMPREHENSIONS) and any(isinstance(each, COMPREHENSIONS) for each in inside(node)):
             yield f"{path}:{node.lineno}: a comprehension inside a comprehension: name the inner one"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hasattr":
+            yield f"{path}:{node.lineno}: hasattr probes: say what the thing is"
         elif isinstance(node, ast.Lambda) and len(ast.unparse(node)) > MAX_LAMBDA_CHARS:
             yield f"{path}:{node.lineno}: a lambda of {len(ast.unparse(node))} characters: make it a function"
         elif isinstance(node, ast.FunctionDef):
+            lines = node.end_lineno - node.lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                yield f"{path}:{node.lineno}: {node.name} has {lines} lines, at most {MAX_FUNCTION_LINES}"
             walruses = sum(isinstance(inner, ast.NamedExpr) for inner in ast.walk(node))
             if walruses > 1:
                 yield f"{path}:{node.lineno}: {node.name} has {walruses} walruses, at most 1"
 
 
-def nesting(node: ast.AST) -> int:
-    """Depth of the deepest block statement; an elif is no deeper than its if."""
-    deepest = 0
-    for field, value in ast.iter_fields(node):
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                is_elif = isinstance(node, ast.If) and field == "orelse" and isinstance(child, ast.If)
-                deepest = max(deepest, nesting(child) + (isinstance(child, NESTING) and not is_elif))
-    return deepest
+def inside(node: ast.AST) -> list[ast.AST]:
+    """All nodes below one."""
+    return list(ast.walk(node))[1:]
 
 
-def parameters(args: ast.arguments, path: str) -> int:
-    """Parameters a caller may give; the keyword-only ones of a plug-in are keys of YAML and do not count."""
-    names = [arg.arg for arg in (*args.posonlyargs, *args.args)]
-    names += [] if path.startswith(PLUG_INS) else [arg.arg for arg in args.kwonlyargs]
-    return len([name for name in names if name not in ("self", "cls")]) + bool(args.vararg) + bool(args.kwarg)
-
-
-def check_docstrings(path: str, source: str) -> Iterator[str]:
-    """What others call says what it does."""
-    if not path.startswith(DOCUMENTED):
+def check_shapes(path: str, source: str) -> Iterator[str]:
+    """A public function of the model's packages names the shapes of its tensors: `[batch, length]` or `logits_TV`."""
+    if not path.startswith(TENSOR_FOLDERS):
         return
-    tree = ast.parse(source)
-    if not ast.get_docstring(tree):
-        yield f"{path}: the module has no docstring"
-    public = [node for node in tree.body if is_public(node)]
-    methods = [child for node in public if isinstance(node, ast.ClassDef) for child in node.body if is_public(child)]
-    for node in (*public, *methods):
-        if not ast.get_docstring(node):
-            yield f"{path}:{node.lineno}: {node.name} has no docstring"
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        tensors = [argument.arg for argument in arguments if is_tensor(argument.annotation)]
+        returns_tensor = is_tensor(node.returns)
+        named = re.search(r"\[[^\]]*\]|scalar|shape", ast.get_docstring(node) or "")
+        all_suffixed = all(re.search(r"_[0-9A-Z]+$", name) for name in tensors) and not returns_tensor
+        if (tensors or returns_tensor) and not named and not all_suffixed:
+            yield f"{path}:{node.lineno}: {node.name} names no shape"
 
 
-def is_public(node: ast.AST) -> bool:
-    """Functions and classes without a leading underscore."""
-    return isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+def is_tensor(annotation: ast.expr | None) -> bool:
+    return annotation is not None and re.search(r"\bTensor\b", ast.unparse(annotation)) is not None
 
 
-CHECKS = (check_direction, check_libraries, check_constructs, check_lines, check_sizes, check_docstrings)
-PRODUCT = ("mmrl/", "rewards/mmrl_rewards/", "datasets/mmrl_datasets/")
+CHECKS = (check_libraries, check_lines, check_shapes)
 FILES = sorted(str(path.relative_to(ROOT)) for place in CODE for path in (ROOT / place).rglob("*.py"))
 
 
@@ -305,56 +203,23 @@ def test_nothing_shadows_hugging_face_datasets():
     assert not (ROOT / "rewards" / "__init__.py").exists()
 
 
-def test_contributing_shows_every_package_on_its_floor():
+def test_contributing_shows_the_layers_that_import_linter_holds():
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = []
+    for layer in pyproject["tool"]["importlinter"]["contracts"][0]["layers"]:
+        layers.append({name.strip().removeprefix("mmrl.") for name in layer.split("|")})
     table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("```")[1]
-    shown, floor = {}, 0
-    for line in table.strip().splitlines():
-        number, names = line[:2].strip(), re.split(" {3,}", line[3:])[0]
-        floor = int(number) if number else floor
-        shown |= dict.fromkeys(names.split(), floor)
-    hidden = ("__main__", "mmrl", "tools")
-    assert shown == {package: floor for package, floor in FLOOR_OF.items() if package not in hidden}
+    shown = [set(re.split(" {3,}", line[3:])[0].split()) for line in table.strip().splitlines()]
+    assert shown == [layer for layer in layers if layer != {"__main__"}]
+    packages = {path.parent.name for path in (ROOT / "mmrl").glob("*/__init__.py")}
+    assert packages | {"ports", "mmrl_rewards", "mmrl_datasets"} == set().union(*shown)
 
 
-MEASURES = measure.measure()
-SUMMARY = MEASURES.summary()
-
-
-def test_the_root_has_two_modules():
-    assert measure.root_modules() == ["ports", "types"]
-
-
-def test_packages_and_imports_between_them_are_few():
-    assert len(measure.packages()) <= MAX_PACKAGES
-    assert len(measure.package_imports()) <= MAX_IMPORTS_BETWEEN_PACKAGES
-
-
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [
-        ("comprehensions_per_1000_lines", 20),
-        ("walruses_per_1000_lines", 0.3),
-        ("function_lines_p95", 30),
-        ("function_lines_max", 60),
-        ("longest_file", 500),
-        ("functions_per_1000_lines", 50),
-        ("lines", 50_500),
-    ],
-)
-def test_a_measure_keeps_to_its_limit(name, limit):
-    assert SUMMARY[name] <= limit
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["nested_comprehensions", "docstrings_that_begin_with_a_question_word", "tensor_functions_without_shapes"],
-)
-def test_a_list_of_offenders_is_empty(name):
-    assert SUMMARY[name] == []
-
-
-def test_few_class_names_live_in_two_files():
-    assert len(MEASURES.shared_class_names) <= 5
+def test_imports_keep_to_the_contracts():
+    pytest.importorskip("importlinter")
+    code = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(cache_dir=None))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_every_package_is_shipped():
@@ -372,59 +237,18 @@ def test_light_modules_load_no_heavy_library():
 
 
 PROVOCATIONS = [
-    (
-        check_direction,
-        "mmrl/algo/a.py",
-        "from mmrl.policy.logprobs import x",
-        "algo (floor 3) imports policy (floor 4)",
-    ),
-    (check_direction, "mmrl/types/a.py", "import mmrl.ports", "types (floor 1) imports ports (floor 2)"),
-    (check_direction, "mmrl/learner/a.py", "from mmrl.data.load import x", "learner (floor 5) imports data (floor 5)"),
-    (check_direction, "mmrl/media/a.py", "from mmrl import policy", "imports policy"),
-    (
-        check_direction,
-        "mmrl/log/a.py",
-        "def f():\n    from mmrl import cli",
-        ":2: log (floor 3) imports cli (floor 11)",
-    ),
-    (check_direction, "mmrl/attic.py", "", "the package 'attic' is not in FLOORS"),
-    (check_direction, "mmrl/cli/main.py", "import tools.bench", "cli (floor 11) imports tools (floor 13)"),
-    (check_direction, "rewards/mmrl_rewards/box.py", "import mmrl.scoring", "mmrl_rewards (floor 3) imports scoring"),
-    (check_direction, "mmrl/types/a.py", "import mmrl_rewards.box", "types (floor 1) imports mmrl_rewards"),
     (check_libraries, "mmrl/training/rl.py", "import torch", "torch belongs in"),
     (check_libraries, "mmrl/config/load.py", "from torch.nn import functional", "torch belongs in"),
     (check_libraries, "mmrl/learner/learner.py", "import transformers.models", "transformers belongs in"),
     (check_libraries, "mmrl/learner/learner.py", "from torch import distributed", "torch.distributed belongs in"),
     (check_libraries, "mmrl/rollout/engines/hf.py", "import vllm", "vllm belongs in"),
     (check_libraries, "mmrl/training/rl.py", "from mmrl.utils.plugins import x", "mmrl.utils.plugins belongs in"),
-    (check_constructs, "mmrl/a.py", "from . import types", "relative import"),
-    (check_constructs, "mmrl/a.py", "try: f()\nexcept: pass", "bare except"),
-    (check_constructs, "mmrl/a.py", "try: f()\nexcept Exception: pass", "except Exception"),
-    (check_constructs, "mmrl/a.py", "try: f()\nexcept (OSError, Exception) as e: pass", "except Exception"),
-    (check_constructs, "mmrl/a.py", "hasattr(x, 'y')", "hasattr"),
-    (check_constructs, "mmrl/a.py", "def f():\n    global x", "global state"),
-    (check_constructs, "mmrl/a.py", "Image.open(p)", "only mmrl/media opens images"),
     (check_lines, "mmrl/a.py", "f = [y for x in [z for z in a] for y in x]", "a comprehension inside a comprehension"),
+    (check_lines, "mmrl/a.py", "hasattr(x, 'y')", "hasattr"),
     (check_lines, "mmrl/a.py", "def f():\n    a = (b := 1) + (c := 2)", "f has 2 walruses"),
     (check_lines, "mmrl/a.py", "f = lambda first, second: first + second * first", "a lambda of 44 characters"),
-    (check_sizes, "mmrl/a.py", "x = 1\n" * 501, "501 lines, at most 500"),
-    (check_sizes, "mmrl/training/rl.py", "x = 1\n" * 181, "181 lines, at most 180"),
-    (check_sizes, "mmrl/a.py", "def f():\n" + "    x = 1\n" * 60, "f has 61 lines, at most 60"),
-    (check_sizes, "mmrl/a.py", "def f(a, b, c, d, e, f, *, g, h, **i): pass", "f has 9 parameters, at most 8"),
-    (
-        check_sizes,
-        "mmrl/a.py",
-        "def f():\n for a in b:\n  if a:\n   pass\n  else:\n   with c:\n    while d:\n     if e:\n      pass",
-        "f has 5 levels of nesting, at most 4",
-    ),
-    (check_docstrings, "mmrl/algo/a.py", "x = 1", "the module has no docstring"),
-    (check_docstrings, "mmrl/algo/a.py", '"""Doc."""\ndef f(): pass', "f has no docstring"),
-    (
-        check_docstrings,
-        "rewards/mmrl_rewards/a.py",
-        '"""D."""\nclass A:\n    """D."""\n    def m(self): pass',
-        "m has no",
-    ),
+    (check_lines, "mmrl/a.py", "def f():\n" + "    x = 1\n" * 60, "f has 61 lines"),
+    (check_shapes, "mmrl/algo/a.py", 'def f(x: Tensor) -> Tensor:\n    """Return it."""', "f names no shape"),
 ]
 
 
@@ -438,18 +262,12 @@ def test_each_rule_can_fail(check, path, source, complaint):
 @pytest.mark.parametrize(
     ("check", "path", "source"),
     [
-        (check_direction, "mmrl/training/a.py", "from mmrl.policy.logprobs import x\nimport mmrl_rewards.box"),
-        (check_direction, "mmrl/rollout/a.py", "from mmrl.policy.logprobs import x\nfrom mmrl.rollout import y"),
-        (check_direction, "mmrl/log/run_dir.py", "from mmrl import __version__"),
-        (check_direction, "tools/bench/a.py", "import mmrl.cli, tools.bench.b, json"),
         (check_libraries, "mmrl/algo/losses.py", "import torch\nimport torchvision"),
         (check_libraries, "tools/bench/a.py", "import torch, vllm, deepspeed"),
-        (check_constructs, "mmrl/media/image.py", "Image.open(p)\ntry: f()\nexcept (OSError, ValueError): g()"),
         (check_lines, "mmrl/a.py", "def f():\n    if x := 1:\n        return [y for y in x], lambda z: z"),
-        (check_sizes, "mmrl/a.py", "def f(self, a, b, c, d, e, f, g, h): pass"),
-        (check_sizes, "mmrl/a.py", "def f():\n if a: pass\n elif b: pass\n elif c: pass\n elif d: pass\n elif e: pass"),
-        (check_docstrings, "mmrl/algo/a.py", '"""D."""\ndef _f(): pass\ndef f():\n    """D."""\n    def g(): pass'),
-        (check_docstrings, "tools/a.py", "def f(): pass"),
+        (check_shapes, "mmrl/algo/a.py", 'def f(x: Tensor) -> Tensor:\n    """Return it, [batch]."""'),
+        (check_shapes, "mmrl/algo/a.py", 'def f(x_BT: Tensor) -> None:\n    """Print it."""'),
+        (check_shapes, "mmrl/media/a.py", 'def f(x: Tensor) -> Tensor:\n    """Return it."""'),
     ],
 )
 def test_what_is_allowed_passes(check, path, source):

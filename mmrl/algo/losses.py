@@ -21,23 +21,17 @@ from mmrl.config.schema import LossCoefficientConfig
 DecayCurve = Literal["constant", "linear", "cosine"]
 
 
-def importance_ratios(
-    log_ratio_N: Tensor, response_N: Tensor, level: Literal["token", "sequence", "sequence_token"]
-) -> Tensor:
+def importance_ratios(log_ratio_N: Tensor, response_N: Tensor, level: Literal["token", "sequence"]) -> Tensor:
     """Return the importance ratio that multiplies each token's advantage, [N].
 
     token: exp(log_ratio), PPO (arXiv:1707.06347, eq. 6). sequence: the geometric mean over a response's tokens, GSPO
-    (arXiv:2507.18071, eq. 7). sequence_token: that value, with the gradient of each token's own ratio, GSPO-token
-    (eq. 14). For a response of one token all three are equal. `log_ratio_N` is current minus old log-probs.
+    (arXiv:2507.18071, eq. 7). For one token both are equal. `log_ratio_N` is current minus old log-probs.
     """
     if level == "token":
         return log_ratio_N.exp()
     # A mean of logs is the log of the geometric mean.
     mean_N = response_sums(log_ratio_N, response_N) / response_sums(torch.ones_like(log_ratio_N), response_N)
-    if level == "sequence":
-        return mean_N.exp()
-    # The last two terms are 0 in value; their gradient is that of the token's own log ratio.
-    return (mean_N.detach() + log_ratio_N - log_ratio_N.detach()).exp()
+    return mean_N.exp()
 
 
 def clipped_surrogate(

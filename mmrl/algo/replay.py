@@ -144,13 +144,12 @@ def find_changed_media(
 
 
 def log_weights(experiences: Sequence[Experience], options: ReplayConfig) -> np.ndarray:
-    """Return alpha log|A|, plus log(positive_advantage_weight) where A > 0: float64 [experiences].
+    """Return alpha log|A|: float64 [experiences].
 
     No A may be 0. Logarithms, because |A|^alpha can over- or underflow.
     """
     advantages = np.array([experience.advantage for experience in experiences], dtype=np.float64)
-    boost = np.where(advantages > 0.0, np.log(options.positive_advantage_weight), 0.0)
-    return np.asarray(options.priority_exponent * np.log(np.abs(advantages)) + boost)
+    return np.asarray(options.priority_exponent * np.log(np.abs(advantages)))
 
 
 def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_replacement: bool) -> list[int]:

@@ -14,7 +14,7 @@ from mmrl.benchmarks.items import Item, ItemResponse, missing_ids, read_items, r
 from mmrl.benchmarks.report import ScoredRun
 from mmrl.benchmarks.verdict import MISSING_RULE, ResponseOutcome, Verdict
 from mmrl.types import UserError
-from mmrl.utils.files import compute_sha256
+from mmrl.utils.digests import file_digest
 
 _MAX_LISTED: Final = 5  # malformed rows that an error names
 
@@ -92,7 +92,7 @@ def score_files(
         raise UserError("\n".join([*lines, remedy]))
     # A malformed row has no answer to compare with: it counts as missing, whatever the response.
     responses = [response for response in read_responses(responses_file, items) if response.id not in problems]
-    provenance = {"items_sha256": compute_sha256(items_file), "responses_sha256": compute_sha256(responses_file)}
+    provenance = {"items_sha256": file_digest(items_file), "responses_sha256": file_digest(responses_file)}
     return replace(score_responses(benchmark, items, responses, provenance), problems=problems)
 
 

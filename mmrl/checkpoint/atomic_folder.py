@@ -23,7 +23,8 @@ from safetensors import SafetensorError
 from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.policy.pretrained import hide_progress_bars
 from mmrl.types import UserError
-from mmrl.utils.files import PARTIAL_SUFFIX, RETIRED_SUFFIX, compute_sha256, fsync_path, write_atomically
+from mmrl.utils.digests import file_digest
+from mmrl.utils.files import PARTIAL_SUFFIX, RETIRED_SUFFIX, fsync_path, write_atomically
 
 HASHES_FILE: Final = "hashes.json"
 """File of a checkpoint that maps every other file to the sha256 of its bytes."""
@@ -161,7 +162,7 @@ def write_part_hashes(folder: Path, names: Sequence[str], part_file: str) -> Non
     # The part file tells the other ranks that these files are on the disk, so they must be there first.
     for name in names:
         fsync_path(folder / name)
-    hashes = {name: compute_sha256(folder / name) for name in names}
+    hashes = {name: file_digest(folder / name) for name in names}
     write_atomically(folder / part_file, json.dumps(hashes))
 
 
@@ -187,7 +188,7 @@ def find_damage(folder: Path, required: Sequence[str], ranks: Ranks | None = Non
     # Each rank hashes a share: the files of a large model take long to read.
     own_damaged = []
     for name in list(hashes)[ranks.rank :: ranks.size]:
-        if compute_sha256(folder / name) != hashes[name]:
+        if file_digest(folder / name) != hashes[name]:
             own_damaged.append(name)
     damaged = list(chain.from_iterable(ranks.all_gather(own_damaged)))
     return f"{damaged[0]} does not match its hash" if damaged else None

@@ -36,6 +36,7 @@ from mmrl.checkpoint import json_codec
 from mmrl.checkpoint.atomic_folder import atomic_folder, write_part_hashes
 from mmrl.distributed.ranks import Ranks
 from mmrl.types import TrainingState, UserError
+from mmrl.utils.torch_digests import sample_bytes
 
 WEIGHTS_FILE: Final = "model.safetensors"
 OPTIMIZER_FILE: Final = "optimizer.pt"
@@ -94,9 +95,7 @@ def fingerprint_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     descriptions = {}
     for name, tensor in tensors:
         # A sample of the values tells models apart, and a start need not read every byte of a large model.
-        stride = max(1, tensor.numel() // 1000)
-        values = tensor.detach().flatten()[::stride].float().cpu()
-        descriptions[name] = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + values.numpy().tobytes()
+        descriptions[name] = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + sample_bytes(tensor)
     digest = hashlib.sha256()
     # Sorted, so that the order in which a model lists its weights does not matter.
     for _, description in sorted(descriptions.items()):

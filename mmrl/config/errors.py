@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -15,6 +14,7 @@ from ruamel.yaml import YAML
 
 from mmrl.config.schema import Config
 from mmrl.config.yaml_tree import ConfigNode, ConfigProblem, KeyPath
+from mmrl.utils.messages import did_you_mean
 
 _MAX_SHOWN_CHARS = 60
 _EXPECTED_TYPES = {
@@ -65,12 +65,14 @@ def _explain(kind: str, given: Any, error: ErrorDetails, place: _ErrorPlace) -> 
             description = _describe_key(place.owner, place.path[-1])
             text = f"missing; {description or f'write one of {_join_choices(get_args(place.expected))}'}"
         case "extra_forbidden":
-            text = f"unknown key; {_suggest_key(place.owner, place.path)}"
+            removed = _find_removed(place.owner, str(place.path[-1]))
+            text = removed or f"unknown key; {_suggest_key(place.owner, place.path)}"
         case "literal_error":
             choices = _allowed_values(place.expected)
-            close = get_close_matches(str(given), list(map(str, choices)), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            text = f"must be {_join_choices(choices)}, got {_describe_value(given)}{hint}"
+            close = did_you_mean(str(given), map(str, choices))
+            hint = f"; {close}" if close else ""
+            removed = _find_removed(place.owner, f"{place.path[-1]}={given}")
+            text = removed or f"must be {_join_choices(choices)}, got {_describe_value(given)}{hint}"
         case "value_error":
             text = str(error["ctx"]["error"])
         case "too_short":
@@ -166,9 +168,9 @@ def _suggest_key(owner: type[BaseModel], path: KeyPath) -> str:
     synonym = _find_synonym(owner, path)
     if synonym is not None:
         return f"the key for it is {synonym}"
-    close = get_close_matches(key, owner.model_fields, n=1, cutoff=0.7)
-    if close:
-        return f"did you mean `{close[0]}`?"
+    hint = did_you_mean(key, owner.model_fields, cutoff=0.7, quote="`")
+    if hint:
+        return hint
     for key_path in _iter_key_paths(Config):
         if key_path[-1] == key:
             return f"did you mean `{'.'.join(key_path)}`?"
@@ -181,6 +183,15 @@ def read_synonyms() -> dict[str, Any]:
     # Read on the first unknown key, since a config without mistakes does not need it.
     tables: dict[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("synonyms.yaml"))
     return tables
+
+
+def _find_removed(owner: object, key: str) -> str:
+    """Return a sentence about a key, or about a `key=value`, that is gone; empty for any other."""
+    for section in getattr(owner, "__mro__", ()):
+        sentences = read_synonyms()["removed"].get(section.__name__, {})
+        if key in sentences:
+            return f"this {'value' if '=' in key else 'key'} is gone; {sentences[key]}"
+    return ""
 
 
 def _find_synonym(section: type[BaseModel], path: KeyPath) -> str | None:

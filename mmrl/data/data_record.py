@@ -15,6 +15,7 @@ from mmrl.config.schema.base import pluralize
 from mmrl.log.console import Console
 from mmrl.types import Sample, UserError
 from mmrl.utils.files import write_atomically
+from mmrl.utils.messages import first_lines
 
 _MAX_LISTED: Final = 5
 _BENCHMARKS: Final = "benchmarks"
@@ -97,9 +98,7 @@ class DataRecord:
         self.differences += found
         count = len(found)
         lines = [f"the data differ from those that this run began with ({pluralize(count, 'difference')}):"]
-        lines += [f"  {difference}" for difference in found[:_MAX_LISTED]]
-        if count > _MAX_LISTED:
-            lines.append(f"  and {count - _MAX_LISTED} more")
+        lines += first_lines(found, _MAX_LISTED)
         if self.data.on_changed_data == "warn":
             self.console.warn("\n".join(lines))
             return

@@ -24,6 +24,7 @@ from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FramePlan, FrameSampling
 from mmrl.types import DatasetContext, ImageRef, PromptTooLongError, RejectedRow, Sample, Size, UserError, VideoRef
+from mmrl.utils.messages import first_lines
 
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
@@ -280,12 +281,11 @@ class DatasetLoader:
         """Warn about rejected rows, or raise a UserError unless they may be skipped."""
         if not rejected:
             return
-        listed = "\n".join(f"  {row.id}: {row.reason}" for row in rejected[:_MAX_LISTED])
-        more = f"\n  and {len(rejected) - _MAX_LISTED} more" if len(rejected) > _MAX_LISTED else ""
+        listed = "\n".join(first_lines([f"{row.id}: {row.reason}" for row in rejected], _MAX_LISTED))
         count = f"data.{split}: {len(rejected)} of {len(rejected) + len(kept)} samples cannot be used"
         if not skip:
-            raise UserError(f"{count}:\n{listed}{more}\n{remedy}")
-        self._console.warn(f"{count} and are left out:\n{listed}{more}")
+            raise UserError(f"{count}:\n{listed}\n{remedy}")
+        self._console.warn(f"{count} and are left out:\n{listed}")
 
 
 class VideoOpener:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from mmrl.config.schema import DataConfig
 from mmrl.data_check.lengths import summarize_lengths, text_histogram
 from mmrl.log.console import Console
+from mmrl.utils.messages import first_lines
 
 SCHEMA_VERSION: Final = 2
 """Version of the JSON; it changes when a key is renamed or removed."""
@@ -197,11 +198,9 @@ def print_report(report: DataCheckReport, console: Console) -> None:
                 groups.setdefault((finding.code, finding.split), []).append(finding)
         for (_, split_name), group in groups.items():
             console.info(f"{severity}: {split_name}: {FINDING_TITLES[group[0].code]} ({len(group):,})")
-            for finding in group[:_MAX_LISTED]:
-                where = f"{finding.sample_id}: " if finding.sample_id else ""
-                console.info(f"  {where}{finding.message}")
-            if len(group) > _MAX_LISTED:
-                console.info(f"  and {len(group) - _MAX_LISTED:,} more")
+            found = [f"{each.sample_id}: {each.message}" if each.sample_id else each.message for each in group]
+            for line in first_lines(found, _MAX_LISTED):
+                console.info(line)
             console.info("")
     counts = [f"{count} {severity}{'s' * (count != 1)}" for severity, count in report.counts().items()]
     console.info(f"{report.run}: {', '.join(counts)}.")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
-from mmrl.utils.worker_limits import kill_processes, list_tree
+from mmrl.utils.processes import kill_processes, list_tree
 
 SHUTDOWN_GRACE_S: Final = 15.0
 """Time that the other ranks have to report what they lost, once one has failed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +25,8 @@ from mmrl.rollout.steps.base import RolloutContext, StepFactory
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Sample, UserError
+from mmrl.utils.digests import text_digest
+from mmrl.utils.messages import first_lines
 from mmrl.utils.seeds import derive_seed
 
 _MAX_LISTED: Final = 5  # missing questions that a message names
@@ -84,7 +85,7 @@ def describe_generation(
     """Return the `generation` section of a report; `identity` is the result of `evaluation_identity`."""
     generation = eval_config.evaluation
     # A prompt's own digest covers its text, images and positions.
-    prompts_digest = hashlib.sha256("".join(prediction.prompt_digest for prediction in predictions).encode())
+    prompts_digest = text_digest("".join(prediction.prompt_digest for prediction in predictions))
     return {
         "model": model,
         "revision": identity["model"],
@@ -104,7 +105,7 @@ def describe_generation(
         "response_format": eval_config.response_format.model_dump(mode="json"),
         "rollout_steps": [step.model_dump(mode="json") for step in generation.rollout_steps],
         "corruption": eval_config.corruption,
-        "prompts": prompts_digest.hexdigest(),
+        "prompts": prompts_digest,
     }
 
 
@@ -155,9 +156,7 @@ def check_missing(
         warn(f"{questions.num_unscorable} of {num_rows} rows are left out: no rule scores them")
     if not missing:
         return
-    lines = [f"  {id}: {reason}" for id, reason in [*missing.items()][:_MAX_LISTED]]
-    if len(missing) > _MAX_LISTED:
-        lines.append(f"  and {len(missing) - _MAX_LISTED} more")
+    lines = first_lines([f"{id}: {reason}" for id, reason in missing.items()], _MAX_LISTED)
     head = f"{len(missing)} of {num_questions} questions cannot be asked"
     if not allowed or len(missing) == num_questions:
         raise UserError("\n".join([f"{head}:", *lines, f"repair them, or count them as incorrect with {remedy}"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -20,8 +19,10 @@ from typing import Any, Final
 import mmrl
 from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, read_flat_settings
 from mmrl.types import UserError
+from mmrl.utils.digests import text_digest
 from mmrl.utils.environment import LIBRARIES, installed_version
 from mmrl.utils.files import remove_leftovers, replace_nonfinite, report_write_errors, temporary_path, write_atomically
+from mmrl.utils.messages import first_lines
 
 EXPORTED_CONFIG_FILE = "mmrl.yaml"
 """File of an exported folder with the config of its run, so that `mmrl eval` prompts and parses as training did."""
@@ -210,7 +211,7 @@ class RunDir:
             "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
             "cpus": os.cpu_count(),
             "created": noticed,
-            "config_sha256": hashlib.sha256(dump_yaml(config).encode()).hexdigest(),
+            "config_sha256": text_digest(dump_yaml(config)),
             "data": dict(data),
             "data_changes": changes,
         }
@@ -268,9 +269,7 @@ def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
     else:
         head = f"{path} holds the run of another config; these settings differ"
     lines = [f"{head} (there -> here):"]
-    lines += [f"  {change}" for change in refused[:_MAX_CHANGES_SHOWN]]
-    if len(refused) > _MAX_CHANGES_SHOWN:
-        lines.append(f"  and {len(refused) - _MAX_CHANGES_SHOWN} more")
+    lines += first_lines(list(map(str, refused)), _MAX_CHANGES_SHOWN)
     remedy = "choose another directory with run.dir=... or --run-dir, or delete this one"
     lines.append(f"set them back, or {_describe_new_run(path)}" if is_length else f"set them back, {remedy}")
     raise UserError("\n".join(lines))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import replace
 
 from PIL import Image
@@ -22,6 +21,7 @@ from mmrl.media.video import (
     read_video_frames,
 )
 from mmrl.types import ImageRef, MediaPolicy, Size, VideoRef
+from mmrl.utils.byte_cache import ByteCache
 
 
 class MediaCache:
@@ -41,9 +41,7 @@ class MediaCache:
             load_decord()
         self._media_policy = media_policy
         self._limits = limits
-        self._max_bytes = max_bytes
-        self._used_bytes = 0
-        self._images: OrderedDict[ImageRef, Image.Image] = OrderedDict()
+        self._images: ByteCache[ImageRef, Image.Image] = ByteCache(max_bytes, keep_last=False)
         self._sizes: dict[ImageRef, Size] = {}
         self._frame_plans: dict[tuple[VideoRef, FrameSampling], FramePlan] = {}
 
@@ -68,9 +66,9 @@ class MediaCache:
             MediaError: the file, the video's frame or the crop cannot be used (see `open_image`, `read_video_frame` and
                 `crop_image`).
         """
-        if ref in self._images:
-            self._images.move_to_end(ref)
-            return self._images[ref]
+        cached = self._images.get(ref)
+        if cached is not None:
+            return cached
         if ref.crop is not None:
             # Through the cache, so that several crops of one image open it once.
             image = crop_image(self.get_image(replace(ref, crop=None)), ref, ref.crop, self._limits)
@@ -79,11 +77,7 @@ class MediaCache:
         else:
             image = corrupt_image(open_image(ref, self._media_policy.roots, self._limits), ref)
         self._sizes[ref] = Size(*image.size)
-        self._images[ref] = image
-        self._used_bytes += 3 * image.width * image.height
-        while self._used_bytes > self._max_bytes:
-            _, oldest = self._images.popitem(last=False)
-            self._used_bytes -= 3 * oldest.width * oldest.height
+        self._images.put(ref, image, 3 * image.width * image.height)
         return image
 
     def get_frame_plan(self, ref: VideoRef, sampling: FrameSampling) -> FramePlan:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from mmrl.config.schema import MediaLimitsConfig
 from mmrl.types import Size, UserError
 from mmrl.utils.files import resolve_inside
+
+MAX_ASPECT_RATIO: Final = 200
+"""Longer over shorter side of an image or frame. MAX_RATIO of qwen-vl-utils: beyond it resize rules fail."""
 
 
 class MediaError(UserError):
@@ -67,13 +71,13 @@ def check_sha256(path: str, sha256: str, expected: str) -> None:
 
 
 def check_dimensions(path: str, size: Size, limits: MediaLimitsConfig) -> None:
-    """Raise a MediaError for an image or frame that exceeds `max_pixels` or `max_aspect_ratio`."""
+    """Raise a MediaError for an image or frame that has too many pixels, or is too long and thin."""
     width, height = size
     if width * height > limits.max_pixels:
         raise MediaError(
             f"{path}: {width}x{height} pixels exceed max_pixels={limits.max_pixels:,}; shrink it or raise the limit"
         )
-    if max(width, height) > limits.max_aspect_ratio * min(width, height):
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         raise MediaError(
-            f"{path}: {width}x{height} is longer than max_aspect_ratio={limits.max_aspect_ratio} allows; crop it"
+            f"{path}: {width}x{height} has one side more than {MAX_ASPECT_RATIO} times as long as the other; crop it"
         )

@@ -32,6 +32,8 @@ IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EIGHT_BIT_MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 PNG_BIT_DEPTH_OFFSET: Final = 24  # offset of the byte in a PNG file that holds the bits per channel
 WHITE: Final = (255, 255, 255, 255)
+MAX_DECOMPRESSION_RATIO: Final = 2000
+"""Bytes of pixels per byte of an image file, above which it is taken for a decompression bomb."""
 
 
 def open_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> Image.Image:
@@ -129,11 +131,11 @@ def _check_header(image: Image.Image, content: bytes, path: str, limits: MediaLi
     """Refuse an image by its header: too large, a decompression bomb, animated, or deeper than 8 bits."""
     size = Size(*image.size)
     check_dimensions(path, size, limits)
-    if 3 * size.width * size.height > limits.max_decompression_ratio * len(content):
+    if 3 * size.width * size.height > MAX_DECOMPRESSION_RATIO * len(content):
         raise MediaError(
-            f"{path}: {size.width}x{size.height} pixels in {len(content):,} bytes exceed "
-            f"max_decompression_ratio={limits.max_decompression_ratio}, as decompression bombs do; "
-            "save it again or raise the limit"
+            f"{path}: {size.width}x{size.height} pixels in {len(content):,} bytes are more than "
+            f"{MAX_DECOMPRESSION_RATIO} bytes of pixels per byte of file, as in a decompression bomb; "
+            "save it again in another format"
         )
     if isinstance(image, GifImageFile | PngImageFile | WebPImageFile) and image.is_animated:
         raise MediaError(f"{path}: animated; save the frame you mean as a still image")

@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 import torch
 
 from mmrl.types import UserError
-from mmrl.utils.worker_limits import WorkerLimits
+from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerDiedError, WorkerError, WorkerPool, WorkerTimeoutError
 from mmrl.utils.worker_server import ReportActivity
 
 ItemT = TypeVar("ItemT")
 EncodedT = TypeVar("EncodedT")
 
-_STARTUP_TIMEOUT_S = 300.0
 _EXIT_CODE_OF_ERRORS = 1
 
 
@@ -38,7 +37,7 @@ def start_media_workers(
     return WorkerPool(
         partial(_use_one_thread, work),
         num_workers,
-        limits=WorkerLimits(_STARTUP_TIMEOUT_S, call_timeout_s=timeout_s),
+        limits=WorkerLimits(STARTUP_TIMEOUT_S, call_timeout_s=timeout_s),
         shared_imports=("mmrl.policy.processor",),
         pickler=_TensorPickler,
         make_error=partial(_make_error, name),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmrl.types import ImageRef, Size, VideoRef
+from mmrl.utils.digests import text_digest
 from mmrl.utils.files import report_write_errors, write_atomically
 
 
@@ -81,7 +81,7 @@ class OpenedMediaIndex:
 def _video_key(ref: VideoRef, reading: str) -> str:
     """Return the key of a video in the file, which no path of an image equals."""
     content = repr((ref.sha256, ref.start, ref.end, ref.fps, reading))
-    return f"video {hashlib.sha256(content.encode()).hexdigest()}"
+    return f"video {text_digest(content)}"
 
 
 def _is_whole_file(ref: ImageRef) -> bool:

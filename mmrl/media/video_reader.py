@@ -34,7 +34,8 @@ from mmrl.media.checks import (
 )
 from mmrl.media.image import open_image
 from mmrl.types import ImageRef, Size, UserError, VideoRef
-from mmrl.utils.files import compute_frames_digest, compute_sha256, list_frames, resolve_inside
+from mmrl.utils.digests import file_digest, frames_digest
+from mmrl.utils.files import list_frames, resolve_inside
 
 # ffmpeg reads playlists too, which name other files and URLs. These demuxers read only the file that they are given.
 _CONTAINER_OPTIONS: Final = {"format_whitelist": "mov,matroska,avi", "protocol_whitelist": "file"}
@@ -266,7 +267,7 @@ def open_video_file(ref: VideoRef, roots: Sequence[Path], limits: MediaLimitsCon
     """
     file = resolve_media_path(ref.path, roots, limits.max_video_bytes, "max_video_bytes")
     try:
-        sha256 = compute_sha256(file)
+        sha256 = file_digest(file)
     except OSError as error:
         raise unreadable_error(ref.path, error) from error
     check_sha256(ref.path, sha256, ref.sha256)
@@ -300,7 +301,7 @@ class FrameFolderReader:
         self._path, self._roots, self._limits = ref.path, roots, limits
         self._frames = self._list_frames()
         hashes = {Path(frame.path).name: frame.sha256 for frame in self._frames}
-        check_sha256(ref.path, compute_frames_digest(hashes), ref.sha256)
+        check_sha256(ref.path, frames_digest(hashes), ref.sha256)
         count = len(self._frames)
         check_length(ref.path, count, count / fps, limits)
         # Time is counted in frames, and each frame decodes on its own.
@@ -335,7 +336,7 @@ class FrameFolderReader:
             frames = []
             for file in files:
                 path = resolve_media_path(str(file), self._roots, self._limits.max_image_bytes, "max_image_bytes")
-                frames.append(ImageRef(path=str(file), sha256=compute_sha256(path)))
+                frames.append(ImageRef(path=str(file), sha256=file_digest(path)))
             return frames
         except OSError as error:
             raise unreadable_error(self._path, error) from error

@@ -9,7 +9,6 @@ K cached columns, V tokens of the vocabulary, M patches, D values of a patch.
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +25,7 @@ from mmrl.policy.logprobs import LogprobHead, LogprobRequest
 from mmrl.policy.lora import has_adapter, iter_adapted_layers, merged_weight, without_adapter
 from mmrl.policy.shared_prefix_attention import ATTENTION_NAME
 from mmrl.types import UserError
+from mmrl.utils.byte_cache import ByteCache
 from mmrl.utils.picklable_lock import PicklableLock
 
 if TYPE_CHECKING:
@@ -372,9 +372,7 @@ class VisionCache:
 
     def __init__(self, max_bytes: int) -> None:
         """Keep at most `max_bytes` of features, but always the last one."""
-        self._max_bytes = max_bytes
-        self._features: OrderedDict[str, VisionFeatures] = OrderedDict()
-        self._bytes = 0
+        self._features: ByteCache[str, VisionFeatures] = ByteCache(max_bytes)
         # The tower's own type of output, which the model reads fields of; known from its first output on.
         self._output_class: type[ModelOutput] | None = None
         # Asynchronous rollouts encode in a thread of their own.
@@ -399,10 +397,10 @@ class VisionCache:
             # batch or the cache, or a resumed run would differ from an uninterrupted one.
             for key, patches, grid in zip(next(key_lists), patches_by_medium, grid_thw, strict=True):
                 with self._lock:
-                    if key not in self._features:
-                        self._store(key, encode(patches, grid_thw=grid[None], **options))
-                    self._features.move_to_end(key)
-                    found.append(self._features[key])
+                    features = self._features.get(key)
+                    if features is None:
+                        features = self._store(key, encode(patches, grid_thw=grid[None], **options))
+                    found.append(features)
             assert self._output_class is not None
             tokens = torch.cat([features.tokens for features in found])
             if not found[0].deepstack:
@@ -416,11 +414,9 @@ class VisionCache:
         finally:
             tower.forward = encode
 
-    def _store(self, key: str, output: ModelOutput) -> None:
+    def _store(self, key: str, output: ModelOutput) -> VisionFeatures:
         self._output_class = type(output)
         # Gradients are enabled while the language model trains; the cache must not keep the tower's activations.
         features = VisionFeatures(output.pooler_output.detach(), tuple(output.get("deepstack_features") or ()))
-        self._features[key] = features
-        self._bytes += features.nbytes
-        while self._bytes > self._max_bytes and len(self._features) > 1:
-            self._bytes -= self._features.popitem(last=False)[1].nbytes
+        self._features.put(key, features, features.nbytes)
+        return features

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from mmrl.types import (
     Target,
     UserError,
 )
+from mmrl.utils.byte_cache import ByteCache
 from mmrl.utils.picklable_lock import PicklableLock
 
 LossOn: TypeAlias = Literal["response", "answer"]
@@ -47,11 +48,9 @@ class PromptProcessor:
         self.tokenizer = encoder.hf_processor.tokenizer
         self.response_format = encoder.response_format
         self.placeholders = encoder.placeholders
-        self._cache: OrderedDict[str, EncodedPrompt] = OrderedDict()
-        self._cached_bytes = 0
+        self._cache: ByteCache[str, EncodedPrompt] = ByteCache(_CACHE_BYTES)
         self._retained_ids: deque[frozenset[str]] = deque(maxlen=retained_steps)
-        self._tool_media: OrderedDict[str, PromptTensors] = OrderedDict()
-        self._tool_media_bytes = 0
+        self._tool_media: ByteCache[str, PromptTensors] = ByteCache(_TOOL_MEDIA_CACHE_BYTES)
         # Asynchronous rollouts build prompts in a thread while the learner asks for the tensors of others.
         self._lock = PicklableLock()
 
@@ -86,13 +85,7 @@ class PromptProcessor:
         with self._lock:
             segment, tensors = self.encoder.encode_tool_media(ref)
             assert segment.observation is not None
-            digest = segment.observation.digest
-            # A tool may show the same crop twice: it takes memory once, and counts as the latest.
-            replaced = self._tool_media.pop(digest, None)
-            self._tool_media[digest] = tensors
-            self._tool_media_bytes += tensors.nbytes - (replaced.nbytes if replaced else 0)
-            while len(self._tool_media) > 1 and self._tool_media_bytes > _TOOL_MEDIA_CACHE_BYTES:
-                self._tool_media_bytes -= self._tool_media.popitem(last=False)[1].nbytes
+            self._tool_media.put(segment.observation.digest, tensors, tensors.nbytes)
             return segment
 
     def tool_media_tensors(self, observation: MediaObservation) -> PromptTensors:
@@ -102,13 +95,14 @@ class PromptProcessor:
             UserError: it cannot be used, or has changed since it was shown.
         """
         with self._lock:
-            if observation.digest not in self._tool_media:
+            tensors = self._tool_media.get(observation.digest)
+            if tensors is None:
                 self.build_tool_segment(observation.ref)
-                # The digest is the key: had the file stayed as it was, it would be there now.
-                if observation.digest not in self._tool_media:
-                    raise UserError(f"{observation.ref.path}: changed since a tool showed it; restore the file")
-            self._tool_media.move_to_end(observation.digest)
-            return self._tool_media[observation.digest]
+                tensors = self._tool_media.get(observation.digest)
+            # The digest is the key: had the file stayed as it was, it would be there now.
+            if tensors is None:
+                raise UserError(f"{observation.ref.path}: changed since a tool showed it; restore the file")
+            return tensors
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
@@ -224,7 +218,8 @@ class PromptProcessor:
 
     def get_cached(self, sample: Sample) -> EncodedPrompt | None:
         """Return the encoded prompt of a sample if it is in the cache, else None."""
-        encoded = self._cache.get(sample.id)
+        with self._lock:
+            encoded = self._cache.get(sample.id)
         # Validation and test data may give one id to two samples.
         return encoded if encoded is not None and encoded.prompt.sample is sample else None
 
@@ -249,21 +244,13 @@ class PromptProcessor:
             if encoded is None:
                 encoded = self.encode(sample)
                 self._put_in_cache(encoded)
-            self._cache.move_to_end(sample.id)
             return encoded
 
     def _put_in_cache(self, encoded: EncodedPrompt) -> None:
-        """Put a prompt last into the cache; the first that are not retained leave if the cache is full."""
-        sample_id = encoded.prompt.sample.id
-        replaced = self._cache.pop(sample_id, None)
-        self._cached_bytes += encoded.tensors.nbytes - (replaced.tensors.nbytes if replaced else 0)
-        self._cache[sample_id] = encoded
-        # The last one stays: the caller that added it is about to use it.
-        for candidate in list(self._cache)[:-1] if self._cached_bytes > _CACHE_BYTES else ():
-            if self._cached_bytes <= _CACHE_BYTES:
-                break
-            if not any(candidate in retained for retained in self._retained_ids):
-                self._cached_bytes -= self._cache.pop(candidate).tensors.nbytes
+        self._cache.put(encoded.prompt.sample.id, encoded, encoded.tensors.nbytes, is_pinned=self._is_retained)
+
+    def _is_retained(self, sample_id: str) -> bool:
+        return any(sample_id in retained for retained in self._retained_ids)
 
 
 def _last_continuation_start(segments: Sequence[Segment]) -> int | None:

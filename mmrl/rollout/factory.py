@@ -62,8 +62,8 @@ class SamplerFactory:
     ) -> None:
         """Start the engine with the model that the policy started from. It gets the policy's weights at the first sync.
 
-        `warn` is called when the engine had to be restarted. `make_custom_engine` is the
-        loaded function of `rollout.engine: {fn}`.
+        `warn` is called when the engine had to be restarted. `make_custom_engine` is the loaded function of
+        `rollout.engine: {fn}`.
 
         Raises:
             UserError: the engine does not start, or cannot do what the config asks for.

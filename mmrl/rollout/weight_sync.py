@@ -16,9 +16,7 @@ import torch
 from mmrl.distributed.ranks import Ranks
 from mmrl.policy.policy import Policy
 from mmrl.types import UserError
-
-_FINGERPRINT_VALUES = 1000
-"""About as many values of a tensor go into its fingerprint: enough to notice an update, cheap on 7 billion weights."""
+from mmrl.utils.torch_digests import sample_bytes
 
 
 class WeightSpec(NamedTuple):
@@ -126,10 +124,8 @@ class TensorFingerprint:
 
 def fingerprint(tensor: torch.Tensor) -> TensorFingerprint:
     """Return the fingerprint of a tensor of any shape and floating dtype."""
-    # Evenly spaced, so that a tensor of which only a part arrived differs as well.
-    stride = max(1, tensor.numel() // _FINGERPRINT_VALUES)
-    values = tensor.detach().flatten()[::stride].float().cpu().contiguous()
-    return TensorFingerprint(shape=tuple(tensor.shape), digest=hashlib.sha256(values.numpy().tobytes()).hexdigest())
+    digest = hashlib.sha256(sample_bytes(tensor)).hexdigest()
+    return TensorFingerprint(shape=tuple(tensor.shape), digest=digest)
 
 
 def iter_with_fingerprints(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 
 from mmrl.config import Config
 from mmrl.config.schema import matches_conditions
 from mmrl.config.schema.base import SampleConditions, condition_value
 from mmrl.scoring.scorer import RewardFunctionScorer
 from mmrl.types import Sample
+from mmrl.utils.messages import did_you_mean
 
 _MAX_LISTED = 5
 
@@ -44,9 +44,9 @@ def _find_unmet(owner: str, when: SampleConditions, samples: Sequence[Sample]) -
 
 
 def _describe_known(value: str, known: Sequence[str]) -> str:
-    close = get_close_matches(value, known, n=1)
-    if close:
-        return f"did you mean {close[0]!r}?"
+    hint = did_you_mean(value, known)
+    if hint:
+        return hint
     more = f" and {len(known) - _MAX_LISTED} more" if len(known) > _MAX_LISTED else ""
     return f"there is {', '.join(known[:_MAX_LISTED]) or 'no such column'}{more}"
 

@@ -7,7 +7,6 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from mmrl.config.schema.rollout_steps import step_name
 from mmrl.rollout.tools.workers import ToolFunction
 from mmrl.scoring.terms import make_worker_limits
 from mmrl.types import UserError
+from mmrl.utils.messages import did_you_mean
 from mmrl.utils.plugins import errors_about_call, load_function, load_plugin
 from mmrl.utils.worker_pool import WorkerError, WorkerPool
 from mmrl.utils.worker_server import ReportActivity
@@ -62,8 +62,7 @@ def qualified_name(name: str) -> str:
     if f"mmrl_rewards.{name}" in known_names:
         return f"mmrl_rewards.{name}"
     short_names = [known_name.removeprefix("mmrl_rewards.") for known_name in known_names]
-    close = get_close_matches(name, short_names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "`mmrl reward list` shows all"
+    hint = did_you_mean(name, short_names) or "`mmrl reward list` shows all"
     raise UserError(f"there is no reward {name!r}; {hint}")
 
 

@@ -19,15 +19,13 @@ from typing import Literal
 from mmrl.config.schema import RewardTermConfig, ScoringConfig
 from mmrl.types import Response, RewardErrorKind, RewardFailure, RewardValue, Sample, Unscorable, UserError
 from mmrl.utils.error_catcher import ErrorCatcher
-from mmrl.utils.worker_limits import WorkerLimits
+from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerTimeoutError
 from mmrl_rewards.contract import BoundReward
 
-# In lexicographic totals, two values within the same hundredth of a term's range are equal.
-_LEXICOGRAPHIC_LEVELS = 100
 _MAX_REASON_CHARS = 2000
 
-CombineMethod = Literal["sum", "product", "min", "lexicographic"]
+CombineMethod = Literal["sum", "product", "min"]
 RewardOutcome = RewardValue | RewardFailure
 
 
@@ -61,7 +59,8 @@ def call_reward(reward: BoundReward, response: Response, sample: Sample) -> Rewa
 
 def make_worker_limits(options: ScoringConfig) -> WorkerLimits:
     """Return the limits of a worker that calls rewards."""
-    return WorkerLimits(options.startup_timeout_s, options.timeout_s, **options.worker_limits.model_dump())
+    limits = options.worker_limits
+    return WorkerLimits(STARTUP_TIMEOUT_S, options.timeout_s, limits.memory_mib, limits.processes, reads_output=True)
 
 
 def worker_failure(error: WorkerError) -> RewardFailure:
@@ -105,11 +104,8 @@ class BoundTerm:
             UserError: one of them does not suit the reward's range.
         """
         low, high = self.reward.reward.low, self.reward.reward.high
-        clip, scale, fallback = self.options.transform.clip, self.options.transform.rescale_to, self.options.fallback
-        least = low if clip is None else max(low, clip[0])
-        if self.options.transform.power != 1.0 and least < 0.0:
-            raise UserError(f"term {self.name!r}: a power of values from {least:g} is not defined; set transform.clip")
-        if self._clip_and_curve(high) <= self._clip_and_curve(low) or (scale is not None and scale[0] == scale[1]):
+        scale, fallback = self.options.transform.rescale_to, self.options.fallback
+        if self._clip(high) <= self._clip(low) or (scale is not None and scale[0] == scale[1]):
             raise UserError(f"term {self.name!r}: its transform makes all values from {low:g} to {high:g} equal")
         if fallback is not None and not low <= fallback <= high:
             raise UserError(f"term {self.name!r}: fallback {fallback:g} is outside the range {low:g} to {high:g}")
@@ -131,20 +127,19 @@ class BoundTerm:
 
     def transform(self, value: float) -> float:
         """Return the value that counts in the total, for a value of the reward."""
-        curved, scale = self._clip_and_curve(value), self.options.transform.rescale_to
+        curved, scale = self._clip(value), self.options.transform.rescale_to
         if scale is None:
             return curved
-        low, high = self._clip_and_curve(self.reward.reward.low), self._clip_and_curve(self.reward.reward.high)
+        low, high = self._clip(self.reward.reward.low), self._clip(self.reward.reward.high)
         return scale[0] + (scale[1] - scale[0]) * (curved - low) / (high - low)
 
-    def _clip_and_curve(self, value: float) -> float:
+    def _clip(self, value: float) -> float:
         transform = self.options.transform
-        # A threshold comes before the power, which its 0 or 1 passes unchanged.
         if transform.clip is not None:
             value = min(max(value, transform.clip[0]), transform.clip[1])
         if transform.threshold is not None:
             value = float(value >= transform.threshold)
-        return value if transform.power == 1.0 else value**transform.power
+        return value
 
 
 def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
@@ -183,9 +178,7 @@ def combine_terms(
 ) -> float:
     """Return the total of a response. A term whose requirement is not met counts 0.
 
-    With weights w and transformed values v: sum Σ w v; product Π v^w; min, the lowest v; lexicographic
-    Σ_k q_k / 102^k over Σ_k 1 / 102^k, where q_k is v_k over the high end of its range, rounded down to hundredths for
-    all but the last term. Since 1/100 > Σ_{k>0} 1 / 102^k, a term outweighs all that follow it.
+    With weights w and transformed values v: sum Σ w v; product Π v^w; min, the lowest v.
 
     Args:
         terms: the terms that apply to the sample, in the order of the config.
@@ -208,12 +201,6 @@ def combine_terms(
             return float(prod(value ** term.options.weight_at(step) for term, value in counted))
         case "min":
             return min(value for _, value in counted)
-        case "lexicographic":
-            fractions = []
-            for term, value in counted:
-                reward = term.reward.reward
-                fractions.append(value / max(term.transform(reward.low), term.transform(reward.high)))
-            return _combine_lexicographic(fractions)
 
 
 def _requirements_met(
@@ -230,15 +217,3 @@ def _requirements_met(
             return False
         term = terms_by_name[required]
     return True
-
-
-def _combine_lexicographic(fractions: Sequence[float]) -> float:
-    *first, last = fractions
-    # 0.29 * 100 is 28.999...: without the 1e-9, rounding down would lose a level.
-    levels = []
-    for fraction in first:
-        levels.append(int(fraction * _LEXICOGRAPHIC_LEVELS + 1e-9) / _LEXICOGRAPHIC_LEVELS)
-    levels.append(last)
-    # 102 rather than 100, the number of levels: all later terms together must count less than one level of this one.
-    places = [(_LEXICOGRAPHIC_LEVELS + 2.0) ** -k for k in range(len(levels))]
-    return sum(level * place for level, place in zip(levels, places, strict=True)) / sum(places)

@@ -165,8 +165,8 @@ class Validation:
         self.log_metrics(state, {f"validation/{name}": value for name, value in metrics.items()})
         rewards_text = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
         self.print_line(f"validation after {state.step} steps: {rewards_text}")
-        goal, task_goal = self.options.stop_at_mean_reward, self.options.stop_at_task_reward
-        if goal is not None and mean >= goal and (task_goal is None or min(task_means.values()) >= task_goal):
+        goal = self.options.stop_at_mean_reward
+        if goal is not None and mean >= goal:
             state.stage_done = True
 
 

@@ -17,7 +17,8 @@ class HealthRule(NamedTuple):
     """A limit on one metric, and the advice to print when it is violated."""
 
     metric: str  # name of the metric
-    limit_field: str  # field of `HealthConfig`; one that begins with `min_` is a lower limit, any other an upper
+    name: str  # name of the limit; one that begins with `min_` is a lower limit, any other an upper
+    limit: float | None  # None: `HealthConfig` has the limit, as a field of that name
     message: str  # format string that receives the mean as `value`; for a single step its value, and `owner`
 
 
@@ -25,6 +26,7 @@ HEALTH_RULES: Final = (  # of windowed means
     HealthRule(
         "groups/nonzero_advantage_frac",
         "min_nonzero_advantage_frac",
+        0.1,
         "{value:.0%} of the groups have a nonzero advantage: the other questions are too easy or too hard for this "
         "policy. Mix in others, sample more (`dynamic_sampling` with `max_rounds`), or train again on groups that had "
         "one (`replay`)",
@@ -32,28 +34,33 @@ HEALTH_RULES: Final = (  # of windowed means
     HealthRule(
         "rollout/truncated_frac",
         "max_truncated_frac",
+        0.5,
         "{value:.0%} of the rollouts are cut before their end: raise sampling.max_new_tokens, or reward brevity",
     ),
     HealthRule(
         "rollout/duplicate_frac",
         "max_duplicate_frac",
+        0.95,
         "{value:.0%} of the rollouts repeat the text of a sibling: raise sampling.temperature, or add a bonus on "
         "entropy (loss.entropy)",
     ),
     HealthRule(
         "policy/entropy_nats",
         "min_entropy",
+        0.005,
         "the policy is certain of every token (entropy {value:.4f} nats) and no longer explores: lower the learning "
         "rate, raise loss.clip_high, or add a bonus on entropy (loss.entropy)",
     ),
     HealthRule(
         "policy/reference_kl_nats",
         "max_reference_kl",
+        1.0,
         "the policy is {value:.2f} nats a token from its reference: lower the learning rate, or raise loss.kl.coef",
     ),
     HealthRule(
         "policy/importance_ratio_max",
         "max_importance_ratio",
+        20.0,
         "some tokens are {value:.0f} times as likely as when they were sampled: lower the learning rate, ppo_epochs or "
         "replay.max_staleness, or set loss.dual_clip. If no rollout is old or used twice, suspect the rollout "
         "engine: look at rollout/logprob_diff_mean",
@@ -61,6 +68,7 @@ HEALTH_RULES: Final = (  # of windowed means
     HealthRule(
         "rollout/logprob_diff_mean",
         "max_logprob_diff",
+        None,
         "rollout engine and learner differ by {value:.2g} nats a token before the update: suspect the engine, not the "
         "learning rate. rollout.logprob_check.every=1 shows the modality that differs, and whether the gap begins at a "
         "weight sync. If it is rounding, try model.float32_output_layer=true, then model.dtype=float32, or "
@@ -69,6 +77,7 @@ HEALTH_RULES: Final = (  # of windowed means
     HealthRule(
         "rollout/stale_logprob_diff_mean",
         "max_stale_logprob_diff",
+        None,
         "tokens of the policy version before are {value:.2g} nats from the learner. If logprob_check/diff_mean is as "
         "large, suspect the engine. Otherwise the policy moves far in one step: lower the learning rate or ppo_epochs, "
         "or weigh the gap with loss.rollout_correction",
@@ -76,6 +85,7 @@ HEALTH_RULES: Final = (  # of windowed means
     HealthRule(
         "replay/staleness_max",
         "max_replay_staleness",
+        None,
         "the stage replays rollouts that are up to {value:.0f} policy versions old: their ratios are far from 1 and "
         "mostly clipped. Mix in questions that still differ within a group, or set replay.max_staleness",
     ),
@@ -84,16 +94,21 @@ STEP_RULES: Final = (  # of a single step, for metrics that are a `WorstToken`
     HealthRule(
         "policy/importance_ratio_max",
         "max_token_ratio",
+        1000.0,  # e^6.9
         "a token of {owner} is {value:.3g} times as likely as when it was sampled, and the loss may explode. If "
         "rollout/logprob_diff_max is large too, suspect the rollout engine; otherwise lower the learning rate",
     ),
     HealthRule(
         "rollout/logprob_diff_max",
         "max_token_logprob_diff",
+        5.0,  # rounding in bfloat16 reaches 0.35
         "rollout engine and learner differ by {value:.3g} nats on a token of {owner} before the update: suspect the "
         "engine, or the media that it was given. rollout.logprob_check.every=1 shows if it begins at a weight sync",
     ),
 )
+MIN_BLIND_GAP: Final = 0.02  # mean of a reward term with the media, minus the mean without
+MAX_FAILED_TOOL_CALL_FRAC: Final = 0.2
+MAX_REWARD_TERM_DROP: Final = 0.1  # from the first window on, while the total reward rises
 BLIND_GAP_PREFIX: Final = "probe/blind_gap/"
 CALLS_SUFFIX: Final = "/calls"
 TERM_PREFIX: Final = "reward/term/"
@@ -163,17 +178,17 @@ class HealthMonitor:
             self._last_violation[name] = step
 
     def _find_violations(self, rules: Iterable[HealthRule], metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        """Yield the limit's field and the message of each rule that `metrics` violate."""
+        """Yield the limit's name and the message of each rule that `metrics` violate."""
         for rule in rules:
-            limit: float | None = getattr(self._options, rule.limit_field)
+            limit: float | None = getattr(self._options, rule.name) if rule.limit is None else rule.limit
             value = metrics.get(rule.metric)
             if limit is None or value is None:
                 continue
             # "not within", so that NaN violates every limit.
-            is_within = value >= limit if rule.limit_field.startswith("min_") else value <= limit
+            is_within = value >= limit if rule.name.startswith("min_") else value <= limit
             if not is_within:
                 owner = value.owner if isinstance(value, WorstToken) else ""
-                yield rule.limit_field, rule.message.format(value=value, owner=owner)
+                yield rule.name, rule.message.format(value=value, owner=owner)
 
     def _find_problems(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Yield a name and the message of each problem that `means` show."""
@@ -183,9 +198,6 @@ class HealthMonitor:
         yield from self._find_falling_terms(means)
 
     def _find_blind_probes(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        limit = self._options.min_blind_gap
-        if limit is None:
-            return
         # Of each probe, the reward term that depends most on the media: a format term never loses anything.
         gaps: dict[str, float] = {}
         for name, gap in means.items():
@@ -193,7 +205,7 @@ class HealthMonitor:
                 probe = name.removeprefix(BLIND_GAP_PREFIX).partition("/")[0]
                 gaps[probe] = max(gap, gaps.get(probe, gap))
         for probe, gap in gaps.items():
-            if gap < limit:
+            if gap < MIN_BLIND_GAP:
                 yield (
                     BLIND_GAP_PREFIX + probe,
                     f"probe {probe}: no reward term loses more than {gap:.3f} when the media are hidden: the policy "
@@ -201,16 +213,13 @@ class HealthMonitor:
                 )
 
     def _find_failing_tools(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        limit = self._options.max_failed_tool_call_frac
-        if limit is None:
-            return
         for name, calls in means.items():
             if not name.endswith(CALLS_SUFFIX) or not calls:
                 continue
             step_name = name.removesuffix(CALLS_SUFFIX)
             failures = means.get(f"{step_name}/errors", 0.0) + means.get(f"{step_name}/timeouts", 0.0)
             failed = failures / calls
-            if failed > limit:
+            if failed > MAX_FAILED_TOOL_CALL_FRAC:
                 yield (
                     name,
                     f"{failed:.0%} of the tool calls in step {step_name} fail: a tool raises or exceeds its timeout; "
@@ -219,14 +228,11 @@ class HealthMonitor:
 
     def _find_falling_terms(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Find reward terms that fell while the total rose: a sign that the policy games the other terms."""
-        limit = self._options.max_reward_term_drop
-        if limit is None:
-            return
         for name, value in sorted(means.items()):
             if not name.startswith(TERM_PREFIX) or name not in self._first_means:
                 continue
             first = self._first_means[name]
-            if first - value > limit and means[TOTAL_METRIC] > self._first_means[TOTAL_METRIC]:
+            if first - value > MAX_REWARD_TERM_DROP and means[TOTAL_METRIC] > self._first_means[TOTAL_METRIC]:
                 term = name.removeprefix(TERM_PREFIX)
                 yield (
                     name,

@@ -1,8 +1,7 @@
-"""Files: reading inside allowed folders, atomic writing, digests, and JSON that every parser accepts."""
+"""Files: reading inside allowed folders, atomic writing, and JSON that every parser accepts."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -56,18 +55,6 @@ def list_frames(folder: Path, roots: Sequence[Path]) -> list[Path]:
     for frame in frames:
         resolve_inside(frame, roots)
     return sorted(frames, key=_natural_sort_key)
-
-
-def compute_frames_digest(frames: Mapping[str, str]) -> str:
-    """Return the digest of a folder of frames: the sha256 over name and sha256 of each frame, in order."""
-    lines = [f"{sha256} {name}\n" for name, sha256 in frames.items()]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def compute_sha256(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hexadecimal. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from mmrl.types import FunctionCall, UserError
+from mmrl.utils.messages import did_you_mean
 
 # By default an infinity would be written as null, and arrive as None.
 _JSON: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))
@@ -100,10 +100,8 @@ def validate_args(owner: str, options: Mapping[str, PluginOption], args: Mapping
     """
     for name in args:
         if name not in options:
-            close = difflib.get_close_matches(name, options, n=1)
             known = f"it has {', '.join(map(repr, options))}" if options else "it has none"
-            hint = f"did you mean {close[0]!r}?" if close else known
-            raise _option_error(f"{owner} has no option {name!r}; {hint}", name, args)
+            raise _option_error(f"{owner} has no option {name!r}; {did_you_mean(name, options) or known}", name, args)
     for name, option in options.items():
         if option.required and name not in args:
             raise UserError(f"{owner} needs the option {name!r}")

@@ -6,8 +6,6 @@ exception stays its `__cause__`. `describe_plugin_error` says the same of what i
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -23,6 +21,8 @@ from types import FrameType, ModuleType
 from typing import Any, Final, NoReturn
 
 from mmrl.types import FunctionCall, UserError
+from mmrl.utils.digests import text_digest
+from mmrl.utils.messages import did_you_mean
 from mmrl.utils.plugin_args import check_positional_parameters, read_plugin_options, validate_args
 
 IMPORT_TIMEOUT_S: Final = 120.0
@@ -119,9 +119,8 @@ def load_object(name: str, base_dir: Path) -> object:
             module = importlib.import_module(place)
     members = vars(module)
     if attribute not in members:
-        close = difflib.get_close_matches(attribute, members, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UserError(f"{name!r}: {place} has no {attribute!r}{hint}")
+        hint = did_you_mean(attribute, members)
+        raise UserError(f"{name!r}: {place} has no {attribute!r}" + (f"; {hint}" if hint else ""))
     return members[attribute]
 
 
@@ -135,7 +134,7 @@ def _import_file(path: Path, name: str) -> ModuleType:
         raise UserError(f"{name!r}: there is no file {path}")
     # Two files of one name must not collide, so the name holds a digest of the path. It has to be in `sys.modules`,
     # or nothing that the file defines could be pickled for a worker process.
-    module_name = f"mmrl_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    module_name = f"mmrl_plugin_{path.stem}_{text_digest(str(path))[:8]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)

@@ -7,9 +7,7 @@ pool reads /proc ten times a second, which Linux alone has: elsewhere only the o
 
 from __future__ import annotations
 
-import glob
 import os
-import signal
 import sys
 import time
 from codecs import getincrementaldecoder
@@ -18,14 +16,19 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Event, Thread
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mmrl.utils.control_chars import escape_controls
+from mmrl.utils.processes import kill_processes, list_tree
 
 _CHECK_INTERVAL_S = 0.1
 _READ_BYTES = 2**20
-_MAX_KILL_ROUNDS = 100
 _KIB, _MIB = 2**10, 2**20
+
+STARTUP_TIMEOUT_S: Final = 300.0
+"""Seconds without a report after which loading counts as hung. A file of the user's may load a model."""
+MAX_OUTPUT_KIB: Final = 256
+"""Text that is shown of what all workers of a server print in a run."""
 
 
 class WorkerLimits(NamedTuple):
@@ -35,7 +38,7 @@ class WorkerLimits(NamedTuple):
     call_timeout_s: float | None = None  # seconds of a call that is submitted without a deadline of its own
     memory_mib: int | None = None  # memory held at any time
     processes: int | None = None  # processes at any time, the worker included
-    output_kib: int | None = None  # output that is shown, of all workers of a server; the rest is read and dropped
+    reads_output: bool = False  # show up to MAX_OUTPUT_KIB of what all workers of a server print, and drop the rest
 
 
 class WorkerWatch:
@@ -76,16 +79,13 @@ class WorkerWatch:
 
     def _show_output(self, content: bytes) -> None:
         """Write to standard error what the limit leaves, without control characters; count the rest."""
-        shown = content
-        limit_kib = self._limits.output_kib
-        if limit_kib is not None:
-            shown = content[: limit_kib * _KIB - self._shown_bytes]
+        shown = content[: MAX_OUTPUT_KIB * _KIB - self._shown_bytes]
         self._shown_bytes += len(shown)
         text = escape_controls(self._decoder.decode(shown))
         if len(shown) < len(content) and not self._dropped_bytes:
             text += (
-                f"\nwarning: worker processes have printed more than {limit_kib} KiB; the rest is counted, and not "
-                "shown (worker_limits.output_kib)\n"
+                f"\nwarning: worker processes have printed more than {MAX_OUTPUT_KIB} KiB; the rest is counted, and "
+                "not shown\n"
             )
         self._dropped_bytes += len(content) - len(shown)
         # The terminal may be gone.
@@ -126,46 +126,6 @@ class WorkerWatch:
         if exact_kib * _KIB > memory_mib * _MIB:
             return f"held more than {memory_mib} MiB of memory (worker_limits.memory_mib)"
         return None
-
-
-def list_tree(pid: int) -> list[int]:
-    """Return a process and its living descendants, parents before their children."""
-    tree = [pid]
-    # The list grows while it is read.
-    for parent in tree:
-        # Each thread has children of its own.
-        for path in glob.glob(f"/proc/{parent}/task/*/children"):
-            with suppress(OSError):
-                tree += map(int, Path(path).read_text().split())
-    return tree
-
-
-def kill_processes(pids: Sequence[int]) -> None:
-    """Kill processes with their groups. A group is killed at once, so none of it can fork ahead of the signal."""
-    own_group = os.getpgrp()
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            group = os.getpgid(pid)
-            if group == pid and group != own_group:
-                os.killpg(group, signal.SIGKILL)
-            os.kill(pid, signal.SIGKILL)
-
-
-def kill_orphans(kept: set[int]) -> None:
-    """Kill all children of this process but those `kept`, with their descendants, and wait for them.
-
-    It is for a process that inherits orphans: those that a killed worker has left.
-    """
-    for _ in range(_MAX_KILL_ROUNDS):
-        orphans = []
-        for path in glob.glob("/proc/self/task/*/children"):
-            orphans += [pid for pid in map(int, Path(path).read_text().split()) if pid not in kept]
-        if not orphans:
-            return
-        for orphan in orphans:
-            kill_processes(list_tree(orphan))
-            with suppress(ChildProcessError):
-                os.waitpid(orphan, 0)
 
 
 def _read(pid: int, name: str) -> str:

@@ -29,7 +29,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from mmrl.types import UserError
 from mmrl.utils.error_catcher import ErrorCatcher
-from mmrl.utils.worker_limits import WorkerLimits, WorkerWatch, kill_processes, list_tree
+from mmrl.utils.processes import kill_processes, list_tree
+from mmrl.utils.worker_limits import WorkerLimits, WorkerWatch
 from mmrl.utils.worker_server import MessageSocket, ReportActivity, ServerSetup, WorkerSetup
 
 PayloadT = TypeVar("PayloadT")
@@ -103,7 +104,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
             load: returns the function that workers apply to payloads. It must be picklable, runs in the server, and is
                 given a function that reports what it does next.
             num_workers: calls that run at the same time.
-            limits: limits of each worker. With `output_kib`, this process reads the output, and shows it escaped.
+            limits: limits of each worker. With `reads_output`, this process reads the output, and shows it escaped.
             shared_imports: run `load` in every worker instead, forked from a server that has imported these modules.
                 Replacing a worker takes longer, but `load` may start threads, and all pools that give the same modules
                 and limits share the server, whose imports they pay for once. None: `load` runs in a server of this
@@ -266,7 +267,7 @@ class _Server:
         ours, theirs = socket.socketpair()
         self._control = MessageSocket(ours)
         # None: the output goes where that of this process goes.
-        output_fds = None if limits.output_kib is None else os.pipe()
+        output_fds = os.pipe() if limits.reads_output else None
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _SERVER_CODE, str(theirs.fileno()), json.dumps(sys.path)],
@@ -311,7 +312,7 @@ class _Server:
                 activity = report
                 report = line.receive(timeout_s)
         except TimeoutError:
-            raise WorkerStartError(f"hung while {activity}: more than {timeout_s:g} s (startup_timeout_s)") from None
+            raise WorkerStartError(f"hung while {activity}: more than {timeout_s:g} s without a report") from None
         except (EOFError, ConnectionError):
             reason = self.take_reason(pid)
             if reason is not None:

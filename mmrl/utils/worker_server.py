@@ -10,7 +10,6 @@ it. Loading is slow and forking takes milliseconds, which makes it cheap to repl
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import io
 import os
@@ -25,14 +24,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 from mmrl.types import UserError
-from mmrl.utils.worker_limits import kill_orphans, list_tree
+from mmrl.utils.processes import die_with_parent, inherit_orphans, kill_orphans, list_tree
 
 ReportActivity = Callable[[str], None]
 """Tells the pool what a loader is about to do, for the error message should that hang or end the process."""
 
 _HEADER, _SIZE = struct.Struct("!QQ"), struct.Struct("!Q")
 _READ_AHEAD_BYTES = 2**16
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
 
 Loader = Callable[[ReportActivity], Callable[[Any], object]]
 """Returns the function that workers apply to payloads."""
@@ -137,9 +135,8 @@ def run_server(control_fd: int) -> None:
 def _manage_workers(control: MessageSocket, setup: WorkerSetup | None, work: Callable[[Any], object] | None) -> None:
     """Fork and end workers as the pool asks; end all that are left when the pool has closed its end or died."""
     worker_pids: set[int] = set()
-    if sys.platform == "linux":
-        # Processes that a worker leaves behind become children of this one, so that they can be found and killed.
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # So that processes that a worker leaves behind can be found and killed.
+    inherit_orphans()
     # A user's file may have started processes while it was loaded. They stay.
     kept = set(list_tree(os.getpid()))
     try:
@@ -188,11 +185,10 @@ def _fork_worker(
     with suppress(OSError):
         os.setpgid(pid, 0)
     if pid == 0:
-        if sys.platform == "linux":
-            # A server that is killed with the group of its run cannot end its workers, which have groups of their own.
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != server_pid:
-                os._exit(1)
+        # A server that is killed with the group of its run cannot end its workers, which have groups of their own.
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != server_pid:
+            os._exit(1)
         control.connection.close()
         _run_worker(MessageSocket(connection), setup, work)
     connection.close()

@@ -224,7 +224,7 @@ def watched() -> Iterator[list[int]]:
 def main() -> None:
     trial_sets: list[TrialSet] = pickle.loads(Path(sys.argv[1]).read_bytes())
     torch.set_num_threads(1)
-    with join_ranks(DistributedConfig(heartbeat_s=20, timeout_s=60)) as ranks:
+    with join_ranks(DistributedConfig(timeout_s=60)) as ranks:
         results = {}
         for trial_set in trial_sets:
             for name, trial in trial_set.trials.items():

@@ -18,7 +18,7 @@ from harness import Command, experiment, rl_stage, sft_stage, write
 from PIL import Image
 
 from mmrl.types import VideoRef
-from mmrl.utils.worker_limits import list_tree
+from mmrl.utils.processes import list_tree
 
 Config = dict[str, Any]
 

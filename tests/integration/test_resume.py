@@ -34,7 +34,7 @@ from mmrl.log.run_dir import RunDir
 KILLS = (  # in each process in turn: at the Nth call of a function
     ("mid-imitation", "mmrl.learner.learner:PolicyLearner.step", 5),
     # the first six check the one resumed from
-    ("while a checkpoint is written", "mmrl.checkpoint.atomic_folder:compute_sha256", 6 + 2),
+    ("while a checkpoint is written", "mmrl.checkpoint.atomic_folder:file_digest", 6 + 2),
     ("between the stages", "mmrl.training.held_out:HeldOutEvaluation.measure_test_samples", 1),
     ("mid-reinforcement", "mmrl.learner.learner:PolicyLearner.step", 5),
     ("while the model is exported", "transformers.processing_utils:ProcessorMixin.save_pretrained", 1),
@@ -121,7 +121,7 @@ def test_a_run_killed_while_it_writes_in_the_background_ends_like_the_whole_one(
     again: Path, whole: Path, here: Command
 ) -> None:
     """And goes on with another rhythm, which no result depends on."""
-    blow = ("mmrl.checkpoint.atomic_folder:compute_sha256", 6 + 2, "SIGKILL")  # the second checkpoint
+    blow = ("mmrl.checkpoint.atomic_folder:file_digest", 6 + 2, "SIGKILL")  # the second checkpoint
     done = mmrl("train", again, "checkpoints.async_save=true", strike=blow)
     assert done.code == -signal.SIGKILL
     assert {path.name for path in (again.parent / "run" / "checkpoints").iterdir()} == {

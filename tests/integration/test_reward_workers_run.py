@@ -13,7 +13,7 @@ import pytest
 from harness import Command, contents, experiment, metrics, mmrl, rl_stage, write
 from waiting import PATIENCE_S, wait_for
 
-from mmrl.utils.worker_limits import list_tree
+from mmrl.utils.processes import list_tree
 
 REWARDS = """
 import os

@@ -55,14 +55,14 @@ stages:
   - kind: sft
     name: cold
     steps: 10
-    validation: {stop_at_mean_reward: 0.4, stop_at_task_reward: 0.1, every: 5}
+    validation: {stop_at_mean_reward: 0.4, every: 5}
     optimizer: {lr_by_component: {language: 1e-5}}
     target_field: response
     rollout_steps: [{kind: tools, tools: [{fn: "t:zoom"}]}]
   - kind: rl
     name: rl
     steps: 20
-    validation: {stop_at_mean_reward: 0.9, stop_at_task_reward: 0.5}
+    validation: {stop_at_mean_reward: 0.9}
     dynamic_sampling: {ranges: [{term: x}], max_rounds: 2}
     replay: {capacity: 64}
     rollout_steps:

@@ -109,26 +109,11 @@ def by_response(values):
 
 def test_ratios_by_the_definition():
     log_ratio = noise(0)
-    token, sequence, mixed = (
-        importance_ratios(log_ratio, SEQUENCES, kind) for kind in ("token", "sequence", "sequence_token")
-    )
+    token, sequence = (importance_ratios(log_ratio, SEQUENCES, kind) for kind in ("token", "sequence"))
     slow = [math.prod(x.exp().tolist()) ** (1 / len(x)) for x in by_response(log_ratio) for _ in x]
     torch.testing.assert_close(token, log_ratio.exp())
     torch.testing.assert_close(sequence, torch.tensor(slow, dtype=torch.float64))
-    torch.testing.assert_close(mixed, sequence)
     assert token[0] == pytest.approx(sequence[0])  # a response of one token
-
-
-def test_the_gradient_of_gspo_token_is_gspos_where_a_response_has_one_advantage():
-    """GSPO, arXiv:2507.18071, eq. 11 and 17; the gradient of a mean is 1 / n_i, that of a token its own."""
-    log_ratio, weights = noise(1), torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)[SEQUENCES]
-    gradients = []
-    for kind in ("sequence", "sequence_token"):
-        leaf = log_ratio.clone().requires_grad_()
-        (importance_ratios(leaf, SEQUENCES, kind) * weights).sum().backward()
-        gradients.append(leaf.grad)
-    torch.testing.assert_close(gradients[0], gradients[1])
-    torch.testing.assert_close(gradients[0], importance_ratios(log_ratio, SEQUENCES, "sequence") * weights)
 
 
 def test_importance_weights_by_hand():

@@ -217,23 +217,23 @@ def test_explain_follows_the_options(tmp_path):
     overrides = [
         "stages.rl.advantage={scale: none}",
         "stages.rl.sampling.top_k=5",
-        "stages.rl.validation={stop_at_mean_reward: 0.7, stop_at_task_reward: 0.2}",
+        "stages.rl.validation={stop_at_mean_reward: 0.7}",
         "data.validation=[{fn: a:b}]",
         "stages.cold.optimizer={lr_schedule: cosine, warmup_steps: 3, lr: 1e-3, final_lr_frac: 0.1}",
         "rewards.terms.0.when={task: [count], level: [hard, harder]}",
         "rewards.terms.0.requires=form",
-        "rewards.terms.0.transform={clip: [0, 0.9], power: 2, rescale_to: [-1, 1]}",
+        "rewards.terms.0.transform={clip: [0, 0.9], rescale_to: [-1, 1]}",
         "rewards.terms.0.schedule={points: [[0, 1], [50, 0.5]]}",
     ]
     words = explain(load_config(write(tmp_path, SMALL), overrides))
     assert "A_i = R_i - mean(R), over the 8 rollouts of one prompt; nothing scales it" in words
-    assert "no top-p, top-k 5" in words
+    assert "top_k 5: Sample among the k most likely tokens" in words
     assert "no reference model is kept" in words
-    assert "once the validation reward reaches 0.7 and every task's reaches 0.2 (measured every 50 steps)" in words
-    assert "lr 0.001, rising over 3 steps, then cosine to 0.0001" in words
+    assert "once the validation reward reaches 0.7 (measured every 50 steps)" in words
+    assert "final_lr_frac 0.1: Share of the peak rate that is left" in words
     assert (
         "+1 · exact (mmrl_rewards.number:exact, only where task is count, only where level is hard or harder, "
-        "0 unless form > 0, clipped to [0, 0.9], to the power of 2, stretched to [-1, 1], "
+        "0 unless form > 0, clipped to [0, 0.9], stretched to [-1, 1], "
         "its weight times 1 at step 0, 0.5 at step 50, linear between)"
     ) in words
     assert "a response that cannot be scored: skip; a reward that raises: stop" in words
@@ -256,7 +256,10 @@ def test_explain_says_what_mini_batches_are(tmp_path):
         ),
         ("loss={old_logprobs: recomputed, rollout_correction: {method: tis}}", "w_t = π_old(y_t) / π_sampler(y_t)"),
         ("loss={kl: {coef: 0.1, apply_to: reward}}", "π_old as recorded while sampling; clipped per token"),
-        ("replay={old_logprobs: recomputed}", "their A_i stay; their π_old is computed by the learner"),
+        (
+            "replay={old_logprobs: recomputed}",
+            "old_logprobs recomputed: Denominator of a replayed",
+        ),
     ],
 )
 def test_mini_batches_go_with_log_probs_of_the_steps_start(tmp_path, override, ratio):
@@ -273,8 +276,8 @@ def test_explain_states_an_adapter_and_rates_by_role(tmp_path):
     words = explain(load_config(path, overrides))
     assert "an adapter of rank 8, on language.mlp, vision.mlp; all weights are frozen" in words
     assert "W' = W + 32 / 8 · B A\n" in words
-    assert "AdamW, lr 1e-05, vision 2e-06, constant" in words
-    assert "weight decay of matrices 0.1" in words
+    assert "lr 1e-05: Learning rate at its peak" in words and "lr_by_component {vision: 2e-06, " in words
+    assert "weight_decay_on matrices: Parameters that decay" in words
     words = explain(load_config(path, ["model.lora={use_dora: true, use_rslora: true, dropout: 0.1}"]))
     assert "W' = m · V / |V|, row by row, with V = W + 32 / sqrt(16) · B A and m learned" in words
     assert "of rank 16, dropout 0.1, on attention and feed-forward layers of the language model" in words

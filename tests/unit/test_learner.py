@@ -514,7 +514,7 @@ def test_a_gap_to_the_engine_is_warned_of_however_few_groups_have_a_signal(tiny,
     experiences = experiences[:3] + [replace(each, advantage=0.0) for each in experiences[3:]]
     metrics = learner(world).step(experiences, step=0)
     nothing = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=True)
-    monitor = HealthMonitor(HealthConfig(window=1, min_entropy=None), warnings.append)
+    monitor = HealthMonitor(HealthConfig(window=1), warnings.append)
     monitor.on_step_end(TrainingState(step=1), StepResult(selected=nothing, metrics=metrics, seconds={}))
     assert ["rollout engine and learner differ by 0.1 nats" in text for text in warnings] == [True] * warned
 

@@ -14,7 +14,8 @@ from mmrl.media.cache import MediaCache
 from mmrl.media.image import MediaError
 from mmrl.media.video import FrameSampling
 from mmrl.types import ImageRef, MediaPolicy, Size, UserError, VideoRef
-from mmrl.utils.files import compute_frames_digest, compute_sha256, list_frames
+from mmrl.utils.digests import file_digest, frames_digest
+from mmrl.utils.files import list_frames
 
 RULE = FrameSampling(video=VideoConfig(min_pixels=28 * 28, max_pixels=28 * 28 * 8), patch_size=14)
 SIZE = (56, 28)  # a multiple of the patches, so nothing is resized
@@ -36,8 +37,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def ref(folder: Path, **options: Any) -> VideoRef:
-    frames = {file.name: compute_sha256(file) for file in list_frames(folder, (folder.parent,))}
-    return VideoRef(path=str(folder), sha256=compute_frames_digest(frames), fps=3.0, **options)
+    frames = {file.name: file_digest(file) for file in list_frames(folder, (folder.parent,))}
+    return VideoRef(path=str(folder), sha256=frames_digest(frames), fps=3.0, **options)
 
 
 def store(folder: Path, **limits: Any) -> MediaCache:

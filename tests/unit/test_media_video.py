@@ -359,13 +359,18 @@ def test_a_part_between_two_frames_is_refused(tmp_path):
         ({"max_video_frames": 47}, "48 frames exceed max_video_frames=47"),
         ({"max_video_seconds": 3.5}, r"4\.0 s exceed max_video_seconds=3\.5"),
         ({"max_pixels": 12000}, "128x96 pixels exceed max_pixels=12,000"),
-        ({"max_aspect_ratio": 1}, "128x96 is longer than max_aspect_ratio=1"),
     ],
 )
 def test_a_video_over_a_limit_is_refused(tmp_path, limits, message):
     for name in ("v.mp4", "v.mkv"):  # an MKV does not say how many frames it has
         with pytest.raises(MediaError, match=message):
             store(**limits).get_frame_plan(write_video(tmp_path / name), SMALL)
+
+
+def test_a_video_that_is_too_long_and_thin_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("mmrl.media.checks.MAX_ASPECT_RATIO", 1)
+    with pytest.raises(MediaError, match="128x96 has one side more than 1 times as long"):
+        store().get_frame_plan(write_video(tmp_path / "v.mp4"), SMALL)
 
 
 def test_sound_alone_is_refused(tmp_path):

@@ -183,9 +183,7 @@ def _token(options, scores, logps, tokens, place, advantage, kl_factor):
         gaps.append(gap)
     own = torch.exp(gaps[place])
     mean = torch.exp(sum(gaps) / len(gaps))
-    ratio = {"token": own, "sequence": mean, "sequence_token": mean.detach() * own / own.detach()}[
-        options.importance_ratio_level
-    ]
+    ratio = {"token": own, "sequence": mean}[options.importance_ratio_level]
     if options.kl.coef and options.kl.apply_to == "reward":
         later = [t for t, _ in tokens[place:]]
         advantage -= kl_factor * sum(

@@ -87,7 +87,6 @@ PARTIAL = "rollout_steps=[{kind: generate, partial_rollout_tokens: 8}]"
         (["algorithm=gspo", CARRY, "loss.rollout_correction.method=tis"], ["dynamic_sampling.extra"]),
         ([NARROW], ["loss.old_logprobs"]),
         ([NARROW, "replay={}"], ["loss.old_logprobs", "replay.old_logprobs"]),
-        ([NARROW, "loss.importance_ratio_level=sequence_token"], ["loss.old_logprobs"]),
         ([NARROW, "loss.importance_ratio_level=token"], []),
         ([NARROW, "loss.clip_low=0.01", "loss.clip_high=0.01"], []),
         ([NARROW, "loss.clip_low=0.01"], ["loss.old_logprobs"]),
@@ -153,10 +152,6 @@ def test_explain_writes_the_formula_of_every_bundle(tmp_path, name):
     ("override", "formulas"),
     [
         ("loss.dual_clip=3", ["where A < 0 the ratio counts 3 at most"]),
-        (
-            "loss={importance_ratio_level: sequence_token}",
-            ["r_t = geometric mean over the response of π / π_old, with the gradient of"],
-        ),
         (
             "loss={old_logprobs: recomputed, rollout_correction: {method: tis}}",
             ["Σ_t w_t min(", "w_t = π_old(y_t) / π_sampler(y_t), at most 2"],
@@ -249,30 +244,39 @@ def test_replay_made_in_code_says_what_its_preset_stands_for():
     [
         (
             "replay={}",
-            ["up to 128 a step, from the last 1,024 rollouts with A_i ≠ 0, at most 4", "p ∝ |A_i|^1,"],
+            ["Selective sample replay: rollouts without advantage are replaced", "by default: preset default, "],
         ),
         (
             "replay={preset: code}",
-            ["up to 64 a step, from the last 64", "of any age", "the step's own are drawn"],
+            ["target_fraction 0.5: See `fill`", "max_staleness null: ", "resample_fresh true: Draw fresh rollouts"],
         ),
         (
-            "replay={priority_exponent: 0.5, positive_advantage_weight: 2}",
-            ["p ∝ |A_i|^0.5, times 2 where A_i > 0, each at most once a step"],
+            "replay={priority_exponent: 0.5}",
+            ["priority_exponent 0.5: A rollout is drawn in proportion to |A| to this power"],
         ),
         (
             "replay={fill: fraction, target_fraction: 0.25}",
-            ["25% of what is trained on, from", "but for replayed rollouts"],
+            ["fill fraction: `size` replays what is missing", "but for replayed rollouts"],
         ),
-        ("replay={old_logprobs: recomputed}", ["their A_i stay; their π_old is computed by the learner"]),
+        (
+            "replay={old_logprobs: recomputed}",
+            ["old_logprobs recomputed: Denominator of a replayed"],
+        ),
         (
             "dynamic_sampling={ranges: [{term: x, low: 0.1, high: 0.9}]}",
-            ["a group's mean of x is in [0.1, 0.9], and its values"],
+            ["ranges [{term: x, low: 0.1, high: 0.9, require_mixed: true}]: Conditions"],
         ),
         (
             "dynamic_sampling={ranges: [{term: x}], max_rounds: 3, extra: carry}",
-            ["up to 3 rounds of prompts until 16 groups pass; extra groups wait for the next step"],
+            [
+                "max_rounds 3: ",
+                "extra carry: ",
+            ],
         ),
-        ("dynamic_sampling={max_truncated_frac: 0.25}", ["at most 25% of a group's rollouts are truncated"]),
+        (
+            "dynamic_sampling={max_truncated_frac: 0.25}",
+            ["max_truncated_frac 0.25: A group is left out"],
+        ),
     ],
 )
 def test_explain_says_what_is_learned(tmp_path, settings_, said):

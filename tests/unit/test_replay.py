@@ -70,13 +70,6 @@ def test_draws_without_replacement_are_successive():
     assert chi_square(pairs, shares) < CHI2_999[5]
 
 
-def test_a_boost_weighs_what_did_better():
-    stock = experiences(0.5, -0.5, 0.5, -0.5)
-    config = options(positive_advantage_weight=3.0, without_replacement=False)
-    counts = Counter(e.rollout.index for e in drawn(stock, 8000, config, 1))
-    assert chi_square(counts, {0: 3 / 8, 1: 1 / 8, 2: 3 / 8, 3: 1 / 8}) < CHI2_999[3]
-
-
 def test_ties_huge_powers_and_small_stocks():
     tied = experiences(*[0.5] * 40)
     assert sorted(e.rollout.index for e in drawn(tied, 99, options(), 3)) == list(range(40))

@@ -19,7 +19,7 @@ from waiting import wait_for
 from mmrl.config.schema import ScoringConfig, WorkerLimitsConfig
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, RewardProcessError, registry
 from mmrl.types import AnswerType, RewardErrorKind, Sample, Target, UserError
-from mmrl.utils.worker_limits import list_tree
+from mmrl.utils.processes import list_tree
 from mmrl.utils.worker_pool import STOP_REQUESTED
 from mmrl_rewards.contract import reward
 
@@ -197,8 +197,9 @@ def test_a_reward_that_eats_memory_at_its_first_call_is_named(make_scorer):
         judge.check_samples([sample], GRAMMAR)
 
 
-def test_output_is_escaped_and_bounded(make_scorer, capfd):
-    judge = make_scorer("moody", worker_limits=WorkerLimitsConfig(output_kib=1))
+def test_output_is_escaped_and_bounded(make_scorer, capfd, monkeypatch):
+    monkeypatch.setattr("mmrl.utils.worker_limits.MAX_OUTPUT_KIB", 1)
+    judge = make_scorer("moody")
     judge.score_groups(groups_of(["print"] * 8), step=0)
     judge.close()
     printed = capfd.readouterr()
@@ -325,11 +326,12 @@ def test_the_trial_ends_with_the_first_call_whose_worker_is_lost(make_scorer, tm
         assert len((tmp_path / "moody.py.hung").read_text().split()) == 1
 
 
-def test_a_reward_that_hangs_at_its_first_call_is_named(make_scorer):
+def test_a_reward_that_hangs_at_its_first_call_is_named(make_scorer, monkeypatch):
+    monkeypatch.setattr("mmrl.scoring.terms.STARTUP_TIMEOUT_S", 4.0)
     sample = Sample(id="h", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="hang"))
     named = "hung while calling reward 'wary' on sample 'h', response '<answer>hang</answer>': more than 4 s"
     with pytest.raises(RewardError, match=named):
-        make_scorer("wary", startup_timeout_s=4.0).check_samples([sample], GRAMMAR)
+        make_scorer("wary").check_samples([sample], GRAMMAR)
 
 
 def test_a_reward_that_does_not_load_elsewhere_is_named(make_scorer, tmp_path):

@@ -72,7 +72,6 @@ def path(tmp_path):
             "stages.draw.rollout_steps=[{kind: generate}, {kind: tools, tools: [{fn: a:b}]}]",
             "a sample stage has no tools",
         ),
-        (f"stages.draw.rollout_steps={rethink('mode: add')}", "a sample stage writes `group_size` rollouts"),
         (
             f"stages.draw.rollout_steps={rethink('min_free_tokens: 512')}",
             "leave 512 of sampling.max_new_tokens=512 free, which none does",
@@ -191,7 +190,7 @@ def test_a_part_of_the_samples_is_explained(path):
         load_config(path, ["stages.rl.when={task: [count], level: [a, b]}", "stages.draw.when={task: [read]}"])
     )
     assert "samples    those of data.train of which task is count and level is a or b\n" in words
-    assert "samples    those of data.train of which task is read\n" in words
+    assert "when {task: [read]}: Samples that are used" in words
 
 
 def test_the_stages_are_explained(path):
@@ -199,16 +198,17 @@ def test_the_stages_are_explained(path):
     words = explain(load_config(path, ["stages.rl.from_stage=hard", "stages.rl.repeat_samples_to=64", again]))
     for line in (
         "Stage 2 of 6, draw: rollouts, written down",
-        "steps      rethink: 50% of the responses that end themselves are continued behind a forced trigger",
-        "each step  16 prompts x 4 rollouts, with their reward terms",
+        "steps      rethink: Forced rethinking: finished responses are continued behind a trigger",
+        "fraction 0.5: Share of these responses that is drawn for continuation.",
+        "stage      Rollouts of the current policy, written with their reward terms",
         "Stage 3 of 6, right: a choice of samples",
-        "correct is a response whose exact (where they apply) reach 1",
-        "as         their correct responses, at most 2 of a sample, the shortest",
+        "correct [exact]: Reward terms that decide whether a response of a `sample` stage is correct",
+        "max_responses 2: Keep at most this many correct responses of a sample, the shortest first.",
         "y the sample's response as it is, without its thinking 50% of the time",
         "N counts every token of the answer, the only part trained on, of the whole step",
-        "keeps      samples with first_correct from 2; of these the 9 with the largest",
+        "top_k 9: Keep only this many samples: those with the largest values.",
         "samples    those that stage hard kept, repeated to 64",
-        "order      shuffled anew for each epoch",
+        "order      Every sample once per epoch, shuffled anew for each",
     ):
         assert line in words, line
 
@@ -216,16 +216,21 @@ def test_the_stages_are_explained(path):
 @pytest.mark.parametrize(
     ("order", "line"),
     [
-        ("{kind: sorted, column: level, descending: true}", "by level, descending, the same every epoch"),
-        ("{kind: mixture, points: [[0, [1]], [9, [2]]]}", "sources mixed 1 at step 0, 2 at step 9, linear between"),
+        (
+            "{kind: sorted, column: level, descending: true}",
+            "column level: Column of `meta`",
+        ),
+        (
+            "{kind: mixture, points: [[0, [1]], [9, [2]]]}",
+            "points [[0, [1.0]], [9, [2.0]]]: Pairs of a step",
+        ),
         (
             "{kind: priority, weight_by: failure}",
-            "drawn in proportion to 1 - p, at least 0.05, p a sample's last mean reward",
+            "weight_by failure: Probability of drawing a sample whose last mean reward was p",
         ),
         (
             "{kind: curriculum, phases: [{when: {task: [a, b]}, max_samples: 9, plateau: {window: 5}}, {}]}",
-            "phase 0: samples of which task is a or b, until 9 samples were drawn or "
-            "the mean of 5 steps is less than 0.01 above",
+            "phases [{when: {task: [a, b]}, max_samples: 9, plateau: {window: 5, min_improvement: 0.01}}",
         ),
     ],
 )

@@ -165,13 +165,6 @@ def test_validation_measures_when_due_and_ends_the_stage_at_the_goal():
     assert looks.said[0] == "validation after 10 steps: a 0.200  b 0.400  mean 0.300"
 
 
-@pytest.mark.parametrize(("task_reward", "done"), [(None, True), (0.6, True), (0.7, False)])
-def test_a_goal_may_ask_something_of_every_task(task_reward, done):
-    looks = Looks((0.5, 0.9))
-    validation = looks.validation(every=1, stop_at_mean_reward=0.7, stop_at_task_reward=task_reward)
-    assert stage_done_after(validation, 1) is done
-
-
 def test_validation_without_a_goal_only_measures():
     looks = Looks((9.0, 9.0))
     assert not stage_done_after(looks.validation(every=2), 2)

@@ -66,6 +66,15 @@ def test_a_moved_key_leads_to_a_key_that_exists():
     assert all(has_key(path) for path in SYNONYMS["moved_since_0_1"].values())
 
 
+@pytest.mark.parametrize("name", SYNONYMS["removed"])
+def test_a_removed_key_or_value_is_none_of_its_section(name):
+    section = sections_below(StrictModel)[name]
+    for setting in SYNONYMS["removed"][name]:
+        key, _, value = setting.partition("=")
+        assert (key in section.model_fields) == bool(value), setting
+        assert not value or value not in str(section.model_fields[key].annotation), setting
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -83,6 +92,12 @@ def test_a_moved_key_leads_to_a_key_that_exists():
         ("stages.rl.micro_batch=4", "the key for it is `micro_batch_groups`"),
         ("stages.rl.overlap=true", "the key for it is `async_rollouts`"),
         ("answer={think: none}", "answer: unknown key; the key for it is `response_format`"),
+        (
+            "distributed.heartbeat_s=3",
+            "distributed.heartbeat_s: this key is gone; a process without progress reports after",
+        ),
+        ("stages.rl.health.max_kl=3", "stages.1.health.max_kl: this key is gone; this threshold of a warning is fixed"),
+        ("rewards.combine=lexicographic", "rewards.combine: this value is gone; give earlier terms weights that"),
         ("run.keep_rollouts_every=3", "the key for it is `logging.save_rollouts_every`"),
     ],
 )

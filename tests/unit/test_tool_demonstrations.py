@@ -168,7 +168,7 @@ def test_only_whole_responses_call(tmp_path):
     path = write(tmp_path, SMALL.replace("steps: 10", f"steps: 10\n    rollout_steps: [{step}]"))
     assert re.search("is 'label'; set `(imitate|target_field): response`", refused(path))
     whole = "stages.cold.target_field=response"
-    assert "calls in demonstrations are answered by say (t:say) itself" in explain(load_config(path, [whole]))
+    assert "tools [{fn: t:say, name: null, args: {}}]: Functions" in explain(load_config(path, [whole]))
     assert "rollout_steps: needs 1 values, got 2" in refused(path, whole, f"stages.cold.rollout_steps=[{step}, {step}]")
 
 

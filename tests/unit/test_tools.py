@@ -190,9 +190,10 @@ def test_a_tool_beyond_a_limit_is_stopped_and_counted(world, tool_runner, name, 
     assert found.metrics["tools/limits"] == found.metrics["tools/calls"] == 1.0
 
 
-def test_what_tools_print_is_escaped_and_bounded(world, base, capfd):
+def test_what_tools_print_is_escaped_and_bounded(world, base, capfd, monkeypatch):
+    monkeypatch.setattr("mmrl.utils.worker_limits.MAX_OUTPUT_KIB", 3)
     with closing(ToolRunner(partial(load_tool, base))) as opened:
-        step = make_tool_step(world, opened, worker_limits=WorkerLimitsConfig(output_kib=3))
+        step = make_tool_step(world, opened)
         assert step(saying(world, *[call("chatter")] * 2), step=0).metrics["tools/results"] == 2.0
         wait_for(lambda: "have printed more than 3 KiB" in capfd.readouterr().err)
 
@@ -221,12 +222,13 @@ def test_a_hung_tool_is_not_waited_for_once_the_run_is_to_stop(world, base):
 
 
 @pytest.mark.parametrize("fate", ["time.sleep(600)", "os._exit(3)"])
-def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(world, tmp_path, fate):
+def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(world, tmp_path, fate, monkeypatch):
+    monkeypatch.setattr("mmrl.rollout.tools.workers.STARTUP_TIMEOUT_S", 1.0)
     here = f"os.getpid() == {os.getpid()}"  # where the run itself reads the file
     (tmp_path / "mine.py").write_text(f"import os, time\n{here} or {fate}\n{TOOLS}")
     complaint = "a process that calls tools (hung|died) while"
     with closing(ToolRunner(partial(load_tool, tmp_path))) as opened, pytest.raises(UserError, match=complaint):
-        make_tool_step(world, opened, startup_timeout_s=1.0)(saying(world, call("double", x=1)), step=0)
+        make_tool_step(world, opened)(saying(world, call("double", x=1)), step=0)
 
 
 @pytest.mark.parametrize("name", ["crash", "sleep"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any, NamedTuple
+
+from mmrl.utils import messages
 
 Cells = Mapping[str, Any]  # the values of a row by column name
 _MAX_REPR_CHARS = 60
@@ -65,6 +66,6 @@ def short_repr(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a hint at the known word that is most similar, or an empty string if none is similar."""
-    close = get_close_matches(word, list(known), n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
+    """Return a hint in parentheses at the known word that is most similar, or an empty string if none is similar."""
+    hint = messages.did_you_mean(word, known)
+    return f" ({hint})" if hint else ""

@@ -22,7 +22,8 @@ from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 
 from mmrl.types import DatasetContext, ImageRef, MediaPolicy, UserError, VideoRef
-from mmrl.utils.files import compute_frames_digest, compute_sha256, list_frames, resolve_inside
+from mmrl.utils.digests import file_digest, frames_digest
+from mmrl.utils.files import list_frames, resolve_inside
 from mmrl_datasets.formats.row import BadRowError, short_repr
 from mmrl_datasets.media_files import write_if_changed
 
@@ -74,7 +75,7 @@ class MediaResolver:
     base: Path  # relative paths start here
     store_dir: Path  # embedded and downloaded media are stored under this folder
     media_policy: MediaPolicy  # the folders and URLs that may be read, and the largest sizes
-    compute_sha256: Callable[[Path], str]  # returns the sha256 of a file, in hex
+    file_digest: Callable[[Path], str]  # returns the sha256 of a file, in hex
 
     def images(self, entries: object) -> list[ImageRef]:
         """Return the images of a cell, which holds one, a list of them, or null.
@@ -150,7 +151,7 @@ class MediaResolver:
                 raise BadRowError(f"{source} cannot be read: {problem}")
             # The size is checked first: reading a file of many gigabytes for its sha256 would take minutes.
             self._check_size(path.stat().st_size, media_type, source)
-            return path, self.compute_sha256(path)
+            return path, self.file_digest(path)
         except UserError as error:
             raise BadRowError(f"{source}: {error}") from error
         except (OSError, ValueError) as error:
@@ -162,8 +163,8 @@ class MediaResolver:
             hashes = {}
             for frame in list_frames(path, self.media_policy.roots):
                 self._check_size(frame.stat().st_size, IMAGE, f"frame {frame}")
-                hashes[frame.name] = self.compute_sha256(frame)
-            return path, compute_frames_digest(hashes)
+                hashes[frame.name] = self.file_digest(frame)
+            return path, frames_digest(hashes)
         except (UserError, OSError) as error:
             raise BadRowError(f"video {short_repr(written)}: {error}") from error
 
@@ -203,7 +204,7 @@ class MediaResolver:
             if note.is_file():
                 path = self.store_dir / note.read_text(encoding="utf-8")
                 # A file that was damaged since then is downloaded again.
-                if path.is_file() and compute_sha256(path) == path.stem:
+                if path.is_file() and file_digest(path) == path.stem:
                     return path, path.stem
             note.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -267,7 +268,7 @@ def make_media_resolver(context: DatasetContext, media_root: str | None, path: s
         base=base,
         store_dir=context.work_dir / "media",
         media_policy=context.media_policy,
-        compute_sha256=lru_cache(HASH_CACHE_SIZE)(compute_sha256),
+        file_digest=lru_cache(HASH_CACHE_SIZE)(file_digest),
     )
 
 

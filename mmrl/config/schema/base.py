@@ -61,8 +61,6 @@ class WorkerLimitsConfig(StrictModel):
     """Memory that a worker may hold, in MiB. Pages that several processes share count in part."""
     processes: PositiveInt = 64
     """Processes of a worker at a time, itself included."""
-    output_kib: NonNegativeInt = 256
-    """Text, in KiB, that is shown of what all workers together print in a run; the rest is counted."""
 
 
 def matches_conditions(when: SampleConditions, sample: Sample) -> bool:

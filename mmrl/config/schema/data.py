@@ -18,7 +18,6 @@ from mmrl.config.schema.base import (
     StrictModel,
     Workers,
     check_rising_steps,
-    describe_conditions,
 )
 
 
@@ -64,10 +63,6 @@ class MediaLimitsConfig(StrictModel):
     """An image file of more bytes is refused."""
     max_pixels: PositiveInt = 100_000_000
     """An image or frame whose width times height is more pixels is refused."""
-    max_aspect_ratio: Annotated[int, Field(ge=1, le=200)] = 200  # MAX_RATIO of qwen-vl-utils
-    """An image whose longer side over its shorter side is more is refused: beyond 200 the models' resize rules fail."""
-    max_decompression_ratio: PositiveInt = 2000
-    """An image file with more bytes of pixels per byte of file is refused as a decompression bomb."""
     max_video_bytes: NumBytes = 2_000_000_000
     """A video file of more bytes is refused."""
     max_video_frames: PositiveInt = 500_000
@@ -152,10 +147,6 @@ class ShuffledOrderConfig(StrictModel):
     kind: Literal["shuffled"]
     """`shuffled` draws every sample once per epoch, in a new order each time."""
 
-    def describe(self) -> str:
-        """Return the order as a phrase."""
-        return "shuffled anew for each epoch; sources with a weight in their shares"
-
 
 class SortedOrderConfig(StrictModel):
     """One order for every epoch: that of the sources, or by a column (easy to hard, for example)."""
@@ -166,10 +157,6 @@ class SortedOrderConfig(StrictModel):
     """Column of `meta` whose numbers samples are sorted by; without it they keep the order of their sources."""
     descending: bool = False
     """Draw the largest numbers first."""
-
-    def describe(self) -> str:
-        """Return the order as a phrase."""
-        return f"by {self.column or 'their sources'}{', descending' if self.descending else ''}, the same every epoch"
 
 
 class MixtureOrderConfig(StrictModel):
@@ -190,15 +177,6 @@ class MixtureOrderConfig(StrictModel):
             if not any(weights):
                 raise ValueError(f"the weights at step {step} are all 0: nothing could be drawn; set one above 0")
         return self
-
-    def describe(self) -> str:
-        """Return the order as a phrase."""
-        points = []
-        for step, weights in self.points:
-            shares = ":".join(f"{weight:g}" for weight in weights)
-            points.append(f"{shares} at step {step}")
-        between = "in steps" if self.interpolation == "steps" else "linear between"
-        return f"sources mixed {', '.join(points)}, {between}"
 
 
 class PlateauConfig(StrictModel):
@@ -223,17 +201,6 @@ class CurriculumPhaseConfig(StrictModel):
     plateau: PlateauConfig | None = None
     """The phase ends when the reward stops rising."""
 
-    def describe(self) -> str:
-        """Return the samples and the end of the phase as a phrase."""
-        ends = []
-        if self.max_samples:
-            ends.append(f"{self.max_samples} samples were drawn")
-        if self.plateau:
-            window, rise = self.plateau.window, self.plateau.min_improvement
-            ends.append(f"the mean of {window} steps is less than {rise:g} above that of the {window} before")
-        samples = f"samples of which {describe_conditions(self.when)}" if self.when else "all samples"
-        return f"{samples}, until {' or '.join(ends)}" if ends else samples
-
 
 class CurriculumOrderConfig(StrictModel):
     """Phases one after another, each with its own samples, shuffled."""
@@ -254,10 +221,6 @@ class CurriculumOrderConfig(StrictModel):
             raise ValueError("the last phase lasts until the stage ends; it takes neither `max_samples` nor `plateau`")
         return self
 
-    def describe(self) -> str:
-        """Return the phases, a line each."""
-        return "\n".join(f"phase {index}: {phase.describe()}" for index, phase in enumerate(self.phases))
-
 
 class PriorityOrderConfig(StrictModel):
     """Samples drawn for every step with probabilities that follow from their tracked rewards, never twice in a step."""
@@ -269,11 +232,6 @@ class PriorityOrderConfig(StrictModel):
     A sample not drawn yet has weight 1."""
     min_weight: PositiveFraction = 0.05
     """No weight is less, so that samples that were too hard or too easy are drawn again now and then."""
-
-    def describe(self) -> str:
-        """Return the order as a phrase."""
-        weight = "4 p (1 - p)" if self.weight_by == "uncertainty" else "1 - p"
-        return f"drawn in proportion to {weight}, at least {self.min_weight:g}, p a sample's last mean reward"
 
 
 DataOrderConfig: TypeAlias = Annotated[

@@ -23,7 +23,7 @@ from mmrl.config.schema.rollout_steps import (
     check_plain_generation,
     check_rollout_steps,
 )
-from mmrl.config.schema.stages import SamplingConfig, describe_source
+from mmrl.config.schema.stages import SamplingConfig
 
 
 class SampleStage(StrictModel):
@@ -46,12 +46,12 @@ class SampleStage(StrictModel):
     sampling: SamplingConfig = SamplingConfig()
     """Parameters that tokens are sampled with."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
-    """Steps from a prompt to its rollouts: generate, and perhaps rethink with `mode: replace`."""
+    """Steps from a prompt to its rollouts: generate, and perhaps rethink."""
 
     @field_validator("rollout_steps")
     @classmethod
     def _check_plain_responses(cls, steps: RolloutStepConfigs) -> RolloutStepConfigs:
-        check_plain_generation(steps, "a sample stage", "writes `group_size` rollouts")
+        check_plain_generation(steps, "a sample stage")
         for step in steps:
             # A written rollout is one text; which tokens are the policy's own is not in it.
             if isinstance(step, ToolsConfig):
@@ -70,14 +70,6 @@ class SampleStage(StrictModel):
                 "group_size 1"
             )
         return self
-
-    def describe(self) -> list[tuple[str, str]]:
-        """Return labelled facts about the stage's data, beside those about its rollouts."""
-        return [
-            ("each step", f"{self.prompts_per_step} prompts x {self.group_size} rollouts, with their reward terms"),
-            ("samples", describe_source(self.from_stage, self.when)),
-            ("ends", "after " + ("all samples" if self.steps is None else f"{self.steps} steps")),
-        ]
 
 
 class SelectStage(StrictModel):
@@ -131,18 +123,3 @@ class SelectStage(StrictModel):
         if self.max_responses is not None and self.output != "responses":
             raise ValueError("`max_responses` limits correct responses; set `output: responses`")
         return self
-
-    def describe(self) -> list[tuple[str, str]]:
-        """Return labelled facts about the choice."""
-        low, high = self.range
-        bounds = f"{self.metric} from {low:g}" + ("" if high is None else f" to {high:g}")
-        top = f"; of these the {self.top_k} with the largest" if self.top_k else ""
-        kept = "prompts"
-        if self.output == "responses":
-            limit = f", at most {self.max_responses} of a sample, the shortest" if self.max_responses else ""
-            kept = f"their correct responses{limit}"
-        facts = [("from", f"the results of stage {self.from_stage}"), ("keeps", f"samples with {bounds}{top}")]
-        if self.correct:
-            terms = " and ".join(self.correct)
-            facts.append(("", f"correct is a response whose {terms} (where they apply) reach {self.threshold:g}"))
-        return [*facts, ("as", kept)]

@@ -49,7 +49,7 @@ class EvalGenerationConfig(StrictModel):
     @field_validator("rollout_steps")
     @classmethod
     def _check_ignores_correctness(cls, steps: RolloutStepConfigs) -> RolloutStepConfigs:
-        check_plain_generation(steps, "evaluation", "has one response")
+        check_plain_generation(steps, "evaluation")
         for step in steps:
             if isinstance(step, RethinkConfig) and step.correctness_dependent_key:
                 key = step.correctness_dependent_key

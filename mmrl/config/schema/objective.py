@@ -257,9 +257,9 @@ PolicyLossChoice = Annotated[
 class LossConfig(StrictModel):
     """The policy loss and the terms added to it; `mmrl explain` writes it as a formula."""
 
-    importance_ratio_level: Literal["token", "sequence", "sequence_token"] = "token"
-    """Ratio of new to old probability: of each token; of the response, as the geometric mean over its tokens (GSPO);
-    or that value with each token's own gradient (GSPO-token)."""
+    importance_ratio_level: Literal["token", "sequence"] = "token"
+    """Ratio of new to old probability: of each token, or of the response, as the geometric mean over its tokens
+    (GSPO)."""
     policy_loss: PolicyLossChoice = "clip"
     """`clip`: min(r A, clip(r) A) (PPO). `cispo`: clip(r) A log policy, r without gradient, so that no token loses its
     own (CISPO). `{fn, args}`: a function that returns the loss of each token."""
@@ -350,8 +350,6 @@ class LossConfig(StrictModel):
                 return "r_t = π(y_t) / π_old(y_t)"
             case "sequence":
                 return "r_i = geometric mean over t of π(y_t) / π_old(y_t)"
-            case "sequence_token":
-                return "r_t = geometric mean over the response of π / π_old, with the gradient of π(y_t) / π_old(y_t)"
 
     def describe_clips(self) -> list[str]:
         """Return what else bounds the ratio, a line each."""

@@ -79,8 +79,6 @@ class RewardTransformConfig(StrictModel):
     """Values outside these two are set to the nearer one."""
     threshold: Number | None = None
     """The value becomes 1 if it reaches this, else 0."""
-    power: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
-    """The value is raised to this power; it must be 0 or more then."""
     rescale_to: tuple[Number, Number] | None = None
     """Interval that the reward's range is stretched to: [-1, 1] makes the worst value a penalty."""
 
@@ -91,8 +89,6 @@ class RewardTransformConfig(StrictModel):
             phrases.append(f"clipped to {format_interval(self.clip)}")
         if self.threshold is not None:
             phrases.append(f"1 from {self.threshold:g} up, else 0")
-        if self.power != 1.0:
-            phrases.append(f"to the power of {self.power:g}")
         if self.rescale_to is not None:
             phrases.append(f"stretched to {format_interval(self.rescale_to)}")
         return phrases
@@ -194,9 +190,8 @@ RewardFailurePolicy = Literal["stop", "skip", "skip_group", "fallback"]
 class ScoringConfig(StrictModel):
     """Options that all reward terms share."""
 
-    combine: Literal["sum", "product", "min", "lexicographic"] = "sum"
-    """From terms to the total: sum of weight x value; product of value^weight; the smallest value; or the first term,
-    then the second where two responses differ by less than 1/100 of the first one's range, and so on."""
+    combine: Literal["sum", "product", "min"] = "sum"
+    """From terms to the total: sum of weight x value; product of value^weight; or the smallest value."""
     workers: Workers = 0
     """Processes that call rewards. 0 calls the rewards that come with mmrl in the main process; those that declare a
     deadline, and those of the user's own, have a process even then."""
@@ -205,8 +200,6 @@ class ScoringConfig(StrictModel):
     `workers` is 0, the main process, in which nothing stops one that hangs."""
     timeout_s: Seconds = 10.0
     """Seconds a call in a worker may take, unless the term or the reward sets its own, before the worker is killed."""
-    startup_timeout_s: Seconds = 60.0
-    """Seconds a reward may take to load, or for its first call, before its worker has failed, which ends the run."""
     worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
     """Limits of the workers that call rewards."""
     on_unscorable: RewardFailurePolicy = "skip"
@@ -237,10 +230,10 @@ class RewardsConfig(ScoringConfig):
 
     @model_validator(mode="after")
     def _check_weights(self) -> RewardsConfig:
-        if self.combine in ("min", "lexicographic"):
+        if self.combine == "min":
             for term in self.terms:
                 if term.weight != 1.0 or term.schedule is not None:
-                    raise ValueError(f"combine {self.combine} takes no weights, and {term.fn} has one; use `transform`")
+                    raise ValueError(f"combine min takes no weights, and {term.fn} has one; use `transform`")
         if self.combine == "product" and any(term.weight < 0 for term in self.terms):
             raise ValueError("combine product takes weights as exponents: they must be 0 or more")
         return self
@@ -254,8 +247,6 @@ class RewardsConfig(ScoringConfig):
                 formula = "the product of value^weight over"
             case "min":
                 formula = "the least value of"
-            case "lexicographic":
-                formula = "the values, the earlier ones outweighing all later ones, of"
         rewards = map(BaseRewardConfig.describe, (*self.terms, *self.group_rewards))
         failures = f"a response that cannot be scored: {self.on_unscorable}; a reward that raises: {self.on_error}"
         return "\n".join([f"R_i = {formula}", *rewards, failures])

@@ -54,18 +54,6 @@ class GenerateConfig(StrictModel):
             )
         return self
 
-    def describe(self) -> list[str]:
-        """Return the step as a line, or no line for plain generation."""
-        if self.partial_rollout_tokens is None:
-            return []
-        spent = ""
-        if self.max_tokens_per_step is not None:
-            spent = f", or {self.max_tokens_per_step} tokens are generated"
-        return [
-            f"generate: {self.oversampling:g} times as many prompts at once, {self.partial_rollout_tokens} tokens at a "
-            f"time, until as many groups as a step has are complete{spent}; the others go on in the next step"
-        ]
-
 
 class RethinkTriggerConfig(StrictModel):
     """Text forced into a response; it is never trained on."""
@@ -97,10 +85,6 @@ class RethinkConfig(StrictModel):
     """Reward terms that decide whether a response is correct: all that apply to its sample must reach `threshold`."""
     threshold: Number = 1.0
     """Each of these terms must reach this value for a response to be correct."""
-    only: Literal["any", "correct", "incorrect"] = "any"
-    """First responses that may be continued."""
-    accuracy_range: tuple[Fraction, Fraction] = (0.0, 1.0)
-    """Groups take part whose share of correct first responses lies between these two, ends included."""
     min_free_tokens: NonNegativeInt = 0
     """Tokens of `sampling.max_new_tokens` that a first response must have left over to be continued."""
     fraction: PositiveFraction = 1.0
@@ -119,37 +103,26 @@ class RethinkConfig(StrictModel):
     """Tokens that may follow the trigger."""
     min_new_tokens: NonNegativeInt = 0
     """A continuation of fewer tokens is dropped, and its first response stays."""
-    keep: Literal["all", "correct", "improved"] = "all"
-    """Continuations that count: all; those that end correct; or those that turn incorrect into correct. Dropping the
-    others makes a group look better than the policy is."""
+    keep: Literal["all", "correct"] = "all"
+    """Continuations that count: all, or those that end correct. Dropping the others makes a group look better than the
+    policy is."""
     max_kept_per_group: PositiveInt | None = None
     """At most this many continuations of a group count; the others are dropped."""
-    mode: Literal["replace", "add"] = "replace"
-    """A continuation replaces its first response, or joins the group beside it."""
 
     @model_validator(mode="after")
     def _check_options(self) -> RethinkConfig:
-        low, high = self.accuracy_range
-        if low > high:
-            raise ValueError(f"accuracy_range [{low:g}, {high:g}] is empty; write the lower end first")
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}")
         # Each first response that may be continued needs a trigger that is meant for it.
-        for verdict in ("correct", "incorrect") if self.only == "any" else (self.only,):
+        for verdict in ("correct", "incorrect"):
             if not any(trigger.only in ("any", verdict) for trigger in self.triggers):
-                raise ValueError(f"no trigger is for {verdict} first responses; add one, or set `only`")
-        if self.keep == "improved" and self.only == "correct":
-            raise ValueError("`keep: improved` drops every continuation where `only` is correct")
+                raise ValueError(f"no trigger is for {verdict} first responses; add one")
         check_preset_applied(f"preset {self.preset!r}", RETHINK_PRESETS[self.preset], self.model_fields_set)
         return self
 
     @property
     def correctness_dependent_key(self) -> str:
         """The first key that makes this step depend on whether a first response is correct; empty if none does."""
-        if self.only != "any":
-            return "only"
-        if self.accuracy_range != (0.0, 1.0):
-            return "accuracy_range"
         if self._has_verdict_triggers:
             return "triggers"
         return "keep" if self.keep != "all" else ""
@@ -158,52 +131,15 @@ class RethinkConfig(StrictModel):
     def _has_verdict_triggers(self) -> bool:
         return any(trigger.only != "any" for trigger in self.triggers)
 
-    def describe(self, temperature: float) -> list[str]:
-        """Return the step in two lines, and a warning for each bias; `temperature` is that of first responses."""
-        lines = [self._describe_attempts(temperature), self._describe_kept()]
+    def list_biases(self) -> list[str]:
+        """Return a warning for each way in which the step favours correct responses."""
         # Warnings, not errors: VL-Rethinker's code does both.
+        biases = []
         if self._has_verdict_triggers:
-            lines.append(
-                "WARNING: some triggers are for correct or incorrect responses alone, and tell the model its verdict"
-            )
+            biases.append("some triggers are for correct or incorrect responses alone, and tell the model its verdict")
         if self.keep != "all" or self.max_kept_per_group:
-            lines.append("WARNING: continuations are dropped by their outcome, so group means exceed the policy's own")
-        return lines
-
-    def _describe_attempts(self, temperature: float) -> str:
-        text = f"{self.name}: {'all' if self.fraction == 1.0 else f'{self.fraction:.0%}'} of the responses"
-        if self.only != "any":
-            text += f" that are {self.only} and"
-        text += " that end themselves"
-        if self.min_free_tokens:
-            text += f" and leave {self.min_free_tokens} tokens free"
-        low, high = self.accuracy_range
-        if (low, high) != (0.0, 1.0):
-            text += f", of groups with {low:g} to {high:g} correct"
-        if self.max_attempts_per_group is not None:
-            text += f", at most {self.max_attempts_per_group} of a group"
-        behind = "a forced trigger" if len(self.triggers) == 1 else f"one of {len(self.triggers)} forced triggers"
-        text += f" are continued behind {behind}"
-        used = temperature if self.temperature is None else self.temperature
-        text += f" at temperature {used:g}, with at most {self.max_new_tokens} tokens"
-        if self.cut_answer_fraction:
-            text += f"; in {self.cut_answer_fraction:.0%} the last answer is cut off first"
-        return text
-
-    def _describe_kept(self) -> str:
-        match self.keep:
-            case "all":
-                kept = "every continuation counts"
-            case "correct":
-                kept = "those that end correct count"
-            case "improved":
-                kept = "those that turn incorrect into correct count"
-        if self.max_kept_per_group is not None:
-            kept += f", at most {self.max_kept_per_group} of a group"
-        if self.min_new_tokens:
-            kept += f", not those of fewer than {self.min_new_tokens} tokens"
-        place = "in place of its first response" if self.mode == "replace" else "beside its first response"
-        return f"{kept}, {place}; correct is {' and '.join(self.correct)} >= {self.threshold:g}"
+            biases.append("continuations are dropped by their outcome, so group means exceed the policy's own")
+        return biases
 
 
 class ToolConfig(StrictModel):
@@ -254,8 +190,6 @@ class ToolsConfig(StrictModel):
     """Seconds a call may take before its process is killed."""
     workers: NumParallel = 1
     """Processes that run tools."""
-    startup_timeout_s: Seconds = 300.0  # a tool's file may load a model
-    """Seconds the tools may take to load in a worker before it has failed, which ends the run."""
     worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
     """Limits of the workers that run tools."""
     on_error: Literal["feedback", "stop"] = "feedback"
@@ -280,26 +214,6 @@ class ToolsConfig(StrictModel):
         if duplicate is not None:
             raise ValueError(f"two tools are called {duplicate!r}; give one another `name`")
         return tools
-
-    def describe(self) -> list[str]:
-        """Return the step as a line."""
-        shown = f", and is shown {self.max_media} images or videos at most" if self.max_media else ""
-        failed = "the model is told" if self.on_error == "feedback" else "the run ends"
-        return [
-            f"{self.name}: a response may call {self._list_tools()}, {self.max_turns} times at most and up to "
-            f"{self.max_total_tokens} tokens; results are never trained on{shown}; where a tool fails or takes more "
-            f"than {self.timeout_s:g} s, {failed}"
-        ]
-
-    def describe_for_demonstrations(self) -> str:
-        """Return the step as a line, for a stage that trains on demonstrations."""
-        return (
-            f"{self.name}: calls in demonstrations are answered by {self._list_tools()} itself; results are never "
-            "trained on"
-        )
-
-    def _list_tools(self) -> str:
-        return ", ".join(f"{tool.call_name} ({tool.fn})" for tool in self.tools)
 
 
 class BlindProbeConfig(StrictModel):
@@ -329,27 +243,6 @@ class BlindProbeConfig(StrictModel):
             raise ValueError(f"crop_fraction is for `corruption: cropped`, not for {self.corruption!r}; leave it out")
         return self
 
-    def describe(self) -> list[str]:
-        """Return the step as a line."""
-        match self.corruption:
-            case "left_out":
-                hidden = "without its images and videos"
-            case "grey":
-                hidden = "with its images and videos painted grey"
-            case "noise":
-                hidden = "with noise in place of its images and videos"
-            case "swapped":
-                hidden = "with the images and videos of another sample"
-            case "shuffled":
-                hidden = "with the frames of its videos in another order"
-            case "cropped":
-                hidden = f"with {self.crop_fraction or 0.5:g} of the width and height of each image"
-        often = "every step" if self.every == 1 else f"every {self.every} steps"
-        return [
-            f"probe {step_name(self)}: {often}, {self.rollouts_per_prompt} more of each prompt {hidden}; they are "
-            "scored and never train"
-        ]
-
 
 class CustomStepConfig(StrictModel):
     """A rollout step of the user's own (docs/extending/rollout_step.md)."""
@@ -364,11 +257,6 @@ class CustomStepConfig(StrictModel):
     """Name that messages use; the function's own when left out."""
     max_added_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Tokens that the step may add to a response; vLLM reserves room for them behind the longest prompt."""
-
-    def describe(self) -> list[str]:
-        """Return the step as a line."""
-        name = self.name or self.fn.rpartition(":")[2]
-        return [f"{name}: {self.fn} changes the rollouts; it may add {self.max_added_tokens} tokens to a response"]
 
 
 def _find_step_kind(value: object) -> object:
@@ -403,14 +291,6 @@ def step_name(step: RolloutStepConfig) -> str:
             return ""
 
 
-def describe_rollout_steps(steps: RolloutStepConfigs, temperature: float) -> str:
-    """Return every step but plain generation, a line or more each; `temperature` is that of first responses."""
-    lines: list[str] = []
-    for step in steps:
-        lines += step.describe(temperature) if isinstance(step, RethinkConfig) else step.describe()
-    return "\n".join(lines)
-
-
 def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
     """Return the steps; raise ValueError unless the first one generates, no other does, and names are unique."""
     # All other steps work on responses, which the first one has to make.
@@ -424,18 +304,13 @@ def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
     return steps
 
 
-def check_plain_generation(steps: RolloutStepConfigs, owner: str, limit: str) -> None:
-    """Raise ValueError for partial rollouts, probes and added rollouts, which `owner` ("evaluation") has no use for.
-
-    `limit` ends the message about added rollouts: "writes `group_size` rollouts".
-    """
+def check_plain_generation(steps: RolloutStepConfigs, owner: str) -> None:
+    """Raise ValueError for partial rollouts and probes, which `owner` ("evaluation") has no use for."""
     for step in steps:
         if isinstance(step, GenerateConfig) and step.partial_rollout_tokens is not None:
             raise ValueError(f"{owner} completes every response: leave out `partial_rollout_tokens`")
         if isinstance(step, BlindProbeConfig):
             raise ValueError(f"a probe measures a step of training; {owner} has none")
-        if isinstance(step, RethinkConfig) and step.mode == "add":
-            raise ValueError(f"step {step.name!r} has `mode: add`, but {owner} {limit}")
 
 
 def check_free_tokens(steps: RolloutStepConfigs, max_new_tokens: int) -> None:

@@ -69,10 +69,14 @@ class LoggingConfig(StrictModel):
 class DistributedConfig(StrictModel):
     """Timeouts of the processes of one run, started by `mmrl train --nproc`, torchrun or deepspeed."""
 
-    heartbeat_s: Seconds = 300.0
-    """Seconds without progress after which a process prints its activity and stacks, and the others' activities."""
     timeout_s: Seconds = 1800.0
-    """Seconds that a process waits for another before the run ends."""
+    """Seconds that a process waits for another before the run ends. After a sixth of them without progress it prints
+    its activity and stacks, and the others' activities."""
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds without progress after which a process prints what it and the others do."""
+        return self.timeout_s / 6
 
 
 class DeepspeedConfig(StrictModel):

@@ -13,8 +13,6 @@ from mmrl.config.schema.base import (
     PositiveFraction,
     PositiveInt,
     StrictModel,
-    format_interval,
-    pluralize,
 )
 from mmrl.config.schema.presets import REPLAY_PRESETS, ReplayPreset, check_preset_applied
 
@@ -36,11 +34,6 @@ class GroupRewardRangeConfig(StrictModel):
         if self.low > self.high:
             raise ValueError(f"low {self.low} must not exceed high {self.high}")
         return self
-
-    def describe(self) -> str:
-        """Return the condition as a phrase."""
-        mixed = ", and its values differ" if self.require_mixed else ""
-        return f"a group's mean of {self.term} is in {format_interval((self.low, self.high))}{mixed}"
 
 
 class DynamicSamplingConfig(StrictModel):
@@ -65,19 +58,6 @@ class DynamicSamplingConfig(StrictModel):
             raise ValueError("without `ranges` or `max_truncated_frac` every group passes; set one of them")
         return self
 
-    def describe(self, prompts_per_step: int) -> str:
-        """Return the conditions, a line each."""
-        lines = list(map(GroupRewardRangeConfig.describe, self.ranges))
-        if self.max_truncated_frac < 1.0:
-            lines.append(f"at most {self.max_truncated_frac:.0%} of a group's rollouts are truncated")
-        if self.max_rounds > 1:
-            rounds = pluralize(self.max_rounds, "round")
-            extra = "wait for the next step" if self.extra == "carry" else "are dropped"
-            lines.append(f"up to {rounds} of prompts until {prompts_per_step} groups pass; extra groups {extra}")
-        elif self.extra == "carry":
-            lines.append("extra groups wait for the next step")
-        return "\n".join(lines)
-
 
 class ReplayConfig(StrictModel):
     """Selective sample replay: rollouts without advantage are replaced by earlier ones that had one.
@@ -95,8 +75,6 @@ class ReplayConfig(StrictModel):
     step."""
     priority_exponent: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
     """A rollout is drawn in proportion to |A| to this power; 0 draws uniformly."""
-    positive_advantage_weight: PositiveFloat = 1.0
-    """The probability of rollouts with A > 0 is multiplied by this."""
     fill: Literal["size", "fraction"] = "size"
     """`size` replays what is missing from `target_fraction` of a full step; `fraction` makes replayed rollouts
     `target_fraction` of all that are trained on."""
@@ -124,66 +102,21 @@ class ReplayConfig(StrictModel):
         check_preset_applied(f"preset {self.preset!r}", REPLAY_PRESETS[self.preset], self.model_fields_set)
         return self
 
-    def describe(self, rollouts_per_step: int) -> str:
-        """Return what is replayed, a line a fact."""
-        target = round(self.target_fraction * rollouts_per_step)
-        capacity = self.capacity or target  # null is one step's worth
-        fill = f"up to {target} a step" if self.fill == "size" else f"{self.target_fraction:.0%} of what is trained on"
-        age = "of any age"
-        if self.max_staleness is not None:
-            age = f"at most {pluralize(self.max_staleness, 'version')} of the policy old"
-        probability = f"p ∝ |A_i|^{self.priority_exponent:g}"
-        if self.positive_advantage_weight != 1.0:
-            probability += f", times {self.positive_advantage_weight:g} where A_i > 0"
-        repeats = "each at most once a step" if self.without_replacement else "with replacement"
-        old = "as recorded when they were sampled" if self.old_logprobs == "recorded" else "computed by the learner"
-        lines = [
-            f"{fill}, from the last {capacity:,} rollouts with A_i ≠ 0, {age}",
-            f"drawn with {probability}, {repeats}",
-            f"their A_i stay; their π_old is {old}",
-        ]
-        if self.drop_zero_advantage:
-            lines.append("rollouts with A_i = 0 are left out of L and of its denominators")
-        if self.resample_fresh:
-            lines.append(f"the step's own are drawn in the same way, at most {target}")
-        return "\n".join(lines)
-
 
 class HealthConfig(StrictModel):
-    """Thresholds of warnings about means over the last `window` steps, and about single tokens; null switches one off.
+    """Thresholds of warnings about means over the last `window` steps; null switches one off.
 
     A warning is printed with advice when its threshold is first crossed, and not again while it stays crossed. None
-    ends a run; `max_steps_without_signal` and `max_nonfinite_steps` do.
+    ends a run; `max_steps_without_signal` and `max_nonfinite_steps` do. Other thresholds are constants of
+    `mmrl/training/health.py`; these depend on the model's dtype and on `replay`.
     """
 
     window: PositiveInt = 20
     """Steps that are averaged; no warning about a mean comes before there are so many."""
-    min_nonzero_advantage_frac: Fraction | None = 0.1
-    """Warn below this share of groups with a nonzero advantage."""
-    max_truncated_frac: Fraction | None = 0.5
-    """Warn above this share of rollouts cut at max_new_tokens."""
-    max_duplicate_frac: Fraction | None = 0.95
-    """Warn above this share of rollouts whose text repeats another of their group."""
-    min_entropy: PositiveFloat | None = 0.005
-    """Warn below this entropy of the policy, in nats per token."""
-    max_reference_kl: PositiveFloat | None = 1.0
-    """Warn above this KL divergence from the reference, in nats per token."""
-    max_importance_ratio: PositiveFloat | None = 20.0
-    """Warn above this ratio of new to old probability of a token in a step."""
     max_logprob_diff: PositiveFloat | None = 0.05
     """Warn above this mean |log-probability of the rollout engine - learner| of a fresh token before the update, in
     nats."""
     max_stale_logprob_diff: PositiveFloat | None = 0.2
     """The same of a token that the policy version before sampled, which one step's learning changes too."""
-    max_token_ratio: PositiveFloat | None = 1000.0  # e^6.9
-    """Warn at once above this ratio of new to old probability of a single token."""
-    max_token_logprob_diff: PositiveFloat | None = 5.0  # rounding in bfloat16 reaches 0.35
-    """Warn at once above this |log-probability of the rollout engine - learner| of a single token, in nats."""
     max_replay_staleness: PositiveFloat | None = 20.0
     """Warn above this age of the oldest rollout that a step replays, in policy versions."""
-    max_failed_tool_call_frac: Fraction | None = 0.2
-    """Warn above this share of tool calls that raise or exceed their deadline."""
-    max_reward_term_drop: PositiveFloat | None = 0.1
-    """Warn when a reward term's mean falls this far below that of the first window, while the total rises."""
-    min_blind_gap: Number | None = 0.02
-    """Warn when hiding the media costs no reward term more than this, by the mean with media minus the mean without."""

@@ -57,12 +57,6 @@ class SamplingConfig(StrictModel):
     max_new_tokens: NumTokens = 512
     """A rollout that reaches this many tokens is cut and counted as truncated."""
 
-    def describe(self) -> str:
-        """Return the parameters as a phrase."""
-        top_p = f"top-p {self.top_p:g}" if self.top_p < 1 else "no top-p"
-        top_k = f"top-k {self.top_k}" if self.top_k > 0 else "no top-k"
-        return f"temperature {self.temperature:g}, {top_p}, {top_k}, at most {self.max_new_tokens} tokens each"
-
 
 class ComponentLrConfig(StrictModel):
     """Peak learning rates of model components; the stage's `lr` where none is set."""
@@ -113,24 +107,6 @@ class OptimizerConfig(StrictModel):
         own: float | None = getattr(self.lr_by_component, component)
         return self.lr if own is None else own
 
-    def describe(self) -> str:
-        """Return the optimizer as a phrase."""
-        rates = f"lr {self.lr:g}"
-        for component, lr in self.lr_by_component.model_dump(exclude_none=True).items():
-            rates += f", {component} {lr:g}"
-        if self.warmup_steps:
-            rates += f", rising over {pluralize(self.warmup_steps, 'step')}"
-        if self.lr_schedule == "constant":
-            rates += ", constant"
-        else:
-            rates += f", then {self.lr_schedule} to {self.lr * self.final_lr_frac:g}"
-            rates += f" by step {self.decay_steps}" if self.decay_steps else ""
-        decaying = " of matrices" if self.weight_decay_on == "matrices" else ""
-        return (
-            f"AdamW, {rates}; betas {self.betas[0]:g}, {self.betas[1]:g}; "
-            f"weight decay{decaying} {self.weight_decay:g}; gradient norm at most {self.max_grad_norm:g}"
-        )
-
 
 class ValidationConfig(StrictModel):
     """Evaluation on `data.validation` during a stage, and an early end of the stage by its reward."""
@@ -139,24 +115,13 @@ class ValidationConfig(StrictModel):
     """An evaluation follows every so many steps."""
     stop_at_mean_reward: Number | None = None
     """Mean reward, averaged over tasks, that ends the stage."""
-    stop_at_task_reward: Number | None = None
-    """To end it, every task's reward must also reach this."""
-
-    @model_validator(mode="after")
-    def _check_task_reward(self) -> ValidationConfig:
-        if self.stop_at_task_reward is not None and self.stop_at_mean_reward is None:
-            raise ValueError("`stop_at_task_reward` adds a condition to `stop_at_mean_reward`: set that too")
-        return self
 
     def describe_early_end(self) -> str:
         """Return the condition that ends the stage, empty if there is none."""
         if self.stop_at_mean_reward is None:
             return ""
-        tasks = ""
-        if self.stop_at_task_reward is not None:
-            tasks = f" and every task's reaches {self.stop_at_task_reward:g}"
         return (
-            f"once the validation reward reaches {self.stop_at_mean_reward:g}{tasks} "
+            f"once the validation reward reaches {self.stop_at_mean_reward:g} "
             f"(measured every {pluralize(self.every, 'step')})"
         )
 
@@ -201,12 +166,10 @@ class TrainingStage(StrictModel):
             return any(phase.plateau for phase in self.data_order.phases)
         return isinstance(self.data_order, PriorityOrderConfig)
 
-    def describe_data(self) -> list[tuple[str, str]]:
-        """Return labelled facts about the samples and their order."""
+    def describe_samples(self) -> str:
+        """Return the samples of the stage as a phrase."""
         source = describe_source(self.from_stage, self.when)
-        if self.repeat_samples_to:
-            source += f", repeated to {self.repeat_samples_to}"
-        return [("samples", source), ("order", self.data_order.describe())]
+        return source + (f", repeated to {self.repeat_samples_to}" if self.repeat_samples_to else "")
 
     def describe_end(self) -> str:
         """Return the end of the stage as a phrase."""
@@ -272,7 +235,6 @@ class SftStage(TrainingStage):
                 f"N counts every {counted} of the whole step",
             ),
         ]
-        facts += [("tools", step.describe_for_demonstrations()) for step in self.rollout_steps]
         return [*facts, ("rewards", "none in the loss; they measure validation and test responses alone")]
 
 

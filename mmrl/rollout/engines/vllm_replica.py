@@ -14,17 +14,16 @@ prompts, or replace the weights. The key travels in the environment, which other
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
@@ -50,6 +49,7 @@ from mmrl.rollout.engines.vllm_weight_transfer import (
 from mmrl.rollout.engines.vllm_weights import check_same_model, check_weights_arrived
 from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream
 from mmrl.types import UserError
+from mmrl.utils.processes import die_with_parent
 
 ADAPTER_NAME = "policy"
 
@@ -60,7 +60,6 @@ _ENV_VARS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _HEALTH_TIMEOUT_S = 5.0  # of one attempt, while a server starts
 _POLL_INTERVAL_S = 0.2
 _STOP_TIMEOUT_S = 10.0
@@ -114,7 +113,8 @@ class Replica:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C must not reach the server: the run ends it after the step
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call into the kernel, which takes no lock
+                # A server that outlives a killed run would keep its GPU. One call into the kernel, which takes no lock.
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),  # noqa: PLW1509
             )
 
     def wait_until_ready(self) -> None:
@@ -291,10 +291,3 @@ class _WeightSyncClient(HTTPVLLMWeightSyncClient):
 
     def _post(self, path: str, json: dict[str, Any] | None = None) -> None:
         self._request_json(path, json or {})
-
-
-def _die_with_parent() -> None:
-    # Called in the new process. The kernel then ends it when its parent dies: a server that outlives a killed run would
-    # keep its GPU.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

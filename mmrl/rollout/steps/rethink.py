@@ -18,7 +18,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from statistics import fmean
 
 from mmrl.config.schema import RethinkConfig
 from mmrl.policy.processor import PromptProcessor
@@ -89,7 +88,7 @@ class ForcedRethink:
     seed: int
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch with continuations in place of their first responses, or beside them, as `mode` says."""
+        """Return the batch with continuations in place of their first responses."""
         verdicts = iter(self.is_correct(list(chain.from_iterable(batch.groups))))
         attempts: list[_Attempt] = []
         for group_index, group in enumerate(batch.groups):
@@ -108,8 +107,6 @@ class ForcedRethink:
             kept = []
             for attempt in continued:
                 wanted = self.options.keep == "all" or attempt.rollout.is_correct
-                if self.options.keep == "improved" and attempt.was_correct:
-                    wanted = False
                 long_enough = len(attempt.rollout.segments[-1].token_ids) >= self.options.min_new_tokens
                 if attempt.group_index == group_index and wanted and long_enough:
                     kept.append(attempt)
@@ -122,16 +119,12 @@ class ForcedRethink:
         self, group_index: int, group: Sequence[Rollout], correct: Sequence[bool], step: int
     ) -> Iterator[_Attempt]:
         """Draw the first responses of a group that are continued, and yield them with their trigger, in group order."""
-        low, high = self.options.accuracy_range
-        if not group or not low <= fmean(correct) <= high:
-            return
         drawn: list[tuple[float, int, random.Random]] = []
         for position, rollout in enumerate(group):
-            wanted = self.options.only == "any" or correct[position] == (self.options.only == "correct")
             longest = self.max_first_response_tokens
             fits = longest is None or rollout.num_tokens <= longest
             # A response that was cut by its length limit has not finished thinking, so it cannot be made to rethink.
-            may_continue = wanted and fits and rollout.finish_reason is not FinishReason.LENGTH
+            may_continue = fits and rollout.finish_reason is not FinishReason.LENGTH
             # Chance derives from the response, not from a shared stream: whether it is continued must not depend on how
             # many others were tried before it, or a resumed run would differ.
             sample_id = rollout.prompt.sample.id
@@ -187,13 +180,8 @@ class ForcedRethink:
         return count_tokens_before(token_ids, before, self.processor.decode)
 
     def _merge_into_group(self, group: Sequence[Rollout], kept: Sequence[_Attempt]) -> tuple[Rollout, ...]:
-        if self.options.mode == "replace":
-            by_position = {attempt.position: attempt.rollout for attempt in kept}
-            return tuple(by_position.get(position, rollout) for position, rollout in enumerate(group))
-        # An index may not be given twice in a group: the seed of what is generated from a rollout derives from it.
-        next_index = max((rollout.index for rollout in group), default=-1) + 1
-        added = [replace(attempt.rollout, index=index) for index, attempt in enumerate(kept, start=next_index)]
-        return (*group, *added)
+        by_position = {attempt.position: attempt.rollout for attempt in kept}
+        return tuple(by_position.get(position, rollout) for position, rollout in enumerate(group))
 
     def _count_outcomes(self, continued: Sequence[_Attempt], num_kept: int) -> dict[str, float]:
         """Return counts of attempts, kept or not, by verdict before and after, and of what they cost."""

@@ -3,7 +3,7 @@
 Tools run in processes of a `WorkerPool`, started by the process that samples at the first call: `workers` of them for
 each step with tools, on every rank. A call that takes longer than the step's `timeout_s` hangs: its process is killed
 and replaced, and the model is told that the tool did not answer, which counts as `timeouts`; one beyond the step's
-`worker_limits` counts as `limits`. A file of tools that takes longer than `startup_timeout_s` to import ends the run
+`worker_limits` counts as `limits`. A file of tools that takes longer than `STARTUP_TIMEOUT_S` to import ends the run
 with a UserError.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mmrl.rollout.tools.media_results import ImageCrop, MediaResult, VideoClip, VideoFrames
 from mmrl.types import Sample, UserError
 from mmrl.utils.error_catcher import ErrorCatcher
-from mmrl.utils.worker_limits import WorkerLimits
+from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import (
     WorkerDiedError,
     WorkerLimitError,
@@ -77,7 +77,7 @@ class ToolWorkers:
             self._pool = WorkerPool(
                 partial(_load_tools, self.loaders),
                 options.workers,
-                limits=WorkerLimits(options.startup_timeout_s, **options.worker_limits.model_dump()),
+                limits=WorkerLimits(STARTUP_TIMEOUT_S, reads_output=True, **options.worker_limits.model_dump()),
                 # A tool's file may start threads or open connections, which a fork would lose.
                 shared_imports=(),
             )

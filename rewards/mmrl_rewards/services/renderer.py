@@ -24,7 +24,7 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mmrl.types import Unscorable
-from mmrl.utils.worker_limits import WorkerLimits
+from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
 from mmrl_rewards.services.drawing import DrawingRequest, ProcessLimits, load_drawing
 from mmrl_rewards.services.endpoint import Endpoint, RequestRejected, Seconds, find_kept_reply, keep_reply
@@ -33,7 +33,6 @@ ImageArray = NDArray[np.uint8]
 
 _MAX_PIXELS = 16_000_000
 _MEGABYTE = 2**20
-_STARTUP_TIMEOUT_S = 60.0
 _WALL_S_PER_CPU_S = 20  # a drawing that has not used its processor time by then is waiting for a busy machine
 _LIMITED_EXEC_SCRIPT = """
 import os, sys
@@ -203,5 +202,5 @@ def _get_drawing_pool(process_id: int, limits: DrawingLimits) -> WorkerPool[Draw
     del process_id
     process_limits = ProcessLimits(cpu_s=limits.cpu_s, memory_bytes=limits.memory_mb * _MEGABYTE)
     return WorkerPool(
-        partial(load_drawing, process_limits), 1, limits=WorkerLimits(_STARTUP_TIMEOUT_S), fork_each_call=True
+        partial(load_drawing, process_limits), 1, limits=WorkerLimits(STARTUP_TIMEOUT_S), fork_each_call=True
     )

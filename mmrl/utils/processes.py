@@ -1,0 +1,69 @@
+"""Processes that this one has started: find them, kill them, and let them end with it. Linux alone has most of this."""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1  # from linux/prctl.h
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_MAX_KILL_ROUNDS = 100
+
+
+def die_with_parent(signum: signal.Signals) -> None:
+    """Let the kernel send this process a signal when its parent dies; does nothing outside Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
+
+
+def inherit_orphans() -> None:
+    """Make processes that a child of this one leaves behind children of this one; does nothing outside Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def list_tree(pid: int) -> list[int]:
+    """Return a process and its living descendants, parents before their children."""
+    tree = [pid]
+    # The list grows while it is read.
+    for parent in tree:
+        # Each thread has children of its own.
+        for path in glob.glob(f"/proc/{parent}/task/*/children"):
+            with suppress(OSError):
+                tree += map(int, Path(path).read_text().split())
+    return tree
+
+
+def kill_processes(pids: Sequence[int]) -> None:
+    """Kill processes with their groups. A group is killed at once, so none of it can fork ahead of the signal."""
+    own_group = os.getpgrp()
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            group = os.getpgid(pid)
+            if group == pid and group != own_group:
+                os.killpg(group, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
+
+
+def kill_orphans(kept: set[int]) -> None:
+    """Kill all children of this process but those `kept`, with their descendants, and wait for them.
+
+    It is for a process that inherits orphans: those that a killed worker has left.
+    """
+    for _ in range(_MAX_KILL_ROUNDS):
+        orphans = []
+        for path in glob.glob("/proc/self/task/*/children"):
+            orphans += [pid for pid in map(int, Path(path).read_text().split()) if pid not in kept]
+        if not orphans:
+            return
+        for orphan in orphans:
+            kill_processes(list_tree(orphan))
+            with suppress(ChildProcessError):
+                os.waitpid(orphan, 0)
