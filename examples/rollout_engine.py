@@ -6,9 +6,7 @@ rollout: {engine: {fn: ./rollout_engine.py:make_engine, args: {max_batch_tokens:
 import time
 from collections.abc import Sequence
 
-from mmrl.rollout.engines.custom import EngineContext
-from mmrl.rollout.engines.hf import HfSampler
-from mmrl.types import Rollout, SamplingParams
+from mmrl import EngineContext, HfSampler, Rollout, SamplingParams
 
 
 class LoggedSampler(HfSampler):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from pathlib import Path
 
 from mmrl.cli.common import Subparsers, add_command, add_config_arguments, echo, pause_gc_for_imports, positive_int
@@ -80,5 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
 
         import_model_classes()
 
+    resume_command = shlex.join(["mmrl", *sys.argv[1:]])
     with locate_errors(loaded):
-        return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
+        return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir, resume_command=resume_command)

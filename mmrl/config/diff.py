@@ -49,7 +49,10 @@ _DECAYS: Final = (
     ("loss.entropy", "schedule"),
     ("loss.sft_loss", "schedule"),
 )
+_IN_MEMORY_ROWS_EFFECT = "its rows are compared with those that the run began with"
 _MISSING: Final = object()
+IN_MEMORY_PACKAGE: Final = "mmrl_in_memory"
+"""Package of the functions and samples that `mmrl.train` was given from memory; names in it end with a digest."""
 
 
 class SettingChange(NamedTuple):
@@ -84,10 +87,18 @@ def diff_configs(old_settings: Mapping[str, PlainValue], new_config: Config) -> 
                 obstacle = _find_obstacle(key, old_settings, new_settings)
                 effect = None if obstacle else _LENGTHENED
             place, _, name = key.rpartition(".")
+            if re.fullmatch(r"data\.\w+\.\d+\.fn", key) and _both_in_memory(old, new):
+                effect = _IN_MEMORY_ROWS_EFFECT
             if name == "decay_steps" and not _moves_decay(place, old_settings, new_settings):
                 effect = _NO_EFFECT
             changes.append(SettingChange(key, old, new, effect, obstacle))
     return changes
+
+
+def _both_in_memory(old: str, new: str) -> bool:
+    """Return True if two values as JSON name functions or samples from memory."""
+    prefix = f'"{IN_MEMORY_PACKAGE}.'
+    return old.startswith(prefix) and new.startswith(prefix)
 
 
 def _find_obstacle(key: str, old: Mapping[str, PlainValue], new: Mapping[str, PlainValue]) -> str:

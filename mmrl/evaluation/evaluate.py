@@ -179,7 +179,7 @@ class _EvalCommand:
             samplers.sync_weights(0)
             pipeline = build_eval_pipeline(
                 self.eval_config,
-                self.question_set,
+                self.question_set.scorer,
                 samplers=samplers,
                 processor=model.processor,
                 banned_token_ids=model.banned_token_ids,

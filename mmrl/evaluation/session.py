@@ -15,11 +15,10 @@ from mmrl.config import EvalConfig
 from mmrl.distributed.ranks import Ranks, rank_slice
 from mmrl.evaluation.eval_dir import EvalDir
 from mmrl.evaluation.graders import Grader, make_prediction
-from mmrl.evaluation.question_set import QuestionSet
 from mmrl.log.console import Console
 from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
-from mmrl.ports import RolloutPipeline
+from mmrl.ports import RewardScorer, RolloutPipeline
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
@@ -166,14 +165,16 @@ def check_missing(
 
 def build_eval_pipeline(
     eval_config: EvalConfig,
-    question_set: QuestionSet,
+    scorer: RewardScorer,
     *,
     samplers: SamplerFactory,
     processor: PromptProcessor,
     banned_token_ids: tuple[int, ...],
     tool_runner: ToolRunner,
 ) -> RolloutPipeline:
-    """Return the pipeline that answers the questions, with the rollout steps of the settings.
+    """Return the pipeline that answers questions, with the rollout steps of the settings.
+
+    `scorer` tells steps which responses are correct.
 
     Raises:
         UserError: a step cannot run with this model or these questions.
@@ -182,7 +183,7 @@ def build_eval_pipeline(
     sampling_params = build_sampling_params(eval_config, banned_token_ids, processor.response_format.all_stop_strings)
     context = RolloutContext(
         sampler=samplers.make_sampler(eval_config.run.seed, "evaluation"),
-        scorer=question_set.scorer,
+        scorer=scorer,
         processor=processor,
         sampling_params=sampling_params,
         group_size=eval_config.responses_per_question,

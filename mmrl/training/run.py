@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
@@ -51,23 +49,30 @@ from mmrl.training.stop_signal import StopSignal
 from mmrl.types import EvalRewards, RunInterrupted, Sample, TrainingState
 
 
-def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | None = None) -> int:
+def train(
+    loaded: LoadedConfig,
+    *,
+    steps: int | None = None,
+    run_dir: Path | None = None,
+    resume_command: str = "the same call",
+) -> int:
     """Run every stage of a config, or continue where it stopped; return the exit code.
 
     Args:
         loaded: The config and the files it came from.
         steps: Upper bound on the steps of each stage.
         run_dir: Replaces `run.dir` of the config.
+        resume_command: Says how to continue an interrupted run.
 
     Raises:
         UserError: something the user can fix. A run that had not begun leaves nothing behind.
     """
     config = effective_config(loaded, steps=steps, run_dir=run_dir)
     with join_ranks(config.distributed, force_group=config.deepspeed is not None) as ranks:
-        return _train_on_rank(config, loaded.files[0].parent, loaded.warnings, ranks)
+        return _train_on_rank(config, loaded.files[0].parent, loaded.warnings, ranks, resume_command)
 
 
-def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], ranks: Ranks) -> int:
+def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], ranks: Ranks, resume_command: str) -> int:
     """Do the part of `train` that belongs to this rank. Rank 0 alone writes to the run directory and the console."""
     console = null_console() if ranks.rank else Console()
     run_dir = run_dir_of(config)
@@ -106,7 +111,7 @@ def _train_on_rank(config: Config, base_dir: Path, warnings: Sequence[str], rank
         if isinstance(stopped, RankLostError) and stop.received is None:
             raise
         saved = "Saved." if isinstance(stopped, RunInterrupted) else "Stopped; the last checkpoint is what is saved."
-        console.info(f"{saved} Continue with: {shlex.join(['mmrl', *sys.argv[1:]])}")
+        console.info(f"{saved} Continue with: {resume_command}")
         # The exit code of a shell for a process that a signal ended.
         return 128 + (stop.received or signal.SIGINT)
     return 0
