@@ -25,7 +25,7 @@ FLOORS = {
     13: ("tools",),
     12: ("__main__",),
     11: ("cli",),
-    10: ("data_check",),
+    10: ("data_check", "api"),
     9: ("training",),
     8: ("evaluation",),
     7: ("scoring",),
@@ -37,7 +37,7 @@ FLOORS = {
     1: ("types",),
     0: ("mmrl",),
 }
-MAX_PACKAGES, MAX_IMPORTS_BETWEEN_PACKAGES = 24, 130
+MAX_PACKAGES, MAX_IMPORTS_BETWEEN_PACKAGES = 24, 144
 # Where a library may be imported that is heavy, or dangerous in the wrong place. tools/ may import all of them.
 ONLY_IN = {
     "torch": (
@@ -93,6 +93,10 @@ ONLY_IN = {
 OPENERS = ("mmrl/media/", "rewards/mmrl_rewards/services/renderer.py")
 # What a reader, a reward process or `mmrl --help` needs: none of these may load a heavy library.
 LIGHT = (
+    "mmrl",
+    "mmrl.api.train",
+    "mmrl.api.evaluate",
+    "mmrl.api.policy",
     "mmrl.types",
     "mmrl.ports",
     "mmrl.answer",
@@ -179,6 +183,8 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
 
 def check_direction(path: str, source: str) -> Iterator[str]:
     """Imports of our own code go down."""
+    if path == "mmrl/__init__.py":  # names all that is public, and imports it when it is first used
+        return
     here = package_of_file(path)
     if here not in FLOOR_OF:
         yield f"{path}: the package {here!r} is not in FLOORS"
@@ -187,6 +193,8 @@ def check_direction(path: str, source: str) -> Iterator[str]:
         there = package_of_import(name)
         if there is None or there == here:
             continue
+        if there == "mmrl" and here != "tools" and name not in ("mmrl", "mmrl.__version__"):
+            yield f"{path}:{line}: {name} is for users: import it from the module that defines it"
         if FLOOR_OF[there] >= FLOOR_OF[here]:
             yield f"{path}:{line}: {here} (floor {FLOOR_OF[here]}) imports {there} (floor {FLOOR_OF[there]})"
 
@@ -338,7 +346,7 @@ def test_packages_and_imports_between_them_are_few():
         ("function_lines_max", 60),
         ("longest_file", 500),
         ("functions_per_1000_lines", 50),
-        ("lines", 50_500),
+        ("lines", 51_200),
     ],
 )
 def test_a_measure_keeps_to_its_limit(name, limit):
@@ -387,6 +395,7 @@ PROVOCATIONS = [
         "def f():\n    from mmrl import cli",
         ":2: log (floor 3) imports cli (floor 11)",
     ),
+    (check_direction, "mmrl/algo/a.py", "from mmrl import Sample", "mmrl.Sample is for users"),
     (check_direction, "mmrl/attic.py", "", "the package 'attic' is not in FLOORS"),
     (check_direction, "mmrl/cli/main.py", "import tools.bench", "cli (floor 11) imports tools (floor 13)"),
     (check_direction, "rewards/mmrl_rewards/box.py", "import mmrl.scoring", "mmrl_rewards (floor 3) imports scoring"),
@@ -441,7 +450,7 @@ def test_each_rule_can_fail(check, path, source, complaint):
         (check_direction, "mmrl/training/a.py", "from mmrl.policy.logprobs import x\nimport mmrl_rewards.box"),
         (check_direction, "mmrl/rollout/a.py", "from mmrl.policy.logprobs import x\nfrom mmrl.rollout import y"),
         (check_direction, "mmrl/log/run_dir.py", "from mmrl import __version__"),
-        (check_direction, "tools/bench/a.py", "import mmrl.cli, tools.bench.b, json"),
+        (check_direction, "tools/bench/a.py", "import mmrl.cli, tools.bench.b, json\nfrom mmrl import Sample"),
         (check_libraries, "mmrl/algo/losses.py", "import torch\nimport torchvision"),
         (check_libraries, "tools/bench/a.py", "import torch, vllm, deepspeed"),
         (check_constructs, "mmrl/media/image.py", "Image.open(p)\ntry: f()\nexcept (OSError, ValueError): g()"),

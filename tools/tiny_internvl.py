@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -62,4 +62,6 @@ def write_tiny_model(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_tiny_model(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the model is written here")
+    write_tiny_model(parser.parse_args().folder)

@@ -17,7 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_type_hints
 
 import cloudpickle
 
@@ -49,12 +49,14 @@ def name_function(
     Name and digest are those of `stands_for`, if it is given.
     """
     named = _innermost(stands_for or function)
-    name, module_name = _qualified_name(named), str(named.__module__)
+    name, module_name = getattr(named, "__qualname__", type(named).__qualname__), named.__module__
     # A module without a package is not named: its name would be taken for one of `mmrl_rewards`.
     if "." in module_name and _is_member(function, module_name, name):
         return f"{module_name}:{name}"
     digest = hashlib.sha256(_describe(stands_for or function, module_name, set()).encode()).hexdigest()[:8]
-    full_name = _make_module(function, _short_name(name), digest)
+    short_name = name.rpartition(".")[2]
+    # A lambda has no name that a config could use.
+    full_name = _make_module(function, short_name if short_name.isidentifier() else "function", digest)
     if copy_for_workers:
         _write_copy(full_name, function)
     return full_name
@@ -97,16 +99,6 @@ def _innermost(function: AnyFunction) -> AnyFunction:
     while isinstance(function, Reward | partial):
         function = function.fn if isinstance(function, Reward) else function.func
     return function
-
-
-def _qualified_name(function: AnyFunction) -> str:
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
-def _short_name(qualified_name: str) -> str:
-    """Return `iou` for `make.<locals>.iou`; a lambda has no name that a config could use."""
-    last = qualified_name.rpartition(".")[2]
-    return last if last.isidentifier() else "function"
 
 
 def _is_member(function: AnyFunction, module_name: str, name: str) -> bool:
@@ -191,7 +183,7 @@ def _write_copy(full_name: str, function: AnyFunction) -> None:
     path.parent.mkdir(exist_ok=True)
     copy = io.BytesIO()
     try:
-        _Pickler(copy).dump(function)
+        _Pickler(copy).dump(_with_resolved_hints(function))
     except _PICKLING_ERRORS as error:
         message = (
             f"{name} cannot be copied to a worker process ({type(error).__name__}: {error}); write it in a file, or "
@@ -201,6 +193,24 @@ def _write_copy(full_name: str, function: AnyFunction) -> None:
         return
     path.with_suffix(".pkl").write_bytes(copy.getvalue())
     path.write_text(_LOADER.format(name=name), encoding="utf-8")
+
+
+def _with_resolved_hints(function: AnyFunction) -> AnyFunction:
+    """Return a function that reads its type hints without the names of its module, which a copy does not have."""
+    if not isinstance(function, FunctionType) or _is_member(function, function.__module__, function.__qualname__):
+        return function
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError:
+        return function  # refused with a line, when the function is loaded
+    resolved = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    resolved.__kwdefaults__ = function.__kwdefaults__
+    resolved.__dict__.update(vars(function))
+    resolved.__annotations__ = hints
+    resolved.__module__, resolved.__qualname__ = function.__module__, function.__qualname__
+    return resolved
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -213,7 +223,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             declaration = {
                 entry.name: getattr(value, entry.name) for entry in fields(value) if entry.name not in derived
             }
-            return _declare_reward, (value.fn, declaration)
+            return _declare_reward, (_with_resolved_hints(value.fn), declaration)
         return super().reducer_override(value)
 
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from mmrl.config import EvalConfig
 from mmrl.data.context import make_media_policy
-from mmrl.distributed.ranks import SingleProcess
 from mmrl.evaluation.eval_settings import EvalRequest, make_eval_config
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.rollout.available import check_model_and_engine
 from mmrl.scoring.answer_and_score import answer_samples
-from mmrl.scoring.registry import load_tool
 from mmrl.scoring.scorer import make_response
 from mmrl.types import (
     AnswerType,
@@ -37,7 +34,6 @@ from mmrl_datasets import image_ref, save_png, video_ref
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from mmrl.evaluation.model_source import LoadedModel
     from mmrl.policy.processor import PromptProcessor
     from mmrl.ports import RolloutPipeline
 
@@ -83,10 +79,10 @@ class Policy:
     """A model on its device that answers questions. As a context manager it closes itself."""
 
     def __init__(
-        self, processor: PromptProcessor, pipeline: RolloutPipeline, media_dir: Path, close: ExitStack
+        self, processor: PromptProcessor, pipeline: RolloutPipeline, media_dir: Path, stack: ExitStack
     ) -> None:
         """Use `Policy.from_run`."""
-        self._processor, self._pipeline, self._media_dir, self._stack = processor, pipeline, media_dir, close
+        self._processor, self._pipeline, self._media_dir, self._stack = processor, pipeline, media_dir, stack
         self._num_questions = 0
 
     @classmethod
@@ -100,6 +96,7 @@ class Policy:
             UserError: there is no such model, or a setting is invalid.
         """
         from mmrl.evaluation.model_source import find_model_source, load_model
+        from mmrl.evaluation.session import open_pipeline
 
         console = Console()
         source = find_model_source(str(run), checkpoint, console.warn)
@@ -107,13 +104,13 @@ class Policy:
         is_checkpoint = source.checkpoint_dir is not None
         settings = make_eval_config(request, source.path, source.config, is_checkpoint=is_checkpoint)
         check_model_and_engine(settings)
+        # The caller names every file, so it may lie anywhere.
+        media_policy = make_media_policy(settings.media_limits, [Path("/")], schemes=(), media=settings.media)
+        model = console.wait_for("loading the model", partial(load_model, source, settings, media_policy))
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="mmrl-policy-")))
-            # The caller names every file, so it may lie anywhere.
-            media_policy = make_media_policy(settings.media_limits, [Path("/")], schemes=(), media=settings.media)
-            model = console.wait_for("loading the model", partial(load_model, source, settings, media_policy))
-            pipeline = _build_pipeline(settings, model, folder, stack)
-            return cls(model.processor, pipeline, folder, stack.pop_all())
+            opened = open_pipeline(settings, model, _NoRewards(), run_dir=RunDir(folder), warn=console.warn)
+            return cls(model.processor, stack.enter_context(opened), folder, stack.pop_all())
 
     def generate(
         self, images: MediaInput | Sequence[MediaInput], question: str, *, answer_type: str = "text"
@@ -157,34 +154,6 @@ class Policy:
             return save_png(medium, self._media_dir, "image")
         path = Path(medium).absolute()
         return video_ref(path) if path.suffix.lower() in _VIDEO_SUFFIXES else image_ref(path)
-
-
-def _build_pipeline(settings: EvalConfig, model: LoadedModel, folder: Path, stack: ExitStack) -> RolloutPipeline:
-    """Return the rollout steps of a model's settings; what they hold is closed with `stack`."""
-    from mmrl.evaluation.session import build_eval_pipeline
-    from mmrl.rollout.factory import SamplerFactory
-    from mmrl.rollout.tools.executor import ToolRunner
-
-    samplers = SamplerFactory(
-        settings,
-        model.policy,
-        model.processor,
-        adapter=model.adapter,
-        run_dir=RunDir(folder),
-        ranks=SingleProcess(),
-        warn=Console().warn,
-    )
-    stack.callback(samplers.close)
-    # Version 0 for good: the weights do not change here.
-    samplers.sync_weights(0)
-    return build_eval_pipeline(
-        settings,
-        _NoRewards(),
-        samplers=samplers,
-        processor=model.processor,
-        banned_token_ids=model.banned_token_ids,
-        tool_runner=stack.enter_context(closing(ToolRunner(partial(load_tool, Path.cwd())))),
-    )
 
 
 class _NoRewards:

@@ -115,7 +115,8 @@ def _replaced_sections(
     """Return overrides that put functions and samples from memory into a config."""
     sections: dict[str, list[dict[str, Any]]] = {}
     if rewards is not None:
-        entries = [_reward_entry(reward) for reward in rewards]
+        # Rewards of users run in worker processes, where one that hangs or crashes ends nothing else.
+        entries = [_entry(reward, copy_for_workers=True) for reward in rewards]
         is_group = [_is_group_reward(reward) for reward in rewards]
         sections["rewards.terms"] = [entry for entry, group in zip(entries, is_group, strict=True) if not group]
         sections["rewards.group_rewards"] = [entry for entry, group in zip(entries, is_group, strict=True) if group]
@@ -140,11 +141,6 @@ def _entry(given: object, *, copy_for_workers: bool = False) -> dict[str, Any]:
     return {"fn": name_function(given, copy_for_workers=copy_for_workers)}
 
 
-def _reward_entry(given: FunctionSource) -> dict[str, Any]:
-    # Rewards of users run in worker processes, where a reward that hangs or crashes ends nothing else.
-    return _entry(given, copy_for_workers=True)
-
-
 def _is_group_reward(given: FunctionSource) -> bool:
     function = given.get("fn") if isinstance(given, Mapping) else given
     return callable(function) and next(iter(inspect.signature(function).parameters), "") == "group"
@@ -163,8 +159,4 @@ def _callback_entry(given: FunctionSource | Callback) -> dict[str, Any]:
     is_object = not isinstance(given, type) and callable(getattr(given, "on_step_end", None))
     if isinstance(given, Mapping | str) or not is_object:
         return _entry(given)
-
-    def return_callback(context: object) -> object:
-        return given
-
-    return {"fn": name_function(return_callback, stands_for=type(given))}
+    return {"fn": name_function(lambda context: given, stands_for=type(given))}

@@ -87,18 +87,13 @@ def diff_configs(old_settings: Mapping[str, PlainValue], new_config: Config) -> 
                 obstacle = _find_obstacle(key, old_settings, new_settings)
                 effect = None if obstacle else _LENGTHENED
             place, _, name = key.rpartition(".")
-            if re.fullmatch(r"data\.\w+\.\d+\.fn", key) and _both_in_memory(old, new):
+            is_source = re.fullmatch(r"data\.\w+\.\d+\.fn", key) is not None
+            if is_source and all(name.startswith(f'"{IN_MEMORY_PACKAGE}.') for name in (old, new)):
                 effect = _IN_MEMORY_ROWS_EFFECT
             if name == "decay_steps" and not _moves_decay(place, old_settings, new_settings):
                 effect = _NO_EFFECT
             changes.append(SettingChange(key, old, new, effect, obstacle))
     return changes
-
-
-def _both_in_memory(old: str, new: str) -> bool:
-    """Return True if two values as JSON name functions or samples from memory."""
-    prefix = f'"{IN_MEMORY_PACKAGE}.'
-    return old.startswith(prefix) and new.startswith(prefix)
 
 
 def _find_obstacle(key: str, old: Mapping[str, PlainValue], new: Mapping[str, PlainValue]) -> str:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Any, Final
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
 from mmrl.config import EvalConfig
-from mmrl.distributed.ranks import Ranks, rank_slice
+from mmrl.distributed.ranks import Ranks, SingleProcess, rank_slice
 from mmrl.evaluation.eval_dir import EvalDir
 from mmrl.evaluation.graders import Grader, make_prediction
+from mmrl.evaluation.model_source import LoadedModel
 from mmrl.log.console import Console
+from mmrl.log.run_dir import RunDir
 from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
 from mmrl.ports import RewardScorer, RolloutPipeline
@@ -24,6 +28,7 @@ from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.answer_and_score import answer_samples
+from mmrl.scoring.registry import load_tool
 from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.seeds import derive_seed
 
@@ -193,6 +198,37 @@ def build_eval_pipeline(
         base_dir=base_dir,
     )
     return build_pipeline(steps, context)
+
+
+@contextmanager
+def open_pipeline(
+    eval_config: EvalConfig, model: LoadedModel, scorer: RewardScorer, *, run_dir: RunDir, warn: Callable[[str], None]
+) -> Iterator[RolloutPipeline]:
+    """Start the rollout engine of a loaded model, and yield the pipeline that answers questions.
+
+    Raises:
+        UserError: the engine does not start; else as `build_eval_pipeline`.
+    """
+    samplers = SamplerFactory(
+        eval_config,
+        model.policy,
+        model.processor,
+        adapter=model.adapter,
+        run_dir=run_dir,
+        ranks=SingleProcess(),
+        warn=warn,
+    )
+    with closing(samplers), closing(ToolRunner(partial(load_tool, Path.cwd()))) as tool_runner:
+        # Version 0 for good: the weights do not change here.
+        samplers.sync_weights(0)
+        yield build_eval_pipeline(
+            eval_config,
+            scorer,
+            samplers=samplers,
+            processor=model.processor,
+            banned_token_ids=model.banned_token_ids,
+            tool_runner=tool_runner,
+        )
 
 
 def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: EvalSession) -> list[Prediction]:

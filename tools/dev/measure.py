@@ -107,6 +107,8 @@ def package_imports() -> set[tuple[str, str]]:
     found = set()
     known = {*packages(), *root_modules(), "mmrl_rewards", "mmrl_datasets"}
     for path in product_files():
+        if path == ROOT / "mmrl" / "__init__.py":  # names all that is public
+            continue
         here = package_of(module_name(path))
         for name in imported_names(path.read_text(encoding="utf-8")):
             there = package_of(name)
