@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from mmrl import AnswerType, Group, Response, RewardValue, Sample, Target, UserE
 from mmrl.config import load_config
 from mmrl_datasets import save_png
 
+ROOT = Path(__file__).parents[2]
 STEPS = 4
 
 
@@ -96,7 +99,7 @@ def test_a_run_trains_with_functions_and_samples_from_memory(finished, folder):
     assert arguments["callbacks"][0].seen == [1, 2, 3, 4]
     assert [(row["task"], row["n"]) for row in result.held_out] == [("count", 4)]
     steps = [row for row in result.metrics if "reward/mean" in row]
-    assert all(row["reward/rare/mean"] > 0.0 for row in steps)
+    assert all(row["reward/term/rare"] > 0.0 for row in steps)
 
 
 def test_a_reward_of_a_test_function_runs_in_a_worker_process(finished):
@@ -189,7 +192,7 @@ def test_a_reward_that_cannot_be_copied_says_what_to_do(folder):
             return 0.0
 
     arguments = given(folder) | {"rewards": [locked]}
-    with pytest.raises(UserError, match=r"locked cannot be copied to a worker process .* own_rewards=main_process"):
+    with pytest.raises(UserError, match=r"locked cannot be copied to a worker process .*own_rewards=main_process"):
         mmrl.train(settings(folder, "locked"), **arguments)
     assert not (folder / "locked").exists()
     config = settings(folder, "locked") | {"rewards": {"own_rewards": "main_process"}}
@@ -222,3 +225,16 @@ def test_a_policy_answers_about_pictures_and_files(finished, folder):
     for place in (checkpoint, result.model_dir):
         with mmrl.Policy.from_run(place) as policy:
             assert policy.generate(str(picture), "How many?", answer_type="number").text == from_file.text
+
+
+@pytest.mark.slow
+def test_the_example_of_the_docs_runs_as_a_script(tmp_path):
+    example = ROOT / "examples" / "train.py"
+    body = example.read_text().partition('"""\n\n')[2]
+    assert body.strip() in (ROOT / "docs" / "python.md").read_text()
+    assert len(list(filter(str.strip, body.splitlines()))) == 12
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    done = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "'task': 'count'" in done.stdout
+    assert (tmp_path / "runs" / "quickstart" / "model" / "model.safetensors").is_file()
