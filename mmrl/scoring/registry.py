@@ -77,7 +77,7 @@ def load_reward(name: str, base: Path) -> AnyReward:
                 "`rewards.group_rewards`. `mmrl reward` tries rewards of single responses; "
                 "docs/extending/group_reward.md says how to try this one"
             )
-        raise UserError(f"{name!r} is not a reward: decorate the function with @mmrl_rewards.contract.reward(name=...)")
+        raise UserError(f"{name!r} is not a reward: decorate the function with @mmrl.reward(name=...)")
     return found
 
 
