@@ -48,7 +48,7 @@ class LoadedConfig:
     warnings: tuple[str, ...] = ()  # valid settings that are probably a mistake: `file:line: dotted.path: what to do`
 
 
-def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedConfig:
+def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read a config file or its settings, the files it extends, and `key=value` overrides.
 
     Relative paths in settings start from the working directory.
@@ -56,17 +56,16 @@ def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str]
     Raises:
         UserError: the config is invalid; all problems at once, a line each: `file:line: dotted.path: problem`.
     """
-    sources = _ConfigFiles()
-    is_mapping = isinstance(config, Mapping)
-    root = sources.read_settings(config) if is_mapping else sources.read(Path(config), error_prefix="")
+    files = _ConfigFiles()
+    root = files.read_settings(source) if isinstance(source, Mapping) else files.read(Path(source), error_prefix="")
     for override in overrides:
-        root = sources.apply_override(root, override)
+        root = files.apply_override(root, override)
     # After the overrides, which may name a preset and win over its settings.
     root = _apply_presets(root)
     config, invalid = _validate(root, Config)
     # A value that could not be read stands as null, which validation would report a second time.
-    unread = {problem.path for problem in sources.problems}
-    problems = sources.problems + [problem for problem in invalid if problem.path not in unread]
+    unread = {problem.path for problem in files.problems}
+    problems = files.problems + [problem for problem in invalid if problem.path not in unread]
     if config is None or problems:
         raise UserError("\n".join(map(str, problems)))
     origins = {}
@@ -79,7 +78,7 @@ def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str]
             node, _ = root.find_nearest(("stages", index, *key_path))
             warnings.append(str(ConfigProblem(node.origin, ("stages", index, *key_path), text)))
     return LoadedConfig(
-        config=config, origins=MappingProxyType(origins), files=tuple(sources.files), warnings=tuple(warnings)
+        config=config, origins=MappingProxyType(origins), files=tuple(files.files), warnings=tuple(warnings)
     )
 
 

@@ -132,7 +132,8 @@ def public_names(package: types.ModuleType) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             names.update(alias.name for alias in node.names if alias.asname == alias.name)
-    return sorted(names, key=str.lower)
+    # By the name itself too: `Reward` and `reward` differ in nothing else.
+    return sorted(names, key=lambda name: (name.lower(), name))
 
 
 def render_config() -> str:
