@@ -5,10 +5,7 @@ mmrl eval run runs/mine --benchmark ./examples/benchmark.py:make_benchmark --dat
 
 from functools import partial
 
-from mmrl.benchmarks.benchmark import Benchmark
-from mmrl.benchmarks.extraction.extract import Extraction
-from mmrl.benchmarks.items import Item, ItemResponse
-from mmrl.benchmarks.readers.table_layout import TableLayout
+from mmrl import Benchmark, Extraction, Item, ItemResponse, TableLayout
 
 CLOCKS = TableLayout(
     name="clocks",

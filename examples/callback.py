@@ -7,10 +7,7 @@ Use it in a config with
 
 from statistics import fmean
 
-from mmrl.log.metrics import Metric
-from mmrl.training.build import RunContext
-from mmrl.training.callbacks import StepResult
-from mmrl.types import TrainingState
+from mmrl import Metric, RunContext, StepResult, TrainingState
 
 
 class EarlyStopping:

@@ -1,10 +1,10 @@
 """A dataset of water meters: images, and a table of readings for each split."""
 
 import csv
-import hashlib
 from collections.abc import Iterator
 
-from mmrl.types import AnswerType, DatasetContext, ImageRef, RejectedRow, Sample, Target, UserError
+from mmrl import AnswerType, DatasetContext, RejectedRow, Sample, Target, UserError
+from mmrl_datasets import image_ref
 
 
 def rows(context: DatasetContext, *, split: str, folder: str) -> Iterator[Sample | RejectedRow]:
@@ -24,10 +24,9 @@ def rows(context: DatasetContext, *, split: str, folder: str) -> Iterator[Sample
             except ValueError:
                 yield RejectedRow(sample_id, f"{table}:{number}: reading {row['reading']!r} is not a number")
                 continue
-            digest = hashlib.sha256(image.read_bytes()).hexdigest()
             yield Sample(
                 id=sample_id,
                 task="meter",
-                parts=(ImageRef(path=str(image), sha256=digest), "What does the meter show?"),
+                parts=(image_ref(image), "What does the meter show?"),
                 target=Target(answer_type=AnswerType.NUMBER, value=reading),
             )

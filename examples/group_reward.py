@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from mmrl.types import Group, RewardValue
+from mmrl import Group, RewardValue
 
 
 def rare_answer(group: Group, *, correct: tuple[str, ...], threshold: float = 1.0) -> tuple[RewardValue, ...]:

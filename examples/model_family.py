@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from mmrl.policy.families import ModelFamily, VideoTimeEncoding
-from mmrl.types import CoordinateSystem, Size
+from mmrl import CoordinateSystem, ModelFamily, Size, VideoTimeEncoding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """A reward that counts traffic lights: 1 for the right number, less the further off the answer is."""
 
-from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import reward, target_value
+from mmrl import AnswerType, Response, RewardValue, Sample, Unscorable, reward
+from mmrl_rewards import target_value
 
 
 @reward(name="traffic_lights", answer_types=(AnswerType.NUMBER,))

@@ -6,10 +6,7 @@ rollout: {engine: {fn: ./rollout_engine.py:make_engine, args: {max_batch_tokens:
 import time
 from collections.abc import Sequence
 
-from mmrl.rollout.engines.base import EngineContext, GenerationRequest
-from mmrl.rollout.engines.hf import HfEngine
-from mmrl.rollout.responses import GeneratedTokens
-from mmrl.types import SamplingParams
+from mmrl import EngineContext, GeneratedTokens, GenerationRequest, HfEngine, SamplingParams
 
 
 class LoggedEngine(HfEngine):

@@ -5,8 +5,7 @@ rollout_steps: [{kind: generate}, {fn: ./rollout_step.py:make_step, args: {max_n
 
 from dataclasses import replace
 
-from mmrl.rollout.steps.base import RolloutContext, with_metrics
-from mmrl.types import Author, FinishReason, RolloutBatch, Segment
+from mmrl import Author, FinishReason, RolloutBatch, RolloutContext, Segment, with_metrics
 
 
 class ForceAnswer:

@@ -1,3 +1,130 @@
-"""mmrl: reinforcement fine-tuning of Qwen's vision-language models on verifiable visual rewards."""
+"""mmrl: reinforcement fine-tuning of Qwen's vision-language models on verifiable visual rewards.
+
+The names below are public: programs, notebooks and plug-ins import them from here. docs/python.md lists them. A module
+is imported when one of its names is first used, so that `import mmrl` takes milliseconds and loads no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mmrl.api.evaluate import Evaluation as Evaluation
+    from mmrl.api.evaluate import evaluate as evaluate
+    from mmrl.api.policy import Generation as Generation
+    from mmrl.api.policy import Policy as Policy
+    from mmrl.api.train import TrainResult as TrainResult
+    from mmrl.api.train import train as train
+    from mmrl.benchmarks.benchmark import Benchmark as Benchmark
+    from mmrl.benchmarks.extraction.extract import Extraction as Extraction
+    from mmrl.benchmarks.items import Item as Item
+    from mmrl.benchmarks.items import ItemResponse as ItemResponse
+    from mmrl.benchmarks.readers.table_layout import TableLayout as TableLayout
+    from mmrl.config import Config as Config
+    from mmrl.config import LoadedConfig as LoadedConfig
+    from mmrl.config import load_config as load_config
+    from mmrl.config.schema import Component as Component
+    from mmrl.log.metrics import Metric as Metric
+    from mmrl.policy.batch import BatchMedia as BatchMedia
+    from mmrl.policy.expert_routing import encode_routes as encode_routes
+    from mmrl.policy.families import ImageFormat as ImageFormat
+    from mmrl.policy.families import ModelFamily as ModelFamily
+    from mmrl.policy.families import PlaceholderRun as PlaceholderRun
+    from mmrl.policy.families import VideoTimeEncoding as VideoTimeEncoding
+    from mmrl.ports import Sampler as Sampler
+    from mmrl.rollout.engines.base import EngineContext as EngineContext
+    from mmrl.rollout.engines.base import GenerationRequest as GenerationRequest
+    from mmrl.rollout.engines.base import RolloutEngine as RolloutEngine
+    from mmrl.rollout.engines.hf import HfEngine as HfEngine
+    from mmrl.rollout.responses import GeneratedTokens as GeneratedTokens
+    from mmrl.rollout.responses import append_generated as append_generated
+    from mmrl.rollout.responses import empty_rollout as empty_rollout
+    from mmrl.rollout.steps.base import RolloutContext as RolloutContext
+    from mmrl.rollout.steps.base import RolloutStep as RolloutStep
+    from mmrl.rollout.steps.base import with_metrics as with_metrics
+    from mmrl.rollout.tools.media_results import ImageCrop as ImageCrop
+    from mmrl.rollout.tools.media_results import VideoClip as VideoClip
+    from mmrl.rollout.tools.media_results import VideoFrames as VideoFrames
+    from mmrl.rollout.weight_sync import PolicyWeightStream as PolicyWeightStream
+    from mmrl.training.build import RunContext as RunContext
+    from mmrl.training.callbacks import Callback as Callback
+    from mmrl.training.callbacks import StepResult as StepResult
+    from mmrl.types import Action as Action
+    from mmrl.types import Answer as Answer
+    from mmrl.types import AnswerType as AnswerType
+    from mmrl.types import Author as Author
+    from mmrl.types import CoordinateSystem as CoordinateSystem
+    from mmrl.types import DatasetContext as DatasetContext
+    from mmrl.types import Experience as Experience
+    from mmrl.types import FinishReason as FinishReason
+    from mmrl.types import Group as Group
+    from mmrl.types import ImageRef as ImageRef
+    from mmrl.types import Prompt as Prompt
+    from mmrl.types import Region as Region
+    from mmrl.types import RejectedRow as RejectedRow
+    from mmrl.types import ResizeMap as ResizeMap
+    from mmrl.types import Response as Response
+    from mmrl.types import RewardValue as RewardValue
+    from mmrl.types import Rollout as Rollout
+    from mmrl.types import RolloutBatch as RolloutBatch
+    from mmrl.types import Sample as Sample
+    from mmrl.types import SamplingParams as SamplingParams
+    from mmrl.types import Score as Score
+    from mmrl.types import Segment as Segment
+    from mmrl.types import SelectedExperiences as SelectedExperiences
+    from mmrl.types import Size as Size
+    from mmrl.types import Target as Target
+    from mmrl.types import TrainingState as TrainingState
+    from mmrl.types import Unscorable as Unscorable
+    from mmrl.types import UserError as UserError
+    from mmrl.types import VideoRef as VideoRef
+    from mmrl_rewards.contract import reward as reward
 
 __version__ = "0.2.0"
+
+# The same names as above, by module.
+_PUBLIC = {
+    "mmrl.api.evaluate": ("Evaluation", "evaluate"),
+    "mmrl.api.policy": ("Generation", "Policy"),
+    "mmrl.api.train": ("TrainResult", "train"),
+    "mmrl.benchmarks.benchmark": ("Benchmark",),
+    "mmrl.benchmarks.extraction.extract": ("Extraction",),
+    "mmrl.benchmarks.items": ("Item", "ItemResponse"),
+    "mmrl.benchmarks.readers.table_layout": ("TableLayout",),
+    "mmrl.config": ("Config", "LoadedConfig", "load_config"),
+    "mmrl.config.schema": ("Component",),
+    "mmrl.log.metrics": ("Metric",),
+    "mmrl.policy.batch": ("BatchMedia",),
+    "mmrl.policy.expert_routing": ("encode_routes",),
+    "mmrl.policy.families": ("ImageFormat", "ModelFamily", "PlaceholderRun", "VideoTimeEncoding"),
+    "mmrl.ports": ("Sampler",),
+    "mmrl.rollout.engines.base": ("EngineContext", "GenerationRequest", "RolloutEngine"),
+    "mmrl.rollout.engines.hf": ("HfEngine",),
+    "mmrl.rollout.responses": ("GeneratedTokens", "append_generated", "empty_rollout"),
+    "mmrl.rollout.steps.base": ("RolloutContext", "RolloutStep", "with_metrics"),
+    "mmrl.rollout.tools.media_results": ("ImageCrop", "VideoClip", "VideoFrames"),
+    "mmrl.rollout.weight_sync": ("PolicyWeightStream",),
+    "mmrl.training.build": ("RunContext",),
+    "mmrl.training.callbacks": ("Callback", "StepResult"),
+    "mmrl.types": (
+        *("Action", "Answer", "AnswerType", "Author", "CoordinateSystem", "DatasetContext", "Experience"),
+        *("FinishReason", "Group", "ImageRef", "Prompt", "Region", "RejectedRow", "ResizeMap", "Response"),
+        *("RewardValue", "Rollout", "RolloutBatch", "Sample", "SamplingParams", "Score", "Segment"),
+        *("SelectedExperiences", "Size", "Target", "TrainingState", "Unscorable", "UserError", "VideoRef"),
+    ),
+    "mmrl_rewards.contract": ("reward",),
+}
+_MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'mmrl' has no attribute {name!r}")
+    value: object = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion in notebooks and editors."""
+    return sorted([*globals(), *_MODULES])

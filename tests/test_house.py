@@ -71,6 +71,10 @@ ONLY_IN = {
 }
 # What a reader, a reward process or `mmrl --help` needs: none of these may load a heavy library.
 LIGHT = (
+    "mmrl",
+    "mmrl.api.train",
+    "mmrl.api.evaluate",
+    "mmrl.api.policy",
     "mmrl.types",
     "mmrl.ports",
     "mmrl.answer",

@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from mmrl.types import ImageRef, UserError, VideoRef
+from mmrl.utils.digests import file_digest
 
 # One thread and no B-frames, so that one encoder turns the same frames into the same bytes each time. Another version
 # of the encoder may write other bytes. That does no harm: a reference holds the sha256 of the file that was written.
@@ -64,6 +65,16 @@ def save_png(image: Image.Image, folder: Path, stem: str) -> ImageRef:
     return ImageRef(path=path, sha256=sha256)
 
 
+def image_ref(path: Path | str) -> ImageRef:
+    """Return the reference to an image file; raises UserError if it cannot be read."""
+    return ImageRef(path=str(path), sha256=_hash_file(Path(path)))
+
+
+def video_ref(path: Path | str) -> VideoRef:
+    """Return the reference to a video file; raises as `image_ref`."""
+    return VideoRef(path=str(path), sha256=_hash_file(Path(path)))
+
+
 def write_if_changed(path: Path, content: bytes) -> None:
     """Write a file through a temporary one beside it, unless the file has this content already.
 
@@ -83,6 +94,13 @@ def write_if_changed(path: Path, content: bytes) -> None:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise UserError(f"{path}: cannot write the file: {reason}; free space or choose another folder") from error
+
+
+def _hash_file(path: Path) -> str:
+    try:
+        return file_digest(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _save_by_hash(content: bytes, folder: Path, stem: str, extension: str) -> tuple[str, str]:

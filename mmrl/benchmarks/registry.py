@@ -93,7 +93,7 @@ def load_benchmark(fn: str, base_dir: Path | None = None, args: Mapping[str, Any
     make_benchmark = load_plugin(fn, base_dir or Path.cwd(), args or {}, role="benchmark", parameters=())
     benchmark = make_benchmark()
     if not isinstance(benchmark, Benchmark):
-        raise UserError(f"{fn!r} returned {type(benchmark).__name__}, not a mmrl.benchmarks.benchmark.Benchmark")
+        raise UserError(f"{fn!r} returned {type(benchmark).__name__}, not a mmrl.Benchmark")
     owner, metric = f"benchmark {fn!r} returned {benchmark.name!r}", benchmark.overall_metric
     for name, parameters in _CALLED_WITH.items():
         function = getattr(benchmark, name)

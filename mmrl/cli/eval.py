@@ -115,22 +115,17 @@ def _add_run_parser(group: Subparsers) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Generate responses, score them, and print the report."""
-    from mmrl.benchmarks.registry import get_benchmark
     from mmrl.benchmarks.report import report_markdown
-    from mmrl.evaluation.eval_settings import EvalRequest, check_request
+    from mmrl.evaluation.eval_settings import EvalRequest, check_request, default_out_dir
     from mmrl.log.console import Console
     from mmrl.types import CoordinateSystem
 
     # What is wrong should be refused before torch is imported, which takes seconds.
-    label = arguments.benchmark.replace(":", "-")
-    if not arguments.benchmark.startswith("run:"):
-        label = get_benchmark(arguments.benchmark).name
-    name = f"{Path(arguments.model).resolve().name}-{label}"
     request = EvalRequest(
         model=arguments.model,
         benchmark=arguments.benchmark,
         data_files=tuple(arguments.data),
-        out_dir=arguments.out or Path("evals") / name,
+        out_dir=arguments.out or default_out_dir(arguments.model, arguments.benchmark),
         overrides=arguments.overrides,
         engine=arguments.engine,
         checkpoint=arguments.checkpoint,

@@ -31,8 +31,8 @@ from mmrl_rewards.contract import BoundReward, bind
 
 _CODE_TEMPLATE = '''"""The reward `{name}`."""
 
-from mmrl.types import AnswerType, Response, RewardValue, Sample
-from mmrl_rewards.contract import reward, target_value
+from mmrl import AnswerType, Response, RewardValue, Sample
+from mmrl_rewards import reward, target_value
 
 
 @reward(name="{name}", answer_types=(AnswerType.NUMBER,))

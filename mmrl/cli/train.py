@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from pathlib import Path
 
 from mmrl.cli.common import Subparsers, add_command, add_config_arguments, echo, pause_gc_for_imports, positive_int
@@ -83,5 +85,12 @@ def run(arguments: argparse.Namespace) -> int:
 
         import_model_classes()
 
+    resume_command = shlex.join(["mmrl", *sys.argv[1:]])
     with locate_errors(loaded):
-        return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir, functions=functions)
+        return train(
+            loaded,
+            steps=arguments.steps,
+            run_dir=arguments.run_dir,
+            functions=functions,
+            resume_command=resume_command,
+        )

@@ -48,7 +48,10 @@ _DECAYS: Final = (
     ("loss.entropy", "schedule"),
     ("loss.sft_loss", "schedule"),
 )
+_IN_MEMORY_ROWS_EFFECT = "its rows are compared with those that the run began with"
 _MISSING: Final = object()
+IN_MEMORY_PACKAGE: Final = "mmrl_in_memory"
+"""Package of the functions and samples that `mmrl.train` was given from memory; names in it end with a digest."""
 
 
 class SettingChange(NamedTuple):
@@ -83,6 +86,9 @@ def diff_configs(old_settings: Mapping[str, PlainValue], new_config: Config) -> 
                 obstacle = _find_obstacle(key, old_settings, new_settings)
                 effect = None if obstacle else _LENGTHENED
             place, _, name = key.rpartition(".")
+            is_source = re.fullmatch(r"data\.\w+\.\d+\.fn", key) is not None
+            if is_source and all(name.startswith(f'"{IN_MEMORY_PACKAGE}.') for name in (old, new)):
+                effect = _IN_MEMORY_ROWS_EFFECT
             if name == "decay_steps" and not _moves_decay(place, old_settings, new_settings):
                 effect = _NO_EFFECT
             changes.append(SettingChange(key, old, new, effect, obstacle))

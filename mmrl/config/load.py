@@ -30,6 +30,7 @@ from mmrl.types import FunctionCall, UserError
 
 COMMAND_LINE_ORIGIN = "command line"
 DEFAULT_ORIGIN = "default"
+SETTINGS_ORIGIN = "config"  # settings that were given as a mapping in Python
 MAX_BYTES = 1_000_000  # a larger file was named by mistake
 MAX_FILES = 100  # a diamond of `extends` counts a file each time, so that the work stays bounded
 
@@ -47,22 +48,24 @@ class LoadedConfig:
     warnings: tuple[str, ...] = ()  # valid settings that are probably a mistake: `file:line: dotted.path: what to do`
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read a config file, the files it extends, and `key=value` overrides.
+def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Read a config file or its settings, the files it extends, and `key=value` overrides.
+
+    Relative paths in settings start from the working directory.
 
     Raises:
         UserError: the config is invalid; all problems at once, a line each: `file:line: dotted.path: problem`.
     """
-    sources = _ConfigFiles()
-    root = sources.read(Path(path), error_prefix="")
+    files = _ConfigFiles()
+    root = files.read_settings(source) if isinstance(source, Mapping) else files.read(Path(source), error_prefix="")
     for override in overrides:
-        root = sources.apply_override(root, override)
+        root = files.apply_override(root, override)
     # After the overrides, which may name a preset and win over its settings.
     root = _apply_presets(root)
     config, invalid = _validate(root, Config)
     # A value that could not be read stands as null, which validation would report a second time.
-    unread = {problem.path for problem in sources.problems}
-    problems = sources.problems + [problem for problem in invalid if problem.path not in unread]
+    unread = {problem.path for problem in files.problems}
+    problems = files.problems + [problem for problem in invalid if problem.path not in unread]
     if config is None or problems:
         raise UserError("\n".join(map(str, problems)))
     origins = {}
@@ -75,7 +78,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
             node, _ = root.find_nearest(("stages", index, *key_path))
             warnings.append(str(ConfigProblem(node.origin, ("stages", index, *key_path), text)))
     return LoadedConfig(
-        config=config, origins=MappingProxyType(origins), files=tuple(sources.files), warnings=tuple(warnings)
+        config=config, origins=MappingProxyType(origins), files=tuple(files.files), warnings=tuple(warnings)
     )
 
 
@@ -181,6 +184,27 @@ class _ConfigFiles:
             )
         root, problems = parse_yaml(text, lambda line: f"{path}:{line}")
         self.problems += problems
+        return self._merge_bases(root, f"{path}:1", path, error_prefix=error_prefix, chain=chain_here)
+
+    def read_settings(self, settings: Mapping[str, Any]) -> ConfigNode:
+        """Return the tree of settings that come from Python, merged over the files that they extend."""
+        try:
+            text = json.dumps(settings, default=_path_to_text)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"{SETTINGS_ORIGIN}: settings are text, numbers, lists and mappings, not {error}"
+            ) from error
+        # No such file is read. Its folder, the working directory, is what relative paths start from.
+        path = Path(SETTINGS_ORIGIN)
+        self.files.append(path)
+        root, problems = parse_yaml(text, lambda line: SETTINGS_ORIGIN)
+        self.problems += problems
+        return self._merge_bases(root, SETTINGS_ORIGIN, path, error_prefix="", chain=())
+
+    def _merge_bases(
+        self, root: ConfigNode | None, origin: str, path: Path, *, error_prefix: str, chain: tuple[Path, ...]
+    ) -> ConfigNode:
+        """Return a tree merged over the files that it extends; `origin` is that of the whole tree."""
         if root is None:
             raise UserError(
                 f"{error_prefix}{path} is empty; a config sets at least run, model, data, rewards and stages"
@@ -189,13 +213,13 @@ class _ConfigFiles:
             raise UserError(f"{root.origin}: a config is a mapping of `key: value` lines, this is something else")
         own = dict(root.value)
         extends = own.pop("extends", None)
-        tree = ConfigNode(own, f"{path}:1")
+        tree = ConfigNode(own, origin)
         if extends is None:
             return tree
         # Later bases win over earlier ones, and the file itself over all.
         merged = ConfigNode({}, tree.origin)
-        for base, origin in self._find_bases(extends):
-            base_tree = self.read(path.parent / base, error_prefix=f"{origin}: extends: ", chain=chain_here)
+        for base, base_origin in self._find_bases(extends):
+            base_tree = self.read(path.parent / base, error_prefix=f"{base_origin}: extends: ", chain=chain)
             merged = merge_nodes(merged, base_tree)
         return merge_nodes(merged, tree)
 
@@ -223,6 +247,12 @@ class _ConfigFiles:
         node, problems = parse_yaml(value, lambda line: COMMAND_LINE_ORIGIN, path)
         self.problems += problems
         return _set_value(root, path, node or ConfigNode(None, COMMAND_LINE_ORIGIN))
+
+
+def _path_to_text(value: object) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{value!r:.80}")
 
 
 def _read_text(path: Path, error_prefix: str) -> str:

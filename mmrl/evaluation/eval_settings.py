@@ -40,6 +40,17 @@ class EvalRequest:
     rescore: bool = False  # grade the predictions again and replace the verdicts
 
 
+def default_out_dir(model: str, benchmark: str) -> Path:
+    """Return the folder for the results of a model on a benchmark, below `evals`.
+
+    Raises:
+        UserError: there is no such benchmark.
+    """
+    is_run_data = benchmark.startswith(RUN_DATA_PREFIX)
+    label = benchmark.replace(":", "-") if is_run_data else get_benchmark(benchmark).name
+    return Path("evals") / f"{Path(model).resolve().name}-{label}"
+
+
 def split_checkpoint_path(path: Path, name: str | None) -> tuple[Path, str | None]:
     """Return the run that a checkpoint's folder belongs to, and its name; any other path unchanged, and `name`."""
     # A checkpoint is found through its run, which has the config.

@@ -18,7 +18,6 @@ from mmrl.benchmarks.registry import get_benchmark
 from mmrl.benchmarks.report import ScoredRun, write_report
 from mmrl.benchmarks.verdict import Verdict, read_verdicts
 from mmrl.config import EvalConfig
-from mmrl.config.schema import CustomEngineConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.evaluation.eval_dir import EvalDir, evaluation_identity
@@ -33,19 +32,16 @@ from mmrl.evaluation.question_set import (
 from mmrl.evaluation.session import (
     EvalBatches,
     EvalSession,
-    build_eval_pipeline,
     check_missing,
     describe_generation,
     find_unusable_questions,
     make_batches,
+    open_pipeline,
     run_session,
 )
 from mmrl.log.console import Console
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
-from mmrl.rollout.engines.custom import load_engine
-from mmrl.rollout.factory import SamplerFactory
-from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import registry
 from mmrl.types import DatasetContext, UserError
 from mmrl_rewards.services.judge import JudgeService
@@ -178,31 +174,10 @@ class _EvalCommand:
         return loaded
 
     def _answer_remaining(self, batches: EvalBatches, earlier: Sequence[Prediction]) -> list[Prediction]:
-        model, ranks, engine = self._loaded_model, SingleProcess(), self.eval_config.rollout.engine
-        samplers = SamplerFactory(
-            self.eval_config,
-            model.policy,
-            model.processor,
-            adapter=model.adapter,
-            run_dir=RunDir(self.request.out_dir),
-            ranks=ranks,
-            warn=self.console.warn,
-            make_custom_engine=load_engine(engine, Path()) if isinstance(engine, CustomEngineConfig) else None,
-        )
-        steps, terms = self.eval_config.evaluation.rollout_steps, self.question_set.term_names
-        custom_steps = registry.load_steps(steps, Path.cwd(), terms, key="evaluation.rollout_steps")
-        with closing(samplers), closing(ToolRunner(partial(registry.load_tool, Path.cwd()))) as tool_runner:
-            # Version 0 for good: the weights do not change here.
-            samplers.sync_weights(0)
-            pipeline = build_eval_pipeline(
-                self.eval_config,
-                self.question_set,
-                samplers=samplers,
-                processor=model.processor,
-                banned_token_ids=model.banned_token_ids,
-                tool_runner=tool_runner,
-                custom_steps=custom_steps,
-            )
+        model, run_dir = self._loaded_model, RunDir(self.request.out_dir)
+        with open_pipeline(
+            self.eval_config, model, self.question_set.scorer, run_dir=run_dir, warn=self.console.warn
+        ) as pipeline:
             session = EvalSession(
                 name=self.question_set.name,
                 eval_dir=self.eval_dir,
@@ -210,7 +185,7 @@ class _EvalCommand:
                 pipeline=pipeline,
                 grader=self.question_set.grader,
                 console=self.console,
-                ranks=ranks,
+                ranks=SingleProcess(),
             )
             return run_session(batches, earlier, session)
 

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Any, Final
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
 from mmrl.config import EvalConfig
-from mmrl.distributed.ranks import Ranks, rank_slice
+from mmrl.config.schema import CustomEngineConfig
+from mmrl.distributed.ranks import Ranks, SingleProcess, rank_slice
 from mmrl.evaluation.eval_dir import EvalDir
 from mmrl.evaluation.graders import Grader, make_prediction
-from mmrl.evaluation.question_set import QuestionSet
+from mmrl.evaluation.model_source import LoadedModel
 from mmrl.log.console import Console
+from mmrl.log.run_dir import RunDir
 from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
-from mmrl.ports import RolloutPipeline
+from mmrl.ports import RewardScorer, RolloutPipeline
+from mmrl.rollout.engines.custom import load_engine
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext, StepFactory
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.answer_and_score import answer_samples
+from mmrl.scoring.registry import load_custom_steps, load_tool
 from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.digests import text_digest
 from mmrl.utils.messages import first_lines
@@ -165,7 +171,7 @@ def check_missing(
 
 def build_eval_pipeline(
     eval_config: EvalConfig,
-    question_set: QuestionSet,
+    scorer: RewardScorer,
     *,
     samplers: SamplerFactory,
     processor: PromptProcessor,
@@ -173,9 +179,9 @@ def build_eval_pipeline(
     tool_runner: ToolRunner,
     custom_steps: Mapping[str, StepFactory],
 ) -> RolloutPipeline:
-    """Return the pipeline that answers the questions, with the rollout steps of the settings.
+    """Return the pipeline that answers questions, with the rollout steps of the settings.
 
-    `custom_steps` makes those of the user's own, by name.
+    `scorer` tells steps which responses are correct; `custom_steps` makes the user's steps, by name.
 
     Raises:
         UserError: a step cannot run with this model or these questions.
@@ -183,7 +189,7 @@ def build_eval_pipeline(
     sampling_params = build_sampling_params(eval_config, banned_token_ids, processor.response_format.all_stop_strings)
     context = RolloutContext(
         sampler=samplers.make_sampler(eval_config.run.seed, "evaluation"),
-        scorer=question_set.scorer,
+        scorer=scorer,
         processor=processor,
         sampling_params=sampling_params,
         group_size=eval_config.responses_per_question,
@@ -193,6 +199,40 @@ def build_eval_pipeline(
         custom_steps=custom_steps,
     )
     return build_pipeline(eval_config.evaluation.rollout_steps, context)
+
+
+@contextmanager
+def open_pipeline(
+    eval_config: EvalConfig, model: LoadedModel, scorer: RewardScorer, *, run_dir: RunDir, warn: Callable[[str], None]
+) -> Iterator[RolloutPipeline]:
+    """Start the rollout engine of a loaded model, and yield the pipeline that answers questions.
+
+    Raises:
+        UserError: the engine does not start; else as `build_eval_pipeline`.
+    """
+    engine = eval_config.rollout.engine
+    samplers = SamplerFactory(
+        eval_config,
+        model.policy,
+        model.processor,
+        adapter=model.adapter,
+        run_dir=run_dir,
+        ranks=SingleProcess(),
+        warn=warn,
+        make_custom_engine=load_engine(engine, Path.cwd()) if isinstance(engine, CustomEngineConfig) else None,
+    )
+    with closing(samplers), closing(ToolRunner(partial(load_tool, Path.cwd()))) as tool_runner:
+        # Version 0 for good: the weights do not change here.
+        samplers.sync_weights(0)
+        yield build_eval_pipeline(
+            eval_config,
+            scorer,
+            samplers=samplers,
+            processor=model.processor,
+            banned_token_ids=model.banned_token_ids,
+            tool_runner=tool_runner,
+            custom_steps=load_custom_steps(eval_config.evaluation.rollout_steps, Path.cwd()),
+        )
 
 
 def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: EvalSession) -> list[Prediction]:

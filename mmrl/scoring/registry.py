@@ -80,7 +80,7 @@ def load_reward(name: str, base: Path) -> AnyReward:
                 "`rewards.group_rewards`. `mmrl reward` tries rewards of single responses; "
                 "docs/extending/group_reward.md says how to try this one"
             )
-        raise UserError(f"{name!r} is not a reward: decorate the function with @mmrl_rewards.contract.reward(name=...)")
+        raise UserError(f"{name!r} is not a reward: decorate the function with @mmrl.reward(name=...)")
     return found
 
 
@@ -112,7 +112,6 @@ def load_steps(steps: RolloutStepConfigs, base: Path, terms: Sequence[str], *, k
     Raises:
         UserError: a function cannot be loaded, or does not take its options, or there is no such term.
     """
-    factories: dict[str, StepFactory] = {}
     for index, step in enumerate(steps):
         match step:
             case ToolsConfig():
@@ -120,11 +119,22 @@ def load_steps(steps: RolloutStepConfigs, base: Path, terms: Sequence[str], *, k
                     load_tool(base, tool)
             case RethinkConfig():
                 check_names(step.correct, terms, key=f"{key}.{index}.correct", place=f"step {step.name}: correct")
-            case CustomStepConfig():
-                # It imports torch, as the user's steps do, and few runs have one.
-                from mmrl.rollout.steps.custom import load_step_factory
+    return load_custom_steps(steps, base)
 
-                factories[step_name(step)] = load_step_factory(step, base)
+
+def load_custom_steps(steps: RolloutStepConfigs, base: Path) -> dict[str, StepFactory]:
+    """Return the functions that make the user's rollout steps, by the name of the step.
+
+    Raises:
+        UserError: a function cannot be loaded, or does not take its options.
+    """
+    factories: dict[str, StepFactory] = {}
+    for step in steps:
+        if isinstance(step, CustomStepConfig):
+            # It imports torch, as the user's steps do, and few runs have one.
+            from mmrl.rollout.steps.custom import load_step_factory
+
+            factories[step_name(step)] = load_step_factory(step, base)
     return factories
 
 

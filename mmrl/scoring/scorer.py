@@ -360,9 +360,14 @@ class RewardFunctionScorer:
 
 
 def _scoring_pair(rollout: Rollout) -> ScoringPair:
-    """Return the arguments for which a reward is called: what it may know of a rollout, and the sample."""
+    """Return the arguments for which a reward is called."""
+    return make_response(rollout), rollout.prompt.sample
+
+
+def make_response(rollout: Rollout) -> Response:
+    """Return what a reward may know of a rollout."""
     prompt = rollout.prompt
-    response = Response(
+    return Response(
         text=rollout.text,
         answer=rollout.answer,
         finish_reason=rollout.finish_reason,
@@ -371,7 +376,6 @@ def _scoring_pair(rollout: Rollout) -> ScoringPair:
         coordinate_system=prompt.coordinate_system,
         tool_resize_maps=tuple(observation.resize_map for observation in rollout.observations),
     )
-    return response, prompt.sample
 
 
 def _make_trial_responses(sample: Sample, grammar: ResponseFormat, empty_answer: Answer) -> list[Response]:

@@ -153,7 +153,7 @@ class TrainingBenchmarks:
         missing = context.ranks.on_rank0(partial(self._check_questions, options, questions))
         pipeline = build_eval_pipeline(
             eval_config,
-            question_set,
+            question_set.scorer,
             samplers=context.samplers,
             processor=context.processor,
             banned_token_ids=context.banned_token_ids,

@@ -255,7 +255,7 @@ def make_callbacks(context: RunContext) -> list[UserCallback]:
         check_methods(callback, Callback, ("on_step_end",), owner=owner)
         metrics = getattr(callback, "metrics", ())
         if not isinstance(metrics, tuple) or not all(isinstance(metric, Metric) for metric in metrics):
-            raise UserError(f"{owner}: its `metrics` are {metrics!r:.80}, not a tuple of mmrl.log.metrics.Metric")
+            raise UserError(f"{owner}: its `metrics` are {metrics!r:.80}, not a tuple of mmrl.Metric")
         for metric in metrics:
             check_metric_name(owner, metric.name, taken=declared)
             declared.append(metric.name)

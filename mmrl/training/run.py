@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -44,6 +42,7 @@ def train(
     steps: int | None = None,
     run_dir: Path | None = None,
     functions: Functions | None = None,
+    resume_command: str = "the same call",
 ) -> int:
     """Run every stage of a config, or continue where it stopped; return the exit code.
 
@@ -52,6 +51,7 @@ def train(
         steps: Upper bound on the steps of each stage.
         run_dir: Replaces `run.dir` of the config.
         functions: The functions that the config names; None to load them.
+        resume_command: Says how to continue an interrupted run.
 
     Raises:
         UserError: something the user can fix. A run that had not begun leaves nothing behind.
@@ -83,7 +83,7 @@ def train(
             saved = "Saved."
             if not isinstance(stopped, RunInterrupted):
                 saved = "Stopped; the last checkpoint is what is saved."
-            console.info(f"{saved} Continue with: {shlex.join(['mmrl', *sys.argv[1:]])}")
+            console.info(f"{saved} Continue with: {resume_command}")
             # The exit code of a shell for a process that a signal ended.
             return 128 + (stop.received or signal.SIGINT)
     return 0

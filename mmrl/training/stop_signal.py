@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,8 +28,12 @@ class StopSignal:
     def handle(self, *signals: signal.Signals, finish_step: bool) -> Iterator[None]:
         """Inside this block let `signals` raise KeyboardInterrupt.
 
-        With `finish_step` the first one is only recorded, so that the step can end and be saved.
+        With `finish_step` the first one is only recorded, so that the step can end and be saved. Outside the main
+        thread, which alone receives signals, this changes nothing.
         """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
 
         def receive(number: int, _frame: FrameType | None) -> None:
             if finish_step and self.received is not None:

@@ -139,7 +139,7 @@ def bind(fn: object, args: Mapping[str, Any]) -> BoundReward:
         UserError: `fn` is not a reward, or an option is unknown, missing or of the wrong type.
     """
     if not isinstance(fn, Reward):
-        raise UserError(f"{fn!r} is not a reward: decorate the function with @mmrl_rewards.contract.reward(name=...)")
+        raise UserError(f"{fn!r} is not a reward: decorate the function with @mmrl.reward(name=...)")
     return BoundReward(reward=fn, args=validate_args(f"reward {fn.name!r}", fn.options, args))
 
 

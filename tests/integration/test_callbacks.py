@@ -141,8 +141,8 @@ def test_a_step_whose_callback_fails_is_in_the_files(tmp_path: Path, here: Comma
         ("def make():\n    pass\n", {}, "mine.py:1: make: a callback is called with (context)"),
         ("def make(context, *, every: int):\n    pass\n", {"evry": 2}, "has no option 'evry'; did you mean 'every'?"),
         ("def make(context:\n", {}, "mine.py:1: syntax error"),
-        (source("('my/x',)"), {}, "`metrics` are ('my/x',), not a tuple of mmrl.log.metrics.Metric"),
-        (source("Metric('my/x', 'X.')"), {}, "not a tuple of mmrl.log.metrics.Metric"),
+        (source("('my/x',)"), {}, "`metrics` are ('my/x',), not a tuple of mmrl.Metric"),
+        (source("Metric('my/x', 'X.')"), {}, "not a tuple of mmrl.Metric"),
         (
             source("(Metric('my/x', 'X.', form='3g3'),)"),
             {},

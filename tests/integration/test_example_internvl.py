@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -37,11 +36,10 @@ def folder(tmp_path_factory):
     """The folder of a tiny new model."""
     folder = tmp_path_factory.mktemp("internvl") / "model"
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(EXAMPLES)
-        import internvl
+        patch.syspath_prepend(EXAMPLES.parent / "tools")
+        from tiny_internvl import write_tiny_model
 
-        internvl.write_tiny_model(folder)
-        sys.modules.pop("internvl")
+        write_tiny_model(folder)
     return folder
 
 

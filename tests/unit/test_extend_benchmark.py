@@ -74,7 +74,7 @@ def test_what_is_no_benchmark_is_refused(clocks):
     with pytest.raises(UserError, match="has no 'make_benchmrk'; did you mean 'make_benchmark'"):
         get_benchmark(f"{EXAMPLE}:make_benchmrk")
     (clocks / "other.py").write_text("def make():\n    return 3\n")
-    with pytest.raises(UserError, match="returned int, not a mmrl.benchmarks.benchmark.Benchmark"):
+    with pytest.raises(UserError, match="returned int, not a mmrl.Benchmark"):
         get_benchmark("./other.py:make", clocks)
     with pytest.raises(UserError, match="there is no file"):
         get_benchmark("./gone.py:make", clocks)

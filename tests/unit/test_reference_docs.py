@@ -22,7 +22,7 @@ def load_tool():
 GROUPS = {metric.name.partition("/")[0] for metric in METRICS if "/" in metric.name} - {"<step>"}
 
 
-@pytest.mark.parametrize("name", ["config.md", "metrics.md", "rewards.md", "commands.md", "types.md"])
+@pytest.mark.parametrize("name", ["config.md", "metrics.md", "rewards.md", "commands.md", "types.md", "../python.md"])
 def test_the_reference_is_current(name):
     text = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert load_tool().render_reference()[name] == text, "run `python tools/dev/make_reference.py`"

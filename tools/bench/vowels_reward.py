@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mmrl.types import Response, RewardValue, Sample
-from mmrl_rewards.contract import reward
+from mmrl import Response, RewardValue, Sample, reward
 
 
 @reward(name="vowels")

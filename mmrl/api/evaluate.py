@@ -1,0 +1,99 @@
+"""`mmrl.evaluate`: a model on a benchmark from Python, as `mmrl eval` does it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from mmrl.api.functions import name_function
+from mmrl.benchmarks.benchmark import Benchmark
+from mmrl.benchmarks.predictions import Prediction, parse_prediction
+from mmrl.benchmarks.verdict import Verdict, read_verdicts
+from mmrl.evaluation.eval_dir import EvalDir
+from mmrl.evaluation.eval_settings import EvalRequest, check_request, default_out_dir
+from mmrl.log.console import Console
+from mmrl.types import CoordinateSystem
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A finished evaluation. Verdicts and predictions are read from its folder when they are asked for."""
+
+    out_dir: Path  # folder of all results
+    report: Mapping[str, Any]  # contents of report.json: accuracy with intervals, by subset too
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """One verdict for each response, and for each question without one."""
+        return read_verdicts(self.out_dir)
+
+    @property
+    def predictions(self) -> list[Prediction]:
+        """The responses of the model, in the order of the questions."""
+        lines = EvalDir(self.out_dir).predictions_file.read_text(encoding="utf-8").splitlines()
+        return [parse_prediction(json.loads(line)) for line in lines]
+
+
+class EvalOptions(TypedDict, total=False):
+    """Further options of `evaluate`, those of `mmrl eval run`."""
+
+    checkpoint: str  # checkpoint of a run, or "best"; the newest by default
+    split: str  # split of a folder of questions
+    media_root: str  # folder that paths of images and videos start from
+    coordinate_system: CoordinateSystem  # coordinate system of boxes in a table that does not state it
+    allow_missing: bool  # count malformed rows and questions without their image as incorrect
+    rescore: bool  # grade the predictions again and replace the verdicts
+
+
+def evaluate(
+    model: str | Path,
+    benchmark: str | Benchmark | Callable[[], Benchmark],
+    data: str | Path | Sequence[str | Path] = (),
+    *,
+    out_dir: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    **options: Unpack[EvalOptions],
+) -> Evaluation:
+    """Answer the questions of a benchmark, grade the responses, and write a report.
+
+    An interrupted evaluation is continued by the same call.
+
+    Args:
+        model: A folder of transformers, a run directory, or one of its checkpoints.
+        benchmark: A name such as "mathvista"; "run:test" for the run's own test data, graded by its rewards; or a
+            benchmark of your own.
+        data: Files or folders of questions. Nothing is downloaded.
+        out_dir: Folder for the results; `evals/MODEL-BENCHMARK` by default.
+        overrides: Settings as `dotted.path=value`, such as "evaluation.temperature=1".
+        options: See `EvalOptions`.
+
+    Raises:
+        UserError: the model, files or settings cannot be used. Predictions so far are kept.
+    """
+    benchmark_name = _name_benchmark(benchmark)
+    files = [data] if isinstance(data, str | Path) else data
+    request = EvalRequest(
+        model=str(model),
+        benchmark=benchmark_name,
+        data_files=tuple(map(str, files)),
+        out_dir=Path(out_dir) if out_dir else default_out_dir(str(model), benchmark_name),
+        overrides=overrides,
+        **options,
+    )
+    # Before torch is imported, which takes seconds.
+    check_request(request)
+    from mmrl.evaluation.evaluate import evaluate as run_evaluation
+
+    return Evaluation(request.out_dir, run_evaluation(request, Console()).report)
+
+
+def _name_benchmark(benchmark: str | Benchmark | Callable[[], Benchmark]) -> str:
+    if isinstance(benchmark, str):
+        return benchmark
+    if callable(benchmark):
+        return name_function(benchmark)
+    # The name of a benchmark is part of its results, so the function that returns it needs none of its own.
+    return name_function(lambda: benchmark, stands_for=Benchmark)

@@ -1,0 +1,168 @@
+"""`mmrl.Policy`: a trained model that answers single questions, prompted as in training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from mmrl.data.context import make_media_policy
+from mmrl.evaluation.eval_settings import EvalRequest, make_eval_config
+from mmrl.log.console import Console
+from mmrl.log.run_dir import RunDir
+from mmrl.rollout.available import check_model_and_engine
+from mmrl.scoring.answer_and_score import answer_samples
+from mmrl.scoring.scorer import make_response
+from mmrl.types import (
+    AnswerType,
+    CoordinateSystem,
+    Group,
+    MediaRef,
+    Region,
+    Response,
+    Sample,
+    Score,
+    Target,
+    UserError,
+)
+from mmrl_datasets import image_ref, save_png, video_ref
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from mmrl.policy.processor import PromptProcessor
+    from mmrl.ports import RolloutPipeline
+
+MediaInput: TypeAlias = "str | Path | Image"
+"""An image or video file, or a PIL image."""
+
+_VIDEO_SUFFIXES: Final = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mpg", ".mpeg")
+_PLACES: Final = (AnswerType.BOX, AnswerType.BOXES, AnswerType.POINT, AnswerType.POINTS)
+_NO_REWARDS: Final = (
+    "a rollout step of this run asks which responses are correct, and a question without a right answer has none; "
+    "leave the step out with overrides=['evaluation.rollout_steps=[{kind: generate}]']"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A response to one question."""
+
+    response: Response  # the text, the parsed answer, and the reason why it ended
+    answer_type: AnswerType  # decides how the answer was parsed
+
+    @property
+    def text(self) -> str:
+        """Everything that the model wrote."""
+        return self.response.text
+
+    @property
+    def boxes(self) -> list[tuple[float, ...]]:
+        """Boxes (four numbers) or points (two) of the answer, in pixels of the first image.
+
+        Empty unless the question has an `answer_type` of boxes or points, and the answer could be parsed.
+        """
+        value = self.response.answer.value
+        if not (self.answer_type in _PLACES and value and self.response.resize_maps):
+            return []
+        # A box or point is a tuple of numbers, several of them are regions.
+        places = [place.coordinates for place in value] if isinstance(value[0], Region) else [value]
+        resize, source = self.response.resize_maps[0], self.response.coordinate_system
+        return [resize.convert(place, source, CoordinateSystem.PX_ORIGINAL) for place in places]
+
+
+class Policy:
+    """A model on its device that answers questions. As a context manager it closes itself."""
+
+    def __init__(
+        self, processor: PromptProcessor, pipeline: RolloutPipeline, media_dir: Path, stack: ExitStack
+    ) -> None:
+        """Use `Policy.from_run`."""
+        self._processor, self._pipeline, self._media_dir, self._stack = processor, pipeline, media_dir, stack
+        self._num_questions = 0
+
+    @classmethod
+    def from_run(cls, run: str | Path, *, checkpoint: str | None = None, overrides: Sequence[str] = ()) -> Policy:
+        """Load a run directory, one of its checkpoints, or a folder of transformers.
+
+        Prompts, image sizes, response format and rollout steps are those of the run. `checkpoint` is the name of one,
+        or "best"; the newest by default. `overrides` are settings such as "evaluation.temperature=1".
+
+        Raises:
+            UserError: there is no such model, or a setting is invalid.
+        """
+        from mmrl.evaluation.model_source import find_model_source, load_model
+        from mmrl.evaluation.session import open_pipeline
+
+        console = Console()
+        source = find_model_source(str(run), checkpoint, console.warn)
+        request = EvalRequest(model=str(run), benchmark="canonical", data_files=(), out_dir=Path(), overrides=overrides)
+        is_checkpoint = source.checkpoint_dir is not None
+        settings = make_eval_config(request, source.path, source.config, is_checkpoint=is_checkpoint)
+        check_model_and_engine(settings)
+        # The caller names every file, so it may lie anywhere.
+        media_policy = make_media_policy(settings.media_limits, [Path("/")], schemes=(), media=settings.media)
+        model = console.wait_for("loading the model", partial(load_model, source, settings, media_policy))
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="mmrl-policy-")))
+            opened = open_pipeline(settings, model, _NoRewards(), run_dir=RunDir(folder), warn=console.warn)
+            return cls(model.processor, stack.enter_context(opened), folder, stack.pop_all())
+
+    def generate(
+        self, images: MediaInput | Sequence[MediaInput], question: str, *, answer_type: str = "text"
+    ) -> Generation:
+        """Answer one question about images or videos, which come before its text.
+
+        `answer_type` is how the answer is parsed, and asked for where training added an instruction: "text", "number",
+        "choice", "box" and so on, see `AnswerType`.
+
+        Raises:
+            UserError: a medium cannot be used, or the prompt is too long.
+        """
+        given = [images] if isinstance(images, str | Path) or not isinstance(images, Sequence) else images
+        media = [self._reference(medium) for medium in given]
+        kind = AnswerType(answer_type)
+        # The id decides the random numbers: the same question asked again is sampled again.
+        sample = Sample(
+            id=f"question-{self._num_questions}",
+            task="question",
+            parts=(*media, question),
+            target=Target(answer_type=kind, value=None),
+        )
+        self._num_questions += 1
+        batch = answer_samples([sample], self._processor, self._pipeline, step=0)
+        return Generation(make_response(batch.groups[0][0]), kind)
+
+    def close(self) -> None:
+        """Free the engine, and delete the copies of PIL images."""
+        self._stack.close()
+
+    def __enter__(self) -> Policy:
+        """Return the policy."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def _reference(self, medium: MediaInput) -> MediaRef:
+        if not isinstance(medium, str | Path):
+            return save_png(medium, self._media_dir, "image")
+        path = Path(medium).absolute()
+        return video_ref(path) if path.suffix.lower() in _VIDEO_SUFFIXES else image_ref(path)
+
+
+class _NoRewards:
+    """Refuses to score: a question without a right answer has no reward."""
+
+    def score_groups(self, rollouts: object, *, step: int, probes: object = ()) -> Sequence[Group]:
+        """Raise a UserError."""
+        raise UserError(_NO_REWARDS)
+
+    def score_eval(self, rollouts: object) -> Sequence[Score]:
+        """Raise a UserError."""
+        raise UserError(_NO_REWARDS)
