@@ -134,8 +134,10 @@ def check_request(request: EvalRequest) -> None:
     """Check what needs neither torch nor the questions; `evaluate` checks all of it again.
 
     Raises:
-        UserError: the model, the settings, the engine, the files or the output folder cannot be used.
+        UserError: the benchmark, model, settings, engine, files or output folder cannot be used.
     """
+    if not request.benchmark.startswith(RUN_DATA_PREFIX):
+        get_benchmark(request.benchmark)
     path, checkpoint_name = split_checkpoint_path(Path(request.model), request.checkpoint)
     settings_file = find_settings_file(path, checkpoint_name)
     run = RunDir(path)
