@@ -16,7 +16,7 @@ from mmrl.config.schema import Config
 from mmrl.config.schema.evaluation import EvalConfig
 from mmrl.config.schema.root import StageConfig
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # A path of keys: `stages[].loss.kl`, `data.train.0.fn`. Neither an attribute in code nor a call.
 PATH = re.compile(r"(?<![\w./:@<>-])[a-z_]\w*(?:\[\d*\])?(?:\.[a-z_0-9]\w*(?:\[\d*\])?)+(?![\w(/])")
 PYTHON_BLOCK = re.compile(r"^[ \t]*```py.*?^[ \t]*```", re.DOTALL | re.MULTILINE)
@@ -24,10 +24,7 @@ SUFFIXES = ("json", "jsonl", "md", "parquet", "pt", "py", "safetensors", "yaml")
 FILES = ("mmrl/**/*.py", "rewards/**/*.py", "datasets/**/*.py", "configs/**/*.yaml", "*.md")
 PAGES = ("docs/**/*.md", "datasets/**/*.md", "rewards/**/*.md")
 # The changelog names old keys; docs/config.md shows what mistakes are answered with, the glossary words of others.
-ALLOWED = {
-    "docs/config.md": ("run.sed", "stages.0.num_generations"),
-    "docs/glossary.md": ("rollout.n", "rollout.name"),
-}
+ALLOWED = {"docs/config.md": ("run.sed", "stages.0.num_generations"), "docs/glossary.md": ("rollout.n", "rollout.name")}
 
 
 def models_in(annotation: object) -> list[type[BaseModel]]:

@@ -308,7 +308,7 @@ def test_a_term_may_not_hide_a_reward():
         add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[replace(bound(), name="acc")])
 
 
-QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 KIMI = "{fn: 'mmrl.algo.group_rewards:kimi_length', weight: 0.2, args: {correct: [count]}, when: {task: [count]}}"
 
 

@@ -175,11 +175,7 @@ def test_explain_says_whose_rollouts_an_overlapping_step_learns_from(tmp_path):
             "clipped per token",
         ),
         ("replay={max_staleness: 7}", "replayed rollouts are of older versions of the policy, up to 7", "1 up to"),
-        (
-            "replay={max_staleness: null}",
-            "replayed rollouts are of older versions of the policy, of any",
-            "1 up to",
-        ),
+        ("replay={max_staleness: null}", "replayed rollouts are of older versions of the policy, of any", "1 up to"),
         ("num_mini_batches=4", "from the second of the 4 optimizer steps on, the policy is newer", "clipped per token"),
         ("ppo_epochs=2", "from the second of the 2 optimizer steps on, the policy is newer", "clipped per token"),
     ],

@@ -90,10 +90,7 @@ def judged(url, answer="A kite", fn=judge.pointwise, **options):
     return scored(fn, {"judge": service}, answer)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [hang, drip, drip_without_length],
-)
+@pytest.mark.parametrize("answer", [hang, drip, drip_without_length])
 def test_a_service_that_takes_too_long_is_unscorable(answer):
     with served(answer) as (url, requests):
         with pytest.raises(Unscorable, match="no whole reply within 0.4 s|timed out|IncompleteRead"):

@@ -14,7 +14,7 @@ from mmrl.answer.tool_calls import find_final_call, split_turns
 from mmrl.types import AnswerType, DatasetContext, UserError
 from mmrl_datasets.generators.tiny_digits import CORNERS, corner_digits
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

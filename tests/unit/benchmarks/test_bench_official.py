@@ -474,10 +474,7 @@ def test_boxes_are_read_in_the_declared_frame_alone():
     assert both("refcoco", BOX, thousandths, coordinate_system=CoordinateSystem.NORM_1000) == (True, True)
     assert both(
         "refcoco", BOX, "<answer>{[100, 100, 200, 200]}</answer>", coordinate_system=CoordinateSystem.NORM_1000
-    ) == (
-        False,
-        False,
-    )
+    ) == (False, False)
 
 
 def test_boxes_of_a_resized_picture():

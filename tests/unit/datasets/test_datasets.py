@@ -25,7 +25,7 @@ from mmrl_datasets.generators.photos import (
     split_slice,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GENERATORS = [scenes.counting, scenes.grounding, scenes.digits]
 
 

@@ -186,10 +186,7 @@ def test_explain_writes_the_formula_of_every_bundle(tmp_path, name):
             "advantage={difficulty_weight: {term: acc, max_weight: 1.8}}",
             ["4 · 1.8 · p (1 - p), p the group's mean of acc"],
         ),
-        (
-            "advantage={baseline: batch_mean, scale: batch_std}",
-            ["(R_i - mean(R of the step)) / (std(R of the step)"],
-        ),
+        ("advantage={baseline: batch_mean, scale: batch_std}", ["(R_i - mean(R of the step)) / (std(R of the step)"]),
     ],
 )
 def test_explain_writes_every_option(tmp_path, override, formulas):
@@ -247,14 +244,8 @@ def test_replay_made_in_code_says_what_its_preset_stands_for():
 @pytest.mark.parametrize(
     ("settings_", "said"),
     [
-        (
-            "replay={}",
-            ["up to 128 a step, from the last 1,024 rollouts with A_i ≠ 0, at most 4", "p ∝ |A_i|^1,"],
-        ),
-        (
-            "replay={preset: code}",
-            ["up to 64 a step, from the last 64", "of any age", "the step's own are drawn"],
-        ),
+        ("replay={}", ["up to 128 a step, from the last 1,024 rollouts with A_i ≠ 0, at most 4", "p ∝ |A_i|^1,"]),
+        ("replay={preset: code}", ["up to 64 a step, from the last 64", "of any age", "the step's own are drawn"]),
         (
             "replay={priority_exponent: 0.5, positive_advantage_weight: 2}",
             ["p ∝ |A_i|^0.5, times 2 where A_i > 0, each at most once a step"],

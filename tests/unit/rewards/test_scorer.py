@@ -25,7 +25,7 @@ from mmrl.types import (
 from mmrl_rewards import box, choice, format, jigsaw, maths, number, text
 from mmrl_rewards.contract import reward
 
-QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 RIGHT, WRONG = rollout("<answer>3</answer>"), rollout("<answer>4</answer>", index=1)
 
 

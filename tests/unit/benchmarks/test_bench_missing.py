@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from benchmarks import place, write
+from benchmark_rows import place, write
 from PIL import Image
 
 from mmrl.benchmarks.grading import score_responses

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import PICTURE, place, png, shown, write
+from benchmark_rows import PICTURE, place, png, shown, write
 from PIL import Image
 
 from mmrl.benchmarks.grading import grade_response

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks import place, png, shown
+from benchmark_rows import place, png, shown
 from config_samples import SMALL, refused, write
 
 from mmrl.benchmarks.readers.questions import read_questions
@@ -14,7 +14,7 @@ from mmrl.config import load_config
 from mmrl.training.benchmarks import read_benchmark_questions
 from mmrl.types import UserError
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "benchmark.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "benchmark.py"
 FN = f"{EXAMPLE}:make_benchmark"
 ROWS = [{"file": "a.png", "kind": "wall", "time": "3:40"}, {"file": "a.png", "kind": "pocket", "time": "12:05"}]
 

@@ -16,7 +16,7 @@ from mmrl_rewards import box, choice, number, ocr, text
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import bind, reward, target_value
 
-REWARDS = Path(__file__).parents[2] / "rewards"
+REWARDS = Path(__file__).parents[3] / "rewards"
 TABLES = sorted((REWARDS / "cases").glob("*.json"))
 ALL = builtin_rewards()
 ROWS = [(table.stem, index, case) for table in TABLES for index, case in enumerate(load_case_table(table))]

@@ -13,7 +13,7 @@ from mmrl.answer import ResponseFormat
 from mmrl.types import AnswerType, DatasetContext, UserError
 from mmrl_datasets.generators.digit_sums import sums
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GRAMMAR = ResponseFormat(thinking="optional", stop_at_answer=True)
 WORDS = "\n\nWait, let me check."
 

@@ -353,7 +353,7 @@ def test_each_row_may_have_a_kind_of_its_own(read):
 
 
 def test_the_cards_example_of_coordinates_in_json_is_what_the_reward_reads(place):
-    card = (Path(__file__).parents[2] / "datasets" / "cards" / "table.md").read_text()
+    card = (Path(__file__).parents[3] / "datasets" / "cards" / "table.md").read_text()
     (example,) = (yaml for yaml in re.findall(r"```yaml\n(.*?)```", card, re.DOTALL) if "answer_type: json" in yaml)
     media = [picture(place, name, name.encode()) for name in ("l.png", "r.png")]
     row = {"left": "l.png", "right": "r.png", "thing": "the cup", "which": 2, "x": 100, "y": 20, "w": 40, "h": 30}
@@ -829,11 +829,7 @@ def test_thinking_in_a_field_of_its_own(talk):
 @pytest.mark.parametrize(
     ("reply", "options", "reason"),
     [
-        (
-            "<think>T",
-            {},
-            "no answer tag, <think> never closed: '<think>T'; correct the reply, or name a column",
-        ),
+        ("<think>T", {}, "no answer tag, <think> never closed: '<think>T'; correct the reply, or name a column"),
         ("T</think>7", {}, "stray </think>"),
         ("<think>T</think>", {}, "empty answer"),
         ("<think>T</think>So <answer>7</answer>", {}, "text outside the tags"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import PICTURE, place, png, shown, write
+from benchmark_rows import PICTURE, place, png, shown, write
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
 from mmrl.benchmarks.readers.questions import PROMPT_ANSWER_TYPES, BenchmarkQuestions, read_questions

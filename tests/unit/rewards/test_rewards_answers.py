@@ -34,7 +34,7 @@ from mmrl_rewards import choice, classify, count, format, gui, jigsaw, maths, nu
 from mmrl_rewards.cases import load_case_table
 from mmrl_rewards.contract import Reward, bind
 
-CASES = Path(__file__).parents[2] / "rewards" / "cases"
+CASES = Path(__file__).parents[3] / "rewards" / "cases"
 SCREEN = Size(400, 800)
 RESIZE = ResizeMap(SCREEN, Size(224, 448))
 

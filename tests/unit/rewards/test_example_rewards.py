@@ -10,7 +10,7 @@ from mmrl.config.load import load_config
 from mmrl.scoring.build import build_group_rewards
 from mmrl_rewards import number
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_reward_passes_its_case_table(capsys):

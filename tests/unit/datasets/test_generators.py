@@ -20,7 +20,7 @@ from mmrl_datasets.generators import charts, jigsaw, multiple_choice, printed_te
 from mmrl_datasets.generators.drawing import COLOURS, PRINT_PAPER_GREY
 from mmrl_datasets.generators.photos import SPLITS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GENERATORS = [
     *(printed_text.text, multiple_choice.shapes, jigsaw.order, jigsaw.relation, charts.charts),
     *(shape_videos.direction, shape_videos.appearance_count, shape_videos.visible_span),

@@ -250,10 +250,7 @@ def test_explain_says_what_mini_batches_are(tmp_path):
 @pytest.mark.parametrize(
     ("override", "ratio"),
     [
-        (
-            "loss={old_logprobs: recomputed}",
-            "π_old computed by the learner as the step begins (one more forward pass)",
-        ),
+        ("loss={old_logprobs: recomputed}", "π_old computed by the learner as the step begins (one more forward pass)"),
         ("loss={old_logprobs: recomputed, rollout_correction: {method: tis}}", "w_t = π_old(y_t) / π_sampler(y_t)"),
         ("loss={kl: {coef: 0.1, apply_to: reward}}", "π_old as recorded while sampling; clipped per token"),
         ("replay={old_logprobs: recomputed}", "their A_i stay; their π_old is computed by the learner"),
