@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from factories import make_context, png_bytes
 
 from mmrl.benchmarks.readers.questions import Question
-from mmrl.types import DatasetContext, MediaPolicy, VideoRef
+from mmrl.types import DatasetContext, VideoRef
 from mmrl_datasets.formats.tables import write_parquet
 
-
-def png(shade: int = 0) -> bytes:
-    """A picture of 40 x 30 pixels."""
-    content = io.BytesIO()
-    Image.new("RGB", (40, 30), (shade, 0, 0)).save(content, "PNG")
-    return content.getvalue()
-
-
-PICTURE = {"bytes": png(), "path": None}
-"""A picture as Parquet holds it."""
+PICTURE = {"bytes": png_bytes(), "path": None}
+"""An image as Parquet holds it."""
 
 
 def place(folder: Path) -> DatasetContext:
-    """A place in a folder, whose files may be read."""
-    return DatasetContext(
-        work_dir=folder / "work",
-        base_dir=folder,
-        seed=0,
-        media_policy=MediaPolicy(roots=(folder.resolve(),), schemes=("data",)),
-    )
+    """The context of a benchmark in a folder, whose images may also be data URLs."""
+    return make_context(folder, schemes=("data",))
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -3,8 +3,10 @@
 import io
 import json
 from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from mmrl.config import Config, load_config
@@ -82,6 +84,15 @@ evaluation:
     - {name: testA, benchmark: refcoco, data: [RefCOCO], every: 5, split: testA, subsets: [task], coordinates: norm_1}
     - {name: mathvista, data: [MathVista], responses_per_question: 4, temperature: 1.0}
 """
+
+
+def models_in(annotation: object) -> list[type[BaseModel]]:
+    """Return the sections that a field of this type holds, except in mappings with keys of the user."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) is dict:
+        return []
+    return [model for choice in get_args(annotation) for model in models_in(choice)]
 
 
 def write(folder: Path, text: str, name: str = "c.yaml") -> Path:

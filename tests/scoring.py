@@ -1,57 +1,34 @@
-"""Samples, rollouts and judges that the tests of scoring share."""
+"""Samples, rollouts and scorers that the tests of scoring share."""
 
 import json
 from functools import partial
+
+from factories import make_prompt, make_rollout, make_sample
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardTermConfig as Options
 from mmrl.config.schema import ScoringConfig
 from mmrl.scoring import BoundTerm, RewardFunctionScorer
-from mmrl.types import (
-    AnswerType,
-    Author,
-    CoordinateSystem,
-    FinishReason,
-    ImageRef,
-    Prompt,
-    ResizeMap,
-    Rollout,
-    Sample,
-    SamplingParams,
-    Segment,
-    Size,
-    Target,
-)
+from mmrl.types import AnswerType, CoordinateSystem, ImageRef, ResizeMap, Size
 from mmrl_rewards.contract import bind, reward
 
 GRAMMAR = ResponseFormat(thinking="none")
-COUNT = Sample(id="c1", task="count", parts=("How many?",), target=Target(answer_type=AnswerType.NUMBER, value=3))
-FIND = Sample(
+COUNT = make_sample(3, id="c1", task="count")
+FIND = make_sample(
+    (0, 0, 10, 10),
+    AnswerType.BOX,
     id="f1",
     task="find",
     parts=(ImageRef(path="a.png", sha256=""), "Where?"),
-    target=Target(answer_type=AnswerType.BOX, value=(0, 0, 10, 10), coordinate_system=CoordinateSystem.PX_ORIGINAL),
+    coordinate_system=CoordinateSystem.PX_ORIGINAL,
 )
 
 
 def rollout(text, sample=COUNT, index=0, grammar=GRAMMAR):
-    prompt = Prompt(
-        sample=sample,
-        token_ids=(1,),
-        grids=(),
-        resize_maps=tuple(ResizeMap(Size(100, 100), Size(50, 50)) for _ in sample.images),
-        coordinate_system=CoordinateSystem.PX_RESIZED,
-        digest="",
-    )
-    return Rollout(
-        prompt=prompt,
-        index=index,
-        segments=(Segment(token_ids=(1, 2), logprobs=(-1.0, -1.0), author=Author.POLICY),),
-        text=text,
-        answer=grammar.parse(text, sample.target.answer_type),
-        finish_reason=FinishReason.EOS,
-        sampling_params=SamplingParams(max_new_tokens=4),
-    )
+    """A rollout with this text, of a prompt whose images of 100 x 100 pixels the model sees at half their size."""
+    resize_maps = tuple(ResizeMap(Size(100, 100), Size(50, 50)) for _ in sample.images)
+    prompt = make_prompt(sample, resize_maps=resize_maps, coordinate_system=CoordinateSystem.PX_RESIZED)
+    return make_rollout(prompt, index, text, grammar.parse(text, sample.target.answer_type))
 
 
 def term(fn, name=None, args=None, **options):

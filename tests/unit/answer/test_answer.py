@@ -1,9 +1,6 @@
 """The answer grammar: what parses, what does not and why, and that rendering and parsing agree."""
 
-import random
-
 import pytest
-from waiting import bounded
 
 from mmrl.answer import COORDINATE_TYPES, ResponseFormat
 from mmrl.types import AnswerType, CoordinateSystem, Target, UserError
@@ -170,11 +167,7 @@ def test_what_is_rendered_parses_back(target, text):
 @pytest.mark.parametrize(
     ("target", "thought", "complaint"),
     [
-        (
-            Target(answer_type=AnswerType.NUMBER, value=3),
-            None,
-            "number target 3 cannot be written as an answer: no thinking",
-        ),
+        (Target(answer_type=AnswerType.NUMBER, value=3), None, "cannot be written as an answer: no thinking"),
         (Target(answer_type=AnswerType.NUMBER, value=3), "a</think>b", "stray </think>"),
         (Target(answer_type=AnswerType.NUMBER, value=float("nan")), "hm", "not a number: 'nan'"),
         (Target(answer_type=AnswerType.NUMBER, value=True), "hm", "not a number: 'True'"),
@@ -208,33 +201,3 @@ def test_the_instruction_states_what_the_parser_reads(grammar, kind):
     assert ("<think>" in sentence) == (grammar.thinking != "none")
     assert ("from 0 to 1000" in sentence) == (kind in COORDINATE_TYPES)
     assert "</answer>" in sentence
-
-
-def test_parsing_is_total_and_linear():
-    pieces = [
-        "<answer>",
-        "</answer>",
-        "<think>",
-        "</think>",
-        "<",
-        ">",
-        "9",
-        "[",
-        ",",
-        " ",
-        "e",
-        "\0",
-        "٣",
-        "1, 2, 3, 4",
-    ]
-    rng = random.Random(0)
-    for _ in range(2000):
-        text = "".join(rng.choices(pieces, k=rng.randint(0, 12)))
-        for kind in AnswerType:
-            answer = OPTIONAL.parse(text, kind)
-            assert (answer.value is None) <= bool(answer.problems)
-    for piece in pieces:
-        for kind in AnswerType:
-            with bounded():
-                OPTIONAL.parse(piece * (200_000 // len(piece)), kind)
-                OPTIONAL.parse(f"<answer>{piece * (200_000 // len(piece))}</answer>", kind)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_rows import PICTURE, place, png, shown, write
+from benchmark_rows import PICTURE, place, shown, write
+from factories import png_bytes
 from PIL import Image
 
 from mmrl.benchmarks.grading import grade_response
@@ -23,7 +24,7 @@ from mmrl_datasets.media_files import RenderedVideo, save_mp4
 BOX = [4.0, 6.0, 8.0, 16.0]
 
 
-PLAIN = base64.b64encode(png()).decode()
+PLAIN = base64.b64encode(png_bytes()).decode()
 SEVEN = {f"image_{number}": None for number in range(2, 8)} | {"image_1": PICTURE}
 SEED = {
     **{"sample_id": "s1", "video_source": "Ego4D", "video_id": "v", "task_goal": "tea", "question": "What next?"},
@@ -283,7 +284,7 @@ def read(tmp_path: Path, film: bytes) -> Any:
     """Reads rows as files of a benchmark; pictures and videos lie beside them, wherever a layout looks."""
     for folder in ("", "images/Ego4D", "videos/Ego4D", "star/Charades_v1_480"):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        (tmp_path / folder / "p.png").write_bytes(png())
+        (tmp_path / folder / "p.png").write_bytes(png_bytes())
         for name in ("f.mp4", "c.mp4"):
             (tmp_path / folder / name).write_bytes(film)
 
@@ -401,10 +402,10 @@ def test_folders_of_frames_are_videos_of_three_frames_a_second(name: str, read: 
     assert "tvqa/frames_fps3_hq/castle" in read(bench, asked).entries[0].problem
     home.mkdir(parents=True)
     for number in (1, 2, 10):
-        (home / f"{number}.jpg").write_bytes(png(number))
+        (home / f"{number}.jpg").write_bytes(png_bytes(color=(number, 0, 0)))
     (video,) = read(bench, asked).entries[0].sample.media
     assert (video.path, video.fps, video.start, video.end) == (str(home), 3.0, 0.0, 0.5)
-    (home / "2.jpg").write_bytes(png(3))
+    (home / "2.jpg").write_bytes(png_bytes(color=(3, 0, 0)))
     assert read(bench, asked).entries[0].sample.media[0].sha256 != video.sha256
     (home / "notes.txt").touch()
     assert "holds notes.txt, which is no image" in read(bench, asked).entries[0].problem
@@ -412,7 +413,7 @@ def test_folders_of_frames_are_videos_of_three_frames_a_second(name: str, read: 
 
 def test_a_canonical_row_says_the_rate_of_its_frames(read: Any, tmp_path: Path) -> None:
     (tmp_path / "frames").mkdir()
-    (tmp_path / "frames" / "1.png").write_bytes(png())
+    (tmp_path / "frames" / "1.png").write_bytes(png_bytes())
     row = {"id": "1", "videos": "frames", "prompt": "What?", "answer": "it", "answer_type": "text"}
     (question,) = read("canonical", {"c.jsonl": [row | {"fps": 2}]}).entries
     assert question.sample.parts[0].fps == 2.0
@@ -441,9 +442,7 @@ def test_boxes_of_vlmevalkit_are_in_the_frame_that_is_named(
     text = f"<answer>{{'bbox': {pixels}}}</answer>"
     verdict = grade_response(BENCHMARKS["refcoco"], item, ItemResponse(id=item.id, text=text))
     assert (verdict.strict, verdict.official) == (True, True)
-    with pytest.raises(
-        UserError, match=r"does not say what boxes such as .+ name it with --coordinates.+: px_original, norm"
-    ):
+    with pytest.raises(UserError, match=r"does not say what boxes such as .+ name it with --coordinates"):
         read("refcoco", table)
 
 
@@ -462,9 +461,7 @@ def test_a_box_that_cannot_be_in_the_frame_is_refused(read: Any) -> None:
     pixels = {"image": PICTURE, "instruction": "close", "bbox": [4.0, 6.0, 8.0, 16.0]}
     with pytest.raises(UserError, match="lies outside of norm_1, which ends at 1"):
         read("screenspot", {"s.parquet": [pixels | {"data_type": "icon", "data_source": "ios"}]})
-    with pytest.raises(
-        UserError, match="jxu124's says itself what boxes are measured in; leave out --coordinates norm_1"
-    ):
+    with pytest.raises(UserError, match="jxu124's says itself what boxes are measured in; leave out --coordinates"):
         read("refcoco", {"r.jsonl": [REF]}, frame=CoordinateSystem.NORM_1)
 
 

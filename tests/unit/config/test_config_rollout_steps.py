@@ -26,47 +26,23 @@ def rethink(**options):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        (
-            rollout_steps(rethink()),
-            "stages.1.rollout_steps: rollout_steps begin with one step of kind generate; got rethink",
-        ),
+        (rollout_steps(rethink()), "stages.1.rollout_steps: rollout_steps begin with one step of kind generate; got"),
         (rollout_steps(FIRST, FIRST), "rollout_steps begin with one step of kind generate; got generate, generate"),
-        (
-            rollout_steps("{kind: generate, oversampling: 2}"),
-            "oversampling and max_tokens_per_step need `partial_rollout_tokens`",
-        ),
+        (rollout_steps("{kind: generate, oversampling: 2}"), "oversampling and max_tokens_per_step need"),
         (
             rollout_steps("{kind: generate, partial_rollout_tokens: 8}", key="evaluation.rollout_steps"),
             "evaluation completes every response",
         ),
         (rollout_steps(), "stages.1.rollout_steps: needs at least one entry"),
         (rollout_steps(FIRST, rethink(), rethink()), "two rollout_steps are named 'rethink'"),
-        (
-            rollout_steps(FIRST, "{kind: rethink}"),
-            "stages.1.rollout_steps.1.correct: missing; reward terms that decide",
-        ),
-        (
-            rollout_steps(FIRST, "{kind: continue_with}"),
-            "stages.1.rollout_steps.1.kind: must be 'generate', 'rethink', 'tools'",
-        ),
-        (
-            rollout_steps(FIRST, rethink(accuracy_range="[0.6, 0.2]")),
-            "stages.1.rollout_steps.1: accuracy_range [0.6, 0.2] is empty",
-        ),
+        (rollout_steps(FIRST, "{kind: rethink}"), "stages.1.rollout_steps.1.correct: missing; reward terms that"),
+        (rollout_steps(FIRST, "{kind: continue_with}"), "stages.1.rollout_steps.1.kind: must be 'generate', 'rethink"),
+        (rollout_steps(FIRST, rethink(accuracy_range="[0.6, 0.2]")), "stages.1.rollout_steps.1: accuracy_range [0.6"),
         (rollout_steps(FIRST, rethink(min_new_tokens=600)), "min_new_tokens 600 is more than max_new_tokens 512"),
-        (
-            rollout_steps(FIRST, rethink(triggers="[{text: a, only: correct}]")),
-            "no trigger is for incorrect first responses",
-        ),
+        (rollout_steps(FIRST, rethink(triggers="[{text: a, only: correct}]")), "no trigger is for incorrect first"),
         (rollout_steps(FIRST, rethink(keep="improved", only="correct")), "`keep: improved` drops every continuation"),
-        (
-            rollout_steps(FIRST, rethink(min_free_tokens=512)),
-            "leave 512 of sampling.max_new_tokens=512 free, which none does",
-        ),
-        (
-            rollout_steps(FIRST, "{kind: probe, corruption: gray}"),
-            "stages.1.rollout_steps.1.corruption: must be 'left_out', 'grey'",
-        ),
+        (rollout_steps(FIRST, rethink(min_free_tokens=512)), "leave 512 of sampling.max_new_tokens=512 free, which"),
+        (rollout_steps(FIRST, "{kind: probe, corruption: gray}"), "stages.1.rollout_steps.1.corruption: must be"),
         (
             rollout_steps(FIRST, "{kind: probe, corruption: grey}", key="evaluation.rollout_steps"),
             "evaluation has none",
@@ -128,14 +104,8 @@ def test_explain_says_what_follows_and_warns_of_what_leaks(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (
-            ["rollout.engine=vllm"],
-            "stage 'rl' has `async_rollouts`, and rollout.engine vllm takes turns with the learner",
-        ),
-        (
-            ["deepspeed={zero_stage: 2}"],
-            "a stage has `async_rollouts`, for which the engine hf keeps a whole second model",
-        ),
+        (["rollout.engine=vllm"], "stage 'rl' has `async_rollouts`, and rollout.engine vllm takes turns with the"),
+        (["deepspeed={zero_stage: 2}"], "a stage has `async_rollouts`, for which the engine hf keeps a whole second"),
     ],
 )
 def test_steps_overlap_only_where_the_engine_can(tmp_path, overrides, said):

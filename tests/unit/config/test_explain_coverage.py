@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from config_samples import models_in
 from pydantic import BaseModel
-from test_synonyms import models_in
 
 from mmrl.config import explain as explain_function
 from mmrl.config import schema

@@ -1,9 +1,7 @@
 """Keys of other frameworks and of mmrl 0.1 are refused with our key for them."""
 
-from typing import get_args, get_origin
-
 import pytest
-from config_samples import SMALL, refused, write
+from config_samples import SMALL, models_in, refused, write
 from pydantic import BaseModel
 
 from mmrl.config.errors import read_synonyms
@@ -12,14 +10,6 @@ from mmrl.config.schema.base import StrictModel
 
 SYNONYMS = read_synonyms()
 OTHER_FRAMEWORKS, RENAMED_SINCE_0_1 = SYNONYMS["other_frameworks"], SYNONYMS["renamed_since_0_1"]
-
-
-def models_in(annotation) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) is dict:
-        return []
-    return [model for choice in get_args(annotation) for model in models_in(choice)]
 
 
 def has_key(path: str) -> bool:
@@ -69,10 +59,7 @@ def test_a_moved_key_leads_to_a_key_that_exists():
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        (
-            "stages.rl.num_generations=8",
-            "stages.1.num_generations: unknown key; the key for it is `stages[].group_size`",
-        ),
+        ("stages.rl.num_generations=8", "num_generations: unknown key; the key for it is `stages[].group_size`"),
         ("learning_rate=1e-6", "learning_rate: unknown key; the key for it is `stages[].optimizer.lr`"),
         ("stages.rl.loss.beta=0.1", "the key for it is `stages[].loss.kl.coef` (0 keeps no reference model)"),
         ("rollout.n=8", "rollout.n: unknown key; the key for it is `stages[].group_size`"),

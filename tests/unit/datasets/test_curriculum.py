@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from factories import make_group, make_prompt, make_sample, make_score
 from selection import NO_CHANGED_MEDIA
 
 from mmrl.algo.reward_history import find_phase, has_plateaued, measure_samples, record_rewards
@@ -29,22 +30,17 @@ from mmrl.data.order import (
 )
 from mmrl.data.stage_data import repeat_samples
 from mmrl.types import (
-    AnswerType,
-    CoordinateSystem,
     Group,
-    Prompt,
     RewardValue,
-    Sample,
     SampleStats,
     Score,
-    Target,
     TrainingState,
     UserError,
 )
 
 
 def sample(name, task="t", **meta):
-    return Sample(id=name, task=task, parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1), meta=meta)
+    return make_sample(id=name, task=task, meta=meta)
 
 
 def samples(task, count):
@@ -52,11 +48,8 @@ def samples(task, count):
 
 
 def group(of, *values):
-    prompt = Prompt(
-        sample=of, token_ids=(1,), grids=(), resize_maps=(), coordinate_system=CoordinateSystem.NORM_1, digest=of.id
-    )
-    scores = tuple(Score(terms={"count": RewardValue(value, "")}, total=9.0) for value in values)
-    return Group(prompt=prompt, rollouts=(), scores=scores)
+    """A group of scores alone, whose totals differ from the values of the one term."""
+    return make_group(make_prompt(of), (), [replace(make_score(count=value), total=9.0) for value in values])
 
 
 def tasks(taken):

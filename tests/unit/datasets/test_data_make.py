@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from factories import make_context
 from ruamel.yaml import YAML
 
 from mmrl.cli import main
@@ -45,10 +46,7 @@ def read(snippet, base):
     """The samples that a printed piece of a config names."""
     ((part, (origin,)),) = YAML(typ="safe").load(snippet)["data"].items()
     assert origin["fn"] == "mmrl_datasets.readers.table:rows"
-    place = DatasetContext(
-        work_dir=base / "work", base_dir=base, seed=1, media_policy=MediaPolicy(roots=(base.resolve(),))
-    )
-    return part, list(table.rows(place, **origin["args"]))
+    return part, list(table.rows(make_context(base), **origin["args"]))
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])

@@ -4,11 +4,11 @@ import hashlib
 import itertools
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from generated import is_uniform, options_of, pixels, right_option
 from PIL import Image, ImageDraw, ImageFont
 from ruamel.yaml import YAML
 
@@ -17,45 +17,24 @@ from mmrl.utils.plugin_args import read_plugin_options, validate_args
 from mmrl.utils.plugins import load_object
 from mmrl_datasets.choices import LETTERS
 from mmrl_datasets.generators import charts, jigsaw, multiple_choice, printed_text, scenes, shape_videos
+from mmrl_datasets.generators.digit_sums import sums
 from mmrl_datasets.generators.drawing import COLOURS, PRINT_PAPER_GREY
 from mmrl_datasets.generators.photos import SPLITS
+from mmrl_datasets.generators.tiny_digits import corner_digits
 
 ROOT = Path(__file__).parents[3]
 GENERATORS = [
-    *(printed_text.text, multiple_choice.shapes, jigsaw.order, jigsaw.relation, charts.charts),
+    *(scenes.counting, scenes.grounding, scenes.digits, printed_text.text, multiple_choice.shapes),
+    *(jigsaw.order, jigsaw.relation, charts.charts),
     *(shape_videos.direction, shape_videos.appearance_count, shape_videos.visible_span),
 ]
-
-
-@pytest.fixture
-def place(tmp_path):
-    return DatasetContext(work_dir=tmp_path / "work", base_dir=tmp_path, seed=0)
-
-
-def pixels(ref):
-    return np.asarray(Image.open(ref.path).convert("RGB")).astype(int)
+EVERY_GENERATOR = [*GENERATORS, sums, corner_digits]
 
 
 def facts(sample):
     """Everything of a sample but where its files lie."""
     texts = [part for part in sample.parts if isinstance(part, str)]
     return sample.id, texts, [ref.sha256 for ref in sample.media], sample.target, sample.meta
-
-
-def lines(sample):
-    """The options of a multiple choice question by letter."""
-    return {line[0]: line[3:] for line in sample.parts[-1].split("\n")[1:]}
-
-
-def chosen(sample):
-    return lines(sample)[sample.target.value]
-
-
-def is_flat(values, possible):
-    """Whether counts lie within four standard deviations of equal ones."""
-    counts, share = Counter(values), 1 / len(possible)
-    spread = 4 * (len(values) * share * (1 - share)) ** 0.5
-    return set(counts) <= set(possible) and all(abs(counts[v] - len(values) * share) <= spread for v in possible)
 
 
 # All of them
@@ -67,7 +46,7 @@ def test_samples_depend_on_seed_split_and_index_alone(generate, place, tmp_path)
     many = [facts(sample) for sample in generate(place, split="train", size=6)]
     assert [facts(sample) for sample in generate(elsewhere, split="train", size=3, seed=0)] == many[:3]
     assert [facts(sample) for sample in itertools.islice(generate(place, split="train", size=None), 6)] == many
-    assert [facts(sample)[2:] for sample in generate(place, split="train", size=3, seed=5)] != [m[2:] for m in many[:3]]
+    assert [facts(sample)[2:] for sample in generate(elsewhere, split="train", size=3)] != [m[2:] for m in many[:3]]
     assert len({name for name, *_ in many}) == len({tuple(media) for _, _, media, _, _ in many}) == 6
 
 
@@ -92,20 +71,35 @@ def test_another_process_makes_the_same_bytes(generate, place):
     assert [sample.media[0].sha256 for sample in generate(place, split="test", size=2)] == again
 
 
+SHORT_CLIP = {"image_px": 32, "frames": 4, "distractors": 0}
+
+
 @pytest.mark.parametrize(
-    ("generate", "options", "composition"),
+    ("generate", "options", "train_size"),
     [
-        (printed_text.text, {"min_length": 3, "length": 3}, lambda sample: sample.target.value),
-        (multiple_choice.shapes, {"max_objects": 1}, lambda sample: repr(sample.meta)),
-        (charts.charts, {"months": 3, "max_value": 25}, lambda sample: repr(sample.meta)),
+        (scenes.counting, {}, 1500),
+        (scenes.grounding, {"max_objects": 1}, 1500),
+        (printed_text.text, {"min_length": 3, "length": 3}, 400),
+        (multiple_choice.shapes, {"max_objects": 1}, 400),
+        (charts.charts, {"months": 3, "max_value": 25}, 400),
+        (shape_videos.direction, SHORT_CLIP, 150),
+        (shape_videos.appearance_count, SHORT_CLIP | {"max_count": 1}, 150),
+        (shape_videos.visible_span, SHORT_CLIP, 150),
     ],
 )
-def test_no_composition_is_in_two_splits(generate, options, composition, place):
+def test_no_composition_is_in_two_splits(generate, options, train_size, place):
+    def composition(sample):
+        if generate is printed_text.text:
+            return sample.target.value
+        if "things" in sample.meta:
+            return frozenset((thing["name"], tuple(thing["box"])) for thing in sample.meta["things"])
+        return repr(sample.meta)
+
     seen = {
         split: {composition(sample) for sample in generate(place, split=split, size=size, **options)}
-        for split, size in [("train", 400), ("validation", 100), ("test", 100)]
+        for split, size in [("train", train_size), ("validation", train_size // 4), ("test", train_size // 4)]
     }
-    assert all(len(some) > 15 for some in seen.values())
+    assert all(len(compositions) > 10 for compositions in seen.values())
     for one, other in itertools.combinations(SPLITS, 2):
         assert not seen[one] & seen[other]
 
@@ -113,8 +107,26 @@ def test_no_composition_is_in_two_splits(generate, options, composition, place):
 @pytest.mark.parametrize(
     ("generate", "options", "message"),
     [
-        (printed_text.text, {"split": "dev"}, "split 'dev' does not exist"),
-        (printed_text.text, {"size": 0}, "size=0 must be at least 1"),
+        *((generate, {"split": "dev"}, "split 'dev' does not exist") for generate in EVERY_GENERATOR),
+        *((generate, {"size": 0}, "size=0 must be at least 1") for generate in EVERY_GENERATOR),
+        (scenes.counting, {"colours": ["red", "mauve"]}, "colour 'mauve' is unknown"),
+        (scenes.counting, {"colours": ["red"]}, "two or more"),
+        (scenes.counting, {"colours": ["red", "red", "blue"]}, "two or more"),
+        (scenes.counting, {"label_miss_prob": 1.5}, "label_miss_prob=1.5 must lie between 0 and 1"),
+        (scenes.counting, {"background": float("nan")}, "background=nan"),
+        (scenes.grounding, {"objects": "animals"}, "objects='animals' is unknown"),
+        (scenes.grounding, {"image_px": 50}, "image_px=50"),
+        (scenes.grounding, {"max_objects": 7}, "max_objects=7 exceeds the 6 objects"),
+        (scenes.grounding, {"label_pad_px": -1}, "label_pad_px=-1"),
+        (scenes.digits, {"length": 1, "min_length": 2}, "length=1 must be at least 2"),
+        (scenes.digits, {"length": 5}, "image_px=48 must be at least 60"),
+        (sums, {"rethink_prob": 1.5}, "rethink_prob=1.5 must lie between 0 and 1"),
+        (sums, {"first_wrong_prob": -0.1}, "first_wrong_prob=-0.1 must lie between"),
+        (sums, {"repeat_prob": 2.0}, "repeat_prob=2.0 must lie between"),
+        (sums, {"length": 5}, "image_px=48 must be at least 60"),
+        (corner_digits, {"mislabel_prob": 1.5}, "mislabel_prob=1.5 must lie between 0 and 1"),
+        (corner_digits, {"image_px": 90}, "image_px=90 must be at least 96"),
+        (corner_digits, {"resized_px": 0}, "resized_px=0 must be at least 1"),
         (printed_text.text, {"characters": "runes"}, "characters='runes' is unknown"),
         (printed_text.text, {"min_length": 1}, "min_length=1 must be at least 2"),
         (printed_text.text, {"length": 5}, "image_px=48 must be at least 60"),
@@ -145,28 +157,12 @@ def test_no_composition_is_in_two_splits(generate, options, composition, place):
         (shape_videos.visible_span, {"frames": 3}, "frames=3 must be at least 4"),
         (shape_videos.visible_span, {"fps": 0}, "fps=0"),
         # Each of these is in its range, and together they would take hours or all memory.
-        (
-            shape_videos.visible_span,
-            {"image_px": 640, "frames": 10_000},
-            "frames=10000 and image_px=640 take 4,096,000,000 pixels a video together, more than 100,000,000",
-        ),
+        (shape_videos.visible_span, {"image_px": 640, "frames": 10_000}, "frames=10000 and image_px=640 take"),
         (jigsaw.order, {"rows": 10, "columns": 11}, "rows=10 and columns=11 take 110 tiles together, more than 100"),
-        (
-            jigsaw.relation,
-            {"rows": 1, "columns": 50, "tile_px": 500},
-            "rows=1 and columns=50 and tile_px=500 take 25,000 pixels a side together, more than 4,000",
-        ),
-        (
-            printed_text.text,
-            {"image_px": 1000, "length": 80},
-            "length=80 and image_px=1000 take 80,000,000 pixels in a line together, more than 20,000,000",
-        ),
+        (jigsaw.relation, {"rows": 1, "columns": 50, "tile_px": 500}, "rows=1 and columns=50 and tile_px=500 take"),
+        (printed_text.text, {"image_px": 1000, "length": 80}, "length=80 and image_px=1000 take 80,000,000 pixels in"),
         (charts.charts, {"step": 1, "max_value": 10**15}, "step=1 of max_value=1000000000000000 cannot be seen"),
-        (
-            scenes.counting,
-            {"image_px": 10_000},
-            "crops of 10000 pixels a side take photographs of .* more than 500,000",
-        ),
+        (scenes.counting, {"image_px": 10_000}, "crops of 10000 pixels a side take photographs of .* more than"),
     ],
 )
 def test_impossible_options_are_refused_at_once(generate, options, message, place):
@@ -174,14 +170,9 @@ def test_impossible_options_are_refused_at_once(generate, options, message, plac
         generate(place, **({"split": "train", "size": 1} | options))
 
 
-def test_scenes_may_be_endless_too(place):
-    endless = scenes.counting(place, split="train", size=None)
-    assert [facts(sample) for sample in itertools.islice(endless, 4)] == [
-        facts(sample) for sample in scenes.counting(place, split="train", size=4)
-    ]
-
-
-@pytest.mark.parametrize("card", ["printed_text", "jigsaw", "multiple_choice", "charts", "shape_videos"])
+@pytest.mark.parametrize(
+    "card", ["printed_text", "jigsaw", "multiple_choice", "charts", "shape_videos", "digit_sums", "tiny_digits"]
+)
 def test_the_yaml_of_the_card_makes_samples(card, place):
     text = (ROOT / "datasets" / "cards" / f"{card}.md").read_text(encoding="utf-8")
     source = YAML(typ="safe").load(text.split("```yaml\n")[1].split("```")[0])
@@ -219,7 +210,7 @@ def test_lengths_are_flat_and_characters_legible(characters, place):
     texts = [
         s.target.value for s in printed_text.text(place, split="train", size=150, characters=characters, min_length=2)
     ]
-    assert is_flat([len(text) for text in texts], [2, 3, 4])
+    assert is_uniform([len(text) for text in texts], [2, 3, 4])
     assert not set("Il1O0o") & set("".join(texts)) or characters != "mixed"
     assert all(text.isdigit() for text in texts) == (characters == "digits")
 
@@ -273,18 +264,18 @@ def test_the_letter_is_the_one_right_option(none_of_these, place):
     letters = []
     for sample in multiple_choice.shapes(place, split="train", size=240, background=0.0, none_of_these=none_of_these):
         (right,) = truths(sample.parts[-1], seen(sample))
-        options = lines(sample)
+        options = options_of(sample)
         assert list(options) == list("ABCD")
         assert len(set(options.values())) == 4
-        assert chosen(sample) == (right if right in options.values() else multiple_choice.NONE_OF_THESE)
+        assert right_option(sample) == (right if right in options.values() else multiple_choice.NONE_OF_THESE)
         letters.append(sample.target.value)
-    assert is_flat(letters, "ABCD")
+    assert is_uniform(letters, "ABCD")
 
 
 def test_wrong_options_come_from_the_scene(place):
     plausible = 0
     for sample in multiple_choice.shapes(place, split="train", size=60, topics=["colour"], options=2, max_objects=4):
-        (wrong,) = [text for letter, text in lines(sample).items() if letter != sample.target.value]
+        (wrong,) = [text for letter, text in options_of(sample).items() if letter != sample.target.value]
         colours = [thing["name"].split()[0] for thing in sample.meta["things"]]
         plausible += wrong in colours
         assert wrong in colours or len(colours) == 1
@@ -348,7 +339,7 @@ def test_permutations_are_flat_and_the_identity_optional(place):
     every = list(itertools.permutations((1, 2, 3)))
     for identity, possible in [(True, every), (False, every[1:])]:
         options = {"rows": 1, "columns": 3, "tile_px": 8, "allow_identity": identity}
-        assert is_flat([s.target.value for s in jigsaw.order(place, split="train", size=240, **options)], possible)
+        assert is_uniform([s.target.value for s in jigsaw.order(place, split="train", size=240, **options)], possible)
 
 
 def test_tiles_look_different_and_masks_hide_their_seams(place):
@@ -365,9 +356,9 @@ def test_tiles_look_different_and_masks_hide_their_seams(place):
 @pytest.mark.parametrize(("rows", "columns", "ways"), [(1, 2, 2), (3, 1, 2), (2, 2, 8)])
 def test_relations_and_letters_are_flat(rows, columns, ways, place):
     samples = list(jigsaw.relation(place, split="train", size=200, rows=rows, columns=columns, tile_px=8))
-    assert is_flat([sample.target.value for sample in samples], LETTERS[:ways])
-    assert is_flat([chosen(sample) for sample in samples], set(lines(samples[0]).values()))
-    assert all(len(lines(sample)) == ways for sample in samples)
+    assert is_uniform([sample.target.value for sample in samples], LETTERS[:ways])
+    assert is_uniform([right_option(sample) for sample in samples], set(options_of(samples[0]).values()))
+    assert all(len(options_of(sample)) == ways for sample in samples)
 
 
 def test_the_relation_is_where_the_seam_fits(place):
@@ -380,8 +371,8 @@ def test_the_relation_is_where_the_seam_fits(place):
             "below": np.abs(first[-1] - second[0]).sum(),
             "above": np.abs(second[-1] - first[0]).sum(),
         }
-        if chosen(sample) in breaks:
+        if right_option(sample) in breaks:
             straight += 1
-            fits += min(breaks, key=breaks.get) == chosen(sample)
+            fits += min(breaks, key=breaks.get) == right_option(sample)
     assert straight > 40
     assert fits >= 0.8 * straight

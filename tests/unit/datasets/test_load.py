@@ -1,6 +1,5 @@
 """Samples come in: every medium is opened, in this process or in others, and memory does not grow with their number."""
 
-import hashlib
 import json
 import os
 import re
@@ -11,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from factories import image_ref, make_config
 from PIL import Image
 from videos import blank_frame, write_video
 
@@ -53,17 +53,8 @@ def folder(tmp_path):
 
 
 def config(**data) -> Config:
-    return Config.model_validate_json(
-        json.dumps(
-            {
-                "run": {"name": "r"},
-                "model": {"from_scratch": {}},
-                "data": {"train": [{"fn": "./mine.py:rows", "args": {"split": "train", "size": 50}}]} | data,
-                "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
-                "stages": [{"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1}],
-            }
-        )
-    )
+    """A config whose training data are 50 rows of `ROWS`, unless `data` says otherwise."""
+    return make_config(data={"train": [{"fn": "./mine.py:rows", "args": {"split": "train", "size": 50}}]} | data)
 
 
 def intake(folder: Path, **data) -> tuple[DatasetLoader, MediaCache]:
@@ -74,8 +65,7 @@ def intake(folder: Path, **data) -> tuple[DatasetLoader, MediaCache]:
 
 
 def refs(folder: Path) -> list[ImageRef]:
-    files = sorted(folder.iterdir())
-    return [ImageRef(path=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
+    return [image_ref(file) for file in sorted(folder.iterdir())]
 
 
 def media_options(workers):
@@ -265,12 +255,12 @@ from mmrl.data.context import make_dataset_context
 from mmrl.data.load import DatasetLoader
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
-sys.path[:0] = {tests!r}
-from test_load import config
+sys.path[:0] = [{tests!r}]
+from factories import make_config
 
 folder = Path({folder!r})
 for size in (1000, 10_000):
-    settings = config(train=[{{"fn": "./mine.py:rows", "args": {{"split": "train", "size": size}}}}])
+    settings = make_config(data={{"train": [{{"fn": "./mine.py:rows", "args": {{"split": "train", "size": size}}}}]}})
     place = make_dataset_context(settings, folder, folder / "work")
     store = MediaCache(place.media_policy, settings.data.media_limits, max_bytes=10_000_000)
     samples = DatasetLoader(settings, place, store, Console()).load()
@@ -283,7 +273,7 @@ for size in (1000, 10_000):
 def test_memory_is_flat_over_10_000_samples(folder):
     for number in range(200):
         Image.new("RGB", (96, 96), (number, 9, 99)).save(folder / "pictures" / f"{number:03d}.png")
-    code = MEASURE.format(tests=list(map(str, Path(__file__).parents[:2])), folder=str(folder))
+    code = MEASURE.format(tests=str(Path(__file__).parents[2]), folder=str(folder))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     first_mb, last_mb = map(int, done.stdout.split())
@@ -294,7 +284,7 @@ def test_a_resumed_run_opens_only_what_is_new_or_was_touched(tmp_path):
     paths = [tmp_path / f"{number}.png" for number in range(5)]
     for number, path in enumerate(paths):
         Image.new("RGB", (20 + number, 30), (number, 9, 99)).save(path)
-    refs = [ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths]
+    refs = [image_ref(path) for path in paths]
     OpenedMediaIndex(tmp_path / "opened_media.json").add({ref: Size(20 + n, 30) for n, ref in enumerate(refs[:4])})
     dated = os.stat(paths[1]).st_mtime_ns
     os.utime(paths[1], ns=(dated, dated + 1))

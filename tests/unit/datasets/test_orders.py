@@ -4,9 +4,10 @@ from collections import Counter
 from itertools import count, islice
 
 import pytest
+from factories import make_sample
 
 from mmrl.data.order import BLOCK_SIZE, CachedOrder, ShuffledOrder, StreamingOrder, allocate_quotas, fixed_mixture
-from mmrl.types import AnswerType, RejectedRow, Sample, Target, UserError
+from mmrl.types import RejectedRow, UserError
 
 
 def rows(name, size=None):
@@ -15,9 +16,7 @@ def rows(name, size=None):
         if i % 7 == 6:
             yield RejectedRow(f"{name}-{i}", "no answer")
         else:
-            yield Sample(
-                id=f"{name}-{i}", task=name, parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=i)
-            )
+            yield make_sample(i, id=f"{name}-{i}", task=name)
 
 
 def ids(taken):

@@ -53,12 +53,7 @@ def test_cells_become_values(kind, frame, cell, value):
         ("permutation", None, [1, 3], "not each of 1 to 2 once"),
         ("list", None, "a, b", "not JSON"),
         ("json", None, "", "not JSON"),
-        (
-            "json",
-            "norm_1",
-            [{"time": 1, "bbox_2d": [0.1, 0.2, 0.3, 40]}],
-            "lies outside the image in coordinates norm_1",
-        ),
+        ("json", "norm_1", [{"time": 1, "bbox_2d": [0.1, 0.2, 0.3, 40]}], "lies outside the image in coordinates"),
         ("latex", None, "x^{2", "not one formula"),
         ("svg", None, "<svg><script/></svg>", "a <script>"),
         ("tool_call", None, {"name": "zoom"}, "not a tool call"),

@@ -4,8 +4,9 @@ import json
 import random
 
 import pytest
+from factories import make_context
 
-from mmrl.types import DatasetContext, MediaPolicy, RejectedRow, Sample, UserError
+from mmrl.types import RejectedRow, Sample, UserError
 from mmrl_datasets.readers import chat, coco, reason_seg, table, vlmevalkit
 
 COLUMNS = {"question": "q", "answer": "a"}
@@ -15,9 +16,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture
 def place(tmp_path):
     (tmp_path / "1.jpg").write_bytes(PNG)
-    return DatasetContext(
-        work_dir=tmp_path / "work", base_dir=tmp_path, seed=0, media_policy=MediaPolicy(roots=(tmp_path,))
-    )
+    return make_context(tmp_path)
 
 
 def read(place, name, content, **options):
@@ -172,10 +171,7 @@ def instances(place, **changed):
         ({"images": None}, "must be an object with the lists images, categories, annotations"),
         ({"images": [{"id": 1}]}, r"images\[0\] must have id, file_name; is \{'id': 1\}"),
         ({"annotations": [{"image_id": 1}]}, r"annotations\[0\] must have image_id, category_id, bbox"),
-        (
-            {"annotations": [{"image_id": 5, "category_id": 2, "bbox": []}]},
-            "names image 5 and category 2: one is not there",
-        ),
+        ({"annotations": [{"image_id": 5, "category_id": 2, "bbox": []}]}, "names image 5 and category 2: one is not"),
         ({"images": [{"id": [1], "file_name": "1.jpg"}]}, r"images\[0\] must have id, file_name"),
         ({"annotations": []}, r"coco\.json: holds no row"),
     ],
@@ -214,10 +210,7 @@ def test_only_known_categories_can_be_asked_for(place):
         ({"shapes": [{"label": "ignore", "points": [[1, 2], [3, 4]]}]}, "no shape is labelled target"),
         ({"shapes": [{"label": "target", "points": [[1]]}]}, r"a corner must be [x, y], is [1]"),
         ({"shapes": [{"label": "target"}]}, "a shape must have label and points"),
-        (
-            {"shapes": [{"label": "target", "points": [[3, 4], [1, float("nan")]]}]},
-            "a corner must be [x, y], is [1, nan]",
-        ),
+        ({"shapes": [{"label": "target", "points": [[3, 4], [1, float("nan")]]}]}, "a corner must be [x, y], is [1"),
         ({"shapes": [{"label": "target", "points": [[1, 2], [1, 4]]}]}, "empty or inverted"),
     ],
 )

@@ -10,12 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pyarrow
 import pytest
+from factories import make_context
 from pyarrow import parquet
 from waiting import bounded
 
 from mmrl.types import (
     AnswerType,
-    DatasetContext,
     ImageRef,
     MediaPolicy,
     RejectedRow,
@@ -36,7 +36,7 @@ def place(tmp_path):
     (home / "media").mkdir(parents=True)
     for name, content in {"a.png": PNG, "b.png": PNG + b"b", "v.mp4": MP4, "w.mp4": MP4 + b"w"}.items():
         (home / "media" / name).write_bytes(content)
-    return DatasetContext(work_dir=home / "work", base_dir=home, seed=0, media_policy=MediaPolicy(roots=(home,)))
+    return make_context(home)
 
 
 def allowing(place, *schemes, **limits):

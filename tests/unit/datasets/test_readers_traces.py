@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from factories import make_context
 from PIL import Image
 
-from mmrl.types import DatasetContext, MediaPolicy, UserError
+from mmrl.types import UserError
 from mmrl_datasets.readers import chat
 
 COLUMNS = {"turns": "talk", "images": "images", "answer": "gold"}
@@ -23,9 +24,7 @@ ANSWERS = {"role": "assistant", "content": "<answer>7</answer>"}
 def talk(tmp_path):
     for name in ("a.png", "b.png", "c.png"):
         Image.new("RGB", (48, 48), "red").save(tmp_path / name)
-    place = DatasetContext(
-        work_dir=tmp_path / "work", base_dir=tmp_path, seed=0, media_policy=MediaPolicy(roots=(tmp_path,))
-    )
+    place = make_context(tmp_path)
 
     def talk(turns, images=("a.png",), columns=COLUMNS, **options):
         row = {"talk": turns, "images": list(images), "gold": "7"}

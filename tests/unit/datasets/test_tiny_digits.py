@@ -7,19 +7,13 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from mmrl.answer import ResponseFormat, parse_answer_value
 from mmrl.answer.tool_calls import find_final_call, split_turns
-from mmrl.types import AnswerType, DatasetContext, UserError
+from mmrl.types import AnswerType
 from mmrl_datasets.generators.tiny_digits import CORNERS, corner_digits
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def place(tmp_path):
-    return DatasetContext(work_dir=tmp_path / "work", base_dir=tmp_path, seed=0)
 
 
 def test_the_answer_is_the_digit_of_the_corner_that_is_asked_for(place):
@@ -65,23 +59,3 @@ def test_pictures_and_questions_do_not_depend_on_who_answers(place):
         ]
 
     assert asked(mislabel_prob=1.0, resized_px=96) == asked() == asked(size=None)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mislabel_prob": 1.5}, "mislabel_prob=1.5 must lie between 0 and 1"),
-        ({"image_px": 90}, "image_px=90 must be at least 96"),
-        ({"resized_px": 0}, "resized_px=0 must be at least 1"),
-        ({"split": "dev"}, "dev"),
-    ],
-)
-def test_impossible_options_are_refused(options, message, place):
-    with pytest.raises(UserError, match=message):
-        next(corner_digits(place, **{"split": "train", "size": 1, **options}))
-
-
-def test_the_yaml_of_the_card_makes_samples(place):
-    card = (ROOT / "datasets/cards/tiny_digits.md").read_text(encoding="utf-8")
-    args = YAML(typ="safe").load(card.split("```yaml\n")[1].split("```")[0])["args"]
-    assert len(list(corner_digits(place, **args | {"size": 2}))) == 2

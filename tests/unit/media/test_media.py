@@ -61,18 +61,6 @@ def test_an_rgb_picture_comes_back_exactly(keep):
     assert (np.asarray(picture) == array).all()
 
 
-@pytest.mark.parametrize("format_", ["PNG", "JPEG", "WEBP", "BMP", "GIF"])
-def test_every_allowed_format_opens(keep, format_):
-    picture = open_image(keep(Image.new("RGB", (8, 6), (200, 30, 30)), format=format_), MediaLimitsConfig())
-    assert np.abs(np.asarray(picture).astype(int) - (200, 30, 30)).max() < 12
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "P"])
-def test_grey_and_palette_pictures_become_rgb(keep, mode):
-    picture = open_image(keep(Image.new("RGB", (4, 4), (255, 255, 255)).convert(mode)), MediaLimitsConfig())
-    assert (np.asarray(picture) == 255).all()
-
-
 def test_cmyk_becomes_rgb(keep):
     picture = open_image(keep(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), format="JPEG"), MediaLimitsConfig())
     red, green, blue = np.asarray(picture)[4, 4].astype(int)
@@ -83,20 +71,16 @@ def test_cmyk_becomes_rgb(keep):
 def test_transparency_is_laid_over_white(keep):
     array = np.zeros((1, 3, 4), dtype=np.uint8)
     array[0, :, 3] = (0, 128, 255)
-    assert [int(v) for v in np.asarray(open_image(keep(Image.fromarray(array)), MediaLimitsConfig()))[0, :, 0]] == [
-        255,
-        127,
-        0,
-    ]
+    red = np.asarray(open_image(keep(Image.fromarray(array)), MediaLimitsConfig()))[0, :, 0]
+    assert red.tolist() == [255, 127, 0]
 
 
 def test_palette_transparency_is_laid_over_white(keep):
     palette = Image.new("P", (2, 1))
     palette.putpalette([0, 0, 0, 0, 0, 255])
     palette.putpixel((1, 0), 1)
-    assert np.asarray(open_image(keep(palette, transparency=0), MediaLimitsConfig())).tolist() == [
-        [[255, 255, 255], [0, 0, 255]]
-    ]
+    picture = open_image(keep(palette, transparency=0), MediaLimitsConfig())
+    assert np.asarray(picture).tolist() == [[[255, 255, 255], [0, 0, 255]]]
 
 
 def test_the_camera_orientation_is_applied(keep):
@@ -329,35 +313,38 @@ def test_an_interlaced_png_has_its_pixels(keep, mode, size):
     assert open_image(mixed, MediaLimitsConfig()).tobytes() == open_image(plain, MediaLimitsConfig()).tobytes()
 
 
-def test_text_by_the_name_of_a_picture_is_refused(keep):
-    with pytest.raises(MediaError, match=r"photo\.jpg: not a PNG, JPEG, WEBP, BMP, GIF image; convert"):
-        open_image(keep(b"This is a text.\n", name="photo.jpg"), MediaLimitsConfig())
+def sixteen_bit_png():
+    deep = bytearray(huge_png(1, 1))
+    deep[24] = 16
+    deep[29:33] = struct.pack(">I", zlib.crc32(bytes(deep[12:29])))
+    return bytes(deep)
+
+
+def animation(format_):
+    content = io.BytesIO()
+    frames = [Image.new("RGB", (8, 8), color) for color in ("blue", "red")]
+    frames[0].save(content, format_, save_all=True, append_images=frames[1:])
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("photo.jpg", b"This is a text.\n", r"photo\.jpg: not a PNG, JPEG, WEBP, BMP, GIF image; convert"),
+        ("drawing.png", b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>', r"drawing\.png: not a PNG"),
+        ("grey.png", Image.fromarray(np.full((4, 4), 40_000, dtype=np.uint16)), "16 or more bits per channel"),
+        ("colour.png", sixteen_bit_png(), "16 or more bits per channel"),
+        *((f"a.{format_}", animation(format_), "animated") for format_ in ("GIF", "PNG", "WEBP")),
+    ],
+)
+def test_what_is_no_still_image_of_eight_bits_is_refused(keep, name, content, message):
+    with pytest.raises(MediaError, match=message):
+        open_image(keep(content, name), MediaLimitsConfig())
 
 
 def test_a_format_off_the_list_is_refused(keep):
     with pytest.raises(MediaError, match="not a PNG"):
         open_image(keep(Image.new("RGB", (4, 4)), format="TIFF"), MediaLimitsConfig())
-
-
-def test_sixteen_bit_grey_is_refused_by_name(keep):
-    with pytest.raises(MediaError, match="16 or more bits per channel"):
-        open_image(keep(Image.fromarray(np.full((4, 4), 40_000, dtype=np.uint16))), MediaLimitsConfig())
-
-
-def test_sixteen_bit_colour_is_refused_by_name(keep):
-    deep = bytearray(huge_png(1, 1))
-    deep[24] = 16
-    deep[29:33] = struct.pack(">I", zlib.crc32(bytes(deep[12:29])))
-    with pytest.raises(MediaError, match="16 or more bits per channel"):
-        open_image(keep(bytes(deep)), MediaLimitsConfig())
-
-
-@pytest.mark.parametrize("format_", ["GIF", "PNG", "WEBP"])
-def test_an_animation_is_refused(keep, format_):
-    frames = [Image.fromarray(noise(8, 8)), Image.new("RGB", (8, 8), "red")]
-    ref = keep(frames[0], format=format_, save_all=True, append_images=frames[1:])
-    with pytest.raises(MediaError, match="animated"):
-        open_image(ref, MediaLimitsConfig())
 
 
 @pytest.mark.parametrize(
@@ -383,9 +370,7 @@ def blank_ref(keep, side):
 def test_an_expansion_over_the_limit_is_refused_before_decoding(keep):
     ref, expansion = blank_ref(keep, 800)
     assert open_image(ref, MediaLimitsConfig(max_decompression_ratio=int(expansion) + 1)).size == (800, 800)
-    with pytest.raises(
-        MediaError, match=r"800x800 pixels in [\d,]+ bytes exceed max_decompression_ratio=\d+, as decompression"
-    ):
+    with pytest.raises(MediaError, match=r"800x800 pixels in [\d,]+ bytes exceed max_decompression_ratio=\d+, as"):
         open_image(ref, MediaLimitsConfig(max_decompression_ratio=int(expansion)))
 
 
@@ -406,23 +391,8 @@ def test_a_file_that_changed_is_refused(keep):
         open_image(ref, MediaLimitsConfig())
 
 
-def test_the_first_picture_of_a_camera_file_with_several_is_the_picture(keep):
-    """Phones put a depth or brightness map behind the photo (MPO); every viewer shows the photo."""
-    photo = Image.new("RGB", (16, 16), (200, 30, 30))
-    ref = keep(photo, name="phone.jpg", format="MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))])
-    with Image.open(ref.path) as picture:
-        assert (picture.format, picture.n_frames) == ("MPO", 2)
-    assert np.abs(np.asarray(open_image(ref, MediaLimitsConfig())).astype(int) - (200, 30, 30)).max() < 12
-
-
 def test_a_strip_within_the_limit_opens(keep):
     assert open_image(keep(Image.fromarray(noise(1, 200))), MediaLimitsConfig()).size == (1, 200)
-
-
-def test_a_vector_graphic_is_refused(keep):
-    svg = b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
-    with pytest.raises(MediaError, match=r"drawing\.png: not a PNG"):
-        open_image(keep(svg, name="drawing.png"), MediaLimitsConfig())
 
 
 def test_a_pipe_is_refused_without_waiting_for_it(tmp_path):
@@ -441,6 +411,8 @@ def test_a_file_outside_the_roots_is_refused_however_it_is_named(keep, tmp_path)
     for path in (outside.path, inner / "link.png", inner / ".." / "outside.png", "/proc/self/environ"):
         with pytest.raises(MediaError, match=rf"lies outside data\.media_roots \({roots[0]}\)"):
             open_under(ImageRef(path=str(path), sha256=outside.sha256), roots, MediaLimitsConfig())
+    with pytest.raises(MediaError, match=r"outside data\.media_roots \(none\)"):
+        open_under(outside, (), MediaLimitsConfig())
     (inner / "own.png").write_bytes(Path(outside.path).read_bytes())
     for path in (inner / "own.png", tmp_path / "alias" / "own.png"):
         assert open_under(ImageRef(path=str(path), sha256=outside.sha256), roots, MediaLimitsConfig()).size == (4, 4)
@@ -452,11 +424,6 @@ def test_links_in_a_circle_and_impossible_names_are_refused(tmp_path):
     for path in (str(tmp_path / "a.png"), "a\0.png"):
         with pytest.raises(MediaError, match="leads nowhere|cannot be read"):
             open_image(ImageRef(path=path, sha256=""), MediaLimitsConfig())
-
-
-def test_no_roots_permit_nothing(keep):
-    with pytest.raises(MediaError, match=r"outside data\.media_roots \(none\)"):
-        open_under(keep(Image.new("RGB", (4, 4))), (), MediaLimitsConfig())
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):

@@ -25,6 +25,8 @@ from mmrl.types import ImageRef, MediaPolicy, Size, UserError, VideoRef
 
 SMALL = FrameSampling(video=VideoConfig(min_pixels=28 * 28, max_pixels=28 * 28 * 8), patch_size=14)
 ROOTS = (Path("/"),)
+MIRRORED = (-(2**16), 0, 0, 0, 2**16, 0, 0, 0, 2**30)
+"""A display matrix that swaps left and right."""
 
 
 def store(roots=ROOTS, reader="pyav", **limits):
@@ -302,21 +304,12 @@ def test_a_turned_video_is_shown_upright(tmp_path):
     assert np.abs(all_frames(ref)[0].astype(int) - upright).mean() < 20
 
 
-def test_a_mirrored_video_is_refused(tmp_path):
-    unit = 2**16
-    ref = write_video(tmp_path / "v.mp4", matrix=(-unit, 0, 0, 0, unit, 0, 0, 0, 2**30))
-    with pytest.raises(MediaError, match="is shown mirrored or slanted"):
-        store().get_frame_plan(ref, SMALL)
-
-
 def test_a_varying_rate_is_refused_where_a_sampled_frame_drifts(tmp_path):
     steady = [*range(24), *(24 + 1.2 * step for step in range(24))]
     ref = write_video(tmp_path / "v.mp4", steady)
     plan = store().get_frame_plan(ref, SMALL)
     assert plan.fps == pytest.approx(12 * 48 / 52.8, rel=0.02)
-    with pytest.raises(
-        MediaError, match=r"its rate varies: frame \d+ stands at [\d.]+ s, not at [\d.]+ s, which exceeds"
-    ):
+    with pytest.raises(MediaError, match=r"its rate varies: frame \d+ stands at [\d.]+ s, not at [\d.]+ s, which"):
         store(max_frame_drift_s=0.05).get_frame_plan(ref, SMALL)
     slides = write_video(tmp_path / "w.mp4", [*range(24), *range(24, 24 * 13, 12)])
     for look in (store().get_frame_plan, store().read_video):
@@ -368,15 +361,20 @@ def test_a_video_over_a_limit_is_refused(tmp_path, limits, message):
             store(**limits).get_frame_plan(write_video(tmp_path / name), SMALL)
 
 
-def test_sound_alone_is_refused(tmp_path):
-    with pytest.raises(MediaError, match="has no video stream"):
-        store().get_frame_plan(write_sound(tmp_path / "v.mp4"), SMALL)
-
-
-def test_deep_colours_are_refused(tmp_path):
-    ref = write_video(tmp_path / "v.mkv", range(4), codec="ffv1", pixels="yuv420p10le")
-    with pytest.raises(MediaError, match=r"more than 8 bits per channel \(yuv420p10le\)"):
-        store().get_frame_plan(ref, SMALL)
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda folder: write_sound(folder / "v.mp4"), "has no video stream"),
+        (lambda folder: write_video(folder / "v.mp4", matrix=MIRRORED), "is shown mirrored or slanted"),
+        (
+            lambda folder: write_video(folder / "v.mkv", range(4), codec="ffv1", pixels="yuv420p10le"),
+            r"more than 8 bits per channel \(yuv420p10le\)",
+        ),
+    ],
+)
+def test_a_stream_that_models_cannot_see_is_refused(tmp_path, write, message):
+    with pytest.raises(MediaError, match=message):
+        store().get_frame_plan(write(tmp_path), SMALL)
 
 
 def test_no_frames_are_refused(tmp_path):
@@ -448,11 +446,25 @@ def test_nothing_is_printed(tmp_path):
     damaged = bytearray(Path(ref.path).read_bytes())
     damaged[900:1100] = bytes(200)
     (tmp_path / "damaged.mp4").write_bytes(damaged)
-    code = (
-        "import sys, mmrl.media; from test_media_video import *\n"
-        "store().read_video(video_ref(Path(sys.argv[1])), SMALL)\n"
-        "with pytest.raises(MediaError): store().read_video(video_ref(Path(sys.argv[2])), SMALL)\n"
-    )
+    code = """
+import sys
+from pathlib import Path
+from mmrl.config.schema import MediaLimitsConfig, VideoConfig
+from mmrl.media.cache import MediaCache
+from mmrl.media.image import MediaError
+from mmrl.media.video import FrameSampling
+from mmrl.types import MediaPolicy
+from videos import video_ref
+
+cache = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
+sampling = FrameSampling(video=VideoConfig(min_pixels=784, max_pixels=6272), patch_size=14)
+cache.read_video(video_ref(Path(sys.argv[1])), sampling)
+try:
+    cache.read_video(video_ref(Path(sys.argv[2])), sampling)
+except MediaError:
+    sys.exit(0)
+sys.exit("the damaged video was read")
+"""
     done = subprocess.run(
         [sys.executable, "-c", code, ref.path, str(tmp_path / "damaged.mp4")],
         capture_output=True,

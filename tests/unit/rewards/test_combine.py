@@ -104,9 +104,7 @@ def test_gates_look_at_values_before_transforms():
 
 
 def test_gates_that_cannot_work_are_refused():
-    with pytest.raises(
-        UserError, match="term 'odd': it requires 'fromat', which is no other term; there are odd, format"
-    ):
+    with pytest.raises(UserError, match="term 'odd': it requires 'fromat', which is no other term; there are odd"):
         make_scorer(term(constant(1.0), requires="fromat"), term(constant(1.0, name="format")))
     with pytest.raises(UserError, match="it requires 'odd', which is no other term"):
         make_scorer(term(constant(1.0), requires="odd"))
@@ -115,9 +113,7 @@ def test_gates_that_cannot_work_are_refused():
     judge = make_scorer(
         term(number.exact, when={"task": ["count"]}), term(box.iou, requires="number", when={"task": ["find"]})
     )
-    with pytest.raises(
-        UserError, match=r"sample 'f1' .*it requires 'number', which does not apply to the same samples"
-    ):
+    with pytest.raises(UserError, match=r"sample 'f1' .*it requires 'number', which does not apply to the same"):
         judge.check_samples([COUNT, FIND], GRAMMAR)
 
 

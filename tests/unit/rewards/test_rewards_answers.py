@@ -14,22 +14,10 @@ import numpy as np
 import pytest
 import scipy.constants
 import scipy.stats
+from factories import make_response, make_sample
 
 from mmrl.answer import ResponseFormat
-from mmrl.types import (
-    AnswerType,
-    CoordinateSystem,
-    FinishReason,
-    ImageRef,
-    ResizeMap,
-    Response,
-    RewardValue,
-    Sample,
-    Size,
-    Target,
-    Unscorable,
-    UserError,
-)
+from mmrl.types import AnswerType, CoordinateSystem, ImageRef, ResizeMap, RewardValue, Size, Unscorable, UserError
 from mmrl_rewards import choice, classify, count, format, gui, jigsaw, maths, number, schema
 from mmrl_rewards.cases import load_case_table
 from mmrl_rewards.contract import Reward, bind
@@ -42,26 +30,12 @@ RESIZE = ResizeMap(SCREEN, Size(224, 448))
 def pair(kind, target, answer, *, question="?", frame=None, meta=None, grammar=None, raw=False):
     """What a reward is given for an answer in its tags, on a screenshot of 400 x 800."""
     text = answer if raw else f"<answer>{answer}</answer>"
-    response = Response(
-        text=text,
-        answer=(grammar or ResponseFormat(thinking="optional")).parse(text, kind),
-        finish_reason=FinishReason.EOS,
-        num_tokens=0,
-        resize_maps=(RESIZE,),
-        coordinate_system=frame or CoordinateSystem.PX_ORIGINAL,
-    )
-    sample = Sample(
-        id="s",
-        task="t",
-        parts=(ImageRef(path="p.png", sha256=""), question),
-        target=Target(
-            answer_type=kind,
-            value=target,
-            coordinate_system=CoordinateSystem.PX_ORIGINAL if kind is AnswerType.ACTION else None,
-        ),
-        meta=meta or {},
-    )
-    return response, sample
+    parsed = (grammar or ResponseFormat(thinking="optional")).parse(text, kind)
+    units = CoordinateSystem.PX_ORIGINAL
+    response = make_response(text, parsed, resize_maps=(RESIZE,), coordinate_system=frame or units)
+    parts = (ImageRef(path="p.png", sha256=""), question)
+    units = units if kind is AnswerType.ACTION else None
+    return response, make_sample(target, kind, parts=parts, coordinate_system=units, meta=meta or {})
 
 
 def value(reward, kind, target, answer, *, options=None, **more):

@@ -6,22 +6,10 @@ import random
 
 import numpy as np
 import pytest
+from factories import make_answer, make_response, make_sample
 from skimage.measure import points_in_poly
 
-from mmrl.types import (
-    Answer,
-    AnswerType,
-    CoordinateSystem,
-    FinishReason,
-    ImageRef,
-    Region,
-    ResizeMap,
-    Response,
-    Sample,
-    Size,
-    Target,
-    Unscorable,
-)
+from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Region, ResizeMap, Size, Unscorable
 from mmrl_rewards import box, detect, geometry, point, span, video
 
 SQUARE = (Size(100, 100),)
@@ -31,27 +19,11 @@ LISTS = [detect.iou, detect.f1, detect.average_precision, detect.confidence]
 def pair(kind, target, answer, *, frame=CoordinateSystem.PX_ORIGINAL, sizes=SQUARE, resized=None, medium=0, meta=None):
     """A response whose answer is parsed already (None: unreadable), and its sample with pictures of these sizes."""
     resizes = tuple(ResizeMap(size, small) for size, small in zip(sizes, resized or sizes, strict=True))
-    response = Response(
-        text="",
-        answer=Answer(text="", thinking=None, value=answer, problems=("no answer tag",) if answer is None else ()),
-        finish_reason=FinishReason.EOS,
-        num_tokens=0,
-        resize_maps=resizes,
-        coordinate_system=frame,
-    )
+    response = make_response("", make_answer(answer), resize_maps=resizes, coordinate_system=frame)
     timed = kind in (AnswerType.SPAN, AnswerType.SPANS, AnswerType.LIST)
-    sample = Sample(
-        id="s",
-        task="t",
-        parts=(*(ImageRef(path="p.png", sha256="") for _ in sizes), "?"),
-        target=Target(
-            answer_type=kind,
-            value=target,
-            coordinate_system=None if timed else CoordinateSystem.PX_ORIGINAL,
-            media_index=medium,
-        ),
-        meta=meta or {},
-    )
+    units = None if timed else CoordinateSystem.PX_ORIGINAL
+    parts = (*(ImageRef(path="p.png", sha256="") for _ in sizes), "?")
+    sample = make_sample(target, kind, parts=parts, coordinate_system=units, media_index=medium, meta=meta or {})
     return response, sample
 
 
@@ -86,6 +58,7 @@ def test_overlaps_equal_counting_pixels():
         union, hull = pixels(a) | pixels(b), pixels(geometry.enclosing_box(a, b))
         iou = jaccard(pixels(a), pixels(b))
         assert geometry.iou(a, b) == pytest.approx(iou)
+        assert value(box.iou, AnswerType.BOX, list(a), b) == pytest.approx(iou)
         assert geometry.giou(a, b) == pytest.approx(iou - len(hull - union) / len(hull))
         centres = [((c[0] + c[2]) / 2, (c[1] + c[3]) / 2) for c in (a, b)]
         corners = [geometry.enclosing_box(a, b)[:2], geometry.enclosing_box(a, b)[2:]]

@@ -8,23 +8,13 @@ from statistics import mean
 
 import pytest
 from apted import APTED, Config
+from factories import make_answer, make_response, make_sample
 from sacrebleu.metrics import BLEU
 from sklearn.metrics import ndcg_score
 from waiting import bounded
 
 from mmrl.scoring.registry import builtin_rewards
-from mmrl.types import (
-    Answer,
-    AnswerType,
-    CoordinateSystem,
-    FinishReason,
-    Response,
-    RewardValue,
-    Sample,
-    Target,
-    Unscorable,
-    UserError,
-)
+from mmrl.types import AnswerType, RewardValue, Unscorable, UserError
 from mmrl_rewards import length, ocr, ranking, strings, table, text
 
 HERE = tuple(f"{module.__name__}:" for module in (ocr, table, text))
@@ -39,17 +29,8 @@ TABLE = "<table><tr><td>tea</td><td>2</td></tr></table>"
 
 def score(reward, kind, target, answer, *, tokens=0, meta=None, **options):
     """The value for an answer that is parsed already; None is one that is not there."""
-    problems = ("no answer tag",) if answer is None else ()
-    response = Response(
-        text=answer if isinstance(answer, str) else "",
-        answer=Answer(text="", thinking=None, value=answer, problems=problems),
-        finish_reason=FinishReason.EOS,
-        num_tokens=tokens,
-        resize_maps=(),
-        coordinate_system=CoordinateSystem.PX_ORIGINAL,
-    )
-    sample = Sample(id="s", task="t", parts=("?",), target=Target(answer_type=kind, value=target), meta=meta or {})
-    term = reward(response, sample, **options)
+    response = make_response(answer if isinstance(answer, str) else "", make_answer(answer), num_tokens=tokens)
+    term = reward(response, make_sample(target, kind, meta=meta or {}), **options)
     assert isinstance(term, RewardValue)
     assert reward.low <= term.value <= reward.high
     assert 0 < len(term.reason) < 250
@@ -72,9 +53,9 @@ def edits(a, b):
 
 def test_error_rates_and_anls_equal_the_textbook_distance():
     rng = random.Random(0)
-    for _ in range(300):
+    for _ in range(200):
         a, b = (
-            " ".join("".join(rng.choices("abA", k=rng.randint(1, 3))) for _ in range(rng.randint(1, 9))) for _ in "ab"
+            " ".join("".join(rng.choices("abAé", k=rng.randint(1, 4))) for _ in range(rng.randint(1, 25))) for _ in "ab"
         )
         assert of_text(ocr.cer, b, a) == pytest.approx(max(0, 1 - edits(a, b) / len(b)))
         assert of_text(ocr.wer, b, a) == pytest.approx(max(0, 1 - edits(a.split(), b.split()) / len(b.split())))
@@ -237,6 +218,12 @@ def test_a_large_table_takes_bounded_time():
     with bounded():
         assert 0 < of_text(table.teds, grid(40, 9, 0), grid(40, 9, 1)) < 1
         assert of_text(table.teds, grid(40, 9, 0), grid(400, 9, 1)) == 0
+
+
+def test_cer_of_long_texts_takes_bounded_time():
+    for answer in ("ba" * 10_000, "x" * 1_000_000):
+        with bounded():
+            of_text(ocr.cer, "ab" * 10_000, answer)
 
 
 @pytest.mark.parametrize(
