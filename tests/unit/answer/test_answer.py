@@ -34,7 +34,7 @@ def value(text, kind):
         *((text, None) for text in ["٣", "３", "³", "Ⅲ", "−3", "9" * 41]),
     ],
 )
-def test_numbers(text, expected):
+def test_number_answers_are_parsed_or_refused(text, expected):
     parsed = value(text, AnswerType.NUMBER)
     assert parsed == expected
     assert type(parsed) is type(expected)
@@ -47,7 +47,7 @@ def test_numbers(text, expected):
         *((text, None) for text in ["", "(B", "BC", "A B", "A, B", "B. red", "[B]", "2", "Б", "Ｂ", "(B).", "B:"]),
     ],
 )
-def test_choices(text, expected):
+def test_choice_answers_are_parsed_or_refused(text, expected):
     assert value(text, AnswerType.CHOICE) == expected
 
 
@@ -70,11 +70,11 @@ def test_choices(text, expected):
         ),
     ],
 )
-def test_boxes(text, expected):
+def test_box_answers_are_parsed_or_refused(text, expected):
     assert value(text, AnswerType.BOX) == expected
 
 
-def test_text_is_stripped_and_otherwise_untouched():
+def test_text_answers_are_only_stripped():
     assert value(" Stop  sign\n", AnswerType.TEXT) == "Stop  sign"
     assert value("a < b > c </b>", AnswerType.TEXT) == "a < b > c </b>"
     assert value(" \n", AnswerType.TEXT) is None
@@ -114,7 +114,7 @@ def test_text_is_stripped_and_otherwise_untouched():
         (OPTIONAL, "<think>a<think>b</think>c</think><answer>4</answer>", None, 4),
     ],
 )
-def test_structure(grammar, text, problems, expected):
+def test_parse_reports_problems_of_tags_and_thinking(grammar, text, problems, expected):
     answer = grammar.parse(text, AnswerType.NUMBER)
     assert answer.value == expected
     if problems is None:
@@ -123,13 +123,13 @@ def test_structure(grammar, text, problems, expected):
         assert answer.problems == problems
 
 
-def test_text_and_thought_are_kept():
+def test_parse_keeps_thinking_and_answer_text():
     answer = REQUIRED.parse("<think> a </think><answer> x </answer>", AnswerType.NUMBER)
     assert (answer.thinking, answer.text, answer.value) == (" a ", " x ", None)
     assert OPTIONAL.parse("<answer>3</answer>", AnswerType.NUMBER).thinking is None
 
 
-def test_tags_inside_a_text_answer_void_it():
+def test_a_tag_inside_a_text_answer_makes_it_unreadable():
     assert OPTIONAL.parse("<answer>a<think>b</answer>", AnswerType.TEXT).value is None
 
 
@@ -151,7 +151,7 @@ def test_tags_inside_a_text_answer_void_it():
         ),
     ],
 )
-def test_what_is_rendered_parses_back(target, text):
+def test_rendered_targets_parse_back_to_themselves(target, text):
     assert NONE.render(target, thinking="left out") == text
     assert OPTIONAL.render(target) == text
     assert REQUIRED.render(target, "hm") == "<think>hm</think>" + text
@@ -178,12 +178,12 @@ def test_what_is_rendered_parses_back(target, text):
         (Target(answer_type=AnswerType.BOX, value=None), "hm", "not a box: 'None'"),
     ],
 )
-def test_render_refuses_what_would_not_parse(target, thought, complaint):
+def test_render_refuses_targets_that_would_not_parse(target, thought, complaint):
     with pytest.raises(UserError, match=complaint):
         REQUIRED.render(target, thought)
 
 
-def test_what_one_grammar_took_another_refuses_each_time():
+def test_render_does_not_share_results_between_formats():
     three = Target(answer_type=AnswerType.NUMBER, value=3)
     assert NONE.render(three) == OPTIONAL.render(three) == "<answer>3</answer>"
     for _ in range(2):

@@ -55,14 +55,14 @@ TARGETS = [
 ]
 
 
-def test_every_kind_is_among_the_targets():
+def test_the_targets_cover_every_answer_type():
     assert {target.answer_type for target in TARGETS} == set(AnswerType)
 
 
 @pytest.mark.parametrize("grammar", [TAGS, BOXED, JSON], ids=["tags", "boxed", "json"])
 @pytest.mark.parametrize("thought", [None, "hm, {well}"])
 @pytest.mark.parametrize("target", TARGETS, ids=[f"{target.answer_type}-{i}" for i, target in enumerate(TARGETS)])
-def test_what_is_written_parses_to_the_target(grammar, thought, target):
+def test_rendered_targets_of_every_type_and_style_parse_back(grammar, thought, target):
     answer = grammar.parse(grammar.render(target, thought), target.answer_type)
     assert (answer.value, answer.problems, answer.thinking) == (
         validate_value(target.answer_type, target.value),
@@ -156,7 +156,7 @@ def test_what_is_written_parses_to_the_target(grammar, thought, target):
         (AnswerType.TOOL_CALL, '{"name": "zoom", "arguments": {}, "more": 1}', None),
     ],
 )
-def test_reading(kind, text, value):
+def test_answers_of_each_type_are_parsed_or_refused(kind, text, value):
     answer = TAGS.parse(f"<answer>{text}</answer>", kind)
     assert answer.value == value
     assert bool(answer.problems) == (value is None)
@@ -178,7 +178,7 @@ def test_reading(kind, text, value):
         ("&nbsp;", "not well-formed"),
     ],
 )
-def test_svg_that_runs_loads_or_breaks_is_refused(inner, complaint):
+def test_svg_with_scripts_links_or_errors_is_refused(inner, complaint):
     answer = TAGS.parse(f"<answer>{SVG.replace('<circle', inner + '<circle')}</answer>", AnswerType.SVG)
     assert answer.value is None
     assert complaint in answer.problems[0]
@@ -215,13 +215,13 @@ def test_svg_may_refer_to_its_own_parts():
         ("none", r"<think>a</think>\boxed{4}", 4, "thinking not asked for"),
     ],
 )
-def test_boxed(think, text, value, problem):
+def test_boxed_answers_are_parsed_or_refused(think, text, value, problem):
     answer = ResponseFormat(thinking=think, style="boxed").parse(text, AnswerType.NUMBER)
     assert answer.value == value
     assert (answer.problems[0] if answer.problems else None) == problem
 
 
-def test_a_box_holds_balanced_braces():
+def test_boxed_answers_may_hold_balanced_braces():
     assert BOXED.parse(r"\boxed{\frac{1}{2}}", AnswerType.LATEX).value == r"\frac{1}{2}"
     assert BOXED.parse(r"\boxed{\{1\}}", AnswerType.LATEX).value == r"\{1\}"
     assert BOXED.parse(r"\boxed{\text{(B)}}", AnswerType.CHOICE).value == "B"
@@ -245,7 +245,7 @@ def test_a_box_holds_balanced_braces():
         ("", None, "no JSON object: not JSON"),
     ],
 )
-def test_json_style(text, value, problem):
+def test_json_answers_are_parsed_or_refused(text, value, problem):
     answer = JSON.parse(text, AnswerType.NUMBER)
     assert answer.value == value
     assert (answer.problems[0] if answer.problems else None) == problem
@@ -268,7 +268,7 @@ OBSERVE = ResponseFormat(
         ("<observe>o</observe><think>t</think><answer>4</answer>!", ("text after the answer",)),
     ],
 )
-def test_sections(text, problems):
+def test_sections_are_required_in_order(text, problems):
     answer = OBSERVE.parse(text, AnswerType.NUMBER)
     assert answer.problems == problems
     assert answer.value == (None if "!" in text else 4)
@@ -294,16 +294,16 @@ def test_sections(text, problems):
         (OBSERVE, "", None, {}),
     ],
 )
-def test_the_text_of_sections_is_kept(grammar, text, thought, sections):
+def test_parse_keeps_the_text_of_sections(grammar, text, thought, sections):
     answer = grammar.parse(text, AnswerType.NUMBER)
     assert (answer.thinking, answer.sections) == (thought, sections)
 
 
-def test_an_answer_in_a_section_is_none():
+def test_an_answer_inside_a_section_does_not_count():
     assert OBSERVE.parse("<observe><answer>4</answer></observe><think>t</think>", AnswerType.NUMBER).value is None
 
 
-def test_a_demonstration_fills_sections_by_a_thought_written_in_tags():
+def test_render_takes_sections_from_a_thought_with_tags():
     opening = "<observe>o</observe><think>t</think>"
     assert OBSERVE.render(Target(answer_type=AnswerType.NUMBER, value=4), opening) == f"{opening}<answer>4</answer>"
     with pytest.raises(UserError, match="no <observe>"):
@@ -314,7 +314,7 @@ def test_a_demonstration_fills_sections_by_a_thought_written_in_tags():
     "grammar", [TAGS, BOXED, JSON, OBSERVE, ResponseFormat(style="json", sections=(ResponseSection("plan"),))]
 )
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.answer_type)
-def test_a_specimen_has_no_problems(grammar, target):
+def test_the_example_of_every_format_parses_without_problems(grammar, target):
     assert grammar.parse(grammar.build_example(target), target.answer_type).problems == ()
 
 
@@ -337,18 +337,18 @@ def test_a_specimen_has_no_problems(grammar, target):
         ),
     ],
 )
-def test_instruction(grammar, sentence):
+def test_instruction_describes_the_format(grammar, sentence):
     assert grammar.instruction(AnswerType.NUMBER, CoordinateSystem.NORM_1000) == sentence
 
 
-def test_instruction_states_units():
+def test_instruction_states_units_of_coordinates_and_times():
     assert TAGS.instruction(AnswerType.SPAN, CoordinateSystem.NORM_1000).startswith(
         "Answer as <answer>[start, end]</answer>, in seconds;"
     )
     assert "coordinates in pixels" in TAGS.instruction(AnswerType.ACTION, CoordinateSystem.PX_RESIZED)
 
 
-def test_stop_strings():
+def test_stop_strings_include_the_closing_answer_tag():
     assert ResponseFormat().all_stop_strings == BOXED.all_stop_strings == JSON.all_stop_strings == ()
     stopping = ResponseFormat(answer_tag="tool_call", stop_at_answer=True, stop_strings=("\nUser:",))
     assert stopping.all_stop_strings == ("</tool_call>", "\nUser:")
@@ -368,7 +368,7 @@ it
 </tool_call>"""
 
 
-def test_xml_tool_calls_mean_what_json_calls_mean():
+def test_xml_tool_calls_equal_json_tool_calls():
     as_json = '{"name": "zoom", "arguments": {"box": [1, 2, 30, 40], "why": "to see\\nit"}}'
     expected = parse_answer_value(AnswerType.TOOL_CALL, as_json)
     assert parse_answer_value(AnswerType.TOOL_CALL, XML_CALL) == expected
@@ -394,12 +394,12 @@ def test_broken_xml_tool_calls_are_refused(call, why):
 
 
 @pytest.mark.parametrize("opened", ["<parameter=", "<parameter=a>", "<parameter=a></parameter>b"])
-def test_a_million_unfinished_parameters_are_read_once(opened):
+def test_a_million_unfinished_parameters_take_linear_time(opened):
     with pytest.raises(ValueError, match="parameters of the call"):
         parse_answer_value(AnswerType.TOOL_CALL, f"<function=look>{opened * 1_000_000}</function>")
 
 
-def test_tool_calls_in_tags_of_their_own():
+def test_tool_calls_may_have_their_own_answer_tag():
     grammar = ResponseFormat(answer_tag="tool_call", thinking="optional")
     text = '<think>a</think><tool_call>{"name": "zoom", "arguments": {"factor": 2}}</tool_call>'
     assert grammar.parse(text, AnswerType.TOOL_CALL).value == Action("zoom", {"factor": 2})
@@ -409,13 +409,13 @@ def test_tool_calls_in_tags_of_their_own():
 @pytest.mark.parametrize(
     "names", [{"answer_tag": "think"}, {"answer_tag": "a b"}, {"think_tag": ""}, {"think_tag": "<x>"}]
 )
-def test_impossible_names_are_refused(names):
+def test_invalid_or_equal_tag_names_are_refused(names):
     with pytest.raises(UserError, match="response_format: "):
         ResponseFormat(**names)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.answer_type)
-def test_reframing_there_and_back(target):
+def test_convert_coordinates_there_and_back_is_the_identity(target):
     resize = ResizeMap(Size(640, 480), Size(320, 160))
     value = validate_value(target.answer_type, target.value)
 
@@ -433,7 +433,7 @@ def test_reframing_there_and_back(target):
         assert there == (0.5, 2 / 3, 1.5, 4 / 3)
 
 
-def test_coordinates_in_json_are_those_under_their_keys():
+def test_coordinates_in_json_are_found_by_their_keys():
     value = {
         "image": 2,
         "bbox_2d": [10, 20, 30, 40],
@@ -480,7 +480,7 @@ def test_repeated_pieces_are_parsed_in_linear_time(grammar, piece):
                 grammar.parse(text, kind)
 
 
-def test_thinking_is_stripped_in_one_pass():
+def test_strip_thinking_equals_a_regular_expression_in_linear_time():
     rng = random.Random(0)
     for _ in range(2000):
         text = "".join(rng.choices(["<think>", "</think>", " ", "\n", "a", "<answer>b</answer>"], k=rng.randint(0, 9)))

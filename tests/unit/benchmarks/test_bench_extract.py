@@ -130,20 +130,20 @@ def number(text, question=""):
         (r"It is \boxed{4}, which is less than 5.", "nothing"),
     ],
 )
-def test_what_is_no_option_chooses_none_of_those_mentioned(text, rule):
+def test_an_answer_outside_the_options_chooses_none_that_it_mentions(text, rule):
     found = choice(NUMBERS, text)
     assert (found.value, found.rule) == (None, rule)
 
 
 @pytest.mark.parametrize(("options", "text", "letter", "rule"), CHOICES)
-def test_choices(options, text, letter, rule):
+def test_extract_finds_the_chosen_option(options, text, letter, rule):
     found = choice(options, text)
     assert (found.value, found.rule) == (letter, rule)
     assert 0 <= found.start < found.end <= len(text)
 
 
 @pytest.mark.parametrize(("text", "value", "rule"), FIGURES)
-def test_numbers(text, value, rule):
+def test_extract_finds_the_number(text, value, rule):
     found = number(text)
     assert (found.number, found.rule) == (value, rule)
     assert found.value == text[found.start : found.end].strip()
@@ -151,7 +151,7 @@ def test_numbers(text, value, rule):
 
 @pytest.mark.parametrize(("text", "rule", "why"), NOTHING)
 @pytest.mark.parametrize("wants", ["choice", "number"])
-def test_nothing_is_answered(text, rule, why, wants):
+def test_extract_says_why_there_is_no_answer(text, rule, why, wants):
     found = extract(text, ExtractionQuery(expected_type=wants, options=NUMBERS if wants == "choice" else ()))
     assert (found.value, found.rule, found.no_answer_reason) == (None, rule, why)
 
@@ -174,7 +174,7 @@ def test_listing_the_options_chooses_none():
     assert choice(NUMBERS, "The answer is either A or C.").value is None
 
 
-def test_a_letter_needs_an_option():
+def test_a_letter_without_an_option_is_no_answer():
     assert choice(YES_NO, "The answer is (E).").value is None
 
 
@@ -195,17 +195,17 @@ def test_markdown_headings_are_no_turns():
     assert number("### Step 1\nCount.\n### Result\nThe answer is 7.").number == 7
 
 
-def test_refusal_gives_way_to_an_answer():
+def test_an_answer_after_a_refusal_counts():
     assert choice(NUMBERS, "I can't see the picture, but the answer is (B).").value == "B"
     assert number("I cannot see it. However, based on the text, there are 5 cubes left in all.").number == 5
 
 
-def test_an_answer_that_depends_is_none_where_the_rest_declines():
+def test_conditional_answers_before_a_refusal_do_not_count():
     text = "If there are more, the answer is (A) Yes. If not, the answer is (B) No. It is impossible to determine."
     assert choice(YES_NO, text, "Are there more?").no_answer_reason == "refusal"
 
 
-def test_an_option_may_be_that_there_is_no_telling():
+def test_an_option_may_say_that_it_cannot_be_determined():
     options = ("6", "7", "It cannot be determined from the information given")
     assert choice(options, "The length cannot be determined from the information given.").value == "C"
 
@@ -215,11 +215,11 @@ def test_numbers_of_the_question_are_not_the_answer():
     assert number(text, "When was the value lower than 0.2?").number == 1970
 
 
-def test_options_that_are_letters_in_brackets_yield_to_their_own_letters():
+def test_a_letter_names_the_place_before_an_option_of_that_text():
     assert choice(("(c)", "(a)", "(b)"), "A").value == "A"
 
 
-def test_of_options_that_are_the_same_the_first_is_named():
+def test_the_first_of_equal_options_is_chosen():
     assert choice(("20", "15", "20"), "20").value == "A"
 
 
@@ -240,11 +240,11 @@ def test_of_options_that_are_the_same_the_first_is_named():
         ("1/0", []),
     ],
 )
-def test_numbers_in_digits(text, values):
+def test_find_numbers_reads_digits(text, values):
     assert [one.value for one in find_numbers(text)] == pytest.approx(values)
 
 
-def test_numbers_in_words():
+def test_find_number_words_reads_words():
     text = "twenty-five of the one hundred, no one, one of them and only one"
     assert [one.value for one in find_number_words(text)] == [25, 1]
     assert [one.value for one in find_number_words("three hundred thousand")] == [300]
@@ -261,7 +261,7 @@ def test_numbers_in_words():
         (r"3\pi", "3π"),
     ],
 )
-def test_options_in_other_dialects(a, b):
+def test_normalize_option_equates_notations(a, b):
     assert normalize_option(a) == normalize_option(b)
 
 
@@ -283,25 +283,25 @@ def test_options_are_prepared_once():
         ("point", "[10, 20, 30, 40]", (20, 30)),
     ],
 )
-def test_coordinates(wants, text, coordinates):
+def test_extract_finds_coordinates(wants, text, coordinates):
     found = extract(text, ExtractionQuery(expected_type=wants))
     assert found.regions[0].coordinates == coordinates
     assert text[found.start : found.end] == found.value
 
 
-def test_no_coordinates():
+def test_text_without_coordinates_has_no_answer():
     assert extract("[1, 2, 3]", ExtractionQuery(expected_type="box")).value is None
     assert extract("nowhere", ExtractionQuery(expected_type="point")).value is None
 
 
-def test_boxes_with_labels():
+def test_extract_finds_labelled_boxes():
     text = '```json\n[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}]\n```'
     assert extract(text, ExtractionQuery(expected_type="boxes")).regions[0].label == "cat"
     assert extract("no boxes", ExtractionQuery(expected_type="boxes")).value is None
     assert extract("[]", ExtractionQuery(expected_type="boxes")).regions == ()
 
 
-def test_free_text_and_lists():
+def test_extract_finds_free_text_and_lists():
     assert extract("The answer is: Paris.", ExtractionQuery(expected_type="text")).value == "Paris"
     assert extract("Paris", ExtractionQuery(expected_type="text")).value == "Paris"
     assert extract("<answer>The answer is Paris.</answer> Bye.", ExtractionQuery(expected_type="text")).value == "Paris"

@@ -52,7 +52,7 @@ def score(tmp_path, capsys):
     return run
 
 
-def test_scoring(score):
+def test_score_writes_verdicts_and_reports(score):
     code, out, said = score()
     assert code == 0, said.err
     rows = [json.loads(line) for line in (out / "verdicts.jsonl").read_text().splitlines()]
@@ -97,13 +97,13 @@ def test_the_order_of_responses_changes_no_byte(score):
     assert (first / "report.md").read_bytes() == (second / "report.md").read_bytes()
 
 
-def test_compressed_files(score):
+def test_score_reads_compressed_files(score):
     code, out, said = score(suffix=".jsonl.gz")
     assert code == 0, said.err
     assert len(read_verdicts(out)) == 3
 
 
-def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path):
+def test_a_byte_order_mark_is_skipped(tmp_path):
     write(tmp_path / "responses.jsonl", RESPONSES)
     path = tmp_path / "marked.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + (tmp_path / "responses.jsonl").read_bytes())
@@ -123,7 +123,7 @@ def test_empty_and_null_responses_are_no_answers(score):
     assert [str(verdict.outcome) for verdict in read_verdicts(out)] == ["no_answer", "no_answer", "correct"]
 
 
-def test_published_columns_beside_the_response_are_left_alone(score):
+def test_extra_columns_of_responses_are_ignored(score):
     code, _, _ = score(responses=[row | {"extraction": "B", "true_false": True} for row in RESPONSES])
     assert code == 0
 
@@ -172,7 +172,7 @@ def test_bad_responses_are_refused(score, responses, complaint):
 
 
 @pytest.mark.parametrize(("text", "complaint"), [("{", "not JSON"), ("[1]", "one JSON object per line")])
-def test_files_that_are_no_jsonl(tmp_path, capsys, text, complaint):
+def test_files_that_are_not_jsonl_are_refused(tmp_path, capsys, text, complaint):
     path = tmp_path / "items.jsonl"
     path.write_text(text)
     arguments = ["--items", path, "--responses", path, "--out", tmp_path / "out"]
@@ -210,7 +210,7 @@ def test_bad_canonical_rows_are_refused(row, complaint):
         parse_canonical_item(row)
 
 
-def test_samples_give_pass_and_majority(score):
+def test_several_responses_give_pass_at_k_and_majority(score):
     answers = ["(B)", "(A)", "(B)", "(C)"]
     responses = [{"pid": "1", "response": text, "sample": n, "tokens": n} for n, text in enumerate(answers)]
     _, out, _ = score(items=ITEMS[:1], responses=responses)
@@ -227,7 +227,7 @@ def test_samples_give_pass_and_majority(score):
     assert (row["low"], row["high"]) == pytest.approx((one.low, one.high), abs=1e-4)
 
 
-def test_the_page_tells_what_became_of_responses_and_which_rules_decided(score):
+def test_the_report_counts_truncation_and_rules(score):
     cut = {"response": "Let me think", "finish": "length", "tokens": 5}
     _, out, _ = score(responses=[RESPONSES[0] | {"tokens": 2}, RESPONSES[1] | cut, RESPONSES[2]])
     page = (out / "report.md").read_text()
@@ -239,7 +239,7 @@ def test_the_page_tells_what_became_of_responses_and_which_rules_decided(score):
         assert f"| {rule} | {row['n']} | {100 * row['strict']:.1f} |" in page
 
 
-def test_pictures_that_all_came_out_alike_still_leave_doubt(score):
+def test_one_correct_response_still_has_a_wide_interval(score):
     _, out, _ = score(items=ITEMS[:1], responses=[{"pid": "1", "response": "(B)"}])
     told = json.loads((out / "report.json").read_text())["strict"]
     assert (told["value"], told["high"]) == (1.0, 1.0)
@@ -253,7 +253,7 @@ def test_help_names_every_benchmark(capsys):
     assert {*BENCHMARK_NAMES} <= said
 
 
-def test_other_verdicts_are_not_overwritten(score):
+def test_verdicts_on_other_responses_are_not_overwritten(score):
     _, out, _ = score()
     before = (out / "verdicts.jsonl").read_bytes()
     assert score()[0] == 0  # the same again
@@ -267,7 +267,7 @@ def test_other_verdicts_are_not_overwritten(score):
     assert "1: strict True -> False, official True -> False (first_letter)" in said.out
 
 
-def test_verdicts_come_back(score):
+def test_verdicts_read_back_equal(score):
     _, out, _ = score()
     items = {row["pid"]: mathvista_item(row) for row in ITEMS}
     judged = [
@@ -279,7 +279,7 @@ def test_verdicts_come_back(score):
         parse_verdict({"pid": "1"})
 
 
-def test_diff(score, tmp_path, capsys):
+def test_compare_prints_differences_by_subset(score, tmp_path, capsys):
     _, a, _ = score(out="a")
     _, b, _ = score(
         responses=[RESPONSES[0] | {"response": "(A)"}, RESPONSES[1] | {"response": "3"}, RESPONSES[2]], out="b"
@@ -302,7 +302,7 @@ def test_diff(score, tmp_path, capsys):
     assert "+0.0" in skills
 
 
-def test_diff_needs_the_same_questions(score, capsys):
+def test_compare_refuses_runs_on_other_questions(score, capsys):
     _, a, _ = score(out="a")
     _, b, _ = score(items=ITEMS[:2], responses=RESPONSES[:2], out="b")
     assert main(["eval", "compare", str(a), str(b)]) == 2

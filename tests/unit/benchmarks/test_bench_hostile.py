@@ -83,7 +83,7 @@ PIECES = [
 
 
 @pytest.mark.slow
-def test_fuzz():
+def test_ten_thousand_hostile_responses_are_graded():
     rng = random.Random(0)
     cases = [(kind, bench) for kind, benches in SUITED.items() for bench in benches]
     formulas_equal("x + 1", "2")  # loads math-verify, which takes a second
@@ -124,7 +124,7 @@ WORST = ("(", "1", "{}", "\\", "<answer>", "the answer is ", "\n", "[1,2,3,4],")
         ),
     ],
 )
-def test_a_megabyte_takes_time_in_proportion(bench, unit):
+def test_a_megabyte_is_graded_in_linear_time(bench, unit):
     formulas_equal("x + 1", "2")
     text = (unit * (1_000_000 // len(unit) + 1))[:1_000_000]
     kinds = [kind for kind, benches in SUITED.items() if bench in benches]
@@ -144,7 +144,7 @@ def test_a_megabyte_takes_time_in_proportion(bench, unit):
     ],
     ids=lambda text: repr(text[:20]),
 )
-def test_a_short_response_takes_no_time(text):
+def test_a_short_response_is_graded_in_milliseconds(text):
     """Patterns are bounded by the characters that they read, and could be slow on so few: seconds in place of 15 ms."""
     start = time.process_time()
     for kind in ("choice", "integer"):

@@ -53,7 +53,7 @@ def at(url):
     return "--judge-url", url, "--judge-model", "m"
 
 
-def test_it_is_asked_about_what_no_rule_reads_and_of_nothing_else(score):
+def test_the_judge_is_asked_only_where_no_rule_reads(score):
     _, alone, _ = score(out="alone")
     with served(judging(triangle)) as (url, requests):
         code, out, said = score(*at(url))
@@ -81,7 +81,7 @@ def test_it_is_asked_about_what_no_rule_reads_and_of_nothing_else(score):
     assert compare_runs(verdicts, before, "with_judge").a_only_ids == ("2", "7")
 
 
-def test_marking_again_asks_nobody_and_gives_the_same_bytes(score):
+def test_scoring_again_asks_no_judge_and_writes_the_same_bytes(score):
     with served(judging(triangle)) as (url, _):
         _, out, _ = score(*at(url))
     names = ("verdicts.jsonl", "report.json", "report.md")
@@ -91,7 +91,7 @@ def test_marking_again_asks_nobody_and_gives_the_same_bytes(score):
     assert [(out / name).read_bytes() for name in names] == before
 
 
-def test_what_it_does_not_answer_is_counted_and_asked_again(score):
+def test_questions_without_a_verdict_are_counted_and_asked_again(score):
     def refusing(handler, body):
         if "triangle" in body["messages"][1]["content"]:
             judging(triangle)(handler, body)

@@ -212,7 +212,7 @@ def test_a_published_row_becomes_a_question_and_an_item(name: str, tmp_path: Pat
     assert question.sample.target.answer_type is PROMPT_ANSWER_TYPES[question.item.answer_type]
 
 
-def test_frames_and_corners_are_those_of_the_layout(tmp_path: Path) -> None:
+def test_coordinate_systems_and_corners_follow_the_layout(tmp_path: Path) -> None:
     first = read(tmp_path, *PUBLISHED["ScreenSpot"][:2]).entries[0].item
     row = {"img_filename": "p.png", "instruction": "close", "bbox": [4, 6, 8, 16], "data_type": "a", "data_source": "b"}
     second = read(tmp_path, "screenspot", row, name="v2.jsonl").entries[0]
@@ -224,7 +224,7 @@ def test_frames_and_corners_are_those_of_the_layout(tmp_path: Path) -> None:
     assert pro.item.answer == (4, 6, 8, 16)
 
 
-def test_vlmevalkit_gives_pictures_inside_or_by_an_earlier_index(tmp_path: Path) -> None:
+def test_vlmevalkit_images_may_refer_to_an_earlier_row(tmp_path: Path) -> None:
     picture = base64.b64encode(png_bytes()).decode()
     rows = [
         {"index": 1, "image": picture, "question": "Which?", "A": "red", "B": "blue", "answer": "B", "category": "hue"},
@@ -237,7 +237,7 @@ def test_vlmevalkit_gives_pictures_inside_or_by_an_earlier_index(tmp_path: Path)
     assert second.item.subsets == {"category": ("place",)}
 
 
-def test_canonical_rows_say_everything_themselves(tmp_path: Path) -> None:
+def test_canonical_rows_name_prompt_answer_type_and_subsets(tmp_path: Path) -> None:
     row = {"id": 1, "images": ["p.png"], "prompt": "Say A or B.", "options": ["x", "y"], "answer": "y"}
     (question,) = read(
         tmp_path, "canonical", {**row, "answer_type": "choice", "meta": {"level": 2}}, name="c.jsonl"
@@ -282,14 +282,14 @@ def test_bad_rows_are_named_and_refused(tmp_path: Path) -> None:
         read(tmp_path, "canonical", *({**row, "id": id, "answer_type": "mood"} for id in "12"), name="bad.jsonl")
 
 
-def test_a_missing_picture_leaves_the_item_and_says_why(tmp_path: Path) -> None:
+def test_a_missing_image_keeps_the_item_and_names_the_problem(tmp_path: Path) -> None:
     row = {"id": "1", "question": "?", "answer": "z", "answer_type": "text", "images": "gone.png"}
     questions = read(tmp_path, "canonical", row, name="c.jsonl")
     assert not questions.samples
     assert "gone.png" in questions.problems["1"]
 
 
-def test_the_digest_is_of_content_and_not_of_place(tmp_path: Path) -> None:
+def test_the_digest_depends_on_content_not_on_the_folder(tmp_path: Path) -> None:
     row = {"id": "1", "question": "?", "answer": "z", "answer_type": "text", "images": "p.png"}
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -313,7 +313,7 @@ def answered(number: int) -> Prediction:
     )
 
 
-def test_half_a_batch_and_a_torn_line_are_dropped(tmp_path: Path) -> None:
+def test_incomplete_batches_and_torn_lines_are_dropped(tmp_path: Path) -> None:
     path, all_of_them = tmp_path / "predictions.jsonl", [answered(number) for number in range(5)]
     append_predictions(path, all_of_them)
     assert read_complete_batches(path, [2, 2, 1]) == all_of_them
@@ -326,7 +326,7 @@ def test_half_a_batch_and_a_torn_line_are_dropped(tmp_path: Path) -> None:
     assert read_complete_batches(tmp_path / "none.jsonl", [2]) == []
 
 
-def test_a_stranger_s_line_is_refused(tmp_path: Path) -> None:
+def test_a_line_that_is_no_prediction_is_refused(tmp_path: Path) -> None:
     (tmp_path / "predictions.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match="predictions.jsonl:1: no prediction"):
         read_complete_batches(tmp_path / "predictions.jsonl", [1])

@@ -125,7 +125,7 @@ def credit(text, answer, **extra):
 
 
 @pytest.mark.parametrize(("metric", "said", "due", "expected"), CASES)
-def test_a_metric(metric, said, due, expected):
+def test_each_metric_scores_its_row(metric, said, due, expected):
     assert FIELD_METRICS[metric](said, due) == pytest.approx(expected)
     assert credit(f"<answer>{said}</answer>", due, metric=metric) == pytest.approx(expected)
 
@@ -135,7 +135,7 @@ def test_every_metric_has_a_row():
 
 
 @pytest.mark.parametrize(("plan", "expected"), PLANS)
-def test_a_plan_is_carried_out(plan, expected):
+def test_plans_are_simulated(plan, expected):
     context = {"domain_pddl": DOMAIN, "task_pddl": TASK}
     assert FIELD_METRICS["symbolic_planning_test"](plan, context) == expected
     assert FIELD_METRICS["symbolic_planning_test"](plan.split("\n"), context) == expected
@@ -170,7 +170,7 @@ def test_a_goal_may_be_one_fact_and_a_broken_problem_is_refused():
         parse_problem({"domain_pddl": DOMAIN, "task_pddl": "(define (problem p))"})
 
 
-def test_lists_of_texts_have_one_bleu():
+def test_a_list_of_texts_has_one_corpus_bleu():
     # 6 + 4 words: 5 + 4 found; pairs 4 + 3 of 5 + 3, triples 3 + 2 of 4 + 2, fours 2 + 1 of 3 + 1
     said = ["the cat sat on the rug", "it is a dog"]
     due = ["the cat sat on the mat", "it is a dog"]
@@ -184,7 +184,7 @@ def test_lists_of_texts_have_one_bleu():
     )
 
 
-def test_strict_takes_the_same_set_in_another_order_but_no_quirk():
+def test_strict_accepts_sets_in_any_order_but_no_quirks():
     for metric, said, strict in (("set_equality", "b, a", True), ("exact_str_match", "a, b, c", False)):
         asked = Item(id="1", answer_type="text", answer="a, b", meta={"metric": metric})
         assert (
@@ -216,11 +216,11 @@ def test_strict_takes_the_same_set_in_another_order_but_no_quirk():
         "[NaN]",
     ],
 )
-def test_no_metric_breaks(metric, said):
+def test_no_metric_raises_on_hostile_text(metric, said):
     assert 0.0 <= FIELD_METRICS[metric](said, "[(0, 0, 1, 1)]") <= 1.0
 
 
-def test_an_empty_set_is_precise_as_megabench_has_it():
+def test_an_empty_set_has_precision_one_as_in_megabench():
     assert FIELD_METRICS["set_precision"]("", "a") == 1.0
     assert FIELD_METRICS["jaccard_index"]("", "a") == 0.0
 
@@ -239,7 +239,7 @@ FIELDS = {"metric": {"x": "exact_str_match", "y": "positive_int_match"}}
         ("", {}, 0.0),
     ],
 )
-def test_fields_are_put_together(text, how, expected):
+def test_scores_of_fields_are_aggregated(text, how, expected):
     assert credit(text, {"x": "cat", "y": 3}, **FIELDS, aggregation=how) == pytest.approx(expected)
 
 
@@ -252,14 +252,14 @@ def test_strict_wants_every_field():
     assert [(one.strict, one.official, one.score) for one in verdicts] == [(True, False, 0.5), (False, False, 0.5)]
 
 
-def test_points_are_due_in_the_boxes_of_the_context():
+def test_points_are_compared_with_boxes_of_the_context():
     context = {"bounding_boxes": ["(0.0, 0.0, 0.1, 0.1)", "(0.4, 0.4, 0.6, 0.6)"]}
     for point, right in (("0.5, 0.5", 1.0), ("0.3, 0.3", 0.0)):
         text = f"<answer><point>{point}</point></answer>"
         assert credit(text, "", metric={"p": "xml_norm_point_in_bbox"}, context=context) == right
 
 
-def test_tasks_count_alike_however_many_questions_they_have():
+def test_the_score_is_the_mean_over_tasks():
     asked = [
         Item(
             id=str(n), answer_type="text", answer="a", meta={"metric": "exact_str_match", "task": "one" if n else "two"}

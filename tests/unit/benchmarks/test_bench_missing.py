@@ -47,7 +47,7 @@ def test_three_of_a_thousand_pictures_are_named_and_refused(thousand):
         assert line in str(refused.value)
 
 
-def test_allowed_to_be_missing_they_count_as_wrong(thousand):
+def test_allowed_missing_images_count_as_incorrect(thousand):
     told = []
     check_missing(thousand.problems, thousand, allowed=True, remedy="--allow-missing", warn=told.append)
     assert "3 of 1000 questions cannot be asked and count as incorrect" in told[0]
@@ -89,7 +89,7 @@ def test_a_malformed_row_is_named_and_refuses_no_other(tmp_path):
     assert report["strict"]["value"] == report["official"]["value"] == 0.2
 
 
-def test_all_pictures_missing_is_refused_even_where_some_may_be(thousand):
+def test_all_images_missing_is_refused_even_where_some_are_allowed(thousand):
     two = replace(thousand, entries=thousand.entries[:2])
     with pytest.raises(UserError, match="2 of 2"):
         check_missing({"q0": "gone", "q1": "gone"}, two, allowed=True, remedy="--allow-missing", warn=pytest.fail)
@@ -142,7 +142,7 @@ def test_a_task_without_a_response_lowers_the_mean_over_tasks():
     assert run.overall_scores == {"macro mean over tasks": 0.5}
 
 
-def test_part_of_the_marks_reaches_the_metrics_of_training():
+def test_partial_credit_reaches_the_metrics_of_training():
     items = {id: Item(id=id, answer_type="text", answer="centre") for id in ("a", "b")}
     responses = [ItemResponse(id=id, text=text, num_tokens=1) for id, text in (("a", "centr"), ("b", "centre"))]
     report = build_report(score_responses(BENCHMARKS["docvqa"], items, responses, {}))

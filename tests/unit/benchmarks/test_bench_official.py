@@ -146,7 +146,7 @@ def test_mathvista_normalises_numbers(extraction, kind, precision, head, stored)
     assert mathvista.normalize_extraction(extraction, **kwargs, digits_only=True) == stored
 
 
-def test_units():
+def test_numbers_are_compared_in_their_units():
     grams = item("integer", "250", unit="g")
     assert both("mathvista", grams, "The answer is 250 g.")[0]
     assert both("mathvista", grams, "The answer is 0.25 kg.")[0]
@@ -173,7 +173,7 @@ def test_units():
         ("I'm sorry, A pear is B ", "B"),
     ],
 )
-def test_mmmu(text, letter):
+def test_mmmu_reads_letters(text, letter):
     for option, right in zip(FRUIT, "ABCD", strict=True):
         assert official_score("mmmu", item("choice", option, options=FRUIT), text) == (right == letter)
 
@@ -217,7 +217,7 @@ def test_mmmu_pro_reads_the_last_answer_line(text, letter):
     assert both("mmmu_pro", asked, text)[1]
 
 
-def test_no_letter_is_drawn_at_random():
+def test_refusals_earn_nothing_for_any_option():
     """MMMU, VLMEvalKit and lmms-eval credit a quarter of refusals."""
     for option in FRUIT:
         asked = item("choice", option, options=FRUIT)
@@ -260,11 +260,11 @@ def test_a_text_that_is_a_number_is_read_as_one(due, response, strict):
         ("(C)\nbecause", "c"),
     ],
 )
-def test_mathvision_reads(response, said):
+def test_mathvision_parses_answers_as_its_authors(response, said):
     assert formulas.parse_mathvision_answer(response) == said
 
 
-def test_mathvision_loses_what_strict_finds():
+def test_mathvision_misses_a_letter_in_text_that_strict_reads():
     """254 false negatives of one published file have this form."""
     asked = item("choice", "9:30", options=("8:30", "9:00", "9:15", "9:20", "9:30"))
     assert both("mathvision", asked, r"\boxed{\text{(E) 9:30}}") == (True, False)
@@ -352,12 +352,12 @@ def test_formulas_have_the_values_that_latex2sympy2_gives(formula, value):
         ("nothing", ""),
     ],
 )
-def test_emma_reads(response, said):
+def test_emma_parses_answers_as_its_authors(response, said):
     assert formulas.parse_emma_answer(response) == said
 
 
 @pytest.mark.parametrize("bench", ["mathvision", "emma", "canonical"])
-def test_no_response_is_run(bench, tmp_path):
+def test_code_in_a_response_is_not_executed(bench, tmp_path):
     """VLMEvalKit calls eval() on it."""
     mark = tmp_path / "ran"
     asked = item("text", "1")
@@ -387,11 +387,11 @@ def test_vqa_accuracy_leaves_one_out(same, accuracy):
     ("text", "processed"),
     [("The Red one!", "red 1"), ("1,000 dollars", "1000 dollars"), ("3.5", "3.5"), ("a b.c", "b c"), ("none", "0")],
 )
-def test_vqa_processing(text, processed):
+def test_vqa_answers_are_normalized(text, processed):
     assert reading.normalize_vqa_answer(text).replace("bc", "b c") == processed
 
 
-def test_anls():
+def test_docvqa_scores_anls_above_one_half():
     asked = item("text", ["centre", "center"])
     # `if question_result < 0.5: question_result = 0` in DocVQA's, VLMEvalKit's and lmms-eval's scripts.
     for text, score in (("centr", 1 - 1 / 6), ("cewxyz", 0.0), ("cenxyz", 0.5), ("somewhere else", 0.0)):
@@ -411,7 +411,7 @@ def test_anls():
         ([300, 300, 400, 400], 0.0, 0.0, (False, False)),
     ],
 )
-def test_refcoco(box, overlap, pixels, right):
+def test_refcoco_compares_boxes_by_iou(box, overlap, pixels, right):
     assert grounding.pixel_iou(box, BOX.answer) == pytest.approx(pixels)
     assert both("refcoco", BOX, f"<think>there</think><answer>{{'box': {box}}}</answer>") == right
 
@@ -430,7 +430,7 @@ def test_vlm_r1_reads_the_last_box_of_whole_numbers_in_json(answer, right):
     assert both("refcoco", BOX, f"<answer>{answer}</answer>") == right
 
 
-def test_boxes_are_read_in_the_declared_frame_alone():
+def test_a_box_counts_in_the_declared_coordinate_system_alone():
     """VLMEvalKit takes any box below 1000 for thousandths; lmms-eval tries both and keeps the better."""
     thousandths = "<answer>{'box': [156, 208, 312, 416]}</answer>"  # the right box, in thousandths of 640 x 480
     assert both("refcoco", BOX, thousandths) == (False, False)
@@ -438,21 +438,21 @@ def test_boxes_are_read_in_the_declared_frame_alone():
     assert both("refcoco", BOX, "<answer>{[100, 100, 200, 200]}</answer>", **NORM_1000) == (False, False)
 
 
-def test_boxes_of_a_resized_picture():
+def test_boxes_in_resized_pixels_are_converted():
     text = "<answer>{'box': [50, 50, 100, 100]}</answer>"
     for units, right in ((CoordinateSystem.PX_RESIZED, True), (CoordinateSystem.PX_ORIGINAL, False)):
         found = both("refcoco", BOX, text, coordinate_system=units, resized_size=Size(320, 240))
         assert found == (right, right)
 
 
-def test_no_point_is_no_hit():
+def test_a_response_without_a_point_is_no_answer_to_strict():
     """ScreenSpot's code reads a corner from it, which a box in that corner holds."""
     corner = item("point", [0, 0, 50, 50])
     assert both("screenspot", corner, "It is at the top left.") == (False, True)
     assert verdict("screenspot", corner, "It is at the top left.").outcome is ResponseOutcome.NO_ANSWER
 
 
-def test_scoring_twice_counts_once():
+def test_grading_twice_gives_the_same_verdict():
     """lmms-eval's OCRBench adds the second task of a process to the first."""
     asked, text = item("text", "word"), "word"
     assert verdict("ocrbench", asked, text) == verdict("ocrbench", asked, text)
@@ -490,14 +490,14 @@ A, B, FAR = (0.0, 0.0, 10.0, 10.0), (20.0, 20.0, 30.0, 30.0), (50.0, 50.0, 60.0,
         ([([((0.0, 0.0, 10.0, 8.0), "cat", 0.9)], [(A, "cat")])], 0.7),
     ],
 )
-def test_average_precision(rows, precision):
+def test_average_precision_by_hand(rows, precision):
     assert grounding.average_precision([*pictures(*rows)]) == pytest.approx(precision)
 
 
 # outcomes
 
 
-def test_outcomes():
+def test_grade_response_names_the_outcome():
     asked = item("integer", "5")
     assert verdict("mathvista", asked, "5").outcome is ResponseOutcome.CORRECT
     assert verdict("mathvista", asked, "6").outcome is ResponseOutcome.INCORRECT

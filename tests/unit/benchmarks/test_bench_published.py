@@ -337,7 +337,7 @@ def test_an_option_that_is_a_letter_is_not_taken_for_one(read: Any) -> None:
     assert read("mvbench", {ROWS["MVBench of Hugging Face"][1]: [moves]}).entries[0].item.answer == "B"
 
 
-def test_of_options_with_one_text_the_place_decides(read: Any) -> None:
+def test_equal_options_are_told_apart_by_letter_only(read: Any) -> None:
     row = {"id": "1", "images": "p.png", "question": "?", "options": ["50", "20", "50"], "answer_type": "choice"}
     by_letter, by_text = read(
         "canonical", {"c.jsonl": [row | {"answer": "C"}, row | {"id": "2", "answer": "50"}]}
@@ -349,7 +349,7 @@ def test_of_options_with_one_text_the_place_decides(read: Any) -> None:
             assert grade_response(benchmark, question.item, response).strict is right, (text, question.item.answer)
 
 
-def test_parts_of_videos_and_groups_are_read(read: Any) -> None:
+def test_spans_of_videos_and_subsets_are_read(read: Any) -> None:
     bench, file, row, *_ = ROWS["MVBench of Hugging Face"]
     (question,) = read(bench, {file: [row]}).entries
     video = question.sample.parts[0]
@@ -379,7 +379,7 @@ def test_several_files_are_groups_and_may_repeat_places(read: Any) -> None:
     ]
 
 
-def test_what_no_rule_scores_is_left_out_and_counted(read: Any) -> None:
+def test_questions_without_a_rule_are_left_out_and_counted(read: Any) -> None:
     judged = MEGA | {"id": "8", "metric_info": "{'field_score_function': {'rows': 'gpt_4o_as_judge'}}"}
     whole = MEGA | {"id": "9", "metric_info": MEGA["metric_info"][:-1] + ", 'global_aux_metrics': {'all': 'x'}}"}
     questions = read("megabench", {"m.parquet": [MEGA, judged, whole]})
@@ -432,7 +432,7 @@ FRAMES = [
 
 
 @pytest.mark.parametrize(("frame", "written", "pixels"), FRAMES)
-def test_boxes_of_vlmevalkit_are_in_the_frame_that_is_named(
+def test_boxes_of_vlmevalkit_are_in_the_named_coordinate_system(
     frame: CoordinateSystem, written: str, pixels: list[int], read: Any
 ) -> None:
     table = {"refcoco.tsv": [REFCOCO | {"answer": written}]}
@@ -446,7 +446,7 @@ def test_boxes_of_vlmevalkit_are_in_the_frame_that_is_named(
         read("refcoco", table)
 
 
-def test_a_box_that_cannot_be_in_the_frame_is_refused(read: Any) -> None:
+def test_a_box_outside_its_coordinate_system_is_refused(read: Any) -> None:
     for frame, written, said in (
         (CoordinateSystem.NORM_1, "[4, 6, 8, 15]", "lies outside of norm_1, which ends at 1"),
         (CoordinateSystem.NORM_1000, "[4, 6, 1100, 15]", "lies outside of norm_1000, which ends at 1000"),

@@ -91,7 +91,7 @@ UNDECIDED = [
 
 @pytest.mark.parametrize("dress", CHOOSING)
 @pytest.mark.parametrize("place", range(4))
-def test_a_choice_is_read_in_any_dress(dress, place):
+def test_a_choice_is_read_in_every_wording(dress, place):
     letter, other = "ABCD"[place], "ABCD"[place - 1]
     response = dress.format(letter=letter, other=other, text=SIDES[place])
     assert (
@@ -103,7 +103,7 @@ def test_a_choice_is_read_in_any_dress(dress, place):
 
 
 @pytest.mark.parametrize("response", OPEN)
-def test_what_names_several_options_chooses_none(response):
+def test_a_response_that_names_several_options_chooses_none(response):
     assert (
         extract(
             response, ExtractionQuery(expected_type="choice", options=SIDES, question="How long is the side?")
@@ -114,7 +114,7 @@ def test_what_names_several_options_chooses_none(response):
 
 @pytest.mark.parametrize("dress", COUNTING)
 @pytest.mark.parametrize(("value", "other"), [("9", "11"), ("4.5", "7"), ("1024", "3")])
-def test_a_number_is_read_in_any_dress(dress, value, other):
+def test_a_number_is_read_in_every_wording(dress, value, other):
     response = dress.format(value=value, other=other)
     assert extract(response, ExtractionQuery(expected_type="number", question="How many are left?")).number == float(
         value
@@ -122,23 +122,23 @@ def test_a_number_is_read_in_any_dress(dress, value, other):
 
 
 @pytest.mark.parametrize("dress", UNDECIDED)
-def test_what_names_several_numbers_is_none(dress):
+def test_a_response_that_names_several_numbers_has_no_answer(dress):
     response = dress.format(value="9", other="11")
     assert extract(response, ExtractionQuery(expected_type="number", question="How many are left?")).value is None
 
 
-def test_a_letter_that_is_an_option_is_no_article():
+def test_the_article_a_is_not_an_option():
     asked = ExtractionQuery(expected_type="choice", options=("A", "B", "C"), question="Which point is nearest?")
     assert extract("A line is drawn through the two points, and", asked).value is None
     assert extract("The nearest is B", asked).value == "B"
 
 
-def test_a_small_letter_ends_a_response():
+def test_a_small_letter_counts_at_the_end_of_a_response():
     asked = ExtractionQuery(expected_type="choice", options=SIDES)
     assert extract("The answer is c.", asked).value == "C"
     assert extract("The answer is a matter of taste", asked).value is None
 
 
 @pytest.mark.parametrize(("written", "value"), [("9{,}079", 9079), ("10\\,000", 10000), ("1{,}234{,}567.5", 1234567.5)])
-def test_thousands_set_apart_in_latex(written, value):
+def test_latex_separators_of_thousands_are_read(written, value):
     assert extract(f"\\boxed{{{written}}}", ExtractionQuery(expected_type="number")).number == value

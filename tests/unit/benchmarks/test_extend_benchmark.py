@@ -66,7 +66,7 @@ def test_a_config_names_it_with_arguments(clocks):
     assert "leave out one" in refused(path, "evaluation.benchmarks.mine.benchmark=mmmu")
 
 
-def test_what_is_no_benchmark_is_refused(clocks):
+def test_loading_something_else_than_a_benchmark_is_refused(clocks):
     with pytest.raises(UserError, match="has no option 'tolerence'; did you mean 'tolerance'"):
         load_benchmark(FN, args={"tolerence": 3})
     with pytest.raises(UserError, match="has no 'make_benchmrk'; did you mean 'make_benchmark'"):

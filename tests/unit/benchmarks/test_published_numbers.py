@@ -31,7 +31,7 @@ def total(*terms):
     ("waits", "answer", "expected"),
     [(0, 3, 1.0), (1, 3, 1.1), (2, 3, 1.1), (3, 3, 0.4), (5, 3, 0.0), (0, 4, 0.0), (2, 4, 0.0), (0, None, -0.1)],
 )
-def test_vl_rethinker(waits, answer, expected):
+def test_vl_rethinker_totals(waits, answer, expected):
     """The bonus for one or two waits and the fine for more, right answers alone; -0.1 for what is cut off.
 
     Departure: beyond five waits the fine stays as it is, where the code pays -0.1.
@@ -50,7 +50,7 @@ def test_vl_rethinker(waits, answer, expected):
     ("valid", "right", "frames", "timestamp", "expected"),
     [(1, 1, 1, 1, 1.52), (1, 1, 1, 0, 1.02), (1, 0, 1, 1, 0.0), (0, 1, 1, 1, 0.0)],
 )
-def test_frame_thinker(valid, right, frames, timestamp, expected):
+def test_frame_thinker_totals(valid, right, frames, timestamp, expected):
     """Accuracy behind a gate of validity, and bonuses for actions behind accuracy."""
     got = total(
         of(valid, "valid", weight=0.0),
@@ -62,7 +62,7 @@ def test_frame_thinker(valid, right, frames, timestamp, expected):
 
 
 @pytest.mark.parametrize(("searched", "expected"), [(1, 0.9), (0, 0.0)])
-def test_vrag(searched, expected):
+def test_vrag_totals(searched, expected):
     """0.7 judge + 0.1 format + 0.2 NDCG, if there was a search."""
     terms = {"judge": (1, 0.7), "format": (1, 0.1), "ndcg": (0.5, 0.2)}
     gated = [of(value, name, requires="search", weight=weight) for name, (value, weight) in terms.items()]
@@ -70,7 +70,7 @@ def test_vrag(searched, expected):
 
 
 @pytest.mark.parametrize(("right", "consistent", "expected"), [(1, 1, 2.0), (1, -1, 1.0), (0, 1, 0.5), (0, -1, 0.5)])
-def test_r1_reward(right, consistent, expected):
+def test_r1_reward_totals(right, consistent, expected):
     """0.5 format + accuracy (1 + 0.5 consistency), consistency from -1 to 1."""
     got = total(
         of(1, "format", weight=0.5),
@@ -80,7 +80,7 @@ def test_r1_reward(right, consistent, expected):
     assert got == pytest.approx(expected)
 
 
-def test_table2latex():
+def test_table2latex_totals():
     """[likeness of the rendered tables > 0.6] + [TEDS of their structure > 0.9]."""
     likeness, structure = (
         of(value, name, transform={"threshold": threshold})

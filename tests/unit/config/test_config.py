@@ -48,7 +48,7 @@ def test_lists_become_tuples_and_integers_serve_as_numbers(tmp_path):
         ("{a: [1, x]}", {"a": [1, "x"]}),
     ],
 )
-def test_yaml_means_what_it_says(tmp_path, written, meant):
+def test_yaml_1_2_values_are_read_as_written(tmp_path, written, meant):
     text = SMALL.replace("fn: mmrl_datasets.generators.scenes:count", f"fn: a:b\n      args: {{on: {written}}}")
     assert load_config(write(tmp_path, text)).config.data.train[0].args == {"on": meant}
 
@@ -108,7 +108,7 @@ def test_extends_cannot_multiply_without_bound(tmp_path):
     assert "100 at most" in refused(tmp_path / "0.yaml")
 
 
-def test_overrides_reach_every_place(tmp_path):
+def test_overrides_reach_lists_stages_and_args(tmp_path):
     overrides = [
         "stages.1.optimizer.lr=1e-4",
         "stages.rl.loss.kl.coef=0.1",
@@ -124,7 +124,7 @@ def test_overrides_reach_every_place(tmp_path):
     assert load_config(path, ["run.seed=1", "run.seed=2"]).config.run.seed == 2
 
 
-def test_cap_steps(tmp_path):
+def test_cap_steps_lowers_longer_stages(tmp_path):
     path = write(tmp_path, SMALL)
     capped = cap_steps(load_config(path), 15)
     assert [stage.steps for stage in capped.config.stages] == [10, 15]
@@ -256,7 +256,7 @@ def test_explain_says_what_mini_batches_are(tmp_path):
         ("replay={old_logprobs: recomputed}", "their A_i stay; their π_old is computed by the learner"),
     ],
 )
-def test_mini_batches_go_with_log_probs_of_the_steps_start(tmp_path, override, ratio):
+def test_explain_names_the_old_log_probs_of_mini_batches(tmp_path, override, ratio):
     overrides = ["stages.rl.num_mini_batches=4", f"stages.rl.{override}"]
     assert ratio in explain(load_config(write(tmp_path, SMALL), overrides))
 
@@ -304,7 +304,7 @@ def test_config_loads_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_answer_grammar_is_read_and_its_names_differ(tmp_path):
+def test_response_format_is_loaded_and_refuses_equal_tags(tmp_path):
     path = write(tmp_path, SMALL)
     answer = load_config(
         path, ["response_format={style: json, answer_tag: result, sections: [{tag: plan, required: false}]}"]

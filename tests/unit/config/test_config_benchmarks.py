@@ -18,7 +18,7 @@ evaluation:
 )
 
 
-def test_explain_says_when_each_is_taken(tmp_path):
+def test_explain_says_when_each_benchmark_runs(tmp_path):
     cold, rl = explain(load_config(write(tmp_path, TAKEN))).partition("Stage 2 of 2")[::2]
     assert (
         "mathvista, before the first step, every 5 steps, and as the stage ends: benchmark/mathvista/accuracy" in cold
@@ -43,7 +43,7 @@ def test_several_greedy_responses_are_refused(tmp_path):
     )
 
 
-def test_a_table_is_in_a_frame_that_pictures_have(tmp_path):
+def test_coordinates_of_a_benchmark_are_not_resized_pixels(tmp_path):
     path, frame = write(tmp_path, TAKEN), "evaluation.benchmarks.testA.coordinates="
     assert load_config(path, [frame + "norm_1"]).config.evaluation.benchmarks[1].coordinates is CoordinateSystem.NORM_1
     said = (
@@ -52,13 +52,13 @@ def test_a_table_is_in_a_frame_that_pictures_have(tmp_path):
     assert said in refused(path, frame + "px_resized")
 
 
-def test_two_of_one_name_are_refused(tmp_path):
+def test_two_benchmarks_of_one_name_are_refused(tmp_path):
     said = refused(write(tmp_path, TAKEN), "evaluation.benchmarks.testA.name=mathvista")
     assert "evaluation.benchmarks: two benchmarks are named 'mathvista'" in said
 
 
 @pytest.mark.parametrize(("metric", "fine"), [("benchmark/testA/accuracy", True), ("benchmark/testB/accuracy", False)])
-def test_the_best_checkpoint_goes_by_one_that_is_taken(tmp_path, metric, fine):
+def test_the_best_checkpoint_needs_a_metric_of_a_benchmark(tmp_path, metric, fine):
     path, best = write(tmp_path, TAKEN), f"checkpoints.best={{metric: {metric}}}"
     if fine:
         assert load_config(path, [best]).config.checkpoints.best.metric == metric
@@ -66,14 +66,14 @@ def test_the_best_checkpoint_goes_by_one_that_is_taken(tmp_path, metric, fine):
         assert "is of no benchmark in evaluation.benchmarks (mathvista, testA, mmmu)" in refused(path, best)
 
 
-def test_a_run_goes_on_with_others(tmp_path):
+def test_a_resumed_run_may_change_benchmarks(tmp_path):
     old = flatten_settings(load_config(write(tmp_path, SMALL)).config.model_dump(mode="json"))
     found = diff_configs(old, load_config(write(tmp_path, TAKEN)).config)
     assert found
     assert {change.effect for change in found} == {"no result depends on it"}
 
 
-def test_mmrl_eval_takes_none_by_the_way():
+def test_mmrl_eval_refuses_benchmarks_in_its_config():
     given = {"model": {"path": "m"}}
     with pytest.raises(UserError, match="evaluation.benchmarks: unknown key"):
         load_eval_config(given, "m", ["evaluation.benchmarks=[{name: mathvista, data: [x]}]"])

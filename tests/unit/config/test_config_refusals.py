@@ -251,7 +251,7 @@ def test_overrides_that_exclude_each_other_are_refused(tmp_path, overrides, said
         ("run: {name: a}\n", "c.yaml:1: model: missing; the policy"),
     ],
 )
-def test_a_bad_file_is_refused_in_words(tmp_path, text, said):
+def test_a_bad_file_is_refused_by_its_line(tmp_path, text, said):
     assert said in refused(write(tmp_path, text))
 
 
@@ -328,5 +328,5 @@ def test_every_number_refuses_a_huge_value_by_path_and_line(tmp_path):
         ("stages.rl.loss.kl={coef: 0.1, decay_steps: 5}", "decay_steps has no effect on a constant weight"),
     ],
 )
-def test_absurd_values_are_refused(tmp_path, setting, said):
+def test_values_beyond_their_bounds_are_refused(tmp_path, setting, said):
     assert said in refused(write(tmp_path, SMALL), setting)

@@ -62,11 +62,11 @@ def rethink(**options):
         ("response_format={stop_strings: ['']}", "response_format: stop_strings has an empty string"),
     ],
 )
-def test_programs_that_make_no_sense_are_refused(tmp_path, override, said):
+def test_invalid_rollout_steps_are_refused(tmp_path, override, said):
     assert said in refused(write(tmp_path, SMALL), override)
 
 
-def test_the_papers_bundle_lies_beneath_what_the_step_says(tmp_path):
+def test_settings_of_a_step_override_its_preset(tmp_path):
     text = f"{rollout_steps(FIRST, rethink(preset='paper', fraction=0.5))}"
     loaded = load_config(write(tmp_path, SMALL), [text, "stages.rl.sampling.max_new_tokens=2048"])
     step = loaded.config.stages[1].rollout_steps[1]
@@ -78,13 +78,13 @@ def test_the_papers_bundle_lies_beneath_what_the_step_says(tmp_path):
     assert load_config(write(tmp_path, dump_yaml(loaded.config), "again.yaml")).config == loaded.config
 
 
-def test_a_step_made_in_code_says_what_its_preset_stands_for():
+def test_a_step_made_in_code_must_spell_out_its_preset():
     with pytest.raises(ValidationError, match="preset 'paper' stands for cut_answer_fraction too"):
         RethinkConfig(kind="rethink", correct=("a",), preset="paper")
     assert RETHINK_PRESETS["paper"].keys() < RethinkConfig.model_fields.keys()
 
 
-def test_explain_says_what_follows_and_warns_of_what_leaks(tmp_path):
+def test_explain_describes_rethink_and_warns_of_leaks(tmp_path):
     plain = write(tmp_path, SMALL)
     assert "behind a forced trigger" not in explain(load_config(plain))
     blind = "{kind: probe, corruption: shuffled, every: 5}"
@@ -108,7 +108,7 @@ def test_explain_says_what_follows_and_warns_of_what_leaks(tmp_path):
         (["deepspeed={zero_stage: 2}"], "a stage has `async_rollouts`, for which the engine hf keeps a whole second"),
     ],
 )
-def test_steps_overlap_only_where_the_engine_can(tmp_path, overrides, said):
+def test_async_rollouts_need_an_engine_of_their_own(tmp_path, overrides, said):
     path = write(tmp_path, SMALL)
     assert said in refused(path, "stages.rl.async_rollouts=true", *overrides)
     servers = load_config(
@@ -117,7 +117,7 @@ def test_steps_overlap_only_where_the_engine_can(tmp_path, overrides, said):
     assert servers.config.uses_async_rollouts and not load_config(path, overrides).config.uses_async_rollouts
 
 
-def test_explain_says_whose_rollouts_an_overlapping_step_learns_from(tmp_path):
+def test_explain_says_that_async_rollouts_are_off_policy(tmp_path):
     path = write(tmp_path, SMALL)
     corrected = "stages.rl.loss={old_logprobs: recomputed, rollout_correction: {method: tis}}"
     assert "version older" not in explain(load_config(path))

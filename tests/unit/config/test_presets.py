@@ -19,7 +19,7 @@ def loaded(tmp_path, *overrides):
 
 
 @pytest.mark.parametrize("name", ALGORITHM_PRESETS)
-def test_a_bundle_is_in_place_with_its_origin_and_nothing_else_changes(tmp_path, name):
+def test_an_algorithm_sets_its_bundle_with_origins_and_nothing_else(tmp_path, name):
     plain = flatten_settings(loaded(tmp_path).config.stages[1].model_dump(mode="json"))
     result = loaded(tmp_path, f"stages.rl.algorithm={name}")
     ours = flatten_settings(result.config.stages[1].model_dump(mode="json"))
@@ -33,7 +33,7 @@ def test_a_bundle_is_in_place_with_its_origin_and_nothing_else_changes(tmp_path,
     assert load_config(write(tmp_path, dump_yaml(result.config), "again.yaml")).config == result.config
 
 
-def test_what_the_stage_says_wins_wherever_it_says_it(tmp_path):
+def test_settings_of_a_stage_override_its_algorithm(tmp_path):
     write(tmp_path, SMALL.replace("name: rl", "name: rl\n    algorithm: gspo\n    loss: {clip_low: 0.1}"), "base.yaml")
     above = write(tmp_path, "extends: base.yaml\n")
     loss = load_config(above, ["stages.rl.loss.clip_high=0.2"]).config.stages[1].loss
@@ -93,7 +93,7 @@ PARTIAL = "rollout_steps=[{kind: generate, partial_rollout_tokens: 8}]"
         ([NARROW, "loss.clip_low=0.01"], ["loss.old_logprobs"]),
     ],
 )
-def test_bounds_below_an_engines_rounding_are_warned_of_where_its_log_probs_are_used(tmp_path, overrides, keys):
+def test_clips_below_rounding_warn_where_engine_log_probs_are_used(tmp_path, overrides, keys):
     result = loaded(tmp_path, *(f"stages.rl.{override}" for override in overrides))
     assert [warning.split(": ")[1] for warning in result.warnings] == [f"stages.1.{key}" for key in keys]
     text = explain(result)
@@ -114,7 +114,7 @@ def test_a_warning_names_the_file_and_the_line(tmp_path):
     assert warning.startswith(f"{path}:{line + 4}: stages.1.loss.old_logprobs: ")
 
 
-def test_a_stage_made_in_code_says_what_its_algorithm_stands_for():
+def test_a_stage_made_in_code_must_spell_out_its_algorithm():
     with pytest.raises(ValidationError, match="algorithm 'dr_grpo' stands for advantage.scale too"):
         RlStage(kind="rl", name="rl", steps=1, algorithm="dr_grpo")
     whole = {"advantage": {"scale": "none"}, "loss": {"aggregation": "fixed"}}
@@ -206,7 +206,7 @@ def test_explain_writes_every_option(tmp_path, override, formulas):
         ),
     ],
 )
-def test_explain_says_what_the_penalty_measures_from(tmp_path, reference, said):
+def test_explain_says_how_the_reference_is_updated(tmp_path, reference, said):
     words = explain(loaded(tmp_path, "stages.rl.loss.kl.coef=0.1", f"stages.rl.reference={reference}"))
     assert re.search(re.escape(said) + r"$", words, re.MULTILINE)
 
@@ -219,7 +219,7 @@ def test_explain_says_what_the_penalty_measures_from(tmp_path, reference, said):
         ("{terms: [{fn: a:b, transform: {threshold: 0.5}}]}", "a:b has `requires` or a transform, which"),
     ],
 )
-def test_terms_by_themselves_need_a_sum_of_plain_weights(tmp_path, rewards, said):
+def test_advantages_per_term_need_a_weighted_sum(tmp_path, rewards, said):
     gdpo = ("stages.rl.algorithm=gdpo", f"rewards={rewards}")
     assert said in refused(write(tmp_path, SMALL), *gdpo)
     assert loaded(tmp_path, gdpo[1]).config.rewards.terms[0].fn == "a:b"
@@ -236,7 +236,7 @@ def test_a_preset_of_replay_is_in_place_with_its_origin_and_may_be_overridden(tm
     assert load_config(write(tmp_path, dump_yaml(result.config), "again.yaml")).config == result.config
 
 
-def test_replay_made_in_code_says_what_its_preset_stands_for():
+def test_replay_made_in_code_must_spell_out_its_preset():
     with pytest.raises(ValidationError, match="preset 'paper' stands for capacity too"):
         ReplayConfig(preset="paper")
 
@@ -266,6 +266,6 @@ def test_replay_made_in_code_says_what_its_preset_stands_for():
         ("dynamic_sampling={max_truncated_frac: 0.25}", ["at most 25% of a group's rollouts are truncated"]),
     ],
 )
-def test_explain_says_what_is_learned(tmp_path, settings_, said):
+def test_explain_says_which_tokens_are_learned(tmp_path, settings_, said):
     text = explain(loaded(tmp_path, f"stages.rl.{settings_}"))
     assert all(line in text for line in said), text

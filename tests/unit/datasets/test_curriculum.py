@@ -114,7 +114,7 @@ def test_phases_follow_each_other_by_the_number_of_samples():
     assert CurriculumOrder(orders, COUNTED, TrainingState()).take(25, 10) == taken[25:35]  # across a border
 
 
-def test_a_settled_end_moves_what_follows():
+def test_an_early_end_of_a_phase_moves_later_phases():
     assert find_phase(29, COUNTED, {}) == (0, 0, 30)
     assert find_phase(29, COUNTED, {0: 12}) == (1, 12, 62)
     assert find_phase(62, COUNTED, {0: 12}) == (2, 62, float("inf"))
@@ -145,7 +145,7 @@ def test_a_plateau_ends_a_phase_and_the_state_keeps_that():
     assert [visit.mean for visit in state.reward_history["s"]] == rewards
 
 
-def test_without_two_windows_nothing_has_stalled():
+def test_has_plateaued_needs_two_windows():
     assert not has_plateaued([0.0] * 5, 3, 0.01)
     assert has_plateaued([0.0] * 6, 3, 0.01)
     assert not has_plateaued([0.0] * 3 + [0.2] * 3, 3, 0.2)
@@ -189,7 +189,7 @@ def test_priority_never_draws_twice_in_a_step_and_starts_anew_in_each():
     assert drawn(PriorityOrder(pool, PriorityOrderConfig(kind="priority"), state, seed=2), state, 20) != whole
 
 
-def test_what_is_noted_is_the_mean_of_the_terms_that_apply():
+def test_record_rewards_averages_the_terms_that_apply():
     history = {}
     pair = group(sample("a"), 0.0, 1.0)
     both = Group(
@@ -207,7 +207,7 @@ def visits(**rewards):
     return {name: [SampleStats(value, 0.0) for value in values] for name, values in rewards.items()}
 
 
-def test_limr_by_hand_and_against_numpy():
+def test_limr_equals_numpy():
     """Two samples, two epochs: the means are 0.5 and 0.75; room (0.5^2 + 0.25^2) = 0.3125."""
     found = measure_samples(visits(a=(0.5, 1.0), b=(0.5, 0.5)), "limr")
     assert found == pytest.approx({"a": 1 - 0.0625 / 0.3125, "b": 1 - 0.0625 / 0.3125})
@@ -235,7 +235,7 @@ def test_repeated_samples_have_ids_of_their_own():
     assert not repeat_samples([], 5)
 
 
-def test_phases_hold_what_they_say():
+def test_phases_hold_the_samples_of_their_conditions():
     when = {"task": ("t",), "grid": ("2", "3")}
     assert matches_conditions(when, sample("a", grid=2)) and matches_conditions(when, sample("b", grid="3"))
     assert not matches_conditions(when, sample("c", grid=4)) and not matches_conditions(when, sample("d"))
@@ -243,7 +243,7 @@ def test_phases_hold_what_they_say():
     assert matches_conditions({}, sample("f"))
 
 
-def test_a_column_called_task_does_not_stand_in_for_the_task():
+def test_a_meta_column_named_task_is_not_the_task():
     assert not matches_conditions({"task": ("u",)}, replace(sample("a"), meta={"task": "u"}))
     assert matches_conditions({"task": ("t",)}, replace(sample("a"), meta={"task": "u"}))
     assert matches_conditions({"grid": ("None",)}, replace(sample("a"), meta={"grid": None}))

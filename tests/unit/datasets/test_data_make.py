@@ -51,7 +51,7 @@ def read(snippet, base):
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 @pytest.mark.parametrize("generate", GENERATORS)
-def test_what_is_made_reads_back_equal(generate, form, here, capsys):
+def test_made_datasets_read_back_equal(generate, form, here, capsys):
     name = f"{generate.__module__}:{generate.__name__}"
     assert main(["data", "make", name, "split=test", "size=5", "--out", "made/set", "--format", form]) == 0
     part, again = read(capsys.readouterr().out, here)
@@ -118,7 +118,7 @@ def rows(place, *, split: str, fail: str):
 """
 
 
-def test_what_is_interrupted_leaves_nothing(here, capsys):
+def test_an_interrupted_make_leaves_no_folder(here, capsys):
     (here / "slow.py").write_text(SLOW)
     command = ["data", "make", "./slow.py:rows", "split=train", "--out", "a/b"]
     assert main([*command, "fail=interrupt"]) == 130
@@ -193,7 +193,7 @@ def test_media_from_elsewhere_are_copied_once(tmp_path):
         ([sample(parts=(ImageRef(path="/nowhere/1.png", sha256="0"), "?"))], "/nowhere/1.png cannot be copied"),
     ],
 )
-def test_what_a_table_cannot_say_is_refused(others, message, tmp_path):
+def test_samples_that_a_table_cannot_hold_are_refused(others, message, tmp_path):
     with pytest.raises(UserError, match=message):
         write(others, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -206,7 +206,7 @@ def test_a_medium_that_has_changed_is_noticed(tmp_path):
         write([sample(parts=(ref, "How much?"))], tmp_path / "out")
 
 
-def test_labels_thoughts_and_boxes_go_along(tmp_path):
+def test_labels_thinking_and_boxes_are_written(tmp_path):
     ref = picture(tmp_path / "camera")
     box = Target(answer_type=AnswerType.BOX, value=[1, 2, 3, 4.5], coordinate_system=CoordinateSystem.PX_ORIGINAL)
     given = [
@@ -220,7 +220,7 @@ def test_labels_thoughts_and_boxes_go_along(tmp_path):
     assert [facts(row) for row in table.rows(place, **options)] == [facts(one) for one in given]
 
 
-def test_parquet_names_what_it_cannot_hold(tmp_path):
+def test_a_value_that_parquet_cannot_hold_is_named(tmp_path):
     mixed = [sample(id=f"meter/train/{i}", meta={"by": by}) for i, by in enumerate(["Ann", [1]])]
     with (
         pytest.raises(UserError, match="Parquet cannot hold the rows.*JSON Lines"),

@@ -79,7 +79,7 @@ def test_no_handwritten_digit_is_in_two_splits():
         assert not drawn[one] & drawn[other]
 
 
-def test_a_shape_is_painted_alike_whatever_was_painted_before():
+def test_drawing_a_shape_does_not_depend_on_earlier_shapes():
     disc, blue = SceneObject("red disc", (2, 3, 12, 13)), SceneObject("blue disc", (20, 3, 30, 13))
     first, second = (Image.new("RGB", (48, 48)) for _ in range(2))
     draw_shape(first, disc)
@@ -89,7 +89,7 @@ def test_a_shape_is_painted_alike_whatever_was_painted_before():
     assert {pixel for _, pixel in first.crop(blue.box).getcolors()} >= {COLOURS["blue"], (0, 0, 0)}
 
 
-def test_a_few_are_drawn_as_numpy_draws_an_array():
+def test_choose_with_replacement_equals_numpy():
     ours, theirs = np.random.default_rng(3), np.random.default_rng(3)
     for count in (0, 1, 2, 5, 64):
         assert choose_with_replacement(ours, range(7, 50), count) == theirs.integers(7, 50, size=count).tolist()
@@ -123,7 +123,7 @@ def test_pictures_are_files_with_the_stated_digest_and_survive_damage(generate, 
         (scenes.digits, {"label_unclear_prob": 0.5}),
     ],
 )
-def test_carelessness_changes_labels_and_nothing_else(generate, carelessness, place):
+def test_label_noise_changes_labels_alone(generate, carelessness, place):
     exact = list(generate(place, split="train", size=40))
     sloppy = list(generate(place, split="train", size=40, **carelessness))
     assert [(s.parts, s.target, s.meta) for s in exact] == [(s.parts, s.target, s.meta) for s in sloppy]
@@ -131,7 +131,7 @@ def test_carelessness_changes_labels_and_nothing_else(generate, carelessness, pl
     assert 5 < sum(sample.label != sample.target for sample in sloppy) <= 40
 
 
-def test_the_count_is_what_is_drawn(place):
+def test_the_target_counts_the_shapes_in_the_image(place):
     counts = []
     for sample in scenes.counting(place, split="train", size=60, background=0.0):
         assert sample.target.answer_type is AnswerType.NUMBER
@@ -221,12 +221,12 @@ def test_larger_pictures_work_in_every_split(generate, place):
         assert pixels(sample).shape == (224, 224, 3)
 
 
-def test_a_crowd_that_finds_no_room_is_refused(place):
+def test_too_many_objects_for_the_image_are_refused(place):
     with pytest.raises(UserError, match="no room"):
         list(scenes.counting(place, split="train", size=50, max_count=60))
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "work").write_text("a file, not a folder")
     with pytest.raises(UserError, match="cannot write the file"):
         list(

@@ -15,13 +15,13 @@ GRAMMAR = ResponseFormat(thinking="optional", stop_at_answer=True)
 WORDS = "\n\nWait, let me check."
 
 
-def test_the_answer_is_the_sum_of_what_is_written(place):
+def test_the_target_is_the_sum_of_the_digits(place):
     for sample in sums(place, split="train", size=20, length=3, rethink_prob=0.5):
         assert sample.target.value == sum(int(thing["name"]) for thing in sample.meta["things"])
         assert len(sample.meta["things"]) == 3
 
 
-def test_a_second_answer_spells_the_digits_and_is_right_whatever_came_first(place):
+def test_a_second_answer_is_right_and_spells_out_the_digits(place):
     seen = Counter()
     for sample in sums(place, split="train", size=200, rethink_prob=0.5):
         first, words, second = sample.response.partition(WORDS)
@@ -50,7 +50,7 @@ def test_an_annotator_may_repeat_the_first_answer(place):
     assert abs(seen[True] - 80) < 28  # four standard deviations
 
 
-def test_pictures_and_questions_do_not_depend_on_who_answers(place):
+def test_images_and_questions_do_not_depend_on_the_demonstration(place):
     def asked(**options):
         return [(s.id, s.parts, s.target) for s in sums(place, split="test", size=6, seed=1, **options)]
 

@@ -192,7 +192,7 @@ def rendering(text, weight):
     return sheet.crop(sheet.getbbox())
 
 
-def test_the_text_is_what_is_written(place):
+def test_the_target_is_the_text_in_the_image(place):
     texts = [f"{number:02d}" for number in range(100)]
     candidates = [(text, rendering(text, weight)) for text in texts for weight in (0, 1, 2)]
     right = 0
@@ -206,7 +206,7 @@ def test_the_text_is_what_is_written(place):
 
 
 @pytest.mark.parametrize("characters", ["words", "digits", "mixed"])
-def test_lengths_are_flat_and_characters_legible(characters, place):
+def test_lengths_are_uniform_and_characters_unambiguous(characters, place):
     texts = [
         s.target.value for s in printed_text.text(place, split="train", size=150, characters=characters, min_length=2)
     ]
@@ -223,7 +223,7 @@ def test_ink_stays_in_its_box_whatever_the_rotation(place):
         assert y1 <= rows.min() <= rows.max() < y2 <= 64
 
 
-def test_contrast_and_noise_are_what_they_say(place):
+def test_contrast_and_noise_have_the_stated_strength(place):
     options = {"split": "train", "size": 20, "background": 0.0, "length": 3}
     plain, faint, noisy = (
         [pixels(s.images[0]) for s in printed_text.text(place, **options, **more)]
@@ -301,7 +301,7 @@ def seams(tiles, rows, columns):
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(2, 2), (1, 3), (3, 1)])
-def test_the_permutation_mends_the_photograph(rows, columns, place):
+def test_the_target_order_restores_the_photograph(rows, columns, place):
     mended, count = 0, rows * columns
     for sample in jigsaw.order(place, split="train", size=50, rows=rows, columns=columns):
         assert sample.target.answer_type is AnswerType.PERMUTATION
@@ -335,7 +335,7 @@ def test_places_are_the_inverse_of_tiles(place):
         assert all(places.target.value[tile - 1] == spot for spot, tile in enumerate(tiles.target.value, start=1))
 
 
-def test_permutations_are_flat_and_the_identity_optional(place):
+def test_permutations_are_uniform_and_the_identity_optional(place):
     every = list(itertools.permutations((1, 2, 3)))
     for identity, possible in [(True, every), (False, every[1:])]:
         options = {"rows": 1, "columns": 3, "tile_px": 8, "allow_identity": identity}
@@ -354,14 +354,14 @@ def test_tiles_look_different_and_masks_hide_their_seams(place):
 
 
 @pytest.mark.parametrize(("rows", "columns", "ways"), [(1, 2, 2), (3, 1, 2), (2, 2, 8)])
-def test_relations_and_letters_are_flat(rows, columns, ways, place):
+def test_relations_and_letters_are_uniform(rows, columns, ways, place):
     samples = list(jigsaw.relation(place, split="train", size=200, rows=rows, columns=columns, tile_px=8))
     assert is_uniform([sample.target.value for sample in samples], LETTERS[:ways])
     assert is_uniform([right_option(sample) for sample in samples], set(options_of(samples[0]).values()))
     assert all(len(options_of(sample)) == ways for sample in samples)
 
 
-def test_the_relation_is_where_the_seam_fits(place):
+def test_the_target_relation_is_where_the_seam_fits(place):
     straight = fits = 0
     for sample in jigsaw.relation(place, split="train", size=120):
         first, second = (pixels(ref) for ref in sample.images)

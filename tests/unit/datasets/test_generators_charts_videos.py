@@ -115,7 +115,7 @@ def test_months_follow_each_other(place):
         assert all((a + 1) % 12 == b for a, b in itertools.pairwise(places))
 
 
-def test_answers_of_charts_are_flat(place):
+def test_answers_of_charts_are_uniform(place):
     def targets(ask):
         return [s.target.value for s in charts.charts(place, split="train", size=250, ask=ask)]
 
@@ -126,7 +126,7 @@ def test_answers_of_charts_are_flat(place):
 
 
 @pytest.mark.parametrize(("ask", "kind"), [("value", "number"), ("largest", "choice"), ("month", "text")])
-def test_a_chart_says_what_kind_of_answer_it_has(ask, kind, place):
+def test_each_question_of_a_chart_has_its_answer_type(ask, kind, place):
     (sample,) = charts.charts(place, split="train", size=1, ask=ask)
     assert (sample.target.answer_type, sample.task) == (AnswerType(kind), f"chart_{ask}")
 
@@ -197,7 +197,7 @@ def test_the_shape_is_visible_when_it_is_said_to_be(fps, place):
         assert len(visible) / fps == visible[-1] + 1 / fps - visible[0]
 
 
-def test_answers_of_clips_are_flat(place):
+def test_answers_of_clips_are_uniform(place):
     small = {"split": "train", "image_px": 32, "frames": 4, "distractors": 0}
     ways = list(shape_videos.direction(place, size=160, **small))
     assert is_uniform([sample.target.value for sample in ways], "ABCD")

@@ -72,7 +72,7 @@ def media_options(workers):
     return DataConfig(train=(DataSourceConfig(fn="a:b"),), media_workers=workers)
 
 
-def test_other_processes_see_what_this_one_sees(folder):
+def test_media_workers_return_what_this_process_returns(folder):
     (folder / "pictures" / "04.png").write_bytes(b"\x89PNG broken")
     all_refs = refs(folder / "pictures")
     seen = [
@@ -93,7 +93,7 @@ def test_other_processes_see_what_this_one_sees(folder):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_bad_picture_is_found_whoever_opens_it(folder, workers):
+def test_a_bad_image_is_found_with_and_without_workers(folder, workers):
     (folder / "pictures" / "04.png").write_bytes(b"\x89PNG broken")
     loader, store = intake(folder, media_workers=workers, on_bad_sample="skip")
     assert [sample.id for sample in loader.load().train][3:6] == ["train-3", "train-5", "train-6"]
@@ -108,7 +108,7 @@ def die(ref: ImageRef) -> Size:
     return Size(1, 1)
 
 
-def test_a_file_that_kills_a_process_is_a_bad_one(folder):
+def test_a_file_that_kills_its_worker_is_refused(folder):
     seen = dict(open_media(refs(folder / "pictures"), die, options=media_options(2), console=Console()))
     assert [Path(ref.path).name for ref, look in seen.items() if isinstance(look, MediaError)] == ["04.png"]
     (said,) = (str(look) for look in seen.values() if isinstance(look, MediaError))
@@ -193,7 +193,7 @@ def test_a_video_that_the_run_has_decoded_is_not_decoded_again(clips, monkeypatc
 check_video = MediaCache.check_video
 
 
-def test_long_decoding_comes_in_parts_and_is_not_lost_in_between(clips, monkeypatch):
+def test_long_decoding_yields_often_and_keeps_its_results(clips, monkeypatch):
     """Ranks that wait for the first one would take it for lost, and a start that is killed would begin anew."""
     monkeypatch.setattr("mmrl.data.load._REPORT_VIDEOS_S", 0.0)
     write_video(clips / "clips" / "damaged.mp4", range(24), size=(64, 48))
@@ -214,7 +214,7 @@ def refuse_even(sample) -> None:
         raise UserError("its text is forged")
 
 
-def test_too_long_and_misread_prompts_follow_settings_of_their_own(folder, capsys):
+def test_too_long_prompts_and_bad_samples_have_separate_settings(folder, capsys):
     for data, refused in (
         ({"on_bad_sample": "skip"}, r"13 of 49 samples cannot be used:\n  train-0: 999 tokens.*data\.on_too_long=skip"),
         ({"on_too_long": "skip"}, r"1 of 37 samples cannot be used:\n  train-49: its text.*data\.on_bad_sample=skip"),
@@ -229,7 +229,7 @@ def test_too_long_and_misread_prompts_follow_settings_of_their_own(folder, capsy
     assert "and 8 more" in said
 
 
-def test_rows_outside_keep_are_left_out_and_counted(folder, capsys):
+def test_rows_outside_the_row_filter_are_left_out_and_counted(folder, capsys):
     rows = ROWS.replace("target=target)", 'target=target, meta={"pass_rate": number / 50})')
     (folder / "mine.py").write_text(rows)
     keep = {"column": "pass_rate", "low": 0.1, "high": 0.5}
@@ -297,12 +297,12 @@ def test_a_resumed_run_opens_only_what_is_new_or_was_touched(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a.png": 3}', '{"a.png": [1]}'])
-def test_a_damaged_index_knows_nothing(tmp_path, content):
+def test_a_damaged_opened_index_counts_as_empty(tmp_path, content):
     (tmp_path / "opened_media.json").write_text(content)
     assert OpenedMediaIndex(tmp_path / "opened_media.json").known_sizes([ImageRef(path="a.png", sha256="")]) == {}
 
 
-def test_what_the_index_knows_is_not_opened(folder):
+def test_media_in_the_opened_index_are_not_opened_again(folder):
     settings, index_path = config(), folder / "opened_media.json"
     place = make_dataset_context(settings, folder, folder / "work")
 

@@ -93,7 +93,7 @@ def test_a_source_of_a_mixture_goes_through_its_own_order():
         assert ids(own) == ids(held(name, size).take(0, BLOCK_SIZE))
 
 
-def test_seeds_and_weights_give_mixtures_of_their_own():
+def test_a_mixture_depends_on_seed_and_relative_weights():
     def order(weights, seed):
         return ids(fixed_mixture([held("a", 5), held("b", 5)], weights, seed).take(0, 50))
 
@@ -144,7 +144,7 @@ def test_returning_to_a_cursor_reads_one_epoch_and_a_part_at_most():
     assert next(read) <= 50 + 20 + 8 + 1
 
 
-def test_a_stream_without_rows_is_refused_rather_than_waited_for():
+def test_a_stream_without_rows_is_refused():
     with pytest.raises(UserError, match="a streamed source gave no rows"):
         streamed(size=0).take(0, 1)
     assert len(list(islice(streamed(size=1).take(0, 9), 9))) == 9

@@ -30,7 +30,7 @@ CUP = Region((1.0, 2.0, 30.0, 40.0), "cup")
         ("tool_call", None, '{"name": "zoom", "arguments": {}}', Action("zoom", {})),
     ],
 )
-def test_cells_become_values(kind, frame, cell, value):
+def test_cells_of_each_answer_type_become_values(kind, frame, cell, value):
     target = make_answer_spec(kind, frame).parse_target(cell, "answer")
     assert (target.answer_type, target.value, target.coordinate_system) == (
         AnswerType(kind),
@@ -59,13 +59,13 @@ def test_cells_become_values(kind, frame, cell, value):
         ("tool_call", None, {"name": "zoom"}, "not a tool call"),
     ],
 )
-def test_cells_that_hold_none_are_refused_by_role_and_kind(kind, frame, cell, complaint):
+def test_cells_without_an_answer_are_refused_by_type(kind, frame, cell, complaint):
     with pytest.raises(BadRowError, match=complaint) as caught:
         make_answer_spec(kind, frame).parse_target(cell, "answer")
     assert str(caught.value).startswith("answer ")
 
 
-def test_boxes_by_width_and_height():
+def test_boxes_of_corner_and_size_become_corners():
     form = make_answer_spec("boxes", "px_original", "xywh")
     assert form.parse_target('[{"bbox_2d": [1, 2, 29, 38], "label": "cup"}]', "answer").value == (CUP,)
     assert form.parse_target([[1, 2, 29, 38]], "answer").value == (Region((1.0, 2.0, 30.0, 40.0)),)

@@ -16,7 +16,7 @@ from mmrl_datasets.generators.tiny_digits import CORNERS, corner_digits
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_answer_is_the_digit_of_the_corner_that_is_asked_for(place):
+def test_the_target_is_the_digit_in_the_asked_corner(place):
     for sample in corner_digits(place, split="train", size=20):
         asked = CORNERS.index(sample.meta["asked"])
         x1, y1, x2, y2 = sample.meta["things"][asked]["box"]
@@ -26,7 +26,7 @@ def test_the_answer_is_the_digit_of_the_corner_that_is_asked_for(place):
 
 
 @pytest.mark.parametrize(("image_px", "digit_px"), [(192, 12), (240, 9), (96, 12)])
-def test_a_demonstration_says_what_it_was_shown(place, image_px, digit_px):
+def test_a_demonstration_zooms_to_the_digit_it_reads(place, image_px, digit_px):
     """The whole digit lies within the box that is looked at, measured on the picture as the model sees it."""
     for sample in corner_digits(place, split="train", size=20, image_px=image_px, digit_px=digit_px, mislabel_prob=1.0):
         (_, said), (_, answer) = split_turns(sample.response)
@@ -39,7 +39,7 @@ def test_a_demonstration_says_what_it_was_shown(place, image_px, digit_px):
         assert ResponseFormat().parse(answer, AnswerType.NUMBER).value == int(looked["name"])
 
 
-def test_the_annotator_takes_left_for_right_as_often_as_it_is_said(place):
+def test_mislabel_prob_swaps_left_and_right_that_often(place):
     def seen(mislabel_prob):
         made = list(corner_digits(place, split="train", size=200, mislabel_prob=mislabel_prob))
         for sample in made:
@@ -51,7 +51,7 @@ def test_the_annotator_takes_left_for_right_as_often_as_it_is_said(place):
     assert abs(seen(0.6)[True] - 200 * 0.4) < 28  # four standard deviations
 
 
-def test_pictures_and_questions_do_not_depend_on_who_answers(place):
+def test_images_and_questions_do_not_depend_on_the_demonstration(place):
     def asked(size=4, **options):
         return [
             (s.id, s.parts, s.target)

@@ -337,7 +337,7 @@ def animation(format_):
         *((f"a.{format_}", animation(format_), "animated") for format_ in ("GIF", "PNG", "WEBP")),
     ],
 )
-def test_what_is_no_still_image_of_eight_bits_is_refused(keep, name, content, message):
+def test_files_that_are_not_8_bit_still_images_are_refused(keep, name, content, message):
     with pytest.raises(MediaError, match=message):
         open_image(keep(content, name), MediaLimitsConfig())
 
@@ -391,7 +391,7 @@ def test_a_file_that_changed_is_refused(keep):
         open_image(ref, MediaLimitsConfig())
 
 
-def test_a_strip_within_the_limit_opens(keep):
+def test_an_aspect_ratio_at_the_limit_is_allowed(keep):
     assert open_image(keep(Image.fromarray(noise(1, 200))), MediaLimitsConfig()).size == (1, 200)
 
 
@@ -432,7 +432,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
             open_image(ImageRef(path=str(path), sha256=""), MediaLimitsConfig())
 
 
-def test_the_store_decodes_a_picture_once_while_it_fits(keep, tmp_path):
+def test_the_cache_decodes_an_image_once_while_it_fits(keep, tmp_path):
     refs = [keep(Image.fromarray(noise(10, 10) // shade), name=f"{shade}.png") for shade in (1, 2, 3)]
     store = MediaCache(ANYWHERE, MediaLimitsConfig(), max_bytes=600)  # two of them
     first, second = store.get_image(refs[0]), store.get_image(refs[1])
@@ -444,7 +444,7 @@ def test_the_store_decodes_a_picture_once_while_it_fits(keep, tmp_path):
     assert store.get_image(refs[1]).size == (10, 10)
 
 
-def test_a_picture_larger_than_the_store_is_still_opened(keep):
+def test_an_image_larger_than_the_cache_is_still_opened(keep):
     store = MediaCache(ANYWHERE, MediaLimitsConfig(), max_bytes=10)
     ref = keep(Image.fromarray(noise(10, 10)))
     assert store.get_image(ref).size == store.get_image(ref).size == (10, 10)

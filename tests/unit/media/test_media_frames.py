@@ -59,18 +59,18 @@ def test_frames_are_seen_in_natural_order_at_the_rate_of_the_config(folder: Path
     assert (plan.fps, plan.total_frames, plan.original_size, plan.resized_size) == (3.0, 12, Size(*SIZE), Size(*SIZE))
 
 
-def test_a_part_is_that_of_its_seconds(folder: Path) -> None:
+def test_a_span_shows_the_frames_of_its_seconds(folder: Path) -> None:
     # frames 3 to 9 stand from 1 s to 3 s: 7 of them, of which 4 are seen
     assert seen(folder, start=1.0, end=3.0) == [3, 5, 7, 9]
 
 
-def test_a_tool_may_show_one_of_them(folder: Path) -> None:
+def test_one_frame_may_be_shown_as_an_image(folder: Path) -> None:
     whole = ref(folder)
     picture = store(folder).get_image(ImageRef(path=whole.path, sha256=whole.sha256, timestamp=2.5, fps=whole.fps))
     assert picture.getpixel((0, 0)) == (shade(7),) * 3  # the eighth is shown from 7/3 s on
 
 
-def test_what_changed_is_noticed_and_names_the_folder(folder: Path) -> None:
+def test_a_changed_folder_of_frames_is_refused_by_name(folder: Path) -> None:
     before = ref(folder)
     Image.new("RGB", SIZE).save(folder / "7.png")
     with pytest.raises(MediaError, match=r"clip: changed since it was referenced"):
@@ -95,12 +95,12 @@ def test_frames_of_two_sizes_are_refused(folder: Path) -> None:
         ({"max_pixels": 100}, "56x28 pixels exceed max_pixels=100"),
     ],
 )
-def test_limits_hold(folder: Path, limits: dict[str, Any], said: str) -> None:
+def test_folders_of_frames_obey_the_limits_of_videos(folder: Path, limits: dict[str, Any], said: str) -> None:
     with pytest.raises(MediaError, match=said):
         store(folder, **limits).get_frame_plan(ref(folder), RULE)
 
 
-def test_what_is_no_folder_of_pictures_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(folder: Path, tmp_path: Path) -> None:
     good = ref(folder)
     with pytest.raises(MediaError, match="no such folder of frames"):
         store(folder).get_frame_plan(VideoRef(path=str(folder / "1.png"), sha256="", fps=3.0), RULE)

@@ -107,7 +107,7 @@ def test_every_frame_is_the_one_decord_decodes(tmp_path, name, options):
 
 
 @pytest.mark.parametrize("groups", ["closed", "open"])
-def test_a_frame_is_the_same_however_one_comes_to_it(tmp_path, groups):
+def test_a_frame_does_not_depend_on_which_others_are_read(tmp_path, groups):
     """Behind an open key frame decord gives a frame three further on."""
     parameters = {"g": "8", "bf": "3", "x264-params": f"open-gop={int(groups == 'open')}:keyint=8:min-keyint=8"}
     ref = write_video(tmp_path / "v.mp4", options=parameters)
@@ -154,7 +154,7 @@ def read_or_refuse(ref, indices):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_frames_of_a_damaged_file_are_the_same_however_one_comes_to_them(tmp_path, vp9, seed):
+def test_frames_of_a_damaged_file_do_not_depend_on_which_are_read(tmp_path, vp9, seed):
     """VP9 has no checksum: most flipped bits only change pixels."""
     rng, content = random.Random(seed), bytearray(vp9.read_bytes())
     for frame in rng.sample(stored_frames(vp9), 3):
@@ -377,7 +377,7 @@ def test_a_stream_that_models_cannot_see_is_refused(tmp_path, write, message):
         store().get_frame_plan(write(tmp_path), SMALL)
 
 
-def test_no_frames_are_refused(tmp_path):
+def test_a_video_without_frames_is_refused(tmp_path):
     """Real headers of pictures, and not one picture behind them."""
     write_video(tmp_path / "v.mp4", (), container={"movflags": "empty_moov+frag_keyframe"})
     with pytest.raises(MediaError, match=r"v\.mp4: (contains no frames|damaged|has no)"):
@@ -440,7 +440,7 @@ def test_a_clip_that_is_not_what_was_planned_is_refused(tmp_path):
         opener.read_video(ref, SMALL)
 
 
-def test_nothing_is_printed(tmp_path):
+def test_reading_videos_prints_nothing(tmp_path):
     """Not by ffmpeg about a damaged file, nor by qwen-vl-utils about its choices."""
     ref = write_video(tmp_path / "v.mp4")
     damaged = bytearray(Path(ref.path).read_bytes())

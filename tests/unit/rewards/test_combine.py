@@ -23,7 +23,7 @@ def totals(combine, rows, **options):
 @pytest.mark.parametrize(
     ("combine", "expected"), [("sum", 0.25 + 0.5 + 1.0), ("product", 0.125), ("min", 0.25), ("lexicographic", None)]
 )
-def test_combinations_by_hand(combine, expected):
+def test_combine_terms_by_hand(combine, expected):
     (got,) = totals(combine, [(0.25, 0.5, 1.0)])
     exact = (0.25 + 0.5 / 102 + 1.0 / 102**2) / (1 + 1 / 102 + 1 / 102**2)
     assert got == pytest.approx(exact if expected is None else expected)
@@ -48,7 +48,7 @@ def test_weights_are_exponents_of_a_product():
 
 
 @pytest.mark.parametrize("combine", ["product", "min", "lexicographic"])
-def test_values_below_zero_are_for_sums(combine):
+def test_negative_values_are_refused_except_in_sums(combine):
     penalty = constant(-0.5, low=-1.0, high=0.0)
     with pytest.raises(UserError, match=rf"combine {combine}: values of term 'odd' start at -1; give it"):
         make_scorer(term(penalty), combine=combine)
@@ -70,7 +70,7 @@ def test_values_below_zero_are_for_sums(combine):
         ({"clip": [0.2, 0.8], "power": 2.0, "rescale_to": [0.0, 1.0]}, 0.4, (0.16 - 0.04) / (0.64 - 0.04)),
     ],
 )
-def test_transforms_by_hand(transform, value, expected):
+def test_transforms_change_the_total_not_the_value(transform, value, expected):
     score = scored(make_scorer(term(constant(value), transform=transform)), ANY)
     assert score.total == pytest.approx(expected)
     assert score.terms["odd"].value == value  # what is told is the value itself
@@ -121,7 +121,7 @@ def test_gates_that_cannot_work_are_refused():
     ("shape", "expected"),
     [("linear", [1.0, 1.0, 0.75, 0.5, 0.3, 0.1, 0.1]), ("steps", [1.0, 1.0, 1.0, 0.5, 0.5, 0.1, 0.1])],
 )
-def test_schedules_by_hand(shape, expected):
+def test_weight_schedules_interpolate_between_points(shape, expected):
     schedule = WeightScheduleConfig(points=((10, 1.0), (20, 0.5), (30, 0.1)), interpolation=shape)
     assert [schedule.factor_at(step) for step in (0, 10, 15, 20, 25, 30, 99)] == pytest.approx(expected)
     assert (

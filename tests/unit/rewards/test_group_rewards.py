@@ -109,18 +109,18 @@ def test_the_shortest_right_response_must_be_long_enough():
     assert values(shortest_correct(observe, correct=CORRECT, longer_than=89)) == [0, 1, 0, 0]
 
 
-def test_equals_share_the_bonus_of_the_shortest():
+def test_equally_short_responses_all_earn_the_bonus():
     assert values(shortest_correct(group([200, 200, 300], [1, 1, 1]), correct=CORRECT)) == [1, 1, 0]
 
 
 @pytest.mark.parametrize(("blind", "expected"), [([1, 1, 1, 0, 1, 0, 1, 0], 1.0), ([1, 1, 1, 1, 1, 1, 1, 0], 0.0)])
-def test_contrast_pays_right_responses_that_look(blind, expected):
+def test_blind_contrast_pays_correct_responses_that_need_the_image(blind, expected):
     seen = group([1, 1], [1, 0], probes={"shuffled": tuple(make_score(acc=value) for value in blind)})
     # 0.5 right; with shuffled frames 0.625: 0.5 >= 0.8 x 0.625, as in Video-R1; and 0.875, where it is not
     assert values(blind_contrast(seen, correct=CORRECT, probe="shuffled")) == [expected, 0.0]
 
 
-def test_contrast_without_the_probe_is_refused():
+def test_blind_contrast_without_its_probe_is_refused():
     with pytest.raises(UserError, match="no probe 'blank'; there is none"):
         blind_contrast(group([1], [1]), correct=CORRECT, probe="blank")
 
@@ -134,7 +134,7 @@ def test_curiosity_and_calls_cost_what_the_published_code_says():
     assert values(curiosity(calling([1] * 4, [1, 2, 0, 0]))) == [0.0] * 4  # half of them look: no need of more
 
 
-def test_a_look_pays_where_it_was_shown_something_and_ended_right():
+def test_correct_with_tool_media_needs_an_image_and_a_correct_answer():
     assert values(correct_with_tool_media(calling([1, 1, 0, 1], [1, 1, 1, 0], [1, 0, 2, 0]), correct=CORRECT)) == [
         1,
         0,
@@ -170,7 +170,7 @@ def test_diversity_equals_counting():
         assert got == pytest.approx(slow_diversity(texts, right, n))
 
 
-def test_copies_earn_nothing_for_diversity():
+def test_diversity_of_copies_is_zero():
     copies = group([1] * 3, [1] * 3, texts=["the cup is on the table"] * 3)
     assert values(diversity(copies, correct=CORRECT)) == [0, 0, 0]
 
@@ -187,7 +187,7 @@ def test_copies_earn_nothing_for_diversity():
         ([7], [1]),
     ],
 )
-def test_the_majority_is_the_label(answers, expected):
+def test_majority_vote_pays_the_most_frequent_answer(answers, expected):
     assert values(majority_vote(group([1] * len(answers), [0] * len(answers), answers=answers))) == expected
 
 
@@ -197,14 +197,14 @@ def test_a_majority_can_be_too_small():
     assert values(majority_vote(split, share=0.5)) == [0] * 5
 
 
-def test_texts_vote_as_they_are_compared():
+def test_majority_vote_compares_texts_normalized():
     answers = ["Red  Kite", "red kite", "ＲＥＤ kite", "blue"]
     assert values(majority_vote(group([1] * 4, [0] * 4, answers=answers, kind=AnswerType.TEXT))) == [1, 1, 1, 0]
     lists = group([1] * 3, [0] * 3, answers=[("a", "b"), ("a", "b"), ("b", "a")], kind=AnswerType.LIST)
     assert values(majority_vote(lists)) == [1, 1, 0]
 
 
-def test_places_do_not_vote():
+def test_majority_vote_refuses_boxes():
     with pytest.raises(UserError, match="no two answers of type box"):
         majority_vote(group([1], [0], answers=[(0, 0, 1, 1)], kind=AnswerType.BOX))
 
@@ -223,7 +223,7 @@ def test_no_value_depends_on_the_order_of_the_siblings(term):
 @pytest.mark.parametrize("term", ALL)
 @pytest.mark.parametrize("lengths", [[0], [0, 0], [7, 7, 7], [1, 1000]])
 @pytest.mark.parametrize("right", [True, False])
-def test_odd_groups_stay_in_range(term, lengths, right):
+def test_values_of_small_and_equal_groups_stay_in_range(term, lengths, right):
     got = term(group(lengths, [right] * len(lengths)))
     assert len(got) == len(lengths)
     assert all(-1.0 <= value <= 1.0 for value in values(got))
@@ -231,12 +231,12 @@ def test_odd_groups_stay_in_range(term, lengths, right):
 
 
 @pytest.mark.parametrize("term", [kimi_length, dast, shortest_correct])
-def test_equal_groups_learn_nothing_from_length(term):
+def test_length_rewards_of_equal_responses_are_equal(term):
     got = values(term(group([50] * 4, [True] * 4), correct=CORRECT))
     assert len(set(got)) == 1
 
 
-def test_being_right_takes_every_named_term():
+def test_a_response_is_correct_when_every_named_term_is():
     both = group([200, 300], [1, 1], format=0.5)
     assert values(shortest_correct(both, correct=("acc",))) == [1, 0]
     assert values(shortest_correct(both, correct=("acc", "format"))) == [0, 0]
@@ -262,7 +262,7 @@ def test_a_term_is_named_beside_the_rewards_and_counts_in_the_total():
     assert add_group_rewards(before, 0, group_rewards=[]) is before
 
 
-def test_a_term_leaves_alone_what_it_does_not_concern():
+def test_a_group_reward_skips_groups_outside_its_conditions():
     before = group([100, 300], [1, 0], meta={"source": "clevr", "level": 2})
     for when in ({"task": ["ocr"]}, {"task": ["count"], "source": ["geo"]}, {"colour": ["red"]}):
         assert add_group_rewards(before, 0, group_rewards=[bound(when=when)]) is before
@@ -280,7 +280,7 @@ def test_a_schedule_changes_the_weight_and_never_the_value():
     assert {after.scores[0].terms["kimi"].value for after in steps} == {0.5}
 
 
-def test_a_term_may_not_hide_a_reward():
+def test_a_group_reward_may_not_have_the_name_of_a_reward():
     with pytest.raises(UserError, match="two reward terms are named 'acc'"):
         add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[replace(bound(), name="acc")])
 
@@ -293,7 +293,7 @@ def configured(terms):
     return load_config(QUICKSTART, [f"rewards.group_rewards=[{terms}]"])
 
 
-def test_a_config_names_them_and_explains_them():
+def test_group_rewards_are_built_and_explained_from_a_config():
     loaded = configured(KIMI)
     (term,) = build_group_rewards(loaded.config, QUICKSTART.parent)
     assert (term.name, term.options.weight, term.options.when) == ("kimi_length", 0.2, {"task": ("count",)})
@@ -415,7 +415,7 @@ def test_a_function_of_the_users_own_runs_in_this_process_if_asked_to(tmp_path):
         (f"{KIMI}, {KIMI}", "two reward terms are named 'kimi_length'"),
     ],
 )
-def test_a_term_that_makes_no_sense_is_refused(terms, complaint):
+def test_invalid_group_rewards_are_refused(terms, complaint):
     with pytest.raises(UserError, match=complaint):
         build_group_rewards(configured(terms).config, QUICKSTART.parent)
 

@@ -229,7 +229,7 @@ def test_every_reward_of_ours_is_fit():
         ("time.sleep(0.06); return right * 1.0", "speed", "at most 50 ms"),
     ],
 )
-def test_lint_finds(made, body, check, detail):
+def test_lint_finds_rewards_that_break_a_rule(made, body, check, detail):
     report = report_on(made(body))
     found = next(finding for finding in report.findings if finding.check == check)
     assert not found.ok and not report.ok

@@ -21,7 +21,7 @@ ROWS = [(table.stem, index, case) for table in TABLES for index, case in enumera
 
 
 @pytest.mark.parametrize(("table", "index", "case"), ROWS, ids=[f"{table}-{index}" for table, index, _ in ROWS])
-def test_case(table, index, case):
+def test_case_table_row(table, index, case):
     failure = case.failure_message(bind(ALL[case.fn], case.args))
     assert not failure, f"{table}.json, row {index}: {failure}"
 
@@ -56,7 +56,7 @@ def test_a_reward_survives_pickling(fn):
     assert pickle.loads(pickle.dumps(bind(fn, {}))) == bind(fn, {})
 
 
-def test_a_case_can_fail():
+def test_a_failing_case_says_what_it_expected():
     case = Case.model_validate(
         {
             "fn": "",
@@ -140,7 +140,7 @@ def test_declaring_refuses_a_range_or_an_option_that_means_nothing():
             return 0.0
 
 
-def test_gold_refuses_another_kind():
+def test_target_value_refuses_another_answer_type():
     sample = Sample(id="s", task="t", parts=("q",), target=Target(answer_type=AnswerType.TEXT, value="x"))
     assert target_value(sample, AnswerType.TEXT) == "x"
     with pytest.raises(Unscorable, match="the target is a text, this reward compares a box"):

@@ -103,7 +103,7 @@ def test_both_ways_to_write_an_order_earn_the_same():
         (jigsaw.order, {"above_chance": False}, 1 / 2),
     ],
 )
-def test_the_chance_level_is_what_the_docstring_says_and_leaving_things_as_they_lie_earns_it(reward, options, chance):
+def test_a_fixed_answer_earns_the_stated_chance_level(reward, options, chance):
     orders = list(itertools.permutations(range(1, 5)))
     for fixed in (list(orders[0]), [3, 1, 4, 2]):
         blind = [value(reward, AnswerType.PERMUTATION, list(target), fixed, options=options) for target in orders]
@@ -205,7 +205,7 @@ def test_option_follows_its_text_when_options_are_shuffled():
 DEPARTURES = {("3", "3.0000001"), ("1000", "1e3")}  # plain numbers are compared as such
 
 
-def test_maths_says_what_math_verify_says_when_it_is_called_bare():
+def test_maths_equals_math_verify():
     rows = [
         row
         for row in load_case_table(CASES / "maths.json")
@@ -258,7 +258,7 @@ def random_action(rng):
     return {"action": rng.choice(["click", "type"]), **places, **words}
 
 
-def test_a_step_is_right_when_all_of_it_is():
+def test_gui_step_is_the_least_of_its_parts():
     rng = random.Random(5)
     outcomes = Counter()
     for _ in range(600):
@@ -329,7 +329,7 @@ def test_the_partial_format_is_whole_exactly_where_the_grammar_has_no_complaint(
     assert whole > 5
 
 
-def test_counting_in_words():
+def test_count_reads_number_words():
     for n in range(21):
         assert value(count.exact, AnswerType.NUMBER, n, f"{count._NUMBER_WORDS[n]} cups", options={"words": True}) == 1
     for target, answer in itertools.product(range(6), range(-2, 9)):

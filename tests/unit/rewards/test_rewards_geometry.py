@@ -80,14 +80,14 @@ def test_overlaps_are_symmetric_bounded_and_independent_of_scale_and_place(measu
         assert max(geometry.giou(a, b), geometry.diou(a, b)) <= geometry.iou(a, b) + 1e-12
 
 
-def test_a_known_giou_and_diou():
+def test_giou_and_diou_of_disjoint_boxes_by_hand():
     a, b = (0, 0, 10, 10), (10, 0, 20, 10)
     assert geometry.giou(a, b) == 0  # side by side: the hull is the union
     assert geometry.diou(a, b) == pytest.approx(-(10**2) / (20**2 + 10**2))
     assert value(box.giou, AnswerType.BOX, a, (20, 0, 30, 10), options={"floor": -1.0}) == pytest.approx(1 / 3)
 
 
-def test_whatever_the_grammar_lets_through_stays_finite():
+def test_extreme_coordinates_earn_finite_values():
     huge = (0.0, 0.0, 1e9, 1e9)
     for reward in (box.iou, box.ladder, box.giou, box.diou):
         term = reward(*pair(AnswerType.BOX, [0, 0, 10, 10], huge, frame=CoordinateSystem.NORM_1))
@@ -281,7 +281,7 @@ def test_the_length_control_of_average_precision():
     assert controlled == pytest.approx(0.32)  # AP 0.8, two targets, five answers
 
 
-def test_spam_before_or_after_is_the_same_and_does_not_pay():
+def test_extra_boxes_before_or_after_earn_equally_little():
     gold = [[0, 0, 10, 10], [20, 20, 30, 30]]
     spam = [(50 + i, 50, 60 + i, 60) for i in range(40)]
     before, after = regions(spam + gold), regions(gold + spam)
@@ -320,7 +320,7 @@ def test_none_is_right_where_there_is_none_and_only_there(reward):
 
 
 @pytest.mark.parametrize("reward", [*LISTS, point.f1], ids=lambda reward: reward.name)
-def test_two_hundred_entries_do_not_pay(reward):
+def test_two_hundred_entries_earn_little(reward):
     rng = random.Random(5)
     boxes = [random_box(rng, 100) for _ in range(197)]
     gold = [[10, 10, 30, 30], [40, 40, 60, 60], [70, 70, 90, 90]]
@@ -331,7 +331,7 @@ def test_two_hundred_entries_do_not_pay(reward):
         assert value(reward, AnswerType.BOXES, gold, regions([*boxes, *gold])) < 0.1
 
 
-def test_a_box_around_everything_does_not_pay():
+def test_a_box_around_everything_earns_little():
     whole = (0, 0, 100, 100)
     for reward in (box.iou, box.ladder, box.giou, box.diou):
         assert value(reward, AnswerType.BOX, [10, 10, 30, 30], whole) < 0.1
@@ -361,7 +361,7 @@ def test_confidence_is_paid_only_through_boxes():
     assert value(detect.confidence, AnswerType.BOXES, gold, bold) == pytest.approx(2 / 3 * (1 + 2 / 3) / 2)
 
 
-def test_inside_equals_a_library():
+def test_point_in_region_equals_scikit_image():
     rng = np.random.default_rng(6)
     for _ in range(40):
         polygon = rng.uniform(0, 10, (rng.integers(3, 9), 2))  # outlines that cross themselves, too
@@ -427,7 +427,7 @@ def test_spans_equal_counting_seconds():
         assert value(span.iou, AnswerType.SPAN, targets[0], answers[0]) == pytest.approx(gains[0, 0])
 
 
-def test_listing_every_second_does_not_pay():
+def test_listing_every_second_earns_little():
     spans = tuple((start, start + 1) for start in range(200))
     assert value(span.f1, AnswerType.SPANS, [[10, 12]], spans) < 0.1
     assert value(span.union_iou, AnswerType.SPANS, [[10, 12]], spans) == pytest.approx(0.01)

@@ -46,7 +46,7 @@ def slow_ssim(a, b):
     return np.mean(found)
 
 
-def test_ssim_is_the_formula():
+def test_ssim_equals_the_published_formula():
     rng = np.random.default_rng(0)
     for _ in range(3):
         a = rng.integers(0, 256, (24, 31, 3), dtype=np.uint8)
@@ -55,7 +55,7 @@ def test_ssim_is_the_formula():
         assert render.ssim(a, b) == pytest.approx(slow_ssim(*grey), abs=1e-9)
 
 
-def test_the_worth_of_a_picture_is_measured_from_the_best_plain_page():
+def test_similarity_beyond_blank_is_zero_for_plain_pages():
     target = np.full((24, 24, 3), 200, dtype=np.uint8)
     target[8:16, 8:16] = 0
     near = target.copy()
@@ -70,7 +70,7 @@ def test_the_worth_of_a_picture_is_measured_from_the_best_plain_page():
         assert render.similarity_beyond_blank(np.full_like(target, level), target, render.ssim) == 0.0
 
 
-def test_pictures_of_different_size_share_a_page():
+def test_images_of_different_size_are_compared_on_one_page():
     small, large = (np.full((20, width, 3), 255, dtype=np.uint8) for width in (20, 400))
     small[5:15, 5:15] = large[5:15, 5:15] = 0
     assert render.similarity_beyond_blank(large, small, render.ssim) == 1.0
@@ -119,7 +119,7 @@ def test_what_cannot_be_drawn_is_refused_and_the_next_is_drawn(tmp_path, languag
     assert (svg(BARS) == svg(BARS)).all()  # the next one is drawn all the same
 
 
-def test_memory_has_a_limit():
+def test_drawing_stops_at_the_memory_limit():
     bomb = '<defs><g id="a0"><rect width="1" height="1"/></g>'
     bomb += "".join(f'<g id="a{i + 1}">' + f'<use href="#a{i}"/>' * 10 + "</g>" for i in range(7))
     with pytest.raises(DrawingError):
@@ -128,7 +128,7 @@ def test_memory_has_a_limit():
         )
 
 
-def test_a_picture_has_a_limit():
+def test_a_drawing_above_max_bytes_is_refused():
     with pytest.raises(DrawingError, match="more than 50 bytes when drawn"):
         draw("svg", PAGE.format(BARS), side=64, limits=DrawingLimits(max_bytes=50))
 
@@ -137,7 +137,7 @@ def _children_draw(results):
     results.put((svg(BARS) < 128).sum())
 
 
-def test_a_fork_draws_for_itself():
+def test_drawing_works_after_a_fork():
     expected = (svg(BARS) < 128).sum()
     context = multiprocessing.get_context("fork")
     results = context.Queue()
@@ -200,7 +200,7 @@ def test_a_command_that_hangs_is_ended_with_all_it_started(painter, tmp_path):
     assert term == (0.0, "the drawing takes more than 3 s to draw")
 
 
-def test_a_command_is_told_nothing_of_this_process(painter, monkeypatch):
+def test_a_command_does_not_inherit_the_environment(painter, monkeypatch):
     monkeypatch.setenv("SECRET", "x")
     assert scored(render.page, "text", "long", "longer", renderer=painter).value < 0.9
 

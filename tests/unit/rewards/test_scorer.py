@@ -117,7 +117,7 @@ def test_a_reason_is_text_and_of_a_length_that_a_person_reads():
 
 
 @pytest.mark.parametrize("result", [True, 1, 1.0, RewardValue(1.0, "")])
-def test_any_real_number_is_a_score(result):
+def test_numbers_and_booleans_are_scores(result):
     score = scored(make_scorer(term(constant(result))), rollout(""))
     assert score.terms["odd"] == RewardValue(1.0, "")
     assert type(score.total) is float
@@ -129,12 +129,12 @@ def test_a_bug_in_a_reward_ends_the_run_and_is_named_with_its_place(error):
         scored(make_scorer(term(constant(error))), rollout(""))
 
 
-def test_an_interruption_is_no_failure_of_a_reward():
+def test_keyboard_interrupts_pass_through():
     with pytest.raises(KeyboardInterrupt):
         scored(make_scorer(term(constant(KeyboardInterrupt()))), RIGHT)
 
 
-def test_the_policy_to_stop_stops():
+def test_on_unscorable_stop_raises():
     judge = make_scorer(term(constant(Unscorable("broken"))), on_unscorable="stop")
     with pytest.raises(RewardError, match=r"reward 'odd' on sample 'c1' \(task 'count'\): broken"):
         scored(judge, rollout(""))
@@ -175,7 +175,7 @@ def test_the_policy_to_fall_back_takes_the_terms_fallback_and_says_so(options, v
     assert score.failures == {"odd": RewardFailure(RewardErrorKind.UNSCORABLE, "no verdict")}
 
 
-def test_each_fault_has_its_own_policy():
+def test_errors_and_unscorable_samples_have_separate_policies():
     judge = make_scorer(term(picky), on_error="fallback", on_unscorable="skip")
     (group,) = judge.score_groups([[RIGHT, WRONG, rollout("", index=2)]], step=0)
     assert group.totals == (1.0, 0.0)
@@ -183,7 +183,7 @@ def test_each_fault_has_its_own_policy():
 
 
 @pytest.mark.parametrize("policy", ["skip", "skip_group", "fallback"])
-def test_evaluation_skips_nothing_so_that_two_looks_compare(policy):
+def test_evaluation_scores_every_rollout(policy):
     scores = make_scorer(term(picky), on_unscorable=policy).score_eval([RIGHT, rollout("")])
     assert [score.total for score in scores] == [1.0, 0.0]
     assert scores[1].failures.keys() == {"picky"}

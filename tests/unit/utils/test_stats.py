@@ -11,20 +11,20 @@ from mmrl.utils import stats
 
 
 @pytest.mark.parametrize(("right", "of"), [(0, 1), (1, 1), (3, 7), (348, 1000), (999, 1000), (0, 50)])
-def test_wilson_is_scipys(right, of):
+def test_wilson_interval_equals_scipy(right, of):
     ours = stats.wilson_interval(right, of)
     theirs = binomtest(right, of).proportion_ci(method="wilson")
     assert (ours.value, ours.low, ours.high) == pytest.approx((right / of, theirs.low, theirs.high), abs=1e-12)
 
 
-def test_wilson_of_nothing():
+def test_wilson_interval_of_no_samples_is_everything():
     assert stats.wilson_interval(0, 0) == stats.Interval(value=0.0, low=0.0, high=1.0)
     with pytest.raises(ValueError, match="3 of 2"):
         stats.wilson_interval(3, 2)
 
 
 @pytest.mark.parametrize(("a_only", "b_only"), [(0, 0), (1, 0), (5, 5), (191, 111), (97, 126), (1000, 900)])
-def test_mcnemar_is_the_exact_binomial_test(a_only, b_only):
+def test_mcnemar_equals_the_exact_binomial_test(a_only, b_only):
     a = {f"a{n}": True for n in range(a_only)} | {f"b{n}": False for n in range(b_only)} | {"both": True, "none": False}
     b = {name: not right for name, right in a.items()} | {"both": True, "none": False}
     flips = stats.mcnemar_test(a, b)
@@ -51,7 +51,7 @@ def test_pass_at_k_of_more_than_there_are():
         stats.pass_at_k(1, 4, 5)
 
 
-def test_majority():
+def test_maj_at_k_by_hand():
     assert stats.maj_at_k(["A", "B", "B", None, None, None], [False, True, True, False, False, False], 6) == 1.0
     assert (
         stats.maj_at_k(["B", "A", "A", "B"], [True, False, False, True], 4) == 1.0
