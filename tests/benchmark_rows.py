@@ -1,4 +1,4 @@
-"""What tests of benchmarks share: tiny pictures, rows as files of any format, a question as it is asked."""
+"""Helpers for tests of benchmarks: rows as files of any format, a question as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def place(folder: Path) -> DatasetContext:
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows in the format that the name's ending says."""
+    """Write rows in the format of the file's suffix."""
     if path.suffix == ".parquet":
         write_parquet(path, rows)
     elif path.suffix == ".jsonl":
@@ -41,7 +41,7 @@ def _cell(value: object) -> str:
 
 
 def shown(question: Question) -> str:
-    """What is asked, with * for a picture and ~ for a video."""
+    """Return the question as text, with * for an image and ~ for a video."""
     assert question.sample is not None, question.problem
     parts = question.sample.parts
     return "".join(part if isinstance(part, str) else "~" if isinstance(part, VideoRef) else "*" for part in parts)

@@ -1,4 +1,4 @@
-"""Configs and small tools that the config tests share."""
+"""Configs and helpers for tests of the config."""
 
 import io
 import json
@@ -108,7 +108,7 @@ def refused(path: Path, *overrides: str) -> str:
 
 
 def put(tree, path, value):
-    """The nested dicts and lists with `value` at the dotted path."""
+    """Set the value at a dotted path in nested dicts and lists."""
     *way, last = [int(step) if step.isdecimal() else step for step in path.split(".")]
     inner = tree
     for step in way:

@@ -1,4 +1,4 @@
-"""The answer grammar: what parses, what does not and why, and that rendering and parsing agree."""
+"""Response formats with tags: parsing of numbers, choices, boxes and text, reported problems, rendering."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every kind and style of answer: what parses and to what, what is refused, and that targets parse as written."""
+"""Every answer type in every style (tags, boxed, JSON): parsing, refusal, rendering, coordinates, hostile text."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""What responses answer, in the ways that models write: a table for choices, one for numbers, and the edges."""
+"""Extraction of the answer from a response: choices, numbers, coordinates, refusals."""
 
 import pytest
 

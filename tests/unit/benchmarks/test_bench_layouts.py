@@ -193,7 +193,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], str, object]] = {
 
 
 def read(folder: Path, bench: str, *rows: Mapping[str, Any], name: str = "rows.parquet") -> BenchmarkQuestions:
-    """Rows as a file of the benchmark, read; `p.png` and `images/a/p.png` are pictures beside it."""
+    """Write rows to a file beside the images `p.png` and `images/a/p.png`, and read them as questions."""
     (folder / "images" / "a").mkdir(parents=True, exist_ok=True)
     for picture in (folder / "p.png", folder / "images" / "a" / "p.png"):
         picture.write_bytes(png_bytes())
@@ -299,7 +299,7 @@ def test_the_digest_depends_on_content_not_on_the_folder(tmp_path: Path) -> None
 
 
 def answered(number: int) -> Prediction:
-    """A response."""
+    """A stored response to the question with this number as id."""
     resize = ResizeMap(Size(40, 30), Size(56, 28))
     facts = {
         "finish_reason": FinishReason.EOS,

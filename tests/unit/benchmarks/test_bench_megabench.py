@@ -1,4 +1,4 @@
-"""MEGA-Bench's metrics against values worked out by hand, fields put together, and its mean over tasks."""
+"""MEGA-Bench's metrics against values worked out by hand, their aggregation over fields, the mean over tasks."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Pictures that are not there, and items without a response: named, refused, or counted as wrong in every number."""
+"""Missing images, malformed rows and missing responses: named, refused, or counted as incorrect everywhere."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ GONE = (7, 70, 700)
 
 @pytest.fixture(scope="module")
 def thousand(tmp_path_factory):
-    """A thousand questions about two pictures; three name one that is not there."""
+    """A thousand questions about two images; three questions name an image that does not exist."""
     folder = tmp_path_factory.mktemp("thousand")
     for number in range(2):
         Image.new("RGB", (8, 8), (90 * number, 0, 0)).save(folder / f"{number}.png")

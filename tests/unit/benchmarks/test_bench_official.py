@@ -1,4 +1,4 @@
-"""Official rules against tables worked out by hand, and the errors of other evaluators that ours must not have."""
+"""Official scoring rules against tables worked out by hand, and known errors of other evaluators."""
 
 import random
 from dataclasses import replace
@@ -179,7 +179,7 @@ def test_mmmu_reads_letters(text, letter):
 
 
 def test_mmmu_draws_a_letter_for_what_it_cannot_read():
-    """As eval_utils.py does from its seed on: in the order of the questions, however responses come."""
+    """MMMU's eval_utils.py draws from one seeded generator in the order of the questions, not of the responses."""
     items = {str(number): item("choice", "fig", options=FRUIT) for number in range(40)}
     items = {id: replace(asked, id=id) for id, asked in items.items()}
     responses = [ItemResponse(id=id, text="(A)" if int(id) % 3 == 0 else "no idea") for id in items if id != "7"]
@@ -334,7 +334,7 @@ def test_mathvision_scores_as_its_authors(answer, options, response, official, s
     ],
 )
 def test_formulas_have_the_values_that_latex2sympy2_gives(formula, value):
-    """The values are those of latex2sympy2 1.9.1, printed and run; the last row has what it cannot do in a minute."""
+    """The values are those of latex2sympy2 1.9.1; in the last row, it does not finish within a minute."""
     found = evaluate_latex(formula)
     assert found == value
     assert isinstance(found, type(value))
@@ -446,7 +446,7 @@ def test_boxes_in_resized_pixels_are_converted():
 
 
 def test_a_response_without_a_point_is_no_answer_to_strict():
-    """ScreenSpot's code reads a corner from it, which a box in that corner holds."""
+    """ScreenSpot's own code reads (0, 0) from such a response, which lies within this box."""
     corner = item("point", [0, 0, 50, 50])
     assert both("screenspot", corner, "It is at the top left.") == (False, True)
     assert verdict("screenspot", corner, "It is at the top left.").outcome is ResponseOutcome.NO_ANSWER

@@ -1,4 +1,4 @@
-"""Benchmarks in the very columns that their authors and VLMEvalKit publish; content is invented, media are tiny."""
+"""Rows in the columns that authors and VLMEvalKit publish, with invented content and tiny media."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Any], str, object, str]] = {
 
 @pytest.fixture(scope="module")
 def film(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A video of a second."""
+    """The bytes of a video of one second."""
     folder = tmp_path_factory.mktemp("film")
     frames = [Image.new("RGB", (32, 32), (9 * number, 0, 0)) for number in range(4)]
     return Path(save_mp4(RenderedVideo(frames=frames, fps=4), folder, "f").path).read_bytes()
@@ -281,7 +281,7 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def read(tmp_path: Path, film: bytes) -> Any:
-    """Reads rows as files of a benchmark; pictures and videos lie beside them, wherever a layout looks."""
+    """Read rows as files of a benchmark, with images and videos in every folder that a layout expects."""
     for folder in ("", "images/Ego4D", "videos/Ego4D", "star/Charades_v1_480"):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / "p.png").write_bytes(png_bytes())

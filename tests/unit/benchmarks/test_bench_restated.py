@@ -1,4 +1,4 @@
-"""The same answer in the dress of many models: it is read, whatever its dress; and what names several names none."""
+"""One answer in the wordings of many models is always read; a response that names several answers has none."""
 
 import pytest
 

@@ -19,7 +19,7 @@ LOOK = "Wait, look at number {} of them again. "
 
 
 def of(value, name, **options):
-    """A term whose reward always gives the same."""
+    """A term whose reward always returns `value`."""
     return term(constant(float(value), name=name, low=-1.0), **options)
 
 

@@ -1,4 +1,4 @@
-"""The config room: what loads, where each value came from, and what others get to read."""
+"""Loading a config: values, origins, `extends`, overrides, `mmrl explain`, JSON schema."""
 
 import json
 import math

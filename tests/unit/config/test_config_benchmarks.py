@@ -1,4 +1,4 @@
-"""Benchmarks in a run's config: explained, named apart, and free to change while the run goes on."""
+"""Benchmarks in a run's config: explanation, names, and changes when a run is resumed."""
 
 import pytest
 from config_samples import SMALL, refused, write

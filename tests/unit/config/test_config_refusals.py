@@ -1,4 +1,4 @@
-"""What the config room refuses, and in which words."""
+"""Configs that are refused: by key, by line of the file, and by type."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Rollout programs in a config: what is refused, what a preset stands for, what `mmrl explain` says."""
+"""Rollout steps in a config: refusals, presets, `mmrl explain`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mmrl explain` forgets no option: each is described, or listed here as not worth a line."""
+"""Every option is described by `mmrl explain`, or listed here as not worth a line."""
 
 import ast
 import inspect
@@ -95,7 +95,7 @@ def description_sources(section: type[BaseModel]) -> Iterator[str]:
 
 @cache
 def attributes_read_of_other_objects() -> frozenset[str]:
-    """What descriptions read of something else than `self`: a list's entries, a nested section."""
+    """Attributes that descriptions read from objects other than `self`: entries of a list, nested sections."""
     own, others = attributes_in(inspect.getsource(inspect.getmodule(explain_function)))
     read = own | others
     for section in described_sections():

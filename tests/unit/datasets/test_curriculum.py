@@ -1,4 +1,4 @@
-"""Orders that change as training goes on: mixtures by schedule, phases, priorities; and what they remember."""
+"""Orders that depend on training progress: scheduled mixtures, phases, priorities, reward history."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`mmrl data make`: what is written reads back equal, and nothing half-written is left."""
+"""`mmrl data make`: samples read back equal, and a failed command leaves no partial folder."""
 
 import hashlib
 import json
@@ -37,13 +37,13 @@ def here(tmp_path, monkeypatch):
 
 
 def facts(sample):
-    """Everything of a sample but where its files lie."""
+    """Everything of a sample except the paths of its files."""
     parts = [part if isinstance(part, str) else (type(part), part.sha256) for part in sample.parts]
     return sample.id, sample.task, parts, sample.target, sample.label, sample.thinking, sample.meta
 
 
 def read(snippet, base):
-    """The samples that a printed piece of a config names."""
+    """Read the samples of a printed config snippet."""
     ((part, (origin,)),) = YAML(typ="safe").load(snippet)["data"].items()
     assert origin["fn"] == "mmrl_datasets.readers.table:rows"
     return part, list(table.rows(make_context(base), **origin["args"]))

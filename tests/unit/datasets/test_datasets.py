@@ -1,4 +1,4 @@
-"""Generated scenes: exact truth, disjoint splits, impossible options refused by name; the worked example."""
+"""Generated scenes: targets agree with pixels, splits are disjoint, label noise; the example dataset."""
 
 import hashlib
 import itertools

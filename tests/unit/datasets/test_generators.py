@@ -1,4 +1,4 @@
-"""Text, jigsaws, multiple choice: gold is what an independent look at the pixels finds, and no answer is favoured."""
+"""Generators: determinism, splits and options of all; targets of text, jigsaws and choices agree with pixels."""
 
 import hashlib
 import itertools
@@ -32,7 +32,7 @@ EVERY_GENERATOR = [*GENERATORS, sums, corner_digits]
 
 
 def facts(sample):
-    """Everything of a sample but where its files lie."""
+    """Everything of a sample except the paths of its files."""
     texts = [part for part in sample.parts if isinstance(part, str)]
     return sample.id, texts, [ref.sha256 for ref in sample.media], sample.target, sample.meta
 
@@ -185,7 +185,7 @@ def test_the_yaml_of_the_card_makes_samples(card, place):
 
 
 def rendering(text, weight):
-    """A text's ink, large and cropped."""
+    """Draw a text large and crop it to its ink."""
     font = ImageFont.load_default(size=32)
     sheet = Image.new("L", (40 * len(text), 60))
     ImageDraw.Draw(sheet).text((5, 5), text, fill=255, font=font, stroke_width=weight, stroke_fill=255)
@@ -238,7 +238,7 @@ def test_contrast_and_noise_have_the_stated_strength(place):
 
 
 def seen(sample):
-    """Colour, form and quarter of every shape, from pixels alone."""
+    """Find colour, form and quarter of every shape from the pixels."""
     image, found = pixels(sample.images[0]), []
     for corner, (right, down) in multiple_choice.CORNERS.items():
         quarter = image[24 * down : 24 * down + 24, 24 * right : 24 * right + 24]
@@ -294,7 +294,7 @@ def tiles_of(image, rows, columns):
 
 
 def seams(tiles, rows, columns):
-    """Mean step across the seams of an arrangement: what an eye would call broken."""
+    """Sum of the grey-level steps across all seams of an arrangement of tiles."""
     image, side = assembled(tiles, rows, columns), len(tiles[0])
     across = np.abs(np.diff(image, axis=1))[:, side - 1 :: side].sum()
     return across + np.abs(np.diff(image, axis=0))[side - 1 :: side].sum()

@@ -1,4 +1,4 @@
-"""Charts and clips: values read off the pixels, and frames decoded and tracked, give the gold."""
+"""Charts and clips: values read from pixels, and shapes tracked in decoded frames, equal the target."""
 
 import io
 import itertools
@@ -36,7 +36,7 @@ def columns_of(mask):
 
 
 def height_to_value(image, row):
-    """A value on the axis, by the labelled lines: the base has most ink, and lines stand 2 steps apart."""
+    """Convert a row to a value of the axis. The base line has most ink; labelled lines are 2 steps apart."""
     (base,) = rows_of(image, charts.CHART_INK, 60)
     lines = rows_of(image, charts.LINE_COLOR, 30)
     pitch = (base - lines[0]) / len(lines)
@@ -64,7 +64,7 @@ def slices(image):
 
 
 def label_is(image, centre, name):
-    """Whether the name stands below the axis, in the middle of its column."""
+    """Return whether the month's name is below the axis, in the middle of its column."""
     (base,) = rows_of(image, charts.CHART_INK, 60)
     sheet = Image.new("RGB", (image.shape[1], image.shape[0]), charts.CHART_BACKGROUND)
     font = ImageFont.load_default(size=charts.FONT_PX)
@@ -74,7 +74,7 @@ def label_is(image, centre, name):
 
 
 def answer(sample, values):
-    """What the question asks for, given the months' values."""
+    """Answer the question from the values of the months."""
     asked = [month for month in charts.MONTHS if month in sample.parts[-1].split("\n")[0]]
     match sample.task:
         case "chart_value":
@@ -156,7 +156,7 @@ def frames_of(sample):
 
 
 def track(sample):
-    """Where the thing that is asked about stands in each frame, as the middle of its colour; None where it is not."""
+    """Centre of the asked colour in each frame; None where the shape is not visible."""
     colour = next(name for name in shape_videos.SHAPE_COLOURS if f" {name} " in sample.parts[-1])
     middles = []
     for frame in frames_of(sample):

@@ -1,4 +1,4 @@
-"""Samples come in: every medium is opened, in this process or in others, and memory does not grow with their number."""
+"""Loading samples: every image and video is opened once, with or without workers, in bounded memory."""
 
 import json
 import os
@@ -128,7 +128,7 @@ def rows(place):
 
 @pytest.fixture
 def clips(tmp_path):
-    """A folder with two videos, of which one has damage in a late frame."""
+    """A folder with two videos; a late frame of one is damaged."""
     (tmp_path / "clips").mkdir()
     (tmp_path / "mine.py").write_text(VIDEO_ROWS)
     for name in ("damaged", "whole"):
@@ -194,7 +194,7 @@ check_video = MediaCache.check_video
 
 
 def test_long_decoding_yields_often_and_keeps_its_results(clips, monkeypatch):
-    """Ranks that wait for the first one would take it for lost, and a start that is killed would begin anew."""
+    """Other ranks would report rank 0 as lost, and a killed start would lose what it has decoded."""
     monkeypatch.setattr("mmrl.data.load._REPORT_VIDEOS_S", 0.0)
     write_video(clips / "clips" / "damaged.mp4", range(24), size=(64, 48))
     loader, _ = video_loader(clips, OpenedMediaIndex(clips / "opened_media.json"))

@@ -1,4 +1,4 @@
-"""Mixtures and streams: exact shares, every row once per epoch, a cursor that means the same however reached."""
+"""Mixtures and streams: exact shares, each row once per epoch, the same row at a position on every path to it."""
 
 from collections import Counter
 from itertools import count, islice
@@ -11,7 +11,7 @@ from mmrl.types import RejectedRow, UserError
 
 
 def rows(name, size=None):
-    """`size` rows, or rows without end; every seventh is unusable."""
+    """Yield `size` rows, or endless ones; every seventh is rejected."""
     for i in count() if size is None else range(size):
         if i % 7 == 6:
             yield RejectedRow(f"{name}-{i}", "no answer")

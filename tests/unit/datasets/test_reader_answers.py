@@ -1,4 +1,4 @@
-"""Right answers of every kind as the cells of a table hold them."""
+"""Targets of every answer type from the cells of a table."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Readers: rows of every format on tiny files of the exact schema, and bad ones rejected or refused by name."""
+"""Readers on tiny files in each published schema; bad rows are rejected, bad files and settings refused."""
 
 import base64
 import csv
@@ -41,7 +41,7 @@ def place(tmp_path):
 
 
 def stored(place, content, ending=".png"):
-    """How a picture that was unpacked is referred to, once it is seen to be there."""
+    """Check that an embedded image was stored, and return the reference to it."""
     digest = hashlib.sha256(content).hexdigest()
     path = place.work_dir / "media" / digest[:2] / f"{digest}{ending}"
     assert path.read_bytes() == content
@@ -49,7 +49,7 @@ def stored(place, content, ending=".png"):
 
 
 def picture(place, name, content=b"a picture"):
-    """A picture as a file, and how it is referred to."""
+    """Write an image file and return the reference to it."""
     return write_file(place.base_dir / name, content)
 
 

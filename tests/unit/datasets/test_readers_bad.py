@@ -1,4 +1,4 @@
-"""Readers on bad files: every encoding but UTF-8, empty and broken ones, values of wrong types; never a crash."""
+"""Readers on bad files: other encodings, empty and broken files, wrong types; none may raise anything else."""
 
 import json
 import random
@@ -125,7 +125,7 @@ def everything(place, name):
 
 
 def mutated(content, rng):
-    """A few bytes overwritten, taken out, put in, doubled or cut off."""
+    """Overwrite, delete, insert, double or cut off a few bytes."""
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(content) + 1)
         piece = rng.choice(

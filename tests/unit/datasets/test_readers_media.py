@@ -1,4 +1,4 @@
-"""Readers: media as paths, bytes and URLs, where and of the kinds that a run allows; videos like pictures."""
+"""Images and videos as paths, bytes and URLs: allowed folders, schemes, sizes, spans."""
 
 import base64
 import hashlib
@@ -56,7 +56,7 @@ def video(place, name, content=MP4, **clip):
 
 
 def kept(place, content, ending):
-    """Where a medium without a file of its own is put, once it is seen to be there."""
+    """Check that embedded or fetched media were stored, and return their path."""
     path = place.work_dir / "media" / sha(content)[:2] / f"{sha(content)}{ending}"
     assert path.read_bytes() == content
     return str(path)

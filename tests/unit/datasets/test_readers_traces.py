@@ -1,4 +1,4 @@
-"""Conversations in which the assistant calls tools: its words are the response, the tools answer anew."""
+"""Conversations with tool calls: the assistant's words become the response, replies of tools are left out."""
 
 from __future__ import annotations
 

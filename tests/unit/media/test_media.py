@@ -1,4 +1,4 @@
-"""The opener of pictures: what it makes of odd ones, and what it refuses."""
+"""Opening images: pixels of every format and mode, damaged files, limits, allowed folders, cache."""
 
 import hashlib
 import io
@@ -27,7 +27,7 @@ def open_image(ref, limits):
 
 @pytest.fixture
 def keep(tmp_path):
-    """Writes bytes, or a picture in a format, and returns the reference."""
+    """Write bytes, or an image in a format, and return the reference."""
 
     def keep(content, name="picture.png", **options):
         if isinstance(content, Image.Image):

@@ -26,7 +26,7 @@ def shade(number: int) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Twelve frames, 1.png to 12.png, each of one shade; a hidden file, as some systems leave."""
+    """Twelve frames, 1.png to 12.png, each of one shade, and a hidden file such as macOS leaves."""
     home = tmp_path / "clip"
     home.mkdir()
     for number in range(12):
@@ -45,7 +45,7 @@ def store(folder: Path, **limits: Any) -> MediaCache:
 
 
 def seen(folder: Path, **options: Any) -> list[int]:
-    """Which frames a clip shows; every pixel of each has its shade."""
+    """Return which frames a clip shows, by their shade."""
     clip = store(folder).read_video(ref(folder, **options), RULE)
     shades = [np.unique(frame.numpy()).tolist() for frame in clip.frames_TCHW]
     assert all(len(values) == 1 for values in shades)

@@ -1,4 +1,4 @@
-"""Damaged files by the hundred: each ends in a named refusal or a real picture or clip, soon and without a crash."""
+"""Hundreds of damaged files: each is refused by name or really opened, in bounded time and without a crash."""
 
 import itertools
 import multiprocessing
@@ -65,7 +65,7 @@ MUTATORS = (truncate, overwrite, blank, cut, insert)
 
 @bounded()
 def open_it(path, rule=SOME):
-    """The frames a file gives, a picture being one, or None when it is refused. Runs in a process of its own."""
+    """Return the frames of a file (an image has one), or None if it is refused. Runs in a subprocess."""
     torch.set_num_threads(1)
     path = Path(path)
     store, ref = MediaCache(MediaPolicy(roots=(path.parent,)), MediaLimitsConfig(), max_bytes=0), video_ref(path)

@@ -1,4 +1,4 @@
-"""Videos: the frames qwen-vl-utils would choose and the pixels it would make, or a refusal that names the reason."""
+"""Videos: frames and pixels equal qwen-vl-utils and decord, or the file is refused with the reason."""
 
 import os
 import random
@@ -40,7 +40,7 @@ def all_frames(ref):
 
 
 def nearest(frames, size):
-    """Which of the moving test pictures each frame shows."""
+    """Return the index of the test picture that each frame shows."""
     pictures = np.stack([picture(index, *size) for index in range(48)]).astype(int)
     return [int(np.abs(pictures - frame).mean((1, 2, 3)).argmin()) for frame in frames.astype(int)]
 
@@ -108,7 +108,7 @@ def test_every_frame_is_the_one_decord_decodes(tmp_path, name, options):
 
 @pytest.mark.parametrize("groups", ["closed", "open"])
 def test_a_frame_does_not_depend_on_which_others_are_read(tmp_path, groups):
-    """Behind an open key frame decord gives a frame three further on."""
+    """After seeking to an open key frame, decord returns a frame three positions later."""
     parameters = {"g": "8", "bf": "3", "x264-params": f"open-gop={int(groups == 'open')}:keyint=8:min-keyint=8"}
     ref = write_video(tmp_path / "v.mp4", options=parameters)
     whole = all_frames(ref)
@@ -178,7 +178,7 @@ def write_cut(folder):
 
 
 def test_frames_that_an_edit_list_hides_are_not_counted(tmp_path):
-    """They stay in the file; decord counts them and repeats a neighbour for each."""
+    """Hidden frames stay in the file; decord counts them and repeats a neighbour for each."""
     seen = nearest(all_frames(write_cut(tmp_path)), (128, 96))
     assert seen == list(range(12, 12 + len(seen)))
     assert 24 <= len(seen) <= 28
@@ -378,7 +378,7 @@ def test_a_stream_that_models_cannot_see_is_refused(tmp_path, write, message):
 
 
 def test_a_video_without_frames_is_refused(tmp_path):
-    """Real headers of pictures, and not one picture behind them."""
+    """The file has a valid video stream and no packets."""
     write_video(tmp_path / "v.mp4", (), container={"movflags": "empty_moov+frag_keyframe"})
     with pytest.raises(MediaError, match=r"v\.mp4: (contains no frames|damaged|has no)"):
         store().get_frame_plan(video_ref(tmp_path / "v.mp4"), SMALL)
@@ -387,7 +387,7 @@ def test_a_video_without_frames_is_refused(tmp_path):
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize(("name", "flags"), [("v.mp4", {}), ("v.mp4", {"movflags": "faststart"}), ("v.mkv", {})])
 def test_a_truncated_file_is_refused(tmp_path, share, name, flags):
-    """Even where frames are left: an MP4 with its index in front, an MKV."""
+    """An MP4 with its index in front and an MKV would still decode some frames."""
     whole = Path(write_video(tmp_path / name, container=flags).path).read_bytes()
     (tmp_path / name).write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(MediaError, match=r"(empty file|no MP4|damaged|is cut off)"):
@@ -441,7 +441,7 @@ def test_a_clip_that_is_not_what_was_planned_is_refused(tmp_path):
 
 
 def test_reading_videos_prints_nothing(tmp_path):
-    """Not by ffmpeg about a damaged file, nor by qwen-vl-utils about its choices."""
+    """ffmpeg would report a damaged file, and qwen-vl-utils its choice of frames."""
     ref = write_video(tmp_path / "v.mp4")
     damaged = bytearray(Path(ref.path).read_bytes())
     damaged[900:1100] = bytes(200)

@@ -1,4 +1,4 @@
-"""What a response earns beside its siblings: published numbers, slow oracles, degenerate groups."""
+"""Group rewards: published numbers, slow oracles, degenerate groups, limits of the user's functions."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def group(lengths, right, *, answers=None, texts=None, kind=AnswerType.NUMBER, p
 
 
 def calling(right, calls, views=None):
-    """A group whose responses called a tool so often, answered in words, or by as many views."""
+    """A group whose responses called a tool `calls` times; each reply shows `views` images."""
     plain = group([1] * len(right), right)
     size = Size(8, 8)
     view = MediaObservation(

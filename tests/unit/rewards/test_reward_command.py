@@ -32,7 +32,7 @@ def r(response, sample, *, factor: float = 1.0):
 
 @pytest.fixture
 def made(tmp_path):
-    """Writes a reward with a body of one's own; returns its name."""
+    """Write a reward with the given body and return its name."""
 
     def make(body, declared="answer_types=(AnswerType.NUMBER,)"):
         path = tmp_path / "mine.py"

@@ -28,7 +28,7 @@ RESIZE = ResizeMap(SCREEN, Size(224, 448))
 
 
 def pair(kind, target, answer, *, question="?", frame=None, meta=None, grammar=None, raw=False):
-    """What a reward is given for an answer in its tags, on a screenshot of 400 x 800."""
+    """Response and sample for an answer in its tags (or `raw` text), on a screenshot of 400 x 800."""
     text = answer if raw else f"<answer>{answer}</answer>"
     parsed = (grammar or ResponseFormat(thinking="optional")).parse(text, kind)
     units = CoordinateSystem.PX_ORIGINAL
@@ -53,7 +53,7 @@ def inverse(order):
 
 
 def slow_neighbours(target, answer, says, rows, columns):
-    """Lays the tiles out as pictures whose pixels say where they belong, and looks at every seam."""
+    """Lay out tiles as pixels that hold their home position, and count the seams that fit."""
     placement = {}  # tile shown -> (row, column) in the photograph
     for a, b in enumerate(target, start=1):
         tile, home = (b, a) if says == "tiles" else (a, b)

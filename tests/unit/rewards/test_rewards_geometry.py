@@ -202,7 +202,7 @@ def random_detections(rng):
 
 
 def ours(targets, answers, confidences):
-    """Our AP, without its control of length."""
+    """Our AP without its penalty for extra boxes."""
     gold, given = regions(*zip(*targets, strict=True)), regions(*zip(*answers, strict=True), confidences)
     controlled = value(detect.average_precision, AnswerType.BOXES, gold, given)
     return controlled / min(1.0, len(gold) / len(given))

@@ -1,4 +1,4 @@
-"""The thinking: boxes, consistency and reflection against published numbers, and what a long thought costs."""
+"""Rewards on the thinking: boxes and reflection against published numbers, and time on long thoughts."""
 
 import random
 

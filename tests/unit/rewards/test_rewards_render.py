@@ -1,4 +1,4 @@
-"""Drawings: what a renderer may not do, what a picture is worth beside a blank page, and backbones from a folder."""
+"""Drawing rewards: limits of renderers, similarity beyond a blank page, backbones from a folder."""
 
 import json
 import multiprocessing

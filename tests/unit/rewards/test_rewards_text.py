@@ -1,4 +1,4 @@
-"""Text, OCR, table, ranking and length rewards against oracles: textbook recursions, other libraries, averages."""
+"""Text, OCR, table, ranking and length rewards against textbook recursions and other libraries; hostile text."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ TABLE = "<table><tr><td>tea</td><td>2</td></tr></table>"
 
 
 def score(reward, kind, target, answer, *, tokens=0, meta=None, **options):
-    """The value for an answer that is parsed already; None is one that is not there."""
+    """Return the reward of a parsed answer; None stands for a response without an answer."""
     response = make_response(answer if isinstance(answer, str) else "", make_answer(answer), num_tokens=tokens)
     term = reward(response, make_sample(target, kind, meta=meta or {}), **options)
     assert isinstance(term, RewardValue)
@@ -76,7 +76,7 @@ def subsequence(a, b):
 
 
 def overlap(a, b, n):
-    """How many n-grams the shorter of both has in common with the longer, crossing out each that is found."""
+    """Count the n-grams that both have in common, each as often as it occurs in both."""
     left = [b[i : i + n] for i in range(len(b) - n + 1)]
     found = 0
     for i in range(len(a) - n + 1):

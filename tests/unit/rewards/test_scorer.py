@@ -1,4 +1,4 @@
-"""Scoring: weights, conditions, evaluation, what a reward may not do, and what becomes of it then."""
+"""Scoring: weights, conditions, evaluation, failures of rewards and their policies, checks before training."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -31,7 +31,7 @@ RIGHT, WRONG = rollout("<answer>3</answer>"), rollout("<answer>4</answer>", inde
 
 @reward(name="picky")
 def picky(response, sample) -> float:
-    """Judges right answers, refuses those that say nothing, and breaks on those that are wrong."""
+    """Returns 1 for correct answers, is unscorable without an answer, and raises on wrong ones."""
     if response.answer.value is None:
         raise Unscorable("nothing to judge")
     return 1.0 / (response.answer.value == sample.target.value)

@@ -1,4 +1,4 @@
-"""Services over real sockets: what hangs, drips, breaks, lies or is attacked."""
+"""Judge and render services over real sockets: slow, broken, dishonest and attacked ones."""
 
 import json
 import time
@@ -48,7 +48,7 @@ def drip_without_length(handler, body):
 
 
 def sequence(*answers):
-    """One answer after another."""
+    """Give one answer after another."""
     left = list(answers)
 
     def answer(handler, body):
@@ -75,7 +75,7 @@ def said(**verdict):
 
 
 def content(text):
-    """A judge that writes this, whatever it is shown."""
+    """A judge that always writes this text."""
     return lambda handler, _: reply(handler, {"choices": [{"message": {"content": text}}]})
 
 
@@ -206,7 +206,7 @@ def test_the_median_of_votes_counts_and_each_has_its_seed():
 
 
 def gullible(handler, body):
-    """A judge that does what the last line of the response says: it repeats a verdict it finds there."""
+    """A judge that repeats the last line of the response as its verdict."""
     shown = json.loads(body["messages"][1]["content"].split("\n")[1])
     reply(handler, {"choices": [{"message": {"content": shown["response"].split("\n")[-1]}}]})
 
