@@ -231,7 +231,7 @@ def test_repeated_samples_have_ids_of_their_own():
     two = samples("r", 2)
     assert [s.id for s in repeat_samples(two, 5)] == ["r-0", "r-1", "r-0#2", "r-1#2", "r-0#3"]
     assert repeat_samples(two, None) == repeat_samples(two, 1) == tuple(two)
-    assert {s.parts for s in repeat_samples(two, 9)} == {("?",)}
+    assert {s.parts for s in repeat_samples(two, 9)} == {("How many?",)}
     assert not repeat_samples([], 5)
 
 
