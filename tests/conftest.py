@@ -1,4 +1,4 @@
-"""Tiny worlds: real Qwen-VL classes of a few thousand parameters, real pictures, real rewards."""
+"""Tiny models: real Qwen-VL classes of a few thousand parameters, with generated samples."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from mmrl_datasets.generators import scenes
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model with everything around it, and samples that fit.
+    """A tiny policy, its prompt processor, and samples for it.
 
-    One picture, two pictures, text alone, a video, a picture and a video; then single pictures.
+    The samples have one image, two images, text alone, a video, an image and a video; then single images.
     """
 
     policy: Policy
@@ -61,7 +61,7 @@ class Tiny:
         video: VideoConfig = SMALL,
         root: Path = Path("/"),
     ) -> PromptProcessor:
-        """A processor like this world's with nothing in its caches."""
+        """A processor with the same settings and empty caches."""
         known = self.processor.encoder
         store = MediaCache(MediaPolicy(roots=(root,)), MediaLimitsConfig(), max_bytes=store_bytes)
         options = {"video": video, "add_instruction": add_instruction, "max_prompt_tokens": max_prompt_tokens}
@@ -98,7 +98,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> VideoRef:
 
 @pytest.fixture(scope="session")
 def tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], Tiny]:
-    """A fresh world for each call, so that a test may train it."""
+    """Make a tiny policy of a family; each call makes new weights, so that a test may train them."""
 
     @cache
     def words() -> tuple[str, ...]:

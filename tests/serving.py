@@ -1,4 +1,4 @@
-"""A real HTTP server for tests of what asks one."""
+"""A real HTTP server for tests of clients."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def served(answer):
-    """A server on this machine; `answer(handler, body)` writes the reply. Yields its address and what it was asked."""
+    """Run a server on this machine; `answer(handler, body)` writes the reply. Yields its URL and its requests."""
     requests = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -44,7 +44,7 @@ def reply(handler, body, status=200):
 
 
 def judging(opinion):
-    """A judge behind /chat/completions: `opinion` makes a verdict of the material it is shown."""
+    """Return an answer of a judge at /chat/completions; `opinion` turns the material into a verdict."""
 
     def answer(handler, body):
         first, material, *_ = body["messages"][1]["content"].split("\n")

@@ -78,5 +78,5 @@ def write_sound(path: Path) -> VideoRef:
 
 
 def video_ref(path: Path, **span: float) -> VideoRef:
-    """The reference to a file as it is now."""
+    """Return a reference to a file as it is now."""
     return VideoRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest(), **span)

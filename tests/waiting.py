@@ -1,13 +1,13 @@
-"""Waiting in tests. What they look for never comes, or takes for ever, so they are patient with any machine."""
+"""Waiting in tests: with limits so generous that only a hang or quadratic time exceeds them."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 PATIENCE_S = 600.0
-"""Seconds after which what was awaited will not come."""
+"""Seconds after which a wait fails."""
 CPU_S = 60.0
-"""Seconds of processor time that work may take that, done badly, would take far longer."""
+"""Seconds of processor time for work in linear time; quadratic time takes far longer."""
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -20,7 +20,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Work that grows with its input and no faster."""
+    """Fail if the block takes more than `CPU_S` of processor time."""
     start = time.process_time()
     yield
     assert time.process_time() - start < CPU_S

@@ -1,0 +1,277 @@
+"""MEGA-Bench's metrics against values worked out by hand, their aggregation over fields, the mean over tasks."""
+
+import math
+
+import pytest
+
+from mmrl.benchmarks.grading import extract_answer, grade_response
+from mmrl.benchmarks.items import Item, ItemResponse
+from mmrl.benchmarks.megabench.metrics import FIELD_METRICS
+from mmrl.benchmarks.megabench.planning import parse_problem
+from mmrl.benchmarks.megabench.scoring import macro_mean
+from mmrl.benchmarks.registry import get_benchmark
+from mmrl.types import UserError
+
+CASES = [
+    ("exact_str_match", "Paris", "Paris", 1.0),
+    ("exact_str_match", "paris", "Paris", 0.0),
+    ("exact_str_match", "(B) a pear", "B", 1.0),  # a letter is due: the first one said
+    ("exact_str_match", "Best of all", "B", 1.0),  # even if it begins a word
+    ("exact_str_match_case_insensitive", "paris", "Paris", 1.0),
+    ("simple_str_match", "new-york.", "New York", 1.0),
+    ("simple_str_match", "new-york!", "New York", 0.0),
+    ("near_str_match", "Pariss", "Paris", 0.0),  # 1 - 1/6 is below 0.9
+    ("near_str_match", "the constantinopel", "Constantinople", 13 / 14),  # one letter of fourteen changed places
+    ("near_str_match", "cr\u00e8me br\u00fbl\u00e9e", "Creme Brulee", 1.0),
+    ("normalized_similarity_damerau_levenshtein", "abdc", "abcd", 0.75),
+    ("number_rel_diff_ratio", "90", "100", 0.9),
+    ("number_rel_diff_ratio", "300", "100", 0.0),
+    ("general_single_numerical_match", "x is 3.14", "3.14", 1.0),
+    ("general_single_numerical_match", "101", "100", 1.0),
+    ("general_single_numerical_match", "102", "100", 0.0),
+    ("general_single_numerical_match", "a b", "AB", 1.0),
+    ("boxed_single_numerical_match", "7", "7", 1.0),
+    ("positive_int_match", "7", "7", 1.0),
+    ("positive_int_match", "-7", "-7", 0.0),
+    ("set_equality", '["a", "b"]', "b, a", 1.0),
+    ("set_equality", "A, b", "b, a", 0.0),
+    ("set_equality_case_insensitive", "A, b", "b, a", 1.0),
+    ("str_set_equality_comma", "A, b", "b, a", 1.0),
+    ("str_set_equality_line_break", "x\nY", "y\\nx", 1.0),
+    ("jaccard_index", "a, b, c", "b, c, d", 0.5),
+    ("jaccard_index", "[('a', 'b')]", "[['a', 'b'], ['c', 'd']]", 0.5),
+    ("jaccard_index_case_insensitive", "A, b", "a, B, c", 2 / 3),
+    ("set_precision", "a, b", "a", 0.5),
+    ("sequence_equality", "a, b", "b, a", 0.0),
+    ("sequence_equality", "[1, 2]", "[1, 2]", 1.0),
+    ("sequence_equality_case_insensitive", "A, b", "a, B", 1.0),
+    ("sequence_accuracy_case_insensitive", "a, X, C", "a, b, c", 2 / 3),
+    ("sequence_accuracy_case_insensitive", "a", "a, b", 0.0),
+    ("longest_common_list_prefix_ratio", "a, b, x", "a, b, c, d", 0.5),
+    ("longest_common_list_prefix_ratio", "a, b, c, d", "a, b", 1.0),
+    ("dict_equality", '{"a": 1, "b": 2}', '{"b": 2, "a": 1}', 1.0),
+    ("dict_equality", '{"a": 1}', '{"b": 2, "a": 1}', 0.0),
+    ("dict_precision", '{"a": 1, "b": 3}', '{"a": 1, "b": 2}', 0.5),
+    ("dict_exact_str_match_agg_recall", '{"a": "x", "c": "z"}', '{"a": "x", "b": "y"}', 0.5),
+    ("dict_set_equality_agg_jaccard", '{"a": "x, y", "c": "z"}', '{"a": "y, x", "b": "y"}', 1 / 3),
+    ("dict_jaccard_agg_jaccard", '{"a": "x, y"}', '{"a": "x", "b": "y"}', 0.25),
+    ("latex_expr_equality", r"\frac{1}{2}", "0.5", 1.0),
+    ("nbbox_iou_single", "(0, 0, 1, 0.5)", "(0, 0, 1, 1)", 0.5),
+    ("nbbox_iou_tuple", "[(0, 0, 1, 0.5), (0, 0, 1, 1)]", "[(0, 0, 1, 1), (2, 2, 3, 3)]", 0.75),
+    ("nbbox_iou_sequence", "[(0, 0, 1, 0.5), (0, 0, 1, 1)]", "[(0, 0, 1, 1), (2, 2, 3, 3)]", 0.25),
+    ("nbbox_iou_sequence", "[(0, 0, 1, 1)]", "[(0, 0, 1, 1), (2, 2, 3, 3)]", 0.0),
+    ("xml_nbbox_iou_single", "<box>0, 0, 1, 0.5</box>", "<box>0, 0, 1, 1</box>", 0.5),
+    ("xml_norm_point_in_bbox", "<point>0.5, 0.5</point>", "(0.4, 0.4, 0.6, 0.6)", 1.0),
+    ("xml_norm_point_in_bbox", "<point>0.5, 0.5</point> or <point>0.5, 0.5</point>", "(0.4, 0.4, 0.6, 0.6)", 0.0),
+    ("xml_norm_point_in_bbox", "(0.5, 0.5)", "(0.4, 0.4, 0.6, 0.6)", 0.0),
+    ("xml_norm_point_distance", "<point>0.1, 0.5</point>", "<point>0.4, 0.9</point>", 0.5),  # sides 0.3 and 0.4
+    ("xml_norm_point_distance", "<point>0, 0</point>", "<point>1, 1</point>", 0.0),
+    ("xml_norm_point_distance", "<point>1.1, 0.5</point>", "<point>1, 0.5</point>", 0.0),  # outside
+    ("sequence_coords_similarity", "[(0.1, 0.5), (0, 0)]", "[(0.1, 0.5), (0, 0)]", 1.0),
+    ("sequence_coords_similarity", "[(0, 0), (0, 0)]", "[(0.1, 0.1), (0, 0)]", (1 + math.exp(-1)) / 2),
+    ("sequence_coords_similarity", "[(0, 0)]", "[(0, 0), (0, 0)]", 0.0),
+    ("sequence_coords_similarity", "(0, 0)", "[(0, 0)]", 0.0),
+    ("normalized_rmse", "0.53", "0.5", 0.7),
+    ("normalized_rmse", "0.7", "0.5", 0.0),
+    ("normalized_rmse", "about half", "0.5", 0.0),
+    ("angle_seq_float_rmse", "[90, 44]", "[92, 45.0]", 0.85),  # off by 2 and 1 of 10 degrees
+    ("angle_seq_float_rmse", "90, 45", "[92, 45]", 0.9),
+    ("angle_seq_float_rmse", "[90]", "[90, 45]", 0.0),
+    ("angle_seq_float_rmse", "[90, 'no']", "[90]", 0.0),
+    ("dict_nbbox_iou_tuple_agg_jaccard", '{"a": [[0, 0, 1, 0.5]], "c": []}', '{"a": [[0, 0, 1, 1]]}', 0.25),
+    ("chess_move_list_jaccard_index", "Qh7#, Nf3", "['Qh7', 'Rd1!']", 1 / 3),
+    ("multi_ref_phrase", "a red-hat", "blue hat, a red hat", 1.0),
+    ("multi_ref_phrase", "红帽", "蓝帽\uff0c红帽", 1.0),
+    ("multi_ref_phrase", "hat", "blue hat, a red hat", 0.0),
+    ("code_result_exact_str_match", "```\n3 4\n```", "```text\n3 4\n```", 1.0),
+    ("code_result_exact_str_match", "3 5", "```\n3 4\n```", 0.0),
+    ("text_with_latex_expr_equality", r"at rest, $\frac{1}{2}$", "At rest $0.5$", 1.0),
+    ("text_with_latex_expr_equality", "moving $0.5$", "at rest $0.5$", 0.0),
+    ("text_with_latex_expr_equality", "at rest $0.4$", "at rest $0.5$", 0.0),
+    ("text_with_latex_expr_equality", "at rest", "at rest.", 1.0),
+    ("bleu", "the cat sat on the mat", "the cat sat on the mat", 1.0),
+    # The right text is the hypothesis: 5 of 6 words, 4 of 5 pairs, 3 of 4 triples, 2 of 3 fours; as long as the other.
+    ("bleu", "the cat sat on the rug", "the cat sat on the mat", (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25),
+    # All of its 5 words are there, in a text of 6.
+    ("bleu", "the cat sat on the mat", "the cat sat on the", math.exp(1 - 6 / 5)),
+    ("bleu", "a dog", "the cat sat on the mat", 0.0),
+]
+
+DOMAIN = """(define (domain rooms) (:requirements :strips) ; doors are open
+  (:predicates (at ?who ?where) (path ?from ?to))
+  (:action move :parameters (?who - robot ?from ?to - room)
+    :precondition (and (at ?who ?from) (path ?from ?to) (not (= ?from ?to)))
+    :effect (and (at ?who ?to) (not (at ?who ?from))))
+  (:action rest :parameters (?who) :precondition (at ?who hall) :effect (rested ?who)))"""
+TASK = """(define (problem p) (:domain rooms) (:objects r - robot hall den loft - room)
+  (:init (at r den) (path den hall) (path hall loft) (path hall den))
+  (:goal (and (at r loft) (rested r))))"""
+PLANS = [
+    ("(move r den hall)\n(rest r)\n(move r hall loft)", 1.0),
+    ("First:\n(move r den hall)\n  (rest r)\n(rest r)\n(move r hall loft)", 1.0),  # other lines are not looked at
+    ("(move r den hall)\n(move r hall loft)", 0.0),  # never rested
+    ("(rest r)\n(move r den hall)\n(move r hall loft)", 0.0),  # not in the hall yet
+    ("(move r den loft)", 0.0),  # no path
+    ("(move r den hall)\n(rest r)\n(move r den loft)", 0.0),  # no longer there
+    ("(move r den)\n(fly r)", 0.0),
+    ("", 0.0),
+]
+
+
+def credit(text, answer, **extra):
+    asked = Item(id="1", answer_type="text", answer=answer, meta=extra)
+    response = ItemResponse(id="1", text=text)
+    return get_benchmark("megabench").official_score(asked, response, extract_answer(asked, response))
+
+
+@pytest.mark.parametrize(("metric", "said", "due", "expected"), CASES)
+def test_each_metric_scores_its_row(metric, said, due, expected):
+    assert FIELD_METRICS[metric](said, due) == pytest.approx(expected)
+    assert credit(f"<answer>{said}</answer>", due, metric=metric) == pytest.approx(expected)
+
+
+def test_every_metric_has_a_row():
+    assert {metric for metric, *_ in CASES} | {"symbolic_planning_test"} == {*FIELD_METRICS}
+
+
+@pytest.mark.parametrize(("plan", "expected"), PLANS)
+def test_plans_are_simulated(plan, expected):
+    context = {"domain_pddl": DOMAIN, "task_pddl": TASK}
+    assert FIELD_METRICS["symbolic_planning_test"](plan, context) == expected
+    assert FIELD_METRICS["symbolic_planning_test"](plan.split("\n"), context) == expected
+    extra = {"metric": {"plan": "symbolic_planning_test"}, "context": context}
+    asked = Item(id="1", answer_type="text", answer={"plan": "(as the authors did)"}, meta=extra)
+    verdict = grade_response(get_benchmark("megabench"), asked, ItemResponse(id="1", text=f"<answer>{plan}</answer>"))
+    assert (verdict.strict, verdict.official) == (bool(expected), bool(expected))
+
+
+def test_an_announced_answer_may_have_several_lines():
+    context = {"domain_pddl": DOMAIN, "task_pddl": TASK}
+    plan = f"I think first.\n\nAnswer:\n{PLANS[0][0]}"
+    assert credit(plan, {"plan": "(gt)"}, metric={"plan": "symbolic_planning_test"}, context=context) == 1.0
+    assert credit("Answer: x\nY", "y\nx", metric="str_set_equality_line_break") == 1.0
+    assert credit("Answer: a\nb", "a\nb", metric="simple_str_match") == 1.0
+    assert credit("Answer: a\nThat is what I see.", "a", metric="simple_str_match") == 1.0
+
+
+def test_a_goal_may_be_one_fact_and_a_broken_problem_is_refused():
+    task = TASK.replace("(and (at r loft) (rested r))", "(at r hall)")
+    context = {"domain_pddl": DOMAIN, "task_pddl": task}
+    assert FIELD_METRICS["symbolic_planning_test"]("(move r den hall)", context) == 1.0
+    assert FIELD_METRICS["symbolic_planning_test"]("", context) == 0.0
+    with pytest.raises(UserError, match="no domain_pddl with actions"):
+        FIELD_METRICS["symbolic_planning_test"](
+            "(move r den hall)", {"domain_pddl": "(define)", "task_pddl": "(define)"}
+        )
+    for broken in (DOMAIN[:-1], DOMAIN + ")", "", "(define (domain rooms))"):
+        with pytest.raises(ValueError, match="PDDL|domain_pddl"):
+            parse_problem({"domain_pddl": broken, "task_pddl": task})
+    with pytest.raises(ValueError, match="no task_pddl with :init and :goal"):
+        parse_problem({"domain_pddl": DOMAIN, "task_pddl": "(define (problem p))"})
+
+
+def test_a_list_of_texts_has_one_corpus_bleu():
+    # 6 + 4 words: 5 + 4 found; pairs 4 + 3 of 5 + 3, triples 3 + 2 of 4 + 2, fours 2 + 1 of 3 + 1
+    said = ["the cat sat on the rug", "it is a dog"]
+    due = ["the cat sat on the mat", "it is a dog"]
+    expected = (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25
+    assert FIELD_METRICS["bleu"](said, due) == pytest.approx(expected)
+    assert (
+        FIELD_METRICS["bleu"](said[:1], due)
+        == FIELD_METRICS["bleu"]("x", due)
+        == FIELD_METRICS["bleu"]([1], ["x"])
+        == 0.0
+    )
+
+
+def test_strict_accepts_sets_in_any_order_but_no_quirks():
+    for metric, said, strict in (("set_equality", "b, a", True), ("exact_str_match", "a, b, c", False)):
+        asked = Item(id="1", answer_type="text", answer="a, b", meta={"metric": metric})
+        assert (
+            grade_response(
+                get_benchmark("megabench"), asked, ItemResponse(id="1", text=f"<answer>{said}</answer>")
+            ).strict
+            is strict
+        )
+    asked = Item(id="1", answer_type="text", answer="B", meta={"metric": "exact_str_match"})
+    verdict = grade_response(
+        get_benchmark("megabench"), asked, ItemResponse(id="1", text="<answer>Best of all</answer>")
+    )
+    assert (verdict.strict, verdict.official) == (False, True)
+
+
+@pytest.mark.parametrize("metric", FIELD_METRICS)
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "[" * 9000,
+        "{" * 50,
+        "1e999",
+        "\ud800",
+        "<point>,</point>",
+        "{'a': {1: 2}}",
+        "[" + "9" * 4000 + "]",
+        "[(NaN, 1e999)]",
+        "[NaN]",
+    ],
+)
+def test_no_metric_raises_on_hostile_text(metric, said):
+    assert 0.0 <= FIELD_METRICS[metric](said, "[(0, 0, 1, 1)]") <= 1.0
+
+
+def test_an_empty_set_has_precision_one_as_in_megabench():
+    assert FIELD_METRICS["set_precision"]("", "a") == 1.0
+    assert FIELD_METRICS["jaccard_index"]("", "a") == 0.0
+
+
+FIELDS = {"metric": {"x": "exact_str_match", "y": "positive_int_match"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "how", "expected"),
+    [
+        ('```json\n{"x": "cat", "y": 3}\n```', {}, 1.0),
+        ('So {"x": "cat", "y": 4}.', {}, 0.5),
+        ("<think>{}</think>{'x': 'cat', 'y': 4}", {"function": "min"}, 0.0),
+        ('{"x": "cat"}', {"function": "mean", "field_weights": {"x": 3, "y": 1}}, 0.75),
+        ("cat", {}, 0.5),  # no object: the whole response, for each field
+        ("", {}, 0.0),
+    ],
+)
+def test_scores_of_fields_are_aggregated(text, how, expected):
+    assert credit(text, {"x": "cat", "y": 3}, **FIELDS, aggregation=how) == pytest.approx(expected)
+
+
+def test_strict_wants_every_field():
+    asked = Item(id="1", answer_type="text", answer={"x": "cat", "y": 3}, meta=FIELDS)
+    verdicts = [
+        grade_response(get_benchmark("megabench"), asked, ItemResponse(id="1", text=text))
+        for text in ('{"x": "Cat", "y": 3}', "cat")
+    ]
+    assert [(one.strict, one.official, one.score) for one in verdicts] == [(True, False, 0.5), (False, False, 0.5)]
+
+
+def test_points_are_compared_with_boxes_of_the_context():
+    context = {"bounding_boxes": ["(0.0, 0.0, 0.1, 0.1)", "(0.4, 0.4, 0.6, 0.6)"]}
+    for point, right in (("0.5, 0.5", 1.0), ("0.3, 0.3", 0.0)):
+        text = f"<answer><point>{point}</point></answer>"
+        assert credit(text, "", metric={"p": "xml_norm_point_in_bbox"}, context=context) == right
+
+
+def test_the_score_is_the_mean_over_tasks():
+    asked = [
+        Item(
+            id=str(n), answer_type="text", answer="a", meta={"metric": "exact_str_match", "task": "one" if n else "two"}
+        )
+        for n in range(4)
+    ]
+    responses = [ItemResponse(id=item.id, text="a" if item.id == "0" else "b") for item in asked]
+    judged = [(item, response, extract_answer(item, response)) for item, response in zip(asked, responses, strict=True)]
+    assert macro_mean(judged) == 0.5
+    assert get_benchmark("megabench").overall_metric == ("macro mean over tasks", macro_mean)
+
+
+def test_metrics_that_need_a_judge_are_refused():
+    with pytest.raises(UserError, match="gpt_4o_as_judge"):
+        credit("x", "x", metric="gpt_4o_as_judge")

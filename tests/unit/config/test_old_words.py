@@ -1,0 +1,145 @@
+"""Keys that messages, comments of configs and pages name by their path, such as `data.media_roots`, exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+from mmrl.config.errors import read_synonyms
+from mmrl.config.schema import Config
+from mmrl.config.schema.evaluation import EvalConfig
+from mmrl.config.schema.root import StageConfig
+
+ROOT = Path(__file__).parents[3]
+# A path of keys: `stages[].loss.kl`, `data.train.0.fn`. Neither an attribute in code nor a call.
+PATH = re.compile(r"(?<![\w./:@<>-])[a-z_]\w*(?:\[\d*\])?(?:\.[a-z_0-9]\w*(?:\[\d*\])?)+(?![\w(/])")
+PYTHON_BLOCK = re.compile(r"^[ \t]*```py.*?^[ \t]*```", re.DOTALL | re.MULTILINE)
+SUFFIXES = ("json", "jsonl", "md", "parquet", "pt", "py", "safetensors", "yaml")
+FILES = ("mmrl/**/*.py", "rewards/**/*.py", "datasets/**/*.py", "configs/**/*.yaml", "*.md")
+PAGES = ("docs/**/*.md", "datasets/**/*.md", "rewards/**/*.md")
+# The changelog names old keys; docs/config.md shows what mistakes are answered with, the glossary words of others.
+ALLOWED = {"docs/config.md": ("run.sed", "stages.0.num_generations"), "docs/glossary.md": ("rollout.n", "rollout.name")}
+
+
+def models_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for choice in get_args(annotation) for model in models_in(choice)]
+
+
+def is_free(annotation: object) -> bool:
+    """Return True for a mapping whose keys are the user's, such as `args`."""
+    return get_origin(annotation) is dict or any(map(is_free, get_args(annotation)))
+
+
+STAGES = get_args(StageConfig)
+TOP = (Config, EvalConfig, *STAGES)
+SECTIONS = {name for model in TOP for name, field in model.model_fields.items() if models_in(field.annotation)}
+OLD_SECTIONS = {
+    old for model in ("Config", "EvalConfig") for old in read_synonyms()["renamed_since_0_1"].get(model, ())
+}
+
+
+def has_key(path: str) -> bool:
+    models, in_list = list(TOP), False
+    words = re.sub(r"\[\d*\]", "", path).split(".")
+    for word in words:
+        fields = [model.model_fields[word] for model in models if word in model.model_fields]
+        if not fields and in_list and (word.isdigit() or word != words[-1]):
+            in_list = False  # an entry of the list, by its index or name
+            continue
+        if not fields:
+            return False
+        if any(is_free(field.annotation) for field in fields):
+            return True
+        models = [model for field in fields for model in models_in(field.annotation)]
+        in_list = any("tuple" in str(field.annotation) for field in fields)
+    return True
+
+
+def names_code(path: str) -> bool:
+    """Return True for a module of mmrl, or a file."""
+    *folders, last = path.split(".")
+    folder = ROOT.joinpath("mmrl", *folders)
+    return last in SUFFIXES or (folder / last).is_dir() or (folder / f"{last}.py").is_file()
+
+
+def unknown_keys(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the unknown keys of a text, each with the number of its line."""
+    for match in PATH.finditer(text):
+        path = match[0]
+        section = re.match(r"\w+", path)[0]
+        if section in SECTIONS | OLD_SECTIONS and not has_key(path) and not names_code(path):
+            yield text.count("\n", 0, match.start()) + 1, path
+
+
+def strings_of(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the sentences in the strings of a module, each with the number of its first line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
+
+
+def comments_of(text: str) -> str:
+    """Return a YAML file with nothing but its comments, on their lines."""
+    return "\n".join(re.sub(r"^(?:(?!\s#|^#).)*", "", line) for line in text.splitlines())
+
+
+def pieces_of(name: str, text: str) -> Iterator[tuple[int, str]]:
+    """Yield the parts of a file that people read, each with the number of its first line."""
+    if name.endswith(".py"):
+        yield from strings_of(text)
+    elif name.endswith(".yaml"):
+        yield 1, comments_of(text)
+    else:
+        yield 1, PYTHON_BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)
+
+
+def all_unknown_keys() -> Iterator[str]:
+    for pattern in FILES + PAGES:
+        for file in ROOT.glob(pattern):
+            name = str(file.relative_to(ROOT))
+            if name == "CHANGELOG.md":
+                continue
+            for first_line, piece in pieces_of(name, file.read_text(encoding="utf-8")):
+                for line, path in unknown_keys(piece):
+                    if path not in ALLOWED.get(name, ()):
+                        yield f"{name}:{first_line + line - 1}: {path}"
+
+
+def test_every_key_that_a_text_names_is_one_of_the_schema():
+    assert sorted(all_unknown_keys()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("a.py", 'raise UserError(f"{path} lies outside data.roots ({listed})")', [(1, "data.roots")]),
+        ("a.yaml", "a: 1\nb: model.x # answer.think=none is its variant", [(2, "answer.think")]),
+        (
+            "a.yaml",
+            "# stages.grpo.advantage.combine=per_term, stages.grpo.advantage.mix=1",
+            [(1, "stages.grpo.advantage.mix")],
+        ),
+        ("a.md", "turn\n`answer.instruct` off", [(2, "answer.instruct")]),
+        (
+            "a.md",
+            "`stages[].loss.kl.coef`, `stages[].lr`, `rewards.terms[0].args.mine`, `rollout.engines.hf`",
+            [(1, "stages[].lr")],
+        ),
+        (
+            "a.md",
+            "`data.train.scenes.fn`, `data.train.0`, `data.jsonl`\n```python\nmodel.mine\n```\n`data.x`",
+            [(5, "data.x")],
+        ),
+    ],
+)
+def test_an_unknown_key_is_found_with_its_line(name, text, found):
+    seen = [(start + line - 1, path) for start, piece in pieces_of(name, text) for line, path in unknown_keys(piece)]
+    assert seen == found

@@ -1,0 +1,150 @@
+"""Mixtures and streams: exact shares, each row once per epoch, the same row at a position on every path to it."""
+
+from collections import Counter
+from itertools import count, islice
+
+import pytest
+from factories import make_sample
+
+from mmrl.data.order import BLOCK_SIZE, CachedOrder, ShuffledOrder, StreamingOrder, allocate_quotas, fixed_mixture
+from mmrl.types import RejectedRow, UserError
+
+
+def rows(name, size=None):
+    """Yield `size` rows, or endless ones; every seventh is rejected."""
+    for i in count() if size is None else range(size):
+        if i % 7 == 6:
+            yield RejectedRow(f"{name}-{i}", "no answer")
+        else:
+            yield make_sample(i, id=f"{name}-{i}", task=name)
+
+
+def ids(taken):
+    return [row.id for row in taken]
+
+
+def source(row):
+    return row.id.split("-")[0]
+
+
+def held(name, size, seed=3):
+    return ShuffledOrder(list(rows(name, size)), seed)
+
+
+def streamed(name="s", size=50, buffer=8, seed=5):
+    return StreamingOrder(lambda: rows(name, size), buffer=buffer, seed=seed)
+
+
+ORDERS = {
+    "mixture": lambda: fixed_mixture([held("a", 10), held("b", 300), held("c", 7)], [1, 2.5, 0.5], seed=1),
+    "stream": streamed,
+    "stream held whole": lambda: streamed(size=5, buffer=100),
+    "endless stream": lambda: streamed(size=None),
+    "stream, remembered": lambda: CachedOrder(streamed()),
+    "mixture of streams": lambda: fixed_mixture(
+        [streamed("a", 20), streamed("b", None), held("c", 5)], [3, 2, 1], seed=1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_cursor_means_the_same_row_however_it_is_reached(name):
+    order = ids(ORDERS[name]().take(0, 2300))
+    pieces, position = [], 0
+    one = ORDERS[name]()
+    for size in (1, 4, 0, 45, 50, 900, 1, 1299):
+        assert ids(ORDERS[name]().take(position, size)) == order[position : position + size]  # as after a restart
+        pieces += ids(one.take(position, size))
+        position += size
+    assert pieces == order
+    assert [ids(one.take(at, 2)) for at in (700, 0, 49, 50, 2298)] == [
+        order[at : at + 2] for at in (700, 0, 49, 50, 2298)
+    ]
+
+
+def test_quotas_by_hand():
+    assert allocate_quotas([1, 1], 10) == [5, 5]
+    assert allocate_quotas([1, 1, 1], 10) == [4, 3, 3]
+    assert allocate_quotas([0.1, 0.2, 0.7], 1000) == [100, 200, 700]
+    assert allocate_quotas([5, 3, 1], 4) == [
+        2,
+        1,
+        1,
+    ]  # exactly 2.22, 1.33, 0.44: the last seat goes to the largest remainder
+    assert allocate_quotas([1000, 1], 10) == [10, 0]
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1), (0.7, 0.2, 0.1), (3, 1, 2), (1, 100, 10)])
+def test_shares_are_exact_in_every_block(weights):
+    names = ("a", "b", "c")
+    taken = fixed_mixture([held(name, 9) for name in names], weights, seed=0).take(0, 3 * BLOCK_SIZE)
+    expected = dict(zip(names, allocate_quotas(weights, BLOCK_SIZE), strict=True))
+    assert all(abs(expected[n] - BLOCK_SIZE * w / sum(weights)) < 1 for n, w in zip(names, weights, strict=True))
+    blocks = [taken[start : start + BLOCK_SIZE] for start in range(0, len(taken), BLOCK_SIZE)]
+    assert all(Counter(map(source, block)) == expected for block in blocks)
+    orders = {tuple(map(source, block)) for block in blocks}
+    assert len(orders) == 3  # no block is arranged like another
+
+
+def test_a_source_of_a_mixture_goes_through_its_own_order():
+    taken = fixed_mixture([held("a", 10), held("b", 400)], [1, 1], seed=0).take(0, 2 * BLOCK_SIZE)
+    for name, size in (("a", 10), ("b", 400)):
+        own = [row for row in taken if source(row) == name]
+        assert ids(own) == ids(held(name, size).take(0, BLOCK_SIZE))
+
+
+def test_a_mixture_depends_on_seed_and_relative_weights():
+    def order(weights, seed):
+        return ids(fixed_mixture([held("a", 5), held("b", 5)], weights, seed).take(0, 50))
+
+    assert order([1, 1], 0) == order([2, 2], 0)
+    assert order([1, 1], 0) != order([1, 1], 1)
+    assert order([1, 1], 0) != order([1, 2], 0)
+
+
+def test_a_weight_too_small_to_count_is_refused():
+    with pytest.raises(UserError, match=r"weight 1 of 10001 in all is less than one sample in 1000"):
+        fixed_mixture([held("a", 5), held("b", 5)], [10_000, 1], seed=0)
+
+
+def test_a_stream_gives_every_row_once_per_epoch_in_an_order_of_its_own():
+    order = ids(streamed(size=50, buffer=8).take(0, 150))
+    epochs = [order[start : start + 50] for start in (0, 50, 100)]
+    assert all(sorted(epoch) == sorted(ids(rows("s", 50))) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert order != ids(streamed(size=50, buffer=8, seed=6).take(0, 150))
+
+
+@pytest.mark.parametrize("buffer", [1, 8, 64])
+def test_a_stream_holds_no_more_rows_than_its_buffer(buffer):
+    read = []
+
+    def watched():
+        for row in rows("s"):
+            read.append(row)
+            yield row
+
+    stream = StreamingOrder(watched, buffer=buffer, seed=0)
+    for drawn in range(500):
+        (row,) = stream.take(drawn, 1)
+        assert len(read) - drawn <= buffer + 1
+        assert int(row.id.split("-")[1]) <= drawn + buffer
+    assert buffer > 1 or ids(read)[:500] == ids(streamed(size=None, buffer=1).take(0, 500))
+
+
+def test_returning_to_a_cursor_reads_one_epoch_and_a_part_at_most():
+    read = count()
+
+    def counted():
+        for row in rows("s", 50):
+            next(read)
+            yield row
+
+    StreamingOrder(counted, buffer=8, seed=0).take(50 * 7 + 20, 1)
+    assert next(read) <= 50 + 20 + 8 + 1
+
+
+def test_a_stream_without_rows_is_refused():
+    with pytest.raises(UserError, match="a streamed source gave no rows"):
+        streamed(size=0).take(0, 1)
+    assert len(list(islice(streamed(size=1).take(0, 9), 9))) == 9

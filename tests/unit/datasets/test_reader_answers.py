@@ -1,0 +1,73 @@
+"""Targets of every answer type from the cells of a table."""
+
+import pytest
+
+from mmrl.types import Action, AnswerType, CoordinateSystem, Region
+from mmrl_datasets.formats.row import BadRowError
+from mmrl_datasets.readers.answers import make_answer_spec
+
+CUP = Region((1.0, 2.0, 30.0, 40.0), "cup")
+
+
+@pytest.mark.parametrize(
+    ("kind", "frame", "cell", "value"),
+    [
+        ("boxes", "px_original", [{"bbox_2d": [1, 2, 30, 40], "label": "cup"}], (CUP,)),
+        ("boxes", "px_original", '[{"bbox_2d": [1, 2, 30, 40], "label": "cup"}]', (CUP,)),
+        ("boxes", "norm_1000", "[[1, 2, 30, 40]]", (Region((1.0, 2.0, 30.0, 40.0)),)),
+        ("point", "norm_1", "[0.5, 1]", (0.5, 1.0)),
+        ("points", "px_original", [[3, 4]], (Region((3.0, 4.0)),)),
+        ("span", None, "(1.5, 2)", (1.5, 2.0)),
+        ("spans", None, [[0, 1], [2, 3]], ((0.0, 1.0), (2.0, 3.0))),
+        ("permutation", None, [2, 1], (2, 1)),
+        ("action", "norm_1000", '{"action": "click", "coordinate": [5, 6]}', Action("click", {"coordinate": [5, 6]})),
+        ("list", None, ["a", "b"], ("a", "b")),
+        ("json", None, {"a": 1}, {"a": 1}),
+        ("json", None, '{"a": 1}', {"a": 1}),
+        ("json", "norm_1000", '{"image": 2, "bbox_2d": [1, 2, 3, 4]}', {"image": 2, "bbox_2d": [1, 2, 3, 4]}),
+        ("latex", None, r"$\frac{1}{2}$", r"\frac{1}{2}"),
+        ("svg", None, " <svg/> ", "<svg/>"),
+        ("tool_call", None, '{"name": "zoom", "arguments": {}}', Action("zoom", {})),
+    ],
+)
+def test_cells_of_each_answer_type_become_values(kind, frame, cell, value):
+    target = make_answer_spec(kind, frame).parse_target(cell, "answer")
+    assert (target.answer_type, target.value, target.coordinate_system) == (
+        AnswerType(kind),
+        value,
+        frame and CoordinateSystem(frame),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "frame", "cell", "complaint"),
+    [
+        ("boxes", "px_original", [[1, 2, 30, float("nan")]], "not a box"),
+        ("boxes", "px_original", [[30, 2, 1, 40]], "inverted or empty box"),
+        ("boxes", "px_original", [[-1, 2, 30, 40]], "lies outside the image in coordinates px_original"),
+        ("boxes", "norm_1000", [[1, 2, 30, 1001]], "lies outside the image in coordinates norm_1000"),
+        ("boxes", "norm_1", None, "not a list"),
+        ("point", "norm_1", [0.5, 1.5], "lies outside the image in coordinates norm_1"),
+        ("action", "norm_1", {"action": "click", "coordinate": [5, 6]}, "lies outside the image"),
+        ("span", None, [2, 1], "inverted"),
+        ("permutation", None, [1, 3], "not each of 1 to 2 once"),
+        ("list", None, "a, b", "not JSON"),
+        ("json", None, "", "not JSON"),
+        ("json", "norm_1", [{"time": 1, "bbox_2d": [0.1, 0.2, 0.3, 40]}], "lies outside the image in coordinates"),
+        ("latex", None, "x^{2", "not one formula"),
+        ("svg", None, "<svg><script/></svg>", "a <script>"),
+        ("tool_call", None, {"name": "zoom"}, "not a tool call"),
+    ],
+)
+def test_cells_without_an_answer_are_refused_by_type(kind, frame, cell, complaint):
+    with pytest.raises(BadRowError, match=complaint) as caught:
+        make_answer_spec(kind, frame).parse_target(cell, "answer")
+    assert str(caught.value).startswith("answer ")
+
+
+def test_boxes_of_corner_and_size_become_corners():
+    form = make_answer_spec("boxes", "px_original", "xywh")
+    assert form.parse_target('[{"bbox_2d": [1, 2, 29, 38], "label": "cup"}]', "answer").value == (CUP,)
+    assert form.parse_target([[1, 2, 29, 38]], "answer").value == (Region((1.0, 2.0, 30.0, 40.0)),)
+    with pytest.raises(BadRowError, match="inverted or empty box"):
+        form.parse_target([[1, 2, -1, 38]], "answer")

@@ -1,0 +1,439 @@
+"""Group rewards: published numbers, slow oracles, degenerate groups, limits of the user's functions."""
+
+import json
+import os
+import random
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score
+
+from mmrl.algo.group_rewards import (
+    BoundGroupReward,
+    add_group_rewards,
+    blind_contrast,
+    correct_with_tool_media,
+    curiosity,
+    dast,
+    diversity,
+    excess_calls,
+    kimi_length,
+    majority_vote,
+    shortest_correct,
+)
+from mmrl.config.explain import explain
+from mmrl.config.load import load_config
+from mmrl.config.schema import GroupRewardConfig
+from mmrl.scoring.build import (
+    build_scorer,
+    check_group_rewards,
+    isolate_group_rewards,
+    load_group_rewards,
+    load_reward_terms,
+    reward_weights,
+)
+from mmrl.types import (
+    AnswerType,
+    Author,
+    ImageRef,
+    MediaObservation,
+    ResizeMap,
+    RewardValue,
+    Score,
+    Segment,
+    Size,
+    UserError,
+)
+
+CORRECT = ("acc",)
+ALL = (
+    partial(shortest_correct, correct=CORRECT, longer_than=0),
+    partial(dast, correct=CORRECT),
+    partial(kimi_length, correct=CORRECT),
+    partial(diversity, correct=CORRECT),
+    majority_vote,
+    partial(correct_with_tool_media, correct=CORRECT),
+    curiosity,
+    excess_calls,
+)
+
+
+def group(lengths, right, *, answers=None, texts=None, kind=AnswerType.NUMBER, probes=None, meta=None, **more):
+    """A group whose responses have these lengths in tokens, and values of the term `acc`; `more` are further terms."""
+    prompt = make_prompt(make_sample(3, kind, meta=meta or {}))
+    answers, texts = answers or [None] * len(lengths), texts or [""] * len(lengths)
+    rollouts = [
+        make_rollout(prompt, index, texts[index], make_answer(answers[index]), num_tokens=length)
+        for index, length in enumerate(lengths)
+    ]
+    return make_group(prompt, rollouts, [make_score(acc=value, **more) for value in right], probes=probes or {})
+
+
+def calling(right, calls, views=None):
+    """A group whose responses called a tool `calls` times; each reply shows `views` images."""
+    plain = group([1] * len(right), right)
+    size = Size(8, 8)
+    view = MediaObservation(
+        ref=ImageRef(path="a.png", sha256=""), grid=(1, 2, 2), resize_map=ResizeMap(size, size), digest=""
+    )
+    said = Segment(token_ids=(7,), logprobs=(0.0,), author=Author.ENVIRONMENT)
+    rollouts = []
+    for rollout, n, shown in zip(plain.rollouts, calls, views or [0] * len(calls), strict=True):
+        (own,) = rollout.segments
+        reply = (said, *(replace(said, observation=view) for _ in range(shown)), said)
+        rollouts.append(replace(rollout, segments=(own, *(part for _ in range(n) for part in (*reply, own)))))
+    return replace(plain, rollouts=tuple(rollouts))
+
+
+def values(terms):
+    return [term.value for term in terms]
+
+
+def test_dast_of_the_published_code():
+    got = values(dast(group([100, 200, 300, 400], [1, 1, 0, 0]), correct=CORRECT))
+    assert got == pytest.approx([0.5 + 0.5 * 175 / 275, 0.5 + 0.5 * 75 / 275, -0.1, -0.1])
+    assert got[:2] == pytest.approx([0.8182, 0.6364], abs=1e-4)
+
+
+def test_dast_takes_the_limit_of_generation_where_the_paper_does():
+    short, long = (dast(group([100, 400], [1, 0]), correct=CORRECT, longest=n)[0].value for n in (400, 4000))
+    assert (short, long) == pytest.approx((0.5 - 0.5 * (100 - 250) / 250, 0.5 - 0.5 * (100 - 2050) / 2050))
+
+
+def test_kimi_of_the_published_numbers():
+    lengths = [100, 200, 300]
+    assert values(kimi_length(group(lengths, [1, 1, 1]), correct=CORRECT)) == [0.5, 0.0, -0.5]
+    assert values(kimi_length(group(lengths, [0, 0, 0]), correct=CORRECT)) == [0.0, 0.0, -0.5]
+
+
+def test_the_shortest_right_response_must_be_long_enough():
+    observe = group([120, 90, 50, 60], [1, 1, 0, 0])
+    assert values(shortest_correct(observe, correct=CORRECT)) == [0, 0, 0, 0]  # 90 tokens are not more than 100
+    assert values(shortest_correct(observe, correct=CORRECT, longer_than=89)) == [0, 1, 0, 0]
+
+
+def test_equally_short_responses_all_earn_the_bonus():
+    assert values(shortest_correct(group([200, 200, 300], [1, 1, 1]), correct=CORRECT)) == [1, 1, 0]
+
+
+@pytest.mark.parametrize(("blind", "expected"), [([1, 1, 1, 0, 1, 0, 1, 0], 1.0), ([1, 1, 1, 1, 1, 1, 1, 0], 0.0)])
+def test_blind_contrast_pays_correct_responses_that_need_the_image(blind, expected):
+    seen = group([1, 1], [1, 0], probes={"shuffled": tuple(make_score(acc=value) for value in blind)})
+    # 0.5 right; with shuffled frames 0.625: 0.5 >= 0.8 x 0.625, as in Video-R1; and 0.875, where it is not
+    assert values(blind_contrast(seen, correct=CORRECT, probe="shuffled")) == [expected, 0.0]
+
+
+def test_blind_contrast_without_its_probe_is_refused():
+    with pytest.raises(UserError, match="no probe 'blank'; there is none"):
+        blind_contrast(group([1], [1]), correct=CORRECT, probe="blank")
+
+
+def test_curiosity_and_calls_cost_what_the_published_code_says():
+    """max(0.3 - s, 0) / 2 / s x 0.25 - 0.05 (n - 1) for a picture, of eight responses of which one called thrice."""
+    rare = calling([1] * 8, [3] + [0] * 7)
+    bonus, cost = values(curiosity(rare)), values(excess_calls(rare))
+    assert 0.125 * bonus[0] + 0.05 * cost[0] == pytest.approx((0.3 - 1 / 8) / 2 / (1 / 8) * 0.25 - 0.05 * 2)
+    assert bonus[1:] == cost[1:] == [0.0] * 7
+    assert values(curiosity(calling([1] * 4, [1, 2, 0, 0]))) == [0.0] * 4  # half of them look: no need of more
+
+
+def test_correct_with_tool_media_needs_an_image_and_a_correct_answer():
+    assert values(correct_with_tool_media(calling([1, 1, 0, 1], [1, 1, 1, 0], [1, 0, 2, 0]), correct=CORRECT)) == [
+        1,
+        0,
+        0,
+        0,
+    ]
+
+
+def slow_diversity(texts, right, n):
+    grams = [[tuple(t.lower().split()[i : i + n]) for i in range(len(t.split()) - n + 1)] for t in texts]
+
+    def alike(a, b):
+        every = []
+        for gram in a + b:
+            if gram not in every:
+                every.append(gram)
+        return sum(g in a and g in b for g in every) / len(every) if every else 1.0
+
+    found = []
+    for i in range(len(texts)):
+        others = [alike(grams[i], grams[j]) for j in range(len(texts)) if j != i]
+        found.append(1 - sum(others) / len(others) if right[i] and others else 0.0)
+    return found
+
+
+def test_diversity_equals_counting():
+    rng = random.Random(0)
+    for _ in range(100):
+        size, n = rng.randint(1, 5), rng.randint(1, 3)
+        texts = [" ".join(rng.choices("abc", k=rng.randint(0, 7))) for _ in range(size)]
+        right = [rng.random() < 0.7 for _ in texts]
+        got = values(diversity(group([1] * size, right, texts=texts), correct=CORRECT, words=n))
+        assert got == pytest.approx(slow_diversity(texts, right, n))
+
+
+def test_diversity_of_copies_is_zero():
+    copies = group([1] * 3, [1] * 3, texts=["the cup is on the table"] * 3)
+    assert values(diversity(copies, correct=CORRECT)) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([3, 3, 4], [1, 1, 0]),
+        ([3, 3.0, 4], [1, 1, 0]),
+        ([3, 4], [0, 0]),  # a tie
+        ([3, 4, 5], [0, 0, 0]),
+        ([None, None, 3], [0, 0, 1]),  # what cannot be parsed does not vote
+        ([None, None], [0, 0]),
+        ([7], [1]),
+    ],
+)
+def test_majority_vote_pays_the_most_frequent_answer(answers, expected):
+    assert values(majority_vote(group([1] * len(answers), [0] * len(answers), answers=answers))) == expected
+
+
+def test_a_majority_can_be_too_small():
+    split = group([1] * 5, [0] * 5, answers=[3, 3, 4, 5, 6])
+    assert values(majority_vote(split, share=0.4)) == [1, 1, 0, 0, 0]
+    assert values(majority_vote(split, share=0.5)) == [0] * 5
+
+
+def test_majority_vote_compares_texts_normalized():
+    answers = ["Red  Kite", "red kite", "ＲＥＤ kite", "blue"]
+    assert values(majority_vote(group([1] * 4, [0] * 4, answers=answers, kind=AnswerType.TEXT))) == [1, 1, 1, 0]
+    lists = group([1] * 3, [0] * 3, answers=[("a", "b"), ("a", "b"), ("b", "a")], kind=AnswerType.LIST)
+    assert values(majority_vote(lists)) == [1, 1, 0]
+
+
+def test_majority_vote_refuses_boxes():
+    with pytest.raises(UserError, match="no two answers of type box"):
+        majority_vote(group([1], [0], answers=[(0, 0, 1, 1)], kind=AnswerType.BOX))
+
+
+@pytest.mark.parametrize("term", ALL)
+def test_no_value_depends_on_the_order_of_the_siblings(term):
+    lengths, right, answers, texts = [150, 150, 300, 120], [1, 1, 1, 0], [3, 3, 4, 5], ["a b c d", "a b c", "d", "a b"]
+    whole = values(term(group(lengths, right, answers=answers, texts=texts)))
+    for order in permutations(range(4)):
+        moved = (tuple(row[i] for i in order) for row in (lengths, right, answers, texts))
+        lengths_, right_, answers_, texts_ = moved
+        again = values(term(group(lengths_, right_, answers=answers_, texts=texts_)))
+        assert again == pytest.approx([whole[i] for i in order])
+
+
+@pytest.mark.parametrize("term", ALL)
+@pytest.mark.parametrize("lengths", [[0], [0, 0], [7, 7, 7], [1, 1000]])
+@pytest.mark.parametrize("right", [True, False])
+def test_values_of_small_and_equal_groups_stay_in_range(term, lengths, right):
+    got = term(group(lengths, [right] * len(lengths)))
+    assert len(got) == len(lengths)
+    assert all(-1.0 <= value <= 1.0 for value in values(got))
+    assert all(reason for _, reason in got)
+
+
+@pytest.mark.parametrize("term", [kimi_length, dast, shortest_correct])
+def test_length_rewards_of_equal_responses_are_equal(term):
+    got = values(term(group([50] * 4, [True] * 4), correct=CORRECT))
+    assert len(set(got)) == 1
+
+
+def test_a_response_is_correct_when_every_named_term_is():
+    both = group([200, 300], [1, 1], format=0.5)
+    assert values(shortest_correct(both, correct=("acc",))) == [1, 0]
+    assert values(shortest_correct(both, correct=("acc", "format"))) == [0, 0]
+    assert values(shortest_correct(both, correct=("acc", "format"), threshold=0.5)) == [1, 0]
+    with pytest.raises(UserError, match="reads the term 'iou'.*task 'count': see acc"):
+        shortest_correct(group([1], [1]), correct=("iou",))
+
+
+def bound(**options):
+    term = GroupRewardConfig.model_validate_json(json.dumps({"fn": "kimi", **options}))
+    return BoundGroupReward(name="kimi", compute=partial(kimi_length, correct=CORRECT), options=term)
+
+
+def test_a_term_is_named_beside_the_rewards_and_counts_in_the_total():
+    before = group([100, 300], [1, 0])
+    after = add_group_rewards(before, 0, group_rewards=[bound(weight=0.2)])
+    assert after.totals == pytest.approx((1.1, -0.1))
+    assert after.scores[0].terms == {
+        "acc": RewardValue(1.0, ""),
+        "kimi": RewardValue(0.5, "100 tokens, 100 to 300 in the group"),
+    }
+    assert before.totals == (1.0, 0.0)
+    assert add_group_rewards(before, 0, group_rewards=[]) is before
+
+
+def test_a_group_reward_skips_groups_outside_its_conditions():
+    before = group([100, 300], [1, 0], meta={"source": "clevr", "level": 2})
+    for when in ({"task": ["ocr"]}, {"task": ["count"], "source": ["geo"]}, {"colour": ["red"]}):
+        assert add_group_rewards(before, 0, group_rewards=[bound(when=when)]) is before
+    when = {"task": ["ocr", "count"], "level": ["2"]}
+    assert add_group_rewards(before, 0, group_rewards=[bound(when=when)]).totals == (1.5, -0.5)
+    empty = replace(before, rollouts=(), scores=())
+    assert add_group_rewards(empty, 0, group_rewards=[bound()]) is empty
+
+
+def test_a_schedule_changes_the_weight_and_never_the_value():
+    before = group([100, 300], [1, 0])
+    warmed = bound(weight=0.2, schedule={"points": [[0, 0.0], [10, 1.0]]})
+    steps = [add_group_rewards(before, step, group_rewards=[warmed]) for step in (0, 5, 10, 99)]
+    assert [after.totals[0] for after in steps] == pytest.approx([1.0, 1.05, 1.1, 1.1])
+    assert {after.scores[0].terms["kimi"].value for after in steps} == {0.5}
+
+
+def test_a_group_reward_may_not_have_the_name_of_a_reward():
+    with pytest.raises(UserError, match="two reward terms are named 'acc'"):
+        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[replace(bound(), name="acc")])
+
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+KIMI = "{fn: 'mmrl.algo.group_rewards:kimi_length', weight: 0.2, args: {correct: [count]}, when: {task: [count]}}"
+
+
+def configured(terms):
+    return load_config(QUICKSTART, [f"rewards.group_rewards=[{terms}]"])
+
+
+def build_group_rewards(config, folder):
+    """Return the group rewards of a config as a run calls them."""
+    loaded = load_group_rewards(config, folder, load_reward_terms(config, folder))
+    return isolate_group_rewards(loaded, config.rewards, folder)
+
+
+def test_group_rewards_are_built_and_explained_from_a_config():
+    loaded = configured(KIMI)
+    (term,) = build_group_rewards(loaded.config, QUICKSTART.parent)
+    assert (term.name, term.options.weight, term.options.when) == ("kimi_length", 0.2, {"task": ("count",)})
+    right = group([100, 300], [1, 1])
+    named = replace(right, scores=tuple(Score(terms={"count": RewardValue(1.0, "")}, total=1.0) for _ in right.scores))
+    assert values(term.compute(named)) == [0.5, -0.5]
+    said = explain(configured(KIMI.replace("weight", "schedule: {points: [[0, 0], [9, 1]]}, weight")))
+    assert (
+        "+0.2 · kimi_length (mmrl.algo.group_rewards:kimi_length, only where task is count, compares the responses"
+        in said
+    )
+    assert "only in training, its weight times 0 at step 0, 1 at step 9, linear between)" in said
+
+
+def test_the_rewards_that_a_term_reads_must_be_there_before_the_first_step():
+    loaded = configured(KIMI.replace(", when: {task: [count]}", ""))
+    terms, scorer = (make(loaded.config, QUICKSTART.parent) for make in (build_group_rewards, build_scorer))
+    counting = group([1], [1]).prompt.sample
+    check_group_rewards(terms, scorer, [counting])
+    with pytest.raises(UserError, match="'kimi_length' reads the term 'count', which does not apply to sample 's' of"):
+        check_group_rewards(terms, scorer, [counting, replace(counting, task="read")])
+
+
+def test_advantages_per_term_weigh_group_terms_too():
+    loaded = configured(KIMI)
+    scorer, terms = (make(loaded.config, QUICKSTART.parent) for make in (build_scorer, build_group_rewards))
+    assert reward_weights(scorer, terms) == {"count": 1.0, "iou": 1.0, "read": 1.0, "kimi_length": 0.2}
+    scheduled = KIMI.replace("weight", "schedule: {points: [[0, 1]]}, weight")
+    with pytest.raises(UserError, match="kimi_length has a schedule, which that would ignore"):
+        load_config(QUICKSTART, [f"rewards.group_rewards=[{scheduled}]", "stages.1.advantage.combine=per_term"])
+
+
+def test_a_term_may_be_in_a_file(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from mmrl.types import RewardValue\ndef flat(group, *, of: float = 0.5):\n"
+        "    return tuple(RewardValue(of, 'flat') for _ in group.rollouts)\n"
+    )
+    (term,) = build_group_rewards(configured("{fn: './mine.py:flat', args: {of: 0.25}}").config, tmp_path)
+    assert add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term]).totals == (1.25, 0.25)
+
+
+OWN = """
+import os
+import time
+from mmrl.types import RewardValue
+
+def moody(group, *, fate: str):
+    if fate == "spin":
+        while True:
+            pass
+    if fate == "eat":
+        hoard = []
+        while len(hoard) < 200:
+            hoard.append(b"x" * 2**24)
+        time.sleep(600)
+    if fate == "die":
+        os._exit(3)
+    if fate == "raise":
+        raise ValueError("as told")
+    return [RewardValue(0.5, str(os.getpid())) for _ in group.rollouts]
+"""
+
+
+def built(folder, fate, **rewards):
+    (folder / "mine.py").write_text(OWN)
+    given = {"timeout_s": 2.0, "worker_limits": {"memory_mib": 512}, **rewards}
+    overrides = [f"rewards.{key}={json.dumps(value)}" for key, value in given.items()]
+    term = f"{{fn: './mine.py:moody', args: {{fate: {fate}}}}}"
+    (made,) = build_group_rewards(
+        load_config(QUICKSTART, [f"rewards.group_rewards=[{term}]", *overrides]).config, folder
+    )
+    return made
+
+
+@pytest.mark.parametrize(("fate", "kind"), [("spin", "timeouts"), ("eat", "limits"), ("die", "crashes")])
+def test_a_function_that_hangs_or_takes_too_much_costs_its_group(tmp_path, fate, kind):
+    with closing(built(tmp_path, fate)) as term:
+        after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term, bound()])
+    assert (after.rollouts, after.scores) == ((), ())
+    assert [skip.failures["moody"].error_kind for skip in after.dropped] == [kind, kind]
+
+
+def test_a_group_without_values_may_count_nothing_or_end_the_run(tmp_path):
+    with closing(built(tmp_path, "die", on_unscorable="fallback")) as term:
+        after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+    assert after.totals == (1.0, 0.0)
+    assert [score.failures["moody"].error_kind for score in after.scores] == ["crashes", "crashes"]
+    with (
+        closing(built(tmp_path, "die", on_unscorable="stop")) as term,
+        pytest.raises(UserError, match="group reward 'moody' on sample 's': its process died"),
+    ):
+        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+
+
+def test_an_error_is_named_with_its_line_wherever_the_function_runs(tmp_path):
+    with (
+        closing(built(tmp_path, "raise")) as term,
+        pytest.raises(UserError, match=r"group reward './mine.py:moody' raised ValueError: as told \(.*mine.py:18\)"),
+    ):
+        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+
+
+def test_a_function_of_the_users_own_runs_in_this_process_if_asked_to(tmp_path):
+    for place, elsewhere in (("worker", True), ("main_process", False)):
+        with closing(built(tmp_path, "fine", own_rewards=place)) as term:
+            after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
+        assert (after.scores[0].terms["moody"].reason != str(os.getpid())) is elsewhere
+
+
+@pytest.mark.parametrize(
+    ("terms", "complaint"),
+    [
+        ("{fn: 'mmrl.algo.group_rewards:kimi_lenght'}", "did you mean 'kimi_length'"),
+        ("{fn: 'mmrl.algo.group_rewards:kimi_length'}", "needs the option 'correct'"),
+        ("{fn: 'mmrl.algo.group_rewards:kimi_length', args: {correct: []}}", "at least 1 item"),
+        ("{fn: 'mmrl.algo.group_rewards:kimi_length', args: {correct: [cuont]}}", "there is no reward term 'cuont"),
+        ("{fn: 'mmrl.algo.group_rewards:majority_vote', args: {share: 2}}", "less than or equal to 1"),
+        ("{fn: 'mmrl.algo.group_rewards:majority_vote', name: count}", "two reward terms are named 'count'"),
+        (f"{KIMI}, {KIMI}", "two reward terms are named 'kimi_length'"),
+    ],
+)
+def test_invalid_group_rewards_are_refused(terms, complaint):
+    with pytest.raises(UserError, match=complaint):
+        build_group_rewards(configured(terms).config, QUICKSTART.parent)
+
+
+def test_a_group_reward_returns_a_value_for_each_rollout():
+    short = replace(bound(), name="short", compute=lambda group: [RewardValue(1.0, "")])
+    with pytest.raises(UserError, match="group reward 'short', sample s: 1 values for 2 rollouts; return one for each"):
+        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[short])

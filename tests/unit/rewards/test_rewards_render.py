@@ -1,0 +1,262 @@
+"""Drawing rewards: limits of renderers, similarity beyond a blank page, backbones from a folder."""
+
+import json
+import multiprocessing
+import sys
+
+import numpy as np
+import pytest
+from waiting import PATIENCE_S
+
+from mmrl.types import Unscorable, UserError
+from mmrl_rewards import render
+from mmrl_rewards.cases import Case
+from mmrl_rewards.contract import bind
+from mmrl_rewards.services.renderer import DrawingError, DrawingLimits, decode_png, draw
+
+PAGE = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 90 70">{}</svg>'
+BARS = '<rect x="10" y="40" width="15" height="25"/><rect x="35" y="20" width="15" height="45"/>'
+LIMITS = DrawingLimits(cpu_s=1)
+
+
+def svg(inside="", side=64):
+    return draw("svg", PAGE.format(inside), side=side, limits=LIMITS)
+
+
+def scored(fn, kind, value, answer, **args):
+    sample = {"answer_type": kind, "value": value}
+    case = {"fn": "", "sample": sample, "response": f"<answer>{answer}</answer>", "expected": 0, "source": ""}
+    return bind(fn, args)(*Case.model_validate(case).build())
+
+
+def slow_ssim(a, b):
+    """Wang et al. 2004, eq. 13, window by window: a Gaussian of 11 x 11, sigma 1.5, averaged where it fits."""
+    offsets = np.arange(-5, 6)
+    line = np.exp(-(offsets**2) / (2 * 1.5**2))
+    window = np.outer(line, line) / line.sum() ** 2
+    c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+    found = []
+    for y in range(5, a.shape[0] - 5):
+        for x in range(5, a.shape[1] - 5):
+            p, q = (image[y - 5 : y + 6, x - 5 : x + 6] for image in (a, b))
+            m, n = (window * p).sum(), (window * q).sum()
+            vp, vq = (window * (p - m) ** 2).sum(), (window * (q - n) ** 2).sum()
+            cov = (window * (p - m) * (q - n)).sum()
+            found.append((2 * m * n + c1) * (2 * cov + c2) / ((m**2 + n**2 + c1) * (vp + vq + c2)))
+    return np.mean(found)
+
+
+def test_ssim_equals_the_published_formula():
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        a = rng.integers(0, 256, (24, 31, 3), dtype=np.uint8)
+        b = np.clip(a.astype(int) + rng.integers(-60, 60, a.shape), 0, 255).astype(np.uint8)
+        grey = [image @ np.array([0.299, 0.587, 0.114]) for image in (a, b)]
+        assert render.ssim(a, b) == pytest.approx(slow_ssim(*grey), abs=1e-9)
+
+
+def test_similarity_beyond_blank_is_zero_for_plain_pages():
+    target = np.full((24, 24, 3), 200, dtype=np.uint8)
+    target[8:16, 8:16] = 0
+    near = target.copy()
+    near[8:14, 8:16] = 150
+    grey = [image @ np.array([0.299, 0.587, 0.114]) for image in (near, target)]
+    plain = max(slow_ssim(np.full((24, 24), float(level)), grey[1]) for level in (255, 200))
+    expected = (slow_ssim(*grey) - plain) / (1 - plain)
+    assert render.similarity_beyond_blank(near, target, render.ssim) == pytest.approx(expected, abs=1e-9)
+    assert 0.1 < expected < 0.9
+    assert render.similarity_beyond_blank(target, target, render.ssim) == 1.0
+    for level in (0, 90, 200, 255):
+        assert render.similarity_beyond_blank(np.full_like(target, level), target, render.ssim) == 0.0
+
+
+def test_images_of_different_size_are_compared_on_one_page():
+    small, large = (np.full((20, width, 3), 255, dtype=np.uint8) for width in (20, 400))
+    small[5:15, 5:15] = large[5:15, 5:15] = 0
+    assert render.similarity_beyond_blank(large, small, render.ssim) == 1.0
+    large[5:15, 200:210] = 0  # a long line of symbols is not made right by the white between them
+    assert render.similarity_beyond_blank(large, small, render.ssim) < 0.1
+
+
+def test_a_blank_page_is_like_any_drawing_and_earns_nothing():
+    target = svg('<circle cx="61" cy="23" r="9"/>')
+    assert render.ssim(svg(), target) > 0.85
+    assert scored(render.svg, "svg", PAGE.format(BARS), PAGE.format("")) == (0.0, "a plain page")
+
+
+def test_the_nearer_the_drawing_the_more_it_earns():
+    moved = [BARS.replace('"10"', f'"{x}"') for x in (10, 11, 13, 25)]
+    values = [scored(render.svg, "svg", PAGE.format(BARS), PAGE.format(one)).value for one in moved]
+    assert values[0] == 1.0
+    assert values == sorted(values, reverse=True)
+    assert values[0] > values[1] > values[2]
+
+
+def test_text_is_drawn_in_one_font_everywhere():
+    words = [svg(f'<text x="5" y="40" font-family="{family}">Total 42</text>') for family in ("serif", "Comic Sans MS")]
+    assert (words[0] < 128).mean() > 0.01
+    assert (words[0] == words[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("language", "source", "why"),
+    [
+        ("svg", PAGE.format('<image href="{file}" width="9" height="9"/>'), "cannot be drawn"),
+        ("svg", '<!DOCTYPE svg [<!ENTITY a SYSTEM "file:///etc/passwd">]><svg>&a;</svg>', "cannot be drawn"),
+        ("svg", '<svg width="1" height="1e9"/>', "cannot be drawn"),
+        ("svg", '<svg width="1" height="nan"/>', "cannot be drawn"),
+        ("svg", "\ud800", "cannot be drawn"),
+        ("svg", "<svg>" + "x" * 100_000 + "</svg>", "100011 characters, at most 100000"),
+        ("latex", r"\rule{1000000em}{1em}", "cannot be drawn"),
+        ("latex", r"\text{<a href='file:///etc/passwd'>}", "cannot be drawn"),
+        ("latex", "\\sqrt" * 1000 + "x", "cannot be drawn"),
+        ("latex", "x" * 20_000, "takes more than 1 s"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_and_the_next_is_drawn(tmp_path, language, source, why):
+    with pytest.raises(DrawingError, match=why):
+        draw(language, source.replace("{file}", str(tmp_path)), side=64, limits=LIMITS)
+    assert (svg(BARS) == svg(BARS)).all()  # the next one is drawn all the same
+
+
+def test_drawing_stops_at_the_memory_limit():
+    bomb = '<defs><g id="a0"><rect width="1" height="1"/></g>'
+    bomb += "".join(f'<g id="a{i + 1}">' + f'<use href="#a{i}"/>' * 10 + "</g>" for i in range(7))
+    with pytest.raises(DrawingError):
+        draw(
+            "svg", PAGE.format(bomb + '</defs><use href="#a7"/>'), side=64, limits=DrawingLimits(cpu_s=5, memory_mb=256)
+        )
+
+
+def test_a_drawing_above_max_bytes_is_refused():
+    with pytest.raises(DrawingError, match="more than 50 bytes when drawn"):
+        draw("svg", PAGE.format(BARS), side=64, limits=DrawingLimits(max_bytes=50))
+
+
+def _children_draw(results):
+    results.put((svg(BARS) < 128).sum())
+
+
+def test_drawing_works_after_a_fork():
+    expected = (svg(BARS) < 128).sum()
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [context.Process(target=_children_draw, args=(results,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    assert [results.get(timeout=PATIENCE_S) for _ in processes] == [expected] * 2
+    for process in processes:
+        process.join()
+
+
+@pytest.mark.parametrize("data", [b"", b"GIF89a", b"\x89PNG\r\n\x1a\n" + b"\0" * 30])
+def test_what_is_no_picture_is_not_decoded(data):
+    with pytest.raises(ValueError, match="no PNG"):
+        decode_png(data)
+
+
+PAINTER = """
+import os, sys, time
+from PIL import Image
+text = open(sys.argv[1], encoding="utf-8").read()
+if text == "hang": time.sleep(600)
+if text == "spin":
+    while True: pass
+if text == "fill": open("big", "wb").write(b"x" * 10_000_000)
+if text == "fail": sys.exit(3)
+image = Image.new("RGB", (40, 30), "white")
+image.paste("black", (2, 2, 30 if "SECRET" in os.environ else 4 + len(text), 20))
+image.save(sys.argv[2], "PNG")
+"""
+
+
+@pytest.fixture
+def painter(tmp_path):
+    (tmp_path / "painter.py").write_text(PAINTER)
+    command = [sys.executable, str(tmp_path / "painter.py"), "{input}", "{output}"]
+    return {"language": "html", "command": command, "timeout_s": 300.0, "cpu_s": 3, "max_bytes": 1_000_000}
+
+
+@pytest.mark.parametrize(
+    ("answer", "value", "reason"),
+    [
+        ("four", 1.0, "1.00 of the way"),
+        ("spin", 0.0, "status -"),
+        ("fill", 0.0, "status 1, no picture"),
+        ("fail", 0.0, "status 3, no picture"),
+        ("x" * 200_000, 0.0, "200000 characters, at most 100000"),
+    ],
+)
+def test_a_command_draws_within_limits(painter, answer, value, reason):
+    term = scored(render.page, "text", "four", answer, renderer=painter)
+    assert term.value == value
+    assert reason in term.reason
+
+
+def test_a_command_that_hangs_is_ended_with_all_it_started(painter, tmp_path):
+    painter["cache"] = str(tmp_path / "cache")
+    assert scored(render.page, "text", "four", "four", renderer=painter).value == 1.0  # the target's is kept
+    term = scored(render.page, "text", "four", "hang", renderer={**painter, "timeout_s": 3.0})
+    assert term == (0.0, "the drawing takes more than 3 s to draw")
+
+
+def test_a_command_does_not_inherit_the_environment(painter, monkeypatch):
+    monkeypatch.setenv("SECRET", "x")
+    assert scored(render.page, "text", "long", "longer", renderer=painter).value < 0.9
+
+
+def test_a_command_runs_once_for_one_source(painter, tmp_path):
+    renderer = {**painter, "cache": str(tmp_path / "kept")}
+    assert scored(render.page, "text", "four", "four", renderer=renderer).value == 1.0
+    (tmp_path / "painter.py").unlink()
+    assert scored(render.page, "text", "four", "four", renderer=renderer).value == 1.0
+    assert len(list((tmp_path / "kept").rglob("*.reply"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"command": []}, "either `endpoint` or `command`"),
+        ({"endpoint": {"url": "http://localhost/"}}, "either `endpoint` or `command`"),
+        ({"command": ["browser", "{input}"]}, "names neither"),
+        ({"language": "cobol"}, "html"),
+    ],
+)
+def test_a_renderer_that_makes_no_sense_is_refused(painter, changes, complaint):
+    with pytest.raises(UserError, match=complaint):
+        bind(render.page, {"renderer": {**painter, **changes}})
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    """A small timm model with random weights, in the layout of its hub."""
+    import torch
+    from safetensors.torch import save_file
+
+    from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
+
+    tolerate_cuda_builds()
+    import timm
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("backbone")
+    model = timm.create_model("test_vit", pretrained=False)
+    save_file(model.state_dict(), folder / "model.safetensors")
+    config = {"architecture": "test_vit", "num_classes": 1000, "pretrained_cfg": model.pretrained_cfg}
+    (folder / "config.json").write_text(json.dumps(config, default=list))
+    return str(folder)
+
+
+def test_a_backbone_from_a_folder_compares_pictures(backbone):
+    def value(inside):
+        return scored(render.svg, "svg", PAGE.format(BARS), PAGE.format(inside), encoder=backbone).value
+
+    same, near, far = value(BARS), value(BARS.replace('"10"', '"12"')), value('<circle cx="80" cy="5" r="3"/>')
+    assert same == pytest.approx(1.0, abs=1e-6)
+    assert same > near > far
+    assert value(PAGE.format("")) == 0.0
+
+
+def test_a_backbone_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(Unscorable, match="no timm model in"):
+        scored(render.svg, "svg", PAGE.format(BARS), PAGE.format(BARS), encoder=str(tmp_path))
