@@ -30,6 +30,7 @@ def table(first_cell: str) -> list[list[str]]:
 
 
 HEADER, *ROWS = table("| capability |")
+ROWS += [[capability, *["yes"] * len(FAMILIES), tests] for capability, tests in table("| every family |")[1:]]
 REASONS = re.findall(r"^(\d+)\. ", PAGE, re.MULTILINE)
 
 
