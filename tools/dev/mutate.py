@@ -33,7 +33,7 @@ MUTATIONS = Path(__file__).with_name("mutations.toml")
 PRODUCT_FOLDERS = ("mmrl", "rewards", "datasets")
 COPIED_FOLDERS = (*PRODUCT_FOLDERS, "tests", "configs", "examples", "tools", "docs")
 TESTS_FAILED = 1  # exit code of pytest
-TIMEOUT_S = 600.0
+TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
