@@ -28,7 +28,7 @@ def load_engine(config: CustomEngineConfig, base_dir: Path) -> Callable[[EngineC
         owner = f"rollout.engine {config.fn!r}"
         check_methods(engine, RolloutEngine, _METHODS, owner=owner)
         for name in _ATTRIBUTES:
-            if not hasattr(engine, name):
+            if name not in dir(engine):
                 raise UserError(
                     f"{owner} returned {engine!r:.80}, which has no attribute {name!r}; set it, or inherit the default "
                     f"from {RolloutEngine.__module__}.{RolloutEngine.__name__}"

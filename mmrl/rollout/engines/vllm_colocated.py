@@ -127,12 +127,7 @@ class VllmEngine(RolloutEngine):
                     raise
                 reason = str(failure)
             # Not inside the handler: the exception's traceback would keep the old engine, and its memory, alive.
-            self._restarts_left -= 1
-            self._context.warn(f"the rollout engine failed ({reason}); it is restarted, and asked again")
-            self.close()
-            self._asleep, self._lora_request = False, None
-            self._llm = self._start()
-            self._reload_weights()
+            self._restart(reason)
 
     def load_weights(self, weights: WeightStream) -> None:
         """Load the learner's tensors, by vLLM's own reloading, or the adapter's files; check that tensors arrived.
@@ -183,6 +178,15 @@ class VllmEngine(RolloutEngine):
             except (ValueError, NotImplementedError, RuntimeError) as error:
                 raise UserError(f"rollout.engine: vLLM cannot run this model here: {error}") from error
         return llm
+
+    def _restart(self, reason: str) -> None:
+        """Start the engine again, with the weights that it had last."""
+        self._restarts_left -= 1
+        self._context.warn(f"the rollout engine failed ({reason}); it is restarted, and asked again")
+        self.close()
+        self._asleep, self._lora_request = False, None
+        self._llm = self._start()
+        self._reload_weights()
 
     def _load_adapter(self, folder: Path) -> None:
         """Use the adapter in `folder`, in place of the one before."""

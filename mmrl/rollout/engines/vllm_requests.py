@@ -1,4 +1,7 @@
-"""Requests to vLLM and what it answers, in this process or as a server. Imports without vLLM."""
+"""Requests to vLLM and what it answers, in this process or as a server. Imports without vLLM.
+
+Letters in shapes: T tokens, L layers, K experts of a token.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +74,6 @@ def read_routes(
     routed_TLK: np.ndarray[Any, Any] | None, num_prompt_tokens: int, layers: Sequence[int]
 ) -> tuple[ExpertRoutes, ExpertRoutes] | tuple[()]:
     """Return the routes of a prompt, and of what was read after it, from vLLM's `routed_experts`.
-
-    Letters in shapes: T tokens, L layers, K experts of a token.
 
     Args:
         routed_TLK: numbers of experts, [tokens of prompt and response but the last, all layers, K].

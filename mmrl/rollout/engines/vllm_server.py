@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import cycle
 from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class ServerEngine(RolloutEngine):
         Raises:
             UserError: a server refuses a request, or fails more often than it may be restarted.
         """
-        expert_layers = self._expert_layers if record_routes else ()
+        layers = self._expert_layers if record_routes else ()
         answers: dict[int, list[GeneratedTokens]] = {}
         while len(answers) < len(requests):
             unanswered = sorted(set(range(len(requests))) - answers.keys())
@@ -99,10 +100,9 @@ class ServerEngine(RolloutEngine):
             sent: dict[int, tuple[Replica, Future[list[GeneratedTokens]]]] = {}
             # Leaving the block waits for all requests.
             with ThreadPoolExecutor(max_workers=_REQUESTS_PER_REPLICA * len(self._replicas)) as pool:
-                for place, number in enumerate(unanswered):
-                    replica = self._replicas[place % len(self._replicas)]
+                for number, replica in zip(unanswered, cycle(self._replicas), strict=False):
                     body = self._request_body(requests[number], sampling_params, replica)
-                    layout = (len(requests[number].rollout.prompt.token_ids), expert_layers)
+                    layout = (len(requests[number].rollout.prompt.token_ids), layers)
                     sent[number] = (replica, pool.submit(_generate_on_replica, replica, body, *layout))
             for number, (replica, future) in sent.items():
                 try:

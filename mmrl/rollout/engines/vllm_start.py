@@ -5,7 +5,6 @@ Imports without vLLM, which may be missing and takes seconds to import.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 
 from mmrl.config import Config, EvalConfig
 from mmrl.config.schema import LoraConfig, VllmConfig
+from mmrl.config.schema.rollout_engine import RolloutConfig
 from mmrl.policy.families import ModelFamily
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engines.base import EngineContext, RolloutEngine
@@ -30,38 +30,33 @@ def start_vllm(config: Config | EvalConfig, context: EngineContext) -> RolloutEn
     Raises:
         UserError: it does not start, or cannot run this model.
     """
-    model, lora = context.model_folder(), config.model.lora
+    options, model = config.rollout, context.model_folder()
     takes_adapter = _takes_adapter_files(config, context.policy)
     build_args = partial(
         build_engine_args,
-        config.rollout.vllm,
+        options.vllm,
         dtype=config.model.dtype,
         max_model_len=context.max_model_len,
         cuda=torch.cuda.is_available(),
-        lora=lora if takes_adapter else None,
+        lora=config.model.lora if takes_adapter else None,
         family=context.policy.family,
         float32_output_layer=config.model.float32_output_layer,
         return_routes=context.record_routes,
     )
     takes_adapter = takes_adapter and context.adapter is not None
-    if config.rollout.engine == "vllm":
+    if options.engine == "vllm":
         from mmrl.rollout.engines.vllm_colocated import VllmEngine
 
         # Weights are gathered by all ranks together, and the others do not notice that one engine has failed.
-        restarts = config.rollout.vllm.max_restarts if context.ranks.size == 1 else 0
+        restarts = options.vllm.max_restarts if context.ranks.size == 1 else 0
         return VllmEngine(model, build_args(), context, restarts=restarts, takes_adapter=takes_adapter)
     # Servers that run already have arguments of their own, and perhaps a device that this machine lacks.
-    engine_args = {} if config.rollout.server.urls else build_args()
-    return start_servers(model, engine_args, config, context, takes_adapter=takes_adapter)
+    engine_args = {} if options.server.urls else build_args()
+    return start_servers(model, engine_args, options, context, takes_adapter=takes_adapter)
 
 
 def start_servers(
-    model: str,
-    engine_args: Mapping[str, Any],
-    config: Config | EvalConfig,
-    context: EngineContext,
-    *,
-    takes_adapter: bool,
+    model: str, engine_args: dict[str, Any], options: RolloutConfig, context: EngineContext, *, takes_adapter: bool
 ) -> RolloutEngine:
     """Start servers of a model with these arguments, or connect to those of `rollout.server.urls`.
 
@@ -70,7 +65,6 @@ def start_servers(
     """
     from mmrl.rollout.engines.vllm_server import ServerEngine, make_replicas
 
-    options = config.rollout
     if context.ranks.size > 1 and not options.server.urls:
         raise UserError(
             f"rollout.engine vllm_server: {context.ranks.size} processes share servers that run already; start them "
