@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mmrl.policy.families import ModelFamily as ModelFamily
     from mmrl.policy.families import PlaceholderRun as PlaceholderRun
     from mmrl.policy.families import VideoTimeEncoding as VideoTimeEncoding
-    from mmrl.ports import Sampler as Sampler
+    from mmrl.protocols import Sampler as Sampler
     from mmrl.rollout.engines.base import EngineContext as EngineContext
     from mmrl.rollout.engines.base import GenerationRequest as GenerationRequest
     from mmrl.rollout.engines.base import RolloutEngine as RolloutEngine
@@ -96,7 +96,7 @@ _PUBLIC = {
     "mmrl.policy.batch": ("BatchMedia",),
     "mmrl.policy.expert_routing": ("encode_routes",),
     "mmrl.policy.families": ("ImageFormat", "ModelFamily", "PlaceholderRun", "VideoTimeEncoding"),
-    "mmrl.ports": ("Sampler",),
+    "mmrl.protocols": ("Sampler",),
     "mmrl.rollout.engines.base": ("EngineContext", "GenerationRequest", "RolloutEngine"),
     "mmrl.rollout.engines.hf": ("HfEngine",),
     "mmrl.rollout.responses": ("GeneratedTokens", "append_generated", "empty_rollout"),

@@ -42,7 +42,7 @@ def as_read(options):
 
 
 def make_scorer(*terms, **options):
-    return RewardFunctionScorer(terms, ScoringConfig(**{"own_rewards": "main_process"} | options))
+    return RewardFunctionScorer(terms, ScoringConfig(**{"custom_rewards": "main_process"} | options))
 
 
 def constant(result, name="odd", **declared):

@@ -76,7 +76,7 @@ LIGHT = (
     "mmrl.api.evaluate",
     "mmrl.api.policy",
     "mmrl.types",
-    "mmrl.ports",
+    "mmrl.protocols",
     "mmrl.answer",
     "mmrl.config",
     "mmrl.scoring",
@@ -85,7 +85,7 @@ LIGHT = (
     "mmrl.training.rl",
     "mmrl.training.sft",
     "mmrl.training.callbacks",
-    "mmrl.training.early_checks",
+    "mmrl.training.preflight",
     "mmrl.training.functions",
     "mmrl.evaluation.eval_settings",
     "mmrl.rollout.available",
@@ -216,7 +216,7 @@ def test_contributing_shows_the_layers_that_import_linter_holds():
     shown = [set(re.split(" {3,}", line[3:])[0].split()) for line in table.strip().splitlines()]
     assert shown == [layer for layer in layers if layer != {"__main__"}]
     packages = {path.parent.name for path in (ROOT / "mmrl").glob("*/__init__.py")}
-    assert packages | {"ports", "mmrl_rewards", "mmrl_datasets"} == set().union(*shown)
+    assert packages | {"protocols", "mmrl_rewards", "mmrl_datasets"} == set().union(*shown)
 
 
 def test_imports_keep_to_the_contracts():

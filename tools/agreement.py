@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple
 
 from mmrl.benchmarks.grading import grade_response, score_responses
 from mmrl.benchmarks.items import Item, ItemResponse, parse_canonical_item
-from mmrl.benchmarks.official.mathvista import SUBSET_COLUMNS, normalize_extraction, parse_mathvista_item
+from mmrl.benchmarks.official_metrics.mathvista import SUBSET_COLUMNS, normalize_extraction, parse_mathvista_item
 from mmrl.benchmarks.registry import BENCHMARKS
 from mmrl.benchmarks.verdict import Verdict, read_rows
 from mmrl.types import UserError

@@ -34,7 +34,7 @@ OldLogprobs = Literal["recorded", "recomputed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionPipeline:
-    """Decides what each step of an RL stage trains on; implements `ports.ExperienceSelector`."""
+    """Decides what each step of an RL stage trains on; implements `protocols.ExperienceSelector`."""
 
     # Called with all groups that passed the filter at once: some formulas compare the whole step.
     compute_advantages: AdvantageFunction

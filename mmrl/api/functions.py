@@ -187,7 +187,7 @@ def _write_copy(full_name: str, function: AnyFunction) -> None:
     except _PICKLING_ERRORS as error:
         message = (
             f"{name} cannot be copied to a worker process ({type(error).__name__}: {error}); write it in a file, or "
-            "let rewards run in the main process with rewards.own_rewards=main_process"
+            "let rewards run in the main process with rewards.custom_rewards=main_process"
         )
         path.write_text(_REFUSAL.format(message=message), encoding="utf-8")
         return

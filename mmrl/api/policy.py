@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from mmrl.policy.processor import PromptProcessor
-    from mmrl.ports import RolloutPipeline
+    from mmrl.protocols import RolloutPipeline
 
 MediaInput: TypeAlias = "str | Path | Image"
 """An image or video file, or a PIL image."""

@@ -96,7 +96,7 @@ def load(config: ConfigSource, overrides: Sequence[str] = ()) -> LoadedConfig:
 
 
 def _run(loaded: LoadedConfig, run_dir: RunDir) -> None:
-    from mmrl.training.early_checks import load_unless_finished
+    from mmrl.training.preflight import load_unless_finished
 
     functions = None
     # Before torch is imported, which takes seconds. Ranks of a launcher ask together, in `train`.

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from mmrl.benchmarks.benchmark import Benchmark, OverallMetric
-from mmrl.benchmarks.official import formulas, grounding, mathvista, multiple_choice, reading
+from mmrl.benchmarks.official_metrics import formulas, grounding, mathvista, multiple_choice, reading
 from mmrl.benchmarks.readers.layouts import RowLayout
 from mmrl.types import UserError
 from mmrl.utils.plugin_args import check_call, check_methods

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     problems = check_torch_companions()
     if arguments.config:
         from mmrl.config import load_config
-        from mmrl.training.early_checks import find_problems
+        from mmrl.training.preflight import find_problems
 
         problems += find_problems(load_config(arguments.config, arguments.overrides))
     for problem in problems:

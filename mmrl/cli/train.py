@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             say=echo,
         )
         return 0 if is_same else 1
-    from mmrl.training.early_checks import effective_config, load_unless_finished
+    from mmrl.training.preflight import effective_config, load_unless_finished
 
     functions = None
     # Before torch is imported and before any rank is started, which takes seconds. Ranks of another launcher ask

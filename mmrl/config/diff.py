@@ -26,7 +26,7 @@ CHANGEABLE_ON_RESUME: Final = (
     ("data.on_changed_data", _BAD_DATA_EFFECT),
     ("data.media_timeout_s", _NO_EFFECT),
     ("rewards.workers", _NO_EFFECT),
-    ("rewards.own_rewards", _NO_EFFECT),
+    ("rewards.custom_rewards", _NO_EFFECT),
     ("*.worker_limits.*", _NO_EFFECT),
     ("stages.*.max_nonfinite_steps", _NO_EFFECT),
     ("stages.*.max_steps_without_signal", _NO_EFFECT),

@@ -41,8 +41,8 @@ def check_demonstrations(
         UserError: a sample lacks its `target_field`, the format cannot express it, or it has no thought and the prompt
             opens one.
     """
-    # The samples of a stage with `from_stage` do not exist yet.
-    stages = [stage for stage in config.stages if isinstance(stage, SftStage) and stage.from_stage is None]
+    # The samples of a stage with `samples_of` do not exist yet.
+    stages = [stage for stage in config.stages if isinstance(stage, SftStage) and stage.samples_of is None]
     for stage in stages:
         if response_opening and stage.drop_thinking_prob:
             raise UserError(

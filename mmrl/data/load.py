@@ -421,7 +421,7 @@ def find_media_problem(sample: Sample, opened: Mapping[Any, object]) -> str | No
 def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:
     """Check the stages that train on the training samples themselves; raises as `check_stage_has_samples`."""
     for stage in config.training_stages:
-        if stage.from_stage is None:
+        if stage.samples_of is None:
             check_stage_has_samples(stage, sum(matches_conditions(stage.when, sample) for sample in samples))
 
 
@@ -431,7 +431,7 @@ def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:
     Raises:
         UserError: `count`, the number of samples that the stage may use, is too small.
     """
-    owner = f"stage {stage.from_stage!r} kept {count} of its" if stage.from_stage else f"there are {count}"
+    owner = f"stage {stage.samples_of!r} kept {count} of its" if stage.samples_of else f"there are {count}"
     owner += " (see its `when`)" if stage.when else ""
     if not count:
         raise UserError(f"stage {stage.name!r} has nothing to train on: {owner} samples")
@@ -443,7 +443,7 @@ def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:
         remedy = "set repeat_samples_to, or lower prompts_per_step"
         if stage.dynamic_sampling:
             remedy += " or dynamic_sampling.max_rounds"
-        if stage.max_prompts_in_flight > stage.prompts_per_step:
+        if stage.prompts_per_round > stage.prompts_per_step:
             remedy += " or oversampling"
         raise UserError(
             f"stage {stage.name!r} needs {needed} prompts a step and {owner} samples: one would get the same rollouts "
@@ -454,7 +454,7 @@ def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:
 def max_prompts_per_step(stage: RlStage) -> int:
     """Return how many samples a step may take, in all its sampling rounds together."""
     rounds = stage.dynamic_sampling.max_rounds if stage.dynamic_sampling else 1
-    return stage.max_prompts_in_flight * rounds
+    return stage.prompts_per_round * rounds
 
 
 def _wait_for_media(future: Future[OpenedT | MediaError]) -> OpenedT | MediaError:

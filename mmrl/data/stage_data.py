@@ -34,7 +34,7 @@ from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.media_workers import start_media_workers
 from mmrl.policy.processor import PromptProcessor
-from mmrl.ports import SampleSource
+from mmrl.protocols import SampleSource
 from mmrl.types import DatasetContext, RejectedRow, Sample, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
 
@@ -85,7 +85,7 @@ class StageData:
                 )
                 workers = stack.enter_context(closing(pool))
             yield Prefetcher(
-                RankShard(CachedOrder(self.build_order(stage, state)).take, ranks, stage.max_prompts_in_flight),
+                RankShard(CachedOrder(self.build_order(stage, state)).take, ranks, stage.prompts_per_round),
                 self._processor,
                 workers,
                 skip_unusable=data.on_bad_sample == "skip",
@@ -95,14 +95,14 @@ class StageData:
             )
 
     def stage_samples(self, stage: SftStage | RlStage | schema.SampleStage) -> tuple[Sample, ...]:
-        """Return the training samples, or those that `from_stage` selected, that meet the stage's `when`.
+        """Return the training samples, or those that `samples_of` selected, that meet the stage's `when`.
 
         Raises:
-            UserError: the table of `from_stage` cannot be read.
+            UserError: the table of `samples_of` cannot be read.
         """
         samples = self._samples.train
-        if stage.from_stage is not None:
-            samples = read_selected_samples(self._outputs / f"{stage.from_stage}.jsonl", samples)
+        if stage.samples_of is not None:
+            samples = read_selected_samples(self._outputs / f"{stage.samples_of}.jsonl", samples)
         return tuple(sample for sample in samples if schema.matches_conditions(stage.when, sample))
 
     def build_order(self, stage: SftStage | RlStage, state: TrainingState) -> DataOrder:
@@ -117,7 +117,7 @@ class StageData:
         if isinstance(order, schema.MixtureOrderConfig):
             per_step = stage.batch_size if isinstance(stage, SftStage) else stage.prompts_per_step
             return scheduled_mixture(self._build_source_orders(min_gap), order, per_step=per_step, seed=seed)
-        is_plain = stage.from_stage is None and stage.repeat_samples_to is None
+        is_plain = stage.samples_of is None and stage.repeat_samples_to is None
         if isinstance(order, schema.ShuffledOrderConfig) and is_plain:
             return self._build_shuffled_order(stage, min_gap)
 
@@ -203,9 +203,9 @@ def _select_phase_samples(
     for sample in samples:
         if schema.matches_conditions(phase.when, sample):
             selected.append(sample)
-    if len(selected) < stage.max_prompts_in_flight:
+    if len(selected) < stage.prompts_per_round:
         raise UserError(
-            f"stage {stage.name!r} needs {stage.max_prompts_in_flight} samples a step and phase {phase_index} of its "
+            f"stage {stage.name!r} needs {stage.prompts_per_round} samples a step and phase {phase_index} of its "
             f"data_order has {len(selected)}: see its `when`"
         )
     return selected

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
-from mmrl.distributed.ranks import MediaPlacement, Ranks
+from mmrl.distributed.ranks import MediaOwners, Ranks
 from mmrl.types import EvalRewards, Experience, Group, Prompt, Rollout, RolloutBatch, Sample, UserError
 
 ItemT = TypeVar("ItemT")
@@ -34,28 +34,28 @@ def gather_items(items: Sequence[ItemT], ranks: Ranks) -> tuple[ItemT, ...]:
     return tuple(chain.from_iterable(ranks.all_gather(tuple(items))))
 
 
-def gather_groups(groups: Iterable[Group], ranks: Ranks, placement: MediaPlacement, *, step: int) -> list[Group]:
+def gather_groups(groups: Iterable[Group], ranks: Ranks, media_owners: MediaOwners, *, step: int) -> list[Group]:
     """Return the scored groups of all ranks, in the order of the samples.
 
-    `placement` records which rank has the media of each prompt in memory.
+    `media_owners` records which rank has the media of each prompt in memory.
     """
     groups_by_rank = ranks.all_gather(tuple(groups))
     prompts_by_rank = []
     for rank_groups in groups_by_rank:
         prompts_by_rank.append([group.prompt for group in rank_groups])
-    placement.record(prompts_by_rank, step)
+    media_owners.record(prompts_by_rank, step)
     return list(chain.from_iterable(groups_by_rank))
 
 
 def gather_demonstrations(
-    demonstrations: Sequence[Experience], ranks: Ranks, placement: MediaPlacement, *, step: int
+    demonstrations: Sequence[Experience], ranks: Ranks, media_owners: MediaOwners, *, step: int
 ) -> list[Experience]:
-    """Return the demonstrations of all ranks, in the order of the samples; `placement` as in `gather_groups`."""
+    """Return the demonstrations of all ranks, in the order of the samples; `media_owners` as in `gather_groups`."""
     demonstrations_by_rank = ranks.all_gather(list(demonstrations))
     prompts_by_rank = []
     for rank_demonstrations in demonstrations_by_rank:
         prompts_by_rank.append([experience.rollout.prompt for experience in rank_demonstrations])
-    placement.record(prompts_by_rank, step)
+    media_owners.record(prompts_by_rank, step)
     return list(chain.from_iterable(demonstrations_by_rank))
 
 
@@ -85,17 +85,17 @@ def count_dropped_samples(num_requested: int, num_usable: int, ranks: Ranks) -> 
 
 
 def find_media_problems_on_all_ranks(
-    prompts: Sequence[Prompt], *, check: MediaCheck, ranks: Ranks, placement: MediaPlacement
+    prompts: Sequence[Prompt], *, check: MediaCheck, ranks: Ranks, media_owners: MediaOwners
 ) -> dict[str, str]:
     """Check the media of each prompt on one rank; return on all ranks what is wrong with them, by digest.
 
-    `placement` learns which rank has just decoded a prompt's media, so that the learner uses them there.
+    `media_owners` learns which rank has just decoded a prompt's media, so that the learner uses them there.
     """
     # One rank may still hold in memory a file that another would find changed on disk. If each decided for itself,
     # ranks would drop different rollouts and disagree about the step from then on.
     own_prompts = []
     for index, prompt in enumerate(prompts):
-        rank = placement.rank_by_digest.setdefault(prompt.digest, index % ranks.size)
+        rank = media_owners.rank_by_digest.setdefault(prompt.digest, index % ranks.size)
         if rank == ranks.rank:
             own_prompts.append(prompt)
     problems: dict[str, str] = {}

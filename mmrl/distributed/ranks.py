@@ -95,7 +95,7 @@ class RankShard(Generic[RowT]):
 
 
 @dataclass(slots=True)
-class MediaPlacement:
+class MediaOwners:
     """The rank that built each prompt of the current step, and so has its decoded media in memory.
 
     The learner prefers to train a group on that rank.

@@ -15,7 +15,7 @@ from mmrl.data.rows import load_dataset_function, read_source, separate_rejected
 from mmrl.evaluation.eval_settings import RUN_DATA_PREFIX
 from mmrl.evaluation.graders import CORRECT_TERM, Grader, RewardGrader, RuleGrader, RuleScorer
 from mmrl.policy.build import build_response_format
-from mmrl.ports import RewardScorer
+from mmrl.protocols import RewardScorer
 from mmrl.scoring import RewardFunctionScorer
 from mmrl.scoring.build import build_scorer
 from mmrl.types import Corruption, MediaPolicy, RejectedRow, Sample, UserError

@@ -22,7 +22,7 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
-from mmrl.ports import RewardScorer, RolloutPipeline
+from mmrl.protocols import RewardScorer, RolloutPipeline
 from mmrl.rollout.engines.custom import load_engine
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
 from mmrl.rollout.pipeline import build_pipeline

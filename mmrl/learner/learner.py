@@ -16,7 +16,7 @@ import torch
 
 from mmrl.algo.losses import learning_rate
 from mmrl.config.schema import LossConfig, OptimizerConfig
-from mmrl.distributed.ranks import MediaPlacement, Ranks, SingleProcess
+from mmrl.distributed.ranks import MediaOwners, Ranks, SingleProcess
 from mmrl.learner.loss import Objective, PolicyLossFn
 from mmrl.learner.metrics import Metrics, merge_updates
 from mmrl.learner.micro_batches import (
@@ -81,11 +81,12 @@ class PolicyLearner:
         reference: Policy | None = None,
         *,
         ranks: Ranks | None = None,
-        placement: MediaPlacement | None = None,
+        media_owners: MediaOwners | None = None,
     ) -> None:
         """Set up the learner of a stage.
 
-        `reference` is that of the KL penalty, if the loss has one. `placement` tells which rank holds a prompt's media.
+        `reference` is that of the KL penalty, if the loss has one. `media_owners` knows which rank has a prompt's
+        media.
         """
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
         if (reference is not None) != self._objective.needs_reference:
@@ -93,7 +94,7 @@ class PolicyLearner:
             raise ValueError(f"kl.coef {config.loss.kl.coef} and a {found} reference")
         self._policy, self._processor, self._optimizer = policy, processor, optimizer
         self._config, self._reference = config, reference
-        self._ranks, self._placement = ranks or SingleProcess(), placement or MediaPlacement()
+        self._ranks, self._media_owners = ranks or SingleProcess(), media_owners or MediaOwners()
         self._shared_prefix_checked = not config.shared_prefix
         self._replays_engine_routes = config.loss.routing_replay == "engine"
         # A single pass over a single mini-batch has no earlier routes to replay.
@@ -170,7 +171,7 @@ class PolicyLearner:
         for part in split_into_mini_batches(experiences, self._config.mini_batches):
             active = list(filter(self._objective.has_gradient, part))
             if active:
-                own = rank_micro_batches(active, self._placement.rank_by_digest, self._ranks, self._pack)
+                own = rank_micro_batches(active, self._media_owners.rank_by_digest, self._ranks, self._pack)
                 # Not over `active`: the loss is also a mean over experiences that the forward pass leaves out.
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(list(map(_MicroBatch, own)), denominators))

@@ -143,7 +143,7 @@ def measure_tokens(
     if options.dual_clip is not None:
         sums["policy/clip_frac_dual"] = ((ratio_N > options.dual_clip) & (advantage_N < 0.0)).sum()
     if options.rollout_correction.method != "none":
-        sums["policy/tis_weight_mean"] = correction_N.sum()
+        sums["policy/rollout_correction_weight_mean"] = correction_N.sum()
     metrics, count = Metrics(), denominators.forward_tokens
     for name, total in sums.items():
         metrics.mean(name, float(total) / count, count)

@@ -113,7 +113,7 @@ METRICS: Final = (
     Metric("policy/reference_kl_nats", "KL divergence from the reference, in nats per token."),
     Metric("policy/importance_ratio_min", "Least importance ratio of a token."),
     Metric("policy/importance_ratio_max", "Largest importance ratio of a token."),
-    Metric("policy/tis_weight_mean", "Mean weight of the rollout correction."),
+    Metric("policy/rollout_correction_weight_mean", "Mean weight of the rollout correction."),
     Metric("policy/router_load_entropy", "Entropy of experts' shares of tokens, over that of equal shares, by layer."),
     Metric("policy/router_margin", "Mean distance in probability from the last expert picked to the next one."),
     Metric("logprob_check/diff_mean", "Mean |log-probability of the engine - learner| in the check of both, in nats."),

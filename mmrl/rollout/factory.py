@@ -28,7 +28,7 @@ from mmrl.policy.lora import LoraAdapter, without_adapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelExport
 from mmrl.policy.processor import PromptProcessor
-from mmrl.ports import Learner, Sampler
+from mmrl.protocols import Learner, Sampler
 from mmrl.rollout.available import VLLM_ENGINES, check_family_engine
 from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
 from mmrl.rollout.engines.base import EngineContext, RolloutEngine

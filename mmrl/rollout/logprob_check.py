@@ -18,7 +18,7 @@ from mmrl.policy.batch import collate
 from mmrl.policy.expert_routing import check_routes
 from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
-from mmrl.ports import Sampler
+from mmrl.protocols import Sampler
 from mmrl.types import Experience, Rollout, Sample, SamplingParams, UserError
 
 _METRIC = "logprob_check/diff_mean"

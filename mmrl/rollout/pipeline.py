@@ -20,7 +20,7 @@ from mmrl.config.schema import (
 )
 from mmrl.config.schema.rollout_steps import step_name
 from mmrl.policy.processor import PromptProcessor
-from mmrl.ports import Sampler
+from mmrl.protocols import Sampler
 from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.rollout.steps.blind_probe import BlindProbe
 from mmrl.rollout.steps.custom import CustomStep

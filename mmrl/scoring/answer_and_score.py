@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mmrl.ports import PromptBuilder, RewardScorer, RolloutPipeline
+from mmrl.protocols import PromptBuilder, RewardScorer, RolloutPipeline
 from mmrl.types import Group, Rollout, RolloutBatch, Sample
 
 

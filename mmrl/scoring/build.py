@@ -46,7 +46,7 @@ class IsolatedGroupReward:
             KeyboardInterrupt: this process is to stop, and the function hangs.
         """
         values: Sequence[RewardValue] | RewardFailure = self.run_on_rank0(partial(self._call_in_worker, group))
-        if isinstance(values, RewardFailure) and self.options.on_unscorable == "stop":
+        if isinstance(values, RewardFailure) and self.options.on_missing_score == "stop":
             raise RewardError(f"group reward {self.name!r} on sample {group.prompt.sample.id!r}: {values.reason}")
         return values
 
@@ -152,12 +152,12 @@ def isolate_group_rewards(
     isolated = []
     for group_reward in group_rewards:
         comes_with_mmrl = group_reward.options.fn.startswith(("mmrl.", "mmrl_rewards."))
-        if comes_with_mmrl or (options.own_rewards != "worker" and not options.workers):
+        if comes_with_mmrl or (options.custom_rewards != "worker" and not options.workers):
             isolated.append(group_reward)
             continue
         load = partial(_load_group_reward, group_reward.options, base)
         compute = IsolatedGroupReward(group_reward.name, load, options, run_on_rank0)
-        drop_failed = options.on_unscorable != "fallback"
+        drop_failed = options.on_missing_score != "fallback"
         isolated.append(replace(group_reward, compute=compute, drop_failed=drop_failed, close=compute.close))
     return tuple(isolated)
 

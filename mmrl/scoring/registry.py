@@ -193,7 +193,7 @@ def check_case_tables(names: Iterable[str], base: Path, options: ScoringConfig) 
         # A reward of a user may have no table; those that come with mmrl are missing from an installed package.
         tables = sorted(_CASES_DIR.glob("*.json")) if own_table is None else filter(Path.is_file, [own_table])
         cases = [case for table in tables for case in load_table(table) if case.fn == reward_name]
-        if own_table is None or options.own_rewards == "main_process":
+        if own_table is None or options.custom_rewards == "main_process":
             for case in cases:
                 _check_case(name, base, case)
         elif cases:

@@ -85,7 +85,7 @@ class RewardFunctionScorer:
         # Seconds that a call may take, of the terms that run in worker processes.
         self._timeouts_s: dict[str, float] = {}
         for term in terms:
-            is_isolated = options.own_rewards == "worker" and not term.comes_with_mmrl
+            is_isolated = options.custom_rewards == "worker" and not term.comes_with_mmrl
             if options.workers or term.timeout_s is not None or is_isolated:
                 self._timeouts_s[term.name] = term.timeout_s or options.timeout_s
         self._pool: WorkerPool[RewardCall, RewardOutcome] | None = None
@@ -160,7 +160,7 @@ class RewardFunctionScorer:
 
         Raises:
             RewardProcessError: a worker hung, died or exceeded a limit. The calls after it are not made.
-            RewardError: a reward failed, whatever `on_error` and `on_unscorable` say.
+            RewardError: a reward failed, whatever `on_error` and `on_missing_score` say.
             UserError: no term applies to a sample, or its target cannot be written in the response format.
         """
         empty_answers = {answer_type: grammar.parse("", answer_type) for answer_type in AnswerType}
@@ -340,7 +340,7 @@ class RewardFunctionScorer:
         )
 
     def _failure_action(self, failure: RewardFailure) -> RewardFailurePolicy:
-        return self._options.on_error if failure.error_kind is RewardErrorKind.ERROR else self._options.on_unscorable
+        return self._options.on_error if failure.error_kind is RewardErrorKind.ERROR else self._options.on_missing_score
 
     def _combine_outcomes(self, sample: Sample, outcomes: OutcomesByTerm, step: int | None) -> Score:
         """Return the score of a response, with the fallback in place of each failure."""

@@ -12,7 +12,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Final
 
-from mmrl.ports import RolloutPipeline
+from mmrl.protocols import RolloutPipeline
 from mmrl.types import Author, Prompt, RolloutBatch
 
 # Policy versions between the weights that generate a prefetched round and the weights that learn from it.

@@ -31,7 +31,7 @@ from mmrl.evaluation.session import (
     run_session,
 )
 from mmrl.log.console import null_console
-from mmrl.ports import RolloutPipeline
+from mmrl.protocols import RolloutPipeline
 from mmrl.training.build import RunContext
 from mmrl.training.callbacks import EvalMoment
 from mmrl.types import DatasetContext, TrainingState, UserError

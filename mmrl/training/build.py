@@ -46,7 +46,7 @@ from mmrl.policy.lora import LoraAdapter, create_adapter
 from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_processor
 from mmrl.policy.processor import PromptProcessor
-from mmrl.ports import RolloutPipeline, Sampler
+from mmrl.protocols import RolloutPipeline, Sampler
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
 from mmrl.rollout.pipeline import build_pipeline, check_triggers
 from mmrl.rollout.steps.base import RolloutContext

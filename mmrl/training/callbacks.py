@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from mmrl.config.schema import CallbackConfig, ValidationConfig
 from mmrl.log.metrics import Metric, find_builtin_metric
-from mmrl.ports import MetricsLogger, PromptBuilder, RewardScorer, RolloutPipeline
+from mmrl.protocols import MetricsLogger, PromptBuilder, RewardScorer, RolloutPipeline
 from mmrl.scoring.answer_and_score import answer_and_score
 from mmrl.types import EvalRewards, RunInterrupted, Sample, SelectedExperiences, TrainingState, UserError
 from mmrl.utils.plugin_args import check_methods, locate_function
@@ -170,7 +170,7 @@ class Validation:
             state.stage_done = True
 
 
-def measure_rewards(
+def evaluate_samples(
     samples: Sequence[Sample],
     *,
     prompt_builder: PromptBuilder,

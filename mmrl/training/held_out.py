@@ -11,7 +11,7 @@ from mmrl.log.logger import NullLogger, RunLogger
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.training.build import RunContext
-from mmrl.training.callbacks import measure_rewards
+from mmrl.training.callbacks import evaluate_samples
 from mmrl.types import EvalRewards, Sample, TrainingState
 from mmrl.utils.seeds import derive_seed
 
@@ -40,7 +40,7 @@ class HeldOutEvaluation:
         """Return the reward of each sample under the weights of `state.version`."""
         context = self._context
         measure = partial(
-            measure_rewards,
+            evaluate_samples,
             prompt_builder=context.processor,
             rollout_pipeline=self._pipeline,
             scorer=context.scorer,

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 
 from mmrl.algo.step_metrics import compute_step_metrics
 from mmrl.distributed.exchanges import count_dropped_samples, gather_batch, gather_groups, gather_items, sum_metrics
-from mmrl.distributed.ranks import MediaPlacement, Ranks, rank_slice
-from mmrl.ports import ExperienceSelector, Learner, PromptBuilder, RewardScorer, RolloutPipeline, SampleSource
+from mmrl.distributed.ranks import MediaOwners, Ranks, rank_slice
+from mmrl.protocols import ExperienceSelector, Learner, PromptBuilder, RewardScorer, RolloutPipeline, SampleSource
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound, check_staleness
 from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Group, Prompt, RolloutBatch, SelectedExperiences, TrainingState
@@ -33,7 +33,7 @@ class RlSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RlComponents:
-    """The parts of one RL stage. `mmrl.ports` says what each of them does."""
+    """The parts of one RL stage. `mmrl.protocols` says what each of them does."""
 
     source: SampleSource
     prompt_builder: PromptBuilder
@@ -48,11 +48,11 @@ class RlComponents:
     sync_weights: Callable[[int], None]  # gives the sampler the new weights, with their version number
     callbacks: Sequence[Callback]  # called after each step, in this order
     ranks: Ranks
-    placement: MediaPlacement  # records which rank has the media of each prompt in memory, for the learner
+    media_owners: MediaOwners  # records which rank has the media of each prompt in memory, for the learner
 
 
 @dataclass(slots=True)
-class CollectedGroups:
+class StepBatch:
     """All that one step has sampled so far. A group is a prompt with its rollouts and their scores."""
 
     groups: list[Group] = field(default_factory=list)  # those of all ranks
@@ -64,7 +64,7 @@ class CollectedGroups:
 def run_rl_stage(settings: RlSettings, components: RlComponents, state: TrainingState) -> None:
     """Train an RL stage from `state.step` to its end."""
     while state.step < settings.num_steps and not state.stage_done:
-        collected = CollectedGroups()
+        collected = StepBatch()
         timer = collected.timer
         collect_groups(settings, components, state, collected)
 
@@ -86,9 +86,7 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
         end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
 
 
-def collect_groups(
-    settings: RlSettings, components: RlComponents, state: TrainingState, collected: CollectedGroups
-) -> None:
+def collect_groups(settings: RlSettings, components: RlComponents, state: TrainingState, collected: StepBatch) -> None:
     """Build prompts, generate and score: once, several times with dynamic sampling, or never if enough groups wait."""
     if state.prefetched is not None:
         batch, state.prefetched = state.prefetched, None
@@ -104,7 +102,7 @@ def collect_groups(
 
 
 def generate_and_score(
-    settings: RlSettings, components: RlComponents, state: TrainingState, collected: CollectedGroups
+    settings: RlSettings, components: RlComponents, state: TrainingState, collected: StepBatch
 ) -> None:
     """Roll out one round of prompts and score it. Partial rollouts leave some groups to `state.unfinished`."""
     ranks = components.ranks
@@ -131,13 +129,11 @@ def build_prompts(components: RlComponents, state: TrainingState, count: int, ti
         return [components.prompt_builder.build(sample) for sample in samples]
 
 
-def score_batch(
-    components: RlComponents, state: TrainingState, batch: RolloutBatch, collected: CollectedGroups
-) -> None:
+def score_batch(components: RlComponents, state: TrainingState, batch: RolloutBatch, collected: StepBatch) -> None:
     """Score this rank's rollouts of one round and add the groups of all ranks to `collected`."""
     with collected.timer.time("score"):
         own_groups = components.scorer.score_groups(batch.groups, step=state.step, probes=batch.probes)
-        groups = gather_groups(own_groups, components.ranks, components.placement, step=state.step)
+        groups = gather_groups(own_groups, components.ranks, components.media_owners, step=state.step)
         for group in groups:
             # Rank 0 calls group rewards that run in a process of their own, for all ranks: a collective call, too.
             collected.groups.append(components.add_group_rewards(group, state.step))
@@ -165,7 +161,7 @@ def finish_next_round(next_round: PendingRound, prompts_per_round: int, ranks: R
 def end_step(
     components: RlComponents,
     state: TrainingState,
-    collected: CollectedGroups,
+    collected: StepBatch,
     selected: SelectedExperiences,
     learner_metrics: Mapping[str, float],
 ) -> None:

@@ -13,10 +13,10 @@ from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config.schema import CurriculumOrderConfig, RlStage, SftStage
 from mmrl.data.stage_tables import write_history_table
 from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
-from mmrl.distributed.ranks import MediaPlacement
+from mmrl.distributed.ranks import MediaOwners
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.reference import ReferencePolicy
-from mmrl.ports import ExperienceSelector, Sampler, SampleSource
+from mmrl.protocols import ExperienceSelector, Sampler, SampleSource
 from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.scoring.build import reward_weights
 from mmrl.training.async_rollouts import AsyncRollouts
@@ -48,7 +48,7 @@ def train_rl_stage(
         components = build_components(
             stage, services, state, source=source, optimizer=optimizer, reference=reference, health=health
         )
-        settings = RlSettings(num_steps=stage.steps, prompts_per_round=stage.max_prompts_in_flight)
+        settings = RlSettings(num_steps=stage.steps, prompts_per_round=stage.prompts_per_round)
         run_rl_stage(settings, components, state)
         context.console.info(health.summary())
     if stage.track_rewards:
@@ -68,13 +68,13 @@ def build_components(
     health: HealthMonitor,
 ) -> RlComponents:
     """Build what the loop of the stage calls."""
-    context, samplers, placement = services.context, services.context.samplers, MediaPlacement()
+    context, samplers, media_owners = services.context, services.context.samplers, MediaOwners()
     moving_reference = reference if reference is not None and not reference.is_frozen else None
 
     def save_optimizer() -> OptimizerState:
         return {**optimizer.state(), **(reference.state() if reference else {})}
 
-    learner = build_learner(stage, context, optimizer, reference.policy if reference else None, placement)
+    learner = build_learner(stage, context, optimizer, reference.policy if reference else None, media_owners)
     callbacks = build_callbacks(stage, services, save_optimizer, health)
     sampler = samplers.make_sampler(
         context.config.run.seed,
@@ -106,13 +106,13 @@ def build_components(
         async_rollouts=async_rollouts,
         scorer=context.scorer,
         add_group_rewards=partial(add_group_rewards, group_rewards=context.group_rewards),
-        selector=build_selector(stage, context, placement),
+        selector=build_selector(stage, context, media_owners),
         learner=learner,
         update_reference=update_reference,
         sync_weights=sync_weights,
         callbacks=callbacks,
         ranks=context.ranks,
-        placement=placement,
+        media_owners=media_owners,
     )
 
 
@@ -173,7 +173,7 @@ def check_logprobs(
     return check
 
 
-def build_selector(stage: RlStage, context: RunContext, placement: MediaPlacement) -> ExperienceSelector:
+def build_selector(stage: RlStage, context: RunContext, media_owners: MediaOwners) -> ExperienceSelector:
     """Return what decides which experiences a step of the stage trains on."""
     seed = context.config.run.seed
     # Collective: one rank may still hold in memory what another would find changed, so they have to agree.
@@ -181,7 +181,7 @@ def build_selector(stage: RlStage, context: RunContext, placement: MediaPlacemen
         find_media_problems_on_all_ranks,
         check=partial(find_media_problems, context.processor.build),
         ranks=context.ranks,
-        placement=placement,
+        media_owners=media_owners,
     )
     replay = None
     if stage.replay is not None:

@@ -24,9 +24,9 @@ from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_
 from mmrl.training.build import RunContext, RunSetup, build_run_context
 from mmrl.training.callbacks import BenchmarkRunner, Callback, make_callbacks
 from mmrl.training.checkpoints import ResumePoint, RunCheckpoints
-from mmrl.training.early_checks import FINISHED_MESSAGE, effective_config
 from mmrl.training.functions import Functions, load_functions
 from mmrl.training.held_out import HeldOutEvaluation, first_compared_stage
+from mmrl.training.preflight import FINISHED_MESSAGE, effective_config
 from mmrl.training.rl_stage import train_rl_stage
 from mmrl.training.sample import run_sample_stage
 from mmrl.training.select import run_select_stage

@@ -47,7 +47,7 @@ def run_select_stage(
     """Write the table of selected samples that later stages train on. Raises as `select_samples`."""
     counts = context.ranks.on_rank0(partial(select_samples, stage, context.run_dir.outputs))
     context.console.info(
-        f"Stage {stage.name} kept {counts.kept} of {counts.total} samples of {stage.from_stage}, in {counts.rows} "
+        f"Stage {stage.name} kept {counts.kept} of {counts.total} samples of {stage.results_of}, in {counts.rows} "
         f"rows; their median {stage.metric} is {counts.median:g}."
     )
     with logger.log_stage(stage.name, 1):
@@ -55,19 +55,19 @@ def run_select_stage(
 
 
 def select_samples(stage: SelectStage, folder: Path) -> SelectionCounts:
-    """Read the table of `stage.from_stage` in `folder` and write the selected rows beside it.
+    """Read the table of `stage.results_of` in `folder` and write the selected rows beside it.
 
     Raises:
         UserError: the table cannot be read, no rollout has one of the terms in `correct`, or nothing is selected.
     """
-    rows = read_table(folder / f"{stage.from_stage}.jsonl")
+    rows = read_table(folder / f"{stage.results_of}.jsonl")
     measure = _measure_from_rollouts if stage.reads_rollouts else _measure_from_history
     samples = list(measure(stage, rows))
     if not samples:
         reason = "no sample has recorded rewards"
         if stage.correct:
             reason = f"no rollout has a term of `correct` ({', '.join(stage.correct)})"
-        raise UserError(f"stage {stage.name!r}: {reason} in {folder / stage.from_stage}.jsonl")
+        raise UserError(f"stage {stage.name!r}: {reason} in {folder / stage.results_of}.jsonl")
     kept = _keep_best(stage, samples)
     selected_rows: list[TableRow] = []
     for sample in kept:

@@ -15,8 +15,8 @@ from typing import Literal
 from mmrl.config.schema import SftStage
 from mmrl.data.demonstrations import TargetField, demonstration_text
 from mmrl.distributed.exchanges import count_dropped_samples, gather_demonstrations, sum_metrics
-from mmrl.distributed.ranks import MediaPlacement, Ranks
-from mmrl.ports import DemonstrationCompleter, Learner, PromptBuilder, SampleSource
+from mmrl.distributed.ranks import MediaOwners, Ranks
+from mmrl.protocols import DemonstrationCompleter, Learner, PromptBuilder, SampleSource
 from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Experience, Group, Rollout, Sample, Score, SelectedExperiences, TrainingState
 from mmrl.utils.seeds import derive_seed
@@ -48,14 +48,14 @@ def build_sft_settings(stage: SftStage, seed: int) -> SftSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftComponents:
-    """The parts of one supervised stage. `mmrl.ports` says what each of them does."""
+    """The parts of one supervised stage. `mmrl.protocols` says what each of them does."""
 
     source: SampleSource
     prompt_builder: PromptBuilder
     learner: Learner
     callbacks: Sequence[Callback]  # called after each step, in this order
     ranks: Ranks
-    placement: MediaPlacement  # records which rank has the media of each prompt in memory, for the learner
+    media_owners: MediaOwners  # records which rank has the media of each prompt in memory, for the learner
     tools: DemonstrationCompleter | None = None  # answers tool calls in demonstrations, where the stage has tools
 
 
@@ -80,7 +80,7 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
         with timer.time("learn"):
             metrics |= count_dropped_samples(settings.batch_size, len(samples), ranks)
             own_experiences = [Experience(rollout=rollout, advantage=0.0) for rollout in demonstrations]
-            experiences = gather_demonstrations(own_experiences, ranks, components.placement, step=state.step)
+            experiences = gather_demonstrations(own_experiences, ranks, components.media_owners, step=state.step)
             metrics |= components.learner.step(experiences, step=state.step)
 
         # No sampler has to know of the new weights: a stage that samples fetches them when it begins.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmrl.config.schema import SftStage
-from mmrl.distributed.ranks import MediaPlacement
+from mmrl.distributed.ranks import MediaOwners
 from mmrl.rollout.tools.executor import DemonstrationTools
 from mmrl.training.build import RunContext
 from mmrl.training.checkpoints import OptimizerState
@@ -16,7 +16,7 @@ def train_sft_stage(
     stage: SftStage, services: StageServices, state: TrainingState, resumed_optimizer: OptimizerState
 ) -> None:
     """Train a supervised stage from `state.step` to its end; `resumed_optimizer` is that of its last checkpoint."""
-    context, placement = services.context, MediaPlacement()
+    context, media_owners = services.context, MediaOwners()
     with open_stage(stage, services, state) as source:
         optimizer = build_optimizer(stage, context, services.sharded_model)
         if resumed_optimizer:
@@ -24,10 +24,10 @@ def train_sft_stage(
         components = SftComponents(
             source=source,
             prompt_builder=context.processor,
-            learner=build_learner(stage, context, optimizer, None, placement),
+            learner=build_learner(stage, context, optimizer, None, media_owners),
             callbacks=build_callbacks(stage, services, optimizer.state, health=None),
             ranks=context.ranks,
-            placement=placement,
+            media_owners=media_owners,
             tools=build_demonstration_tools(stage, context),
         )
         run_sft_stage(build_sft_settings(stage, context.config.run.seed), components, state)

@@ -9,13 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmrl.config.schema import LossConfig, RlStage, SftStage
-from mmrl.distributed.ranks import MediaPlacement
+from mmrl.distributed.ranks import MediaOwners
 from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.log.logger import NullLogger, RunLogger
 from mmrl.policy.policy import Policy
-from mmrl.ports import Learner, SampleSource
+from mmrl.protocols import Learner, SampleSource
 from mmrl.training.build import RunContext
 from mmrl.training.callbacks import BenchmarkRunner, Callback, PeriodicCheckpointer, StepLogger, Validation
 from mmrl.training.checkpoints import OptimizerState, RunCheckpoints
@@ -74,7 +74,7 @@ def build_learner(
     context: RunContext,
     optimizer: Optimizer,
     reference: Policy | None,
-    placement: MediaPlacement,
+    media_owners: MediaOwners,
 ) -> Learner:
     """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""
     if isinstance(stage, RlStage):
@@ -103,7 +103,7 @@ def build_learner(
         learner_config,
         reference,
         ranks=context.ranks,
-        placement=placement,
+        media_owners=media_owners,
     )
     return context.samplers.sleep_during_learning(learner)
 

@@ -6,10 +6,10 @@ Each is made from the one before it, by the part of the loop that is named above
 
     noun          made by                         module          holds
     Sample        a dataset function              sample          question, media references, Target
-    Prompt        ports.PromptBuilder             rollout         the sample's tokens, grids, digest
-    Rollout       ports.RolloutPipeline           rollout         Segments of tokens, each with its Author
-    Group         ports.RewardScorer              rollout         a prompt's rollouts, a Score for each
-    Experience    ports.ExperienceSelector        state           a rollout with its advantage
+    Prompt        protocols.PromptBuilder             rollout         the sample's tokens, grids, digest
+    Rollout       protocols.RolloutPipeline           rollout         Segments of tokens, each with its Author
+    Group         protocols.RewardScorer              rollout         a prompt's rollouts, a Score for each
+    Experience    protocols.ExperienceSelector        state           a rollout with its advantage
     TrainingState the loop, step by step          state           all that a checkpoint adds to weights and optimizer
 
 `errors` has what may be raised across packages. Example, one counting question on its way through the loop:

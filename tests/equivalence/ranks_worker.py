@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mmrl.config.schema import DeepspeedConfig, DistributedConfig, KlConfig, LoraConfig, LossConfig, OptimizerConfig
-from mmrl.distributed.ranks import MediaPlacement, Ranks
+from mmrl.distributed.ranks import MediaOwners, Ranks
 from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.learner.optimizer_torch import TorchOptimizer
@@ -135,7 +135,7 @@ def run_trial(trial_set: TrialSet, trial: Trial, ranks: Ranks) -> dict[str, Any]
             plan,
             reference,
             ranks=ranks,
-            placement=MediaPlacement(trial.media_placement),
+            media_owners=MediaOwners(trial.media_placement),
         )
         metrics.append(dict(learner.step(experiences, step=step)))
     shard = policy.runner.local_shard(policy.trained, ranks)

@@ -36,7 +36,7 @@ def replaying(run_dir: Path, kind: str) -> dict[str, Any]:
     config = experiment(run_dir, stages=[rl_stage(**options)], checkpoints={"every": 2, "keep_last": 9})
     # It tells the responses of a new model apart, so no cold start is needed.
     (run_dir.parent / "mine.py").write_text(PARITY)
-    rewards = {"own_rewards": "main_process", "terms": [{"fn": "./mine.py:parity"}]}
+    rewards = {"custom_rewards": "main_process", "terms": [{"fn": "./mine.py:parity"}]}
     return {**config, "model": {**config["model"], "from_scratch": EXPERTS}, "rewards": rewards}
 
 

@@ -17,7 +17,7 @@ from qwen_vl_utils import fetch_image
 from transformers import Qwen2VLImageProcessor
 
 from mmrl.config import load_config
-from mmrl.distributed.ranks import MediaPlacement, SingleProcess
+from mmrl.distributed.ranks import MediaOwners, SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.training.build import RunContext, RunSetup, build_run_context
@@ -153,7 +153,7 @@ def learn(world: RunContext, experiences: list[Experience]) -> tuple[dict[str, f
             )
     (stage,) = world.config.stages
     optimizer = build_optimizer(stage, world, None)
-    learner = build_learner(stage, world, optimizer, None, MediaPlacement())
+    learner = build_learner(stage, world, optimizer, None, MediaOwners())
     return dict(learner.step(experiences, step=0)), gradients
 
 

@@ -192,10 +192,10 @@ def test_a_reward_that_cannot_be_copied_says_what_to_do(folder):
             return 0.0
 
     arguments = given(folder) | {"rewards": [locked]}
-    with pytest.raises(UserError, match=r"locked cannot be copied to a worker process .*own_rewards=main_process"):
+    with pytest.raises(UserError, match=r"locked cannot be copied to a worker process .*custom_rewards=main_process"):
         mmrl.train(settings(folder, "locked"), **arguments)
     assert not (folder / "locked").exists()
-    config = settings(folder, "locked") | {"rewards": {"own_rewards": "main_process"}}
+    config = settings(folder, "locked") | {"rewards": {"custom_rewards": "main_process"}}
     assert mmrl.train(config, [f"stages.rl.steps={STEPS - 2}"], **arguments).held_out
 
 

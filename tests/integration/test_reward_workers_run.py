@@ -67,7 +67,7 @@ def total(folder: Path, name: str) -> float:
 def test_a_run_goes_on_without_what_cannot_be_judged_and_workers_change_nothing(
     tmp_path: Path, here: Command, policy: str
 ) -> None:
-    options = {"on_unscorable": policy, "on_error": policy}
+    options = {"on_missing_score": policy, "on_error": policy}
     for run, workers in (("alone", 0), ("together", 2)):
         assert here("train", judged_by(tmp_path, run, "mood", workers=workers, **options)).code == 0
     assert contents(tmp_path / "alone") == contents(tmp_path / "together")

@@ -30,14 +30,14 @@ def recipe(run_dir: Path) -> dict[str, Any]:
     reject = {
         "name": "right",
         "kind": "select",
-        "from_stage": "draw",
+        "results_of": "draw",
         "correct": ["count"],
         "output": "responses",
         "max_responses": 2,
     }
-    route = {"name": "hard", "kind": "select", "from_stage": "draw", "correct": ["count"], "range": [0.0, 0.9]}
-    learn = sft_stage(name="imitate", from_stage="right", target_field="response", steps=3, validation=None)
-    rl = rl_stage(from_stage="hard", steps=2, data_order={"kind": "sorted", "column": "pass_rate", "descending": True})
+    route = {"name": "hard", "kind": "select", "results_of": "draw", "correct": ["count"], "range": [0.0, 0.9]}
+    learn = sft_stage(name="imitate", samples_of="right", target_field="response", steps=3, validation=None)
+    rl = rl_stage(samples_of="hard", steps=2, data_order={"kind": "sorted", "column": "pass_rate", "descending": True})
     return experiment(
         run_dir,
         data={

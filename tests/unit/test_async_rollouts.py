@@ -21,7 +21,7 @@ from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.training.async_rollouts import AsyncRollouts, check_staleness
-from mmrl.training.rl import CollectedGroups, RlSettings, collect_groups, finish_next_round, run_rl_stage
+from mmrl.training.rl import RlSettings, StepBatch, collect_groups, finish_next_round, run_rl_stage
 from mmrl.types import Group, RolloutBatch, TrainingState, UserError
 
 
@@ -197,7 +197,7 @@ def test_a_prefetched_round_is_gathered_from_all_ranks_and_shared_out_again():
     assert len(whole.probes) == 3
     assert whole.metrics == {"n": 3.0, "data/dropped": 1.0}
 
-    run, collected = FakeRun(), CollectedGroups()
+    run, collected = FakeRun(), StepBatch()
     components = replace(components_of(run), ranks=Gathering(1, 3))
     state = TrainingState(version=1, prefetched=whole)
     collect_groups(RlSettings(num_steps=1, prompts_per_round=4), components, state, collected)

@@ -24,7 +24,7 @@ from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
 from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
-from mmrl.distributed.ranks import MediaPlacement, Ranks, RankShard, SingleProcess
+from mmrl.distributed.ranks import MediaOwners, Ranks, RankShard, SingleProcess
 from mmrl.rollout.pipeline import StepPipeline
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.training import rl
@@ -166,7 +166,7 @@ class Run:
         return self.selector.needs_another_round(groups, state, rounds=rounds)
 
     def train(self):
-        plan, ranks, sampler, placement = self.plan, self.ranks, RandomSampler(), MediaPlacement()
+        plan, ranks, sampler, media_owners = self.plan, self.ranks, RandomSampler(), MediaOwners()
         parts = None
         if plan.chunk:
             parts = PartialRollouts(
@@ -178,7 +178,9 @@ class Run:
                 ranks=ranks,
             )
         pipeline = StepPipeline(sampler=sampler, group_size=GROUP, sampling_params=PARAMS, partial_rollouts=parts)
-        problems = partial(find_media_problems_on_all_ranks, check=self.find_problems, ranks=ranks, placement=placement)
+        problems = partial(
+            find_media_problems_on_all_ranks, check=self.find_problems, ranks=ranks, media_owners=media_owners
+        )
         replay = ReplayConfig(max_staleness=2, capacity=9)
         self.selector = SelectionPipeline(
             compute_advantages=centred,
@@ -204,7 +206,7 @@ class Run:
             sync_weights=lambda version: setattr(sampler, "version", version),
             callbacks=[self],
             ranks=ranks,
-            placement=placement,
+            media_owners=media_owners,
         )
         settings = rl.RlSettings(num_steps=STEPS, prompts_per_round=plan.prompts_per_round)
         rl.run_rl_stage(settings, components, self.state)

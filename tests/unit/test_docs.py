@@ -43,6 +43,6 @@ def test_links_and_names_exist(page):
 
 def test_a_wrong_link_and_a_wrong_name_are_found():
     links = "[gone](gone.md) [here](glossary.md#word)"
-    text = f"{links} `mmrl/nothing.py` `mmrl/training/rl.py:run_nothing` `mmrl/ports.py:Sampler.sync`"
+    text = f"{links} `mmrl/nothing.py` `mmrl/training/rl.py:run_nothing` `mmrl/protocols.py:Sampler.sync`"
     broken = broken_references(ROOT / "docs" / "design.md", text)
     assert broken == ["gone.md", "mmrl/nothing.py", "mmrl/training/rl.py:run_nothing"]

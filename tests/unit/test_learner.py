@@ -485,7 +485,7 @@ def test_importance_weights_scale_the_policy_term(tiny, kind, by, factor):
     metrics = learner(world, optimizer=Still(world), old_logprobs="recomputed", rollout_correction=correction).step(
         shifted(trained_on(world), by), step=0
     )
-    assert metrics["policy/tis_weight_mean"] == pytest.approx(factor, rel=1e-3)
+    assert metrics["policy/rollout_correction_weight_mean"] == pytest.approx(factor, rel=1e-3)
     assert metrics["learner/loss"] == pytest.approx(factor * plain["learner/loss"], rel=1e-3)
     assert metrics["learner/grad_norm"] == pytest.approx(factor * plain["learner/grad_norm"], rel=1e-3)
 

@@ -16,7 +16,7 @@ from waiting import wait_for
 
 from mmrl.distributed import launch
 from mmrl.distributed.exchanges import count_dropped_samples, measure_on_all_ranks, sum_metrics
-from mmrl.distributed.ranks import MediaPlacement, RankShard, SingleProcess, rank_slice
+from mmrl.distributed.ranks import MediaOwners, RankShard, SingleProcess, rank_slice
 from mmrl.distributed.torch_ranks import Heartbeat
 from mmrl.learner.micro_batches import add_dummy_media, assign_to_ranks, dummy_batch, rank_micro_batches
 from mmrl.policy.batch import collate, group_by_prompt
@@ -148,8 +148,8 @@ def test_groups_stay_at_home_while_loads_are_even(groups):
         [replace(e, rollout=replace(e.rollout, prompt=replace(e.rollout.prompt, digest=f"{k}"))) for e in groups[0]]
         for k in range(4)
     ]
-    placement = {"0": 1, "1": 0, "2": 1, "3": 0}
-    kept = assign_to_ranks(flat(copies), placement, 2)
+    media_owners = {"0": 1, "1": 0, "2": 1, "3": 0}
+    kept = assign_to_ranks(flat(copies), media_owners, 2)
     assert [digests(own) for own in kept] == [{"1", "3"}, {"0", "2"}]
     crowded = assign_to_ranks(flat(copies), dict.fromkeys("0123", 1), 2)
     assert [len(digests(own)) for own in crowded] == [2, 2]
@@ -157,14 +157,14 @@ def test_groups_stay_at_home_while_loads_are_even(groups):
 
 def test_micro_batches_are_side_by_side_and_know_the_media_of_all_ranks(groups):
     image, _, text, video, _ = groups
-    placement = MediaPlacement()
-    placement.record([[text[0].rollout.prompt], [image[0].rollout.prompt]], step=0)
+    media_owners = MediaOwners()
+    media_owners.record([[text[0].rollout.prompt], [image[0].rollout.prompt]], step=0)
     trained_on = flat([text, image, video])
 
     def packed(experiences):
         return [[group] for group in group_by_prompt(experiences)]
 
-    of_ranks = [rank_micro_batches(trained_on, placement.rank_by_digest, Rank(rank, 2), packed) for rank in range(2)]
+    of_ranks = [rank_micro_batches(trained_on, media_owners.rank_by_digest, Rank(rank, 2), packed) for rank in range(2)]
     assert len(of_ranks[0]) == len(of_ranks[1]) == 2
     for here, there in zip(*of_ranks, strict=True):
         kinds = {type(ref) for each in (here, there) for g in each.groups for ref in g[0].rollout.prompt.sample.media}

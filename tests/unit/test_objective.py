@@ -439,7 +439,7 @@ def test_importance_weights_are_watched():
     correction = RolloutCorrectionConfig(method="mask", low=0.8, high=1.2)
     options = LossConfig(old_logprobs="recomputed", rollout_correction=correction)
     metrics = metrics_of(options, experiences, scores, step=0)
-    assert 0.0 < metrics["policy/tis_weight_mean"] < 1.0
+    assert 0.0 < metrics["policy/rollout_correction_weight_mean"] < 1.0
     assert metrics["rollout/logprob_diff_mean"] > 0.0
 
 

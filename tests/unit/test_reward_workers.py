@@ -144,7 +144,7 @@ def shown(groups):
 def test_workers_change_no_score_no_reason_no_order(make_scorer, workers):
     texts = [f"{'x' * (index % 11)}{index}" for index in range(200)] + ["raise", "quit", "none", "unscorable"]
     texts += ["", " ", "\ud800", "\x00\x1b", "é" * 100_000]
-    here = make_scorer("moody", own_rewards="main_process").score_groups(groups_of(texts), step=0)
+    here = make_scorer("moody", custom_rewards="main_process").score_groups(groups_of(texts), step=0)
     there = make_scorer("moody", workers=workers).score_groups(groups_of(texts), step=0)
     assert shown(there) == shown(here)
     assert sum(len(group.dropped) for group in here) == 4
@@ -240,7 +240,7 @@ def test_many_hangers_are_stopped_side_by_side(make_scorer, tmp_path):
 def test_what_has_a_deadline_never_runs_in_this_process(make_scorer):
     (group,) = make_scorer("wary").score_groups(groups_of(["hang", "fine"]), step=0)
     assert [list(skip.failures) for skip in group.dropped] == [["wary"]]
-    in_process = {"own_rewards": "main_process"}
+    in_process = {"custom_rewards": "main_process"}
     for options, judging, elsewhere in (({"timeout_s": 5.0}, {}, True), ({}, {}, True), ({}, in_process, False)):
         (group,) = make_scorer("pid", options=options, **judging).score_groups(groups_of(["x"]), step=0)
         assert (group.scores[0].terms["pid"].reason.split()[0] != str(os.getpid())) is elsewhere

@@ -11,7 +11,7 @@ from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.step_metrics import compute_step_metrics
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
 from mmrl.config.schema.presets import REPLAY_PRESETS
-from mmrl.distributed.ranks import MediaPlacement, SingleProcess
+from mmrl.distributed.ranks import MediaOwners, SingleProcess
 from mmrl.training import rl, sft
 from mmrl.training.callbacks import StepLogger
 from mmrl.training.health import FailedStepCounter, FailedStepLimit
@@ -160,7 +160,7 @@ def components_of(run, *, max_steps_without_signal=2, add_group_rewards=lambda g
         sync_weights=run.sync,
         callbacks=callbacks_of(run, max_steps_without_signal=max_steps_without_signal),
         ranks=SingleProcess(),
-        placement=MediaPlacement(),
+        media_owners=MediaOwners(),
     )
 
 
@@ -343,7 +343,7 @@ def imitate(run, state):
     )
     ports = dict.fromkeys(("source", "prompt_builder", "learner"), run)
     components = sft.SftComponents(
-        **ports, callbacks=callbacks_of(run), ranks=SingleProcess(), placement=MediaPlacement()
+        **ports, callbacks=callbacks_of(run), ranks=SingleProcess(), media_owners=MediaOwners()
     )
     sft.run_sft_stage(settings, components, state)
 

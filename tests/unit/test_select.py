@@ -17,7 +17,7 @@ def sample(name, **more):
 
 
 def stage(**options):
-    return SelectStage(**{"name": "out", "kind": "select", "from_stage": "in", "correct": ("count",), **options})
+    return SelectStage(**{"name": "out", "kind": "select", "results_of": "in", "correct": ("count",), **options})
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_nothing_left_is_refused_with_what_there_was(folder):
     with pytest.raises(UserError, match=r"no rollout has a term of `correct` \(iou\)"):
         select_samples(stage(correct=("iou",)), folder)
     with pytest.raises(UserError, match=r"gone.jsonl: cannot be read"):
-        select_samples(stage(from_stage="gone"), folder)
+        select_samples(stage(results_of="gone"), folder)
     assert not (folder / "out.jsonl").exists()
 
 

@@ -12,9 +12,9 @@ HARVEST = (
         "@",
         """\
   - {kind: sample, name: draw, group_size: 4}
-  - {kind: select, name: right, from_stage: draw, correct: [exact], output: responses, max_responses: 2}
-  - {kind: select, name: hard, from_stage: draw, correct: [exact], metric: first_correct, range: [2, null], top_k: 9}
-  - {kind: sft, name: again, from_stage: right, target_field: response, steps: 5, drop_thinking_prob: 0.5,
+  - {kind: select, name: right, results_of: draw, correct: [exact], output: responses, max_responses: 2}
+  - {kind: select, name: hard, results_of: draw, correct: [exact], metric: first_correct, range: [2, null], top_k: 9}
+  - {kind: sft, name: again, samples_of: right, target_field: response, steps: 5, drop_thinking_prob: 0.5,
      loss_on: answer}
 """,
     )
@@ -34,31 +34,31 @@ def path(tmp_path):
     ("override", "said"),
     [
         (
-            "stages.rl.from_stage=nope",
-            "stage 'rl' has `from_stage: nope`, and no stage is called that; the earlier ones: cold, ",
+            "stages.rl.samples_of=nope",
+            "stage 'rl' has `samples_of: nope`, and no stage is called that; the earlier ones: cold, ",
         ),
         (
-            "stages.cold.from_stage=hard",
-            "stage 'cold' has `from_stage: hard`, which is no earlier stage; move that one before",
+            "stages.cold.samples_of=hard",
+            "stage 'cold' has `samples_of: hard`, which is no earlier stage; move that one before",
         ),
-        ("stages.hard.from_stage=hard", "stage 'hard' has `from_stage: hard`, which is no earlier stage"),
+        ("stages.hard.results_of=hard", "stage 'hard' has `results_of: hard`, which is no earlier stage"),
         (
-            "stages.rl.from_stage=draw",
-            "`from_stage: draw`, which is of kind sample; only a `select` stage has samples for",
+            "stages.rl.samples_of=draw",
+            "`samples_of: draw`, which is of kind sample; only a `select` stage has samples for",
         ),
-        ("stages.rl.from_stage=right", "`from_stage: right`, which keeps responses; they are for an sft stage with"),
-        ("stages.draw.from_stage=cold", "`from_stage: cold`, which is of kind sft; only a `select` stage"),
+        ("stages.rl.samples_of=right", "`samples_of: right`, which keeps responses; they are for an sft stage with"),
+        ("stages.draw.samples_of=cold", "`samples_of: cold`, which is of kind sft; only a `select` stage"),
         (
-            "stages.hard.from_stage=cold",
-            "`from_stage: cold` and `metric: first_correct`, which needs a stage of kind `sample`",
+            "stages.hard.results_of=cold",
+            "`results_of: cold` and `metric: first_correct`, which needs a stage of kind `sample`",
         ),
         (
-            "stages.hard={kind: select, name: hard, from_stage: draw, metric: reward_std}",
+            "stages.hard={kind: select, name: hard, results_of: draw, metric: reward_std}",
             "`metric: reward_std`, which needs an `rl` stage with `track_rewards`",
         ),
-        ("stages.hard={kind: select, name: hard, from_stage: draw}", "stages.3: metric 'pass_rate' needs `correct`"),
+        ("stages.hard={kind: select, name: hard, results_of: draw}", "stages.3: metric 'pass_rate' needs `correct`"),
         (
-            "stages.hard={kind: select, name: hard, from_stage: draw, metric: limr, correct: [exact]}",
+            "stages.hard={kind: select, name: hard, results_of: draw, metric: limr, correct: [exact]}",
             "metric 'limr' reads tracked rewards",
         ),
         ("stages.hard.max_responses=1", "stages.3: `max_responses` limits correct responses; set `output: responses`"),
@@ -78,8 +78,8 @@ def path(tmp_path):
         ),
         ("stages.draw.sampling={temperature: 0}", "stages.1: temperature 0 makes all 4 rollouts of a prompt equal"),
         (
-            "stages.again.from_stage=hard",
-            "stage 'again' has `from_stage: hard` and `target_field: response`, but that stage keeps prompts",
+            "stages.again.samples_of=hard",
+            "stage 'again' has `samples_of: hard` and `target_field: response`, but that stage keeps prompts",
         ),
         ("data.streaming={}", "stage 'draw' uses every sample once, but `data.streaming` has no end"),
         (
@@ -195,7 +195,7 @@ def test_a_part_of_the_samples_is_explained(path):
 
 def test_the_stages_are_explained(path):
     again = f"stages.draw.rollout_steps={rethink('fraction: 0.5')}"
-    words = explain(load_config(path, ["stages.rl.from_stage=hard", "stages.rl.repeat_samples_to=64", again]))
+    words = explain(load_config(path, ["stages.rl.samples_of=hard", "stages.rl.repeat_samples_to=64", again]))
     for line in (
         "Stage 2 of 6, draw: rollouts, written down",
         "steps      rethink: Forced rethinking: finished responses are continued behind a trigger",

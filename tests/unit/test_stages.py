@@ -14,7 +14,7 @@ from mmrl.data.order import ShuffledOrder
 from mmrl.log.comparison import compare_rewards
 from mmrl.log.console import Console
 from mmrl.rollout.pipeline import StepPipeline
-from mmrl.training.callbacks import PeriodicCheckpointer, Validation, measure_rewards
+from mmrl.training.callbacks import PeriodicCheckpointer, Validation, evaluate_samples
 from mmrl.types import (
     AnswerType,
     EvalRewards,
@@ -95,7 +95,7 @@ def test_the_evaluator_measures_each_sample_once(tiny):
             return [Score(terms={"n": RewardValue(1.0, "")}, total=float(rollout.num_tokens)) for rollout in rollouts]
 
     def rewards(batch_size):
-        return measure_rewards(
+        return evaluate_samples(
             world.samples[:7],
             prompt_builder=world.processor,
             rollout_pipeline=once(world),
@@ -116,7 +116,7 @@ def test_the_evaluator_counts_what_could_not_be_judged(tiny):
     world, out = tiny(), io.StringIO()
     console = Console(out)
     fails = term(constant(Unscorable("no verdict")), fallback=0.5)
-    found = measure_rewards(
+    found = evaluate_samples(
         world.samples[:7],
         prompt_builder=world.processor,
         rollout_pipeline=once(world),

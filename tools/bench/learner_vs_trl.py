@@ -51,7 +51,7 @@ from torch import nn
 from mmrl.algo.advantages import compute_advantages
 from mmrl.config import load_config
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, VisionFromScratchConfig
-from mmrl.distributed.ranks import MediaPlacement, SingleProcess
+from mmrl.distributed.ranks import MediaOwners, SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.families import FAMILIES
@@ -156,7 +156,7 @@ class MmrlLearner:
         world = open_run_context(folder, "policy")
         reference = open_run_context(folder, "reference").policy
         (stage,) = world.config.stages
-        self._learner = build_learner(stage, world, GradientOnlyOptimizer(), reference, MediaPlacement())
+        self._learner = build_learner(stage, world, GradientOnlyOptimizer(), reference, MediaOwners())
         rollouts = tuple(read_rollouts(folder))
         scores = tuple(Score(terms={}, total=reward) for reward in REWARDS)
         group = Group(prompt=rollouts[0].prompt, rollouts=rollouts, scores=scores)

@@ -22,7 +22,7 @@ from results import add_json_option, write_results
 from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config.schema import ReplayConfig
-from mmrl.ports import ExperienceSelector
+from mmrl.protocols import ExperienceSelector
 from mmrl.types import (
     Answer,
     AnswerType,

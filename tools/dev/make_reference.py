@@ -80,7 +80,7 @@ A function of a notebook, a script or another function has no module that a conf
 
 - **Worker processes** run rewards and tools of yours, so that one that hangs or crashes ends nothing else. They are
   given a copy (cloudpickle). What cannot be copied, such as a function that uses a lock or an open file, is refused
-  before the first step: write it in a file, or set `rewards.own_rewards: main_process`.
+  before the first step: write it in a file, or set `rewards.custom_rewards: main_process`.
 - **The digest** covers the function's code, the functions and classes of its module that it uses, and the numbers, text
   and tuples that it refers to. It does not cover lists, mappings and other objects that may change, or the attributes
   of a callback. A run that has begun is not continued with a function of another digest; the error names it.

@@ -33,7 +33,7 @@ class SampleStage(StrictModel):
     """The stage's name in file names and on the console; it is unique in the run."""
     kind: Literal["sample"]
     """Selects this kind of stage."""
-    from_stage: Identifier | None = None
+    samples_of: Identifier | None = None
     """An earlier `select` stage whose samples are used; those of `data.train` when left out."""
     when: SampleConditions = Field(default_factory=dict)
     """Samples that are used: allowed values of `task` or of a column of `meta`. All samples when empty."""
@@ -76,10 +76,10 @@ class SelectStage(StrictModel):
     """Samples for later stages, chosen by the results of an earlier stage and written to RUN/outputs/NAME.jsonl."""
 
     name: Identifier
-    """The stage's name in file names and on the console, unique in the run. Later stages name it in `from_stage`."""
+    """The stage's name in file names and on the console, unique in the run. Later stages name it in `samples_of`."""
     kind: Literal["select"]
     """Selects this kind of stage."""
-    from_stage: Identifier
+    results_of: Identifier
     """The earlier stage whose results are used: a `sample` stage, or an `rl` stage with `track_rewards`."""
     metric: Literal["pass_rate", "first_correct", "reward_mean", "reward_std", "limr"] = "pass_rate"
     """Number that a sample is chosen by. After a `sample` stage: the share of its rollouts that is correct, or the

@@ -195,19 +195,19 @@ class ScoringConfig(StrictModel):
     workers: Workers = 0
     """Processes that call rewards. 0 calls the rewards that come with mmrl in the main process; those that declare a
     deadline, and those of the user's own, have a process even then."""
-    own_rewards: Literal["worker", "main_process"] = "worker"
+    custom_rewards: Literal["worker", "main_process"] = "worker"
     """Process that runs rewards and group rewards of the user's own: a worker with a deadline and limits, or, where
     `workers` is 0, the main process, in which nothing stops one that hangs."""
     timeout_s: Seconds = 10.0
     """Seconds a call in a worker may take, unless the term or the reward sets its own, before the worker is killed."""
     worker_limits: WorkerLimitsConfig = WorkerLimitsConfig()
     """Limits of the workers that call rewards."""
-    on_unscorable: RewardFailurePolicy = "skip"
+    on_missing_score: RewardFailurePolicy = "skip"
     """After a reward abstains, exceeds its deadline or a limit, or kills its process: end the run, leave the rollout or
     its whole group out of the step, or use the term's `fallback`. Counted in `reward/<term>/...`. Before the first step
     and in evaluation nothing is left out."""
     on_error: RewardFailurePolicy = "stop"
-    """As `on_unscorable`, after a reward raises any other exception or returns no number in its range: a bug."""
+    """As `on_missing_score`, after a reward raises any other exception or returns no number in its range: a bug."""
 
 
 class GroupRewardConfig(BaseRewardConfig):
@@ -248,5 +248,5 @@ class RewardsConfig(ScoringConfig):
             case "min":
                 formula = "the least value of"
         rewards = map(BaseRewardConfig.describe, (*self.terms, *self.group_rewards))
-        failures = f"a response that cannot be scored: {self.on_unscorable}; a reward that raises: {self.on_error}"
+        failures = f"a response that cannot be scored: {self.on_missing_score}; a reward that raises: {self.on_error}"
         return "\n".join([f"R_i = {formula}", *rewards, failures])

@@ -61,8 +61,11 @@ def _find_non_additive_part(rewards: RewardsConfig) -> str:
 def _check_stage(
     stage: AnyStage, before: Sequence[AnyStage], after: Sequence[AnyStage], sections: Mapping[str, Any]
 ) -> None:
-    if stage.from_stage is not None:
-        _check_from_stage(stage, before, after)
+    if isinstance(stage, SelectStage):
+        _check_earlier_stage(stage, "results_of", stage.results_of, before, after)
+        return
+    if stage.samples_of is not None:
+        _check_earlier_stage(stage, "samples_of", stage.samples_of, before, after)
     if "data" in sections:
         _check_data(stage, sections["data"])
     elif isinstance(stage, SftStage | RlStage):
@@ -84,12 +87,14 @@ def _check_stage(
             raise ValueError(f"stage {stage.name!r}: reference.init_from has no effect without `loss.kl.coef`")
 
 
-def _check_from_stage(stage: AnyStage, before: Sequence[AnyStage], after: Sequence[AnyStage]) -> None:
-    """Check that `from_stage` names an earlier stage whose results this stage can use."""
-    setting = f"stage {stage.name!r} has `from_stage: {stage.from_stage}`"
-    if any(other.name == stage.from_stage for other in after):
+def _check_earlier_stage(
+    stage: AnyStage, key: str, name: str, before: Sequence[AnyStage], after: Sequence[AnyStage]
+) -> None:
+    """Check that `key: name` is an earlier stage whose results this stage can use."""
+    setting = f"stage {stage.name!r} has `{key}: {name}`"
+    if any(other.name == name for other in after):
         raise ValueError(f"{setting}, which is no earlier stage; move that one before it")
-    source = next((other for other in before if other.name == stage.from_stage), None)
+    source = next((other for other in before if other.name == name), None)
     if source is None:
         earlier = ", ".join(other.name for other in before) or "none"
         raise ValueError(f"{setting}, and no stage is called that; the earlier ones: {earlier}")
@@ -114,12 +119,12 @@ def _check_data(stage: AnyStage, data: DataConfig) -> None:
     if isinstance(stage, SelectStage):
         return
     if isinstance(stage, SampleStage):
-        if stage.from_stage is None and data.streaming:
+        if stage.samples_of is None and data.streaming:
             raise ValueError(f"stage {stage.name!r} uses every sample once, but `data.streaming` has no end")
         return
     _check_mixture_source(stage)
     order = stage.data_order
-    if stage.when and stage.from_stage is None:
+    if stage.when and stage.samples_of is None:
         # Weights are shares of all samples of a source, and a stream is read as it comes: neither can be filtered.
         has_shares = isinstance(order, MixtureOrderConfig) or data.has_weights
         if has_shares or data.streaming:
@@ -135,11 +140,11 @@ def _check_data(stage: AnyStage, data: DataConfig) -> None:
                     f"stage {stage.name!r}: data_order.points has {len(weights)} weights at step {step}, and "
                     f"data.train {len(data.train)} sources"
                 )
-    elif data.streaming and stage.from_stage is None and not isinstance(order, ShuffledOrderConfig):
+    elif data.streaming and stage.samples_of is None and not isinstance(order, ShuffledOrderConfig):
         raise ValueError(
             f"stage {stage.name!r}: data_order {order.kind!r} has to know all samples, which `data.streaming` forbids"
         )
-    if stage.repeat_samples_to is not None and stage.from_stage is None:
+    if stage.repeat_samples_to is not None and stage.samples_of is None:
         setting = f"stage {stage.name!r}: repeat_samples_to"
         if data.has_weights:
             raise ValueError(f"{setting} cannot be combined with the weights of data.train; take out one")
@@ -148,9 +153,9 @@ def _check_data(stage: AnyStage, data: DataConfig) -> None:
 
 
 def _check_mixture_source(stage: SftStage | RlStage) -> None:
-    if isinstance(stage.data_order, MixtureOrderConfig) and stage.from_stage is not None:
+    if isinstance(stage.data_order, MixtureOrderConfig) and stage.samples_of is not None:
         raise ValueError(
-            f"stage {stage.name!r}: a mixture is of the sources of data.train, and `from_stage` is none of them"
+            f"stage {stage.name!r}: a mixture is of the sources of data.train, and `samples_of` is none of them"
         )
 
 

@@ -133,7 +133,7 @@ class TrainingStage(StrictModel):
     """The stage's name in metrics, file names and on the console; it is unique in the run."""
     steps: PositiveInt
     """The stage ends after this many training steps at most."""
-    from_stage: Identifier | None = None
+    samples_of: Identifier | None = None
     """An earlier `select` stage whose samples are trained on; those of `data.train` when left out."""
     when: SampleConditions = Field(default_factory=dict)
     """Samples that are trained on: allowed values of `task` or of a column of `meta`. All samples when empty."""
@@ -168,7 +168,7 @@ class TrainingStage(StrictModel):
 
     def describe_samples(self) -> str:
         """Return the samples of the stage as a phrase."""
-        source = describe_source(self.from_stage, self.when)
+        source = describe_source(self.samples_of, self.when)
         return source + (f", repeated to {self.repeat_samples_to}" if self.repeat_samples_to else "")
 
     def describe_end(self) -> str:
@@ -200,7 +200,7 @@ class SftStage(TrainingStage):
     response is trained on."""
 
     @property
-    def max_prompts_in_flight(self) -> int:
+    def prompts_per_round(self) -> int:
         """Samples worked on at a time."""
         return self.batch_size
 
@@ -283,7 +283,7 @@ class RlStage(TrainingStage):
     """Steps in a row without a nonzero advantage, replayed ones not counted, that end the run with an explanation."""
 
     @property
-    def max_prompts_in_flight(self) -> int:
+    def prompts_per_round(self) -> int:
         """Prompts worked on at a time, those left unfinished by the step before included."""
         return ceil(self.prompts_per_step * self._generate_step.oversampling)
 
@@ -297,7 +297,7 @@ class RlStage(TrainingStage):
         """True if groups beyond `prompts_per_step` wait for later steps; else there are none, or they are dropped."""
         if self.dynamic_sampling is not None:
             return self.dynamic_sampling.extra == "carry"
-        return self.max_prompts_in_flight > self.prompts_per_step
+        return self.prompts_per_round > self.prompts_per_step
 
     @property
     def _generate_step(self) -> GenerateConfig:
@@ -319,7 +319,7 @@ class RlStage(TrainingStage):
         if self.reference.update != "never" and not self.loss.kl.coef:
             raise ValueError(f"reference.update {self.reference.update!r} has no effect without `loss.kl.coef`")
         sampling = self.dynamic_sampling
-        in_flight = self.max_prompts_in_flight
+        in_flight = self.prompts_per_round
         if sampling and sampling.extra == "carry" and sampling.max_rounds == 1 and in_flight == self.prompts_per_step:
             raise ValueError(
                 "dynamic_sampling: `extra: carry` needs `max_rounds` of 2 or more, or `oversampling`: one round of "
@@ -450,7 +450,7 @@ class RlStage(TrainingStage):
         return f"{loss.describe_ratio()}, π_old {old}; {clipping}"
 
 
-def describe_source(from_stage: str | None, when: SampleConditions) -> str:
+def describe_source(earlier_stage: str | None, when: SampleConditions) -> str:
     """Return the samples of a stage as a phrase."""
-    source = "those of data.train" if from_stage is None else f"those that stage {from_stage} kept"
+    source = "those of data.train" if earlier_stage is None else f"those that stage {earlier_stage} kept"
     return f"{source} of which {describe_conditions(when)}" if when else source

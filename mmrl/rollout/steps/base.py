@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.policy.processor import PromptProcessor
-from mmrl.ports import RewardScorer, Sampler
+from mmrl.protocols import RewardScorer, Sampler
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import RolloutBatch, Sample, SamplingParams
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from mmrl.config.schema import BlindProbeConfig
 from mmrl.config.schema.rollout_steps import step_name
-from mmrl.ports import PromptBuilder, Sampler
+from mmrl.protocols import PromptBuilder, Sampler
 from mmrl.rollout.steps.base import RolloutStep
 from mmrl.types import (
     Corruption,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from mmrl.distributed.ranks import Ranks, SingleProcess
-from mmrl.ports import Sampler
+from mmrl.protocols import Sampler
 from mmrl.types import FinishReason, Prompt, Rollout, RolloutBatch, SamplingParams
 
 RolloutGroup = tuple[Rollout, ...]

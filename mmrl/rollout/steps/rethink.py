@@ -21,7 +21,7 @@ from itertools import chain, islice
 
 from mmrl.config.schema import RethinkConfig
 from mmrl.policy.processor import PromptProcessor
-from mmrl.ports import RewardScorer, Sampler
+from mmrl.protocols import RewardScorer, Sampler
 from mmrl.rollout.steps.base import with_metrics
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, SamplingParams, Segment, UserError
 from mmrl.utils.seeds import derive_seed

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from mmrl.answer.tool_calls import find_final_call
-from mmrl.ports import Sampler
+from mmrl.protocols import Sampler
 from mmrl.rollout.steps.base import with_metrics
 from mmrl.rollout.tools.executor import CALL_METRICS, FAILURE_KINDS, ToolExecutor, count_calls
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, SamplingParams, UserError

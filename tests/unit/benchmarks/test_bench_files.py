@@ -9,7 +9,7 @@ import pytest
 
 from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import ItemResponse, parse_canonical_item
-from mmrl.benchmarks.official.mathvista import parse_mathvista_item as mathvista_item
+from mmrl.benchmarks.official_metrics.mathvista import parse_mathvista_item as mathvista_item
 from mmrl.benchmarks.registry import BENCHMARK_NAMES, BENCHMARKS
 from mmrl.benchmarks.verdict import parse_verdict, read_rows, read_verdicts
 from mmrl.cli import main

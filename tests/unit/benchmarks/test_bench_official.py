@@ -7,8 +7,8 @@ import pytest
 
 from mmrl.benchmarks.grading import extract_answer, grade_response, score_responses
 from mmrl.benchmarks.items import Item, ItemResponse, find_option, parse_canonical_item
-from mmrl.benchmarks.official import formulas, grounding, mathvista, reading
-from mmrl.benchmarks.official.latex_value import evaluate_latex
+from mmrl.benchmarks.official_metrics import formulas, grounding, mathvista, reading
+from mmrl.benchmarks.official_metrics.latex_value import evaluate_latex
 from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
 from mmrl.benchmarks.verdict import ResponseOutcome
 from mmrl.types import CoordinateSystem, Region, Size, UserError

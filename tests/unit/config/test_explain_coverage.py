@@ -21,7 +21,7 @@ NOT_DESCRIBED = {
     "SftStage": {"kind", "micro_batch_sequences"},
     "RlStage": {"kind", "micro_batch_groups", "track_rewards", "health", "max_steps_without_signal"},
     "CustomPolicyLossConfig": {"fn", "args"},  # matched by a pattern
-    "ScoringConfig": {"workers", "own_rewards", "timeout_s", "worker_limits"},
+    "ScoringConfig": {"workers", "custom_rewards", "timeout_s", "worker_limits"},
     "WorkerLimitsConfig": {"memory_mib", "processes"},
     "BaseRewardConfig": {"args"},
     "RewardTermConfig": {"fallback", "timeout_s"},

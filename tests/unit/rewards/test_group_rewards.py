@@ -390,12 +390,12 @@ def test_a_function_that_hangs_or_takes_too_much_costs_its_group(tmp_path, fate,
 
 
 def test_a_group_without_values_may_count_nothing_or_end_the_run(tmp_path):
-    with closing(built(tmp_path, "die", on_unscorable="fallback")) as term:
+    with closing(built(tmp_path, "die", on_missing_score="fallback")) as term:
         after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
     assert after.totals == (1.0, 0.0)
     assert [score.failures["moody"].error_kind for score in after.scores] == ["crashes", "crashes"]
     with (
-        closing(built(tmp_path, "die", on_unscorable="stop")) as term,
+        closing(built(tmp_path, "die", on_missing_score="stop")) as term,
         pytest.raises(UserError, match="group reward 'moody' on sample 's': its process died"),
     ):
         add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
@@ -411,7 +411,7 @@ def test_an_error_is_named_with_its_line_wherever_the_function_runs(tmp_path):
 
 def test_a_function_of_the_users_own_runs_in_this_process_if_asked_to(tmp_path):
     for place, elsewhere in (("worker", True), ("main_process", False)):
-        with closing(built(tmp_path, "fine", own_rewards=place)) as term:
+        with closing(built(tmp_path, "fine", custom_rewards=place)) as term:
             after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
         assert (after.scores[0].terms["moody"].reason != str(os.getpid())) is elsewhere
 

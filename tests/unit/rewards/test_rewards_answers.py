@@ -54,14 +54,14 @@ def inverse(order):
 
 def slow_neighbours(target, answer, says, rows, columns):
     """Lay out tiles as pixels that hold their home position, and count the seams that fit."""
-    placement = {}  # tile shown -> (row, column) in the photograph
+    media_owners = {}  # tile shown -> (row, column) in the photograph
     for a, b in enumerate(target, start=1):
         tile, home = (b, a) if says == "tiles" else (a, b)
-        placement[tile] = divmod(home - 1, columns)
+        media_owners[tile] = divmod(home - 1, columns)
     photograph = np.zeros((rows, columns, 2), dtype=int)
     for a, b in enumerate(answer, start=1):
         tile, place = (b, a) if says == "tiles" else (a, b)
-        photograph[divmod(place - 1, columns)] = placement[tile]
+        photograph[divmod(place - 1, columns)] = media_owners[tile]
     beside = (photograph[:, 1:] - photograph[:, :-1] == (0, 1)).all(-1)
     below = (photograph[1:] - photograph[:-1] == (1, 0)).all(-1)
     return (beside.sum() + below.sum()) / (beside.size + below.size)

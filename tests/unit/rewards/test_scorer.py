@@ -135,7 +135,7 @@ def test_keyboard_interrupts_pass_through():
 
 
 def test_on_unscorable_stop_raises():
-    judge = make_scorer(term(constant(Unscorable("broken"))), on_unscorable="stop")
+    judge = make_scorer(term(constant(Unscorable("broken"))), on_missing_score="stop")
     with pytest.raises(RewardError, match=r"reward 'odd' on sample 'c1' \(task 'count'\): broken"):
         scored(judge, rollout(""))
 
@@ -158,7 +158,7 @@ def test_a_rollout_that_cannot_be_judged_leaves_its_group():
 
 def test_the_policy_to_skip_the_group_takes_its_siblings_along_and_no_other_group():
     silent = rollout("", index=1)
-    judge = make_scorer(term(picky), on_unscorable="skip_group")
+    judge = make_scorer(term(picky), on_missing_score="skip_group")
     skipped, kept = judge.score_groups([[RIGHT, silent], [RIGHT, RIGHT]], step=0)
     assert (skipped.rollouts, skipped.scores) == ((), ())
     assert skipped.prompt is RIGHT.prompt
@@ -169,14 +169,14 @@ def test_the_policy_to_skip_the_group_takes_its_siblings_along_and_no_other_grou
 @pytest.mark.parametrize(("options", "value"), [({}, -1.0), ({"fallback": 0.25}, 0.25)])
 def test_the_policy_to_fall_back_takes_the_terms_fallback_and_says_so(options, value):
     broken = constant(Unscorable("no verdict"), low=-1.0)
-    score = scored(make_scorer(term(broken, weight=2.0, **options), on_unscorable="fallback"), RIGHT)
+    score = scored(make_scorer(term(broken, weight=2.0, **options), on_missing_score="fallback"), RIGHT)
     assert score.terms == {"odd": RewardValue(value, "fallback: no verdict")}
     assert score.total == 2.0 * value
     assert score.failures == {"odd": RewardFailure(RewardErrorKind.UNSCORABLE, "no verdict")}
 
 
 def test_errors_and_unscorable_samples_have_separate_policies():
-    judge = make_scorer(term(picky), on_error="fallback", on_unscorable="skip")
+    judge = make_scorer(term(picky), on_error="fallback", on_missing_score="skip")
     (group,) = judge.score_groups([[RIGHT, WRONG, rollout("", index=2)]], step=0)
     assert group.totals == (1.0, 0.0)
     assert len(group.dropped) == 1
@@ -184,11 +184,11 @@ def test_errors_and_unscorable_samples_have_separate_policies():
 
 @pytest.mark.parametrize("policy", ["skip", "skip_group", "fallback"])
 def test_evaluation_scores_every_rollout(policy):
-    scores = make_scorer(term(picky), on_unscorable=policy).score_eval([RIGHT, rollout("")])
+    scores = make_scorer(term(picky), on_missing_score=policy).score_eval([RIGHT, rollout("")])
     assert [score.total for score in scores] == [1.0, 0.0]
     assert scores[1].failures.keys() == {"picky"}
     with pytest.raises(RewardError, match="raised ZeroDivisionError"):
-        make_scorer(term(picky), on_unscorable=policy).score_eval([WRONG])
+        make_scorer(term(picky), on_missing_score=policy).score_eval([WRONG])
 
 
 def test_a_fallback_outside_the_range_is_refused():
@@ -225,7 +225,7 @@ def test_check_passes_sound_samples():
 def test_check_finds_a_bad_target_before_training_whatever_the_policy(target, complaint, policy):
     sample = Sample(id="x", task="find", parts=FIND.parts, target=target)
     with pytest.raises(UserError, match=complaint):
-        make_scorer(term(box.iou), on_unscorable=policy).check_samples([FIND, sample], GRAMMAR)
+        make_scorer(term(box.iou), on_missing_score=policy).check_samples([FIND, sample], GRAMMAR)
 
 
 @pytest.mark.parametrize(

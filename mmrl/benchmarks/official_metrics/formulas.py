@@ -14,7 +14,7 @@ from mmrl.benchmarks.extraction.extract import Extraction
 from mmrl.benchmarks.extraction.numbers import find_number_words
 from mmrl.benchmarks.extraction.text import last_boxed_span
 from mmrl.benchmarks.items import Item, ItemResponse
-from mmrl.benchmarks.official.latex_value import evaluate_latex
+from mmrl.benchmarks.official_metrics.latex_value import evaluate_latex
 from mmrl.benchmarks.reward_scores import formulas_equal
 
 _NUMERIC_TEXT: Final = re.compile(r"\d|\\pi|\\e\b")

@@ -20,7 +20,7 @@ from mmrl.config import Config, load_config
 from mmrl.config.schema.model import BuiltinFamily
 from mmrl.policy.families import FAMILIES
 from mmrl.rollout import available
-from mmrl.training.early_checks import find_problems
+from mmrl.training.preflight import find_problems
 from mmrl.types import UserError
 
 Settings = dict[str, Any]
