@@ -9,11 +9,11 @@ def traffic_lights(response: Response, sample: Sample, *, cost_per_light: float 
     """Return max(0, 1 - cost_per_light * |answer - target|).
 
     Source: this example. Departures: none.
-    Unscorable: the target is no number of things.
+    Unscorable: the target is not a number of things.
     """
     target = target_value(sample, AnswerType.NUMBER)
     if target < 0 or target != int(target):
-        raise Unscorable(f"the target {target} is no number of traffic lights")
+        raise Unscorable(f"the target {target} is not a number of traffic lights")
     answer = response.answer.value
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])

@@ -9,7 +9,7 @@ from mmrl import Author, FinishReason, RolloutBatch, RolloutContext, Segment, wi
 
 
 class ForceAnswer:
-    """Continues responses that reached their length limit behind the words that introduce an answer."""
+    """Continues responses that reached their length limit after the words that introduce an answer."""
 
     def __init__(self, context: RolloutContext, text: str, max_new_tokens: int) -> None:
         self.sampler = context.sampler

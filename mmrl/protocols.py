@@ -80,7 +80,7 @@ class Sampler(Protocol):
         """
 
     def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> Sequence[Rollout]:
-        """Continue each rollout behind its last token, whoever wrote that; add one segment written by the policy.
+        """Continue each rollout after its last token, whoever wrote that; add one segment written by the policy.
 
         `sampling_params.max_new_tokens` bounds the added tokens alone. Random choices derive from the segments that
         are there, too.

@@ -121,7 +121,7 @@ class FaultHarness:
         import_modules((self.folder / MODULES_FILE).read_text().splitlines())
 
     def start(self, *overrides: str, prepare: Callable[[], None] | None = None) -> ForkProcess:
-        """Begin or go on with the run in a process of its own."""
+        """Begin or continue with the run in a process of its own."""
         model = {**MODEL, "path": str(self.base_dir / "model")}
         return self._launch({**CONFIG, "model": model}, self.run_dir, *overrides, prepare=prepare)
 

@@ -30,7 +30,7 @@ ARMS = {
 
 
 def train_once(arguments: Sequence[str], seed: int, folder: Path) -> dict[str, Any]:
-    """Train once (or go on, or read) and return the summary."""
+    """Train once (or continue, or read) and return the summary."""
     command = [sys.executable, "-m", "mmrl", "train", *arguments, f"run.seed={seed}", "--run-dir", str(folder)]
     subprocess.run(command, check=True)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())

@@ -21,7 +21,7 @@ depends on its type:
     TOOL_CALL    {"name": "zoom", "arguments": {..}}                JSON, <tool_call>..</tool_call> around it or not
     JSON         anything but null                                  no key twice, no NaN
 
-JSON may stand in a ```json fence. Digits of other scripts, fullwidth ones too, are refused rather than normalised:
+JSON may be in a ```json fence. Digits of other scripts, fullwidth ones too, are refused rather than normalised:
 there is one way to write an answer, and a policy that drifts from it should lose reward. Parsing takes time linear in
 the length of the text.
 """

@@ -31,7 +31,7 @@ _UNITS = MappingProxyType(
 _TAG_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 # Escaped characters match too, so that their braces are passed over.
 _BOX_OR_BRACE = re.compile(r"\\boxed\{|\\.|[{}]", re.DOTALL)
-# The end of the formula that a box stands in, and of its sentence.
+# The end of the formula that a box is in, and of its sentence.
 _ALLOWED_AFTER_BOX = " \t\r\n.$\\)]"
 _TEXT_MACRO = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 
@@ -41,7 +41,7 @@ class ResponseSection(NamedTuple):
 
     tag: str  # name of the tag, or of the JSON field
     required: bool = True  # False if a response may leave it out
-    after_thinking: bool = False  # it stands between thinking and answer, rather than before both
+    after_thinking: bool = False  # it is between thinking and answer, rather than before both
 
 
 class TaggedSection(NamedTuple):
@@ -197,10 +197,10 @@ class ResponseFormat:
         )
 
     def parse_continuation(self, first_response: str, text: str, answer_type: AnswerType) -> Answer:
-        """Read a response that was continued behind a forced trigger; `text` begins with the trigger.
+        """Read a response that was continued after a forced trigger; `text` begins with the trigger.
 
         An answer of the first response does not count, so that there is one answer after all: the last. The parts
-        before an answer may stand in the first response or be repeated, and the words of a trigger are no flaw.
+        before an answer may be in the first response or be repeated, and the words of a trigger are no flaw.
         """
         start = 0 if self.style == "boxed" else text.find("{")
         if self.style == "tags":
@@ -363,7 +363,7 @@ def split_json(text: str, names: tuple[str, ...], answer_tag: str) -> SplitRespo
         if isinstance(value, str):
             sections.append(TaggedSection(key, value, 0, 0))
         else:
-            not_text.append(f"{key!r} is no text")
+            not_text.append(f"{key!r} is not text")
     problems = [f"unknown field {key[:40]!r}" for key in fields if key not in names] + not_text
     if answer_tag not in fields:
         return SplitResponse(None, f"no field {answer_tag!r}", sections, problems)

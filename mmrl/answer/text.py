@@ -147,7 +147,7 @@ def _parse_xml_call(name: str, body: str) -> object:
     """Return a call as Qwen3.5 is trained to write it: a tag for the function and one for each of its parameters."""
     *parts, rest = body.split("</parameter>")
     if rest.strip():
-        raise ValueError("text behind the parameters of the call")
+        raise ValueError("text after the parameters of the call")
     arguments: list[tuple[str, object]] = []
     for part in parts:
         match = _XML_PARAMETER.fullmatch(part)
@@ -177,7 +177,7 @@ def _reject_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     # json keeps the last of two values, so an answer could show one and be scored by the other.
     if len(mapping) < len(pairs):
-        raise ValueError("a key that stands twice in one object")
+        raise ValueError("a key that appears twice in one object")
     return mapping
 
 

@@ -1,4 +1,4 @@
-"""Tool calls in the text of a response. A response stops behind a call and goes on behind its result."""
+"""Tool calls in the text of a response. A response stops after a call and continues after its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def find_final_call(text: str) -> str | None:
 
 
 def split_turns(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the parts of a response, cut behind every call, each with its index. An empty response is one part."""
+    """Yield the parts of a response, cut after every call, each with its index. An empty response is one part."""
     start = 0
     ends = [call.end() for call in _CALL_END_PATTERN.finditer(text)]
     for end in (*ends, len(text)):

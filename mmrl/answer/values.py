@@ -99,7 +99,7 @@ def _convert_json_coordinates(value: object, convert: Callable[[Sequence[float]]
         return value
     converted: dict[str, object] = {}
     for key, inner in value.items():
-        # Under one of these keys, anything but its count of numbers is no coordinate.
+        # Under one of these keys, anything but its count of numbers is not a coordinate.
         is_list = isinstance(inner, list | tuple) and len(inner) == COORDINATE_KEYS.get(key)
         if is_list and all(map(is_number, inner)):
             converted[key] = list(convert(inner))
@@ -234,7 +234,7 @@ def _build_action(name: object, arguments: object) -> Action:
 
 
 def _validate_json(value: object) -> AnswerValue:
-    """Return JSON of any shape but null, which is no answer."""
+    """Return JSON of any shape but null, which is not an answer."""
     if value is None:
         raise ValueError("null")
     try:

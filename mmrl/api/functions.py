@@ -114,7 +114,7 @@ def _is_member(function: AnyFunction, module_name: str, name: str) -> bool:
 def _describe(value: object, home: str, seen: set[int]) -> str:
     """Return a text that changes with the code of functions and classes in module `home`, and with constants.
 
-    Objects that may change while a run goes on, such as a list or a model, count by their type alone. `seen` has the
+    Objects that may change while a run continues, such as a list or a model, count by their type alone. `seen` has the
     ids of functions and classes that are described already.
     """
     if isinstance(value, str | bytes | bool | int | float | complex | None):

@@ -20,7 +20,7 @@ CorrectnessRule = Callable[[Item, ItemResponse, Extraction], bool]
 
 
 class OverallMetric(NamedTuple):
-    """A number over all responses that is no mean of single scores, such as COCO's average precision."""
+    """A number over all responses that is not a mean of single scores, such as COCO's average precision."""
 
     name: str  # name of the metric in reports and, with spaces as underscores, in metrics.jsonl
     compute: Callable[[Sequence[GradedResponse]], float]

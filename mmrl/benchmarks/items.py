@@ -125,7 +125,7 @@ def parse_answer(answer_type: ItemAnswerType, answer: object, options: tuple[str
         case "list":
             entries = answer if isinstance(answer, list) else [answer]
             if not entries or not all(any(find_numbers(str(entry))) for entry in entries):
-                raise ValueError(f"the answer {answer!r:.60} is no list of numbers")
+                raise ValueError(f"the answer {answer!r:.60} is not a list of numbers")
             return answer
         case "text" if answer is None or answer in ("", [], {}):
             raise ValueError(f"the answer is {answer!r}: nothing could be right")
@@ -137,7 +137,7 @@ def text_cell(row: Mapping[str, Any], column: str) -> str | None:
     """Return the text of a column, or None for a column that is missing, null or NaN.
 
     Raises:
-        ValueError: the value is no text.
+        ValueError: the value is not text.
     """
     value = row.get(column)
     if _is_nan(value):
@@ -175,7 +175,7 @@ def parse_precision(value: object) -> int | None:
     """Return a number of decimals.
 
     Raises:
-        ValueError: the value is no whole number from 0 to 12.
+        ValueError: the value is not a whole number from 0 to 12.
     """
     if value is None or _is_nan(value):
         return None
@@ -201,7 +201,7 @@ def parse_options(value: object) -> tuple[str, ...]:
     """Return the texts of options, at most one for each letter.
 
     Raises:
-        ValueError: the value is no list of texts, or too long.
+        ValueError: the value is not a list of texts, or too long.
     """
     if value is None:
         return ()
@@ -240,7 +240,7 @@ def read_items(path: Path, parse: Callable[[Mapping[str, Any]], Item]) -> tuple[
     The item of a malformed row has nothing but its id: the row's own, or its line where it has none.
 
     Raises:
-        UserError: an id repeats, the file has no rows, or a line is no JSON object.
+        UserError: an id repeats, the file has no rows, or a line is not JSON object.
     """
     items: dict[str, Item] = {}
     problems: dict[str, str] = {}
@@ -252,7 +252,7 @@ def read_items(path: Path, parse: Callable[[Mapping[str, Any]], Item]) -> tuple[
             item = Item(id=str(id) if isinstance(id, str | int) else f"line {number}", answer_type="text", answer="")
             problems[item.id] = f"{path}:{number}: {error}"
         if item.id in items:
-            raise UserError(f"{path}:{number}: the id {item.id!r} stands twice; give each question an id of its own")
+            raise UserError(f"{path}:{number}: the id {item.id!r} appears twice; give each question an id of its own")
         items[item.id] = item
     if not items:
         raise UserError(f"{path}: holds no items")

@@ -95,7 +95,7 @@ def append_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
 
 
 def read_complete_batches(path: Path, batch_sizes: Sequence[int]) -> list[Prediction]:
-    """Return the predictions of the complete batches at the start of a file, and cut the file off behind them.
+    """Return the predictions of the complete batches at the start of a file, and cut the file off after them.
 
     `batch_sizes` has the rows of each batch, in order. The file need not exist.
 

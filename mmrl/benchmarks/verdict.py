@@ -37,7 +37,7 @@ class Verdict:
     outcome: ResponseOutcome  # by the strict verdict
     rule: str  # extraction rule that found the answer
     start: int = 0  # first character of the answer in the response
-    end: int = 0  # character behind the answer
+    end: int = 0  # character after the answer
     value: str | None = None  # the answer found; None when there is none
     strict: bool = False  # True when a careful reader would call the answer correct
     official: bool = False  # True when the benchmark's own rule gives full marks
@@ -110,7 +110,7 @@ def read_verdicts(path: Path) -> list[Verdict]:
     """Read a verdicts.jsonl, or the one in the folder `path`.
 
     Raises:
-        UserError: there is no such file, or a row is no verdict.
+        UserError: there is no such file, or a row is not a verdict.
     """
     file = path / "verdicts.jsonl" if path.is_dir() else path
     verdicts = []
@@ -126,7 +126,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line number and object of every line of a .jsonl or .jsonl.gz file; blank lines are skipped.
 
     Raises:
-        UserError: the file cannot be read, or a line is no JSON object.
+        UserError: the file cannot be read, or a line is not JSON object.
     """
     # `utf-8-sig` below skips the mark that some editors put before the first line.
     open_text = gzip.open if path.suffix == ".gz" else open

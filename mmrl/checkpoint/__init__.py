@@ -1,4 +1,4 @@
-"""Checkpoints: a run is saved, and goes on exactly.
+"""Checkpoints: a run is saved, and continues exactly.
 
 A checkpoint is a folder with weights, optimizer, `TrainingState`, random generators and config. It appears complete or
 not at all, whatever happens while it is written.

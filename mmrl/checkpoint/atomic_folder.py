@@ -93,12 +93,12 @@ def report_save_errors(folder: Path) -> Iterator[None]:
         advice = "free some space" if is_full else "make the folder writable"
         raise UserError(
             f"cannot save {folder}: {cause.strerror or cause} ({free_bytes / 2**20:.0f} MiB free there). Nothing was "
-            f"half-written and earlier checkpoints are intact; {advice} and run the same command to go on"
+            f"half-written and earlier checkpoints are intact; {advice} and run the same command to continue"
         ) from error
 
 
 def _find_os_error(error: Exception) -> OSError | None:
-    """Return the error of the operating system behind one of safetensors or torch.save, None if there is none."""
+    """Return the error of the operating system after one of safetensors or torch.save, None if there is none."""
     if isinstance(error, SafetensorError):
         # safetensors is written in Rust, and gives the number of the OS error in its text alone.
         number = re.search(r"\(os error (\d+)\)", str(error))

@@ -116,7 +116,7 @@ class _ValueEncoder:
             content = {}
             for field in fields(kind):
                 content[field.name] = self.encode(getattr(value, field.name))
-            # Inner instances stand in this text by their numbers, so equal instances have equal texts. It tells 0, 0.0,
+            # Inner instances are in this text by their numbers, so equal instances have equal texts. It tells 0, 0.0,
             # -0.0 and False apart, which `==` does not.
             text = _dump({tag: content})
             self._numbers_by_id[id(value)] = self.object_numbers.setdefault(text, len(self.object_numbers))
@@ -126,7 +126,7 @@ class _ValueEncoder:
 class _ValueDecoder:
     """Decodes one value. `json` completes the objects of the table in order, so instances come by their numbers.
 
-    It also reads texts of earlier versions, where each instance stands in the place where it first occurred.
+    It also reads texts of earlier versions, where each instance is in the place where it first occurred.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class _ValueDecoder:
             return noun(*content) if isinstance(content, list) else noun(content)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"{name}: written by another version of mmrl ({error}); go on with that version, or begin the run anew"
+                f"{name}: written by another version of mmrl ({error}); continue with that version, or begin the run anew"
             ) from error
 
 

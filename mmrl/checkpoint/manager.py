@@ -217,7 +217,7 @@ def find_checkpoint(
 ) -> Path:
     """Return the checkpoint of this name, the one called `best`, or for None the newest intact one.
 
-    It only reads, so the run may go on. `best` is the metric that the best one goes by. `warn` is called for each
+    It only reads, so the run may continue. `best` is the metric that the best one goes by. `warn` is called for each
     damaged one that is skipped.
 
     Raises:

@@ -15,7 +15,7 @@ their hashes, and `merge_part_hashes` joins the hashes of all ranks. The last li
 `atomic_folder.commit_partial`: before it there is no checkpoint, after it a complete one.
 
 Several ranks write a checkpoint together, each its share of weights and optimizer as `model-00001-of-00004.safetensors`
-and so on. Every weight is whole in one of the files, so any number of ranks can go on from them.
+and so on. Every weight is whole in one of the files, so any number of ranks can continue from them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CheckpointWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that a run goes on from, as one rank holds it."""
+    """Everything that a run continues from, as one rank holds it."""
 
     weights: CheckpointWeights
     optimizer: Mapping[str, Mapping[Any, Any]]
@@ -82,7 +82,7 @@ def read_rng_states() -> dict[str, torch.Tensor]:
 
 def copy_to_cpu(snapshot: Snapshot) -> Snapshot:
     """Return a copy on the CPU that shares no memory with the run."""
-    # The run goes on while the copy is written, and changes weights, optimizer and state in place.
+    # The run continues while the copy is written, and changes weights, optimizer and state in place.
     weights = replace(snapshot.weights, trained=_copy_value_to_cpu(dict(snapshot.weights.trained)))
     state = replace(snapshot.state)
     for field in fields(TrainingState):
@@ -148,10 +148,10 @@ def load_checkpoint(
     for path in _list_part_files(folder, OPTIMIZER_FILE):
         # Mapped, so that the processes of a machine share its memory, and each reads only the share that it uses.
         for table, entries in torch.load(path, weights_only=True, mmap=True).items():
-            # A table that nobody reads would silently change how the run goes on.
+            # A table that nobody reads would silently change how the run continues.
             if table not in OPTIMIZER_TABLES:
                 raise UserError(
-                    f"{path} holds {table!r}, which this version of mmrl does not know; go on with the version that "
+                    f"{path} holds {table!r}, which this version of mmrl does not know; continue with the version that "
                     "saved it, or begin the run anew in another directory"
                 )
             optimizer.setdefault(table, {}).update(entries)

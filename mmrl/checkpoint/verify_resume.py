@@ -50,7 +50,7 @@ def verify_resume(
         run.rename(undisturbed)
         for stage, num_lines in _stage_middles(undisturbed / "metrics.jsonl"):
             _run_and_kill(command, run / "metrics.jsonl", num_lines)
-            say(f"killed in stage {stage}, after line {num_lines} of metrics.jsonl; going on ...")
+            say(f"killed in stage {stage}, after line {num_lines} of metrics.jsonl; continuing ...")
         _run_to_end(command)
         differing = find_differing_files(undisturbed, run)
         count = len(list(_compared_files(undisturbed)))

@@ -15,7 +15,7 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def echo(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
-    """Print text that may quote data, ids, paths or responses: a terminal must not obey what stands in them."""
+    """Print text that may quote data, ids, paths or responses: a terminal must not obey what is in them."""
     print(escape_controls(text), end=end, file=file)
 
 

@@ -201,7 +201,7 @@ def _parse_args(overrides: Sequence[str]) -> dict[str, Any]:
     for word in overrides:
         name, equals, value = word.partition("=")
         if not (name and equals):
-            raise UserError(f"{word!r} is no option; write key=value, such as size=100")
+            raise UserError(f"{word!r} is not an option; write key=value, such as size=100")
         node, problems = parse_yaml(value, lambda _: COMMAND_LINE_ORIGIN, (name,))
         if problems:
             raise UserError("\n".join(map(str, problems)))

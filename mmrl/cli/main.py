@@ -100,7 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line in which `key=value` may stand before, between and after options."""
+    """Parse a command line in which `key=value` may be before, between and after options."""
     arguments, rest = parser.parse_known_args(argv)
     overrides = [word for word in rest if "=" in word and not word.startswith("-")]
     unknown = [word for word in rest if word not in overrides]

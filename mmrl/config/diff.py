@@ -96,7 +96,7 @@ def diff_configs(old_settings: Mapping[str, PlainValue], new_config: Config) -> 
 
 
 def _find_obstacle(key: str, old: Mapping[str, PlainValue], new: Mapping[str, PlainValue]) -> str:
-    """Return why a run cannot go on with another number of steps of a stage; empty if it can."""
+    """Return why a run cannot continue with another number of steps of a stage; empty if it can."""
     before, now = old.get(key), new.get(key)
     if not isinstance(before, int) or not isinstance(now, int):
         return "only one number of steps can become another"

@@ -81,7 +81,7 @@ def _explain_stage(config: Config, index: int) -> str:
             title, facts = "a choice of samples", [("stage", _explain_section(stage))]
     lines = [f"Stage {index + 1} of {len(config.stages)}, {stage.name}: {title}"]
     for label, text in facts:
-        # Further lines of a fact stand under its first one, without a label.
+        # Further lines of a fact are under its first one, without a label.
         first, *more = text.split("\n")
         lines.append(f"  {label:<{_LABEL_WIDTH}}{first}")
         lines += [f"  {'':<{_LABEL_WIDTH}}{line}" for line in more]

@@ -239,7 +239,7 @@ class _ConfigFiles:
         keys = address.strip().split(".")
         if not equals or not all(keys):
             raise UserError(
-                f"{COMMAND_LINE_ORIGIN}: {text!r} is no override; write dotted.path=value, such as run.seed=1"
+                f"{COMMAND_LINE_ORIGIN}: {text!r} is not an override; write dotted.path=value, such as run.seed=1"
             )
         if len(keys) > MAX_DEPTH:
             raise UserError(f"{COMMAND_LINE_ORIGIN}: {address[:40]}... is more than {MAX_DEPTH} levels deep")
@@ -267,9 +267,9 @@ def _read_text(path: Path, error_prefix: str) -> str:
         raise UserError(f"{error_prefix}{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         # A null character in the name.
-        raise UserError(f"{error_prefix}{str(path)!r} is no file name: {error}") from error
+        raise UserError(f"{error_prefix}{str(path)!r} is not a file name: {error}") from error
     if len(data) > MAX_BYTES:
-        raise UserError(f"{error_prefix}{path} is larger than {MAX_BYTES} bytes; this is no config")
+        raise UserError(f"{error_prefix}{path} is larger than {MAX_BYTES} bytes; this is not a config")
     try:
         return data.decode("utf-8-sig")  # editors on Windows begin a file with a byte-order mark
     except UnicodeDecodeError as error:

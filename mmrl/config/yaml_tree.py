@@ -157,7 +157,7 @@ class _NodeReader:
         if self.num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
             limit = f"{MAX_NODES} values" if self.num_nodes > MAX_NODES else f"{MAX_DEPTH} levels"
             raise UserError(
-                str(ConfigProblem(origin, path[:4], f"holds more than {limit}, aliases expanded; this is no config"))
+                str(ConfigProblem(origin, path[:4], f"holds more than {limit}, aliases expanded; this is not a config"))
             )
         if isinstance(node, MappingNode) and node.tag == _TAG + "map":
             return ConfigNode(self._read_mapping(node, path), origin)

@@ -43,7 +43,7 @@ class DataRecord:
 
     path: Path  # the file; a run that has not begun has none
     data: DataConfig  # names the sources, and says whether changed data end the run
-    console: Console  # receives the differences where the run goes on with them
+    console: Console  # receives the differences where the run continues with them
     differences: list[str] = field(default_factory=list)  # a sentence for each, found by the checks
     _digests: dict[str, SplitDigests] = field(default_factory=dict)  # by split, of this start
 
@@ -87,7 +87,7 @@ class DataRecord:
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{self.path} cannot be read ({error}), so nothing shows whether the data are those that this run "
-                "began with; restore the file, or delete it to go on with the data as they are"
+                "began with; restore the file, or delete it to continue with the data as they are"
             ) from error
         return known
 
@@ -103,7 +103,7 @@ class DataRecord:
             self.console.warn("\n".join(lines))
             return
         lines.append(
-            "restore them, begin a run in another directory with run.dir=..., or go on with the data as they are, "
+            "restore them, begin a run in another directory with run.dir=..., or continue with the data as they are, "
             "which the manifest then records: data.on_changed_data=warn"
         )
         raise UserError("\n".join(lines))

@@ -1,7 +1,7 @@
 """Data orders: which sample comes at which position, shuffled, sorted, by curriculum, mixed or streamed. All endless.
 
 Training keeps one number, the position of the next sample. An order maps positions to rows without a memory of what was
-taken before, so that a resumed run goes on exactly and workers can look ahead.
+taken before, so that a resumed run continues exactly and workers can look ahead.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class CurriculumOrder:
     ) -> None:
         """Create an order from one order for each phase.
 
-        `state.phase_ends` is read at every take, since selection settles ends while training goes on.
+        `state.phase_ends` is read at every take, since selection settles ends while training continues.
         """
         self._orders, self._phases, self._state = orders, phases, state
 

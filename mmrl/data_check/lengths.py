@@ -96,7 +96,7 @@ def _draw_histogram(title: str, values: Sequence[int], limit: int | None) -> Ima
     draw.text((right, bottom + 6), str(end - 1), _TEXT_COLOR, small, anchor="ra")
     draw.text((left - 6, top), f"{most:,}", _MUTED_COLOR, small, anchor="rm")
     if limit is not None and low <= limit < end:
-        # The limit itself is allowed, so the line stands at the end of its column.
+        # The limit itself is allowed, so the line is at the end of its column.
         limit_x = column_of(limit + 1)
         draw.line((limit_x, top - 8, limit_x, bottom), _LIMIT_COLOR, 2)
         draw.text((limit_x, bottom + 6), f"limit {limit}", _LIMIT_COLOR, small, anchor="ma")

@@ -25,7 +25,7 @@ class Severity(StrEnum):
     """Consequence of a finding for the run."""
 
     ERROR = "error"  # the run would stop, or its held-out numbers would mean nothing
-    WARNING = "warning"  # the run would go on, but perhaps not as its author expects
+    WARNING = "warning"  # the run would continue, but perhaps not as its author expects
     NOTE = "note"  # worth knowing
 
 
@@ -191,7 +191,7 @@ def print_report(report: DataCheckReport, console: Console) -> None:
             f"{benchmark.leaked:,} of them too, and shows media of {benchmark.shared:,} others"
         )
     for severity in Severity:
-        # Findings of one kind and split stand under one title, of which only the first few are listed.
+        # Findings of one kind and split are under one title, of which only the first few are listed.
         groups: dict[tuple[str, str], list[DataFinding]] = {}
         for finding in report.findings:
             if finding.severity is severity:

@@ -86,7 +86,7 @@ class RankShard(Generic[RowT]):
     def take(self, start_position: int, count: int) -> Sequence[RowT]:
         """Return this rank's share of the `count` rows from `start_position` on."""
         # Groups left unfinished by the step before occupy the first places of the round, and the rows taken here fill
-        # the places behind them: so ranks stay evenly loaded, and the order of groups is that of a single process.
+        # the places after them: so ranks stay evenly loaded, and the order of groups is that of a single process.
         own_places = rank_slice(self.prompts_per_round, self.ranks)
         num_unfinished = self.prompts_per_round - count
         start = max(0, own_places.start - num_unfinished)

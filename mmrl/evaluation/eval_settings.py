@@ -70,7 +70,7 @@ def find_settings_file(path: Path, checkpoint_name: str | None) -> Path | None:
         return run.config
     if checkpoint_name is not None:
         raise UserError(
-            f"--checkpoint {checkpoint_name}: {path} is no run directory of mmrl, which alone has checkpoints"
+            f"--checkpoint {checkpoint_name}: {path} is not a run directory of mmrl, which alone has checkpoints"
         )
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         raise UserError(f"{path} is an adapter alone; name its run, or export it with `mmrl export --merge-lora`")

@@ -161,7 +161,7 @@ class _EvalCommand:
 
     def _refuse_rescore(self) -> None:
         if self.request.rescore:
-            raise UserError(f"{self.request.out_dir} is not finished; leave out --rescore to go on with it")
+            raise UserError(f"{self.request.out_dir} is not finished; leave out --rescore to continue with it")
 
     @cached_property
     def _loaded_model(self) -> LoadedModel:

@@ -29,7 +29,7 @@ class TaskComparison:
 def compare_rewards(before: TaskRewards, after: TaskRewards) -> list[TaskComparison]:
     """Return one row for each task, sorted by name, over the samples that were measured both times.
 
-    They are all samples, unless the run went on with changed data.
+    They are all samples, unless the run continued with changed data.
     """
     rows = []
     for task in sorted(before.keys() & after.keys()):

@@ -1,7 +1,7 @@
 """The log of a run: metrics and timings as JSON lines, rollouts for people to read, and a line on the console.
 
 metrics.jsonl holds only values that follow from the config and its seed, so a run that was killed and resumed ends with
-the same bytes as one that was not. Wall-clock values go to timings.jsonl, where a repeated step stands twice.
+the same bytes as one that was not. Wall-clock values go to timings.jsonl, where a repeated step appears twice.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class RunDir:
             if index == num_stages - 1:
                 if index in begun:
                     continue
-                problem = "of its checkpoints none is left to go on from (checkpoints.keep_last)"
+                problem = "of its checkpoints none is left to continue from (checkpoints.keep_last)"
             raise UserError(f"{self.path}: {change}: this stage is over, and {problem}; {_describe_new_run(self.path)}")
 
     def write_manifest(self, config: Config, data: Mapping[str, str], data_differences: Sequence[str] = ()) -> None:
@@ -265,7 +265,7 @@ def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
         return
     is_length = all(change.obstacle for change in refused)
     if is_length:
-        head = f"{path} holds this very experiment with another length; it cannot go on with"
+        head = f"{path} holds this very experiment with another length; it cannot continue with"
     else:
         head = f"{path} holds the run of another config; these settings differ"
     lines = [f"{head} (there -> here):"]

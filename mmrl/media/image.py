@@ -77,7 +77,7 @@ def crop_image(
     """
     left, top, right, bottom = box
     if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
-        raise MediaRangeError(f"{ref.path}: {box} is no part of its {image.width}x{image.height} pixels")
+        raise MediaRangeError(f"{ref.path}: {box} is not part of its {image.width}x{image.height} pixels")
     try:
         check_dimensions(ref.path, Size(right - left, bottom - top), limits)
     except MediaError as error:

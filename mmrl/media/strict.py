@@ -37,7 +37,7 @@ def decode_jpeg(image: Image.Image, content: bytes) -> Image.Image:
     The pixels equal those of Pillow, which has the same libjpeg-turbo.
 
     Raises:
-        ValueError: the scan ends early, goes on behind the last pixel or holds an undefined code, or scans of a
+        ValueError: the scan ends early, continues after the last pixel or holds an undefined code, or scans of a
             progressive file are missing.
     """
     _check_progressive_scans(content)
@@ -52,7 +52,7 @@ def decode_jpeg(image: Image.Image, content: bytes) -> Image.Image:
 
 def _check_progressive_scans(content: bytes) -> None:
     """Raise a ValueError for a progressive JPEG that ends between two scans, of which libjpeg does not warn."""
-    position = 2  # behind the marker that begins the file
+    position = 2  # after the marker that begins the file
     # By component, how many of the lowest bits of each coefficient no scan has given so far; 64 before the first scan.
     missing_bits: dict[int, list[int]] = {}
     while marker := _JPEG_MARKER.search(content, position):

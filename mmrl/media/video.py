@@ -147,7 +147,7 @@ def _plan_frames(ref: VideoRef, sampling: FrameSampling, reader: VideoReader, li
         expected, actual = index / timeline.fps, timeline.seconds_at(index)
         if abs(actual - expected) > limits.max_frame_drift_s:
             raise MediaError(
-                f"{ref.path}: its rate varies: frame {index} stands at {actual:.3f} s, not at {expected:.3f} s, which "
+                f"{ref.path}: its rate varies: frame {index} is at {actual:.3f} s, not at {expected:.3f} s, which "
                 f"exceeds max_frame_drift_s={limits.max_frame_drift_s}; "
                 "convert it to a constant rate or raise the limit"
             )
@@ -174,7 +174,7 @@ def _choose_indices(ref: VideoRef, video: VideoConfig, timeline: VideoTimeline) 
     end = seconds if ref.end is None else ref.end
     if not 0.0 <= start < end <= seconds:
         raise MediaRangeError(
-            f"{ref.path}: {start:g} to {end:g} s is no part of its {seconds:.3f} s; correct start and end"
+            f"{ref.path}: {start:g} to {end:g} s is not part of its {seconds:.3f} s; correct start and end"
         )
     try:
         span = {"video_start": ref.start, "video_end": ref.end}

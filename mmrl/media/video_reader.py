@@ -164,7 +164,7 @@ class VideoFileReader:
             return "it does not begin with a key frame"
         for index, (stored, shown) in enumerate(zip(times, sorted(times), strict=True)):
             if stored in keys and stored != shown:
-                return f"frames stored behind key frame {index} are shown before it (B-frames of an open GOP)"
+                return f"frames stored after key frame {index} are shown before it (B-frames of an open GOP)"
         return None
 
     def _check_stored_order(self, times: Sequence[int], timeline: VideoTimeline) -> None:

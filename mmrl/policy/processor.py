@@ -123,7 +123,7 @@ class PromptProcessor:
         or tool result; the text of a tool is never an answer.
         """
         answer_type = rollout.prompt.sample.target.answer_type
-        # `is_correct` is reset below: it was the verdict on the response as it stood before.
+        # `is_correct` is reset below: it was the verdict on the response as it was before.
         start = _last_continuation_start(rollout.segments)
         if start is None:
             text = self.encoder.response_opening + self.decode_segments(rollout.segments)

@@ -145,7 +145,7 @@ def isolate_group_rewards(
     base: Path,
     run_on_rank0: Callable[[Callable[[], Any]], Any] = call,
 ) -> tuple[BoundGroupReward, ...]:
-    """Move the user's own group rewards into worker processes, unless `options` keep them in this one.
+    """Move the user's group rewards into worker processes, unless `options` keep them in this one.
 
     In a run of several ranks, `run_on_rank0` makes a call on rank 0 and returns its result on all.
     """

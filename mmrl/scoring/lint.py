@@ -228,7 +228,7 @@ def build_attacks(sample: Sample, grammar: ResponseFormat, correct: str) -> dict
 
 
 def _split_around_answer(correct: str, answer: str, parse: Callable[[str], Answer]) -> tuple[str, str]:
-    """Return the texts before and behind the answer of a response."""
+    """Return the texts before and after the answer of a response."""
     # A short answer may also be part of a tag: "e" is in "</answer>".
     for match in re.finditer(re.escape(answer), correct):
         before, after = correct[: match.start()], correct[match.end() :]

@@ -106,7 +106,7 @@ def load_tool(base: Path, options: ToolConfig) -> ToolFunction:
 def load_steps(steps: RolloutStepConfigs, base: Path, terms: Sequence[str], *, key: str) -> dict[str, StepFactory]:
     """Load the functions that rollout steps name, and check that `correct` names reward terms; `key` is that of steps.
 
-    Returns the functions that make the user's own steps, by the name of the step. Tools are loaded again by the
+    Returns the functions that make the user's steps, by the name of the step. Tools are loaded again by the
     processes that run them.
 
     Raises:

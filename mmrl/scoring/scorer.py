@@ -240,7 +240,7 @@ class RewardFunctionScorer:
             error = _make_error(term.name, outcome, response, sample)
             if is_remote or self._failure_action(outcome) == "stop":
                 raise RewardError(f"{error}; wrong answers are tried before the first step, as by `mmrl reward lint`")
-            # To abstain is no fault, where the run goes on without the rollout.
+            # To abstain is not a fault, where the run continues without the rollout.
             if outcome.error_kind is not RewardErrorKind.UNSCORABLE:
                 return error
         return None

@@ -77,7 +77,7 @@ def worker_failure(error: WorkerError) -> RewardFailure:
 def _check_result(reward: BoundReward, result: object) -> RewardOutcome:
     value, reason = (result.value, result.reason) if isinstance(result, RewardValue) else (result, "")
     low, high = reward.reward.low, reward.reward.high
-    # NaN fails the comparison below, so what is no number and what is not a number end in the same message.
+    # NaN fails the comparison below, so what is not a number and what is not a number end in the same message.
     number = float(value) if isinstance(value, Real) else nan
     if not low <= number <= high:
         return RewardFailure(RewardErrorKind.ERROR, f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
@@ -165,7 +165,7 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
     for name, term in terms_by_name.items():
         chain: list[str] = []
         required = term.options.requires
-        # A chain may lead into a circle that this term is no part of, so it ends at the first repetition.
+        # A chain may lead into a circle that this term is not part of, so it ends at the first repetition.
         while required is not None and required not in chain:
             chain.append(required)
             required = terms_by_name[required].options.requires

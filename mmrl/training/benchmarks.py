@@ -82,7 +82,7 @@ def digest_questions(config: Config, questions: Sequence[BenchmarkQuestions]) ->
     """Return the digest of each benchmark's questions, by its name and files."""
     digests = {}
     for options, benchmark_questions in zip(config.evaluation.benchmarks, questions, strict=True):
-        # With the files, since a run may go on with others on purpose.
+        # With the files, since a run may continue with others on purpose.
         digests[f"{options.name} ({', '.join(options.data)})"] = benchmark_questions.digest()
     return digests
 

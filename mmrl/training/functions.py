@@ -43,7 +43,7 @@ class Functions:
     callbacks: tuple[Callable[..., Callback], ...]  # make the callbacks from a `RunContext`, in order
     advantages: Mapping[str, CustomAdvantage | None]  # of each RL stage, by name; None for a built-in formula
     policy_losses: Mapping[str, Callable[..., Any] | None]  # of the RL stages that have their own, by name
-    rollout_steps: Mapping[str, Mapping[str, StepFactory]]  # make the user's own steps, by name of stage and of step
+    rollout_steps: Mapping[str, Mapping[str, StepFactory]]  # make the user's steps, by name of stage and of step
     evaluation_steps: Mapping[str, StepFactory]  # those of `evaluation.rollout_steps`
     datasets: Mapping[str, tuple[DatasetFunction, ...]]  # those of `data.train`, `validation` and `test`, by split
     benchmarks: tuple[Benchmark, ...]  # `evaluation.benchmarks`, in order

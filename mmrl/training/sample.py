@@ -64,7 +64,7 @@ def run_sample_stage(
 
 
 def count_finished_steps(table_path: Path, stage: SampleStage, num_samples: int) -> int:
-    """Return the number of complete steps in the table, and cut off what stands behind them."""
+    """Return the number of complete steps in the table, and cut off what is after them."""
     if not table_path.exists():
         return 0
     lines = table_path.read_bytes().splitlines(keepends=True)

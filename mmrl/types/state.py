@@ -51,7 +51,7 @@ class SampleStats(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class TrainingState:
-    """Everything that a run goes on from, beside weights, optimizer and random generators; part of every checkpoint.
+    """Everything that a run continues from, beside weights, optimizer and random generators; part of every checkpoint.
 
     The loop changes it in place. Fields are reset at the start of a stage unless they say otherwise.
     """
@@ -64,7 +64,7 @@ class TrainingState:
     nonfinite_steps: int = 0  # steps in a row, up to now, whose gradient was not finite
     stage_done: bool = False  # True once the stage has reached its goal before its last step
     metrics_bytes: int = 0  # length of metrics.jsonl at this moment, bytes; a resumed run cuts the file there
-    unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups of partial rollouts that the next step goes on with
+    unfinished: tuple[tuple[Rollout, ...], ...] = ()  # groups of partial rollouts that the next step continues with
     prefetched: RolloutBatch | None = None  # with async rollouts, the next step's first rollouts
     # Total rewards on the test samples: `before` or `after` training → task → sample id. Not reset.
     eval_rewards: dict[str, dict[str, Any]] = field(default_factory=dict)

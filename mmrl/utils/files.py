@@ -49,7 +49,9 @@ def list_frames(folder: Path, roots: Sequence[Path]) -> list[Path]:
     frames = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     other_files = sorted(entry.name for entry in frames if entry.suffix.lower() not in _IMAGE_SUFFIXES)
     if other_files:
-        raise UserError(f"{folder}: holds {other_files[0]}, which is no image; a folder of frames holds nothing else")
+        raise UserError(
+            f"{folder}: holds {other_files[0]}, which is not an image; a folder of frames holds nothing else"
+        )
     if not frames:
         raise UserError(f"{folder}: holds no frames; restore or remove it")
     for frame in frames:

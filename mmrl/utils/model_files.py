@@ -98,13 +98,13 @@ def _read_model_type(path: str) -> str:
     if not file.is_file():
         is_run = file.with_name("config.yaml").is_file()
         hint = "it is a run of mmrl, whose model is its folder `model`" if is_run else "name another"
-        raise UserError(f"model.path: {path!r} is no folder of a model, as it has no config.json; {hint}")
+        raise UserError(f"model.path: {path!r} is not a folder of a model, as it has no config.json; {hint}")
     try:
         model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"model.path: {file} cannot be read ({error}); restore it") from error
     if not isinstance(model_type, str):
-        raise UserError(f"model.path: {file} has no `model_type`; it is no model of transformers")
+        raise UserError(f"model.path: {file} has no `model_type`; it is not a model of transformers")
     return model_type
 
 

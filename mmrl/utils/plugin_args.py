@@ -93,7 +93,7 @@ def read_plugin_options(function: Callable[..., Any], *, skip: int) -> dict[str,
 def validate_args(owner: str, options: Mapping[str, PluginOption], args: Mapping[str, Any]) -> dict[str, Any]:
     """Return `args` converted to the types of the signature.
 
-    They are checked as JSON is: a list becomes a tuple and a string an enum member, but "3" is no number.
+    They are checked as JSON is: a list becomes a tuple and a string an enum member, but "3" is not a number.
 
     Raises:
         UserError: an option of `owner` is unknown, missing or of the wrong type.

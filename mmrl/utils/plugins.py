@@ -146,7 +146,7 @@ def _import_file(path: Path, name: str) -> ModuleType:
         with _import_errors_explained(name, str(path)):
             spec.loader.exec_module(module)
     except BaseException:
-        # A half-imported module would make the next load find it and go on without its functions.
+        # A half-imported module would make the next load find it and continue without its functions.
         del sys.modules[module_name]
         raise
     return module

@@ -36,7 +36,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanWithInterval(Interval):
-    """A mean with its 95 % interval and the count behind it."""
+    """A mean with its 95 % interval and the count after it."""
 
     n: int  # number of values
 
@@ -166,7 +166,7 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
 
     Where equal answers have different verdicts, the first one's counts. At k = 1 it is pass@1.
 
-    `answers` and `correct` have an entry for each response; an answer None is no vote.
+    `answers` and `correct` have an entry for each response; an answer None is not a vote.
 
     Source: self-consistency (arXiv:2203.11171), unweighted.
 

@@ -63,7 +63,7 @@ def import_torchvision() -> None:
 
 
 def vllm_platform_plugin() -> None:
-    """Apply `tolerate_cuda_builds` in each process that vLLM starts. None tells vLLM that this is no platform.
+    """Apply `tolerate_cuda_builds` in each process that vLLM starts. None tells vLLM that this is not a platform.
 
     pyproject.toml registers it. vLLM inspects models and runs its engine in processes of their own, which do not import
     mmrl. It calls general plug-ins after its own imports, which would have failed by then; platform plug-ins it calls

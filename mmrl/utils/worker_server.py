@@ -203,7 +203,7 @@ def _end_worker(pid: int) -> int:
 
 
 def _run_worker(line: MessageSocket, setup: WorkerSetup | None, work: Callable[[Any], object] | None) -> NoReturn:
-    """Answer until the pool closes the socket. An error that is no UserError ends the process with exit code 1.
+    """Answer until the pool closes the socket. An error that is not a UserError ends the process with exit code 1.
 
     `setup` and `work` are None where the server has not loaded for its workers: each then loads what it is sent.
     """

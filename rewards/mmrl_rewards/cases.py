@@ -178,7 +178,7 @@ class Case(_CaseModel):
             case error:
                 return CaseResult(None, f"raised {type(error).__name__}: {error}", False)
         if not isinstance(value, int | float):
-            return CaseResult(None, f"returned {value!r:.80}, which is no number", False)
+            return CaseResult(None, f"returned {value!r:.80}, which is not a number", False)
         if not reward.reward.low <= value <= reward.reward.high:
             return CaseResult(value, f"outside its range; {reason}", False)
         passed = self.expected != "unscorable" and abs(value - self.expected) <= self.tolerance

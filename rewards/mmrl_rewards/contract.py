@@ -107,10 +107,10 @@ def reward(
     if not (isfinite(low) and isfinite(high) and low < high):
         raise UserError(f"reward {name!r}: the range [{low}, {high}] is empty or endless")
     if timeout_s is not None and not 0.0 < timeout_s < inf:
-        raise UserError(f"reward {name!r}: timeout_s {timeout_s} is no number of seconds above 0")
+        raise UserError(f"reward {name!r}: timeout_s {timeout_s} is not a number of seconds above 0")
     shares = attack_tolerance.values() if isinstance(attack_tolerance, Mapping) else [attack_tolerance]
     if not all(0.0 <= share <= 1.0 for share in shares):
-        raise UserError(f"reward {name!r}: attack_tolerance {attack_tolerance} is no share from 0 to 1")
+        raise UserError(f"reward {name!r}: attack_tolerance {attack_tolerance} is not a share from 0 to 1")
 
     def declare(fn: RewardFn[RewardOptions]) -> Reward[RewardOptions]:
         check_positional_parameters(fn, ("response", "sample"), role="reward")

@@ -100,7 +100,7 @@ def average_precision(
         label_overlaps = overlaps[answers_of_label][:, targets_of_label]
         boxes, confidences = answer.boxes[answers_of_label], answer.confidences[answers_of_label]
         precisions.append(_label_precision(label_overlaps, boxes, confidences, thresholds))
-    # AP does not count superfluous boxes that rank behind the last hit; the factor does.
+    # AP does not count superfluous boxes that rank after the last hit; the factor does.
     precision, factor = fmean(precisions), min(1.0, num_targets / num_answers)
     reason = f"AP {precision:.2f} x {factor:.2f}: {num_answers} boxes, expected {num_targets}"
     return RewardValue(precision * factor, reason)

@@ -132,7 +132,7 @@ def _score_if_correct(
     accuracy_reward = ACCURACY_REWARDS.get(sample.target.answer_type)
     if accuracy_reward is None:
         raise Unscorable(
-            f"no reward here says whether a {sample.target.answer_type} is right, but for {', '.join(_ANSWER_TYPES)}"
+            f"no reward here says whether a {sample.target.answer_type} is right, except for {', '.join(_ANSWER_TYPES)}"
         )
     accuracy = accuracy_reward(response, sample)
     value, reason = accuracy if isinstance(accuracy, RewardValue) else (accuracy, "")

@@ -35,7 +35,7 @@ def normalized_targets(sample: Sample, column: str | None) -> tuple[str, ...]:
     """Return the correct texts, normalised: the target, and those in `sample.meta[column]` if a column is named.
 
     Raises:
-        Unscorable: one is not text, or is empty once normalised; there is no such column, or it is no list.
+        Unscorable: one is not text, or is empty once normalised; there is no such column, or it is not a list.
     """
     targets = [target_value(sample, AnswerType.TEXT)]
     if column is not None:

@@ -1,6 +1,6 @@
 """Plays scenes in a process of its own: usage `engine_worker.py FOLDER`, which has them in questions.pkl by name.
 
-What they find out goes to facts.json. A name is that of a function, and behind a colon what tells two of them apart.
+What they find out goes to facts.json. A name is that of a function, and after a colon what tells two of them apart.
 """
 
 from __future__ import annotations

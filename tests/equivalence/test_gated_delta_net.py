@@ -155,7 +155,7 @@ def test_rows_of_several_lengths_are_appended_to_a_cache(tiny, appended):
     cache = DynamicCache(config=model.config.get_text_config())
 
     def step(rows, keep, positions):
-        """The logits behind the last column of left-padded new tokens."""
+        """The logits after the last column of left-padded new tokens."""
         return model(
             input_ids=rows,
             mm_token_type_ids=torch.zeros_like(rows),
@@ -226,7 +226,7 @@ def chunk_gated_delta_rule(
     """flash-linear-attention's function: its signature and its demands, and each sequence by transformers' torch code.
 
     Source: fla/ops/gated_delta_rule/chunk.py of flash-linear-attention at bc3b101. Its Triton kernels ask for more than
-    the function checks: a sequence has a token, and is in 16 bits, but for the decay and the states.
+    the function checks: a sequence has a token, and is in 16 bits, except for the decay and the states.
     """
     assert not kwargs and use_qk_l2norm_in_kernel and output_final_state
     assert q.shape == k.shape and v.shape[2] % k.shape[2] == 0
@@ -274,7 +274,7 @@ def install_kernel(monkeypatch):
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 def test_flash_linear_attention_forks_in_two_calls_a_layer(tiny, install_kernel, tree):
-    """All prompts in one call, all completions in another, which goes on from the states of the first."""
+    """All prompts in one call, all completions in another, which continues from the states of the first."""
     model, sequences = tiny("qwen3_5").policy.model.bfloat16().train(), random_sequences(tree)
     by_torch = packed_logits(model, sequences)
     gradient_by_torch = gradient_of(model, by_torch)

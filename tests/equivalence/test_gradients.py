@@ -130,7 +130,7 @@ def test_gradient_does_not_depend_on_padding(tiny):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("rethought", [False, True], ids=["drawn at once", "went on behind a trigger"])
+@pytest.mark.parametrize("rethought", [False, True], ids=["drawn at once", "continued after a trigger"])
 def test_loss_and_gradient_equal_a_slow_independent_version(tiny, family, rethought):
     """One sequence at a time, token by token, with position ids counted out and no code of ours in between."""
     world = tiny(family)

@@ -91,7 +91,7 @@ def single(trial_sets):
 @pytest.mark.parametrize("family", TARGETS)
 @pytest.mark.parametrize("name", ["zero2", "zero3"])
 def test_two_ranks_learn_what_one_learns(results, single, trial_sets, family, name):
-    """Another pair of engines goes on from what the first has saved; under ZeRO-3 layers are recomputed."""
+    """Another pair of engines continues from what the first has saved; under ZeRO-3 layers are recomputed."""
     ours, theirs = results[f"{family}/{name}"], single[f"{family}/{name}"]
     same_metrics(ours["metrics"], theirs["metrics"])
     assert furthest(ours["weights"], theirs["weights"]) < 5e-5

@@ -201,7 +201,7 @@ def test_finish_and_authors_are_recorded(tiny):
 
 
 def test_a_response_ends_with_the_token_that_completes_a_stop_string(tiny):
-    """The same random numbers with and without: what ends at a stop string is the beginning of what goes on."""
+    """The same random numbers with and without: what ends at a stop string is the beginning of what continues."""
     world = tiny()
     prompt = world.processor.build(world.samples[0])
     params = replace(world.params, temperature=2.0, max_new_tokens=12)

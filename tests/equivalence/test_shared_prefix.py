@@ -129,7 +129,7 @@ def test_experts_that_are_close_are_no_error(tiny):
 
 
 def test_recurrent_layers_get_advice_of_their_own(tiny, monkeypatch):
-    """The planted kernel does not fork the state: completions go on from that of an empty prompt."""
+    """The planted kernel does not fork the state: completions continue from that of an empty prompt."""
     world = tiny("qwen3_5")
     siblings = group(world, world.samples[1], sizes=(6, 6))
     honest = gated_delta_net._apply_rule

@@ -41,7 +41,7 @@ def refs(world, clip):
 
 
 def went_on(world, sample, shown):
-    """Rollouts of a sample that were shown these, one list each, and went on."""
+    """Rollouts of a sample that were shown these, one list each, and continued."""
     prompt = world.processor.build(sample)
     (begun,) = world.sampler().generate([prompt], len(shown), replace(world.params, max_new_tokens=3), step=0)
     seen = []

@@ -147,7 +147,7 @@ def float32_layer(questions: Questions) -> dict[str, Any]:
 
 
 def _agreement(scene: Scene, engine: VllmEngine, sampler: EngineSampler) -> dict[str, Any]:
-    """What is sampled, behind prompts and behind what tools show; and what the engine is told of the prompts."""
+    """What is sampled, behind prompts and after what tools show; and what the engine is told of the prompts."""
     groups = scene.draw(sampler)
     facts: dict[str, Any] = {
         "read ids": ids(groups),

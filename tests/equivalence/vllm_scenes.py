@@ -223,7 +223,7 @@ class Scene:
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter))
 
     def views(self) -> dict[str, list[MediaRef]]:
-        """What tools show behind some of the prompts: parts of a picture, what a video shows at a moment, a passage."""
+        """What tools show after some of the prompts: parts of a picture, what a video shows at a moment, a passage."""
         (picture,) = self.samples["one image"].images
         zoom = replace(picture, crop=(4, 8, 40, 32))
         frame = ImageRef(path=self.clip.path, sha256=self.clip.sha256, timestamp=1)
@@ -236,7 +236,7 @@ class Scene:
         }
 
     def shown(self, sampler: EngineSampler, groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
-        """Siblings are shown media, and go on; then they are shown the last of them again, and go on."""
+        """Siblings are shown media, and continue; then they are shown the last of them again, and continue."""
         views = self.views()
         seen = {name: list(group) for name, group in zip(self.prompts, groups, strict=True) if name in views}
         for turn in (slice(None), slice(-1, None)):

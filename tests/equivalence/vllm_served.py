@@ -92,7 +92,7 @@ def served(questions: Questions) -> dict[str, Any]:
         groups = scene.draw(sampler, replace(scene.params, max_new_tokens=60))
         facts["gaps after sync"] = scene.gaps(groups)
         drawn_by = {name: parameter.detach().clone() for name, parameter in scene.policy.trained.items()}
-        scene.learn()  # goes on while rollouts are drawn: the server is to get what it had
+        scene.learn()  # continues while rollouts are drawn: the server is to get what it had
         with _killing(running):
             again = scene.draw(sampler, replace(scene.params, max_new_tokens=60))
         for name, parameter in scene.policy.trained.items():

@@ -198,7 +198,7 @@ def run(command: Sequence[str]) -> None:
 
 
 def _stream(fd: int, errors: str) -> io.TextIOWrapper:
-    """Standard output or error as a new interpreter makes it when it is no terminal."""
+    """Standard output or error as a new interpreter makes it when it is not a terminal."""
     return open(fd, "w", encoding="utf-8", errors=errors, buffering=1 if fd == 2 else -1, closefd=False)
 
 

@@ -128,7 +128,7 @@ def mmrl(
 ) -> Done:
     """Run `python -m mmrl ARGUMENTS` in a process of its own; `strike` is what fault_injection.py takes before them.
 
-    It is forked from a process that has the imports behind it. `fresh` starts a new interpreter instead.
+    It is forked from a process that has the imports after it. `fresh` starts a new interpreter instead.
     """
     program = [Path(__file__).with_name("fault_injection.py"), *strike] if strike else ["-m", "mmrl"]
     command = [*map(str, program), *map(str, arguments)]
@@ -204,7 +204,7 @@ def questions(folder: Path) -> Path:
 
 
 def alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    """Records are the same, numbers but for rounding."""
+    """Records are the same, numbers except for rounding."""
     assert len(ours) == len(theirs)
     for here, there in zip(ours, theirs, strict=True):
         words = {key for key, value in there.items() if not isinstance(value, float)}

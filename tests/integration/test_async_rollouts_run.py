@@ -128,7 +128,7 @@ def test_a_run_stopped_while_steps_overlap_ends_like_the_whole_one(
 
 @pytest.mark.slow
 def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what one has drawn ahead is dealt out when two go on."""
+    """And what one has drawn ahead is dealt out when two continue."""
     replay = {"capacity": 32, "drop_zero_advantage": False, "fill": "fraction", "target_fraction": 0.3}
     replay["old_logprobs"] = "recomputed"
     loss = {"old_logprobs": "recomputed", "rollout_correction": {"method": "tis"}}
@@ -157,7 +157,7 @@ def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkey
 
 @pytest.mark.slow
 def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes go on with what one left waiting, and then step by step as one does, whoever opens pictures."""
+    """Two processes continue with what one left waiting, and then step by step as one does, whoever opens pictures."""
     chunked = [{"kind": "generate", "partial_rollout_tokens": 2, "oversampling": 1.5, "max_tokens_per_step": 60}]
     loss = {"entropy": {"coef": 0.02}, "old_logprobs": "recomputed", "rollout_correction": {"method": "tis"}}
     means = {"sampling": {"max_new_tokens": 16, "temperature": 1.2}, "loss": loss, "num_mini_batches": 2}

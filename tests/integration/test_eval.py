@@ -193,7 +193,7 @@ def test_missing_pictures_are_named_and_may_count_as_wrong(
         ),
         (("{run}", "--benchmark", "canonical", "model.max_pixel=4"), "did you mean `max_pixels`?"),
         (("{run}", "--benchmark", "canonical", "--data", "no.jsonl"), f"--data: {Path.cwd()}/no.jsonl: no such file"),
-        (("{run}/model", "--benchmark", "canonical", "--checkpoint", "best"), "is no run directory of mmrl"),
+        (("{run}/model", "--benchmark", "canonical", "--checkpoint", "best"), "is not a run directory of mmrl"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(

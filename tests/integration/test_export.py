@@ -116,7 +116,7 @@ def test_a_checkpoint_is_exported_as_the_run_itself_does_at_its_end(trained: Pat
 
 
 def test_its_tokenizer_reads_as_in_training(trained: Path) -> None:
-    """Punctuation keeps the space behind it in a tokenizer made from nothing."""
+    """Punctuation keeps the space after it in a tokenizer made from nothing."""
     for name in ("model", "processor"):
         split = AutoProcessor.from_pretrained(trained / name).tokenizer.backend_tokenizer.pre_tokenizer
         assert [piece for piece, _ in split.pre_tokenize_str("a, b")] == ["a", ",Ġ", "b"]

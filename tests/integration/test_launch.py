@@ -1,4 +1,4 @@
-"""A run of several processes: it ends together, however it ends, and goes on with any number of them."""
+"""A run of several processes: it ends together, however it ends, and continues with any number of them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_stopped_run_ends_like_the_whole_one(adapted: Path, base: Path, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, 3])
 def test_under_deepspeed_processes_come_and_go(zero: int, base: Path, tmp_path: Path, here: Command) -> None:
-    """Two begin, one goes on, two end: with what one without DeepSpeed comes to."""
+    """Two begin, one continues, two end: with what one without DeepSpeed comes to."""
     pytest.importorskip("deepspeed")
 
     def config(name: str, **sections: Any) -> Path:

@@ -104,7 +104,7 @@ def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> No
         assert world.processor.placeholders.image_id not in rollout.segments[0].token_ids
         assert all(logp < 0.0 for logp in rollout.segments[0].logprobs)
 
-    # Judge. Each response is scored; one that is no box scores 0 and says why, and the exact box scores 1. A teacher
+    # Judge. Each response is scored; one that is not a box scores 0 and says why, and the exact box scores 1. A teacher
     # writes that box in the model's own frame, pixels of the resized picture, and the reward takes it back.
     (group,) = world.scorer.score_groups(rollouts, step=0)
     assert all(0.0 <= total <= 1.0 for total in group.totals)

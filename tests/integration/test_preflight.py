@@ -54,7 +54,7 @@ class Deaf:
 def deaf(context):
     return Deaf()
 """
-# Runs a command and exits as it does, but for what must not have happened by then.
+# Runs a command and exits as it does, except for what must not have happened by then.
 PROGRAM = """
 import sys, mmrl.cli
 from mmrl.cli import train
@@ -344,7 +344,7 @@ def test_an_evaluation_is_refused_without_torch(whole: Path, tmp_path: Path) -> 
         "family": ([str(tmp_path / "model"), "--data", data], "is a 'bert' model"),
         "key": ([model, "--data", data, "evaluation.maxnew=3"], "evaluation.maxnew: unknown key"),
         "data": ([model, "--data", "none.jsonl"], "none.jsonl: no such file or folder"),
-        "checkpoint": ([model, "--data", data, "--checkpoint", "x"], "is no run directory"),
+        "checkpoint": ([model, "--data", data, "--checkpoint", "x"], "is not a run directory"),
         "other": ([model, "--data", data, "--out", str(tmp_path / "taken")], "evaluation.batch_size: 3 -> 8"),
     }
     for name, (words, message) in refusals.items():

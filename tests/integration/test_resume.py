@@ -120,7 +120,7 @@ def test_sigterm_saves_too(again: Path, whole: Path, here: Command, function: st
 def test_a_run_killed_while_it_writes_in_the_background_ends_like_the_whole_one(
     again: Path, whole: Path, here: Command
 ) -> None:
-    """And goes on with another rhythm, which no result depends on."""
+    """And continues with another rhythm, which no result depends on."""
     blow = ("mmrl.checkpoint.atomic_folder:file_digest", 6 + 2, "SIGKILL")  # the second checkpoint
     done = mmrl("train", again, "checkpoints.async_save=true", strike=blow)
     assert done.code == -signal.SIGKILL
@@ -178,7 +178,7 @@ def test_stages_that_freeze_other_parts_resume_exactly(
     assert done.code == 0
     # the columns are tensors, parameters, trained ones, type, and the rates of the three stages
     assert [len(line.split()) for line in done.output.splitlines() if line.split()[:1] == ["projector"]] == [6]
-    for nth in (3, 3):  # in the second stage; in the third, by the process that went on
+    for nth in (3, 3):  # in the second stage; in the third, by the process that continued
         stopped = mmrl(
             "train", tmp_path / "twice.yaml", strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", nth, "SIGINT")
         )
@@ -472,6 +472,6 @@ def test_a_run_that_cannot_be_lengthened_says_how_to_train_on_from_its_model(
     for folder in (run_dir / "checkpoints").glob("01-*"):
         shutil.rmtree(folder)
     lost = here("train", config, "stages.rl.steps=9")
-    assert lost.code == 2 and "none is left to go on from (checkpoints.keep_last)" in lost.errors
+    assert lost.code == 2 and "none is left to continue from (checkpoints.keep_last)" in lost.errors
     assert train_on in lost.errors
     assert (run_dir / "model").is_dir()

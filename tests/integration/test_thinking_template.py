@@ -72,7 +72,7 @@ def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_
     path = write(config(folder, tmp_path), tmp_path / "thinks.yaml")
     done = here("train", path)
     assert done.code == 0, done.errors
-    # What was imitated begins behind the tag, so that responses have the format and the answer is found.
+    # What was imitated begins after the tag, so that responses have the format and the answer is found.
     (told,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
     steps = [record for record in metrics(tmp_path / "run") if "rethink/attempted" in record]
     assert steps and sum(record["rethink/attempted"] for record in steps) > 0

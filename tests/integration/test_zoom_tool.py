@@ -101,7 +101,7 @@ def going_on(run_dir, base):
 
 @pytest.mark.slow
 def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
-    """In imitation and while steps overlap, though the one was stopped, and goes on with what it had drawn and seen."""
+    """In imitation and while steps overlap, though the one was stopped, and continues with what it had drawn and seen."""
     once, twice = (write(going_on(tmp_path / n, zoomed / "model"), tmp_path / f"{n}.yaml") for n in ("once", "twice"))
     with monkeypatch.context() as patched:
         strike(patched, AsyncRollouts, "start", 2, signal.SIGINT)
@@ -142,7 +142,7 @@ def in_parts(run_dir, base):
 
 
 def test_responses_in_parts_zoom_look_again_and_are_replayed(here, tmp_path, monkeypatch, zoomed):
-    """And go on, after a stop, as if they had never been stopped."""
+    """And continue, after a stop, as if they had never been stopped."""
     whole, cut = (write(in_parts(tmp_path / n, zoomed / "model"), tmp_path / f"{n}.yaml") for n in ("whole", "cut"))
     assert here("train", whole).code == 0
     with monkeypatch.context() as patched:

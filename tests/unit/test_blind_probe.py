@@ -50,7 +50,7 @@ def world(tiny):
 
 
 def counted(world):
-    """The samples whose targets are no coordinates: one picture, two, none, a video, a picture and a video."""
+    """The samples whose targets are not coordinates: one picture, two, none, a video, a picture and a video."""
     return [world.processor.build(sample) for sample in world.samples[:5]]
 
 

@@ -144,7 +144,7 @@ class Run:
 
     def on_step_end(self, state, result):
         self.metrics.append(dict(result.metrics))
-        # What waits is part of every checkpoint: from here on the run goes on with what was read.
+        # What waits is part of every checkpoint: from here on the run continues with what was read.
         again = loads(dumps(state), TrainingState)
         state.carried_over, state.unfinished, state.replay_buffer = (
             again.carried_over,

@@ -89,7 +89,7 @@ def test_a_float32_layer_of_bfloat16_weights_rounds_gradients_alone(monkeypatch,
     gap, found, expected = scores_and_gradients(head, inputs, lambda h, w: h, request(chunk, banned=banned))
     assert gap < LOGPROBS
     assert {gradient.dtype for gradient in found} == {torch.bfloat16}
-    # Autograd adds up the gradients of a state that predicts several tokens, behind this layer and in bfloat16.
+    # Autograd adds up the gradients of a state that predicts several tokens, after this layer and in bfloat16.
     assert (found[0] - expected[0]).norm() < 2**-8 * expected[0].norm()
     # Rounded once: by half of the distance between neighbours of bfloat16, 2**-8 of a number at most.
     assert ((found[1] - expected[1]).abs() <= 1.01 * 2**-8 * expected[1].abs() + 1e-6).all()

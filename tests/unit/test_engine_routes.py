@@ -47,7 +47,7 @@ def perturbed(policy, scale=0.1):
 
 
 def told(rollout, processor):
-    """The rollout with words of a tool behind it."""
+    """The rollout with words of a tool after it."""
     ids = tuple(processor.tokenizer("and so").input_ids)
     words = Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.ENVIRONMENT)
     return replace(rollout, segments=(*rollout.segments, words))

@@ -23,7 +23,7 @@ AUTHORS = {"p": Author.POLICY, "t": Author.FORCED, "d": Author.DEMONSTRATION, "e
 RESPONSES = [
     ("ppp", 1.0),
     ("p", -1.0),
-    ("ppttppp", 0.5),  # right; the next one too, and the last is wrong: a verdict is no advantage
+    ("ppttppp", 0.5),  # right; the next one too, and the last is wrong: a verdict is not an advantage
     ("pppptp", -0.25),
     ("dd", 0.0),
     ("pepp", 0.0),
@@ -115,7 +115,7 @@ def taken(scores, reference, begin=0, end=None):
 
 
 def slow(options, experiences, scores):
-    """The objective as it stands in the papers; every response, every token, one scalar at a time, in float64."""
+    """The objective as it is in the papers; every response, every token, one scalar at a time, in float64."""
     factor = {
         part: part.coef * _fall(part.schedule, part.final_frac)
         for part in (options.kl, options.entropy, options.sft_loss)

@@ -1,4 +1,4 @@
-"""Partial rollouts: a step ends when enough groups are complete; the others go on later."""
+"""Partial rollouts: a step ends when enough groups are complete; the others continue later."""
 
 from __future__ import annotations
 

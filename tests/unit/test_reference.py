@@ -103,4 +103,4 @@ def test_a_reset_takes_the_policy_and_may_forget_the_moments(tiny, reset_optimiz
     assert (optimizer.state()["moments"] == {}) == reset_optimizer
     for parameter in world.policy.trained.values():
         parameter.grad = torch.ones_like(parameter)
-    assert all(norm > 0.0 for norm in optimizer.update(1e-3).values())  # and goes on from there
+    assert all(norm > 0.0 for norm in optimizer.update(1e-3).values())  # and continues from there

@@ -254,7 +254,7 @@ def test_an_answer_in_a_tool_result_is_not_cut_off(world, last, kept):
 
 
 def test_a_cut_never_divides_a_token():
-    """Tokens of several characters, one of which begins before the place and ends behind it."""
+    """Tokens of several characters, one of which begins before the place and ends after it."""
     words = ["Well", "; so", " <ans", "wer>", "3"]
     decode = lambda ids: "".join(words[i] for i in ids)  # noqa: E731
     text = decode(range(5))

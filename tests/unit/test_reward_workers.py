@@ -421,5 +421,5 @@ def interrupted(futures, calls):
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_deadline_is_a_number_of_seconds(timeout_s):
-    with pytest.raises(UserError, match=f"reward 'x': timeout_s {timeout_s} is no number of seconds above 0"):
+    with pytest.raises(UserError, match=f"reward 'x': timeout_s {timeout_s} is not a number of seconds above 0"):
         reward(name="x", timeout_s=timeout_s)

@@ -90,7 +90,7 @@ def random_tree(rng):
 
 
 def listed(num_blocks, indices):
-    """The blocks of each row as lists, without the undefined entries behind them."""
+    """The blocks of each row as lists, without the undefined entries after them."""
     counts, rows = num_blocks[0, 0].tolist(), indices[0, 0].tolist()
     return [row[:count] for count, row in zip(counts, rows, strict=True)]
 

@@ -39,9 +39,9 @@ def path(tmp_path):
         ),
         (
             "stages.cold.samples_of=hard",
-            "stage 'cold' has `samples_of: hard`, which is no earlier stage; move that one before",
+            "stage 'cold' has `samples_of: hard`, which is not an earlier stage; move that one before",
         ),
-        ("stages.hard.results_of=hard", "stage 'hard' has `results_of: hard`, which is no earlier stage"),
+        ("stages.hard.results_of=hard", "stage 'hard' has `results_of: hard`, which is not an earlier stage"),
         (
             "stages.rl.samples_of=draw",
             "`samples_of: draw`, which is of kind sample; only a `select` stage has samples for",
@@ -198,7 +198,7 @@ def test_the_stages_are_explained(path):
     words = explain(load_config(path, ["stages.rl.samples_of=hard", "stages.rl.repeat_samples_to=64", again]))
     for line in (
         "Stage 2 of 6, draw: rollouts, written down",
-        "steps      rethink: Forced rethinking: finished responses are continued behind a trigger",
+        "steps      rethink: Forced rethinking: finished responses are continued after a trigger",
         "fraction 0.5: Share of these responses that is drawn for continuation.",
         "stage      Rollouts of the current policy, written with their reward terms",
         "Stage 3 of 6, right: a choice of samples",

@@ -147,7 +147,7 @@ REFUSED = {
         (call("frames", seconds=[7.0]), "there is nothing at 7 s; its last frame is at 1.917 s"),
         (call("frames", seconds=[0, 0, 0, 0, 0]), '"seconds" are 1 to 4 numbers'),
         (call("frames", seconds=[0, 1, 1.5]), "2 more pictures or videos may be shown, not 3"),
-        (call("passage", start=1.5, end=1.0), "1.5 to 1 s is no part of its 2.000 s"),
+        (call("passage", start=1.5, end=1.0), "1.5 to 1 s is not part of its 2.000 s"),
         (call("passage", start=1.5), '"end" must be given, in numbers'),
     ],
 }
@@ -214,7 +214,7 @@ def test_a_frame_is_what_the_video_shows_at_that_second(clip):
 def test_no_part_is_outside_empty_or_too_long(box, monkeypatch):
     monkeypatch.setattr("mmrl.media.checks.MAX_ASPECT_RATIO", 10)
     ref = ImageRef(path="a.png", sha256="", crop=box)
-    with pytest.raises(UserError, match=r"a.png: .*(is no part of its 48x48 pixels|more than 10 times as long)"):
+    with pytest.raises(UserError, match=r"a.png: .*(is not part of its 48x48 pixels|more than 10 times as long)"):
         crop_image(Image.new("RGB", (48, 48)), ref, box, MediaLimitsConfig())
 
 

@@ -1,7 +1,7 @@
 """Seconds that saving costs the training loop, and seconds until a resumed run trains.
 
     python tools/bench/checkpoint.py                   # saving: about 3 minutes
-    python tools/bench/checkpoint.py --resume          # going on: about 2 minutes
+    python tools/bench/checkpoint.py --resume          # continuing: about 2 minutes
     python tools/bench/checkpoint.py --busy            # saving, where others need the machine too
 
 Saving: the quickstart's model in steps that learn (steps.yaml), without checkpoints, with one after every step, and
@@ -119,7 +119,7 @@ def benchmark_resume(rounds: int) -> tuple[str, dict[str, float]]:
     beyond = [step - load for step, load in both]
     print(f"from the command to the end of the first step: {format_spread(taken)} s")
     print(f"libraries alone: {format_spread(loaded)} s; beyond them: {format_spread(beyond)} s")
-    complaint = "" if median(beyond) <= MAX_RESUME_OVERHEAD_S else "the run takes too long to go on"
+    complaint = "" if median(beyond) <= MAX_RESUME_OVERHEAD_S else "the run takes too long to continue"
     return complaint, {"to_first_step_s": median(taken), "libraries_s": median(loaded), "beyond_s": median(beyond)}
 
 
@@ -131,7 +131,7 @@ def time_imports() -> float:
 
 
 def time_to_next_step(folder: Path) -> float:
-    """Begin the quickstart or go on with it, and kill it after a step; seconds until then."""
+    """Begin the quickstart or continue with it, and kill it after a step; seconds until then."""
     timings = folder / "timings.jsonl"
     before, start = count_lines(timings), time.perf_counter()
     enough = before + 1 if before else 2  # the first step's checkpoint comes before the second step's line
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="runs of each kind")
     parser.add_argument("--steps", type=int, default=12, help="of each stage")
     parser.add_argument("--prompts", type=int, default=32, help="of a step of reinforcement learning")
-    parser.add_argument("--resume", action="store_true", help="measure how soon a run goes on, instead of saving")
+    parser.add_argument("--resume", action="store_true", help="measure how soon a run continues, instead of saving")
     parser.add_argument("--busy", action="store_true", help="count processor time of the loop's thread")
     add_json_option(parser)
     arguments = parser.parse_args()

@@ -8,7 +8,7 @@ Mutations are applied in a temporary copy of the tree, never in the checkout. An
 
     found              the test fails with the mutation and passes without it
     survived           the test passes with the mutation
-    no longer applies  the old text is gone, or stands in several places
+    no longer applies  the old text is gone, or is in several places
     broken test        the test is gone, or fails without the mutation
 
 A file that was moved is found by the text. The exit code is 0 if all mutations that were tried are found.

@@ -155,7 +155,7 @@ def _draw_values(
 
 
 def _sort_by_month(values: MonthlyValues) -> MonthlyValues:
-    """Return consecutive months in their order, which may go on from December to January."""
+    """Return consecutive months in their order, which may continue from December to January."""
     by_number = {}
     for month, value in values:
         by_number[MONTHS.index(month)] = (month, value)

@@ -213,7 +213,7 @@ def _draw_named_objects(
 ) -> list[drawing.SceneObject] | None:
     """Place objects of different names, photos as rectangles and shapes as squares; None if they find no room."""
     chosen = drawing.shuffle(rng, names)[:count]
-    # Photos may be stretched, shapes may not: a stretched square is no square.
+    # Photos may be stretched, shapes may not: a stretched square is not a square.
     widths = drawing.choose_with_replacement(rng, sides, count)
     heights = widths if names is SHAPE_NAMES else drawing.choose_with_replacement(rng, sides, count)
     boxes = drawing.place_boxes(rng, list(zip(widths, heights, strict=True)), image_px=image_px, step=grid_px, gap=0)

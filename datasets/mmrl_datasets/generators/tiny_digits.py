@@ -38,7 +38,7 @@ def corner_digits(
     mislabel_prob: float = 0.0,
     seed: int | None = None,
 ) -> Iterator[Sample]:
-    """Yield samples of task "corner": which handwritten digit stands in one corner; there is one in each of the four.
+    """Yield samples of task "corner": which handwritten digit is in one corner; there is one in each of the four.
 
     Options, besides those of all generators (see the package):
         digit_px: side of a digit.

@@ -170,7 +170,7 @@ def _to_xyxy(entry: AnswerValue) -> AnswerValue:
 
 
 def _parse_json(text: str) -> object:
-    # None for text that is no JSON: every caller refuses it as a value of the wrong type.
+    # None for text that is not JSON: every caller refuses it as a value of the wrong type.
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

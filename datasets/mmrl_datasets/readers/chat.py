@@ -86,12 +86,12 @@ def rows(
     A system turn tells how to answer, which is up to the config, so it goes into `meta`.
 
     Options:
-        columns: turns is the conversation. Images and videos stand in it (`image_url`, `image`, `video_url` and `video`
+        columns: turns is the conversation. Images and videos are in it (`image_url`, `image`, `video_url` and `video`
             parts), or in the columns images and videos, which a row may lack; then each `<image>` or `<video>`, and
             each part of that type without a value, takes the next one. The answer is the first turn of the assistant
             unless a column is named for it. Also id, start, end, label, thinking and media_index.
         exchange: the part of a conversation that is read. `only` rejects conversations with a second question, `first`
-            cuts them before it. With `calls` they go on after tool calls, and all that the assistant says becomes the
+            cuts them before it. With `calls` they continue after tool calls, and all that the assistant says becomes the
             sample's response, for an sft stage whose `rollout_steps` have these tools; the answer needs a column. The
             replies to calls are left out, with their images, the last of the images column: the tools reply anew.
         reply_tags: the parts of the answering turn, of which the last is the answer and the others are thinking:
@@ -192,7 +192,7 @@ def _parse_conversation(turns: list[_Turn], exchange: Exchange) -> _Conversation
         return _Conversation(system, question, None, _join_assistant_turns(dialogue[1:]), tool_replies)
     if len(dialogue) > 2 and exchange == "only":
         raise BadRowError(
-            f"the conversation goes on after the answer: {len(dialogue)} turns; `exchange: first` cuts it"
+            f"the conversation continues after the answer: {len(dialogue)} turns; `exchange: first` cuts it"
         )
     return _Conversation(system, question, dialogue[1].content if len(dialogue) > 1 else None)
 
@@ -255,7 +255,7 @@ def _join_assistant_turns(turns: Sequence[_Turn]) -> str:
     for number, text in enumerate(texts[:-1], start=1):
         if find_final_call(text) is None:
             raise BadRowError(
-                f"turn {2 * number} of the conversation ends in no <tool_call>..</tool_call>, and it goes on"
+                f"turn {2 * number} of the conversation ends in no <tool_call>..</tool_call>, and it continues"
             )
     return "".join(texts)
 

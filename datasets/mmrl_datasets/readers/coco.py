@@ -39,7 +39,7 @@ def rows(
 ) -> Iterator[Sample | RejectedRow]:
     """Yield a sample for every category in an image: the boxes of all its objects, in pixels, each with its label.
 
-    A crowd (`iscrowd: 1`) need not be found, and finding it is no mistake: its boxes go into `meta.crowds`.
+    A crowd (`iscrowd: 1`) need not be found, and finding it is not a mistake: its boxes go into `meta.crowds`.
 
     Options:
         path: an `instances_*.json` as COCO publishes it, relative to the config, with images, categories, annotations.
@@ -70,7 +70,7 @@ def _read_fields(cells: Cells, prompt_template: Column, resolver: MediaResolver)
                 box = (x, y, x + width, y + height)
             case other:
                 raise BadRowError(f"bbox must be four numbers xywh, is {short_repr(other)}")
-        # A crowd is one box around many objects, so it is no answer to "find every".
+        # A crowd is one box around many objects, so it is not an answer to "find every".
         if annotation.get("iscrowd"):
             crowds.append(box)
         else:
@@ -85,7 +85,7 @@ def _read_fields(cells: Cells, prompt_template: Column, resolver: MediaResolver)
 
 
 def _join_annotations(file: Path, categories: tuple[str, ...]) -> Iterator[Row]:
-    """Yield a row for each image and category with an annotation that is no crowd."""
+    """Yield a row for each image and category with an annotation that is not a crowd."""
     tables = _load_tables(file)
     category_names = {category["id"]: category["name"] for category in tables["categories"]}
     file_names = {image["id"]: image["file_name"] for image in tables["images"]}

@@ -45,8 +45,8 @@ def parse_template(text: str, option: str) -> Column:
         tree = environment.parse(text)
         template = environment.from_string(text)
     except TemplateSyntaxError as error:
-        raise UserError(f"{option}: {short_repr(text)} is no template: {error}; write {{{{ column }}}}") from error
-    # Jinja's own functions, such as `range`, are no columns.
+        raise UserError(f"{option}: {short_repr(text)} is not a template: {error}; write {{{{ column }}}}") from error
+    # Jinja's own functions, such as `range`, are not columns.
     names = meta.find_undeclared_variables(tree) - environment.globals.keys()
     required = frozenset(names.intersection(_plain_names(tree)))
 

@@ -285,7 +285,7 @@ def parse_time_range(start: object, end: object) -> TimeRange:
 
 
 def parse_fps(value: object) -> float | None:
-    """Return the frame rate of a cell, None for null; raises BadRowError if it is no positive number."""
+    """Return the frame rate of a cell, None for null; raises BadRowError if it is not a positive number."""
     if value is None:
         return None
     fps = _parse_seconds(value, "fps")

@@ -195,7 +195,7 @@ def insert_media(
 ) -> tuple[ContentPart, ...]:
     """Return the pieces with an image or video in place of each placeholder; without placeholders, media come first.
 
-    If there are only videos, `<image>` stands for a video. A numbered placeholder names an image, which may stand in
+    If there are only videos, `<image>` stands for a video. A numbered placeholder names an image, which may be in
     several places.
 
     Raises:
@@ -301,7 +301,7 @@ def _media_by_number(
     numbers = {placeholder.number for placeholder in placeholders}
     # With both kinds, nobody can say which image the unnumbered one takes.
     if None in numbers or videos:
-        raise BadRowError("numbered places for images stand beside others: number all, or none")
+        raise BadRowError("numbered places for images are beside others: number all, or none")
     if numbers != set(range(1, len(images) + 1)):
         named = sorted(number for number in numbers if number)
         raise BadRowError(f"the question names the images {named}, and there are {len(images)}")

@@ -65,7 +65,7 @@ def rows(
         answer_type: the type of the answer and the label (text, number, box, ...), or a template that gives it for each
             row. An answer may also quote one of the choices.
         coordinates: the coordinate system of answers that have coordinates, and only of them; a template if
-            `answer_type` is one. In JSON answers coordinates stand under bbox_2d, point_2d or coordinate:
+            `answer_type` is one. In JSON answers coordinates are under bbox_2d, point_2d or coordinate:
             `{"image": 2, "bbox_2d": [10, 20, 50, 60]}`.
         box_format: xyxy for two corners, xywh for a corner with width and height.
         choice_answer: how answers name a choice, `letter` or `text`; null takes either, but no letter that is both.

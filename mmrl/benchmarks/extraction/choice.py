@@ -55,7 +55,7 @@ def option_in_span(text: str, span: CharSpan, options: AnswerOptions, rule: str)
 
 
 def announced_option(text: str, options: AnswerOptions) -> ChosenOption | None:
-    """Return the option behind the last phrase that announces an answer, or the letter that is called correct."""
+    """Return the option after the last phrase that announces an answer, or the letter that is called correct."""
     for position in phrases.find_answer_phrases(text):
         found = _option_at(text, position, options)
         if found is not None:
@@ -75,7 +75,7 @@ def is_ambiguous(text: str, options: AnswerOptions) -> bool:
 
 
 def leading_option(text: str, options: AnswerOptions) -> ChosenOption | None:
-    """Return an answer that stands alone or first."""
+    """Return an answer that is alone or first."""
     # A list of options begins with letters, too, and chooses none.
     is_listing = len(letters.listed_letters(text)) > 1
     if options.yes_no_indices and not is_listing:
@@ -112,7 +112,7 @@ def implied_option(text: str, options: AnswerOptions, question: str) -> ChosenOp
     found = found or _only_option(list(options.find_mentions(text, 0, len(text))), "only_text")
     if found is not None:
         return found
-    # Backwards, since a conclusion stands near the end.
+    # Backwards, since a conclusion is near the end.
     for sentence in sentences[1:_MAX_SENTENCES]:
         found = _option_in_sentence(text, sentence, labels, options, question)
         if found is not None:
@@ -162,7 +162,7 @@ def _option_in_sentence(
     if inside:
         # A sentence that names several letters chooses none, whatever texts it has besides.
         return _only_option(inside, "concluding_letter")
-    # An opening clause such as "since the cat is red," gives a reason; the answer is behind it.
+    # An opening clause such as "since the cat is red," gives a reason; the answer is after it.
     condition = _CONDITIONAL_CLAUSE.match(text, sentence.start, sentence.end)
     if condition:
         sentence = CharSpan(condition.end(), sentence.end)

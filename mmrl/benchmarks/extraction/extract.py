@@ -31,7 +31,7 @@ NoAnswerReason = Literal["", "no_answer", "refusal", "truncated"]
 ExpectedType = Literal["choice", "number", "list", "text", "box", "boxes", "point"]
 _STRIP_CHARS: Final = " \t\r\n$\"'.:;,"
 _BRACKETED_LIST: Final = re.compile(r"\[[^\[\]]{1,500}\]")
-_MAX_TERSE_CHARS: Final = 100  # characters of the longest answer in tags that is no explanation
+_MAX_TERSE_CHARS: Final = 100  # characters of the longest answer in tags that is not an explanation
 _MAX_NUMBER_WORDS: Final = 5  # spaces in a number with its unit and a word such as "about"
 
 
@@ -51,7 +51,7 @@ class Extraction:
     value: str | None  # letter of an option, or the answer as the response writes it; None when there is none
     rule: str  # name of the rule that found it, or of the one that ended the search
     start: int  # first character of the answer in the response
-    end: int  # character behind the answer
+    end: int  # character after the answer
     no_answer_reason: NoAnswerReason = ""  # reason for a missing answer; empty when there is one
     number: float | None = None  # value of a number
     regions: tuple[Region, ...] = ()
@@ -140,7 +140,7 @@ def _extract_number(text: str, text_with_emphasis: str, query: ExtractionQuery) 
 
 def _extract_text(text: str) -> Extraction:
     """Return the content of a box or of answer tags, else what is announced, else the whole text."""
-    # A box behind the tags is the more explicit answer.
+    # A box after the tags is the more explicit answer.
     boxed = last_boxed_span(text)
     if boxed:
         return _extract_span(text, boxed, "boxed")
@@ -216,7 +216,7 @@ def _resumption_start(text: str) -> int | None:
     refusal = phrases.find_refusal(text)
     if refusal is None:
         return 0
-    # After a refusal a response may go on to answer all the same.
+    # After a refusal a response may continue to answer all the same.
     resumption = phrases.RESUMPTION.search(text, refusal[1])
     return resumption and resumption.start()
 

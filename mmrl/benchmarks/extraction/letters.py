@@ -1,4 +1,4 @@
-"""Letters of options in a response: behind an announcement, in the last sentence, or anywhere."""
+"""Letters of options in a response: after an announcement, in the last sentence, or anywhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPTION_LABEL: Final = re.compile(
     r"|\s+(?:-|because|since|as|is|and|or|&|\()|\s*[\u4e00-\u9fff])|([a-z])(?=[.)]?\s*\Z))"
 )
 _BARE_LABEL: Final = re.compile(r"[\s\"'\[{$:]*([A-Z])[ \t]+(\S[^\n]{0,200})")
-# A second letter behind the first; who names two options chooses neither.
+# A second letter after the first; who names two options chooses neither.
 _SECOND_LETTER: Final = re.compile(
     r"[\s)\].,]{0,3}\s*(?:and|or|&|/|或|和|与|及)[\s}]*(?:option\s+)?\(?([A-Z])(?![A-Za-z'])"
     r"|[)\]]?(?:\s*,\s*|\s+)\(?([A-Z])\)?(?=\s*(?:[,}\]]|\.?\s*(?:$|\n|</)|(?:,\s*)?(?:and|or)\s+\(?[A-Z]\b))"
@@ -35,7 +35,7 @@ _ANY_LABEL: Final = re.compile(
     r"\(([A-Z])\)|(?<![A-Za-z0-9_(])([A-Z])\)(?=\s|$|[.,])"
     r"|\b(?:[Oo]ption|[Cc]hoice)s?\s+\"?([A-Z])\b|选项?\s*([A-Z])(?![A-Za-z])"
 )
-# A bracket that is open before a letter; the bracket behind the letter closes it, and makes no label of it.
+# A bracket that is open before a letter; the bracket after the letter closes it, and makes no label of it.
 _UNCLOSED_BRACKET: Final = re.compile(r"\([^()\n]{0,38}$")
 _ELIMINATION_WINDOW: Final = 60  # characters before a letter in which "eliminate" excludes it
 _MAX_LETTER_SENTENCE_CHARS: Final = 60  # characters of the longest last sentence that may be nothing but a letter
@@ -69,11 +69,11 @@ class ChosenOption(NamedTuple):
     option_index: int  # 0 is A
     rule: str  # name of the rule that found it
     start: int  # first character of the words that name it
-    end: int  # character behind them
+    end: int  # character after them
 
 
 def label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
-    """Return the option whose letter stands at a position; None where two letters do."""
+    """Return the option whose letter is at a position; None where two letters do."""
     match = _OPTION_LABEL.match(text, position)
     letter = match and match[match.lastindex or 0]
     if match is None or letter is None:
@@ -93,7 +93,7 @@ def second_letter(text: str, letter: str, end: int) -> str | None:
 
 
 def leading_label(text: str) -> tuple[str, int] | None:
-    """Return the letter that a text begins with, and the place behind it."""
+    """Return the letter that a text begins with, and the place after it."""
     match = _LEADING_LABEL.match(text)
     return (next(filter(None, match.groups())), match.end()) if match else None
 

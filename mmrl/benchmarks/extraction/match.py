@@ -21,7 +21,7 @@ _UNIT_TEXT: Final = re.compile(r"\s*(?:\\(?:text|mathrm)\s*\{\s*)?([A-Za-zµ°%]
 _IOU_THRESHOLD: Final = 0.5
 _RELATIVE_TOLERANCE: Final = 1e-9
 _DEFAULT_FORMULA_DECIMALS: Final = 6
-_UNIT_WINDOW: Final = 40  # characters behind a number in which its unit is looked for
+_UNIT_WINDOW: Final = 40  # characters after a number in which its unit is looked for
 _SINGLE_NUMBER: Final = re.compile(r"[\s$]*-?(?:0|[1-9][\d,]*)?(?:\.\d+)?\s*(?:\\?%|°|\^\\circ|[A-Za-z]{1,9})?[\s$]*")
 
 

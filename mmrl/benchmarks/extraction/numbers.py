@@ -1,6 +1,6 @@
 r"""Numbers and coordinates as models write them: 1,234.5, 3/4, \frac{3}{4}, 2.5 x 10^{-3}, twenty-five, [1, 2, 3, 4].
 
-Dates and ordinals are no numbers. The coordinate system of coordinates is never guessed.
+Dates and ordinals are not numbers. The coordinate system of coordinates is never guessed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Number(NamedTuple):
 
     value: float
     start: int  # first character, that of a sign or a currency included
-    end: int  # character behind it
+    end: int  # character after it
 
 
 def find_numbers(text: str, start: int = 0, end: int | None = None) -> Iterator[Number]:
@@ -114,7 +114,7 @@ def find_number_words(text: str, start: int = 0, end: int | None = None) -> Iter
     for match in _NUMBER_WORD.finditer(text, start, stop):
         word = match[0].lower()
         window = max(0, match.start() - _PRONOUN_WINDOW), match.start()
-        # The pronoun in "the one" or "one of" is no number.
+        # The pronoun in "the one" or "one of" is not a number.
         if word == "one" and (_NOT_COUNT_AFTER.match(text, match.end()) or _PRONOUN_BEFORE.search(text, *window)):
             continue
         value = sum(_WORD_VALUES[part] for part in re.split("[- ]", word))

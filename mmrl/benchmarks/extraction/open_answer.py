@@ -35,7 +35,7 @@ _BETWEEN_WORD: Final = re.compile(r"\bbetween[^\d\n]{0,12}$", re.IGNORECASE)
 # Numbers in a row and nothing else, such as "3, 5 and 7".
 _NUMBER_ROW: Final = re.compile(r"[^\w\n-]*-?[\d.]{1,12}(?:[ ]?,[ ]{0,2}(?:and[ ])?-?[\d.]{1,12})+[^\w\n]*\Z")
 _NEGATED_BEFORE: Final = re.compile(r"(?:\bnot|n't) $", re.IGNORECASE)
-# Text behind a number that is given first and then explained: a unit, and the end of the line or "Because".
+# Text after a number that is given first and then explained: a unit, and the end of the line or "Because".
 _AFTER_LEADING_NUMBER: Final = re.compile(
     r"[ \t]*(?:[A-Za-z%°²³$]++[ \t]*){0,2}[.!]?(?:[ \t]*\n|[ ]+(?:This|That|Because|Since|Explanation)\b)"
 )
@@ -46,7 +46,7 @@ _CLOSING_REMARK: Final = re.compile(r"\s*(?:I hope|let me know|please let|note t
 _MAX_LONE_CHARS: Final = 60  # characters of a text whose only number is its answer
 _MAX_SENTENCES: Final = 60  # sentences at the end of a response in which a conclusion is looked for
 _MIN_SHARED_WORDS: Final = 0.4  # share of the question's words that a sentence must have to answer it
-_EQUATION_WINDOW: Final = 40  # characters behind the last = in which its result stands
+_EQUATION_WINDOW: Final = 40  # characters after the last = in which its result stands
 
 
 class OpenAnswer(NamedTuple):
@@ -55,7 +55,7 @@ class OpenAnswer(NamedTuple):
     value: str  # the text of the answer
     rule: str  # name of the rule that found it
     start: int  # first character of the answer
-    end: int  # character behind it
+    end: int  # character after it
     number: float | None = None  # value of a number
 
 
@@ -79,7 +79,7 @@ def numbers_in_question(question: str) -> frozenset[float]:
 
 
 def announced_number(text: str) -> OpenAnswer | None:
-    """Return the number behind the last phrase that announces an answer."""
+    """Return the number after the last phrase that announces an answer."""
     for position in phrases.find_answer_phrases(text):
         span = CharSpan(position, sentence_end(text, position))
         if phrases.REFUSAL.search(text, *span):
@@ -181,14 +181,14 @@ def _stated_number(
     """Return the number that a part of a text states; one that the question gives only if there is no other.
 
     Of several numbers it is the one behind the last equals sign, else the first. With `prefer_last` it is the one
-    behind the last verb, else the last.
+    after the last verb, else the last.
     """
     candidates = _candidate_numbers(text, span, question_numbers)
     if len(candidates) <= 1:
         return candidates[0] if candidates else None
     if _leaves_open(text, span, candidates, single_expected=not prefer_last):
         return None
-    # Numbers behind "because" or "compared" are reasons.
+    # Numbers after "because" or "compared" are reasons.
     subclause = _SUBCLAUSE.search(text, candidates[0].end, span.end)
     if subclause is not None:
         candidates = [number for number in candidates if number.start < subclause.start()]
@@ -199,7 +199,7 @@ def _stated_number(
             range_ends.append(second)
     if range_ends:
         return range_ends[-1]
-    # The result stands behind the last equals sign or verb.
+    # The result is after the last equals sign or verb.
     anchor_pattern = _VALUE_ANCHOR if prefer_last else _EQUALS_SIGN
     anchors = list(anchor_pattern.finditer(text, span.start, candidates[-1].start))
     if anchors:
@@ -242,7 +242,7 @@ def _leaves_open(text: str, span: CharSpan, numbers: Sequence[Number], *, single
 
 
 def _is_negated(text: str, number: Number) -> bool:
-    """Return True for a number behind "not"."""
+    """Return True for a number after "not"."""
     return _NEGATED_BEFORE.search(text, max(0, number.start - 5), number.start) is not None
 
 

@@ -178,7 +178,7 @@ def _replace_latex_command(match: re.Match[str]) -> str:
 
 
 def _whole_word_pattern(text: str) -> str:
-    """Return a pattern for a text that is no part of a longer word or number."""
+    """Return a pattern for a text that is not part of a longer word or number."""
     if len(text) == 1 and text.isalpha():
         # A single letter counts in its own case; A, a and I also begin sentences as words.
         article = r"|[ ]+(?!(?:is|and|or|because|since|as)\b)[a-z]" if text in "AaI" else ""

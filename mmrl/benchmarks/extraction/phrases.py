@@ -145,7 +145,7 @@ REFUSAL: Final = re.compile(
     re.IGNORECASE,
 )
 
-# Words with which a response goes on to answer after it declined to.
+# Words with which a response continues to answer after it declined to.
 RESUMPTION: Final = re.compile(
     rf"(?:(?<=[.!?\n;,])|^)\s*+(?:{CONCLUSION_WORD}\b"
     r"|(?:however|but|still|nevertheless|based on|from the)\b|因此|所以|但)",
@@ -183,7 +183,7 @@ OPPOSITES: Final = tuple(
 
 
 def find_answer_phrases(text: str) -> Iterator[int]:
-    """Yield the places behind phrases that announce an answer, the last first."""
+    """Yield the places after phrases that announce an answer, the last first."""
     if not _may_have_answer_phrase(text):
         return
     imagined = []
@@ -196,7 +196,7 @@ def find_answer_phrases(text: str) -> Iterator[int]:
             has_several_cases = bool(REFUSAL.search(text) or _ALTERNATIVE.search(text))
         if NEGATED_BEFORE.search(opening[-_NEGATION_WINDOW:]) or _ALTERNATIVE.search(opening):
             continue
-        # What holds in one of several cases is no answer. What would hold in an imagined case, as in "if it were
+        # What holds in one of several cases is not an answer. What would hold in an imagined case, as in "if it were
         # empty, the answer would be", comes after all others.
         if is_conditional and has_several_cases:
             continue
@@ -214,7 +214,7 @@ def find_refusal(text: str) -> tuple[int, int] | None:
 
 
 def is_conclusion(text: str, start: int, end: int) -> bool:
-    """Return True for a sentence that begins with "so", "therefore" or the like, or has it behind a comma."""
+    """Return True for a sentence that begins with "so", "therefore" or the like, or has it after a comma."""
     return bool(CONCLUSION_START.match(text, start, end) or _CONCLUSION_AFTER_COMMA.search(text, start, end))
 
 

@@ -1,4 +1,4 @@
-"""Parts of a response that the rules work on: the answer behind the thinking, sentences, the last box and answer tag.
+"""Parts of a response that the rules work on: the answer after the thinking, sentences, the last box and answer tag.
 
 Every function returns places in the text it was given, so that a verdict can quote the response. All take time linear
 in the response, and rules that look for words read `TAIL_CHARS` characters at most.
@@ -67,12 +67,12 @@ class CharSpan(NamedTuple):
     """A part of a text."""
 
     start: int  # first character
-    end: int  # character behind the last
+    end: int  # character after the last
 
 
 def answer_span(response: str) -> CharSpan | None:
     """Return the part of a response that answers; None where thinking was opened and never closed."""
-    # Text behind a stop token is no part of the answer.
+    # Text after a stop token is not part of the answer.
     end = len(response)
     for token in _STOP_TOKENS:
         stop = response.find(token, 0, end)
@@ -160,7 +160,7 @@ def sentence_start(text: str, position: int) -> int:
 
 
 def sentence_end(text: str, position: int) -> int:
-    """Return the end of the sentence that begins at a position, or behind blank lines there; a bounded way on."""
+    """Return the end of the sentence that begins at a position, or after blank lines there; a bounded way on."""
     while position < len(text) and text[position] in " \t\r\n:":
         position += 1
     end = min(len(text), position + _MAX_SENTENCE_CHARS)

@@ -71,7 +71,7 @@ def parse_mathvision_answer(response: str) -> str:
 
 
 def score_emma(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    r"""Score as EMMA: a leading letter or number, the last box (or the last \text in it), or the text behind a flag."""
+    r"""Score as EMMA: a leading letter or number, the last box (or the last \text in it), or the text after a flag."""
     prediction = parse_emma_answer(response.text[-_MAX_CHARS:])
     expected = item.accepted_answers[0] if item.options else str(item.answer)
     if _emma_equal(prediction, expected):
@@ -138,7 +138,7 @@ def _mathvision_equal(prediction: str, reference: str) -> bool:
 
 
 def _round_entries(text: str) -> str:
-    """Return "(1, 4/3)" as "(1,1.33)"; a text that is no list of formulas in round or square brackets as it is."""
+    """Return "(1, 4/3)" as "(1,1.33)"; a text that is not a list of formulas in round or square brackets as it is."""
     entries = text[1:-1].split(",")
     if len(entries) == 1 or (text[0], text[-1]) not in (("(", ")"), ("[", "]")):
         return text

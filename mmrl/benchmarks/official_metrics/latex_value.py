@@ -63,7 +63,7 @@ class _Formula:
 
     def __init__(self, text: str) -> None:
         self._text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-        self._end = 0  # place behind the token
+        self._end = 0  # place after the token
         self._token = ""  # the token that is read next; empty at the end of the text
         self._advance()
 
@@ -96,7 +96,7 @@ class _Formula:
         return result
 
     def _signed(self, allow_functions: bool) -> float:
-        r"""Return a run of factors without a sign between them, such as "2\pi", behind any plus and minus."""
+        r"""Return a run of factors without a sign between them, such as "2\pi", after any plus and minus."""
         sign = 1
         while self._token in ("+", "-"):
             sign = -sign if self._advance() == "-" else sign
@@ -125,7 +125,7 @@ class _Formula:
         return result
 
     def _superscript(self) -> float:
-        """Return the number, constant or formula in braces behind a ^."""
+        """Return the number, constant or formula in braces after a ^."""
         self._expect("^")
         return self._group("{") if self._token == "{" else self._atom()
 

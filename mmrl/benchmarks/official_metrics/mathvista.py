@@ -66,7 +66,7 @@ def normalize_extraction(
     """Return MathVista's prediction for an extraction, or None where it makes none.
 
     A letter in brackets stands for its choice, and any other text for the nearest one. Integers are cut off, floats
-    rounded to `precision` decimals. With `digits_only`, "18.0" is no integer, as in the verdicts of 2023.
+    rounded to `precision` decimals. With `digits_only`, "18.0" is not an integer, as in the verdicts of 2023.
     """
     if choices:
         return _match_choice(extraction.strip(), choices)

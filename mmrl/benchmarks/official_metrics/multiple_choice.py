@@ -65,7 +65,7 @@ def _mmmu_letter(item: Item, response: ItemResponse) -> str | None:
 
 
 def score_mmmu_pro(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """Score as MMMU-Pro: the one letter behind the last "Answer:", else as MMMU with looser forms of letters."""
+    """Score as MMMU-Pro: the one letter after the last "Answer:", else as MMMU with looser forms of letters."""
     after_answer = response.text.rpartition("Answer:")[2] if "Answer:" in response.text else ""
     named = [letter for letter in LETTERS[: len(item.options)] if letter in after_answer]
     if len(named) == 1:
@@ -149,7 +149,7 @@ def _is_mmmu_open_correct(response: str, answers: Sequence[object]) -> bool:
 
 
 def _key_phrases(response: str) -> list[str]:
-    """Return the shortest tail of each line behind a key word, or the whole response; and all numbers in these."""
+    """Return the shortest tail of each line after a key word, or the whole response; and all numbers in these."""
     text = response[-_MAX_CHARS:].strip().strip(".").lower()
     lines = text.split("\n")
     phrases = []

@@ -34,7 +34,7 @@ _NUM_AGREEING: Final = 3  # people who must agree for full marks in VQA
 
 
 def score_ocrbench(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """Score as OCRBench: an accepted answer stands anywhere in the response.
+    """Score as OCRBench: an accepted answer is anywhere in the response.
 
     Formulas are compared without white space but with their case, other texts without case.
     """

@@ -132,7 +132,7 @@ def parse_option_texts(written_options: object, question: str, *, question_lists
     """Return the texts of the options without their letters.
 
     Without a column of options they are read from a question that lists them. Where the question lists none either,
-    they stand in the image, and the letters A to D are the options.
+    they are in the image, and the letters A to D are the options.
     """
     if written_options is not None or not question_lists_options:
         options = parse_choices(written_options)
@@ -142,7 +142,7 @@ def parse_option_texts(written_options: object, question: str, *, question_lists
     else:
         options = tuple("ABCD")
         lettered = [*_LETTERED_OPTION.finditer(question)]
-    # Letters that do not count up from A are no labels; they belong to the texts.
+    # Letters that do not count up from A are not labels; they belong to the texts.
     letters = "".join(match[1] for match in lettered)
     in_order = bool(letters) and ascii_uppercase.startswith(letters)
     return tuple(match[2] for match in lettered) if in_order else options

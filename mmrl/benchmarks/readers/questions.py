@@ -147,7 +147,7 @@ def read_questions(
     num_rows = len(questions) + len(repeated)
     if repeated:
         listed = ", ".join(repeated[:_MAX_LISTED])
-        raise UserError(f"{len(repeated)} of {num_rows} rows have an id that stands twice: {listed}; ids must differ")
+        raise UserError(f"{len(repeated)} of {num_rows} rows have an id that appears twice: {listed}; ids must differ")
     # Where no row is a question the file is not of this benchmark, and nothing is left to count them against.
     if malformed and len(malformed) == num_rows:
         lines = "\n".join(f"  {row.id}: {row.reason}" for row in malformed[:_MAX_LISTED])
@@ -284,7 +284,7 @@ def _interleave_media(
     pieces = split_at_placeholders(text)
     numbers = [piece.number for piece in pieces if isinstance(piece, MediaPlaceholder)]
     if image_numbering == "parts" and len(images) == 1 and {*numbers} - {1, None}:
-        # The numbers name figures on the only image, so they stay in the text behind it.
+        # The numbers name figures on the only image, so they stay in the text after it.
         return (*images, text)
     if image_numbering == "some" and numbers and all(number and number <= len(images) for number in numbers):
         # Images that no placeholder names belong to an explanation, and are not shown.

@@ -85,7 +85,7 @@ class MediaConfig(StrictModel):
 
 
 class StreamingConfig(StrictModel):
-    """Training sources read while training goes on, again for each epoch, and never held in memory."""
+    """Training sources read while training continues, again for each epoch, and never held in memory."""
 
     shuffle_buffer_size: PositiveInt = 1000
     """Rows that are held for shuffling. The checks at the start of a run look at so many rows of each source."""
@@ -107,7 +107,7 @@ class DataConfig(StrictModel):
     and listed. Nothing is ever cut."""
     on_changed_data: Literal["stop", "warn"] = "stop"
     """After a resumed run finds other rows or media than it began with: end it before anything is written, or list the
-    differences, record them in the manifest and go on."""
+    differences, record them in the manifest and continue."""
     media_roots: tuple[str, ...] = (".",)
     """Folders that media must lie in, relative to the config's folder; links that lead out of them are refused."""
     allowed_url_schemes: tuple[Literal["http", "file", "data"], ...] = ()

@@ -165,7 +165,7 @@ class LoraConfig(StrictModel):
 
 
 class ModelFamilyConfig(StrictModel):
-    """A model family of the user's own (docs/extending/model_family.md)."""
+    """A model family of the user's (docs/extending/model_family.md)."""
 
     fn: str
     """`module:function` or `./file.py:function`; returns a `ModelFamily`."""
@@ -197,7 +197,7 @@ class ModelConfig(StrictModel):
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
     """Attention implementation of transformers that is used."""
     freeze: tuple[Component, ...] = ()
-    """Components that are not trained, but for stages that have a `freeze` of their own."""
+    """Components that are not trained, except for stages that have a `freeze` of their own."""
     freeze_router: bool = False
     """Do not train the weights by which tokens choose their experts; the experts themselves are trained."""
     lora: LoraConfig | None = None

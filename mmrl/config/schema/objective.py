@@ -73,7 +73,7 @@ class AdvantageConfig(StrictModel):
 
     @property
     def compares_within_group(self) -> bool:
-        """True if an advantage depends on the other rollouts of its group. A function of the user's own may."""
+        """True if an advantage depends on the other rollouts of its group. A function of the user's may."""
         return self.fn is None and (self.baseline in ("group_mean", "leave_one_out") or self.scale == "group_std")
 
     def describe(self, group_size: int) -> str:
@@ -233,7 +233,7 @@ class RolloutCorrectionConfig(StrictModel):
 
 
 class CustomPolicyLossConfig(StrictModel):
-    """A policy loss of the user's own (docs/extending/policy_loss.md)."""
+    """A policy loss of the user's (docs/extending/policy_loss.md)."""
 
     fn: str
     """`module:function` or `./file.py:function`; called with (logprobs, old_logprobs, advantages, mask) of a response,

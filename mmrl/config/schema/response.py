@@ -32,7 +32,7 @@ class ResponseSectionConfig(StrictModel):
     required: bool = True
     """False if a response may leave it out."""
     after_thinking: bool = False
-    """The section stands between thinking and answer, rather than before both."""
+    """The section is between thinking and answer, rather than before both."""
 
 
 class ResponseFormatConfig(StrictModel):
@@ -50,7 +50,7 @@ class ResponseFormatConfig(StrictModel):
     sections: tuple[ResponseSectionConfig, ...] = ()
     """Other parts that come before the answer, in their order."""
     stop_at_answer: bool = False
-    """End a response at the closing tag of its answer. Otherwise it goes on until its end-of-sequence token, which
+    """End a response at the closing tag of its answer. Otherwise it continues until its end-of-sequence token, which
     demonstrations have, so that the model learns it."""
     stop_strings: tuple[str, ...] = ()
     """Other strings that end a response."""
@@ -194,9 +194,9 @@ class ScoringConfig(StrictModel):
     """From terms to the total: sum of weight x value; product of value^weight; or the smallest value."""
     workers: Workers = 0
     """Processes that call rewards. 0 calls the rewards that come with mmrl in the main process; those that declare a
-    deadline, and those of the user's own, have a process even then."""
+    deadline, and those of the user's, have a process even then."""
     custom_rewards: Literal["worker", "main_process"] = "worker"
-    """Process that runs rewards and group rewards of the user's own: a worker with a deadline and limits, or, where
+    """Process that runs rewards and group rewards of the user's: a worker with a deadline and limits, or, where
     `workers` is 0, the main process, in which nothing stops one that hangs."""
     timeout_s: Seconds = 10.0
     """Seconds a call in a worker may take, unless the term or the reward sets its own, before the worker is killed."""

@@ -20,7 +20,7 @@ from mmrl.config.schema.base import (
 
 
 class CustomEngineConfig(StrictModel):
-    """An engine of the user's own (docs/extending/rollout_engine.md)."""
+    """An engine of the user's (docs/extending/rollout_engine.md)."""
 
     fn: str
     """`module:function` or `./file.py:function`; called with an `EngineContext`, it returns a `RolloutEngine`."""
@@ -106,7 +106,7 @@ class RolloutConfig(StrictModel):
     engine: EngineChoice = "hf"
     """`hf`: transformers, with the learner's own weights; `vllm`: an engine in this process, which takes turns with
     the learner; `vllm_server`: engines in processes of their own, on this machine or others; `{fn: .., args: ..}`: one
-    of the user's own, docs/extending/rollout_engine.md."""
+    of the user's, docs/extending/rollout_engine.md."""
     vllm: VllmConfig = VllmConfig()
     """Options of the engine `vllm`, and of the servers that the run starts."""
     server: VllmServerConfig = VllmServerConfig()
@@ -122,5 +122,5 @@ class RolloutConfig(StrictModel):
 
     @property
     def engine_name(self) -> str:
-        """The engine in a word: its name, or the function that makes one of the user's own."""
+        """The engine in a word: its name, or the function that makes one of the user's."""
         return self.engine.fn if isinstance(self.engine, CustomEngineConfig) else self.engine

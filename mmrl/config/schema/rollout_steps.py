@@ -30,7 +30,7 @@ RewardTermNames = Annotated[tuple[str, ...], Field(min_length=1)]
 class GenerateConfig(StrictModel):
     """Generate `group_size` responses to each prompt: the first step, and often the only one.
 
-    With `partial_rollout_tokens`, long groups go on in later steps. Each token is trained under the policy version
+    With `partial_rollout_tokens`, long groups continue in later steps. Each token is trained under the policy version
     that sampled it (APRIL).
     """
 
@@ -40,10 +40,10 @@ class GenerateConfig(StrictModel):
     """Tokens that are generated for every unfinished response before complete groups are counted; without it all
     responses are completed in their step."""
     oversampling: Annotated[float, Field(ge=1.0, le=16.0)] = 1.0
-    """Prompts that are in flight, relative to `prompts_per_step`. The step goes on as soon as `prompts_per_step` groups
+    """Prompts that are in flight, relative to `prompts_per_step`. The step continues as soon as `prompts_per_step` groups
     are complete; the others wait for the next step, also those that were completed beyond this number."""
     max_tokens_per_step: PositiveInt | None = None
-    """After about this many generated tokens the step goes on with the complete groups, at least one."""
+    """After about this many generated tokens the step continues with the complete groups, at least one."""
 
     @model_validator(mode="after")
     def _check_partial_rollouts(self) -> GenerateConfig:
@@ -63,12 +63,12 @@ class RethinkTriggerConfig(StrictModel):
     weight: PositiveFloat = 1.0
     """Triggers are drawn in proportion to this."""
     only: Literal["any", "correct", "incorrect"] = "any"
-    """First responses that may be continued behind it. A trigger for correct or for incorrect ones alone tells the
+    """First responses that may be continued after it. A trigger for correct or for incorrect ones alone tells the
     model its verdict."""
 
 
 class RethinkConfig(StrictModel):
-    """Forced rethinking: finished responses are continued behind a trigger, and the last answer counts.
+    """Forced rethinking: finished responses are continued after a trigger, and the last answer counts.
 
     A response is continued whether it is correct or not, unless a key below says otherwise; `mmrl explain` warns of
     every such key.
@@ -167,7 +167,7 @@ _MEDIA_TOOLS: Final = (
 
 
 class ToolsConfig(StrictModel):
-    """Tool calls: a response that ends in a call goes on behind the tool's result, and the last answer counts.
+    """Tool calls: a response that ends in a call continues after the tool's result, and the last answer counts.
 
     A call is <tool_call>{"name": .., "arguments": {..}}</tool_call>. Results are never trained on.
     """
@@ -245,7 +245,7 @@ class BlindProbeConfig(StrictModel):
 
 
 class CustomStepConfig(StrictModel):
-    """A rollout step of the user's own (docs/extending/rollout_step.md)."""
+    """A rollout step of the user's (docs/extending/rollout_step.md)."""
 
     kind: Literal["custom"] = "custom"
     """Selects this kind of step; may be left out beside `fn`."""
@@ -256,7 +256,7 @@ class CustomStepConfig(StrictModel):
     name: Identifier | None = None
     """Name that messages use; the function's own when left out."""
     max_added_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Tokens that the step may add to a response; vLLM reserves room for them behind the longest prompt."""
+    """Tokens that the step may add to a response; vLLM reserves room for them after the longest prompt."""
 
 
 def _find_step_kind(value: object) -> object:

@@ -93,7 +93,7 @@ def _check_earlier_stage(
     """Check that `key: name` is an earlier stage whose results this stage can use."""
     setting = f"stage {stage.name!r} has `{key}: {name}`"
     if any(other.name == name for other in after):
-        raise ValueError(f"{setting}, which is no earlier stage; move that one before it")
+        raise ValueError(f"{setting}, which is not an earlier stage; move that one before it")
     source = next((other for other in before if other.name == name), None)
     if source is None:
         earlier = ", ".join(other.name for other in before) or "none"

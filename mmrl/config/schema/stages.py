@@ -445,7 +445,7 @@ class RlStage(TrainingStage):
                 old += ", but as recorded while sampling for rollouts of an older policy"
         clipping = f"clipped per {loss.importance_ratio_level}".replace("_", " ")
         if self.ppo_epochs == 1 and self.num_mini_batches == 1 and not keeps_recorded:
-            reason = "as each rollout is used once" if self.replay is None else "but for replayed rollouts"
+            reason = "as each rollout is used once" if self.replay is None else "except for replayed rollouts"
             clipping = f"1 up to rounding, {reason}"
         return f"{loss.describe_ratio()}, π_old {old}; {clipping}"
 

@@ -240,7 +240,7 @@ class ModelFamily:
 
         Source: Qwen2-VL, arXiv:2409.12191v2, section 2.1 "Multimodal Rotary Position Embedding"; times in seconds as in
         Qwen2.5-VL, arXiv:2502.13923v1, section 2.1.2, rounded down. Departure from transformers 5: there, text after a
-        video goes on from the larger side of its frames and overlaps the later frames' times.
+        video continues from the larger side of its frames and overlaps the later frames' times.
 
         Args:
             ids: token ids of the prompt, each placeholder repeated as often as its image or video has tokens.

@@ -59,11 +59,11 @@ class RolloutContext:
     ranks: Ranks = field(default_factory=SingleProcess)
     """All processes of the run."""
     custom_steps: Mapping[str, StepFactory] = field(default_factory=dict)
-    """Makes each step of the user's own, by the name of the step."""
+    """Makes each step of the user's, by the name of the step."""
 
 
 StepFactory = Callable[[RolloutContext], RolloutStep]
-"""Makes a rollout step of the user's own."""
+"""Makes a rollout step of the user's."""
 
 
 def with_metrics(batch: RolloutBatch, metrics: Mapping[str, float]) -> RolloutBatch:

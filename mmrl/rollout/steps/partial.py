@@ -1,4 +1,4 @@
-"""Partial rollouts: a step does not wait for the longest responses, which go on in later steps under newer weights.
+"""Partial rollouts: a step does not wait for the longest responses, which continue in later steps under newer weights.
 
 Source: APRIL, arXiv:2509.18521. Departure: a group waits as a whole, so that every group that trains is complete.
 """

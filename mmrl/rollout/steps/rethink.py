@@ -1,4 +1,4 @@
-"""Forced rethinking: finished responses are continued behind a trigger that the policy did not write.
+"""Forced rethinking: finished responses are continued after a trigger that the policy did not write.
 
     first response, POLICY | trigger, FORCED | continuation, POLICY
 
@@ -73,7 +73,7 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedRethink:
-    """Continues some first responses behind a trigger; `RethinkConfig` says which, and what becomes of the results."""
+    """Continues some first responses after a trigger; `RethinkConfig` says which, and what becomes of the results."""
 
     options: RethinkConfig
     sampler: Sampler
@@ -167,7 +167,7 @@ class ForcedRethink:
     def _count_tokens_before_answer(self, first_response: Rollout) -> int:
         """Return how many tokens precede the answer that counts, or all of them if there is no answer.
 
-        Only text behind the last tool result or trigger is searched: an answer before it does not count.
+        Only text after the last tool result or trigger is searched: an answer before it does not count.
         """
         start = len(self.processor.first_response_text(first_response) or "")
         answer_offset = self.processor.response_format.find_last_answer(first_response.text[start:])

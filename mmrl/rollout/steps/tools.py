@@ -1,4 +1,4 @@
-"""Tool calls: a response that ends in a call goes on behind the tool's result, turn by turn.
+"""Tool calls: a response that ends in a call continues after the tool's result, turn by turn.
 
     .. <tool_call>{"name": "search", "arguments": {..}}</tool_call>, POLICY | <tool_response>..</tool_response>,
     ENVIRONMENT | .., POLICY
@@ -21,7 +21,7 @@ from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, SamplingPara
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolStep:
-    """Answers the calls that end rollouts and lets the policy go on, up to `max_turns` times."""
+    """Answers the calls that end rollouts and lets the policy continue, up to `max_turns` times."""
 
     executor: ToolExecutor
     sampler: Sampler
@@ -37,7 +37,7 @@ class ToolStep:
         options, groups = self.executor.options, list(map(list, batch.groups))
         counts: Counter[str] = Counter()
         for _ in range(options.max_turns):
-            # All rollouts of the batch that call a tool go on together: one large request to the engine in each turn.
+            # All rollouts of the batch that call a tool continue together: one large request to the engine in each turn.
             calling: dict[tuple[int, int], Rollout] = {}
             for group_index, group in enumerate(groups):
                 for position, rollout in enumerate(group):

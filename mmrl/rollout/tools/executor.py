@@ -126,7 +126,7 @@ class ToolExecutor:
         try:
             call: Action = parse_answer_value(AnswerType.TOOL_CALL, find_final_call(rollout.text) or "")
         except ValueError as error:
-            return f'This is no call: {error}. Write {{"name": "...", "arguments": {{...}}}}.'
+            return f'This is not a call: {error}. Write {{"name": "...", "arguments": {{...}}}}.'
         if call.name not in self.tool_loaders:
             return f"There is no tool {call.name!r:.80}; there is {', '.join(self.tool_loaders)}."
         return call
@@ -161,7 +161,7 @@ class ToolExecutor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationTools:
-    """Executes the calls of demonstrations: behind each call stands the tool's result, as in a rollout that makes it.
+    """Executes the calls of demonstrations: after each call stands the tool's result, as in a rollout that makes it.
 
         .. <tool_call>..</tool_call>, DEMONSTRATION | <tool_response>..</tool_response>, ENVIRONMENT | .., DEMONSTRATION
 
@@ -171,7 +171,7 @@ class DemonstrationTools:
     executor: ToolExecutor
 
     def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
-        """Return demonstrations with a result behind each call that something follows, and counts of the calls.
+        """Return demonstrations with a result after each call that something follows, and counts of the calls.
 
         A demonstration without such a call is returned as it is.
 
@@ -210,7 +210,7 @@ class DemonstrationTools:
                 exceeded = f"max_total_tokens={options.max_total_tokens}"
             if exceeded is not None:
                 raise UserError(
-                    f"sample {rollout.prompt.sample.id}: call {turn} of its response, behind {rollout.num_tokens} "
+                    f"sample {rollout.prompt.sample.id}: call {turn} of its response, after {rollout.num_tokens} "
                     f"tokens, is beyond {exceeded} of step {options.name}; raise that, or leave the sample out"
                 )
         messages = self.executor.execute_calls(rollouts)

@@ -113,7 +113,7 @@ def _load_tools(
 
 
 def _call_tool(request: ToolRequest) -> ToolResult:
-    # ErrorCatcher keeps whatever a tool raises, since an error of the user's own code is an outcome and no crash.
+    # ErrorCatcher keeps whatever a tool raises, since an error of the user's code is an outcome and no crash.
     with ErrorCatcher() as caught:
         match request.load_tool()(request.arguments, request.sample):
             case str() as text:

@@ -72,7 +72,7 @@ def draw_svg(source: str, side: int) -> bytes:
     a library.
 
     Raises:
-        ValueError: the source is no valid SVG answer, or cannot be drawn.
+        ValueError: the source is not a valid SVG answer, or cannot be drawn.
     """
     from lxml import etree
 
@@ -96,7 +96,7 @@ def draw_latex(source: str, _: int) -> bytes:
     """Return a PNG of a formula in its natural size, black on white.
 
     Raises:
-        ValueError: the source is no formula, or takes more pixels than 2048 x 2048.
+        ValueError: the source is not a formula, or takes more pixels than 2048 x 2048.
     """
     import ziamath
 

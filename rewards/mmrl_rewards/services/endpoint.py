@@ -84,7 +84,7 @@ class Endpoint(BaseModel):
         path = url.path + (f"?{url.query}" if url.query else "")
         headers = {"Content-Type": "application/json"}
         if self.key_file is not None:
-            # Read at every exchange, so that a token can be renewed while a run goes on.
+            # Read at every exchange, so that a token can be renewed while a run continues.
             headers["Authorization"] = f"Bearer {Path(self.key_file).read_text(encoding='utf-8').strip()}"
         with closing(connect(url.hostname or "", url.port, timeout=self.timeout_s)) as connection:
             connection.connect()

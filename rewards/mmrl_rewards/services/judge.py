@@ -106,7 +106,7 @@ class JudgeService(Endpoint):
                 case {"choices": [{"message": {"content": str(content)}}, *_]}:
                     said = parse_answer_value(AnswerType.JSON, content)
                 case other:
-                    raise ValueError(f"{other!r:.80} is no chat completion")
+                    raise ValueError(f"{other!r:.80} is not a chat completion")
             if not isinstance(said, Mapping) or len(said) != 2 or said.get("id") != mark:
                 raise ValueError(f"the verdict {said!r:.80} is not {reply_form}")
             return parse_verdict(said)
@@ -138,7 +138,7 @@ def _parse_model_score(reply: bytes) -> float:
 def _parse_score(reply: Mapping[str, Any], scale: int) -> int:
     score = reply.get("score")
     if type(score) is not int or not 0 <= score <= scale:
-        raise ValueError(f"the score {score!r:.40} is no whole number from 0 to {scale}")
+        raise ValueError(f"the score {score!r:.40} is not a whole number from 0 to {scale}")
     return score
 
 

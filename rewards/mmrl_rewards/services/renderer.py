@@ -182,7 +182,7 @@ def decode_png(png: bytes) -> ImageArray:
     """Return the pixels of a PNG on a white page, uint8 `[height, width, 3]`.
 
     Raises:
-        ValueError: the bytes are no PNG, or it has more than 16 million pixels.
+        ValueError: the bytes are not PNG, or it has more than 16 million pixels.
     """
     try:
         with Image.open(BytesIO(png), formats=("PNG",)) as image:

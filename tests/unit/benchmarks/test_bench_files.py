@@ -131,7 +131,7 @@ def test_extra_columns_of_responses_are_ignored(score):
 @pytest.mark.parametrize(
     ("items", "complaint"),
     [
-        ([ITEMS[0], ITEMS[0]], "items.jsonl:2: the id '1' stands twice"),
+        ([ITEMS[0], ITEMS[0]], "items.jsonl:2: the id '1' appears twice"),
         ([{"pid": "1"}], "items.jsonl:1: has no column 'answer', 'answer_type', 'choices', 'precision'"),
         ([ITEMS[0] | {"answer": "fig"}], "the answer 'fig' is none of the options 'apple', 'pear', 'plum'"),
         ([ITEMS[2] | {"precision": 1.5}], "precision is 1.5, not a whole number of decimals"),
@@ -199,8 +199,8 @@ def test_files_that_are_not_jsonl_are_refused(tmp_path, capsys, text, complaint)
         ({"id": "1", "answer": "a", "answer_type": "choice"}, "the answer 'a' is none of the options (none)"),
         ({"id": "1", "answer": None, "answer_type": "text"}, "the answer is None: nothing could be right"),
         ({"id": "1", "answer": [], "answer_type": "text"}, "the answer is []: nothing could be right"),
-        ({"id": "1", "answer": [1, "a"], "answer_type": "list"}, "the answer [1, 'a'] is no list of numbers"),
-        ({"id": "1", "answer": "none", "answer_type": "list"}, "the answer 'none' is no list of numbers"),
+        ({"id": "1", "answer": [1, "a"], "answer_type": "list"}, "the answer [1, 'a'] is not a list of numbers"),
+        ({"id": "1", "answer": "none", "answer_type": "list"}, "the answer 'none' is not a list of numbers"),
         ({"id": "1", "answer": "a", "answer_type": "text", "question": ["q"]}, "question is ['q'], not text"),
         ({"id": "1", "answer": "1", "answer_type": "integer", "unit": 5}, "unit is 5, not text"),
     ],

@@ -271,7 +271,7 @@ def test_unknown_columns_name_the_nearest_layout(tmp_path: Path) -> None:
 def test_bad_rows_are_named_and_refused(tmp_path: Path) -> None:
     row = {"id": "1", "question": "?", "answer": "z", "answer_type": "text", "images": "p.png"}
     for bad, said in (
-        ([row, row], "1 of 2 rows .*stands twice: 1;"),
+        ([row, row], "1 of 2 rows .*appears twice: 1;"),
         ([{**row, "answer": "z", "answer_type": "choice", "options": ["a", "b"]}], "none of the options"),
         ([{**row, "answer_type": "mood"}], "answer_type is 'mood'"),
         ([{**row, "question": "", "images": "p.png"}], "neither a question nor a prompt"),

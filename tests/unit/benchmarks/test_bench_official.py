@@ -286,7 +286,7 @@ ANGLES = ("$140^{\\circ}$", "$130^{\\circ}$", "$120^{\\circ}$")
         ("D", ("only 0", "only 1", "x", "Beetle with 7 points"), "Beetle with 7 points", False, True),  # 74: spaces
         ("$\\frac{3^{1008}-1}{3^{1009}}$", (), "1/3", True, False),  # 2822, Gemini-Pro: two decimals
         ("A", ("$\\frac{7}{32}$", "1"), "$\\boxed{\\frac{7}{32}}$.The answer is: \\frac{7}{32}", True, True),  # 281
-        # Their code by hand: lists, text behind a formula, mixed numbers, per cent in the answer alone, the letter E.
+        # Their code by hand: lists, text after a formula, mixed numbers, per cent in the answer alone, the letter E.
         ("(1,2)", (), "\\boxed{(1, 2)}", True, True),
         ("(1,1.5)", (), "\\boxed{(1,\\frac{3}{2})}", True, True),
         ("(1,-2)", (), "(1, -4/2)", False, None),

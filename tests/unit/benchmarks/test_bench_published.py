@@ -408,7 +408,7 @@ def test_folders_of_frames_are_videos_of_three_frames_a_second(name: str, read: 
     (home / "2.jpg").write_bytes(png_bytes(color=(3, 0, 0)))
     assert read(bench, asked).entries[0].sample.media[0].sha256 != video.sha256
     (home / "notes.txt").touch()
-    assert "holds notes.txt, which is no image" in read(bench, asked).entries[0].problem
+    assert "holds notes.txt, which is not an image" in read(bench, asked).entries[0].problem
 
 
 def test_a_canonical_row_says_the_rate_of_its_frames(read: Any, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ COUNTING = [
     "<REASONING>{other} - 1 = 4.</REASONING>\n\n<CONCLUSION> {value} units </CONCLUSION>",
     "<answer>In the year 2014 the total was {value}.</answer>",
     "### Steps\n{other} first.\n\n### Final Answer\n{value}",
-    "x = {other}, so we go on.\n\nOutput: {value}",
+    "x = {other}, so we continue.\n\nOutput: {value}",
     "The answer is {value}, not {other}.",
     "Answer: The value of f(4) is {value}.",
 ]

@@ -51,7 +51,7 @@ def test_vl_rethinker_totals(waits, answer, expected):
     [(1, 1, 1, 1, 1.52), (1, 1, 1, 0, 1.02), (1, 0, 1, 1, 0.0), (0, 1, 1, 1, 0.0)],
 )
 def test_frame_thinker_totals(valid, right, frames, timestamp, expected):
-    """Accuracy behind a gate of validity, and bonuses for actions behind accuracy."""
+    """Accuracy after a gate of validity, and bonuses for actions behind accuracy."""
     got = total(
         of(valid, "valid", weight=0.0),
         of(right, "accuracy", requires="valid"),

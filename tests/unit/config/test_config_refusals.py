@@ -46,7 +46,7 @@ def test_every_setting_refuses_a_wrong_type_by_path_and_line(tmp_path, turn):
     tree, wrong = full_tree(), {}
     for index, (path, value) in enumerate(right.items()):
         choices = [choice for choice in WRONG[type(value)] if choice is not None or path not in NULLABLE]
-        # A mapping is read as a function of the user's own, which lacks one key and has an unknown one.
+        # A mapping is read as a function of the user's, which lacks one key and has an unknown one.
         if path in ("rollout.engine", "stages.1.loss.policy_loss"):
             choices = [choice for choice in choices if not isinstance(choice, dict)]
         wrong[path] = choices[turn % len(choices)]
@@ -182,9 +182,9 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("stages." + "9" * 5000 + "=1", "no such entry"),
         ("model.freeze.0=vision", "must be a list"),
         ("run.name.x=1", "command line: run.name: is 'demo', a single value; nothing can be set beneath it"),
-        ("run.seed", "command line: 'run.seed' is no override; write dotted.path=value"),
-        ("=1", "is no override"),
-        ("run..seed=1", "is no override"),
+        ("run.seed", "command line: 'run.seed' is not an override; write dotted.path=value"),
+        ("=1", "is not an override"),
+        ("run..seed=1", "is not an override"),
         ("a" + ".a" * 3000 + "=1", "levels deep"),
         ("run.name=@x", "command line: run.name: not valid YAML: found character '@' that cannot start any token; put"),
         ("run.name=[", "command line: run.name: not valid YAML"),

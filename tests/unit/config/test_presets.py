@@ -253,7 +253,7 @@ def test_replay_made_in_code_must_spell_out_its_preset():
         ),
         (
             "replay={fill: fraction, target_fraction: 0.25}",
-            ["fill fraction: `size` replays what is missing", "but for replayed rollouts"],
+            ["fill fraction: `size` replays what is missing", "except for replayed rollouts"],
         ),
         (
             "replay={old_logprobs: recomputed}",

@@ -84,7 +84,7 @@ def test_options_are_typed_as_in_a_config(here, capsys):
         (["size=three"], "option 'size' = 'three'"),
         (["size=null"], "size=null never ends"),
         (["size=0"], "size=0 must be at least 1"),
-        (["size=3", "image_px"], "'image_px' is no option; write key=value"),
+        (["size=3", "image_px"], "'image_px' is not an option; write key=value"),
         (["size=[1"], "not valid YAML"),
     ],
 )

@@ -18,7 +18,7 @@ from mmrl_datasets.generators import charts, shape_videos
 from mmrl_datasets.generators.drawing import COLOURS
 from mmrl_datasets.media_files import RenderedVideo, encode_mp4
 
-STEP = 5  # the charts' default; a labelled line stands at every second one
+STEP = 5  # the charts' default; a labelled line is at every second one
 
 
 # Charts

@@ -216,8 +216,8 @@ def test_a_missing_column_is_named_with_what_there_is(read):
         ({"answer_type": "boxs"}, r"answer_type='boxs' is unknown \(did you mean 'boxes'\?\)"),
         ({"answer_type": "box"}, "set `coordinates` for action, box"),
         ({"coordinates": "norm_1"}, "set `coordinates` for action, box, boxes, point, points, and for json with"),
-        ({"prompt": "{{ q", "columns": {"answer": "a"}}, r"prompt: '\{\{ q' is no template"),
-        ({"columns": COLUMNS | {"question": "{% q"}}, r"columns\.question: .* is no template"),
+        ({"prompt": "{{ q", "columns": {"answer": "a"}}, r"prompt: '\{\{ q' is not a template"),
+        ({"columns": COLUMNS | {"question": "{% q"}}, r"columns\.question: .* is not a template"),
         ({"answer_type": "box", "coordinates": "norm"}, "coordinates='norm' is unknown"),
         ({"columns": {"question": "q"}}, "which column is the answer"),
         ({"columns": COLUMNS | {"image": "pics"}}, r"unknown role 'image' \(did you mean 'images'\?\)"),
@@ -756,7 +756,7 @@ LONG = [ASKED, TOLD, {"from": "human", "value": "Sure?"}, {"from": "gpt", "value
 def test_a_conversation_is_cut_only_on_demand(talk):
     row = {"id": 1, "image": "a.png", "conversations": LONG}
     (bad,) = talk(row, columns=LLAVA)
-    assert "goes on after the answer: 4 turns; `exchange: first` cuts it" in bad.reason
+    assert "continues after the answer: 4 turns; `exchange: first` cuts it" in bad.reason
     (good,) = talk(row, columns=LLAVA, exchange="first")
     assert good.target.value == "A cat."
 

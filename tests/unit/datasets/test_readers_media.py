@@ -144,7 +144,7 @@ def test_embedded_media_are_known_by_how_they_begin(place):
         VideoRef(path=kept(place, MP4, ".mp4"), sha256=sha(MP4)),
         "?",
     )
-    check(bad, ["embedded image is no image (.png, .jpg, .webp, .gif, .bmp)", "is no video (.mp4, .mkv, .avi)"])
+    check(bad, ["embedded image is not an image (.png, .jpg, .webp, .gif, .bmp)", "is not a video (.mp4, .mkv, .avi)"])
 
 
 # URLs
@@ -277,7 +277,7 @@ def test_what_the_network_gives_is_checked(place, server, monkeypatch):
         {"images": "http://127.0.0.1:1/a.png"},
         {"images": "http://[/a.png"},
     )
-    wanted = ["404", "is no image", f"broke off after {len(PNG)} of", "has more than 1,000,000 bytes"]
+    wanted = ["404", "is not an image", f"broke off after {len(PNG)} of", "has more than 1,000,000 bytes"]
     check(results, [*wanted, "cannot be downloaded", "refused", "cannot be downloaded"])
     monkeypatch.setattr("mmrl_datasets.readers.media_resolver.READ_TIMEOUT_S", 0.3)
     check(read(allowing(place, "http"), {"images": at(server, "/silent")}), ["timed out"])

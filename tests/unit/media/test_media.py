@@ -287,7 +287,7 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize("trailer", [b"", b"behind the end"])
+@pytest.mark.parametrize("trailer", [b"", b"after the end"])
 @pytest.mark.parametrize("name", HONEST)
 def test_a_good_file_has_the_pixels_that_pillow_gives(keep, name, trailer):
     format_, mode, options = HONEST[name]

@@ -110,7 +110,7 @@ def test_a_folder_with_other_files_is_refused(folder: Path, tmp_path: Path) -> N
             good, RULE
         )
     (folder / "notes.txt").touch()
-    with pytest.raises(MediaError, match=r"holds notes\.txt, which is no image"):
+    with pytest.raises(MediaError, match=r"holds notes\.txt, which is not an image"):
         store(folder).get_frame_plan(good, RULE)
 
 

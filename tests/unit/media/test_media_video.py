@@ -230,7 +230,7 @@ DECORD_REFUSES = {
     "open groups": (
         "a.mp4",
         {"options": {"bf": "3", "x264-params": OPEN_GROUPS}},
-        r"frames stored behind key frame \d+ are shown before it \(B-frames of an open GOP\)",
+        r"frames stored after key frame \d+ are shown before it \(B-frames of an open GOP\)",
     ),
     "open groups of HEVC": (
         "a.mkv",
@@ -309,11 +309,11 @@ def test_a_varying_rate_is_refused_where_a_sampled_frame_drifts(tmp_path):
     ref = write_video(tmp_path / "v.mp4", steady)
     plan = store().get_frame_plan(ref, SMALL)
     assert plan.fps == pytest.approx(12 * 48 / 52.8, rel=0.02)
-    with pytest.raises(MediaError, match=r"its rate varies: frame \d+ stands at [\d.]+ s, not at [\d.]+ s, which"):
+    with pytest.raises(MediaError, match=r"its rate varies: frame \d+ is at [\d.]+ s, not at [\d.]+ s, which"):
         store(max_frame_drift_s=0.05).get_frame_plan(ref, SMALL)
     slides = write_video(tmp_path / "w.mp4", [*range(24), *range(24, 24 * 13, 12)])
     for look in (store().get_frame_plan, store().read_video):
-        with pytest.raises(MediaError, match=r"frame 7 stands at 0\.583 s, not at 2\.\d+ s|its rate varies: frame \d+"):
+        with pytest.raises(MediaError, match=r"frame 7 is at 0\.583 s, not at 2\.\d+ s|its rate varies: frame \d+"):
             look(slides, SMALL)
 
 
@@ -335,7 +335,7 @@ def test_a_rate_higher_than_the_videos_is_refused(tmp_path):
 @pytest.mark.parametrize("span", [{"start": 3.0, "end": 5.0}, {"start": -1.0}, {"start": 2.0, "end": 1.0}])
 def test_a_part_that_is_not_in_the_video_is_refused(tmp_path, span):
     write_video(tmp_path / "v.mp4")
-    with pytest.raises(MediaError, match=r"s is no part of its 4\.000 s; correct start and end"):
+    with pytest.raises(MediaError, match=r"s is not part of its 4\.000 s; correct start and end"):
         store().get_frame_plan(video_ref(tmp_path / "v.mp4", **span), SMALL)
 
 

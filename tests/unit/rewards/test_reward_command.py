@@ -127,7 +127,7 @@ def test_a_failing_row_shows_what_came_instead(made, tmp_path, capsys):
     assert "t.json: 1 of 5 rows pass" in printed
     assert "FAIL t.json row 1 ./mine.py:r: expected 1.0, got 0.0" in printed and "source: a rule" in printed
     assert "raised KeyError: 'oh'" in printed
-    assert "returned None, which is no number" in printed
+    assert "returned None, which is not a number" in printed
     assert "outside its range" in printed
 
 

@@ -249,7 +249,7 @@ def prefers(text):
         (prefers("A kite"), 1.0),
         (prefers("A red kite"), 0.0),
         (prefers("else"), 0.5),
-        (said(better="first"), 0.5),  # whatever stands first: no preference
+        (said(better="first"), 0.5),  # whatever is first: no preference
         (sequence(said(better="first"), said(better="neither")), 0.5),
     ],
 )
