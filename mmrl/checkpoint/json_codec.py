@@ -158,7 +158,7 @@ class _ValueDecoder:
             return noun(*content) if isinstance(content, list) else noun(content)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"{name}: written by another version of mmrl ({error}); continue with that version, or begin the run anew"
+                f"{name}: written by another version of mmrl ({error}); continue with that version, or start a new run"
             ) from error
 
 

@@ -95,7 +95,7 @@ class LogprobCheck:
         # Without prefix sharing: the check must not depend on the learner's optimization either.
         batch = collate([[experience]], self.processor, pad_id=eos_id, shared_prefix=False).to(self.policy.device)
         recorded = torch.tensor([logprob for segment in rollout.segments for logprob in segment.logprobs])
-        # Along the engine's routes where it records them, as in training: a router that rounds otherwise is not an error.
+        # Along the engine's routes where it records them, as in training: routers may round differently.
         if batch.engine_routes_XTK is not None:
             check_routes(self.policy.routers, batch.engine_routes_XTK)
         scores = self.policy.compute_logprobs(batch, batch.engine_routes_XTK)

@@ -1,4 +1,4 @@
-"""A run whose responses are made to continue, and whose questions are asked blindfolded too: from YAML to its metrics."""
+"""A run with forced continuations and blind probes, from YAML to its metrics."""
 
 from __future__ import annotations
 

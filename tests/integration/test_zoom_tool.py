@@ -101,7 +101,7 @@ def going_on(run_dir, base):
 
 @pytest.mark.slow
 def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
-    """In imitation and while steps overlap, though the one was stopped, and continues with what it had drawn and seen."""
+    """Imitation and asynchronous steps resume with what they had generated and shown before the stop."""
     once, twice = (write(going_on(tmp_path / n, zoomed / "model"), tmp_path / f"{n}.yaml") for n in ("once", "twice"))
     with monkeypatch.context() as patched:
         strike(patched, AsyncRollouts, "start", 2, signal.SIGINT)

@@ -225,7 +225,7 @@ def test_one_group_with_signal_resets_the_count():
 
 @pytest.mark.parametrize("preset", REPLAY_PRESETS)
 def test_steps_that_only_replay_end_the_run(preset):
-    """Only the first step has a group to learn from; what is replayed of it is not a sign that the task still teaches."""
+    """Only the first step has a group to learn from; replaying it is not a sign that the task still teaches."""
 
     class Saturating(FakeRun):
         def scores(self):

@@ -37,7 +37,7 @@ class ToolStep:
         options, groups = self.executor.options, list(map(list, batch.groups))
         counts: Counter[str] = Counter()
         for _ in range(options.max_turns):
-            # All rollouts of the batch that call a tool continue together: one large request to the engine in each turn.
+            # All rollouts of the batch that call a tool continue together, in one large request to the engine per turn.
             calling: dict[tuple[int, int], Rollout] = {}
             for group_index, group in enumerate(groups):
                 for position, rollout in enumerate(group):
