@@ -92,8 +92,8 @@ def rows(
             unless a column is named for it. Also id, start, end, label, thinking and media_index.
         exchange: the part of a conversation that is read. `only` rejects conversations with a second question, `first`
             cuts them before it. With `calls` they continue after tool calls, and everything the assistant says becomes
-            the sample's response, for an sft stage whose `rollout_steps` have these tools; the answer needs a column. The
-            replies to calls are left out, with their images, the last of the images column: the tools reply anew.
+            the sample's response, for an sft stage whose `rollout_steps` have these tools; the answer needs a column.
+            The replies to calls are left out, with their images, the last of the images column: the tools reply anew.
         reply_tags: the parts of the answering turn, of which the last is the answer and the others are thinking:
             `[SUMMARY, CAPTION, REASONING, CONCLUSION]`. The default reads `<think>..</think>` before an answer in
             `<answer>`, in `\boxed{..}` or bare, and turns without any of these. Others must be in every row. `[]` takes
