@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -28,14 +27,14 @@ from mmrl.policy.lora import LoraAdapter, without_adapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelExport
 from mmrl.policy.processor import PromptProcessor
-from mmrl.protocols import Learner, Sampler
+from mmrl.protocols import Sampler
 from mmrl.rollout.available import VLLM_ENGINES, check_family_engine
 from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
 from mmrl.rollout.engines.base import EngineContext, RolloutEngine
 from mmrl.rollout.engines.hf import HfEngine
 from mmrl.rollout.engines.vllm_start import start_vllm
 from mmrl.rollout.weight_sync import PolicyWeightStream
-from mmrl.types import Experience, SamplingParams, UserError
+from mmrl.types import SamplingParams, UserError
 from mmrl.utils.torch_threads import init_worker_thread
 
 _MEDIA_LABEL_BYTES = 100
@@ -129,10 +128,6 @@ class SamplerFactory:
         if not self._context.concurrent:
             self._engine.sleep()
 
-    def sleep_during_learning(self, learner: Learner) -> Learner:
-        """Return the learner with a call of `sleep` before each of its steps."""
-        return _SleepBeforeSteps(learner, self.sleep)
-
     @property
     def rollout_thread(self) -> Executor:
         """The thread that generates while the learner updates the policy."""
@@ -195,18 +190,6 @@ class SamplerFactory:
         parts = (ModelExport(bare, self._policy.family), self._processor.hf_processor)
         ranks.on_rank0(partial(checkpoint.export_hf_folder, folder, *parts))
         return str(folder)
-
-
-@dataclass(frozen=True, slots=True)
-class _SleepBeforeSteps:
-    """A learner that puts the engine to sleep before each of its steps."""
-
-    learner: Learner
-    sleep: Callable[[], None]
-
-    def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
-        self.sleep()
-        return self.learner.step(experiences, step=step)
 
 
 def build_sampling_params(

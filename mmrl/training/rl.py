@@ -43,6 +43,7 @@ class RlComponents:
     scorer: RewardScorer
     add_group_rewards: Callable[[Group, int], Group]  # adds rewards that compare siblings, weighted as at a step
     selector: ExperienceSelector  # decides how often to sample in a step, and which rollouts it trains on
+    sleep_engine: Callable[[], None]  # frees the engine's memory on the learner's device until it is next used
     learner: Learner
     update_reference: Callable[[int], Mapping[str, float]]  # moves the KL reference after a step; returns metrics
     sync_weights: Callable[[int], None]  # gives the sampler the new weights, with their version number
@@ -75,6 +76,7 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
         # With `async_rollouts`, the next step's first round is generated while the learner works; otherwise None.
         next_round = start_next_round(settings, components, state, timer)
         with timer.time("learn"):
+            components.sleep_engine()
             learner_metrics = components.learner.step(selected.experiences, step=state.step)
             reference_metrics = components.update_reference(state.step)
         # That round samples with the weights of `state.version`: it must be complete before the sampler gets new ones.

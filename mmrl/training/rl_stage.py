@@ -107,6 +107,7 @@ def build_components(
         scorer=context.scorer,
         add_group_rewards=partial(add_group_rewards, group_rewards=context.group_rewards),
         selector=build_selector(stage, context, media_owners),
+        sleep_engine=samplers.sleep,
         learner=learner,
         update_reference=update_reference,
         sync_weights=sync_weights,

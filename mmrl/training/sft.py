@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -52,6 +52,7 @@ class SftComponents:
 
     source: SampleSource
     prompt_builder: PromptBuilder
+    sleep_engine: Callable[[], None]  # frees the engine's memory on the learner's device until it is next used
     learner: Learner
     callbacks: Sequence[Callback]  # called after each step, in this order
     ranks: Ranks
@@ -81,6 +82,7 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
             metrics |= count_dropped_samples(settings.batch_size, len(samples), ranks)
             own_experiences = [Experience(rollout=rollout, advantage=0.0) for rollout in demonstrations]
             experiences = gather_demonstrations(own_experiences, ranks, components.media_owners, step=state.step)
+            components.sleep_engine()
             metrics |= components.learner.step(experiences, step=state.step)
 
         # No sampler has to know of the new weights: a stage that samples fetches them when it begins.

@@ -24,6 +24,7 @@ def train_sft_stage(
         components = SftComponents(
             source=source,
             prompt_builder=context.processor,
+            sleep_engine=context.samplers.sleep,
             learner=build_learner(stage, context, optimizer, None, media_owners),
             callbacks=build_callbacks(stage, services, optimizer.state, health=None),
             ranks=context.ranks,

@@ -96,7 +96,7 @@ def build_learner(
         pad_id=context.processor.tokenizer.eos_token_id,
         policy_loss_fn=context.functions.policy_losses.get(stage.name),
     )
-    learner = PolicyLearner(
+    return PolicyLearner(
         context.policy,
         context.processor,
         optimizer,
@@ -105,7 +105,6 @@ def build_learner(
         ranks=context.ranks,
         media_owners=media_owners,
     )
-    return context.samplers.sleep_during_learning(learner)
 
 
 def build_callbacks(

@@ -14,7 +14,7 @@ from videos import SMALL
 
 from mmrl.answer import ResponseFormat, ResponseSection
 from mmrl.config.schema import MediaLimitsConfig
-from mmrl.distributed.ranks import SingleProcess
+from mmrl.distributed.ranks import MediaOwners, SingleProcess
 from mmrl.media.cache import MediaCache
 from mmrl.policy import shared_prefix_attention
 from mmrl.policy.batch import PrefixGroup
@@ -146,7 +146,9 @@ def watched(samples, share, salt):
     options = {"target_field": "target", "loss_on": "response", "drop_thinking_prob": share, "seed_parts": (salt, "s")}
     ports = dict.fromkeys(("source", "prompt_builder", "learner"), watcher)
     settings = sft.SftSettings(num_steps=100, batch_size=len(samples), **options)
-    components = sft.SftComponents(**ports, callbacks=(), ranks=SingleProcess())
+    components = sft.SftComponents(
+        **ports, sleep_engine=lambda: None, callbacks=(), ranks=SingleProcess(), media_owners=MediaOwners()
+    )
     sft.run_sft_stage(settings, components, sft.TrainingState())
     return watcher.thought
 

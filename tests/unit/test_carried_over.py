@@ -197,6 +197,7 @@ class Run:
             prompt_builder=self,
             rollout_pipeline=pipeline,
             gather_policy=nullcontext,
+            sleep_engine=lambda: None,
             async_rollouts=AsyncRollouts(pipeline=pipeline, executor=AtOnce()) if plan.is_async else None,
             scorer=self,
             add_group_rewards=lambda group, step: group,

@@ -153,6 +153,7 @@ def components_of(run, *, max_steps_without_signal=2, add_group_rewards=lambda g
     return rl.RlComponents(
         **dict.fromkeys(ports, run),
         gather_policy=nullcontext,
+        sleep_engine=lambda: None,
         async_rollouts=None,
         selector=select_all(centred),
         add_group_rewards=add_group_rewards,
@@ -343,7 +344,11 @@ def imitate(run, state):
     )
     ports = dict.fromkeys(("source", "prompt_builder", "learner"), run)
     components = sft.SftComponents(
-        **ports, callbacks=callbacks_of(run), ranks=SingleProcess(), media_owners=MediaOwners()
+        **ports,
+        sleep_engine=lambda: None,
+        callbacks=callbacks_of(run),
+        ranks=SingleProcess(),
+        media_owners=MediaOwners(),
     )
     sft.run_sft_stage(settings, components, state)
 

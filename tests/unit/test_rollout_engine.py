@@ -318,7 +318,7 @@ def test_an_engine_that_shares_changing_weights_is_refused_beside_async_rollouts
     assert engine.calls == []  # it may be generating
 
 
-def test_all_samplers_share_one_engine_which_sleeps_while_the_learner_works(tiny, tmp_path, monkeypatch):
+def test_all_samplers_share_one_engine(tiny, tmp_path, monkeypatch):
     world, engine = tiny(), FakeEngine()
     factory = start_with(engine, world, tmp_path, monkeypatch)
     training, validation = factory.make_sampler("a"), factory.make_sampler("b")
@@ -326,11 +326,10 @@ def test_all_samplers_share_one_engine_which_sleeps_while_the_learner_works(tiny
     validation.sync(0)
     factory.sync_weights(0)
     validation.generate([world.processor.build(world.samples[0])], 1, world.params, step=0)
-    learner = SimpleNamespace(step=lambda experiences, step: engine.calls.append("learn") or {"loss": 1.0})
-    assert factory.sleep_during_learning(learner).step([], step=0) == {"loss": 1.0}
+    factory.sleep()
     training.sync(1)
     factory.close()
-    assert engine.calls == ["load_weights", "generate", "sleep", "learn", "load_weights", "close"]
+    assert engine.calls == ["load_weights", "generate", "sleep", "load_weights", "close"]
 
 
 def test_samples_are_grouped_by_modality(tiny):
