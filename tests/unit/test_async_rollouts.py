@@ -114,7 +114,7 @@ def test_the_next_step_is_started_before_and_waited_for_after_the_update():
     """The first step is generated as ever, and the last one starts none."""
     run, state = FakeAsyncRun(), TrainingState(version=6)
     train(run, state, steps=2)
-    update = ["learn", "update reference"]
+    update = ["sleep", "learn", "update reference"]
     end = ["sync", "log rollouts", "log", "callback"]
     first = ["take", "rollout", "score", "take", "start", *update, "wait", *end]
     second = ["score", *update, *end]
@@ -134,7 +134,7 @@ def test_a_prefetched_round_is_part_of_the_state():
     assert state.prefetched == prefetched
     run = FakeAsyncRun()
     train(run, state, steps=3)
-    assert [name for name, _ in run.calls][:2] == ["score", "learn"]
+    assert [name for name, _ in run.calls][:3] == ["score", "sleep", "learn"]
     assert {e.rollout.prompt.sample.id for e in run.learned[0]} == {"0", "1"}
     assert run.logged[0][0]["rethink/kept"] == 2.0
 

@@ -114,6 +114,9 @@ class FakeRun:
         update = {"learner/nonfinite_updates": self.nonfinite_updates[step]} if step in self.nonfinite_updates else {}
         return {"learner/loss": 0.25, **update}
 
+    def sleep_engine(self):
+        self.calls.append(("sleep", None))
+
     def update_reference(self, step):
         self.calls.append(("update reference", step))
         return {"learner/reference_resets": 0.0}
@@ -153,7 +156,7 @@ def components_of(run, *, max_steps_without_signal=2, add_group_rewards=lambda g
     return rl.RlComponents(
         **dict.fromkeys(ports, run),
         gather_policy=nullcontext,
-        sleep_engine=lambda: None,
+        sleep_engine=run.sleep_engine,
         async_rollouts=None,
         selector=select_all(centred),
         add_group_rewards=add_group_rewards,
@@ -173,7 +176,15 @@ def train(run, state, *, steps=3, **options):
 def test_a_step_makes_its_calls_in_order():
     run, state = FakeRun(), TrainingState(step=4, data_position=8, version=6)
     train(run, state, steps=5)
-    before_update = [("take", 8), ("rollout", 4), ("score", 4), ("learn", 4), ("update reference", 4), ("sync", 7)]
+    before_update = [
+        ("take", 8),
+        ("rollout", 4),
+        ("score", 4),
+        ("sleep", None),
+        ("learn", 4),
+        ("update reference", 4),
+        ("sync", 7),
+    ]
     assert run.calls == [*before_update, ("log rollouts", 5), ("log", 5), ("callback", 5)]
     assert (state.step, state.data_position, state.version, state.steps_without_signal) == (5, 10, 7, 0)
     metrics, times = run.logged[0]
