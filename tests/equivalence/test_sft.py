@@ -102,7 +102,7 @@ def test_a_response_is_learned_as_it_stands(tiny):
     rollout = world.processor.build_demonstration(prompt, "well:  <answer> 3 </answer>")
     assert rollout.text == world.processor.decode(rollout.segments[0].token_ids) == "well:  <answer> 3 </answer>"
     assert rollout.segments[0].token_ids[-1] == world.eos_id
-    with pytest.raises(UserError, match="the response 'three' has no answer to be learned alone"):
+    with pytest.raises(UserError, match="the response 'three' has no answer to train on"):
         world.processor.build_demonstration(prompt, "three", loss_on="answer")
 
 
@@ -135,7 +135,7 @@ class Watcher:
 
     def build_demonstration(self, prompt, demonstration, *, with_thinking, loss_on):
         self.thought.setdefault(prompt.id, []).append(with_thinking)
-        return SimpleNamespace(prompt=prompt)
+        return SimpleNamespace(prompt=SimpleNamespace(digest=prompt.id))
 
     def step(self, experiences, *, step):
         return {}

@@ -135,7 +135,7 @@ class Looks:
     def __init__(self, *levels):
         self.levels, self.noted, self.said = list(levels), [], []
 
-    def look(self):
+    def look(self, state):
         levels = zip("ab", self.levels.pop(0), strict=True)
         return EvalRewards({task: {"x": level, "y": level + 0.2} for task, level in levels}, {"rethink/attempted": 4.0})
 

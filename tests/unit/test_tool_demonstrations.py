@@ -142,7 +142,7 @@ def test_a_call_at_the_end_is_not_executed(world, tools):
     ("text", "message"),
     [
         (call("crash") + ANSWER, "call 1 of its response: The tool failed: RuntimeError: out of order"),
-        (ZOOM * 3 + ANSWER, r"call 3 of its response, behind \d+ tokens, is beyond max_turns=2 of step tools"),
+        (ZOOM * 3 + ANSWER, r"call 3 of its response, after \d+ tokens, is beyond max_turns=2 of step tools"),
     ],
 )
 def test_demonstrations_beyond_the_limits_are_refused_by_name(world, tools, text, message):
@@ -152,7 +152,7 @@ def test_demonstrations_beyond_the_limits_are_refused_by_name(world, tools, text
 
 def test_too_long_a_demonstration_is_refused_by_name(world, tools):
     short = replace(tools.executor, options=tools.executor.options.model_copy(update={"max_total_tokens": 8}))
-    with pytest.raises(UserError, match=r"behind \d+ tokens, is beyond max_total_tokens=8"):
+    with pytest.raises(UserError, match=r"after \d+ tokens, is beyond max_total_tokens=8"):
         replace(tools, executor=short).complete(demonstrated(world, ZOOM + ANSWER))
 
 

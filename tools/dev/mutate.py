@@ -74,7 +74,9 @@ def copy_tree(tree: Path) -> None:
 def run_test(tree: Path, test: str, mutation_id: str = "") -> int:
     """Run a test in the tree, and return the exit code of pytest; once for each mutation. A hanging test has failed."""
     paths = os.pathsep.join(map(str, (tree, tree / "rewards", tree / "datasets")))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    # Without bytecode: a mutation of the same length, made within a second, would be read from the old file's.
+    settings = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, **settings}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", test]
     options = {"cwd": tree, "env": environment, "capture_output": True, "timeout": TIMEOUT_S}
     try:
