@@ -57,7 +57,10 @@ class MediaType(NamedTuple):
             if content[offset:].startswith(magic):
                 return extension
         extensions = ", ".join(extension for *_, extension in self.signatures)
-        raise BadRowError(f"{source} is no {self.name} ({extensions}); it begins with {content[:HEAD_BYTES]!r}")
+        article = "an" if self.name.startswith("i") else "a"
+        raise BadRowError(
+            f"{source} is not {article} {self.name} ({extensions}); it begins with {content[:HEAD_BYTES]!r}"
+        )
 
 
 _IMAGE_SIGNATURES: Final = (

@@ -382,7 +382,7 @@ def test_xml_tool_calls_equal_json_tool_calls():
     ("call", "why"),
     [
         (XML_CALL.replace("</parameter>\n<parameter=why>", "</parameter>\nand\n<parameter=why>"), "outside"),
-        (XML_CALL.replace("</parameter>\n</function>", "</parameter>\nand\n</function>"), "behind"),
+        (XML_CALL.replace("</parameter>\n</function>", "</parameter>\nand\n</function>"), "after"),
         (XML_CALL.replace("=why", "=box"), "twice"),
         (XML_CALL.replace("</function>", ""), "not JSON"),
         (XML_CALL.replace("=box>\n[1, 2, 30, 40]", "=bbox_2d>\n[1, 2, 30]"), "4 numbers in 'bbox_2d'"),
