@@ -103,7 +103,7 @@ def test_a_run_applies_the_step_of_the_example(tmp_path: Path, here: Command) ->
     counts = [record["force_answer/count"] for record in metrics(tmp_path / "run") if "force_answer/count" in record]
     assert sum(counts) > 0
     explained = here("explain", tmp_path / "tiny.yaml")
-    assert "make_step: ./rollout_step.py:make_step changes the rollouts" in " ".join(explained.output.split())
+    assert "fn ./rollout_step.py:make_step" in " ".join(explained.output.split())
 
 
 def test_a_run_accepts_the_tool_of_the_example(tmp_path: Path, here: Command) -> None:

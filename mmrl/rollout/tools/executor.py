@@ -126,7 +126,7 @@ class ToolExecutor:
         try:
             call: Action = parse_answer_value(AnswerType.TOOL_CALL, find_final_call(rollout.text) or "")
         except ValueError as error:
-            return f'This is not a call: {error}. Write {{"name": "...", "arguments": {{...}}}}.'
+            return f'This is no call: {error}. Write {{"name": "...", "arguments": {{...}}}}.'
         if call.name not in self.tool_loaders:
             return f"There is no tool {call.name!r:.80}; there is {', '.join(self.tool_loaders)}."
         return call
