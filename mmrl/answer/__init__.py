@@ -19,7 +19,7 @@ depends on its type:
     LIST         ["a", "b"]                                         JSON, texts or whole numbers
     ACTION       {"action": "click", "coordinate": [x, y]}          JSON, what else it has are arguments
     TOOL_CALL    {"name": "zoom", "arguments": {..}}                JSON, <tool_call>..</tool_call> around it or not
-    JSON         anything but null                                  no key twice, no NaN
+    JSON         anything but null                                  no key twice, no NaN, at most 64 levels
 
 JSON may be in a ```json fence. Digits of other scripts, fullwidth ones too, are refused rather than normalised:
 there is one way to write an answer, and a policy that drifts from it should lose reward. Parsing takes time linear in
@@ -34,6 +34,7 @@ from mmrl.answer.values import (
     POSSIBLE_COORDINATE_TYPES,
     AnswerValue,
     convert_coordinates,
+    is_nested_deeper,
     list_coordinates,
     validate_value,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "ResponseSection",
     "check_opening",
     "convert_coordinates",
+    "is_nested_deeper",
     "list_coordinates",
     "parse_answer_value",
     "validate_value",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from string import ascii_letters
 from types import MappingProxyType
@@ -39,6 +39,9 @@ _MAX_LIST_ITEMS = 1000
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
 # Escaped characters match too, so that \{ and \$ are passed over.
 _BRACES = re.compile(r"\\.|[{}$]", re.DOTALL)
+# Checkers recurse several times a level. This limit is the same in every process; Python's is not, for torch.compile
+# raises it.
+_MAX_JSON_DEPTH = 64
 # Renderers recurse once a level, and take time that grows with the text.
 _MAX_SVG_CHARS, _MAX_SVG_DEPTH = 500_000, 200
 _FORBIDDEN_ELEMENTS = frozenset({"script", "foreignobject", "iframe", "embed", "object", "audio", "video", "handler"})
@@ -237,11 +240,31 @@ def _validate_json(value: object) -> AnswerValue:
     """Return JSON of any shape but null, which is not an answer."""
     if value is None:
         raise ValueError("null")
+    if is_nested_deeper(value, _MAX_JSON_DEPTH):
+        raise ValueError(f"JSON of more than {_MAX_JSON_DEPTH} levels")
     try:
         json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError):
         raise ValueError("not JSON") from None
     return value
+
+
+def is_nested_deeper(value: object, levels: int) -> bool:
+    """Return whether lists and mappings in a value are nested in more than so many levels, found without recursion."""
+    pending: list[tuple[object, int]] = [(value, 1)]
+    while pending:
+        outer, level = pending.pop()
+        inner: Iterable[object] = ()
+        if isinstance(outer, Mapping):
+            inner = outer.values()
+        elif isinstance(outer, list | tuple):
+            inner = outer
+        else:
+            continue
+        if level > levels:
+            return True
+        pending += [(item, level + 1) for item in inner]
+    return False
 
 
 def _validate_latex(value: object) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from mmrl.answer import POSSIBLE_COORDINATE_TYPES
+from mmrl.answer import POSSIBLE_COORDINATE_TYPES, is_nested_deeper
 from mmrl.types import ContentPart, ImageRef, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
 from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, Row, has_column, short_repr
 from mmrl_datasets.readers.answers import AnswerSpec, BoxFormat, ChoiceAnswer, check_text, make_answer_spec
@@ -344,16 +344,6 @@ def _usable_cells(row: Row) -> Cells:
     """Return the cells of a row; raise BadRowError if they cannot be read, or are nested too deeply."""
     if isinstance(row.cells, BadRowError):
         raise row.cells
-    # A loop, not a recursion: it is there so that no recursion, here or in a checkpoint, meets such a value.
-    pending: list[tuple[object, int]] = [(row.cells, 0)]
-    while pending:
-        value, level = pending.pop()
-        if level > _MAX_NESTING:
-            raise BadRowError("nested too deeply")
-        inner: Iterable[object] = ()
-        if isinstance(value, Mapping):
-            inner = value.values()
-        elif isinstance(value, list | tuple):
-            inner = value
-        pending += [(item, level + 1) for item in inner]
+    if is_nested_deeper(row.cells, _MAX_NESTING):
+        raise BadRowError("nested too deeply")
     return row.cells

@@ -281,7 +281,7 @@ for size in (1000, 10_000):
     settings = make_config(data={{"train": [{{"fn": "./mine.py:rows", "args": {{"split": "train", "size": size}}}}]}})
     place = make_dataset_context(settings, folder, folder / "work")
     store = MediaCache(place.media_policy, settings.data.media_limits, max_bytes=10_000_000)
-    samples = DatasetLoader(settings, place, functions_of(settings, folder), store, Console()).load()
+    samples = DatasetLoader(settings, place, functions_of(settings, folder), store, Console(sys.stderr)).load()
     assert len(samples.train) == size
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """

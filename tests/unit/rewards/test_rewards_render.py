@@ -109,7 +109,7 @@ def test_text_is_drawn_in_one_font_everywhere():
         ("svg", "<svg>" + "x" * 100_000 + "</svg>", "100011 characters, at most 100000"),
         ("latex", r"\rule{1000000em}{1em}", "cannot be drawn"),
         ("latex", r"\text{<a href='file:///etc/passwd'>}", "cannot be drawn"),
-        ("latex", "\\sqrt" * 1000 + "x", "cannot be drawn"),
+        ("latex", "\\sqrt" * 1000 + "x", "cannot be drawn|takes more than 1 s"),  # whichever this machine meets first
         ("latex", "x" * 20_000, "takes more than 1 s"),
     ],
 )
