@@ -37,7 +37,7 @@ class SampleSource(Protocol):
         """
 
 
-class PromptBuilder(Protocol):
+class Processor(Protocol):
     """Turns samples into token ids with expanded media placeholders.
 
     Called by the loops, evaluation and blind probes; implemented by `mmrl.policy.processor.PromptProcessor`.
@@ -142,7 +142,7 @@ class RewardScorer(Protocol):
         """Return one score for each rollout, in order, without training-only terms. No rollout is dropped."""
 
 
-class ExperienceSelector(Protocol):
+class Selector(Protocol):
     """Decides what a step trains on: it filters groups, computes advantages, and adds rollouts of earlier steps.
 
     Called by the RL loops; implemented in `mmrl.algo.select_experiences`.

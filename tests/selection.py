@@ -4,7 +4,7 @@ import random
 from functools import partial
 
 from mmrl.algo.replay import find_changed_media
-from mmrl.algo.select_experiences import SelectionPipeline
+from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.types import (
     Answer,
     AnswerType,
@@ -43,7 +43,7 @@ NO_CHANGED_MEDIA = partial(find_changed_media, find_problems=lambda prompts: {},
 
 def select_all(compute_advantages, **settings):
     """A pipeline that trains on every rollout of one round, unless `settings` say otherwise."""
-    return SelectionPipeline(
+    return ExperienceSelector(
         compute_advantages=compute_advantages, **{"find_changed_media": NO_CHANGED_MEDIA, **settings}
     )
 

@@ -1,6 +1,6 @@
 """Selection: from the scored groups of a step to the experiences that the learner trains on.
 
-`SelectionPipeline.select` is the whole of it, from top to bottom: record rewards, filter groups, compute advantages,
+`ExperienceSelector.select` is the whole of it, from top to bottom: record rewards, filter groups, compute advantages,
 mark staleness, replay, advance the curriculum.
 
 Staleness is the age of a rollout's oldest token, in policy versions. A stale rollout is learned from off-policy: its
@@ -33,8 +33,8 @@ OldLogprobs = Literal["recorded", "recomputed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionPipeline:
-    """Decides what each step of an RL stage trains on; implements `protocols.ExperienceSelector`."""
+class ExperienceSelector:
+    """Decides what each step of an RL stage trains on; implements `protocols.Selector`."""
 
     # Called with all groups that passed the filter at once: some formulas compare the whole step.
     compute_advantages: AdvantageFunction

@@ -131,13 +131,13 @@ def _validate_number(value: object) -> int | float:
     return value
 
 
-def _validate_numbers(value: object, count: int, noun: str) -> tuple[float, ...]:
+def _validate_numbers(value: object, count: int, name: str) -> tuple[float, ...]:
     if not isinstance(value, list | tuple) or len(value) != count:
-        raise ValueError(f"not {noun}")
+        raise ValueError(f"not {name}")
     for number in value:
         # True is an int to Python. NaN fails every comparison, so the bound refuses it too.
         if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= _MAX_COORDINATE:
-            raise ValueError(f"not {noun}")
+            raise ValueError(f"not {name}")
     return tuple(map(float, value))
 
 
@@ -361,7 +361,7 @@ _VALIDATORS: Mapping[AnswerType, Callable[[object], Any]] = MappingProxyType(
         AnswerType.NUMBER: _validate_number,
         AnswerType.BOX: _validate_box,
         AnswerType.BOXES: partial(_validate_items, partial(validate_region, key="bbox_2d")),
-        AnswerType.POINT: partial(_validate_numbers, count=2, noun="a point"),
+        AnswerType.POINT: partial(_validate_numbers, count=2, name="a point"),
         AnswerType.POINTS: partial(_validate_items, partial(validate_region, key="point_2d")),
         AnswerType.SPAN: _validate_span,
         AnswerType.SPANS: partial(_validate_items, _validate_span),

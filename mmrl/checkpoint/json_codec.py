@@ -1,4 +1,4 @@
-"""Values of a run as JSON text and back, exactly: nouns of `mmrl.types`, tuples, enums, and floats bit for bit.
+"""Values of a run as JSON text and back, exactly: types of `mmrl.types`, tuples, enums, and floats bit for bit.
 
 JSON's own values stand for themselves. Everything else is an object of one key that begins with `$`:
 
@@ -32,11 +32,11 @@ Value = TypeVar("Value")
 _JSON_SCALAR_TYPES: Final = frozenset({type(None), bool, int})
 _CODEC_TYPES: Final[Mapping[str, type[Any]]] = MappingProxyType(
     {
-        name: noun
-        for name, noun in vars(types).items()
-        if isinstance(noun, type)
-        and noun.__module__.startswith(f"{types.__name__}.")
-        and (is_dataclass(noun) or issubclass(noun, tuple | Enum))
+        name: kind
+        for name, kind in vars(types).items()
+        if isinstance(kind, type)
+        and kind.__module__.startswith(f"{types.__name__}.")
+        and (is_dataclass(kind) or issubclass(kind, tuple | Enum))
     }
 )
 
@@ -45,7 +45,7 @@ def dumps(value: object) -> str:
     """Return `value` as strict JSON.
 
     Raises:
-        UserError: it holds something that is neither a noun of `mmrl.types` nor plain Python.
+        UserError: it holds something that is neither a type of `mmrl.types` nor plain Python.
     """
     encoder = _ValueEncoder()
     text = _dump(encoder.encode(value))
@@ -53,10 +53,10 @@ def dumps(value: object) -> str:
 
 
 def loads(text: str, expected_type: type[Value]) -> Value:
-    """Return the value that `dumps` wrote as `text`. Nouns that were equal are one object now.
+    """Return the value that `dumps` wrote as `text`. Objects that were equal are one object now.
 
     Raises:
-        UserError: another version of mmrl wrote it, or it is no `expected_type`.
+        UserError: another version of mmrl wrote it, or it is not an `expected_type`.
     """
     value = json.loads(text, object_hook=_ValueDecoder().decode)
     if not isinstance(value, expected_type):
@@ -151,11 +151,11 @@ class _ValueDecoder:
             return self._decoders[tag](content)
         name = tag[1:]
         try:
-            noun = _CODEC_TYPES[name]
+            codec_type = _CODEC_TYPES[name]
             if isinstance(content, dict):
-                self._objects.append(noun(**content))
+                self._objects.append(codec_type(**content))
                 return self._objects[-1]
-            return noun(*content) if isinstance(content, list) else noun(content)
+            return codec_type(*content) if isinstance(content, list) else codec_type(content)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{name}: written by another version of mmrl ({error}); continue with that version, or start a new run"

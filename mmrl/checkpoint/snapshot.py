@@ -251,7 +251,7 @@ def _copy_value_to_cpu(value: Any) -> Any:  # noqa: ANN401 - optimizers keep val
         return {key: _copy_value_to_cpu(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return list(map(_copy_value_to_cpu, value))
-    # Not NamedTuples, which are nouns and hold no tensor.
+    # NamedTuples are record types here and hold no tensors.
     if type(value) is tuple:
         return tuple(map(_copy_value_to_cpu, value))
     return value

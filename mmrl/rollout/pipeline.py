@@ -99,7 +99,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
         if isinstance(config, BlindProbeConfig):
             probe = BlindProbe(
                 options=config,
-                prompt_builder=context.processor,
+                processor=context.processor,
                 sampler=context.sampler,
                 sampling_params=context.sampling_params,
                 swap_samples=context.swap_samples,

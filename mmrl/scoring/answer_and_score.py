@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mmrl.protocols import PromptBuilder, RewardScorer, RolloutPipeline
+from mmrl.protocols import Processor, RewardScorer, RolloutPipeline
 from mmrl.types import Group, Rollout, RolloutBatch, Sample
 
 
@@ -22,22 +22,22 @@ class ScoredAnswers:
 
 
 def answer_samples(
-    samples: Sequence[Sample], prompt_builder: PromptBuilder, rollout_pipeline: RolloutPipeline, *, step: int
+    samples: Sequence[Sample], processor: Processor, rollout_pipeline: RolloutPipeline, *, step: int
 ) -> RolloutBatch:
     """Build a prompt for each sample and generate its group of rollouts; random choices derive from `step`."""
-    return rollout_pipeline.run(list(map(prompt_builder.build, samples)), step=step)
+    return rollout_pipeline.run(list(map(processor.build, samples)), step=step)
 
 
 def answer_and_score(
     samples: Sequence[Sample],
-    prompt_builder: PromptBuilder,
+    processor: Processor,
     rollout_pipeline: RolloutPipeline,
     scorer: RewardScorer,
     *,
     step: int,
 ) -> ScoredAnswers:
     """Answer each held-out sample and score the rollouts, without the terms that only shape training."""
-    batch = answer_samples(samples, prompt_builder, rollout_pipeline, step=step)
+    batch = answer_samples(samples, processor, rollout_pipeline, step=step)
     all_rollouts: list[Rollout] = []
     for rollouts in batch.groups:
         all_rollouts += rollouts

@@ -196,15 +196,17 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
     )
 
 
-def build_attacks(sample: Sample, grammar: ResponseFormat, correct: str) -> dict[str, str]:
+def build_attacks(sample: Sample, response_format: ResponseFormat, correct: str) -> dict[str, str]:
     """Return a response that a policy has been seen to try without having looked, for each attack by its name.
 
-    `correct` is the correct response, written in the format of `grammar`.
+    `correct` is the correct response, written in the format of `response_format`.
     """
     answer_type = sample.target.answer_type
     question = " ".join(part for part in sample.parts if isinstance(part, str))
-    correct_answer = grammar.parse(correct, answer_type).text or ""
-    before, after = _split_around_answer(correct, correct_answer, partial(grammar.parse, answer_type=answer_type))
+    correct_answer = response_format.parse(correct, answer_type).text or ""
+    before, after = _split_around_answer(
+        correct, correct_answer, partial(response_format.parse, answer_type=answer_type)
+    )
     answers = {
         "format only": "",
         "question echo": question,

@@ -150,20 +150,22 @@ class RewardFunctionScorer:
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True)
         )
 
-    def check_samples(self, samples: Iterable[Sample], grammar: ResponseFormat, *, evaluation: bool = False) -> None:
+    def check_samples(
+        self, samples: Iterable[Sample], response_format: ResponseFormat, *, evaluation: bool = False
+    ) -> None:
         """Call every reward for every sample, with an empty response and with the correct one.
 
         A run does this at its start, so that an unusable target or a broken reward stops it before the first step. The
-        correct response is written in the format of `grammar`. In evaluation, `training_only` terms are left out. A
-        reward that asks a service is called once in all, with a wrong answer: some ask about no other. Samples are
-        taken in batches of about a second, so that an iterable which shows progress moves on.
+        correct response is written in `response_format`. In evaluation, `training_only` terms are left out. A reward
+        that asks a service is called once in all, with a wrong answer: some ask about no other. Samples are taken in
+        batches of about a second, so that an iterable which shows progress moves on.
 
         Raises:
             RewardProcessError: a worker hung, died or exceeded a limit. The calls after it are not made.
             RewardError: a reward failed, whatever `on_error` and `on_missing_score` say.
             UserError: no term applies to a sample, or its target cannot be written in the response format.
         """
-        empty_answers = {answer_type: grammar.parse("", answer_type) for answer_type in AnswerType}
+        empty_answers = {answer_type: response_format.parse("", answer_type) for answer_type in AnswerType}
         remaining, batch_size = iter(samples), max(1, self._options.workers)
         # Scores of a whole dataset at once would fill memory; one sample at a time would leave workers idle.
         while batch := list(islice(remaining, batch_size)):
@@ -173,9 +175,11 @@ class RewardFunctionScorer:
                 for term in self.applicable_terms(sample, evaluation=evaluation):
                     if _asks_remote_service(term) and term.name not in self._asked_services:
                         self._asked_services.add(term.name)
-                        self._try_wrong_answers(term, sample, grammar)
+                        self._try_wrong_answers(term, sample, response_format)
                 empty_answer = empty_answers[sample.target.answer_type]
-                pairs += [(response, sample) for response in _make_trial_responses(sample, grammar, empty_answer)]
+                pairs += [
+                    (response, sample) for response in _make_trial_responses(sample, response_format, empty_answer)
+                ]
             all_outcomes = self._call_rewards(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
                 # A total needs a value of every term, those included whose service was asked about another sample.
@@ -185,7 +189,7 @@ class RewardFunctionScorer:
             if monotonic() - started_at < _CHECK_BATCH_S:
                 batch_size = min(2 * batch_size, _MAX_CHECK_BATCH_SIZE)
 
-    def check_wrong_answers(self, samples: Iterable[Sample], grammar: ResponseFormat) -> list[str]:
+    def check_wrong_answers(self, samples: Iterable[Sample], response_format: ResponseFormat) -> list[str]:
         """Call the rewards with wrong answers, those of `mmrl reward lint` too, for a few samples of each answer type.
 
         A reward may fail on wrong answers alone, which `check_samples` does not show. Services are not asked.
@@ -204,7 +208,7 @@ class RewardFunctionScorer:
                 counts[kind] += 1
                 if counts[kind] > _TRIED_SAMPLES or term.name in warnings or term.reward.reward.uses_service:
                     continue
-                error = self._try_wrong_answers(term, sample, grammar)
+                error = self._try_wrong_answers(term, sample, response_format)
                 if error is not None:
                     warnings[term.name] = str(error)
         return list(warnings.values())
@@ -215,21 +219,23 @@ class RewardFunctionScorer:
             self._pool.close()
             self._pool = None
 
-    def _try_wrong_answers(self, term: BoundTerm, sample: Sample, grammar: ResponseFormat) -> RewardError | None:
+    def _try_wrong_answers(
+        self, term: BoundTerm, sample: Sample, response_format: ResponseFormat
+    ) -> RewardError | None:
         """Return the first failure of a reward on wrong answers to a sample; raise it if the config says to stop.
 
         A service is asked about one of them, and every failure of it raised.
         """
         answer_type, is_remote = sample.target.answer_type, _asks_remote_service(term)
-        correct = _make_trial_responses(sample, grammar, grammar.parse("", answer_type))[1]
-        texts = build_attacks(sample, grammar, correct.text)
+        correct = _make_trial_responses(sample, response_format, response_format.parse("", answer_type))[1]
+        texts = build_attacks(sample, response_format, correct.text)
         # None of those need be an answer of the right type, which alone reaches the comparison with the target.
         with suppress(UserError):
-            texts["another answer"] = grammar.build_example(make_samples((answer_type,))[0].target)
+            texts["another answer"] = response_format.build_example(make_samples((answer_type,))[0].target)
         for name, text in texts.items():
             if len(text) > _MAX_WRONG_CHARS or (is_remote and name != "question echo"):
                 continue
-            response = replace(correct, text=text, answer=grammar.parse(text, answer_type))
+            response = replace(correct, text=text, answer=response_format.parse(text, answer_type))
             # One at a time, so that a reward that hangs costs its deadline once.
             if term.name in self._timeouts_s:
                 outcome = self._run_in_workers([RewardCall(term.name, response, sample)])[0]
@@ -378,16 +384,16 @@ def make_response(rollout: Rollout) -> Response:
     )
 
 
-def _make_trial_responses(sample: Sample, grammar: ResponseFormat, empty_answer: Answer) -> list[Response]:
+def _make_trial_responses(sample: Sample, response_format: ResponseFormat, empty_answer: Answer) -> list[Response]:
     """Return an empty response and the correct one, which nobody sampled. `empty_answer` is the parsed empty one."""
     try:
-        correct = grammar.build_example(sample.target)
+        correct = response_format.build_example(sample.target)
     except UserError as error:
         raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
     # No image is opened for this check: each counts as this large, and the coordinates as those of the target.
     nominal_size = Size(1000, 1000)
     responses = []
-    for text, answer in (("", empty_answer), (correct, grammar.parse(correct, sample.target.answer_type))):
+    for text, answer in (("", empty_answer), (correct, response_format.parse(correct, sample.target.answer_type))):
         response = Response(
             text=text,
             answer=answer,

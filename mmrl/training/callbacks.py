@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from mmrl.config.schema import CallbackConfig, ValidationConfig
 from mmrl.log.metrics import Metric, find_builtin_metric
-from mmrl.protocols import MetricsLogger, PromptBuilder, RewardScorer, RolloutPipeline
+from mmrl.protocols import MetricsLogger, Processor, RewardScorer, RolloutPipeline
 from mmrl.scoring.answer_and_score import answer_and_score
 from mmrl.types import EvalRewards, RunInterrupted, Sample, SelectedExperiences, TrainingState, UserError
 from mmrl.utils.plugin_args import check_methods, locate_function
@@ -173,7 +173,7 @@ class Validation:
 def evaluate_samples(
     samples: Sequence[Sample],
     *,
-    prompt_builder: PromptBuilder,
+    processor: Processor,
     rollout_pipeline: RolloutPipeline,
     scorer: RewardScorer,
     batch_size: int,
@@ -189,7 +189,7 @@ def evaluate_samples(
     failures: Counter[tuple[str, str]] = Counter()
     batches = [samples[start : start + batch_size] for start in range(0, len(samples), batch_size)]
     for batch in console.track("answering held-out samples, batches", batches, len(batches)):
-        answers = answer_and_score(batch, prompt_builder, rollout_pipeline, scorer, step=step)
+        answers = answer_and_score(batch, processor, rollout_pipeline, scorer, step=step)
         metrics.update(answers.metrics)
         for group in answers.groups:
             sample = group.prompt.sample

@@ -41,7 +41,7 @@ class HeldOutEvaluation:
         context = self._context
         measure = partial(
             evaluate_samples,
-            prompt_builder=context.processor,
+            processor=context.processor,
             rollout_pipeline=self._pipeline,
             scorer=context.scorer,
             batch_size=context.config.evaluation.batch_size,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from mmrl.algo.step_metrics import compute_step_metrics
 from mmrl.distributed.exchanges import count_dropped_samples, gather_batch, gather_groups, gather_items, sum_metrics
 from mmrl.distributed.ranks import MediaOwners, Ranks, rank_slice
-from mmrl.protocols import ExperienceSelector, Learner, PromptBuilder, RewardScorer, RolloutPipeline, SampleSource
+from mmrl.protocols import Learner, Processor, RewardScorer, RolloutPipeline, SampleSource, Selector
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound, check_staleness
 from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Group, Prompt, RolloutBatch, SelectedExperiences, TrainingState
@@ -36,13 +36,13 @@ class RlComponents:
     """The parts of one RL stage. `mmrl.protocols` says what each of them does."""
 
     source: SampleSource
-    prompt_builder: PromptBuilder
+    processor: Processor
     rollout_pipeline: RolloutPipeline
     gather_policy: Callable[[], AbstractContextManager[None]]  # gathers the shards of a policy that has to generate
     async_rollouts: AsyncRollouts | None  # generates a step's first round while the step before it learns, if set
     scorer: RewardScorer
     add_group_rewards: Callable[[Group, int], Group]  # adds rewards that compare siblings, weighted as at a step
-    selector: ExperienceSelector  # decides how often to sample in a step, and which rollouts it trains on
+    selector: Selector  # decides how often to sample in a step, and which rollouts it trains on
     sleep_engine: Callable[[], None]  # frees the engine's memory on the learner's device until it is next used
     learner: Learner
     update_reference: Callable[[int], Mapping[str, float]]  # moves the KL reference after a step; returns metrics
@@ -128,7 +128,7 @@ def build_prompts(components: RlComponents, state: TrainingState, count: int, ti
     with timer.time("prompt"):
         samples = components.source.take(state.data_position, count)
         state.data_position += count
-        return [components.prompt_builder.build(sample) for sample in samples]
+        return [components.processor.build(sample) for sample in samples]
 
 
 def score_batch(components: RlComponents, state: TrainingState, batch: RolloutBatch, collected: StepBatch) -> None:

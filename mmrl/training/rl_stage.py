@@ -9,14 +9,14 @@ from mmrl import checkpoint
 from mmrl.algo.advantages import compute_advantages
 from mmrl.algo.group_rewards import add_group_rewards
 from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
-from mmrl.algo.select_experiences import SelectionPipeline
+from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import CurriculumOrderConfig, RlStage, SftStage
 from mmrl.data.stage_tables import write_history_table
 from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
 from mmrl.distributed.ranks import MediaOwners
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.reference import ReferencePolicy
-from mmrl.protocols import ExperienceSelector, Sampler, SampleSource
+from mmrl.protocols import Sampler, SampleSource, Selector
 from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.scoring.build import reward_weights
 from mmrl.training.async_rollouts import AsyncRollouts
@@ -100,7 +100,7 @@ def build_components(
 
     return RlComponents(
         source=source,
-        prompt_builder=context.processor,
+        processor=context.processor,
         rollout_pipeline=pipeline,
         gather_policy=samplers.gather_for_sampling,
         async_rollouts=async_rollouts,
@@ -174,7 +174,7 @@ def check_logprobs(
     return check
 
 
-def build_selector(stage: RlStage, context: RunContext, media_owners: MediaOwners) -> ExperienceSelector:
+def build_selector(stage: RlStage, context: RunContext, media_owners: MediaOwners) -> Selector:
     """Return what decides which experiences a step of the stage trains on."""
     seed = context.config.run.seed
     # Collective: one rank may still hold in memory what another would find changed, so they have to agree.
@@ -189,7 +189,7 @@ def build_selector(stage: RlStage, context: RunContext, media_owners: MediaOwner
         rollouts_per_step = stage.prompts_per_step * stage.group_size
         replay = ReplaySettings(options=stage.replay, rollouts_per_step=rollouts_per_step, seed=(seed, stage.name))
     phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
-    return SelectionPipeline(
+    return ExperienceSelector(
         compute_advantages=partial(
             compute_advantages,
             options=stage.advantage,

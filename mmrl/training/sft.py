@@ -16,7 +16,7 @@ from mmrl.config.schema import SftStage
 from mmrl.data.demonstrations import TargetField, demonstration_text
 from mmrl.distributed.exchanges import count_dropped_samples, gather_demonstrations, sum_metrics
 from mmrl.distributed.ranks import MediaOwners, Ranks
-from mmrl.protocols import DemonstrationCompleter, Learner, PromptBuilder, SampleSource
+from mmrl.protocols import DemonstrationCompleter, Learner, Processor, SampleSource
 from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Experience, Group, Rollout, Sample, Score, SelectedExperiences, TrainingState
 from mmrl.utils.seeds import derive_seed
@@ -51,7 +51,7 @@ class SftComponents:
     """The parts of one supervised stage. `mmrl.protocols` says what each of them does."""
 
     source: SampleSource
-    prompt_builder: PromptBuilder
+    processor: Processor
     sleep_engine: Callable[[], None]  # frees the engine's memory on the learner's device until it is next used
     learner: Learner
     callbacks: Sequence[Callback]  # called after each step, in this order
@@ -72,7 +72,7 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
         timer = StepTimer()
         with timer.time("prompt"):
             samples = components.source.take(state.data_position, settings.batch_size)
-            build = partial(build_demonstration, settings, components.prompt_builder, step=state.step)
+            build = partial(build_demonstration, settings, components.processor, step=state.step)
             demonstrations: Sequence[Rollout] = list(map(build, samples))
             metrics: dict[str, float] = {}
             if components.tools is not None:
@@ -93,11 +93,11 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
             callback.on_step_end(state, result)
 
 
-def build_demonstration(settings: SftSettings, prompt_builder: PromptBuilder, sample: Sample, step: int) -> Rollout:
+def build_demonstration(settings: SftSettings, processor: Processor, sample: Sample, step: int) -> Rollout:
     """Build the rollout to imitate for a sample, with its thinking unless chance drops it at this step."""
     chance = random.Random(derive_seed(*settings.seed_parts, "thought", step, sample.id))
-    return prompt_builder.build_demonstration(
-        prompt_builder.build(sample),
+    return processor.build_demonstration(
+        processor.build(sample),
         demonstration_text(sample, settings.target_field),
         with_thinking=chance.random() >= settings.drop_thinking_prob,
         loss_on=settings.loss_on,

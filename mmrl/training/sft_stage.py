@@ -23,7 +23,7 @@ def train_sft_stage(
             optimizer.load_state(resumed_optimizer)
         components = SftComponents(
             source=source,
-            prompt_builder=context.processor,
+            processor=context.processor,
             sleep_engine=context.samplers.sleep,
             learner=build_learner(stage, context, optimizer, None, media_owners),
             callbacks=build_callbacks(stage, services, optimizer.state, health=None),

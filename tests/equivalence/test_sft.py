@@ -144,7 +144,7 @@ class Watcher:
 def watched(samples, share, salt):
     watcher = Watcher(samples)
     options = {"target_field": "target", "loss_on": "response", "drop_thinking_prob": share, "seed_parts": (salt, "s")}
-    ports = dict.fromkeys(("source", "prompt_builder", "learner"), watcher)
+    ports = dict.fromkeys(("source", "processor", "learner"), watcher)
     settings = sft.SftSettings(num_steps=100, batch_size=len(samples), **options)
     components = sft.SftComponents(
         **ports, sleep_engine=lambda: None, callbacks=(), ranks=SingleProcess(), media_owners=MediaOwners()

@@ -14,7 +14,7 @@ from selection import NO_CHANGED_MEDIA
 from test_micro_batches import Rank
 from test_rl_loop import FakeRun, build_prompt, components_of, make_rollout, sample
 
-from mmrl.algo.select_experiences import SelectionPipeline
+from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import LoraConfig
 from mmrl.policy.lora import LoraAdapter
@@ -211,7 +211,7 @@ def test_what_is_old_is_known_to_be(corrected, old):
     """Below its ratio stands what it was drawn with, unless importance weights correct for the step between."""
     rollouts = [versioned(make_rollout(build_prompt(sample(0)), i), version) for i, version in enumerate((5, 4))]
     group = Group(prompt=build_prompt(sample(0)), rollouts=tuple(rollouts), scores=FakeRun().scores())
-    chooser = SelectionPipeline(
+    chooser = ExperienceSelector(
         compute_advantages=lambda groups: [(0.5, -0.5)] * len(groups),
         find_changed_media=NO_CHANGED_MEDIA,
         stale_old_logprobs=None if corrected else "recorded",

@@ -173,7 +173,7 @@ def test_media_that_make_a_prompt_too_long_are_not_swapped_in(world):
 
     answers = pipeline(world).run([world.processor.build(sample)], step=0)
     step = BlindProbe(
-        options=hide("swapped"), prompt_builder=Narrow(), sampler=world.sampler(), sampling_params=world.params
+        options=hide("swapped"), processor=Narrow(), sampler=world.sampler(), sampling_params=world.params
     )
     assert replace(step, swap_samples=(large, sample))(answers, step=0).probes == ({},)
     (probes,) = replace(step, swap_samples=(large, sample, small))(answers, step=0).probes

@@ -20,7 +20,7 @@ from test_async_rollouts import AtOnce
 from test_rl_loop import centred, sample, score
 
 from mmrl.algo.replay import ReplaySettings, find_changed_media
-from mmrl.algo.select_experiences import SelectionPipeline
+from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
 from mmrl.distributed.exchanges import find_media_problems_on_all_ranks
@@ -182,7 +182,7 @@ class Run:
             find_media_problems_on_all_ranks, check=self.find_problems, ranks=ranks, media_owners=media_owners
         )
         replay = ReplayConfig(max_staleness=2, capacity=9)
-        self.selector = SelectionPipeline(
+        self.selector = ExperienceSelector(
             compute_advantages=centred,
             prompts_per_step=plan.prompts_per_step,
             dynamic_sampling=plan.dynamic_sampling,
@@ -194,7 +194,7 @@ class Run:
             source=RankShard(
                 lambda start, count: [sample(start + i) for i in range(count)], ranks, plan.prompts_per_round
             ),
-            prompt_builder=self,
+            processor=self,
             rollout_pipeline=pipeline,
             gather_policy=nullcontext,
             sleep_engine=lambda: None,

@@ -1,4 +1,4 @@
-"""Every noun, made at random from its annotations, comes back from JSON as it was: types, bits, and who shares what."""
+"""Every type of `mmrl.types`, made at random from its annotations, comes back from JSON as it was."""
 
 import json
 import math
@@ -12,16 +12,16 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-import mmrl.types as nouns
+import mmrl.types as mmrl_types
 from mmrl.checkpoint import json_codec
 from mmrl.types import AnswerType, Author, Experience, Group, Sample, Segment, Size, Target, TrainingState, UserError
 
-UNSTORED = {"MediaPolicy", "DatasetContext"}  # they hold paths of this machine, and no noun holds them
-KINDS = [
-    noun
-    for name, noun in vars(nouns).items()
-    if isinstance(noun, type) and noun.__module__.startswith(f"{nouns.__name__}.") and name not in UNSTORED
-    if is_dataclass(noun) or issubclass(noun, (tuple, Enum))
+UNSTORED = {"MediaPolicy", "DatasetContext"}  # they hold paths of this machine, and no other type holds them
+CODEC_TYPES = [
+    kind
+    for name, kind in vars(mmrl_types).items()
+    if isinstance(kind, type) and kind.__module__.startswith(f"{mmrl_types.__name__}.") and name not in UNSTORED
+    if is_dataclass(kind) or issubclass(kind, (tuple, Enum))
 ]
 FLOATS = (0.0, -0.0, 5e-324, 0.1 + 0.2, 1.7976931348623157e308, math.inf, -math.inf, math.nan, -math.nan, 1e16)
 TEXTS = ("", "$ref", "é\n\x00", "\ud83d", "\ud83d" + "\ude00", "😀", '"', "$")
@@ -74,7 +74,7 @@ def dissected(value: Any) -> Any:
     return kind, value
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", CODEC_TYPES, ids=lambda kind: kind.__name__)
 def test_every_noun_comes_back_exactly(kind):
     rng = random.Random(kind.__name__)
     for _ in range(60):

@@ -152,7 +152,7 @@ def callbacks_of(run, *, max_steps_without_signal=None):
 
 
 def components_of(run, *, max_steps_without_signal=2, add_group_rewards=lambda group, step: group):
-    ports = ("source", "prompt_builder", "rollout_pipeline", "scorer", "learner")
+    ports = ("source", "processor", "rollout_pipeline", "scorer", "learner")
     return rl.RlComponents(
         **dict.fromkeys(ports, run),
         gather_policy=nullcontext,
@@ -353,7 +353,7 @@ def imitate(run, state):
         drop_thinking_prob=0.0,
         seed_parts=(0, "cold"),
     )
-    ports = dict.fromkeys(("source", "prompt_builder", "learner"), run)
+    ports = dict.fromkeys(("source", "processor", "learner"), run)
     components = sft.SftComponents(
         **ports,
         sleep_engine=lambda: None,

@@ -97,7 +97,7 @@ def test_the_evaluator_measures_each_sample_once(tiny):
     def rewards(batch_size):
         return evaluate_samples(
             world.samples[:7],
-            prompt_builder=world.processor,
+            processor=world.processor,
             rollout_pipeline=once(world),
             scorer=LengthScorer(),
             batch_size=batch_size,
@@ -118,7 +118,7 @@ def test_the_evaluator_counts_what_could_not_be_judged(tiny):
     fails = term(constant(Unscorable("no verdict")), fallback=0.5)
     found = evaluate_samples(
         world.samples[:7],
-        prompt_builder=world.processor,
+        processor=world.processor,
         rollout_pipeline=once(world),
         scorer=make_scorer(fails, term(constant(1.0, name="fine"))),
         batch_size=4,

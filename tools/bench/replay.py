@@ -20,9 +20,9 @@ from statistics import median
 from results import add_json_option, write_results
 
 from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
-from mmrl.algo.select_experiences import SelectionPipeline
+from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import ReplayConfig
-from mmrl.protocols import ExperienceSelector
+from mmrl.protocols import Selector
 from mmrl.types import (
     Answer,
     AnswerType,
@@ -89,7 +89,7 @@ def center_rewards(groups: Sequence[Group]) -> list[list[float]]:
     return centered
 
 
-def time_selection(selector: ExperienceSelector, prompts: dict[str, Prompt]) -> tuple[float, int]:
+def time_selection(selector: Selector, prompts: dict[str, Prompt]) -> tuple[float, int]:
     """Median CPU time to choose, with half of the groups saturated, once the memory is full; and what it then holds."""
     dice, state, times = random.Random(0), TrainingState(), []
     for step in range(ROUNDS):
@@ -118,7 +118,7 @@ def main() -> None:
     )
     replay = ReplayConfig(capacity=options.capacity, max_staleness=None)
     settings = ReplaySettings(options=replay, rollouts_per_step=NUM_PROMPTS * GROUP_SIZE, seed=("bench",))
-    without = SelectionPipeline(compute_advantages=center_rewards, find_changed_media=media)
+    without = ExperienceSelector(compute_advantages=center_rewards, find_changed_media=media)
     plain, _ = time_selection(without, asked)
     full, held = time_selection(replace(without, replay=settings), asked)
     share = (full - plain) / options.step_s

@@ -80,17 +80,17 @@ def main() -> None:
 def measure_all(cli_args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     place = DatasetContext(work_dir=folder, base_dir=folder, seed=0)
     samples = list(scenes.counting(place, split="train", size=cli_args.prompts))
-    grammar = ResponseFormat()
+    response_format = ResponseFormat()
     texts = [part for sample in samples for part in sample.parts if isinstance(part, str)]
     tokenizer = train_tokenizer(
-        [*texts, *(grammar.render(sample.target) for sample in samples)], SCRATCH.language.vocab_size
+        [*texts, *(response_format.render(sample.target) for sample in samples)], SCRATCH.language.vocab_size
     )
     model = make_model(SCRATCH, tokenizer, seed=1, dtype=cli_args.dtype)
     hf = make_processor(SCRATCH, tokenizer, (12544, 12544))
     store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=10**8)
     options: dict[str, Any] = {"video": VideoConfig(), "add_instruction": False, "max_prompt_tokens": 500}
     bundle = ProcessorBundle(family=get_family(model.config), processor=hf)
-    processor = PromptProcessor(PromptEncoder(bundle, grammar, store, **options))
+    processor = PromptProcessor(PromptEncoder(bundle, response_format, store, **options))
     policy = Policy(model)
     export_hf_folder(folder / "model", model, hf)
     arguments = build_engine_args(

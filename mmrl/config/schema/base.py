@@ -92,9 +92,9 @@ def check_rising_steps(steps: list[int]) -> None:
         raise ValueError(f"steps must rise from point to point, got {', '.join(map(str, steps))}")
 
 
-def pluralize(count: int, noun: str) -> str:
+def pluralize(count: int, word: str) -> str:
     """Return "1 step", "2 steps"."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def format_interval(interval: tuple[float, float]) -> str:

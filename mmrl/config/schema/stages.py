@@ -433,7 +433,7 @@ class RlStage(TrainingStage):
     def _describe_ratio(self) -> str:
         loss = self.loss
         # A rollout that waited for a later step keeps its recorded log-probs, even in a step of one update. With a
-        # correction the learner's own take their place, but not in groups carried over (`SelectionPipeline.select`).
+        # correction the learner's own take their place, but not in groups carried over (`ExperienceSelector.select`).
         waits = self.async_rollouts or self.has_partial_rollouts
         keeps_recorded = self.carries_groups or (waits and loss.rollout_correction.method == "none")
         old = "as recorded while sampling"

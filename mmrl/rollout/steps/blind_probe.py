@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from mmrl.config.schema import BlindProbeConfig
 from mmrl.config.schema.rollout_steps import step_name
-from mmrl.protocols import PromptBuilder, Sampler
+from mmrl.protocols import Processor, Sampler
 from mmrl.rollout.steps.base import RolloutStep
 from mmrl.types import (
     Corruption,
@@ -37,7 +37,7 @@ class BlindProbe:
     """Adds rollouts of corrupted prompts to the probes of a batch, every `options.every` steps."""
 
     options: BlindProbeConfig
-    prompt_builder: PromptBuilder
+    processor: Processor
     sampler: Sampler
     sampling_params: SamplingParams
     """The distribution of first responses, the same as without corruption."""
@@ -98,7 +98,7 @@ class BlindProbe:
 
     def _build_prompt(self, sample: Sample) -> Prompt:
         # A sample id of its own: random numbers derive from it, and those of the ordinary rollouts are taken.
-        return self.prompt_builder.build(replace(sample, id=f"{sample.id}~{step_name(self.options)}"))
+        return self.processor.build(replace(sample, id=f"{sample.id}~{step_name(self.options)}"))
 
     def _corrupt_media(self, sample: Sample, corruption: Corruption) -> Prompt | None:
         """Return the prompt with its media marked as corrupted, or None if there are none to corrupt.

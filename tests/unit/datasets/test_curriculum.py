@@ -10,7 +10,7 @@ from factories import make_group, make_prompt, make_sample, make_score
 from selection import NO_CHANGED_MEDIA
 
 from mmrl.algo.reward_history import find_phase, has_plateaued, measure_samples, record_rewards
-from mmrl.algo.select_experiences import SelectionPipeline
+from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import (
     CurriculumPhaseConfig,
     MixtureOrderConfig,
@@ -127,7 +127,7 @@ def test_a_plateau_ends_a_phase_and_the_state_keeps_that():
         CurriculumPhaseConfig(),
     )
     state = TrainingState()
-    selector = SelectionPipeline(
+    selector = ExperienceSelector(
         compute_advantages=lambda groups: [()] * len(groups),
         find_changed_media=NO_CHANGED_MEDIA,
         tracked_terms=("count",),
