@@ -1,4 +1,4 @@
-"""Tiny models: real Qwen-VL classes of a few thousand parameters, with generated samples."""
+"""TinyModel models: real Qwen-VL classes of a few thousand parameters, with generated samples."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from mmrl_datasets.generators import scenes
 
 
 @dataclass(frozen=True)
-class Tiny:
+class TinyModel:
     """A tiny policy, its prompt processor, and samples for it.
 
     The samples have one image, two images, text alone, a video, an image and a video; then single images.
@@ -97,16 +97,16 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> VideoRef:
 
 
 @pytest.fixture(scope="session")
-def tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], Tiny]:
+def make_tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], TinyModel]:
     """Make a tiny policy of a family; each call makes new weights, so that a test may train them."""
 
     @cache
     def words() -> tuple[str, ...]:
-        grammar = ResponseFormat()
+        response_format = ResponseFormat()
         questions = [part for sample in scene_samples for part in sample.parts if isinstance(part, str)]
-        return (*questions, *(grammar.render(sample.target) for sample in scene_samples))
+        return (*questions, *(response_format.render(sample.target) for sample in scene_samples))
 
-    def make(family: str = "qwen2_5_vl") -> Tiny:
+    def make(family: str = "qwen2_5_vl") -> TinyModel:
         spec = FromScratchConfig(
             family=family,
             vision=VisionFromScratchConfig(hidden_size=32, num_heads=2, intermediate_size=32),
@@ -127,7 +127,7 @@ def tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], T
             max_prompt_tokens=500,
         )
         params = SamplingParams(banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=6)
-        return Tiny(
+        return TinyModel(
             policy=policy, processor=PromptProcessor(encoder), samples=_mixed(scene_samples, clip), params=params
         )
 

@@ -32,13 +32,13 @@ PROCESSES = (
 
 
 @pytest.fixture(scope="session")
-def vllm_facts(tiny: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def vllm_facts(make_tiny: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What each scene found out."""
     clip = write_video(tmp_path_factory.mktemp("clips") / "clip.mp4", range(91), size=(64, 32))
     running = []
     for scenes in PROCESSES:
         asked = {
-            scene: questions(tiny(family), family, clip, tmp_path_factory.mktemp(scene.replace(":", "-")))
+            scene: questions(make_tiny(family), family, clip, tmp_path_factory.mktemp(scene.replace(":", "-")))
             for scene, family in scenes.items()
         }
         folder = tmp_path_factory.mktemp("process")

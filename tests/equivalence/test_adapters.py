@@ -38,15 +38,15 @@ def everywhere(family, variant="lora"):
     return LoraConfig(**VARIANTS[variant], targets=tuple(targets))
 
 
-def adapted(world, lora, *, learned=True):
-    """The world with an adapter in its model; a learned one changes the weights by a few percent."""
-    adapter = LoraAdapter(world.policy.model, lora, seed=7)
+def adapted(tiny, lora, *, learned=True):
+    """The tiny model with an adapter in its model; a learned one changes the weights by a few percent."""
+    adapter = LoraAdapter(tiny.policy.model, lora, seed=7)
     if learned:
         generator = torch.Generator().manual_seed(3)
         with torch.no_grad():
-            for parameter in (p for p in world.policy.model.parameters() if p.requires_grad):
+            for parameter in (p for p in tiny.policy.model.parameters() if p.requires_grad):
                 parameter.add_(0.1 * parameter.std() + 0.02 * torch.randn(parameter.shape, generator=generator))
-    return type(world)(Policy(world.policy.model), world.processor, world.samples, world.params), adapter
+    return type(tiny)(Policy(tiny.policy.model), tiny.processor, tiny.samples, tiny.params), adapter
 
 
 def layers(model):
@@ -78,25 +78,25 @@ def dense_weight(layer, lora):
     return layer.lora_magnitude_vector["default"].weight[:, None] * updated / length
 
 
-def densified(world, lora):
+def densified(tiny, lora):
     """A plain model whose weights are what the adapter makes of them; and the layers these came from."""
-    own = layers(world.policy.model)
-    plain = copy.deepcopy(world.policy.without_adapter().model).requires_grad_(True)
+    own = layers(tiny.policy.model)
+    plain = copy.deepcopy(tiny.policy.without_adapter().model).requires_grad_(True)
     with torch.no_grad():
         for name, layer in own.items():
             plain.get_parameter(adapted_name(name, layer)).copy_(dense_weight(layer, lora))
-    return type(world)(Policy(plain), world.processor, world.samples, world.params), own
+    return type(tiny)(Policy(plain), tiny.processor, tiny.samples, tiny.params), own
 
 
-def scores(policy, world, trained_on):
-    batch = collate(group_by_prompt(trained_on), world.processor, pad_id=world.eos_id)
+def scores(policy, tiny, trained_on):
+    batch = collate(group_by_prompt(trained_on), tiny.processor, pad_id=tiny.eos_id)
     with torch.no_grad():
         return policy.compute_logprobs(batch).logprobs_N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_targets_are_all_linear_layers_of_their_roles(tiny, family):
-    model = tiny(family).policy.model
+def test_targets_are_all_linear_layers_of_their_roles(make_tiny, family):
+    model = make_tiny(family).policy.model
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "lm_head"]
     of = {target: set() for target in EVERYWHERE}
     for name in linear:
@@ -110,19 +110,19 @@ def test_targets_are_all_linear_layers_of_their_roles(tiny, family):
     for target, names in of.items():
         if not names:
             continue
-        fresh = tiny(family).policy.model
+        fresh = make_tiny(family).policy.model
         LoraAdapter(fresh, LoraConfig(targets=(target,)), seed=0)
         assert set(layers(fresh)) == names
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(tiny, family, variant):
+def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(make_tiny, family, variant):
     lora = everywhere(family, variant)
-    world, _ = adapted(tiny(family), lora)
-    trained_on = experiences(world, group_size=2)
-    metrics, ours = gradient(world, trained_on)
-    plain, own = densified(world, lora)
+    tiny, _ = adapted(make_tiny(family), lora)
+    trained_on = experiences(tiny, group_size=2)
+    metrics, ours = gradient(tiny, trained_on)
+    plain, own = densified(tiny, lora)
     expected, dense = gradient(plain, trained_on)
     assert metrics["learner/loss"] == pytest.approx(expected["learner/loss"], rel=1e-4)
     theirs = {}
@@ -131,104 +131,104 @@ def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(tiny, family
         assert len(factors) == (3 if lora.use_dora else 2)
         gradients = torch.autograd.grad(dense_weight(layer, lora), factors.values(), dense[adapted_name(name, layer)])
         theirs |= {f"{name}.{factor}": slope for factor, slope in zip(factors, gradients, strict=True)}
-    assert {world.policy.family.component_of(name) for name in ours} == {"vision", "projector", "language"}
+    assert {tiny.policy.family.component_of(name) for name in ours} == {"vision", "projector", "language"}
     assert difference(theirs, ours) < GRADIENTS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputing(tiny, family):
-    world, _ = adapted(tiny(family), everywhere(family))
-    trained_on = experiences(world)
-    metrics, whole = gradient(world, trained_on, kl_coef=0.1)
+def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputing(make_tiny, family):
+    tiny, _ = adapted(make_tiny(family), everywhere(family))
+    trained_on = experiences(tiny)
+    metrics, whole = gradient(tiny, trained_on, kl_coef=0.1)
     assert metrics["policy/reference_kl_nats"] > 0
-    _, plain = gradient(world, trained_on, shared_prefix=False, micro_batch=2, kl_coef=0.1)
+    _, plain = gradient(tiny, trained_on, shared_prefix=False, micro_batch=2, kl_coef=0.1)
     assert difference(whole, plain) < GRADIENTS
-    enable_gradient_checkpointing(world.policy.model, ("vision", "language"))
-    _, recomputed = gradient(world, trained_on, kl_coef=0.1)
+    enable_gradient_checkpointing(tiny.policy.model, ("vision", "language"))
+    _, recomputed = gradient(tiny, trained_on, kl_coef=0.1)
     assert difference(whole, recomputed) < GRADIENTS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("target", ["language.attention", "vision.mlp"])
-def test_recomputed_activations_reach_an_adapter_beneath_frozen_weights(tiny, family, target):
+def test_recomputed_activations_reach_an_adapter_beneath_frozen_weights(make_tiny, family, target):
     """Inputs of the recomputed blocks need no gradient, as all embeddings are frozen."""
-    world, _ = adapted(tiny(family), LoraConfig(targets=(target,)))
-    trained_on = experiences(world, group_size=2)
-    _, kept = gradient(world, trained_on)
-    enable_gradient_checkpointing(world.policy.model, ("vision", "language"))
-    _, recomputed = gradient(world, trained_on)
-    assert len(kept) == len(world.policy.trained)
+    tiny, _ = adapted(make_tiny(family), LoraConfig(targets=(target,)))
+    trained_on = experiences(tiny, group_size=2)
+    _, kept = gradient(tiny, trained_on)
+    enable_gradient_checkpointing(tiny.policy.model, ("vision", "language"))
+    _, recomputed = gradient(tiny, trained_on)
+    assert len(kept) == len(tiny.policy.trained)
     assert all(slope.any() for slope in kept.values())
     assert difference(kept, recomputed) < GRADIENTS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_without_its_adapter_the_policy_is_the_base_model(tiny, family, variant):
-    base = tiny(family)
+def test_without_its_adapter_the_policy_is_the_base_model(make_tiny, family, variant):
+    base = make_tiny(family)
     trained_on = experiences(base, group_size=2)
     expected = scores(base.policy, base, trained_on)
-    new, _ = adapted(tiny(family), everywhere(family, variant), learned=False)
+    new, _ = adapted(make_tiny(family), everywhere(family, variant), learned=False)
     torch.testing.assert_close(scores(new.policy, new, trained_on), expected, rtol=0, atol=LOGPROBS)
-    world, _ = adapted(tiny(family), everywhere(family, variant))
-    off = world.policy.without_adapter()
-    torch.testing.assert_close(scores(off, world, trained_on), expected, rtol=0, atol=LOGPROBS)
-    assert (scores(world.policy, world, trained_on) - expected).abs().max() > 1e-2
-    own = set(map(id, world.policy.model.parameters()))
+    tiny, _ = adapted(make_tiny(family), everywhere(family, variant))
+    off = tiny.policy.without_adapter()
+    torch.testing.assert_close(scores(off, tiny, trained_on), expected, rtol=0, atol=LOGPROBS)
+    assert (scores(tiny.policy, tiny, trained_on) - expected).abs().max() > 1e-2
+    own = set(map(id, tiny.policy.model.parameters()))
     assert {id(parameter) for parameter in off.model.parameters()} < own  # it has no weight to itself
 
 
 @pytest.mark.parametrize("freeze", [(), ("vision", "projector")])
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=3, alpha=6, targets=("language.mlp",))])
-def test_a_reference_shares_what_is_frozen_and_stays_when_the_policy_moves(tiny, freeze, lora):
-    world = tiny()
+def test_a_reference_shares_what_is_frozen_and_stays_when_the_policy_moves(make_tiny, freeze, lora):
+    tiny = make_tiny()
     if lora:
-        world, _ = adapted(world, lora)
-    world = type(world)(Policy(world.policy.model, freeze=freeze), world.processor, world.samples, world.params)
-    trained_on = experiences(world, group_size=2)
-    reference, before = world.policy.frozen_copy(), scores(world.policy, world, trained_on)
-    given = {name: id(parameter) for name, parameter in world.policy.frozen.items()}
+        tiny, _ = adapted(tiny, lora)
+    tiny = type(tiny)(Policy(tiny.policy.model, freeze=freeze), tiny.processor, tiny.samples, tiny.params)
+    trained_on = experiences(tiny, group_size=2)
+    reference, before = tiny.policy.frozen_copy(), scores(tiny.policy, tiny, trained_on)
+    given = {name: id(parameter) for name, parameter in tiny.policy.frozen.items()}
     assert {name: id(parameter) for name, parameter in reference.frozen.items()} == given
-    assert reference.trained.keys() == world.policy.trained.keys()
-    assert not {id(p) for p in reference.trained.values()} & {id(p) for p in world.policy.trained.values()}
+    assert reference.trained.keys() == tiny.policy.trained.keys()
+    assert not {id(p) for p in reference.trained.values()} & {id(p) for p in tiny.policy.trained.values()}
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
-    gradient(world, trained_on)
-    optimizer = TorchOptimizer(world.policy.trained_by_component, OptimizerConfig(lr=0.01))
+    gradient(tiny, trained_on)
+    optimizer = TorchOptimizer(tiny.policy.trained_by_component, OptimizerConfig(lr=0.01))
     optimizer.update(0.01)
-    assert (scores(world.policy, world, trained_on) - before).abs().max() > 1e-2
-    assert torch.equal(scores(reference, world, trained_on), before)
+    assert (scores(tiny.policy, tiny, trained_on) - before).abs().max() > 1e-2
+    assert torch.equal(scores(reference, tiny, trained_on), before)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_merged_weights_and_the_adapter_alone_say_the_same(tiny, family, variant, tmp_path):
-    world, adapter = adapted(tiny(family), everywhere(family, variant))
-    trained_on = experiences(world, group_size=2)
-    expected = scores(world.policy, world, trained_on)
+def test_merged_weights_and_the_adapter_alone_say_the_same(make_tiny, family, variant, tmp_path):
+    tiny, adapter = adapted(make_tiny(family), everywhere(family, variant))
+    trained_on = experiences(tiny, group_size=2)
+    expected = scores(tiny.policy, tiny, trained_on)
     adapter.save_pretrained(tmp_path)
-    again = PeftModel.from_pretrained(tiny(family).policy.model, str(tmp_path))
+    again = PeftModel.from_pretrained(make_tiny(family).policy.model, str(tmp_path))
     loaded = Policy(again.get_base_model())
-    torch.testing.assert_close(scores(loaded, world, trained_on), expected, rtol=0, atol=LOGPROBS)
+    torch.testing.assert_close(scores(loaded, tiny, trained_on), expected, rtol=0, atol=LOGPROBS)
     adapter.merge()
-    assert not layers(world.policy.model)
-    torch.testing.assert_close(scores(world.policy, world, trained_on), expected, rtol=0, atol=LOGPROBS)
+    assert not layers(tiny.policy.model)
+    torch.testing.assert_close(scores(tiny.policy, tiny, trained_on), expected, rtol=0, atol=LOGPROBS)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])
-def test_an_adapter_of_experts_alone_learns_and_is_merged(tiny, family):
-    world, adapter = adapted(tiny(family), LoraConfig(rank=2, targets=("language.experts",)))
-    trained_on = experiences(world, group_size=2)
-    expected = scores(world.policy, world, trained_on)
-    _, learned = gradient(world, trained_on)
+def test_an_adapter_of_experts_alone_learns_and_is_merged(make_tiny, family):
+    tiny, adapter = adapted(make_tiny(family), LoraConfig(rank=2, targets=("language.experts",)))
+    trained_on = experiences(tiny, group_size=2)
+    expected = scores(tiny.policy, tiny, trained_on)
+    _, learned = gradient(tiny, trained_on)
     assert learned and all(".experts." in name for name in learned)
     assert all(own.any() for own in learned.values())
     adapter.merge()
-    torch.testing.assert_close(scores(world.policy, world, trained_on), expected, rtol=0, atol=LOGPROBS)
+    torch.testing.assert_close(scores(tiny.policy, tiny, trained_on), expected, rtol=0, atol=LOGPROBS)
 
 
-def test_an_adapter_depends_on_its_seed_alone_and_stays_float32(tiny):
+def test_an_adapter_depends_on_its_seed_alone_and_stays_float32(make_tiny):
     def made(seed, dtype=torch.float32):
-        model = tiny().policy.model.to(dtype)
+        model = make_tiny().policy.model.to(dtype)
         LoraAdapter(model, LoraConfig(), seed=seed)
         return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
@@ -242,22 +242,22 @@ def test_an_adapter_depends_on_its_seed_alone_and_stays_float32(tiny):
     assert {parameter.dtype for parameter in narrow.values()} == {torch.float32}
 
 
-def test_dropout_is_for_learning_alone(tiny):
-    world, _ = adapted(tiny(), LoraConfig(dropout=0.5))
-    trained_on = experiences(world, group_size=2)
-    assert torch.equal(scores(world.policy, world, trained_on), scores(world.policy, world, trained_on))
-    (_, one), (_, two) = gradient(world, trained_on), gradient(world, trained_on)
+def test_dropout_is_for_learning_alone(make_tiny):
+    tiny, _ = adapted(make_tiny(), LoraConfig(dropout=0.5))
+    trained_on = experiences(tiny, group_size=2)
+    assert torch.equal(scores(tiny.policy, tiny, trained_on), scores(tiny.policy, tiny, trained_on))
+    (_, one), (_, two) = gradient(tiny, trained_on), gradient(tiny, trained_on)
     assert difference(one, two) > 1e-2
 
 
-def test_a_target_that_the_model_does_not_have_is_refused(tiny):
+def test_a_target_that_the_model_does_not_have_is_refused(make_tiny):
     with pytest.raises(UserError, match=r"this qwen3_vl_moe has no layer of language.mlp; it has language.attention, "):
-        LoraAdapter(tiny("qwen3_vl_moe").policy.model, LoraConfig(targets=("language.mlp",)), seed=0)
+        LoraAdapter(make_tiny("qwen3_vl_moe").policy.model, LoraConfig(targets=("language.mlp",)), seed=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_left_to_the_family_an_adapter_is_on_layers_that_every_token_passes(tiny, family):
-    model = tiny(family).policy.model
+def test_left_to_the_family_an_adapter_is_on_layers_that_every_token_passes(make_tiny, family):
+    model = make_tiny(family).policy.model
     LoraAdapter(model, LoraConfig(), seed=0)
     names = list(layers(model))
     assert names and not any("visual" in name or name.endswith("experts") for name in names)

@@ -29,9 +29,9 @@ TREES = {
 }
 
 
-def plain_model(world):
+def plain_model(tiny):
     """A copy with transformers' own layers, attention included."""
-    model = copy.deepcopy(world.policy.model)
+    model = copy.deepcopy(tiny.policy.model)
     model.get_decoder().config._attn_implementation = "sdpa"
     for layer in model.modules():
         layer.__dict__.pop("forward", None)
@@ -101,9 +101,9 @@ def distance(found, reference):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-def test_a_packed_row_gives_the_logits_and_gradients_of_plain_rows(tiny, family, tree):
-    world = tiny(family)
-    model, plain, sequences = world.policy.model.train(), plain_model(world).train(), random_sequences(tree)
+def test_a_packed_row_gives_the_logits_and_gradients_of_plain_rows(make_tiny, family, tree):
+    tiny = make_tiny(family)
+    model, plain, sequences = tiny.policy.model.train(), plain_model(tiny).train(), random_sequences(tree)
     packed, separate = packed_logits(model, sequences), plain_logits(plain, sequences)
     for ours, theirs in zip(packed, separate, strict=True):
         assert (ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max() < LOGPROBS
@@ -126,12 +126,12 @@ def rule_in_float64(query, key, value, g, beta, initial_state=None, **_):
     return torch.stack(outputs, dim=1), state
 
 
-def test_a_packed_row_is_no_farther_from_float64_than_plain_rows(tiny, monkeypatch):
-    world = tiny("qwen3_5")
-    model, plain, sequences = world.policy.model.train(), plain_model(world).train(), random_sequences([(70, (65, 9))])
+def test_a_packed_row_is_no_farther_from_float64_than_plain_rows(make_tiny, monkeypatch):
+    tiny = make_tiny("qwen3_5")
+    model, plain, sequences = tiny.policy.model.train(), plain_model(tiny).train(), random_sequences([(70, (65, 9))])
     ours = gradient_of(model, packed_logits(model, sequences))
     theirs = gradient_of(plain, plain_logits(plain, sequences))
-    exact = plain_model(world).double().train()
+    exact = plain_model(tiny).double().train()
     monkeypatch.setattr(modeling, "torch_chunk_gated_delta_rule", rule_in_float64)
     monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)  # the layers would round to float32
     reference = gradient_of(exact, plain_logits(exact, sequences))
@@ -146,10 +146,10 @@ def pad_left(rows, columns):
 
 @torch.no_grad()
 @pytest.mark.parametrize("appended", [(9, 0, 70, 1), (3, 3, 3, 3), (1, 0, 2, 0)])
-def test_rows_of_several_lengths_are_appended_to_a_cache(tiny, appended):
+def test_rows_of_several_lengths_are_appended_to_a_cache(make_tiny, appended):
     """Then rows leave, come twice and change places, and each takes one more token."""
-    world = tiny("qwen3_5")
-    model, plain, lengths = world.policy.model.eval(), plain_model(world).eval(), (7, 70, 130, 2)
+    tiny = make_tiny("qwen3_5")
+    model, plain, lengths = tiny.policy.model.eval(), plain_model(tiny).eval(), (7, 70, 130, 2)
     totals = [length + more + 1 for length, more in zip(lengths, appended, strict=True)]
     ((_, full),) = random_sequences([(1, totals)])
     cache = DynamicCache(config=model.config.get_text_config())
@@ -189,17 +189,17 @@ def test_rows_of_several_lengths_are_appended_to_a_cache(tiny, appended):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("lengths", [(1, 0), (2, 5)])
-def test_the_sampler_goes_on_behind_responses_of_several_lengths(tiny, family, lengths):
-    world = tiny(family)
-    prompt = world.processor.build(world.samples[0])
-    greedy = replace(world.params, temperature=0.0)
-    (group,) = world.sampler().generate([prompt], 2, greedy, step=0)
+def test_the_sampler_goes_on_behind_responses_of_several_lengths(make_tiny, family, lengths):
+    tiny = make_tiny(family)
+    prompt = tiny.processor.build(tiny.samples[0])
+    greedy = replace(tiny.params, temperature=0.0)
+    (group,) = tiny.sampler().generate([prompt], 2, greedy, step=0)
     begun = []
     for rollout, length in zip(group, lengths, strict=True):
         ids, logprobs = rollout.segments[0].token_ids[:length], rollout.segments[0].logprobs[:length]
         segments = (Segment(token_ids=ids, logprobs=logprobs, author=Author.POLICY),) if length else ()
         begun.append(replace(rollout, segments=segments))
-    for whole, rollout in zip(group, world.sampler().extend(begun, greedy, step=0), strict=True):
+    for whole, rollout in zip(group, tiny.sampler().extend(begun, greedy, step=0), strict=True):
         again = [id for segment in rollout.segments for id in segment.token_ids][: whole.num_tokens]
         assert tuple(again) == whole.segments[0].token_ids
 
@@ -273,9 +273,9 @@ def install_kernel(monkeypatch):
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-def test_flash_linear_attention_forks_in_two_calls_a_layer(tiny, install_kernel, tree):
+def test_flash_linear_attention_forks_in_two_calls_a_layer(make_tiny, install_kernel, tree):
     """All prompts in one call, all completions in another, which continues from the states of the first."""
-    model, sequences = tiny("qwen3_5").policy.model.bfloat16().train(), random_sequences(tree)
+    model, sequences = make_tiny("qwen3_5").policy.model.bfloat16().train(), random_sequences(tree)
     by_torch = packed_logits(model, sequences)
     gradient_by_torch = gradient_of(model, by_torch)
     calls = install_kernel()

@@ -74,10 +74,10 @@ def launch(folder: Path, trial_sets: list[TrialSet], size: int) -> dict:
 
 
 @pytest.fixture(scope="module")
-def trial_set(tiny) -> TrialSet:
+def trial_set(make_tiny) -> TrialSet:
     """Five steps: all groups; text against a picture; a video against text; a picture against nothing; text alone."""
-    world = tiny("qwen2_5_vl")
-    image, _, text, video, _ = groups = group_by_prompt(experiences(world, group_size=3))
+    tiny = make_tiny("qwen2_5_vl")
+    image, _, text, video, _ = groups = group_by_prompt(experiences(tiny, group_size=3))
     every = [experience for group in groups for experience in group]
     steps = (every, [*text, *image], [*video, *text], list(image), list(text))
     plain = Trial(deepspeed=None, steps=steps, resume_after=2)
@@ -113,7 +113,7 @@ def trial_set(tiny) -> TrialSet:
         ),
         "zero2-narrow": replace(plain, deepspeed=zero(2), dtype=torch.bfloat16, resume_after=1, steps=steps[:2]),
     }
-    return TrialSet(policy=world.policy, processor=world.processor, eos_id=world.eos_id, trials=trials)
+    return TrialSet(policy=tiny.policy, processor=tiny.processor, eos_id=tiny.eos_id, trials=trials)
 
 
 @pytest.fixture(scope="module")

@@ -31,13 +31,13 @@ SAME = {"zero2": "zero3", "torch-engine": "zero3-engine"}
 
 
 @pytest.fixture(scope="module")
-def trial_sets(tiny) -> dict[str, TrialSet]:
+def trial_sets(make_tiny) -> dict[str, TrialSet]:
     """Three steps of each family: a picture, text and a video; text against a picture; text alone."""
     found = {}
     for family, targets in TARGETS.items():
-        world = tiny(family)
-        image, _, text, video, _ = group_by_prompt(experiences(world, group_size=3))
-        for module in world.policy.model.modules():
+        tiny = make_tiny(family)
+        image, _, text, video, _ = group_by_prompt(experiences(tiny, group_size=3))
+        for module in tiny.policy.model.modules():
             module.__dict__.pop("forward", None)  # what was put into layers cannot be pickled
         steps = ([*image, *text, *video], [*text, *image], list(text))
         plain = Trial(deepspeed=None, steps=steps, resume_after=1)
@@ -51,21 +51,21 @@ def trial_sets(tiny) -> dict[str, TrialSet]:
         if family == "qwen3_vl_moe":
             # Mini-batches, so that all but the first replay what an extra pass has recorded.
             trials["zero3-routed"] = replace(once, deepspeed=zero(3), mini_batches=2, routing_replay="learner")
-            sent = replace(once, steps=routed_by_an_engine(world), mini_batches=2, routing_replay="engine")
+            sent = replace(once, steps=routed_by_an_engine(tiny), mini_batches=2, routing_replay="engine")
             trials |= {"torch-engine": sent, "zero3-engine": replace(sent, deepspeed=zero(3))}
         trials = {f"{family}/{name}": trial for name, trial in trials.items()}
-        found[family] = TrialSet(policy=world.policy, processor=world.processor, eos_id=world.eos_id, trials=trials)
+        found[family] = TrialSet(policy=tiny.policy, processor=tiny.processor, eos_id=tiny.eos_id, trials=trials)
     return found
 
 
-def routed_by_an_engine(world):
+def routed_by_an_engine(tiny):
     """A step with a picture and text, sampled by an engine that sends tokens to other experts."""
-    engine = world.policy.frozen_copy()
+    engine = tiny.policy.frozen_copy()
     with torch.no_grad():
         for router in engine.routers:
             router.weight.add_(0.5 * router.weight.flip(0))
-    sampler = hf_sampler(engine, world.processor, seed_parts=("test",), record_routes=True)
-    image, _, text, *_ = group_by_prompt(experiences(world, group_size=3, sampler=sampler))
+    sampler = hf_sampler(engine, tiny.processor, seed_parts=("test",), record_routes=True)
+    image, _, text, *_ = group_by_prompt(experiences(tiny, group_size=3, sampler=sampler))
     return ([*image, *text],)
 
 

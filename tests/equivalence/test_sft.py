@@ -27,38 +27,38 @@ from mmrl.types import Author, Experience, MediaPolicy, Target, UserError
 THOUGHT = "one red, then two more"
 
 
-def thinking(world, **grammar):
-    """The world's processor with another grammar."""
-    known = world.processor.encoder
+def thinking(tiny, **response_format):
+    """The tiny model's processor with another response format."""
+    known = tiny.processor.encoder
     store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
     options = {"video": SMALL, "add_instruction": False, "max_prompt_tokens": 500}
-    return PromptProcessor(PromptEncoder(known.bundle, ResponseFormat(**grammar), store, **options))
+    return PromptProcessor(PromptEncoder(known.bundle, ResponseFormat(**response_format), store, **options))
 
 
-def lessons(world, samples, **options):
-    demonstrated = (world.processor.build_demonstration(world.processor.build(s), s.target, **options) for s in samples)
+def lessons(tiny, samples, **options):
+    demonstrated = (tiny.processor.build_demonstration(tiny.processor.build(s), s.target, **options) for s in samples)
     return [Experience(rollout=rollout, advantage=0.0) for rollout in demonstrated]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("learn", ["response", "answer"])
-def test_a_packed_step_has_the_gradient_of_a_padded_one(tiny, family, learn):
-    world = tiny(family)
-    world = replace(world, processor=thinking(world, thinking="required"))
+def test_a_packed_step_has_the_gradient_of_a_padded_one(make_tiny, family, learn):
+    tiny = make_tiny(family)
+    tiny = replace(tiny, processor=thinking(tiny, thinking="required"))
     trained_on = lessons(
-        world, [replace(s, thinking=THOUGHT * k) for k, s in enumerate(world.samples[:6], 1)], loss_on=learn
+        tiny, [replace(s, thinking=THOUGHT * k) for k, s in enumerate(tiny.samples[:6], 1)], loss_on=learn
     )
-    told, packed = gradient(world, trained_on)
-    again, plain = gradient(world, trained_on, shared_prefix=False)
+    told, packed = gradient(tiny, trained_on)
+    again, plain = gradient(tiny, trained_on, shared_prefix=False)
     assert difference(packed, plain) < GRADIENTS
     assert told == pytest.approx(again, rel=1e-4, abs=1e-6)
-    _, few = gradient(world, trained_on, token_budget=60)
+    _, few = gradient(tiny, trained_on, token_budget=60)
     assert difference(packed, few) < GRADIENTS
 
 
-def test_imitation_refuses_an_attention_that_leaks_too(tiny, monkeypatch):
-    world = tiny()
-    trained_on = lessons(world, world.samples[:3])
+def test_imitation_refuses_an_attention_that_leaks_too(make_tiny, monkeypatch):
+    tiny = make_tiny()
+    trained_on = lessons(tiny, tiny.samples[:3])
     honest = (
         shared_prefix_attention.attention_blocks
     )  # with everything one sequence, later demonstrations see earlier ones
@@ -68,11 +68,11 @@ def test_imitation_refuses_an_attention_that_leaks_too(tiny, monkeypatch):
         lambda tree: honest([PrefixGroup(sum(p + sum(own) for p, own in tree), ())]),
     )
     with pytest.raises(UserError, match=r"on sample .* it differs .* nats .* Set shared_prefix: off"):
-        gradient(world, trained_on)
+        gradient(tiny, trained_on)
 
 
 @pytest.mark.parametrize(
-    ("grammar", "answer"),
+    ("response_format", "answer"),
     [
         ({"thinking": "required"}, "<answer>3</answer>"),
         ({"thinking": "optional", "style": "boxed"}, r"\boxed{3}"),
@@ -80,10 +80,10 @@ def test_imitation_refuses_an_attention_that_leaks_too(tiny, monkeypatch):
         ({"thinking": "none"}, "<answer>3</answer>"),
     ],
 )
-def test_the_answer_alone_is_learned_given_what_comes_before_it(tiny, grammar, answer):
-    world = tiny()
-    processor = thinking(world, **grammar)
-    sample = replace(world.samples[0], thinking=THOUGHT)
+def test_the_answer_alone_is_learned_given_what_comes_before_it(make_tiny, response_format, answer):
+    tiny = make_tiny()
+    processor = thinking(tiny, **response_format)
+    sample = replace(tiny.samples[0], thinking=THOUGHT)
     target = Target(answer_type=sample.target.answer_type, value=3)
     whole = processor.build_demonstration(processor.build(sample), target)
     part = processor.build_demonstration(processor.build(sample), target, loss_on="answer")
@@ -93,24 +93,24 @@ def test_the_answer_alone_is_learned_given_what_comes_before_it(tiny, grammar, a
     assert {segment.author for segment in given} <= {Author.FORCED} and learned.author is Author.DEMONSTRATION
     said = processor.decode(learned.token_ids)
     assert said.endswith(answer) and len(said) - len(answer) <= 8  # a token that the answer begins within is its own
-    assert bool(given) == (grammar["thinking"] != "none")
+    assert bool(given) == (response_format["thinking"] != "none")
 
 
-def test_a_response_is_learned_as_it_stands(tiny):
-    world = tiny()
-    prompt = world.processor.build(world.samples[0])
-    rollout = world.processor.build_demonstration(prompt, "well:  <answer> 3 </answer>")
-    assert rollout.text == world.processor.decode(rollout.segments[0].token_ids) == "well:  <answer> 3 </answer>"
-    assert rollout.segments[0].token_ids[-1] == world.eos_id
+def test_a_response_is_learned_as_it_stands(make_tiny):
+    tiny = make_tiny()
+    prompt = tiny.processor.build(tiny.samples[0])
+    rollout = tiny.processor.build_demonstration(prompt, "well:  <answer> 3 </answer>")
+    assert rollout.text == tiny.processor.decode(rollout.segments[0].token_ids) == "well:  <answer> 3 </answer>"
+    assert rollout.segments[0].token_ids[-1] == tiny.eos_id
     with pytest.raises(UserError, match="the response 'three' has no answer to train on"):
-        world.processor.build_demonstration(prompt, "three", loss_on="answer")
+        tiny.processor.build_demonstration(prompt, "three", loss_on="answer")
 
 
 @pytest.mark.parametrize("style", ["tags", "boxed"])
-def test_without_its_thinking_a_demonstration_keeps_all_else(tiny, style):
-    world = tiny()
-    processor = thinking(world, thinking="optional", style=style, sections=(ResponseSection("look"),))
-    sample = replace(world.samples[0], thinking=f"<look>dots</look>\n<think>{THOUGHT}</think>\n")
+def test_without_its_thinking_a_demonstration_keeps_all_else(make_tiny, style):
+    tiny = make_tiny()
+    processor = thinking(tiny, thinking="optional", style=style, sections=(ResponseSection("look"),))
+    sample = replace(tiny.samples[0], thinking=f"<look>dots</look>\n<think>{THOUGHT}</think>\n")
     with_it, without = (
         processor.build_demonstration(processor.build(sample), sample.target, with_thinking=thinks)
         for thinks in (True, False)
@@ -153,8 +153,8 @@ def watched(samples, share, salt):
     return watcher.thought
 
 
-def test_thoughts_are_dropped_in_their_share_and_by_the_seed(tiny):
-    samples = tiny().samples[:8]
+def test_thoughts_are_dropped_in_their_share_and_by_the_seed(make_tiny):
+    samples = make_tiny().samples[:8]
     thought = watched(samples, 0.3, salt=0)
     drawn = torch.tensor([thought[sample.id] for sample in samples]).float()
     assert abs(drawn.mean() - 0.7) < 4 * (0.3 * 0.7 / 800) ** 0.5

@@ -15,15 +15,15 @@ from mmrl.policy.batch import PrefixGroup, collate, group_by_prompt
 from mmrl.policy.families import FAMILIES
 from mmrl.types import Experience, UserError
 
-KINDS = ("image", "two images", "text", "video", "image and video")  # the first samples of a tiny world
+KINDS = ("image", "two images", "text", "video", "image and video")  # the first samples of a tiny model
 EXACT = ForwardDifference(logprobs=LOGPROBS, gradient=GRADIENTS)
 
 
-def group(world, sample, sizes=(6, 1, 4)):
+def group(tiny, sample, sizes=(6, 1, 4)):
     """Rollouts of one prompt, cut to these lengths."""
-    prompt = world.processor.build(sample)
-    params = replace(world.params, temperature=0.7)
-    (rollouts,) = world.sampler().generate([prompt], len(sizes), params, step=0)
+    prompt = tiny.processor.build(sample)
+    params = replace(tiny.params, temperature=0.7)
+    (rollouts,) = tiny.sampler().generate([prompt], len(sizes), params, step=0)
     experiences = []
     for rollout, size in zip(rollouts, sizes, strict=True):
         (segment,) = rollout.segments
@@ -32,9 +32,9 @@ def group(world, sample, sizes=(6, 1, 4)):
     return experiences
 
 
-def layouts(world, experiences):
+def layouts(tiny, experiences):
     return (
-        collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
+        collate(group_by_prompt(experiences), tiny.processor, pad_id=tiny.eos_id, shared_prefix=shared_prefix)
         for shared_prefix in (True, False)
     )
 
@@ -42,23 +42,23 @@ def layouts(world, experiences):
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_and_gradients_are_those_of_the_plain_forward(tiny, family, kind, recompute):
-    world = tiny(family)
+def test_log_probs_and_gradients_are_those_of_the_plain_forward(make_tiny, family, kind, recompute):
+    tiny = make_tiny(family)
     if recompute:
-        world.policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    found = compare_layouts(world.policy, *layouts(world, group(world, world.samples[KINDS.index(kind)])))
+        tiny.policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    found = compare_layouts(tiny.policy, *layouts(tiny, group(tiny, tiny.samples[KINDS.index(kind)])))
     assert found.within(EXACT), found
     assert found.logprobs + found.gradient > 0.0  # they are two computations
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_kinds_in_one_row_with_groups_of_any_size(tiny, family):
-    world = tiny(family)
+def test_all_kinds_in_one_row_with_groups_of_any_size(make_tiny, family):
+    tiny = make_tiny(family)
     sizes = [(6, 5), (3,), (0, 2, 6), (1,), (2, 2, 2, 2)]
-    mixed = [e for sample, lengths in zip(world.samples, sizes, strict=False) for e in group(world, sample, lengths)]
-    packed, plain = layouts(world, mixed)
+    mixed = [e for sample, lengths in zip(tiny.samples, sizes, strict=False) for e in group(tiny, sample, lengths)]
+    packed, plain = layouts(tiny, mixed)
     assert len(packed.prefix_tree) == len(sizes)
-    found = compare_layouts(world.policy, packed, plain)
+    found = compare_layouts(tiny.policy, packed, plain)
     assert found.within(EXACT), found
 
 
@@ -90,19 +90,19 @@ BREAKAGES = (
 
 @pytest.mark.parametrize("how", BREAKAGES)
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_the_comparison_can_fail(tiny, how, dtype):
-    world = tiny()
-    experiences = group(world, world.samples[1], sizes=(6, 6, 6))
-    world.policy.model.to(dtype)
-    packed, plain = layouts(world, experiences)
-    assert compare_layouts(world.policy, packed, plain).within(TOLERANCES[dtype])
-    assert not compare_layouts(world.policy, broken(packed, how), plain).within(TOLERANCES[dtype])
+def test_the_comparison_can_fail(make_tiny, how, dtype):
+    tiny = make_tiny()
+    experiences = group(tiny, tiny.samples[1], sizes=(6, 6, 6))
+    tiny.policy.model.to(dtype)
+    packed, plain = layouts(tiny, experiences)
+    assert compare_layouts(tiny.policy, packed, plain).within(TOLERANCES[dtype])
+    assert not compare_layouts(tiny.policy, broken(packed, how), plain).within(TOLERANCES[dtype])
 
 
-def test_the_learner_refuses_an_attention_that_leaks(tiny, monkeypatch):
-    world = tiny()
-    siblings = group(world, world.samples[1], sizes=(6, 6))
-    check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
+def test_the_learner_refuses_an_attention_that_leaks(make_tiny, monkeypatch):
+    tiny = make_tiny()
+    siblings = group(tiny, tiny.samples[1], sizes=(6, 6))
+    check_shared_prefix(tiny.policy, [siblings], tiny.processor, pad_id=tiny.eos_id)
     honest = shared_prefix_attention.attention_blocks
     monkeypatch.setattr(
         shared_prefix_attention,
@@ -110,44 +110,44 @@ def test_the_learner_refuses_an_attention_that_leaks(tiny, monkeypatch):
         lambda tree: honest(tuple(PrefixGroup(prompt, (sum(own),)) for prompt, own in tree)),
     )
     with pytest.raises(UserError, match=r"sample two-images it differs .* nats .* Set shared_prefix: off"):
-        check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
+        check_shared_prefix(tiny.policy, [siblings], tiny.processor, pad_id=tiny.eos_id)
 
 
-def test_experts_that_are_close_are_no_error(tiny):
+def test_experts_that_are_close_are_no_error(make_tiny):
     """In bfloat16 the two layouts would send many tokens to different experts."""
-    world = tiny("qwen3_vl_moe")
-    siblings = group(world, world.samples[1], sizes=(6, 6))
-    world.policy.model.to(torch.bfloat16)
+    tiny = make_tiny("qwen3_vl_moe")
+    siblings = group(tiny, tiny.samples[1], sizes=(6, 6))
+    tiny.policy.model.to(torch.bfloat16)
     with torch.no_grad():
-        for router in world.policy.routers:
+        for router in tiny.policy.routers:
             router.weight.copy_(router.weight[:1] + 0.01 * router.weight)
-        for name, parameter in world.policy.model.named_parameters():
+        for name, parameter in tiny.policy.model.named_parameters():
             if name.endswith("experts.down_proj"):
                 parameter.mul_(8.0)
-    assert not compare_layouts(world.policy, *layouts(world, siblings)).within(TOLERANCES[torch.bfloat16])
-    check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
+    assert not compare_layouts(tiny.policy, *layouts(tiny, siblings)).within(TOLERANCES[torch.bfloat16])
+    check_shared_prefix(tiny.policy, [siblings], tiny.processor, pad_id=tiny.eos_id)
 
 
-def test_recurrent_layers_get_advice_of_their_own(tiny, monkeypatch):
+def test_recurrent_layers_get_advice_of_their_own(make_tiny, monkeypatch):
     """The planted kernel does not fork the state: completions continue from that of an empty prompt."""
-    world = tiny("qwen3_5")
-    siblings = group(world, world.samples[1], sizes=(6, 6))
+    tiny = make_tiny("qwen3_5")
+    siblings = group(tiny, tiny.samples[1], sizes=(6, 6))
     honest = gated_delta_net._apply_rule
     monkeypatch.setattr(gated_delta_net, "_apply_rule", lambda *given: honest(*given[:3], None, *given[4:]))
     with pytest.raises(UserError, match=r"shared_prefix: off, .* not fork the recurrent state; or, .* version"):
-        check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
+        check_shared_prefix(tiny.policy, [siblings], tiny.processor, pad_id=tiny.eos_id)
 
 
-def test_in_bfloat16_a_wrong_fork_is_found_and_a_right_one_passes(tiny, monkeypatch):
-    world = tiny("qwen3_5")
-    policy = copy.deepcopy(world.policy)
+def test_in_bfloat16_a_wrong_fork_is_found_and_a_right_one_passes(make_tiny, monkeypatch):
+    tiny = make_tiny("qwen3_5")
+    policy = copy.deepcopy(tiny.policy)
     policy.model.to(torch.bfloat16)
-    siblings = group(world, world.samples[1], sizes=(6, 6))
-    check_shared_prefix(policy, [siblings], world.processor, pad_id=world.eos_id)
+    siblings = group(tiny, tiny.samples[1], sizes=(6, 6))
+    check_shared_prefix(policy, [siblings], tiny.processor, pad_id=tiny.eos_id)
     honest = gated_delta_net._apply_rule
     monkeypatch.setattr(gated_delta_net, "_apply_rule", lambda *given: honest(*given[:3], None, *given[4:]))
     with pytest.raises(UserError, match=r"0\.1 and 0\.5 would be rounding"):
-        check_shared_prefix(policy, [siblings], world.processor, pad_id=world.eos_id)
+        check_shared_prefix(policy, [siblings], tiny.processor, pad_id=tiny.eos_id)
 
 
 def test_what_is_no_number_is_not_within():
@@ -155,13 +155,13 @@ def test_what_is_no_number_is_not_within():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_frozen_tower_runs_once_for_each_medium(tiny, family):
+def test_a_frozen_tower_runs_once_for_each_medium(make_tiny, family):
     """In sampling, learning, the reference's passes and later epochs; with the gradients it would have had."""
-    world = tiny(family)
-    free, frozen = world.policy, type(world.policy)(world.policy.model, freeze=("vision", "projector"))
+    tiny = make_tiny(family)
+    free, frozen = tiny.policy, type(tiny.policy)(tiny.policy.model, freeze=("vision", "projector"))
     calls = []
     free.model.model.visual.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
-    batches = [next(layouts(world, group(world, sample))) for sample in world.samples[:5]]
+    batches = [next(layouts(tiny, group(tiny, sample))) for sample in tiny.samples[:5]]
     calls.clear()
     logps = [frozen.compute_logprobs(batch).logprobs_N for batch in batches]
     sum(each.sum() for each in logps).backward()

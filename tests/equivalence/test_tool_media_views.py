@@ -19,89 +19,89 @@ from mmrl.types import Author, CoordinateSystem, Experience, ImageRef, ResizeMap
 EXACT = ForwardDifference(logprobs=LOGPROBS, gradient=GRADIENTS)
 
 
-def env(world, text):
-    ids = tuple(world.processor.tokenizer(text).input_ids)
+def env(tiny, text):
+    ids = tuple(tiny.processor.tokenizer(text).input_ids)
     return Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.ENVIRONMENT)
 
 
-def zoomed(world, number, crop):
-    return replace(world.samples[number].images[0], crop=crop)
+def zoomed(tiny, number, crop):
+    return replace(tiny.samples[number].images[0], crop=crop)
 
 
-def refs(world, clip):
+def refs(tiny, clip):
     """A part of a picture, one frame of a video and a part of it, a part of a video with more frames."""
     frame = ImageRef(path=clip.path, sha256=clip.sha256, timestamp=1.0)
     return {
-        "zoom": [zoomed(world, 0, (4, 8, 40, 32))],
+        "zoom": [zoomed(tiny, 0, (4, 8, 40, 32))],
         "frames": [frame, replace(frame, timestamp=1.5, crop=(0, 0, 32, 32))],
         "part": [replace(clip, start=0.5, end=1.5)],
-        "all": [zoomed(world, 1, (0, 0, 24, 48)), replace(clip, start=1.0), zoomed(world, 0, (4, 8, 40, 32))],
+        "all": [zoomed(tiny, 1, (0, 0, 24, 48)), replace(clip, start=1.0), zoomed(tiny, 0, (4, 8, 40, 32))],
         "none": [],
     }
 
 
-def went_on(world, sample, shown):
+def went_on(tiny, sample, shown):
     """Rollouts of a sample that were shown these, one list each, and continued."""
-    prompt = world.processor.build(sample)
-    (begun,) = world.sampler().generate([prompt], len(shown), replace(world.params, max_new_tokens=3), step=0)
+    prompt = tiny.processor.build(sample)
+    (begun,) = tiny.sampler().generate([prompt], len(shown), replace(tiny.params, max_new_tokens=3), step=0)
     seen = []
     for rollout, media in zip(begun, shown, strict=True):
-        views = [part for ref in media for part in (world.processor.build_tool_segment(ref), env(world, "and"))]
+        views = [part for ref in media for part in (tiny.processor.build_tool_segment(ref), env(tiny, "and"))]
         seen.append(replace(rollout, segments=(*rollout.segments, *views)) if views else rollout)
-    return world.sampler().extend(seen, replace(world.params, temperature=0.7), step=0)
+    return tiny.sampler().extend(seen, replace(tiny.params, temperature=0.7), step=0)
 
 
-def experiences(world, clip):
+def experiences(tiny, clip):
     """Groups whose siblings were shown different things, or nothing, after a picture, a text and a video."""
-    known = refs(world, clip)
+    known = refs(tiny, clip)
     groups = [
-        went_on(world, world.samples[0], [known["zoom"], known["none"], known["all"]]),
-        went_on(world, world.samples[2], [known["part"], known["frames"]]),
-        went_on(world, world.samples[3], [known["frames"], known["all"], known["part"]]),
+        went_on(tiny, tiny.samples[0], [known["zoom"], known["none"], known["all"]]),
+        went_on(tiny, tiny.samples[2], [known["part"], known["frames"]]),
+        went_on(tiny, tiny.samples[3], [known["frames"], known["all"], known["part"]]),
     ]
     return [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
 
 
-def layouts(world, made):
+def layouts(tiny, made):
     groups = group_by_prompt(made)
     return (
-        collate(groups, world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
+        collate(groups, tiny.processor, pad_id=tiny.eos_id, shared_prefix=shared_prefix)
         for shared_prefix in (True, False)
     )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sampling_and_both_layouts_see_the_same(tiny, clip, family):
+def test_sampling_and_both_layouts_see_the_same(make_tiny, clip, family):
     """Prefill, cached tails and decoding give the log-probs of one forward; packed gives what plain does."""
-    world = tiny(family)
-    made = experiences(world, clip)
+    tiny = make_tiny(family)
+    made = experiences(tiny, clip)
     assert [len(e.rollout.observations) for e in made] == [1, 0, 3, 1, 2, 2, 3, 1]
-    packed, plain = layouts(world, made)
+    packed, plain = layouts(tiny, made)
     for batch in (packed, plain):
         with torch.no_grad():
-            scores = world.policy.compute_logprobs(batch)
+            scores = tiny.policy.compute_logprobs(batch)
         assert (scores.logprobs_N - recorded(made)).abs().max() < LOGPROBS
-    found = compare_layouts(world.policy, packed, plain)
+    found = compare_layouts(tiny.policy, packed, plain)
     assert found.within(EXACT), found
     assert found.logprobs + found.gradient > 0.0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_transformers_forward_of_the_whole_sequence(tiny, clip, family):
+def test_it_is_transformers_forward_of_the_whole_sequence(make_tiny, clip, family):
     """With patches of its own processor, of a picture cut and resized by hand, at positions that it derives."""
-    world = tiny(family)
-    sample, box = world.samples[0], (4, 8, 40, 32)
-    (rollout,) = went_on(world, sample, [[zoomed(world, 0, box)]])
+    tiny = make_tiny(family)
+    sample, box = tiny.samples[0], (4, 8, 40, 32)
+    (rollout,) = went_on(tiny, sample, [[zoomed(tiny, 0, box)]])
     whole = Image.open(sample.images[0].path).convert("RGB")
     tokens = [*rollout.prompt.token_ids, *(token for segment in rollout.segments for token in segment.token_ids)]
     part = whole.crop(box).resize((rollout.observations[0].grid[2] * 8, rollout.observations[0].grid[1] * 8))
-    pictures = world.processor.hf_processor.image_processor([whole, part], do_resize=False, return_tensors="pt")
+    pictures = tiny.processor.hf_processor.image_processor([whole, part], do_resize=False, return_tensors="pt")
     ids = torch.tensor([tokens])
     with torch.no_grad():
-        logits = world.policy.model(
-            input_ids=ids, mm_token_type_ids=(ids == world.processor.placeholders.image_id).long(), **pictures
+        logits = tiny.policy.model(
+            input_ids=ids, mm_token_type_ids=(ids == tiny.processor.placeholders.image_id).long(), **pictures
         ).logits[0]
-    logits[:, list(world.params.banned_token_ids)] = -torch.inf
+    logits[:, list(tiny.params.banned_token_ids)] = -torch.inf
     place, expected = len(rollout.prompt.token_ids), []
     for segment in rollout.segments:
         params = segment.sampling_params or rollout.sampling_params
@@ -113,18 +113,18 @@ def test_it_is_transformers_forward_of_the_whole_sequence(tiny, clip, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_positions_are_those_of_one_sequence(tiny, clip, family):
-    world = tiny(family)
-    (rollout,) = went_on(world, world.samples[0], [refs(world, clip)["all"]])
-    encoder, known = world.processor.encoder, world.processor.placeholders
+def test_positions_are_those_of_one_sequence(make_tiny, clip, family):
+    tiny = make_tiny(family)
+    (rollout,) = went_on(tiny, tiny.samples[0], [refs(tiny, clip)["all"]])
+    encoder, known = tiny.processor.encoder, tiny.processor.placeholders
     batch = collate(
-        [[Experience(rollout=rollout, advantage=1.0)]], world.processor, pad_id=world.eos_id, shared_prefix=False
+        [[Experience(rollout=rollout, advantage=1.0)]], tiny.processor, pad_id=tiny.eos_id, shared_prefix=False
     )
     pictures = [
         PlaceholderRun(grid)
         for grid in (*rollout.prompt.grids, rollout.observations[0].grid, rollout.observations[2].grid)
     ]
-    video = world.processor.tool_media_tensors(rollout.observations[1])
+    video = tiny.processor.tool_media_tensors(rollout.observations[1])
     runs = {
         known.image_id: pictures,
         known.video_id: encoder.family.video_placeholder_runs(
@@ -135,15 +135,15 @@ def test_positions_are_those_of_one_sequence(tiny, clip, family):
     assert torch.equal(batch.position_ids_3BL[:, 0], expected)
 
 
-def test_a_frozen_tower_encodes_a_view_once(tiny, clip):
-    world = tiny()
-    made = experiences(world, clip)
-    packed, plain = layouts(world, made)
-    frozen = Policy(world.policy.model, freeze=("vision", "projector"))
+def test_a_frozen_tower_encodes_a_view_once(make_tiny, clip):
+    tiny = make_tiny()
+    made = experiences(tiny, clip)
+    packed, plain = layouts(tiny, made)
+    frozen = Policy(tiny.policy.model, freeze=("vision", "projector"))
     calls = []
     with torch.no_grad():
-        free = world.policy.compute_logprobs(packed).logprobs_N
-        world.policy.model.model.visual.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+        free = tiny.policy.compute_logprobs(packed).logprobs_N
+        tiny.policy.model.model.visual.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
         kept = [frozen.compute_logprobs(batch).logprobs_N for batch in (packed, plain)]
     views = {view.digest for e in made for view in e.rollout.observations}
     assert len(calls) == len(views) + 2  # and the media of the prompts
@@ -151,18 +151,18 @@ def test_a_frozen_tower_encodes_a_view_once(tiny, clip):
     assert all((each - free).abs().max() < LOGPROBS for each in kept)
 
 
-def test_what_is_shown_changes_what_is_said(tiny, clip):
-    world = tiny()
+def test_what_is_shown_changes_what_is_said(make_tiny, clip):
+    tiny = make_tiny()
     one, other = went_on(
-        world, world.samples[0], [[zoomed(world, 0, (0, 0, 24, 24))], [zoomed(world, 0, (24, 24, 48, 48))]]
+        tiny, tiny.samples[0], [[zoomed(tiny, 0, (0, 0, 24, 24))], [zoomed(tiny, 0, (24, 24, 48, 48))]]
     )
     batches = []
     for rollout in (one, other):
         same = replace(one, segments=(*one.segments[:1], rollout.segments[1], *one.segments[2:]))
-        batches.append(collate([[Experience(rollout=same, advantage=1.0)]], world.processor, pad_id=world.eos_id))
+        batches.append(collate([[Experience(rollout=same, advantage=1.0)]], tiny.processor, pad_id=tiny.eos_id))
     assert torch.equal(batches[0].input_ids_BL, batches[1].input_ids_BL)
     with torch.no_grad():
-        first, second = (world.policy.compute_logprobs(batch).logprobs_N for batch in batches)
+        first, second = (tiny.policy.compute_logprobs(batch).logprobs_N for batch in batches)
     assert torch.equal(first[:3], second[:3])  # what was said before
     assert (first[3:] - second[3:]).abs().max() > 1e-4
 
@@ -192,42 +192,42 @@ def broken(segment, how):
         ("learned", ValueError, "which its sampling params ban"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_learning_and_in_sampling(tiny, clip, how, error, message):
-    world = tiny()
-    (rollout,) = went_on(world, world.samples[0], [refs(world, clip)["zoom"]])
+def test_what_does_not_fit_is_refused_in_learning_and_in_sampling(make_tiny, clip, how, error, message):
+    tiny = make_tiny()
+    (rollout,) = went_on(tiny, tiny.samples[0], [refs(tiny, clip)["zoom"]])
     first, shown, *rest = rollout.segments
     bad = replace(rollout, segments=(first, broken(shown, how), *rest))
     for shared_prefix in (True, False):
         with pytest.raises(error, match=message):
-            collate([[Experience(rollout=bad, advantage=1.0)]], world.processor, pad_id=0, shared_prefix=shared_prefix)
+            collate([[Experience(rollout=bad, advantage=1.0)]], tiny.processor, pad_id=0, shared_prefix=shared_prefix)
     with pytest.raises(error, match=message):
-        world.sampler().extend([bad], world.params, step=0)
+        tiny.sampler().extend([bad], tiny.params, step=0)
 
 
-def test_a_file_that_changed_is_refused(tiny, tmp_path):
-    world = tiny()
+def test_a_file_that_changed_is_refused(make_tiny, tmp_path):
+    tiny = make_tiny()
     path = tmp_path / "a.png"
     Image.new("RGB", (48, 48), "red").save(path)
-    ref = replace(world.samples[0].images[0], path=str(path))
+    ref = replace(tiny.samples[0].images[0], path=str(path))
     with pytest.raises(UserError, match="changed since it was referenced"):
-        world.fresh().build_tool_segment(ref)
-    view = world.processor.build_tool_segment(zoomed(world, 0, (0, 0, 24, 24))).observation
+        tiny.fresh().build_tool_segment(ref)
+    view = tiny.processor.build_tool_segment(zoomed(tiny, 0, (0, 0, 24, 24))).observation
     assert torch.equal(
-        world.fresh().tool_media_tensors(view).image_patches_MD,
-        world.processor.tool_media_tensors(view).image_patches_MD,
+        tiny.fresh().tool_media_tensors(view).image_patches_MD,
+        tiny.processor.tool_media_tensors(view).image_patches_MD,
     )
     with pytest.raises(UserError, match="changed since a tool showed it"):
-        world.fresh().tool_media_tensors(replace(view, digest="0" * 32))
+        tiny.fresh().tool_media_tensors(replace(view, digest="0" * 32))
 
 
 @pytest.mark.parametrize(("room", "opened"), [(10**8, 3), (1, 5)])
-def test_what_has_left_the_memory_is_shown_anew(tiny, monkeypatch, room, opened):
+def test_what_has_left_the_memory_is_shown_anew(make_tiny, monkeypatch, room, opened):
     """Room for all three, or for the last alone: then the first two are opened again when they are asked for."""
     monkeypatch.setattr("mmrl.policy.processor._TOOL_MEDIA_CACHE_BYTES", room)
-    processor = tiny().processor
+    processor = make_tiny().processor
     honest, calls = processor.encoder.encode_tool_media, []
     monkeypatch.setattr(processor.encoder, "encode_tool_media", lambda ref: calls.append(ref) or honest(ref))
-    refs_shown = [replace(tiny().samples[0].images[0], crop=(0, 0, side, 24)) for side in (16, 24, 32)]
+    refs_shown = [replace(make_tiny().samples[0].images[0], crop=(0, 0, side, 24)) for side in (16, 24, 32)]
     views = [processor.build_tool_segment(ref).observation for ref in refs_shown]
     for ref, view in zip(refs_shown[:2], views, strict=False):
         _, tensors = honest(ref)
@@ -250,10 +250,10 @@ def test_a_part_maps_to_the_whole_picture(source):
     assert part.convert(whole, CoordinateSystem.PX_ORIGINAL, source) == pytest.approx(box)
 
 
-def test_the_map_of_a_view_finds_its_pixels(tiny):
+def test_the_map_of_a_view_finds_its_pixels(make_tiny):
     """Where the part begins and ends in the picture, whatever it was resized to."""
-    world = tiny()
-    view = world.processor.build_tool_segment(zoomed(world, 0, (4, 8, 40, 32))).observation
+    tiny = make_tiny()
+    view = tiny.processor.build_tool_segment(zoomed(tiny, 0, (4, 8, 40, 32))).observation
     assert view.resize_map.original == (36, 24)
     corners = (0, 0, *view.resize_map.resized)
     assert view.resize_map.convert(corners, CoordinateSystem.PX_RESIZED, CoordinateSystem.PX_ORIGINAL) == pytest.approx(

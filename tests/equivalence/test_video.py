@@ -30,41 +30,41 @@ def fetched(clip, monkeypatch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_patches_and_grids_are_those_of_qwen_vl_utils_and_transformers(tiny, family, fetched):
-    world = tiny(family)
+def test_patches_and_grids_are_those_of_qwen_vl_utils_and_transformers(make_tiny, family, fetched):
+    tiny = make_tiny(family)
     frames, metadata = fetched
-    prompt = world.processor.build(world.samples[3])
-    theirs = world.processor.hf_processor(
+    prompt = tiny.processor.build(tiny.samples[3])
+    theirs = tiny.processor.hf_processor(
         text=[START + PAD + END],
         videos=[frames],
         videos_kwargs={"do_resize": False, "do_sample_frames": False, "video_metadata": [metadata]},
         return_tensors="pt",
     )
-    assert torch.equal(world.processor.prompt_tensors(prompt).video_patches_MD, theirs["pixel_values_videos"])
+    assert torch.equal(tiny.processor.prompt_tensors(prompt).video_patches_MD, theirs["pixel_values_videos"])
     assert prompt.grids == (tuple(theirs["video_grid_thw"][0].tolist()),) == ((2, 4, 8),)
     (resize,) = prompt.resize_maps
     assert resize.original == resize.resized == Size(64, 32)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
-def test_a_video_is_one_run_of_placeholders(tiny, family):
-    text = prompt_text(tiny(family), 3)
+def test_a_video_is_one_run_of_placeholders(make_tiny, family):
+    text = prompt_text(make_tiny(family), 3)
     assert f"user\n{START}{PAD * 16}{END}Which way" in text
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
-def test_the_seconds_stand_between_frames(tiny, family):
+def test_the_seconds_stand_between_frames(make_tiny, family):
     """24 frames, 12 a second: frames 0, 8, 15, 23 are seen, the pairs' middles are 4/12 and 19/12 seconds."""
-    text = prompt_text(tiny(family), 3)
+    text = prompt_text(make_tiny(family), 3)
     pair = START + PAD * 8 + END
     assert f"user\n<0.3 seconds>{pair}<1.6 seconds>{pair}Which way" in text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_picture_and_a_video_stand_where_the_question_has_them(tiny, family):
-    world = tiny(family)
-    prompt = world.processor.build(world.samples[4])
-    text = re.sub(r"<\d\.\d seconds>", "", prompt_text(world, 4))
+def test_a_picture_and_a_video_stand_where_the_question_has_them(make_tiny, family):
+    tiny = make_tiny(family)
+    prompt = tiny.processor.build(tiny.samples[4])
+    text = re.sub(r"<\d\.\d seconds>", "", prompt_text(tiny, 4))
     shown = re.sub(r"(<\|vision_start\|>(<\|\w+_pad\|>)+<\|vision_end\|>)+", lambda m: f"[{m[2]}]", text)
     assert "Is[<|image_pad|>]in[<|video_pad|>]at the end?" in shown
     assert len(prompt.grids) == len(prompt.resize_maps) == 2
@@ -72,46 +72,44 @@ def test_a_picture_and_a_video_stand_where_the_question_has_them(tiny, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_video_prompt_is_measured_without_its_frames(tiny, family, monkeypatch):
-    world = tiny(family)
-    prompt = world.processor.build(world.samples[3])
-    encoder = world.processor.encoder
+def test_a_video_prompt_is_measured_without_its_frames(make_tiny, family, monkeypatch):
+    tiny = make_tiny(family)
+    prompt = tiny.processor.build(tiny.samples[3])
+    encoder = tiny.processor.encoder
     monkeypatch.setattr(MediaCache, "read_video", lambda *_: pytest.fail("decoded"))
-    assert encoder.measure(world.samples[3]).ids == prompt.token_ids
+    assert encoder.measure(tiny.samples[3]).ids == prompt.token_ids
 
 
-def test_twice_the_rate_is_twice_the_frames_in_the_same_time(tiny):
+def test_twice_the_rate_is_twice_the_frames_in_the_same_time(make_tiny):
     """Positions of Qwen2.5-VL follow seconds: a pair of frames at 4 a second lasts half as long, one position."""
-    world = tiny("qwen2_5_vl")
+    tiny = make_tiny("qwen2_5_vl")
     encoder, finer = (
-        world.processor.encoder,
-        world.fresh(video=VideoConfig(fps=4.0, min_pixels=1024, max_pixels=2304)).encoder,
+        tiny.processor.encoder,
+        tiny.fresh(video=VideoConfig(fps=4.0, min_pixels=1024, max_pixels=2304)).encoder,
     )
-    coarse, fine = encoder.encode(world.samples[3]), finer.encode(world.samples[3])
+    coarse, fine = encoder.encode(tiny.samples[3]), finer.encode(tiny.samples[3])
     assert (coarse.prompt.grids, fine.prompt.grids) == (((2, 4, 8),), ((4, 4, 8),))
-    assert times(world, coarse) == [0, 2]
-    assert times(world, fine) == [0, 1, 2, 3]
+    assert times(tiny, coarse) == [0, 2]
+    assert times(tiny, fine) == [0, 1, 2, 3]
 
 
-def times(world, feed):
+def times(tiny, feed):
     """Positions in time at which the frames of a prompt stand, from the first on."""
     ids = torch.tensor(feed.prompt.token_ids)
-    times_P = feed.tensors.position_ids_3P[0][ids == world.processor.placeholders.video_id]
+    times_P = feed.tensors.position_ids_3P[0][ids == tiny.processor.placeholders.video_id]
     return (times_P.unique() - times_P[0]).tolist()
 
 
-def prompt_text(world, index):
-    prompt = world.processor.build(world.samples[index])
-    return world.processor.tokenizer.decode(list(prompt.token_ids))
+def prompt_text(tiny, index):
+    prompt = tiny.processor.build(tiny.samples[index])
+    return tiny.processor.tokenizer.decode(list(prompt.token_ids))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_seen_changes_what_is_said(tiny, family, clip):
+def test_what_is_seen_changes_what_is_said(make_tiny, family, clip):
     """The video reaches the logits: another part of it, other log-probabilities."""
-    world = tiny(family)
-    whole = world.samples[3]
+    tiny = make_tiny(family)
+    whole = tiny.samples[3]
     part = replace(whole, id="part", parts=(replace(clip, start=1.0), whole.parts[1]))
-    answers = [
-        world.sampler().generate([world.processor.build(s)], 1, world.params, step=0)[0][0] for s in (whole, part)
-    ]
+    answers = [tiny.sampler().generate([tiny.processor.build(s)], 1, tiny.params, step=0)[0][0] for s in (whole, part)]
     assert answers[0].segments[0].logprobs != answers[1].segments[0].logprobs

@@ -75,7 +75,7 @@ ROUNDING_EXPERTS_BFLOAT16 = 0.35
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """A tiny world, its samples by name, a video, and a folder to work in."""
+    """A tiny model, its samples by name, a video, and a folder to work in."""
 
     spec: FromScratchConfig
     processor: PromptProcessor
@@ -90,14 +90,14 @@ class Questions:
         return "bfloat16" if self.processor.encoder.family.has_recurrent_layers else "float32"
 
 
-def questions(world: Any, family: str, clip: VideoRef, folder: Path) -> Questions:
-    """Heads of 32, as vLLM's attention wants on a CPU; `clip` in place of the world's video, which is shorter."""
-    one, two, text, video, both, *_ = world.samples
+def questions(tiny: Any, family: str, clip: VideoRef, folder: Path) -> Questions:
+    """Heads of 32, as vLLM's attention wants on a CPU; `clip` in place of the tiny model's video, which is shorter."""
+    one, two, text, video, both, *_ = tiny.samples
     video, both = (
         replace(sample, parts=tuple(clip if isinstance(part, VideoRef) else part for part in sample.parts))
         for sample in (video, both)
     )
-    known = world.processor.encoder
+    known = tiny.processor.encoder
     encoder = PromptEncoder(
         known.bundle, ResponseFormat(), media_store(), video=VIDEO, add_instruction=False, max_prompt_tokens=500
     )
@@ -112,7 +112,7 @@ def questions(world: Any, family: str, clip: VideoRef, folder: Path) -> Question
         processor=PromptProcessor(encoder),
         samples=dict(zip(SAMPLES, (text, one, two, video, both), strict=True)),
         clip=clip,
-        params=replace(world.params, temperature=0.7, max_new_tokens=12),
+        params=replace(tiny.params, temperature=0.7, max_new_tokens=12),
         folder=folder,
     )
 

@@ -18,12 +18,12 @@ pytestmark = [
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 
 
-def layouts(world):
-    prompts = [world.processor.build(sample) for sample in world.samples[:5]]
-    groups = world.sampler().generate(prompts, 3, world.params, step=0)
+def layouts(tiny):
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:5]]
+    groups = tiny.sampler().generate(prompts, 3, tiny.params, step=0)
     experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
     return (
-        collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
+        collate(group_by_prompt(experiences), tiny.processor, pad_id=tiny.eos_id, shared_prefix=shared_prefix)
         for shared_prefix in (True, False)
     )
 
@@ -31,14 +31,14 @@ def layouts(world):
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_and_gradients_are_those_of_the_plain_forward(tiny, family, dtype, recompute, monkeypatch):
+def test_log_probs_and_gradients_are_those_of_the_plain_forward(make_tiny, family, dtype, recompute, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    world = tiny(family)
-    packed, plain = layouts(world)
-    world.policy.model.to("cuda", dtype)
+    tiny = make_tiny(family)
+    packed, plain = layouts(tiny)
+    tiny.policy.model.to("cuda", dtype)
     if recompute:
-        world.policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    found = compare_layouts(world.policy, packed, plain)
+        tiny.policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    found = compare_layouts(tiny.policy, packed, plain)
     bound = ForwardDifference(logprobs=1e-5, gradient=1e-4) if dtype == torch.float32 else TOLERANCES[dtype]
     assert found.within(bound), found
     hidden = replace(
@@ -47,15 +47,15 @@ def test_log_probs_and_gradients_are_those_of_the_plain_forward(tiny, family, dt
             stem._replace(completion_lengths=(sum(stem.completion_lengths),)) for stem in packed.prefix_tree
         ),
     )
-    assert not compare_layouts(world.policy, hidden, plain).within(TOLERANCES[dtype])
+    assert not compare_layouts(tiny.policy, hidden, plain).within(TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_are_those_of_the_cpu(tiny, family):
-    world = tiny(family)
-    packed, _ = layouts(world)
+def test_log_probs_are_those_of_the_cpu(make_tiny, family):
+    tiny = make_tiny(family)
+    packed, _ = layouts(tiny)
     with torch.no_grad():
-        here = world.policy.compute_logprobs(packed).logprobs_N
-        world.policy.model.to("cuda")
-        there = world.policy.compute_logprobs(packed).logprobs_N.cpu()
+        here = tiny.policy.compute_logprobs(packed).logprobs_N
+        tiny.policy.model.to("cuda")
+        there = tiny.policy.compute_logprobs(packed).logprobs_N.cpu()
     assert (here - there).abs().max() < 1e-4

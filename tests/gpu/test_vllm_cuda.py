@@ -18,12 +18,12 @@ pytestmark = [
 ]
 
 
-def test_a_resting_engine_gives_its_memory_back_and_wakes_to_new_weights(tiny, tmp_path, monkeypatch):
+def test_a_resting_engine_gives_its_memory_back_and_wakes_to_new_weights(make_tiny, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EQUIVALENCE)
     from vllm_scenes import facts, questions, start
 
     clip = write_video(tmp_path / "clip.mp4", range(91), size=(64, 32))
-    process = start({"in_process": questions(tiny(), "qwen2_5_vl", clip, tmp_path)}, tmp_path)
+    process = start({"in_process": questions(make_tiny(), "qwen2_5_vl", clip, tmp_path)}, tmp_path)
     found = facts(process, tmp_path)["in_process"]
     assert found["given back while resting"] > 2**30
     assert min(found["gaps with old weights"].values()) > 0.01

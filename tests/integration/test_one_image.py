@@ -69,10 +69,10 @@ def build(folder: Path, *, frozen: str = "[]") -> RunContext:
 
 
 def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> None:
-    world = build(tmp_path)
+    tiny = build(tmp_path)
 
     # A dataset turned two lines of YAML into a sample: a picture by reference, a question, the exact answer.
-    (sample,) = world.samples.train
+    (sample,) = tiny.samples.train
     picture, question = sample.parts
     assert sample.images == (picture,)
     assert question.startswith(("Find the ", "Locate the "))
@@ -85,55 +85,55 @@ def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> No
     assert original == (64, 64)
 
     # Ask. The picture is resized to model.max_pixels and cut into patches; four of them share a token.
-    prompt = world.processor.build(sample)
+    prompt = tiny.processor.build(sample)
     ((_, rows, columns),) = prompt.grids
     assert (rows, columns) == (48 // PATCH, 48 // PATCH)
-    assert prompt.token_ids.count(world.processor.placeholders.image_id) == rows * columns // MERGE**2
+    assert prompt.token_ids.count(tiny.processor.placeholders.image_id) == rows * columns // MERGE**2
     assert prompt.resize_maps[0].original == original
     assert prompt.resize_maps[0].resized == (48, 48)
 
     # The pixels the model reads are the file's own: transformers, asked separately, makes the same of it.
-    pixels_ND = world.processor.prompt_tensors(prompt).image_patches_MD
+    pixels_ND = tiny.processor.prompt_tensors(prompt).image_patches_MD
     assert torch.equal(pixels_ND, independently_processed(picture.path))
 
     # Answer. The model reads those pixels and writes two responses; no vision token is among them.
-    params = SamplingParams(banned_token_ids=world.banned_token_ids, max_new_tokens=12)
-    rollouts = world.samplers.make_sampler("test").generate([prompt], 2, params, step=0)
+    params = SamplingParams(banned_token_ids=tiny.banned_token_ids, max_new_tokens=12)
+    rollouts = tiny.samplers.make_sampler("test").generate([prompt], 2, params, step=0)
     for rollout in rollouts[0]:
         assert rollout.segments[0].author is Author.POLICY
-        assert world.processor.placeholders.image_id not in rollout.segments[0].token_ids
+        assert tiny.processor.placeholders.image_id not in rollout.segments[0].token_ids
         assert all(logp < 0.0 for logp in rollout.segments[0].logprobs)
 
     # Judge. Each response is scored; one that is not a box scores 0 and says why, and the exact box scores 1. A teacher
     # writes that box in the model's own frame, pixels of the resized picture, and the reward takes it back.
-    (group,) = world.scorer.score_groups(rollouts, step=0)
+    (group,) = tiny.scorer.score_groups(rollouts, step=0)
     assert all(0.0 <= total <= 1.0 for total in group.totals)
     assert all(score.terms["iou"].reason for score in group.scores)
-    perfect = world.processor.build_demonstration(prompt, sample.target)
+    perfect = tiny.processor.build_demonstration(prompt, sample.target)
     assert perfect.answer.value == pytest.approx([side * 48 / 64 for side in sample.target.value])
-    assert world.scorer.score_eval([perfect])[0].total == pytest.approx(1.0)
+    assert tiny.scorer.score_eval([perfect])[0].total == pytest.approx(1.0)
 
     # Learn. One response did better than its sibling, let us say; the gradient runs back through the language model
     # and the projector to the first layer that sees pixels, and one step moves it.
     better, worse = rollouts[0]
     experiences = [Experience(rollout=better, advantage=1.0), Experience(rollout=worse, advantage=-1.0)]
-    before = patch_embedding(world).detach().clone()
-    metrics, gradients = learn(world, experiences)
-    assert gradients[patch_embedding_name(world)].norm() > 0.0
+    before = patch_embedding(tiny).detach().clone()
+    metrics, gradients = learn(tiny, experiences)
+    assert gradients[patch_embedding_name(tiny)].norm() > 0.0
     assert all(gradient.norm() > 0.0 for name, gradient in gradients.items() if "merger" in name and "weight" in name)
     assert math.isfinite(metrics["learner/grad_norm"])
-    assert not torch.equal(patch_embedding(world), before)
+    assert not torch.equal(patch_embedding(tiny), before)
 
 
 def test_a_frozen_vision_tower_and_projector_get_no_gradient(tmp_path: Path) -> None:
-    world = build(tmp_path, frozen="[vision, projector]")
-    prompt = world.processor.build(world.samples.train[0])
-    lesson = world.processor.build_demonstration(prompt, prompt.sample.target)
-    before = patch_embedding(world).detach().clone()
-    _, gradients = learn(world, [Experience(rollout=lesson, advantage=0.0)])
+    tiny = build(tmp_path, frozen="[vision, projector]")
+    prompt = tiny.processor.build(tiny.samples.train[0])
+    lesson = tiny.processor.build_demonstration(prompt, prompt.sample.target)
+    before = patch_embedding(tiny).detach().clone()
+    _, gradients = learn(tiny, [Experience(rollout=lesson, advantage=0.0)])
     assert gradients
     assert not [name for name in gradients if "visual" in name]
-    assert torch.equal(patch_embedding(world), before)
+    assert torch.equal(patch_embedding(tiny), before)
 
 
 def independently_processed(path: str) -> torch.Tensor:
@@ -143,26 +143,26 @@ def independently_processed(path: str) -> torch.Tensor:
     return processor(images=[resized], do_resize=False, return_tensors="pt")["pixel_values"]
 
 
-def learn(world: RunContext, experiences: list[Experience]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def learn(tiny: RunContext, experiences: list[Experience]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """One real update; returns its metrics, and the gradient of each parameter that got one, by name."""
     gradients: dict[str, torch.Tensor] = {}
-    for name, parameter in world.policy.model.named_parameters():
+    for name, parameter in tiny.policy.model.named_parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(
                 lambda leaf, name=name: gradients.update({name: leaf.grad.detach().clone()})
             )
-    (stage,) = world.config.stages
-    optimizer = build_optimizer(stage, world, None)
-    learner = build_learner(stage, world, optimizer, None, MediaOwners())
+    (stage,) = tiny.config.stages
+    optimizer = build_optimizer(stage, tiny, None)
+    learner = build_learner(stage, tiny, optimizer, None, MediaOwners())
     return dict(learner.step(experiences, step=0)), gradients
 
 
-def patch_embedding_name(world: RunContext) -> str:
+def patch_embedding_name(tiny: RunContext) -> str:
     """The vision tower's first layer, a convolution over patches."""
-    (name,) = [name for name, _ in world.policy.model.named_parameters() if name.endswith("patch_embed.proj.weight")]
+    (name,) = [name for name, _ in tiny.policy.model.named_parameters() if name.endswith("patch_embed.proj.weight")]
     return name
 
 
-def patch_embedding(world: RunContext) -> torch.nn.Parameter:
+def patch_embedding(tiny: RunContext) -> torch.nn.Parameter:
     """Its weight."""
-    return world.policy.model.get_parameter(patch_embedding_name(world))
+    return tiny.policy.model.get_parameter(patch_embedding_name(tiny))

@@ -45,20 +45,20 @@ def drawn(groups):
     return [[segment for rollout in group for segment in rollout.segments] for group in groups]
 
 
-def adapted(world):
-    """The world with a new adapter, of which some is left out in learning, and nothing in drawing."""
-    LoraAdapter(world.policy.model, LoraConfig(targets=("language.attention", "vision.mlp"), dropout=0.5), seed=7)
-    return replace(world, policy=Policy(world.policy.model))
+def adapted(tiny):
+    """The tiny model with a new adapter, of which some is left out in learning, and nothing in drawing."""
+    LoraAdapter(tiny.policy.model, LoraConfig(targets=("language.attention", "vision.mlp"), dropout=0.5), seed=7)
+    return replace(tiny, policy=Policy(tiny.policy.model))
 
 
-@pytest.mark.parametrize("made", [lambda world: world, adapted], ids=["whole", "adapter"])
-def test_what_is_drawn_while_weights_change_is_what_they_were(tiny, made):
+@pytest.mark.parametrize("made", [lambda tiny: tiny, adapted], ids=["whole", "adapter"])
+def test_what_is_drawn_while_weights_change_is_what_they_were(make_tiny, made):
     """And after a sync, bit for bit, what the policy itself would draw."""
-    world = made(tiny())
-    prompts = [world.processor.build(each) for each in world.samples[:5]]
-    salted = partial(hf_sampler, processor=world.processor, seed_parts=("a",))
-    before = salted(world.policy).generate(prompts, 2, world.params, step=1)
-    copied = salted(world.policy, copy_policy=True)
+    tiny = made(make_tiny())
+    prompts = [tiny.processor.build(each) for each in tiny.samples[:5]]
+    salted = partial(hf_sampler, processor=tiny.processor, seed_parts=("a",))
+    before = salted(tiny.policy).generate(prompts, 2, tiny.params, step=1)
+    copied = salted(tiny.policy, copy_policy=True)
     begun, changed = threading.Event(), threading.Event()
 
     class Slowly(StepPipeline):
@@ -67,19 +67,19 @@ def test_what_is_drawn_while_weights_change_is_what_they_were(tiny, made):
             assert changed.wait(60)
             return super().run(prompts, step=step)
 
-    program = Slowly(sampler=copied, group_size=2, sampling_params=world.params)
+    program = Slowly(sampler=copied, group_size=2, sampling_params=tiny.params)
     with ThreadPoolExecutor(1) as thread:
         pending = async_rollouts_of(program, executor=thread).start(prompts, step=1, version=0)
         assert begun.wait(60)
         with torch.no_grad():
-            for parameter in world.policy.trained.values():
+            for parameter in tiny.policy.trained.values():
                 parameter.add_(0.05)
         changed.set()
         ahead = pending.wait()
     assert drawn(ahead.groups) == drawn(before)
     copied.sync(3)
-    live = salted(world.policy, version=3).generate(prompts, 2, world.params, step=2)
-    assert drawn(copied.generate(prompts, 2, world.params, step=2)) == drawn(live) != drawn(before)
+    live = salted(tiny.policy, version=3).generate(prompts, 2, tiny.params, step=2)
+    assert drawn(copied.generate(prompts, 2, tiny.params, step=2)) == drawn(live) != drawn(before)
 
 
 class FakeAsyncRun(FakeRun):

@@ -45,26 +45,26 @@ def length(response, sample) -> float:
 
 
 @pytest.fixture(scope="module")
-def world(tiny):
-    return tiny()
+def tiny(make_tiny):
+    return make_tiny()
 
 
-def counted(world):
+def counted(tiny):
     """The samples whose targets are not coordinates: one picture, two, none, a video, a picture and a video."""
-    return [world.processor.build(sample) for sample in world.samples[:5]]
+    return [tiny.processor.build(sample) for sample in tiny.samples[:5]]
 
 
-def pipeline(world, *steps, group_size=2, swap_samples=None):
+def pipeline(tiny, *steps, group_size=2, swap_samples=None):
     context = RolloutContext(
-        sampler=world.sampler(),
+        sampler=tiny.sampler(),
         scorer=make_scorer(term(length)),
-        processor=world.processor,
-        sampling_params=world.params,
+        processor=tiny.processor,
+        sampling_params=tiny.params,
         group_size=group_size,
         groups_per_step=1,
         seed=0,
         tool_runner=ToolRunner(partial(load_tool, Path.cwd())),
-        swap_samples=world.samples if swap_samples is None else swap_samples,
+        swap_samples=tiny.samples if swap_samples is None else swap_samples,
     )
     return build_pipeline((GenerateConfig(kind="generate"), *steps), context)
 
@@ -74,10 +74,10 @@ def hide(what, **options):
 
 
 @pytest.mark.parametrize("what", ["left_out", "grey", "noise", "shuffled"])
-def test_a_probe_hides_the_media_and_nothing_else(world, what):
-    prompts = counted(world)
-    answers = pipeline(world, hide(what, rollouts_per_prompt=3)).run(prompts, step=0)
-    plain = pipeline(world).run(prompts, step=0)
+def test_a_probe_hides_the_media_and_nothing_else(tiny, what):
+    prompts = counted(tiny)
+    answers = pipeline(tiny, hide(what, rollouts_per_prompt=3)).run(prompts, step=0)
+    plain = pipeline(tiny).run(prompts, step=0)
     assert answers.groups == plain.groups
     for prompt, probes in zip(prompts, answers.probes, strict=True):
         before, kinds = prompt.sample, {type(ref) for ref in prompt.sample.media}
@@ -94,7 +94,7 @@ def test_a_probe_hides_the_media_and_nothing_else(world, what):
             assert after.sample.media == () and not after.grids
         else:
             assert after.token_ids == prompt.token_ids and after.grids == prompt.grids
-            seen, hidden = (world.processor.prompt_tensors(p) for p in (prompt, after))
+            seen, hidden = (tiny.processor.prompt_tensors(p) for p in (prompt, after))
             assert not torch.equal(
                 torch.cat([seen.image_patches_MD, seen.video_patches_MD]),
                 torch.cat([hidden.image_patches_MD, hidden.video_patches_MD]),
@@ -102,10 +102,10 @@ def test_a_probe_hides_the_media_and_nothing_else(world, what):
 
 
 @pytest.mark.parametrize("share", [None, 0.25])
-def test_a_cropped_picture_is_a_part_of_it_in_one_place(world, share):
-    prompts = counted(world)
+def test_a_cropped_picture_is_a_part_of_it_in_one_place(tiny, share):
+    prompts = counted(tiny)
     step = hide("cropped", crop_fraction=share)
-    answers, again = (pipeline(world, step).run(prompts, step=turn) for turn in (0, 1))
+    answers, again = (pipeline(tiny, step).run(prompts, step=turn) for turn in (0, 1))
     places = set()
     for prompt, probes, later in zip(prompts, answers.probes, again.probes, strict=True):
         if not prompt.sample.images:
@@ -126,10 +126,10 @@ def test_a_cropped_picture_is_a_part_of_it_in_one_place(world, share):
     assert len(places) > 2
 
 
-def test_a_part_of_a_part_lies_within_it(world):
-    sample = world.samples[0]
+def test_a_part_of_a_part_lies_within_it(tiny):
+    sample = tiny.samples[0]
     part = replace(sample, id="part", parts=(replace(sample.images[0], crop=(20, 8, 44, 40)), "How many?"))
-    answers = pipeline(world, hide("cropped")).run([world.processor.build(part)], step=0)
+    answers = pipeline(tiny, hide("cropped")).run([tiny.processor.build(part)], step=0)
     left, top, right, bottom = answers.probes[0]["cropped"][0].prompt.sample.images[0].crop
     assert (right - left, bottom - top) == (12, 16)
     assert left >= 20 and right <= 44 and top >= 8 and bottom <= 40
@@ -140,10 +140,10 @@ def test_only_crops_have_a_crop_fraction():
         hide("grey", crop_fraction=0.3)
 
 
-def test_swapped_media_are_those_of_another_sample(world):
-    prompts = [world.processor.build(sample) for sample in world.samples]
-    pictures = {sample.media for sample in world.samples if [*map(type, sample.media)] == [ImageRef]}
-    earlier, shown = (hidden_in(world, prompts, step) for step in (0, 1))
+def test_swapped_media_are_those_of_another_sample(tiny):
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples]
+    pictures = {sample.media for sample in tiny.samples if [*map(type, sample.media)] == [ImageRef]}
+    earlier, shown = (hidden_in(tiny, prompts, step) for step in (0, 1))
     for prompt, media in zip(prompts, shown, strict=True):
         if prompt.sample.media in pictures:
             assert media in pictures - {prompt.sample.media}
@@ -151,49 +151,45 @@ def test_swapped_media_are_those_of_another_sample(world):
             assert media is None  # text; and no two of the swap_samples have as many media of the same kinds
     assert len({*shown}) > len(pictures) / 3
     assert shown != earlier
-    assert [hidden_in(world, [prompt], 1) for prompt in prompts] == [
-        [media] for media in shown
-    ]  # whoever else is asked
+    assert [hidden_in(tiny, [prompt], 1) for prompt in prompts] == [[media] for media in shown]  # whoever else is asked
 
 
-def hidden_in(world, prompts, step):
+def hidden_in(tiny, prompts, step):
     """The media that stand for those of prompts."""
-    answers = pipeline(world, hide("swapped")).run(prompts, step=step)
+    answers = pipeline(tiny, hide("swapped")).run(prompts, step=step)
     return [probes["swapped"][0].prompt.sample.media if probes else None for probes in answers.probes]
 
 
-def test_media_that_make_a_prompt_too_long_are_not_swapped_in(world):
-    sample, large, small = world.samples[0], *world.samples[5:7]
+def test_media_that_make_a_prompt_too_long_are_not_swapped_in(tiny):
+    sample, large, small = tiny.samples[0], *tiny.samples[5:7]
 
     class Narrow:
         def build(self, sample):
             if sample.media == large.media:
                 raise PromptTooLongError("too long")
-            return world.processor.build(sample)
+            return tiny.processor.build(sample)
 
-    answers = pipeline(world).run([world.processor.build(sample)], step=0)
-    step = BlindProbe(
-        options=hide("swapped"), processor=Narrow(), sampler=world.sampler(), sampling_params=world.params
-    )
+    answers = pipeline(tiny).run([tiny.processor.build(sample)], step=0)
+    step = BlindProbe(options=hide("swapped"), processor=Narrow(), sampler=tiny.sampler(), sampling_params=tiny.params)
     assert replace(step, swap_samples=(large, sample))(answers, step=0).probes == ({},)
     (probes,) = replace(step, swap_samples=(large, sample, small))(answers, step=0).probes
     assert probes["swapped"][0].prompt.sample.media == small.media
 
 
-def test_probes_come_when_they_are_due_and_several_stand_side_by_side(world):
-    prompts = counted(world)[:2]
-    both = pipeline(world, hide("grey", every=3), hide("noise", name="snow", every=2))
+def test_probes_come_when_they_are_due_and_several_stand_side_by_side(tiny):
+    prompts = counted(tiny)[:2]
+    both = pipeline(tiny, hide("grey", every=3), hide("noise", name="snow", every=2))
     names = [[set(probes) for probes in both.run(prompts, step=step).probes] for step in range(4)]
     assert names == [[{"grey", "snow"}] * 2, [], [{"snow"}] * 2, [{"grey"}] * 2]
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["probe first", "probe last"])
-def test_probes_go_through_all_other_steps_without_being_counted(world, first):
+def test_probes_go_through_all_other_steps_without_being_counted(tiny, first):
     """Or what a continuation adds would pass for what looking adds."""
     look = RethinkConfig(
         kind="rethink", correct=("length",), max_new_tokens=3, triggers=(RethinkTriggerConfig(text=" Wait."),)
     )
-    ending = replace(world, params=replace(world.params, stop=tuple("aeiou ")))  # most responses end themselves
+    ending = replace(tiny, params=replace(tiny.params, stop=tuple("aeiou ")))  # most responses end themselves
     steps = [look, hide("grey", rollouts_per_prompt=4)]
     answers = pipeline(ending, *(reversed(steps) if first == 0 else steps)).run(counted(ending)[:2], step=0)
     forced = [
@@ -206,25 +202,25 @@ def test_probes_go_through_all_other_steps_without_being_counted(world, first):
     assert answers.metrics["rethink/attempted"] == sum(rollout.parent_index is not None for rollout in trained) > 0
 
 
-def test_a_probe_has_random_numbers_of_its_own(world):
+def test_a_probe_has_random_numbers_of_its_own(tiny):
     """Else its rollouts would be like those it is compared with for no reason."""
-    prompt = counted(world)[2]
+    prompt = counted(tiny)[2]
     named = replace(prompt.sample, id=f"{prompt.sample.id}~grey")
     ours, theirs = (
-        world.sampler().generate([world.processor.build(sample)], 8, world.params, step=0)[0]
+        tiny.sampler().generate([tiny.processor.build(sample)], 8, tiny.params, step=0)[0]
         for sample in (prompt.sample, named)
     )
     assert [r.segments[0].token_ids for r in ours] != [r.segments[0].token_ids for r in theirs]
 
 
-def test_hiding_the_image_of_a_coordinate_question_is_refused(world):
-    boxed = next(sample for sample in world.samples if sample.target.coordinate_system is CoordinateSystem.PX_ORIGINAL)
-    prompts = [world.processor.build(boxed)]
+def test_hiding_the_image_of_a_coordinate_question_is_refused(tiny):
+    boxed = next(sample for sample in tiny.samples if sample.target.coordinate_system is CoordinateSystem.PX_ORIGINAL)
+    prompts = [tiny.processor.build(boxed)]
     for what in ("left_out", "cropped"):
         with pytest.raises(UserError, match="asks for coordinates, which need a picture"):
-            pipeline(world, hide(what)).run(prompts, step=0)
+            pipeline(tiny, hide(what)).run(prompts, step=0)
     judge = make_scorer(term(length))
-    answers = pipeline(world, hide("grey")).run(prompts, step=0)
+    answers = pipeline(tiny, hide("grey")).run(prompts, step=0)
     (group,) = judge.score_groups(answers.groups, step=0, probes=answers.probes)
     assert len(group.probes["grey"]) == 1
 
@@ -233,8 +229,8 @@ def score(**terms):
     return Score(terms={name: RewardValue(value, "") for name, value in terms.items()}, total=-100.0)
 
 
-def test_the_gap_is_by_term_and_over_groups_that_have_the_probe(world):
-    prompt = counted(world)[0]
+def test_the_gap_is_by_term_and_over_groups_that_have_the_probe(tiny):
+    prompt = counted(tiny)[0]
     groups = [
         Group(prompt=prompt, rollouts=(), scores=(score(a=1.0), score(a=0.0)), probes={"grey": (score(a=0.25),)}),
         Group(prompt=prompt, rollouts=(), scores=(score(a=1.0, b=1.0),), probes={"grey": (score(a=0.0, b=1.0),)}),
@@ -249,8 +245,8 @@ def store():
     return MediaCache(MediaPolicy(roots=("/",)), MediaLimitsConfig(), max_bytes=10**8)
 
 
-def test_corruptions_keep_the_size_and_are_deterministic(world, store):
-    ref: ImageRef = world.samples[0].images[0]
+def test_corruptions_keep_the_size_and_are_deterministic(tiny, store):
+    ref: ImageRef = tiny.samples[0].images[0]
     seen = np.asarray(store.get_image(ref))
     grey, noise = (
         np.asarray(store.get_image(replace(ref, corruption=corruption)))
@@ -261,7 +257,7 @@ def test_corruptions_keep_the_size_and_are_deterministic(world, store):
     assert noise.std() > 50
     afresh = MediaCache(MediaPolicy(roots=("/",)), MediaLimitsConfig(), max_bytes=0)
     assert (np.asarray(afresh.get_image(replace(ref, corruption=Corruption.NOISE))) == noise).all()
-    other = world.samples[5].images[0]
+    other = tiny.samples[5].images[0]
     assert not np.array_equal(np.asarray(store.get_image(replace(other, corruption=Corruption.NOISE))), noise)
 
 

@@ -51,11 +51,11 @@ def open_context(config, folder):
 
 
 @pytest.fixture
-def world(tmp_path):
-    """Builds a world from arguments for `rows` by part of the data."""
+def tiny(tmp_path):
+    """Builds what a run needs from arguments for `rows` by part of the data."""
     (tmp_path / "mine.py").write_text(ROWS)
 
-    def world(
+    def tiny(
         *,
         fn="./mine.py:rows",
         bad_sample="stop",
@@ -76,31 +76,31 @@ def world(tmp_path):
         }
         return open_context(Config.model_validate_json(json.dumps(config)), tmp_path)
 
-    return world
+    return tiny
 
 
 @pytest.mark.parametrize("part", ["train", "validation", "test"])
 @pytest.mark.parametrize("args", [{"ids": []}, {"ids": [], "broken": ["x"]}])
-def test_a_source_without_one_usable_sample_is_refused(world, part, args):
+def test_a_source_without_one_usable_sample_is_refused(tiny, part, args):
     parts = {"train": {"ids": ["a"]}, part: args}
     with pytest.raises(UserError, match=f"data.{part}: there is not one usable sample"):
-        world(bad_sample="skip", **parts)
+        tiny(bad_sample="skip", **parts)
 
 
-def test_bad_samples_are_counted_and_listed(world):
+def test_bad_samples_are_counted_and_listed(tiny):
     with pytest.raises(UserError) as caught:
-        world(train={"ids": ["a"], "broken": ["b"], "missing": ["c"]})
+        tiny(train={"ids": ["a"], "broken": ["b"], "missing": ["c"]})
     text = str(caught.value)
     assert "data.train: 2 of 3 samples cannot be used" in text
     assert "b: no answer in the row" in text
     assert "nowhere.png: no such file" in text
 
 
-def test_one_sample_cannot_be_trained_on_and_held_out(world):
+def test_one_sample_cannot_be_trained_on_and_held_out(tiny):
     with pytest.raises(UserError, match="sample 'b' is in the training and the held-out data; where they are"):
-        world(train={"ids": ["a", "b"]}, test={"ids": ["b"]})
+        tiny(train={"ids": ["a", "b"]}, test={"ids": ["b"]})
     with pytest.raises(UserError, match="two samples have the id 'a'; .* give one of their sources a `name`"):
-        world(train={"ids": ["a", "a"]})
+        tiny(train={"ids": ["a", "a"]})
 
 
 def test_sources_whose_ids_meet_are_told_apart_by_name(tmp_path):
@@ -121,31 +121,31 @@ def test_a_data_source_yields_samples_and_rejected_rows_alone(tmp_path):
         list(read_source(source, load_dataset_function(source, tmp_path), place))
 
 
-def test_a_step_does_not_draw_more_samples_than_there_are(world):
+def test_a_step_does_not_draw_more_samples_than_there_are(tiny):
     with pytest.raises(UserError, match="stage 'rl' needs 2 prompts a step and there are 1 samples"):
-        world(train={"ids": ["a"]}, prompts_per_step=2)
+        tiny(train={"ids": ["a"]}, prompts_per_step=2)
     chunked = [{"kind": "generate", "partial_rollout_tokens": 8, "oversampling": 1.5}]
     with pytest.raises(UserError, match="stage 'rl' needs 3 prompts a step and there are 2 .* or oversampling"):
-        world(train={"ids": ["a", "b"]}, prompts_per_step=2, program=chunked)
+        tiny(train={"ids": ["a", "b"]}, prompts_per_step=2, program=chunked)
 
 
-def test_good_data_is_all_there(world):
-    samples = world(train={"ids": ["a", "b"]}, validation={"ids": ["c"]}, test={"ids": ["c"]}).samples
+def test_good_data_is_all_there(tiny):
+    samples = tiny(train={"ids": ["a", "b"]}, validation={"ids": ["c"]}, test={"ids": ["c"]}).samples
     assert [len(split) for split in samples.by_split().values()] == [2, 1, 1]
 
 
-def test_a_damaged_processor_is_found_before_any_data(world, tmp_path):
+def test_a_damaged_processor_is_found_before_any_data(tiny, tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text('{"model_type": "qwen2_vl"}')
     with pytest.raises(UserError, match=r"model\.path: cannot load"):
-        world(model={"path": str(tmp_path / "m")}, train={"ids": [], "broken": ["x"]})
+        tiny(model={"path": str(tmp_path / "m")}, train={"ids": [], "broken": ["x"]})
 
 
-def test_a_source_must_be_a_function_with_these_options(world):
+def test_a_source_must_be_a_function_with_these_options(tiny):
     with pytest.raises(UserError, match=r"'\./mine\.py:constant' is not a function"):
-        world(fn="./mine.py:constant", train={})
+        tiny(fn="./mine.py:constant", train={})
     with pytest.raises(UserError, match=r"data source './mine.py:rows' has no option 'id'; did you mean 'ids'\?"):
-        world(train={"id": ["a"]})
+        tiny(train={"id": ["a"]})
 
 
 def test_a_digest_follows_what_the_samples_say_not_where_they_lie():

@@ -22,12 +22,12 @@ GENERATION = "<|im_start|>assistant\n"
 
 
 @pytest.fixture
-def make(tiny, tmp_path):
+def make(make_tiny, tmp_path):
     """A processor with another end of its chat template."""
-    world = tiny()
+    tiny = make_tiny()
 
     def build(ending: str, *, chat=None, template=None, eos=None, **response_format) -> PromptProcessor:
-        known = copy.copy(world.processor.encoder.hf_processor)
+        known = copy.copy(tiny.processor.encoder.hf_processor)
         known.chat_template = template or known.chat_template.replace(
             GENERATION, GENERATION + ending.replace("OPEN", "<think>\n").replace("CLOSED", "<think>\n\n</think>\n\n")
         )
@@ -36,7 +36,7 @@ def make(tiny, tmp_path):
             known.tokenizer.eos_token = eos
         store = MediaCache(MediaPolicy(roots=(tmp_path,)), MediaLimitsConfig(), max_bytes=0)
         encoder = PromptEncoder(
-            ProcessorBundle(family=world.processor.encoder.family, processor=known),
+            ProcessorBundle(family=tiny.processor.encoder.family, processor=known),
             ResponseFormat(**response_format),
             store,
             video=VideoConfig(),
@@ -46,7 +46,7 @@ def make(tiny, tmp_path):
         )
         return PromptProcessor(encoder)
 
-    sample = next(sample for sample in world.samples if not sample.media)
+    sample = next(sample for sample in tiny.samples if not sample.media)
     return SimpleNamespace(processor=build, sample=sample)
 
 

@@ -12,8 +12,8 @@ from mmrl.policy.policy import Policy
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("lora", [None, LoraConfig(targets=("language.attention", "projector.mlp"))])
-def test_the_census_counts_every_parameter_once(tiny, family, lora):
-    model = tiny(family).policy.model
+def test_the_census_counts_every_parameter_once(make_tiny, family, lora):
+    model = make_tiny(family).policy.model
     if lora:
         LoraAdapter(model, lora, seed=0)
     counts = summarize_components(model)
@@ -25,8 +25,8 @@ def test_the_census_counts_every_parameter_once(tiny, family, lora):
     assert {each.dtypes for each in counts} == {("float32",)}
 
 
-def test_the_census_tells_frozen_parts_and_types(tiny):
-    model = tiny().policy.model
+def test_the_census_tells_frozen_parts_and_types(make_tiny):
+    model = make_tiny().policy.model
     model.model.visual.to(torch.bfloat16)
     vision, projector, language = summarize_components(Policy(model, freeze=("vision",)).model)
     assert (vision.num_trained, vision.dtypes) == (0, ("bfloat16",))
@@ -36,8 +36,8 @@ def test_the_census_tells_frozen_parts_and_types(tiny):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("roles", [(), ("vision",), ("language",), ("vision", "language")])
-def test_only_the_named_parts_are_recomputed(tiny, family, roles):
-    model = tiny(family).policy.model
+def test_only_the_named_parts_are_recomputed(make_tiny, family, roles):
+    model = make_tiny(family).policy.model
     enable_gradient_checkpointing(model, roles)
     blocks = {"vision": model.model.visual.blocks, "language": model.model.language_model.layers}
     for role, those in blocks.items():

@@ -190,10 +190,10 @@ def test_severity_follows_what_the_run_would_do():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_patches_become_the_picture_they_were_cut_from(tiny, family, tmp_path):
-    world = tiny(family)
+def test_patches_become_the_picture_they_were_cut_from(make_tiny, family, tmp_path):
+    tiny = make_tiny(family)
     original = photograph(1, (64, 32))  # 4 x 2 tokens of 16 pixels: nothing is resized
-    images, image_format = world.processor.hf_processor.image_processor, world.processor.encoder.image_format
+    images, image_format = tiny.processor.hf_processor.image_processor, tiny.processor.encoder.image_format
     encoded = images([original], do_resize=False, return_tensors="pt")
     grid = tuple(encoded["image_grid_thw"][0].tolist())
     frames = unpatchify(encoded["pixel_values"], grid, image_format, images)

@@ -32,8 +32,8 @@ from mmrl.types import Author, Experience, Segment, UserError
 FAMILIES = ("qwen3_vl_moe", "qwen3_5_moe")
 
 
-def recording(policy, world, *, version=0):
-    return hf_sampler(policy, world.processor, seed_parts=("test",), version=version, record_routes=True)
+def recording(policy, tiny, *, version=0):
+    return hf_sampler(policy, tiny.processor, seed_parts=("test",), version=version, record_routes=True)
 
 
 def perturbed(policy, scale=0.1):
@@ -68,21 +68,21 @@ def numbers_of(routes):
     return flat.reshape(-1, routes.num_layers, routes.experts_per_token)
 
 
-def packed(world, experiences, *, shared_prefix=True):
-    return collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
+def packed(tiny, experiences, *, shared_prefix=True):
+    return collate(group_by_prompt(experiences), tiny.processor, pad_id=tiny.eos_id, shared_prefix=shared_prefix)
 
 
 @pytest.fixture
-def drawn(tiny):
-    """A world, and what an engine with other weights drew in it: three prompts, siblings, a tool's words between."""
+def drawn(make_tiny):
+    """A tiny, and what an engine with other weights drew in it: three prompts, siblings, a tool's words between."""
 
     def draw(family="qwen3_vl_moe", *, engine=perturbed):
-        world = tiny(family)
-        sampler = recording(engine(world.policy), world)
-        prompts = [world.processor.build(sample) for sample in world.samples[:4:2]]
-        groups = sampler.generate(prompts, 2, world.params, step=0)
-        groups[0] = sampler.extend([told(rollout, world.processor) for rollout in groups[0]], world.params, step=0)
-        return world, experiences_of(groups)
+        tiny = make_tiny(family)
+        sampler = recording(engine(tiny.policy), tiny)
+        prompts = [tiny.processor.build(sample) for sample in tiny.samples[:4:2]]
+        groups = sampler.generate(prompts, 2, tiny.params, step=0)
+        groups[0] = sampler.extend([told(rollout, tiny.processor) for rollout in groups[0]], tiny.params, step=0)
+        return tiny, experiences_of(groups)
 
     return draw
 
@@ -90,11 +90,11 @@ def drawn(tiny):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shared_prefix", [True, False])
 def test_the_sampler_records_the_routes_that_the_learner_takes(drawn, family, shared_prefix):
-    world, experiences = drawn(family, engine=lambda policy: policy)
-    batch = packed(world, experiences, shared_prefix=shared_prefix)
+    tiny, experiences = drawn(family, engine=lambda policy: policy)
+    batch = packed(tiny, experiences, shared_prefix=shared_prefix)
     with torch.no_grad():
-        world.policy.compute_logprobs(batch)
-    own, engine = get_routes(world.policy.routers), batch.engine_routes_XTK.long()
+        tiny.policy.compute_logprobs(batch)
+    own, engine = get_routes(tiny.policy.routers), batch.engine_routes_XTK.long()
     known = engine[0, :, 0] != UNKNOWN_EXPERT
     # All but the last token of each response, which no engine has read, and padding.
     num_read = sum(experience.rollout.num_tokens - 1 for experience in experiences)
@@ -110,7 +110,7 @@ def test_siblings_share_the_routes_of_their_prompt(drawn):
     assert experiences[0].rollout.prompt_routes.num_tokens == len(experiences[0].rollout.prompt.token_ids)
 
 
-def oracle_logprobs(policy, world, rollout):
+def oracle_logprobs(policy, tiny, rollout):
     """Log-probs of a rollout's sampled tokens in float64, its routes told to each router by code of the test's own."""
     model = copy.deepcopy(policy.model).double().eval()
     model.set_experts_implementation("eager")  # the only one for float64
@@ -128,7 +128,7 @@ def oracle_logprobs(policy, world, rollout):
             return logits, picked / picked.sum(-1, keepdim=True), chosen
 
         router.forward = forward
-    batch = packed(world, [Experience(rollout=rollout, advantage=0.0)], shared_prefix=False)
+    batch = packed(tiny, [Experience(rollout=rollout, advantage=0.0)], shared_prefix=False)
     media = {}
     if len(batch.media.image_grids_I3):
         media = {"pixel_values": batch.media.image_patches_MD.double(), "image_grid_thw": batch.media.image_grids_I3}
@@ -146,19 +146,19 @@ def oracle_logprobs(policy, world, rollout):
 @torch.no_grad()
 @pytest.mark.parametrize("shared_prefix", [True, False])
 def test_log_probs_along_the_engines_routes_equal_an_oracle(drawn, shared_prefix):
-    world, experiences = drawn()
-    batch = packed(world, experiences, shared_prefix=shared_prefix)
-    found = world.policy.compute_logprobs(batch, batch.engine_routes_XTK).logprobs_N
-    expected = torch.cat([oracle_logprobs(world.policy, world, experience.rollout) for experience in experiences])
+    tiny, experiences = drawn()
+    batch = packed(tiny, experiences, shared_prefix=shared_prefix)
+    found = tiny.policy.compute_logprobs(batch, batch.engine_routes_XTK).logprobs_N
+    expected = torch.cat([oracle_logprobs(tiny.policy, tiny, experience.rollout) for experience in experiences])
     assert (found - expected).abs().max() < 1e-5
-    own = world.policy.compute_logprobs(batch).logprobs_N
+    own = tiny.policy.compute_logprobs(batch).logprobs_N
     assert (own - expected).abs().max() > 1e-3  # other routes: the comparison could fail
 
 
 @pytest.mark.parametrize(("epochs", "mini_batches"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_all_updates_replay_the_engines_routes(drawn, monkeypatch, epochs, mini_batches):
-    world, experiences = drawn()
-    follows, start = [], world.policy.frozen_copy()
+    tiny, experiences = drawn()
+    follows, start = [], tiny.policy.frozen_copy()
     score = Policy.compute_logprobs
 
     def watched(policy, batch, routes_XTK=None):
@@ -175,7 +175,7 @@ def test_all_updates_replay_the_engines_routes(drawn, monkeypatch, epochs, mini_
 
     monkeypatch.setattr(Policy, "compute_logprobs", watched)
     options = {"lr": 0.05, "epochs": epochs, "mini_batches": mini_batches, "shared_prefix": False}
-    metrics = learner(world, routing_replay="engine", **options).step(experiences, step=0)
+    metrics = learner(tiny, routing_replay="engine", **options).step(experiences, step=0)
     assert len(follows) >= 2 * epochs * mini_batches and all(follows)
     assert 0 < metrics["rollout/route_diff_choices_frac"] < metrics["rollout/route_diff_tokens_frac"] < 1
 
@@ -183,14 +183,14 @@ def test_all_updates_replay_the_engines_routes(drawn, monkeypatch, epochs, mini_
 def test_the_share_of_other_routes_is_that_of_the_first_update_and_no_matter_of_micro_batches(drawn):
     found = []
     for options in ({"micro_batch": 1}, {"micro_batch": 2}, {"micro_batch": 2, "epochs": 3}):
-        world, experiences = drawn()
-        metrics = learner(world, routing_replay="engine", lr=0.05, **options).step(experiences, step=0)
+        tiny, experiences = drawn()
+        metrics = learner(tiny, routing_replay="engine", lr=0.05, **options).step(experiences, step=0)
         found.append([metrics[f"rollout/route_diff_{of}_frac"] for of in ("tokens", "choices")])
     assert found[0] == pytest.approx(found[1]) and found[1] == found[2]
-    world, experiences = drawn(engine=lambda policy: policy)
-    metrics = learner(world, routing_replay="engine").step(experiences, step=0)
+    tiny, experiences = drawn(engine=lambda policy: policy)
+    metrics = learner(tiny, routing_replay="engine").step(experiences, step=0)
     assert metrics["rollout/route_diff_tokens_frac"] == 0.0
-    assert "rollout/route_diff_tokens_frac" not in learner(world).step(experiences, step=1)
+    assert "rollout/route_diff_tokens_frac" not in learner(tiny).step(experiences, step=1)
 
 
 def without_routes(rollout):
@@ -199,61 +199,61 @@ def without_routes(rollout):
 
 
 def test_replayed_rollouts_and_demonstrations_may_have_no_routes(drawn):
-    world, experiences = drawn()
+    tiny, experiences = drawn()
     prompt = experiences[0].rollout.prompt
-    shown = replace(world.processor.build_demonstration(prompt, prompt.sample.target), sampling_params=world.params)
+    shown = replace(tiny.processor.build_demonstration(prompt, prompt.sample.target), sampling_params=tiny.params)
     stored = replace(experiences[1], rollout=without_routes(experiences[1].rollout), staleness=2)
     mixed = [experiences[0], Experience(rollout=shown, advantage=1.0), stored]
-    batch = packed(world, mixed)
+    batch = packed(tiny, mixed)
     known = batch.engine_routes_XTK[0, :, 0] != UNKNOWN_EXPERT
     # The prompt that they share, and the one response that was recorded.
     assert int(known.sum()) == len(prompt.token_ids) + experiences[0].rollout.num_tokens - 1
-    assert learner(world, routing_replay="engine", epochs=2).step(mixed, step=0)["learner/grad_norm"] > 0
+    assert learner(tiny, routing_replay="engine", epochs=2).step(mixed, step=0)["learner/grad_norm"] > 0
     nobody = [
         replace(experience, rollout=without_routes(experience.rollout), staleness=1) for experience in experiences
     ]
-    assert packed(world, nobody).engine_routes_XTK is None
-    assert learner(world, routing_replay="engine", epochs=2).step(nobody, step=0)["learner/grad_norm"] > 0
+    assert packed(tiny, nobody).engine_routes_XTK is None
+    assert learner(tiny, routing_replay="engine", epochs=2).step(nobody, step=0)["learner/grad_norm"] > 0
 
 
 def test_routes_of_no_token_differ_nowhere(drawn):
     """An engine that leaves out prompts has read nothing of a response that ends with its first token."""
-    world, experiences = drawn()
+    tiny, experiences = drawn()
     ended = experiences[-1].rollout
     (segment,) = ended.segments
     segment = replace(segment.cut(1), routes=segment.routes.cut(0, 0))
     unread = replace(experiences[-1], rollout=replace(ended, segments=(segment,), prompt_routes=None))
-    metrics = learner(world, routing_replay="engine").step([unread], step=0)
+    metrics = learner(tiny, routing_replay="engine").step([unread], step=0)
     assert metrics["rollout/route_diff_tokens_frac"] == metrics["rollout/route_diff_choices_frac"] == 0.0
 
 
 def test_an_engine_that_records_no_routes_is_refused(drawn):
-    world, experiences = drawn()
+    tiny, experiences = drawn()
     unrecorded = [replace(experience, rollout=without_routes(experience.rollout)) for experience in experiences]
     with pytest.raises(UserError, match="routing_replay: engine: the rollout engine recorded no routes of sample "):
-        learner(world, routing_replay="engine").step(unrecorded, step=0)
+        learner(tiny, routing_replay="engine").step(unrecorded, step=0)
 
 
 @pytest.mark.parametrize("routing_replay", ["learner", "engine"])
-def test_a_model_without_experts_has_no_routes_to_replay(tiny, routing_replay):
+def test_a_model_without_experts_has_no_routes_to_replay(make_tiny, routing_replay):
     with pytest.raises(UserError, match="loss.routing_replay: this qwen2_5_vl has no experts; leave it out"):
-        learner(tiny(), routing_replay=routing_replay)
+        learner(make_tiny(), routing_replay=routing_replay)
 
 
-def logprob_check(world, sampler):
+def logprob_check(tiny, sampler):
     return LogprobCheck(
         sampler,
-        world.policy,
-        world.processor,
-        samples=world.samples[2:3],
-        sampling_params=world.params,
+        tiny.policy,
+        tiny.processor,
+        samples=tiny.samples[2:3],
+        sampling_params=tiny.params,
         options=LogprobCheckConfig(warn_above=10.0, stop_above=20.0),
         warn=print,
     )
 
 
 def test_routes_of_another_model_are_refused(drawn):
-    world, experiences = drawn()
+    tiny, experiences = drawn()
     rollout = experiences[0].rollout
     beyond = replace(rollout.prompt_routes, expert_ids=b"\x07" * len(rollout.prompt_routes.expert_ids))
     deeper = replace(rollout.prompt_routes, num_layers=1, expert_ids=rollout.prompt_routes.expert_ids[::2])
@@ -269,18 +269,18 @@ def test_routes_of_another_model_are_refused(drawn):
     ):
         wrong = [replace(lone, rollout=replace(lone.rollout, prompt_routes=routes))]
         with pytest.raises(UserError, match=message):
-            learner(world, routing_replay="engine", shared_prefix=False).step(wrong, step=0)
+            learner(tiny, routing_replay="engine", shared_prefix=False).step(wrong, step=0)
         sampler = SimpleNamespace(generate=lambda *_, **__: [(wrong[0].rollout,)])  # noqa: B023
         with pytest.raises(UserError, match=message):
-            logprob_check(world, sampler).measure(0)
+            logprob_check(tiny, sampler).measure(0)
     mixed = [experiences[0], replace(lone, rollout=replace(lone.rollout, prompt_routes=deeper))]
     with pytest.raises(UserError, match="different models sampled them"):
-        packed(world, mixed, shared_prefix=False)
+        packed(tiny, mixed, shared_prefix=False)
 
 
-def test_routes_in_a_model_without_experts_are_refused(drawn, tiny):
+def test_routes_in_a_model_without_experts_are_refused(drawn, make_tiny):
     """By the check, which follows the routes of any engine that records some."""
-    (_, experiences), dense = drawn(), tiny()
+    (_, experiences), dense = drawn(), make_tiny()
     (rollout,) = dense.sampler().generate([dense.processor.build(dense.samples[2])], 1, dense.params, step=0)[0]
     routed = replace(rollout, prompt_routes=experiences[0].rollout.prompt_routes)
     sampler = SimpleNamespace(generate=lambda *_, **__: [(routed,)])
@@ -291,24 +291,24 @@ def test_routes_in_a_model_without_experts_are_refused(drawn, tiny):
 @pytest.mark.parametrize("kind", ["images", "videos"])
 @pytest.mark.parametrize("shared_prefix", [True, False])
 def test_dummy_media_go_where_the_router_sends_them(drawn, kind, shared_prefix):
-    world, experiences = drawn()
+    tiny, experiences = drawn()
     (text,) = [group for group in group_by_prompt(experiences) if not group[0].rollout.prompt.sample.media]
-    batch = packed(world, text, shared_prefix=shared_prefix)
+    batch = packed(tiny, text, shared_prefix=shared_prefix)
     asked = {"images": False, "videos": False, kind: True}
-    longer = add_dummy_media(batch, world.processor.placeholders, **asked)
+    longer = add_dummy_media(batch, tiny.processor.placeholders, **asked)
     num_added = longer.input_ids_BL.numel() - batch.input_ids_BL.numel()
     assert num_added > 0
     assert torch.equal(longer.engine_routes_XTK[:, :-num_added], batch.engine_routes_XTK)
     assert (longer.engine_routes_XTK[:, -num_added:] == UNKNOWN_EXPERT).all()
 
 
-def test_a_continuation_under_newer_weights_keeps_the_routes_that_were_recorded(tiny):
+def test_a_continuation_under_newer_weights_keeps_the_routes_that_were_recorded(make_tiny):
     """Partial rollouts: the last token of a chunk is read by the next call alone."""
-    world = tiny("qwen3_vl_moe")
-    prompts = [world.processor.build(world.samples[0])]
-    (started,) = recording(world.policy, world).generate(prompts, 2, world.params, step=0)
-    newer = recording(perturbed(world.policy), world, version=1)
-    for before, after in zip(started, newer.extend(started, world.params, step=1), strict=True):
+    tiny = make_tiny("qwen3_vl_moe")
+    prompts = [tiny.processor.build(tiny.samples[0])]
+    (started,) = recording(tiny.policy, tiny).generate(prompts, 2, tiny.params, step=0)
+    newer = recording(perturbed(tiny.policy), tiny, version=1)
+    for before, after in zip(started, newer.extend(started, tiny.params, step=1), strict=True):
         assert after.prompt_routes == before.prompt_routes
         first, continued = before.segments[0], after.segments[0]
         assert first.routes.num_tokens == len(first.token_ids) - 1
@@ -319,25 +319,25 @@ def test_a_continuation_under_newer_weights_keeps_the_routes_that_were_recorded(
 
 
 def test_routes_come_back_from_a_checkpoint_bit_for_bit(drawn):
-    world, experiences = drawn()
+    tiny, experiences = drawn()
     text = json_codec.dumps(experiences)
     read = json_codec.loads(text, list)
     assert read == experiences
     assert read[0].rollout.prompt_routes is read[1].rollout.prompt_routes
-    before, after = packed(world, experiences), packed(world, read)
+    before, after = packed(tiny, experiences), packed(tiny, read)
     assert torch.equal(before.engine_routes_XTK, after.engine_routes_XTK)
 
 
-def test_the_log_probability_check_follows_the_engines_routes(tiny):
+def test_the_log_probability_check_follows_the_engines_routes(make_tiny):
     """A router that rounds otherwise moves log-probs without routes, and not with them."""
-    world, measured = tiny("qwen3_vl_moe"), []
-    engine = world.policy.frozen_copy()
+    tiny, measured = make_tiny("qwen3_vl_moe"), []
+    engine = tiny.policy.frozen_copy()
     with torch.no_grad():
         for router in engine.routers:
             router.weight.copy_(router.weight.flip(0))
     for record in (True, False):
-        sampler = hf_sampler(engine, world.processor, seed_parts=("test",), record_routes=record)
-        measured.append(logprob_check(world, sampler).measure(0)["logprob_check/diff_mean"])
+        sampler = hf_sampler(engine, tiny.processor, seed_parts=("test",), record_routes=record)
+        measured.append(logprob_check(tiny, sampler).measure(0)["logprob_check/diff_mean"])
     assert measured[0] != measured[1] and min(measured) > 0
 
 
@@ -359,6 +359,6 @@ def test_routes_of_vllm_are_those_of_layers_with_experts(dtype, num_bytes):
         read_routes(returned, 3, (0, 3))
 
 
-def test_layers_with_experts_are_found_by_their_numbers(tiny):
-    assert router_layers(tiny("qwen3_5_moe").policy.model) == (0, 1)
-    assert router_layers(tiny().policy.model) == ()
+def test_layers_with_experts_are_found_by_their_numbers(make_tiny):
+    assert router_layers(make_tiny("qwen3_5_moe").policy.model) == (0, 1)
+    assert router_layers(make_tiny().policy.model) == ()

@@ -28,10 +28,10 @@ SQUARE = "./model_family.py:square_qwen"
 
 
 @pytest.fixture(scope="module")
-def folder(tiny, tmp_path_factory):
-    world, folder = tiny(), tmp_path_factory.mktemp("model")
-    world.policy.model.save_pretrained(folder)
-    world.processor.hf_processor.save_pretrained(folder)
+def folder(make_tiny, tmp_path_factory):
+    tiny, folder = make_tiny(), tmp_path_factory.mktemp("model")
+    tiny.policy.model.save_pretrained(folder)
+    tiny.processor.hf_processor.save_pretrained(folder)
     return folder
 
 
@@ -40,7 +40,7 @@ def load(folder, **family):
     return load_pretrained(options, EXAMPLES)
 
 
-def test_a_model_trains_one_step_through_it(tiny, folder):
+def test_a_model_trains_one_step_through_it(make_tiny, folder):
     bundle = load(folder)
     policy = Policy(bundle.model, family=bundle.family, freeze=("vision", "projector"))
     encoder = PromptEncoder(
@@ -52,7 +52,7 @@ def test_a_model_trains_one_step_through_it(tiny, folder):
         max_prompt_tokens=500,
     )
     processor = PromptProcessor(encoder)
-    prompt = processor.build(tiny().samples[0])
+    prompt = processor.build(make_tiny().samples[0])
     assert prompt.resize_maps[0].resized == Size(48, 48)
     assert prompt.coordinate_system is CoordinateSystem.NORM_1000
     banned = banned_ids(processor.tokenizer, len(processor.tokenizer), bundle.family)

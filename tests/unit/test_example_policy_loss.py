@@ -27,16 +27,16 @@ class Accumulate:
 
 
 @pytest.fixture(scope="module")
-def world(tiny):
-    return tiny()
+def tiny(make_tiny):
+    return make_tiny()
 
 
 @pytest.fixture(scope="module")
-def experiences(world):
+def experiences(tiny):
     """Three groups of three, off the policy, the second response of each without advantage."""
-    prompts = [world.processor.build(sample) for sample in world.samples[:3]]
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:3]]
     made = []
-    for group in world.sampler().generate(prompts, 3, world.params, step=0):
+    for group in tiny.sampler().generate(prompts, 3, tiny.params, step=0):
         for index, rollout in enumerate(group):
             (segment,) = rollout.segments
             older = replace(segment, logprobs=tuple(logprob - 0.2 * (index - 1) for logprob in segment.logprobs))
@@ -44,7 +44,7 @@ def experiences(world):
     return made
 
 
-def gradient(world, experiences, *, base_dir=EXAMPLES, micro_batch_groups=8, shared_prefix=True, **loss):
+def gradient(tiny, experiences, *, base_dir=EXAMPLES, micro_batch_groups=8, shared_prefix=True, **loss):
     loss = LossConfig(**{"policy_loss": SIMPLE, **loss})
     config = LearnerConfig(
         loss=loss,
@@ -54,23 +54,23 @@ def gradient(world, experiences, *, base_dir=EXAMPLES, micro_batch_groups=8, sha
         micro_batch_tokens=10_000,
         epochs=1,
         shared_prefix=shared_prefix,
-        pad_id=world.eos_id,
+        pad_id=tiny.eos_id,
         policy_loss_fn=load_policy_loss(loss, base_dir),
     )
-    world.policy.model.zero_grad()
-    metrics = PolicyLearner(world.policy, world.processor, Accumulate(), config).step(experiences, step=0)
-    return metrics, torch.cat([p.grad.flatten() for p in world.policy.model.parameters() if p.grad is not None])
+    tiny.policy.model.zero_grad()
+    metrics = PolicyLearner(tiny.policy, tiny.processor, Accumulate(), config).step(experiences, step=0)
+    return metrics, torch.cat([p.grad.flatten() for p in tiny.policy.model.parameters() if p.grad is not None])
 
 
 def distance(ours, theirs):
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def test_the_gradient_is_that_of_the_formula(world, experiences):
-    metrics, ours = gradient(world, experiences)
-    batch = collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id)
-    world.policy.model.zero_grad()
-    logprobs = world.policy.compute_logprobs(batch).logprobs_N
+def test_the_gradient_is_that_of_the_formula(tiny, experiences):
+    metrics, ours = gradient(tiny, experiences)
+    batch = collate(group_by_prompt(experiences), tiny.processor, pad_id=tiny.eos_id)
+    tiny.policy.model.zero_grad()
+    logprobs = tiny.policy.compute_logprobs(batch).logprobs_N
     recorded, advantages = [], []
     for experience in experiences:
         own = experience.rollout.segments[0].logprobs
@@ -79,21 +79,21 @@ def test_the_gradient_is_that_of_the_formula(world, experiences):
     ratio, advantage = (logprobs - torch.tensor(recorded)).exp(), torch.tensor(advantages)
     loss = -(ratio * advantage - advantage.abs() / 0.2 * (ratio - 1) ** 2).mean()
     loss.backward()
-    theirs = torch.cat([p.grad.flatten() for p in world.policy.model.parameters() if p.grad is not None])
+    theirs = torch.cat([p.grad.flatten() for p in tiny.policy.model.parameters() if p.grad is not None])
     assert metrics["learner/loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert metrics["learner/no_gradient_frac"] == 0.0  # a function may train on responses without advantage
     assert distance(ours, theirs) < 1e-5
 
 
 @pytest.mark.parametrize("cut", [{"micro_batch_groups": 1}, {"shared_prefix": False, "micro_batch_groups": 2}])
-def test_the_gradient_does_not_depend_on_how_the_step_is_cut(world, experiences, cut):
-    whole_metrics, whole = gradient(world, experiences, aggregation="sequence", entropy={"coef": 0.1})
-    metrics, parts = gradient(world, experiences, aggregation="sequence", entropy={"coef": 0.1}, **cut)
+def test_the_gradient_does_not_depend_on_how_the_step_is_cut(tiny, experiences, cut):
+    whole_metrics, whole = gradient(tiny, experiences, aggregation="sequence", entropy={"coef": 0.1})
+    metrics, parts = gradient(tiny, experiences, aggregation="sequence", entropy={"coef": 0.1}, **cut)
     assert distance(parts, whole) < 1e-5
     assert metrics == pytest.approx(whole_metrics, rel=1e-4, abs=1e-6)
 
 
-def test_it_is_called_once_a_response(world, experiences, tmp_path):
+def test_it_is_called_once_a_response(tiny, experiences, tmp_path):
     """A function that takes means over its tokens must not see those of other responses."""
     (tmp_path / "mine.py").write_text(
         "SEEN = []\n"
@@ -102,7 +102,7 @@ def test_it_is_called_once_a_response(world, experiences, tmp_path):
         "    return -logprobs * advantages\n"
     )
     policy_loss = {"fn": "./mine.py:mine"}
-    gradient(world, experiences, base_dir=tmp_path, policy_loss=policy_loss)
+    gradient(tiny, experiences, base_dir=tmp_path, policy_loss=policy_loss)
     seen = load_policy_loss(LossConfig(policy_loss=policy_loss), tmp_path).func.__globals__["SEEN"]
     assert sorted(seen) == sorted((e.rollout.num_tokens, True, False, 1) for e in experiences)
 
@@ -115,10 +115,10 @@ def test_it_is_called_once_a_response(world, experiences, tmp_path):
         ("return -logprobs.detach() * advantages", "returned a tensor without gradient; compute it from `logprobs`"),
     ],
 )
-def test_a_wrong_return_value_names_the_function(world, experiences, tmp_path, body, complaint):
+def test_a_wrong_return_value_names_the_function(tiny, experiences, tmp_path, body, complaint):
     (tmp_path / "mine.py").write_text(f"def mine(logprobs, old_logprobs, advantages, mask):\n    {body}\n")
     with pytest.raises(UserError, match=f"loss.policy_loss './mine.py:mine' {complaint}"):
-        gradient(world, experiences, base_dir=tmp_path, policy_loss={"fn": "./mine.py:mine"})
+        gradient(tiny, experiences, base_dir=tmp_path, policy_loss={"fn": "./mine.py:mine"})
 
 
 def test_options_are_checked_before_the_first_step():

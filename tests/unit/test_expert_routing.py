@@ -32,8 +32,8 @@ def ids():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_routes_as_transformers_does(tiny, family, ids):
-    model = tiny(family).policy.model
+def test_it_routes_as_transformers_does(make_tiny, family, ids):
+    model = make_tiny(family).policy.model
     plain = copy.deepcopy(model)
     for router in find_routers(plain):
         del router.forward
@@ -44,8 +44,8 @@ def test_it_routes_as_transformers_does(tiny, family, ids):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("recompute", [False, True])
-def test_replayed_routes_survive_an_update_and_the_router_learns(tiny, family, ids, recompute):
-    model = tiny(family).policy.model.train()
+def test_replayed_routes_survive_an_update_and_the_router_learns(make_tiny, family, ids, recompute):
+    model = make_tiny(family).policy.model.train()
     if recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     logits(model, ids)
@@ -65,15 +65,15 @@ def test_replayed_routes_survive_an_update_and_the_router_learns(tiny, family, i
     assert not torch.equal(get_routes(find_routers(model)), routes)
 
 
-def test_own_routes_replayed_change_nothing(tiny, ids):
-    model = tiny("qwen3_vl_moe").policy.model
+def test_own_routes_replayed_change_nothing(make_tiny, ids):
+    model = make_tiny("qwen3_vl_moe").policy.model
     expected = logits(model, ids)
     set_routes(find_routers(model), get_routes(find_routers(model)))
     assert torch.equal(logits(model, ids), expected)
 
 
-def test_a_copy_of_a_model_has_routers_of_its_own(tiny, ids):
-    model = tiny("qwen3_vl_moe").policy.model
+def test_a_copy_of_a_model_has_routers_of_its_own(make_tiny, ids):
+    model = make_tiny("qwen3_vl_moe").policy.model
     with torch.no_grad():
         logits(model, ids)
     other = copy.deepcopy(model)
@@ -86,8 +86,8 @@ def summary_of(model, tokens):
     return summarize_routing(routers, sum_routing(routers, torch.tensor(tokens)))
 
 
-def test_the_summary_counts_tokens_and_distances(tiny, ids):
-    model = tiny("qwen3_vl_moe").policy.model
+def test_the_summary_counts_tokens_and_distances(make_tiny, ids):
+    model = make_tiny("qwen3_vl_moe").policy.model
     with torch.no_grad():
         for router in find_routers(model):
             router.weight.zero_()
@@ -107,8 +107,8 @@ def test_the_summary_counts_tokens_and_distances(tiny, ids):
     )
 
 
-def test_the_margin_lies_between_the_last_expert_that_is_picked_and_the_first_that_is_not(tiny, ids):
-    model = tiny("qwen3_vl_moe").policy.model
+def test_the_margin_lies_between_the_last_expert_that_is_picked_and_the_first_that_is_not(make_tiny, ids):
+    model = make_tiny("qwen3_vl_moe").policy.model
     seen = []
     for router in find_routers(model):
         router.register_forward_hook(lambda router, given, made: seen.append(made[0].detach().softmax(-1)))
@@ -118,23 +118,25 @@ def test_the_margin_lies_between_the_last_expert_that_is_picked_and_the_first_th
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_frozen_router_stays_and_the_experts_learn(tiny, family):
-    policy = Policy(tiny(family).policy.model, freeze_router=True)
+def test_a_frozen_router_stays_and_the_experts_learn(make_tiny, family):
+    policy = Policy(make_tiny(family).policy.model, freeze_router=True)
     trained = policy.trained
     assert not [name for name in trained if name.endswith((".gate.weight", "shared_expert_gate.weight"))]
     assert [name for name in trained if name.endswith("experts.gate_up_proj")]
 
 
-def test_a_model_without_experts_has_no_router_to_freeze(tiny):
+def test_a_model_without_experts_has_no_router_to_freeze(make_tiny):
     with pytest.raises(UserError, match="model.freeze_router: this qwen2_5_vl has no experts; leave it out"):
-        Policy(tiny().policy.model, freeze_router=True)
+        Policy(make_tiny().policy.model, freeze_router=True)
 
 
 @pytest.mark.parametrize(("epochs", "mini_batches"), [(2, 1), (1, 3), (2, 2)])
 @pytest.mark.parametrize("routing_replay", ["learner", "none"])
-def test_all_updates_of_a_step_replay_the_routes_of_its_start(tiny, monkeypatch, routing_replay, epochs, mini_batches):
-    world = tiny("qwen3_vl_moe")
-    experiences, start = trained_on(world), world.policy.frozen_copy()
+def test_all_updates_of_a_step_replay_the_routes_of_its_start(
+    make_tiny, monkeypatch, routing_replay, epochs, mini_batches
+):
+    tiny = make_tiny("qwen3_vl_moe")
+    experiences, start = trained_on(tiny), tiny.policy.frozen_copy()
     as_at_the_start = []
     score = Policy.compute_logprobs
 
@@ -148,7 +150,7 @@ def test_all_updates_of_a_step_replay_the_routes_of_its_start(tiny, monkeypatch,
 
     monkeypatch.setattr(Policy, "compute_logprobs", watched)
     options = {"lr": 0.05, "epochs": epochs, "mini_batches": mini_batches, "shared_prefix": False}
-    metrics = learner(world, routing_replay=routing_replay, **options).step(experiences, step=0)
+    metrics = learner(tiny, routing_replay=routing_replay, **options).step(experiences, step=0)
     assert len(as_at_the_start) >= epochs * mini_batches
     assert all(as_at_the_start) == (routing_replay == "learner")
     assert 0 < metrics["policy/router_load_entropy"] <= 1
@@ -156,12 +158,12 @@ def test_all_updates_of_a_step_replay_the_routes_of_its_start(tiny, monkeypatch,
 
 
 @pytest.mark.parametrize("routing_replay", ["none", "learner"])
-def test_metrics_of_routers_do_not_depend_on_layouts_or_micro_batches(tiny, routing_replay):
+def test_metrics_of_routers_do_not_depend_on_layouts_or_micro_batches(make_tiny, routing_replay):
     found = []
     for options in ({"micro_batch": 1}, {"micro_batch": 3}, {"micro_batch": 2, "shared_prefix": False}):
-        world = tiny("qwen3_5_moe")
-        metrics = learner(world, lr=1e-6, routing_replay=routing_replay, **options).step(trained_on(world), step=0)
+        tiny = make_tiny("qwen3_5_moe")
+        metrics = learner(tiny, lr=1e-6, routing_replay=routing_replay, **options).step(trained_on(tiny), step=0)
         found.append([metrics["policy/router_load_entropy"], metrics["policy/router_margin"]])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     assert found[0] == pytest.approx(found[2], rel=1e-5)
-    assert "policy/router_margin" not in learner(tiny()).step(trained_on(tiny()), step=0)
+    assert "policy/router_margin" not in learner(make_tiny()).step(trained_on(make_tiny()), step=0)

@@ -84,23 +84,23 @@ def test_a_built_in_family_is_a_plug_in_like_any_other(model_type):
         assert getattr(loaded, field) == getattr(built_in, field)
 
 
-def test_a_family_behind_the_plug_in_trains_what_the_built_in_one_trains(tiny, tmp_path):
+def test_a_family_behind_the_plug_in_trains_what_the_built_in_one_trains(make_tiny, tmp_path):
     """Recurrent layers and experts, sampled from and learned from: the same rollouts, metrics and weights."""
-    world = tiny("qwen3_5_moe")
-    world.policy.model.save_pretrained(tmp_path)
-    world.processor.hf_processor.save_pretrained(tmp_path)
+    tiny = make_tiny("qwen3_5_moe")
+    tiny.policy.model.save_pretrained(tmp_path)
+    tiny.processor.hf_processor.save_pretrained(tmp_path)
     results = []
     for family in (None, {"fn": "mmrl.policy.families.qwen3_5_moe:make_family"}):
         bundle = load_pretrained(
             ModelConfig(path=str(tmp_path), dtype="float32", family=family, min_pixels=2304, max_pixels=2304)
         )
         assert (bundle.family.source is None) == (family is None)
-        known = world.processor.encoder
+        known = tiny.processor.encoder
         cache = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
         encoder = PromptEncoder(
             bundle, known.response_format, cache, video=SMALL, add_instruction=False, max_prompt_tokens=500
         )
-        own = replace(world, policy=Policy(bundle.model, family=bundle.family), processor=PromptProcessor(encoder))
+        own = replace(tiny, policy=Policy(bundle.model, family=bundle.family), processor=PromptProcessor(encoder))
         experiences = trained_on(own, advantages=(1.0, -1.0))
         metrics = learner(own).step(experiences, step=0)
         tokens = [experience.rollout.segments[0].token_ids for experience in experiences]

@@ -32,7 +32,7 @@ from mmrl.types import Author, Experience, FinishReason, Segment, SelectedExperi
 
 
 def learner(
-    world,
+    tiny,
     *,
     lr=1e-3,
     reference=None,
@@ -52,16 +52,16 @@ def learner(
         micro_batch_tokens=10_000,
         epochs=epochs,
         shared_prefix=shared_prefix,
-        pad_id=world.eos_id,
+        pad_id=tiny.eos_id,
         mini_batches=mini_batches,
     )
-    optimizer = optimizer or TorchOptimizer(world.policy.trained_by_component, options)
-    return PolicyLearner(world.policy, world.processor, optimizer, plan, reference)
+    optimizer = optimizer or TorchOptimizer(tiny.policy.trained_by_component, options)
+    return PolicyLearner(tiny.policy, tiny.processor, optimizer, plan, reference)
 
 
-def trained_on(world, advantages=(1.0, -1.0, 0.5)):
-    prompts = [world.processor.build(sample) for sample in world.samples[:3]]
-    groups = world.sampler().generate(prompts, len(advantages), world.params, step=0)
+def trained_on(tiny, advantages=(1.0, -1.0, 0.5)):
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:3]]
+    groups = tiny.sampler().generate(prompts, len(advantages), tiny.params, step=0)
     return [
         Experience(rollout=rollout, advantage=advantage)
         for group in groups
@@ -69,17 +69,17 @@ def trained_on(world, advantages=(1.0, -1.0, 0.5)):
     ]
 
 
-def weights(world):
-    return {name: value.clone() for name, value in world.policy.model.state_dict().items()}
+def weights(tiny):
+    return {name: value.clone() for name, value in tiny.policy.model.state_dict().items()}
 
 
 def same(before, after):
     return all(torch.equal(before[name], after[name]) for name in before)
 
 
-def log_probs(policy, world, experiences):
+def log_probs(policy, tiny, experiences):
     """Log-probs of the policy's tokens, one vector."""
-    batch = collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=False)
+    batch = collate(group_by_prompt(experiences), tiny.processor, pad_id=tiny.eos_id, shared_prefix=False)
     with torch.no_grad():
         logprobs_N = policy.compute_logprobs(batch).logprobs_N
     segments = [segment for group in group_by_prompt(experiences) for e in group for segment in e.rollout.segments]
@@ -87,44 +87,44 @@ def log_probs(policy, world, experiences):
     return logprobs_N[torch.tensor([author is Author.POLICY for author in authors])]
 
 
-def test_the_penalty_equals_its_oracle(tiny):
-    world = tiny()
-    experiences = trained_on(world, advantages=(0.0, 0.0))
-    reference = world.policy.frozen_copy()
+def test_the_penalty_equals_its_oracle(make_tiny):
+    tiny = make_tiny()
+    experiences = trained_on(tiny, advantages=(0.0, 0.0))
+    reference = tiny.policy.frozen_copy()
     with torch.no_grad():
         for parameter in reference.model.parameters():
             parameter.mul_(1.1)
-    logps, ref_logps = (log_probs(policy, world, experiences) for policy in (world.policy, reference))
+    logps, ref_logps = (log_probs(policy, tiny, experiences) for policy in (tiny.policy, reference))
     expected = estimate_kl(logps, ref_logps, "k3").mean()
-    before = weights(world)
-    metrics = learner(world, reference=reference, kl=KlConfig(coef=0.5)).step(experiences, step=0)
+    before = weights(tiny)
+    metrics = learner(tiny, reference=reference, kl=KlConfig(coef=0.5)).step(experiences, step=0)
     assert expected > 1e-3
     assert metrics["policy/reference_kl_nats"] == pytest.approx(float(expected), rel=1e-4)
     assert metrics["learner/loss"] == pytest.approx(0.5 * float(expected), rel=1e-4)  # advantages are 0
     assert metrics["learner/no_gradient_frac"] == 0.0
-    assert not same(before, weights(world))
+    assert not same(before, weights(tiny))
 
 
-def test_a_fresh_reference_costs_nothing_and_never_changes(tiny):
-    world = tiny()
-    reference = world.policy.frozen_copy()
+def test_a_fresh_reference_costs_nothing_and_never_changes(make_tiny):
+    tiny = make_tiny()
+    reference = tiny.policy.frozen_copy()
     before = {name: value.clone() for name, value in reference.model.state_dict().items()}
-    metrics = learner(world, reference=reference, kl=KlConfig(coef=0.5)).step(trained_on(world), step=0)
+    metrics = learner(tiny, reference=reference, kl=KlConfig(coef=0.5)).step(trained_on(tiny), step=0)
     assert metrics["policy/reference_kl_nats"] == pytest.approx(0.0, abs=1e-6)
     assert same(before, reference.model.state_dict())
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
 
 
 @pytest.mark.parametrize(("kl_coef", "given"), [(0.0, True), (0.1, False)])
-def test_a_penalty_needs_a_reference_and_the_other_way_round(tiny, kl_coef, given):
-    world = tiny()
+def test_a_penalty_needs_a_reference_and_the_other_way_round(make_tiny, kl_coef, given):
+    tiny = make_tiny()
     with pytest.raises(ValueError, match=f"kl.coef {kl_coef} and a {'given' if given else 'missing'} reference"):
-        learner(world, reference=world.policy if given else None, kl=KlConfig(coef=kl_coef))
+        learner(tiny, reference=tiny.policy if given else None, kl=KlConfig(coef=kl_coef))
 
 
-def test_on_policy_metrics(tiny):
-    world = tiny()
-    metrics = learner(world).step(trained_on(world), step=0)
+def test_on_policy_metrics(make_tiny):
+    tiny = make_tiny()
+    metrics = learner(tiny).step(trained_on(tiny), step=0)
     assert metrics["policy/clip_frac"] == 0.0
     assert metrics["policy/importance_ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["rollout/logprob_diff_mean"] < LOGPROBS
@@ -136,51 +136,51 @@ def test_on_policy_metrics(tiny):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_component_learns_at_a_rate_of_its_own(tiny, family):
-    world = tiny(family)
+def test_each_component_learns_at_a_rate_of_its_own(make_tiny, family):
+    tiny = make_tiny(family)
     rates = {"vision": 1e-5, "projector": 1e-4, "language": 1e-3}
     options = OptimizerConfig(lr=1e-3, lr_by_component={name: rates[name] for name in ("vision", "projector")})
-    optimizer = TorchOptimizer(world.policy.trained_by_component, options)
-    before = weights(world)
-    metrics = learner(world, optimizer=optimizer).step(trained_on(world), step=0)
+    optimizer = TorchOptimizer(tiny.policy.trained_by_component, options)
+    before = weights(tiny)
+    metrics = learner(tiny, optimizer=optimizer).step(trained_on(tiny), step=0)
     for component, rate in rates.items():
-        names = [name for name in world.policy.trained if world.policy.family.component_of(name) == component]
-        moved = max(float((world.policy.trained[name].detach() - before[name]).abs().max()) for name in names)
+        names = [name for name in tiny.policy.trained if tiny.policy.family.component_of(name) == component]
+        moved = max(float((tiny.policy.trained[name].detach() - before[name]).abs().max()) for name in names)
         assert metrics[f"learner/grad_norm/{component}"] > 0
         assert moved == pytest.approx(rate, rel=0.01)  # Adam's first step is one of the rate
 
 
 @pytest.mark.parametrize("step", [0, 3])
-def test_a_step_without_advantage_updates_nothing(tiny, step):
-    world = tiny()
-    optimizer = TorchOptimizer(world.policy.trained_by_component, OptimizerConfig(weight_decay=0.1))
-    before = weights(world)
-    idle = learner(world, optimizer=optimizer)
-    assert idle.step(trained_on(world, advantages=(0.0, 0.0)), step=step) == {
+def test_a_step_without_advantage_updates_nothing(make_tiny, step):
+    tiny = make_tiny()
+    optimizer = TorchOptimizer(tiny.policy.trained_by_component, OptimizerConfig(weight_decay=0.1))
+    before = weights(tiny)
+    idle = learner(tiny, optimizer=optimizer)
+    assert idle.step(trained_on(tiny, advantages=(0.0, 0.0)), step=step) == {
         "learner/lr": 1e-3,
         "learner/no_gradient_frac": 1.0,
     }
     assert idle.step([], step=step) == {"learner/lr": 1e-3, "learner/no_gradient_frac": 0.0}
-    assert same(before, weights(world))
+    assert same(before, weights(tiny))
     assert optimizer.state()["moments"] == {}
 
 
-def test_a_replayed_rollout_is_compared_with_whom_it_says(tiny):
-    world = tiny()
-    experiences = trained_on(world)
-    learner(world, lr=0.02).step(experiences, step=0)  # the policy moves away from what sampled them
+def test_a_replayed_rollout_is_compared_with_whom_it_says(make_tiny):
+    tiny = make_tiny()
+    experiences = trained_on(tiny)
+    learner(tiny, lr=0.02).step(experiences, step=0)  # the policy moves away from what sampled them
     ratios = {}
     for old, of_others in (("recorded", "recomputed"), ("recomputed", "recorded")):
         aged = [replace(experience, staleness=1, old_logprobs_source=old) for experience in experiences]
-        metrics = learner(world, lr=1e-9, old_logprobs=of_others).step(aged, step=0)
+        metrics = learner(tiny, lr=1e-9, old_logprobs=of_others).step(aged, step=0)
         assert "rollout/logprob_diff_mean" not in metrics
         ratios[old] = metrics["policy/importance_ratio_min"], metrics["policy/importance_ratio_max"]
     assert ratios["recomputed"] == pytest.approx((1.0, 1.0))
     assert ratios["recorded"][0] < 0.95 and ratios["recorded"][1] > 1.05
 
 
-def test_several_epochs_step_again_and_really_clip(tiny):
-    once, thrice = tiny(), tiny()
+def test_several_epochs_step_again_and_really_clip(make_tiny):
+    once, thrice = make_tiny(), make_tiny()
     first = learner(once, lr=0.02).step(trained_on(once), step=0)
     third = learner(thrice, lr=0.02, epochs=3).step(trained_on(thrice), step=0)
     assert first["policy/clip_frac"] == 0.0
@@ -189,9 +189,9 @@ def test_several_epochs_step_again_and_really_clip(tiny):
     assert not same(weights(once), weights(thrice))
 
 
-def test_mini_batches_are_steps_of_their_own(tiny):
+def test_mini_batches_are_steps_of_their_own(make_tiny):
     """Three groups in two mini-batches: what two learners do that share an optimizer, the second given one group."""
-    split, slow = tiny(), tiny()
+    split, slow = make_tiny(), make_tiny()
     experiences = trained_on(slow)
     first, second, third = group_by_prompt(experiences)
     optimizer = TorchOptimizer(slow.policy.trained_by_component, OptimizerConfig(lr=0.02))
@@ -206,10 +206,10 @@ def test_mini_batches_are_steps_of_their_own(tiny):
     assert metrics["rollout/logprob_diff_mean"] == steps[0]["rollout/logprob_diff_mean"] < LOGPROBS
 
 
-def test_a_mini_batch_that_teaches_nothing_is_no_step(tiny):
-    world = tiny()
-    experiences = [replace(each, advantage=0.0) for each in trained_on(world)[:3]] + trained_on(world)[3:]
-    metrics = learner(world, optimizer=Flaky(math.nan, 1.0, 0.5), mini_batches=3, epochs=1).step(experiences, step=0)
+def test_a_mini_batch_that_teaches_nothing_is_no_step(make_tiny):
+    tiny = make_tiny()
+    experiences = [replace(each, advantage=0.0) for each in trained_on(tiny)[:3]] + trained_on(tiny)[3:]
+    metrics = learner(tiny, optimizer=Flaky(math.nan, 1.0, 0.5), mini_batches=3, epochs=1).step(experiences, step=0)
     assert metrics["learner/nonfinite_updates"] == 1.0  # two steps, of which the first is not finite
     assert metrics["learner/no_gradient_frac"] == pytest.approx(1 / 3)
 
@@ -217,8 +217,8 @@ def test_a_mini_batch_that_teaches_nothing_is_no_step(tiny):
 class Sgd:
     """Plain gradient descent, in which small differences stay small."""
 
-    def __init__(self, world):
-        self.parameters = list(world.policy.trained.values())
+    def __init__(self, tiny):
+        self.parameters = list(tiny.policy.trained.values())
 
     def backward(self, loss, *, last):
         loss.backward()
@@ -232,26 +232,26 @@ class Sgd:
         return {"language": float(torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt())}
 
 
-def by_hand(world, experiences, *, lr, mini_batches, epochs=1, bound=None):
+def by_hand(tiny, experiences, *, lr, mini_batches, epochs=1, bound=None):
     """PPO as papers have it: old log-probs of the whole step, then an update for each part; `bound` is that of TIS.
 
     Returns the ratios of each update, and its loss.
     """
-    optimizer, groups = Sgd(world), group_by_prompt(experiences)
+    optimizer, groups = Sgd(tiny), group_by_prompt(experiences)
     parts = [list(chain.from_iterable(groups[start::mini_batches])) for start in range(mini_batches)]
     olds, samplers = [], []
     for part in parts:
         # In the order of `log_probs`, group after group; these have one segment each.
         recorded = torch.tensor([logp for e in part for logp in e.rollout.segments[0].logprobs])
-        own = log_probs(world.policy, world, part)
+        own = log_probs(tiny.policy, tiny, part)
         taken = [e.old_logprobs_source == "recorded" for e in part for _ in e.rollout.segments[0].logprobs]
         olds.append(torch.where(torch.tensor(taken), recorded, own))
         samplers.append(recorded)
     ratios, losses = [], []
     for _ in range(epochs):
         for part, old, sampler in zip(parts, olds, samplers, strict=True):
-            batch = collate(group_by_prompt(part), world.processor, pad_id=world.eos_id, shared_prefix=False)
-            ratio = (world.policy.compute_logprobs(batch).logprobs_N - old).exp()
+            batch = collate(group_by_prompt(part), tiny.processor, pad_id=tiny.eos_id, shared_prefix=False)
+            ratio = (tiny.policy.compute_logprobs(batch).logprobs_N - old).exp()
             advantage = torch.tensor([e.advantage for e in part for _ in e.rollout.segments[0].logprobs])
             weight = (old - sampler).exp().clamp(max=bound) if bound else torch.ones_like(old)
             loss = -(weight * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)).mean()
@@ -272,12 +272,12 @@ MINI_BATCHES = {
 
 @pytest.mark.parametrize("options", MINI_BATCHES.values(), ids=MINI_BATCHES)
 @pytest.mark.parametrize("adapter", [None, LoraConfig(rank=4, targets=("language.attention", "vision.mlp"))])
-def test_old_log_probs_of_every_mini_batch_are_those_before_the_first_update(tiny, options, adapter):
-    ours, slow = tiny(), tiny()
+def test_old_log_probs_of_every_mini_batch_are_those_before_the_first_update(make_tiny, options, adapter):
+    ours, slow = make_tiny(), make_tiny()
     if adapter is not None:
-        for world in (ours, slow):
-            create_adapter(world.policy.model, adapter, seed=0)
-        ours, slow = (replace(world, policy=Policy(world.policy.model)) for world in (ours, slow))
+        for tiny in (ours, slow):
+            create_adapter(tiny.policy.model, adapter, seed=0)
+        ours, slow = (replace(tiny, policy=Policy(tiny.policy.model)) for tiny in (ours, slow))
     off = shifted(trained_on(slow), 0.5)
     lr, epochs = 0.3 if adapter else 0.05, options.get("epochs", 1)
     bound = 1.5 if "rollout_correction" in options else None
@@ -294,11 +294,11 @@ def test_old_log_probs_of_every_mini_batch_are_those_before_the_first_update(tin
     assert metrics["policy/importance_ratio_min"] == pytest.approx(float(last.min()), rel=1e-4)
     assert metrics["learner/loss"] == pytest.approx(sum(losses[-3:]) / 3, rel=1e-3, abs=1e-6)
     assert metrics["rollout/logprob_diff_mean"] == pytest.approx(0.5, abs=1e-4)  # of the first update
-    moved, expected = (log_probs(world.policy, world, off) - before for world in (ours, slow))
+    moved, expected = (log_probs(tiny.policy, tiny, off) - before for tiny in (ours, slow))
     assert (moved - expected).abs().max() < 1e-3 * expected.abs().max()
 
 
-def test_only_what_needs_old_log_probs_of_the_learner_is_run_once_more(tiny, monkeypatch):
+def test_only_what_needs_old_log_probs_of_the_learner_is_run_once_more(make_tiny, monkeypatch):
     """Replayed rollouts may want them where fresh ones do not; the first mini-batch has them from its own pass."""
     passes = []
     honest = Policy.compute_logprobs
@@ -307,7 +307,7 @@ def test_only_what_needs_old_log_probs_of_the_learner_is_run_once_more(tiny, mon
     )
 
     def step(replayed_source, **options):
-        ours, slow = tiny(), tiny()
+        ours, slow = make_tiny(), make_tiny()
         off = shifted(trained_on(slow), 0.1)
         off = [replace(e, old_logprobs_source="recorded") for e in off[:6]] + [
             replace(e, staleness=2, old_logprobs_source=replayed_source) for e in off[6:]
@@ -325,51 +325,51 @@ def test_only_what_needs_old_log_probs_of_the_learner_is_run_once_more(tiny, mon
     assert step("recomputed") == (2, 3 + check)
 
 
-def test_a_penalty_in_the_reward_is_that_of_the_steps_start_in_every_mini_batch(tiny):
-    world = tiny()
-    reference = world.policy.frozen_copy()
-    experiences = trained_on(world, advantages=(0.0, 0.0))
+def test_a_penalty_in_the_reward_is_that_of_the_steps_start_in_every_mini_batch(make_tiny):
+    tiny = make_tiny()
+    reference = tiny.policy.frozen_copy()
+    experiences = trained_on(tiny, advantages=(0.0, 0.0))
     in_reward = KlConfig(coef=1.0, estimator="k1", apply_to="reward")
     with torch.no_grad():
         for parameter in reference.model.parameters():
             parameter.mul_(1.05)
-    start = log_probs(world.policy, world, experiences) - log_probs(reference, world, experiences)
+    start = log_probs(tiny.policy, tiny, experiences) - log_probs(reference, tiny, experiences)
     counts = torch.tensor([len(e.rollout.segments[0].token_ids) for e in experiences]).reshape(3, 2).sum(dim=1)
     expected = sum(float(part.mean()) for part in start.split(counts.tolist())) / 3
-    metrics = learner(world, lr=0.05, optimizer=Sgd(world), reference=reference, kl=in_reward, mini_batches=3).step(
+    metrics = learner(tiny, lr=0.05, optimizer=Sgd(tiny), reference=reference, kl=in_reward, mini_batches=3).step(
         experiences, step=0
     )
     # A mean of 4e-4 nats of both signs, so rounding moves it by 2e-4 of itself; the update moves it by 1e-2 or more.
     assert metrics["policy/reference_kl_nats"] == pytest.approx(expected, rel=1e-3)
-    after = log_probs(world.policy, world, experiences) - log_probs(reference, world, experiences)
+    after = log_probs(tiny.policy, tiny, experiences) - log_probs(reference, tiny, experiences)
     assert abs(float(after.mean()) - expected) > 1e-2 * abs(expected)
 
 
-def test_what_is_clipped_has_no_gradient(tiny):
+def test_what_is_clipped_has_no_gradient(make_tiny):
     """Behaviour log-probs far below the policy's: every ratio is beyond the bound of a positive advantage."""
-    world = tiny()
+    tiny = make_tiny()
     far = []
-    for each in trained_on(world, advantages=(1.0, 2.0)):
+    for each in trained_on(tiny, advantages=(1.0, 2.0)):
         (segment,) = each.rollout.segments
         older = replace(segment, logprobs=tuple(logp - 1.0 for logp in segment.logprobs))
         far.append(replace(each, rollout=replace(each.rollout, segments=(older,))))
-    metrics = learner(world).step(far, step=0)
+    metrics = learner(tiny).step(far, step=0)
     assert metrics["policy/clip_frac"] == pytest.approx(1.0)
     assert metrics["learner/grad_norm"] == 0.0
     assert metrics["policy/importance_ratio_max"] == pytest.approx(math.e, rel=1e-3)
     back = [replace(each, advantage=-each.advantage) for each in far]
-    assert learner(world).step(back, step=0)["learner/grad_norm"] > 0.0  # the other side is not bounded
+    assert learner(tiny).step(back, step=0)["learner/grad_norm"] > 0.0  # the other side is not bounded
 
 
-def test_the_largest_ratio_is_that_of_the_policys_tokens(tiny):
+def test_the_largest_ratio_is_that_of_the_policys_tokens(make_tiny):
     """Padding and forced tokens have no ratio; they must not show as 1."""
-    world = tiny()
-    (first, *_) = trained_on(world)
+    tiny = make_tiny()
+    (first, *_) = trained_on(tiny)
     (segment,) = first.rollout.segments
     newer = replace(segment, logprobs=tuple(logp + 1.0 for logp in segment.logprobs))
     forced = Segment(token_ids=segment.token_ids[:2], logprobs=(0.0, 0.0), author=Author.FORCED)
     rollout = replace(first.rollout, segments=(newer, forced))
-    metrics = learner(world).step([Experience(rollout=rollout, advantage=-1.0)], step=0)
+    metrics = learner(tiny).step([Experience(rollout=rollout, advantage=-1.0)], step=0)
     assert metrics["policy/importance_ratio_max"] == pytest.approx(1 / math.e, rel=1e-3)
 
 
@@ -386,16 +386,16 @@ class Flaky:
         return dict.fromkeys(("vision", "language"), self.norms.pop(0) / math.sqrt(2))
 
 
-def test_an_update_left_out_is_counted_in_whichever_epoch(tiny):
-    world = tiny()
-    metrics = learner(world, optimizer=Flaky(math.nan, math.inf, 1.0), epochs=3).step(trained_on(world), step=0)
+def test_an_update_left_out_is_counted_in_whichever_epoch(make_tiny):
+    tiny = make_tiny()
+    metrics = learner(tiny, optimizer=Flaky(math.nan, math.inf, 1.0), epochs=3).step(trained_on(tiny), step=0)
     assert metrics["learner/nonfinite_updates"] == 2.0
     assert metrics["learner/grad_norm"] == pytest.approx(1.0)
     assert metrics["learner/grad_norm/vision"] == metrics["learner/grad_norm/language"] == pytest.approx(0.5**0.5)
 
 
-def test_the_rate_is_the_schedules(tiny):
-    world = tiny()
+def test_the_rate_is_the_schedules(make_tiny):
+    tiny = make_tiny()
     plan = LearnerConfig(
         loss=LossConfig(),
         optimizer=OptimizerConfig(lr=1.0, warmup_steps=2, lr_schedule="linear"),
@@ -404,20 +404,20 @@ def test_the_rate_is_the_schedules(tiny):
         micro_batch_tokens=10_000,
         epochs=1,
         shared_prefix=False,
-        pad_id=world.eos_id,
+        pad_id=tiny.eos_id,
     )
-    teacher = PolicyLearner(world.policy, world.processor, Flaky(), plan)
+    teacher = PolicyLearner(tiny.policy, tiny.processor, Flaky(), plan)
     rates = [teacher.step([], step=step)["learner/lr"] for step in range(5)]
     assert rates == pytest.approx([0.5, 1.0, 2 / 3, 1 / 3, 0.0])
 
 
-def test_imitation_raises_the_likelihood_of_the_demonstrations(tiny):
-    world = tiny()
-    prompts = [world.processor.build(sample) for sample in world.samples[:4]]
+def test_imitation_raises_the_likelihood_of_the_demonstrations(make_tiny):
+    tiny = make_tiny()
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:4]]
     lessons = [
-        Experience(rollout=world.processor.build_demonstration(p, p.sample.target), advantage=0.0) for p in prompts
+        Experience(rollout=tiny.processor.build_demonstration(p, p.sample.target), advantage=0.0) for p in prompts
     ]
-    teacher = learner(world, lr=0.01)
+    teacher = learner(tiny, lr=0.01)
     losses = [teacher.step(lessons, step=step)["learner/loss"] for step in range(4)]
     assert losses[3] < losses[0] - 0.5
 
@@ -432,44 +432,44 @@ def shifted(experiences, by):
     return moved
 
 
-def test_the_gap_is_measured_where_the_first_mini_batch_is_all_replay(tiny):
+def test_the_gap_is_measured_where_the_first_mini_batch_is_all_replay(make_tiny):
     """Its fresh group has no gradient: fresh tokens begin with the second mini-batch, which is then trained first."""
-    world = tiny()
-    first, second, third = group_by_prompt(trained_on(world))
+    tiny = make_tiny()
+    first, second, third = group_by_prompt(trained_on(tiny))
     idle = [replace(each, advantage=0.0) for each in first]
     old = shifted([replace(each, staleness=2) for each in third], 0.5)
-    metrics = learner(world, lr=0.02, mini_batches=2).step([*idle, *second, *old], step=0)
+    metrics = learner(tiny, lr=0.02, mini_batches=2).step([*idle, *second, *old], step=0)
     assert metrics["rollout/logprob_diff_mean"] < LOGPROBS  # hence before any update
     assert metrics["policy/importance_ratio_max"] > 1.2
 
 
 @pytest.mark.parametrize("options", [{"micro_batch": 1}, {"micro_batch": 3, "epochs": 2}, {"mini_batches": 3}])
-def test_the_worst_token_is_known_by_its_sample_and_reported_at_once(tiny, options):
-    world, warnings = tiny(), []
-    experiences = trained_on(world)
+def test_the_worst_token_is_known_by_its_sample_and_reported_at_once(make_tiny, options):
+    tiny, warnings = make_tiny(), []
+    experiences = trained_on(tiny)
     experiences[7:8] = shifted(experiences[7:8], 8.0)
     experiences = [replace(each, staleness=1) for each in experiences]
-    metrics = learner(world, lr=1e-6, **options).step(experiences, step=0)
+    metrics = learner(tiny, lr=1e-6, **options).step(experiences, step=0)
     health = HealthMonitor(HealthConfig(), warnings.append)
     nothing = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=False)
     health.on_step_end(TrainingState(step=1), StepResult(selected=nothing, metrics=metrics, seconds={}))
-    owner = f"rollout 1 of text sample {world.samples[2].id}"
+    owner = f"rollout 1 of text sample {tiny.samples[2].id}"
     assert f"step 1: a token of {owner} is 2.98e+03 times as likely" in warnings[0]
     if "mini_batches" not in options:  # the first update alone tells of the engine
         assert f"step 1: rollout engine and learner differ by 8 nats on a token of {owner}" in warnings[1]
 
 
-def test_the_learners_own_old_log_probs_are_those_of_the_steps_start(tiny):
+def test_the_learners_own_old_log_probs_are_those_of_the_steps_start(make_tiny):
     """The ratio begins at 1 whatever the sampler said, and moves with the second update; the gap is still reported."""
-    world = tiny()
-    off = shifted(trained_on(world), 0.5)
-    start = log_probs(world.policy, world, off)
-    metrics = learner(world, lr=0.02, old_logprobs="recomputed").step(off, step=0)
+    tiny = make_tiny()
+    off = shifted(trained_on(tiny), 0.5)
+    start = log_probs(tiny.policy, tiny, off)
+    metrics = learner(tiny, lr=0.02, old_logprobs="recomputed").step(off, step=0)
     assert metrics["policy/importance_ratio_max"] == pytest.approx(1.0)
     assert metrics["policy/clip_frac"] == 0.0
     assert metrics["rollout/logprob_diff_mean"] == pytest.approx(0.5, abs=1e-4)
 
-    once, twice = tiny(), tiny()
+    once, twice = make_tiny(), make_tiny()
     learner(once, lr=0.02, old_logprobs="recomputed").step(off, step=0)
     second = learner(twice, lr=0.02, old_logprobs="recomputed", epochs=2).step(off, step=0)
     moved = (log_probs(once.policy, once, off) - start).exp()
@@ -478,12 +478,12 @@ def test_the_learners_own_old_log_probs_are_those_of_the_steps_start(tiny):
 
 
 @pytest.mark.parametrize(("kind", "by", "factor"), [("tis", 0.5, 1.5), ("tis", 0.1, math.exp(0.1)), ("mask", 0.5, 0.0)])
-def test_importance_weights_scale_the_policy_term(tiny, kind, by, factor):
-    world = tiny()
-    plain = learner(world, optimizer=Still(world), old_logprobs="recomputed").step(trained_on(world), step=0)
+def test_importance_weights_scale_the_policy_term(make_tiny, kind, by, factor):
+    tiny = make_tiny()
+    plain = learner(tiny, optimizer=Still(tiny), old_logprobs="recomputed").step(trained_on(tiny), step=0)
     correction = RolloutCorrectionConfig(method=kind, low=0.5, high=1.5)
-    metrics = learner(world, optimizer=Still(world), old_logprobs="recomputed", rollout_correction=correction).step(
-        shifted(trained_on(world), by), step=0
+    metrics = learner(tiny, optimizer=Still(tiny), old_logprobs="recomputed", rollout_correction=correction).step(
+        shifted(trained_on(tiny), by), step=0
     )
     assert metrics["policy/rollout_correction_weight_mean"] == pytest.approx(factor, rel=1e-3)
     assert metrics["learner/loss"] == pytest.approx(factor * plain["learner/loss"], rel=1e-3)
@@ -493,8 +493,8 @@ def test_importance_weights_scale_the_policy_term(tiny, kind, by, factor):
 class Still:
     """The norm of the gradient; weights untouched."""
 
-    def __init__(self, world):
-        self.parameters = list(world.policy.trained.values())
+    def __init__(self, tiny):
+        self.parameters = list(tiny.policy.trained.values())
 
     def backward(self, loss, *, last):
         loss.backward()
@@ -507,12 +507,12 @@ class Still:
 
 
 @pytest.mark.parametrize(("by", "warned"), [(0.0, False), (0.1, True)])
-def test_a_gap_to_the_engine_is_warned_of_however_few_groups_have_a_signal(tiny, by, warned):
+def test_a_gap_to_the_engine_is_warned_of_however_few_groups_have_a_signal(make_tiny, by, warned):
     """One group of three is run: a mean over all three would hide a gap of 0.1 nats below the threshold of 0.05."""
-    world, warnings = tiny(), []
-    experiences = shifted(trained_on(world), by)
+    tiny, warnings = make_tiny(), []
+    experiences = shifted(trained_on(tiny), by)
     experiences = experiences[:3] + [replace(each, advantage=0.0) for each in experiences[3:]]
-    metrics = learner(world).step(experiences, step=0)
+    metrics = learner(tiny).step(experiences, step=0)
     nothing = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=True)
     monitor = HealthMonitor(HealthConfig(window=1), warnings.append)
     monitor.on_step_end(TrainingState(step=1), StepResult(selected=nothing, metrics=metrics, seconds={}))
@@ -520,12 +520,12 @@ def test_a_gap_to_the_engine_is_warned_of_however_few_groups_have_a_signal(tiny,
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["fresh", "replayed"])
-def test_gspo_clips_nothing_before_the_policy_has_moved(tiny, stale):
+def test_gspo_clips_nothing_before_the_policy_has_moved(make_tiny, stale):
     """Its bounds are below the rounding of a bfloat16 engine, so the preset compares with the learner alone."""
-    world = tiny()
-    engine = Policy(copy.deepcopy(world.policy.model).to(torch.bfloat16))
-    prompts = [world.processor.build(sample) for sample in world.samples[:4]]
-    groups = hf_sampler(engine, world.processor, seed_parts=("test",)).generate(prompts, 8, world.params, step=0)
+    tiny = make_tiny()
+    engine = Policy(copy.deepcopy(tiny.policy.model).to(torch.bfloat16))
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:4]]
+    groups = hf_sampler(engine, tiny.processor, seed_parts=("test",)).generate(prompts, 8, tiny.params, step=0)
     preset = ALGORITHM_PRESETS["gspo"]
     replayed = {"staleness": 1, "old_logprobs_source": preset.get("replay", {}).get("old_logprobs", "recorded")}
     experiences = []
@@ -533,19 +533,19 @@ def test_gspo_clips_nothing_before_the_policy_has_moved(tiny, stale):
         for index, rollout in enumerate(group):
             experience = Experience(rollout=rollout, advantage=(-1.0) ** index)
             experiences.append(replace(experience, **replayed) if stale else experience)
-    metrics = learner(world, optimizer=Still(world), **preset["loss"]).step(experiences, step=0)
+    metrics = learner(tiny, optimizer=Still(tiny), **preset["loss"]).step(experiences, step=0)
     assert metrics["policy/clip_frac"] == 0.0
     assert metrics["policy/importance_ratio_max"] == pytest.approx(1.0, abs=1e-5)
     recorded = {**preset["loss"], "old_logprobs": "recorded"}
     experiences = [replace(experience, old_logprobs_source=None) for experience in experiences]
-    metrics = learner(world, optimizer=Still(world), **recorded).step(experiences, step=0)
+    metrics = learner(tiny, optimizer=Still(tiny), **recorded).step(experiences, step=0)
     assert metrics["policy/clip_frac"] > 0.05
 
 
-def some_with_signal(world):
+def some_with_signal(tiny):
     """Three groups of three sampled and stale responses of unequal length; the last group has no advantage."""
     varied = []
-    for number, each in enumerate(trained_on(world, advantages=(1.0, -1.0, 0.5))):
+    for number, each in enumerate(trained_on(tiny, advantages=(1.0, -1.0, 0.5))):
         (segment,) = each.rollout.segments
         kept = 1 + number % 4
         shifts = [0.3 * math.cos(3 * number + place) for place in range(kept)]
@@ -558,16 +558,16 @@ def some_with_signal(world):
     return varied
 
 
-def slow_metrics(world, experiences, *, sequence, low=0.1, high=0.15, dual=1.2):
+def slow_metrics(tiny, experiences, *, sequence, low=0.1, high=0.15, dual=1.2):
     """Means over the tokens of responses with an advantage, one response and one token at a time."""
     totals = dict.fromkeys(["entropy_nats", "approx_kl", "clip_frac_low", "clip_frac_high", "clip_frac_dual"], 0.0)
     tokens, fresh_gaps, good_logprobs = 0, [], []
     for each in experiences:
         if not each.advantage:
             continue
-        batch = collate([[each]], world.processor, pad_id=world.eos_id, shared_prefix=False)
+        batch = collate([[each]], tiny.processor, pad_id=tiny.eos_id, shared_prefix=False)
         with torch.no_grad():
-            scores = world.policy.compute_logprobs(batch)
+            scores = tiny.policy.compute_logprobs(batch)
         (segment,) = each.rollout.segments
         gaps = [float(now) - old for now, old in zip(scores.logprobs_N, segment.logprobs, strict=True)]
         for gap, entropy in zip(gaps, scores.entropies_N.tolist(), strict=True):
@@ -588,65 +588,63 @@ def slow_metrics(world, experiences, *, sequence, low=0.1, high=0.15, dual=1.2):
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("mini_batches", [1, 2])
-def test_means_are_over_the_tokens_that_were_run(tiny, level, mini_batches):
+def test_means_are_over_the_tokens_that_were_run(make_tiny, level, mini_batches):
     """Neither groups without signal nor unequal mini- and micro-batches change them."""
-    world = tiny()
-    experiences = some_with_signal(world)
-    expected, gap = slow_metrics(world, experiences, sequence=level == "sequence")
+    tiny = make_tiny()
+    experiences = some_with_signal(tiny)
+    expected, gap = slow_metrics(tiny, experiences, sequence=level == "sequence")
     options = {"clip_low": 0.1, "clip_high": 0.15, "dual_clip": 1.2, "importance_ratio_level": level}
     options["sft_loss"] = {"coef": 0.1, "on": "response"}
     cuts = {"mini_batches": mini_batches, "micro_batch": 1}
-    metrics = learner(world, optimizer=Still(world), **cuts, **options).step(experiences, step=0)
+    metrics = learner(tiny, optimizer=Still(tiny), **cuts, **options).step(experiences, step=0)
     assert {name: metrics.get(name) for name in expected} == pytest.approx(expected, rel=1e-3)
     assert min(expected.values()) > 0.0
     if mini_batches == 1:  # else it is that of the first update alone
         assert metrics["rollout/logprob_diff_mean"] == pytest.approx(gap, rel=1e-3)
 
 
-def test_an_advantage_that_is_no_number_stops_the_step_by_name(tiny):
-    world = tiny()
-    before = weights(world)
-    with pytest.raises(ValueError, match=rf"sample {world.samples[0].id}, rollout 1: advantage nan is not finite"):
-        learner(world).step(trained_on(world, advantages=(1.0, math.nan)), step=0)
-    assert same(before, weights(world))
+def test_an_advantage_that_is_no_number_stops_the_step_by_name(make_tiny):
+    tiny = make_tiny()
+    before = weights(tiny)
+    with pytest.raises(ValueError, match=rf"sample {tiny.samples[0].id}, rollout 1: advantage nan is not finite"):
+        learner(tiny).step(trained_on(tiny, advantages=(1.0, math.nan)), step=0)
+    assert same(before, weights(tiny))
 
 
-def test_a_step_of_truncated_responses_alone_updates_nothing_where_they_are_masked(tiny):
-    world = tiny()
-    before = weights(world)
-    cut = [
-        replace(each, rollout=replace(each.rollout, finish_reason=FinishReason.LENGTH)) for each in trained_on(world)
-    ]
-    assert learner(world, mask_truncated=True).step(cut, step=0)["learner/no_gradient_frac"] == 1.0
-    assert same(before, weights(world))
+def test_a_step_of_truncated_responses_alone_updates_nothing_where_they_are_masked(make_tiny):
+    tiny = make_tiny()
+    before = weights(tiny)
+    cut = [replace(each, rollout=replace(each.rollout, finish_reason=FinishReason.LENGTH)) for each in trained_on(tiny)]
+    assert learner(tiny, mask_truncated=True).step(cut, step=0)["learner/no_gradient_frac"] == 1.0
+    assert same(before, weights(tiny))
 
 
-def test_an_empty_completion_is_not_run(tiny):
-    world = tiny()
-    first, *others = trained_on(world)
+def test_an_empty_completion_is_not_run(make_tiny):
+    tiny = make_tiny()
+    first, *others = trained_on(tiny)
     nothing = replace(first.rollout, segments=(replace(first.rollout.segments[0], token_ids=(), logprobs=()),))
-    learned = learner(world, optimizer=Still(world)).step([replace(first, rollout=nothing), *others], step=0)
-    alone = learner(world, optimizer=Still(world)).step(others, step=0)
+    learned = learner(tiny, optimizer=Still(tiny)).step([replace(first, rollout=nothing), *others], step=0)
+    alone = learner(tiny, optimizer=Still(tiny)).step(others, step=0)
     assert learned["learner/grad_norm"] == pytest.approx(alone["learner/grad_norm"], rel=1e-5)
     assert learned["learner/no_gradient_frac"] == pytest.approx(1 / 9)
 
 
-def test_a_penalty_in_the_reward_moves_advantages_alone(tiny):
+def test_a_penalty_in_the_reward_moves_advantages_alone(make_tiny):
     """At advantage 0 its gradient is that of sum_t kl_remaining(t) log policy(t), here for responses of one token."""
-    world = tiny()
+    tiny = make_tiny()
     brief = []
-    for each in trained_on(world, advantages=(0.0, 0.0)):
+    for each in trained_on(tiny, advantages=(0.0, 0.0)):
         (segment,) = each.rollout.segments
         one = replace(segment, token_ids=segment.token_ids[:1], logprobs=segment.logprobs[:1])
         brief.append(replace(each, rollout=replace(each.rollout, segments=(one,))))
-    reference = world.policy.frozen_copy()
+    reference = tiny.policy.frozen_copy()
     with torch.no_grad():
         for parameter in reference.model.parameters():
             parameter.mul_(1.1)
-    kl = log_probs(world.policy, world, brief) - log_probs(reference, world, brief)
+    kl = log_probs(tiny.policy, tiny, brief) - log_probs(reference, tiny, brief)
     penalised = [replace(each, advantage=-0.5 * float(k)) for each, k in zip(brief, kl, strict=True)]
     in_reward = KlConfig(coef=0.5, estimator="k1", apply_to="reward")
-    metrics = learner(world, optimizer=Still(world), reference=reference, kl=in_reward).step(brief, step=0)
-    by_hand = learner(world, optimizer=Still(world)).step(penalised, step=0)
+    metrics = learner(tiny, optimizer=Still(tiny), reference=reference, kl=in_reward).step(brief, step=0)
+    by_hand = learner(tiny, optimizer=Still(tiny)).step(penalised, step=0)
     assert metrics["learner/grad_norm"] == pytest.approx(by_hand["learner/grad_norm"], rel=1e-4)
     assert metrics["policy/reference_kl_nats"] == pytest.approx(float(kl.mean()), rel=1e-3)

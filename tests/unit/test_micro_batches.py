@@ -94,20 +94,20 @@ def test_metrics_are_summed_over_all_ranks():
 
 
 @pytest.fixture(scope="module")
-def world(tiny):
-    return tiny()
+def tiny(make_tiny):
+    return make_tiny()
 
 
 @pytest.fixture(scope="module")
-def groups(world):
+def groups(tiny):
     """One picture, two, none, a video, a picture and a video; two responses each."""
-    prompts = [world.processor.build(sample) for sample in world.samples[:5]]
-    drawn = world.sampler().generate(prompts, 2, world.params, step=0)
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:5]]
+    drawn = tiny.sampler().generate(prompts, 2, tiny.params, step=0)
     return [[Experience(rollout=rollout, advantage=1.0) for rollout in siblings] for siblings in drawn]
 
 
-def test_rewards_come_in_the_order_of_the_samples(world):
-    samples = world.samples[:5]
+def test_rewards_come_in_the_order_of_the_samples(tiny):
+    samples = tiny.samples[:5]
     measured = [{sample.task: {sample.id: float(i)}} for i, sample in enumerate(samples)]
     whole = {}
     for each in measured:
@@ -176,40 +176,40 @@ def test_micro_batches_are_side_by_side_and_know_the_media_of_all_ranks(groups):
     assert () in [each.groups for own in of_ranks for each in own]  # three groups for two ranks
 
 
-def gradient(world, batch):
-    world.policy.model.zero_grad()
-    world.policy.compute_logprobs(batch).logprobs_N.sum().backward()
-    return {name: p.grad.clone() for name, p in world.policy.model.named_parameters() if p.grad is not None}
+def gradient(tiny, batch):
+    tiny.policy.model.zero_grad()
+    tiny.policy.compute_logprobs(batch).logprobs_N.sum().backward()
+    return {name: p.grad.clone() for name, p in tiny.policy.model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shared_prefix", [True, False])
-def test_dummies_run_the_tower_and_change_no_gradient(tiny, family, shared_prefix):
-    world = tiny(family)
-    prompt = world.processor.build(world.samples[2])
-    (drawn,) = world.sampler().generate([prompt], 2, world.params, step=0)
+def test_dummies_run_the_tower_and_change_no_gradient(make_tiny, family, shared_prefix):
+    tiny = make_tiny(family)
+    prompt = tiny.processor.build(tiny.samples[2])
+    (drawn,) = tiny.sampler().generate([prompt], 2, tiny.params, step=0)
     text = [Experience(rollout=rollout, advantage=1.0) for rollout in drawn]
-    batch = collate([text], world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
-    known = world.processor.placeholders
+    batch = collate([text], tiny.processor, pad_id=tiny.eos_id, shared_prefix=shared_prefix)
+    known = tiny.processor.placeholders
     before, after = (
-        gradient(world, add_dummy_media(batch, known, images=media, videos=media)) for media in (False, True)
+        gradient(tiny, add_dummy_media(batch, known, images=media, videos=media)) for media in (False, True)
     )
     assert not any("visual" in name for name in before)
     # A product of more rows is rounded otherwise: by 2.2e-6 of the largest, measured in the decay rates of a recurrent
     # layer. A dummy that was seen would change a gradient by a share of itself.
     for name, own in before.items():
         torch.testing.assert_close(after[name], own, rtol=1e-5, atol=1e-5 * float(own.abs().max()))
-    assert {name for name, p in world.policy.model.named_parameters() if "visual" in name} <= after.keys()
+    assert {name for name, p in tiny.policy.model.named_parameters() if "visual" in name} <= after.keys()
     assert not any(after[name].any() for name in after.keys() - before.keys())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shared_prefix", [True, False])
-def test_a_batch_of_nothing_has_a_gradient_of_nothing(tiny, family, shared_prefix):
-    world = tiny(family)
-    batch = dummy_batch(pad_id=world.eos_id, patch_dim=world.policy.patch_dim, shared_prefix=shared_prefix)
-    found = gradient(world, add_dummy_media(batch, world.processor.placeholders, images=True, videos=True))
-    assert found.keys() == {name for name, _ in world.policy.model.named_parameters()}
+def test_a_batch_of_nothing_has_a_gradient_of_nothing(make_tiny, family, shared_prefix):
+    tiny = make_tiny(family)
+    batch = dummy_batch(pad_id=tiny.eos_id, patch_dim=tiny.policy.patch_dim, shared_prefix=shared_prefix)
+    found = gradient(tiny, add_dummy_media(batch, tiny.processor.placeholders, images=True, videos=True))
+    assert found.keys() == {name for name, _ in tiny.policy.model.named_parameters()}
     assert not any(own.any() for own in found.values())
 
 

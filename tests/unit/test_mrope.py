@@ -26,8 +26,8 @@ def positions(ids, images=(), videos=()):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_positions_equal_those_of_transformers(tiny, family):
-    model = tiny(family).policy.model.model
+def test_positions_equal_those_of_transformers(make_tiny, family):
+    model = make_tiny(family).policy.model.model
     for ids, grids in PROMPTS.values():
         kinds = torch.tensor([[int(token == IMAGE) for token in ids]])
         theirs, _ = model.get_rope_index(

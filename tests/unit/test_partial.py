@@ -14,24 +14,24 @@ GROUP, LONGEST = 2, 12
 
 
 @pytest.fixture(scope="module")
-def world(tiny):
-    return tiny()
+def tiny(make_tiny):
+    return make_tiny()
 
 
 @pytest.fixture(scope="module")
-def params(world):
+def params(tiny):
     """Stop strings end some responses of a model of random weights early."""
-    return replace(world.params, max_new_tokens=LONGEST, stop=tuple("eaiou"))
+    return replace(tiny.params, max_new_tokens=LONGEST, stop=tuple("eaiou"))
 
 
 @pytest.fixture(scope="module")
-def prompts(world):
-    return [world.processor.build(sample) for sample in world.samples[:6]]
+def prompts(tiny):
+    return [tiny.processor.build(sample) for sample in tiny.samples[:6]]
 
 
-def partial_rollouts(world, params, *, sampler=None, **options):
+def partial_rollouts(tiny, params, *, sampler=None, **options):
     options = {"chunk_tokens": 3, "groups_per_step": 6, **options}
-    return PartialRollouts(sampler=sampler or world.sampler(), group_size=GROUP, sampling_params=params, **options)
+    return PartialRollouts(sampler=sampler or tiny.sampler(), group_size=GROUP, sampling_params=params, **options)
 
 
 def ended(rollout):
@@ -42,8 +42,8 @@ def digests(groups):
     return [group[0].prompt.digest for group in groups]
 
 
-def test_every_response_is_completed_if_all_groups_are_wanted(world, params, prompts):
-    answers = partial_rollouts(world, params).generate(prompts, step=0)
+def test_every_response_is_completed_if_all_groups_are_wanted(tiny, params, prompts):
+    answers = partial_rollouts(tiny, params).generate(prompts, step=0)
     assert answers.unfinished == ()
     assert digests(answers.groups) == [prompt.digest for prompt in prompts]
     rollouts = [rollout for group in answers.groups for rollout in group]
@@ -53,11 +53,11 @@ def test_every_response_is_completed_if_all_groups_are_wanted(world, params, pro
     assert [r.index for r in answers.groups[0]] == list(range(GROUP))
 
 
-def test_greedy_chunks_equal_greedy_whole_responses(world, params, prompts):
+def test_greedy_chunks_equal_greedy_whole_responses(tiny, params, prompts):
     greedy = replace(params, temperature=0.0)
-    whole = world.sampler().generate(prompts, 1, greedy, step=0)
+    whole = tiny.sampler().generate(prompts, 1, greedy, step=0)
     parts = PartialRollouts(
-        sampler=world.sampler(), group_size=1, sampling_params=greedy, chunk_tokens=5, groups_per_step=6
+        sampler=tiny.sampler(), group_size=1, sampling_params=greedy, chunk_tokens=5, groups_per_step=6
     ).generate(prompts, step=0)
     for (a,), (b,) in zip(whole, parts.groups, strict=True):
         assert (a.text, a.finish_reason, a.answer) == (b.text, b.finish_reason, b.answer)
@@ -65,15 +65,15 @@ def test_greedy_chunks_equal_greedy_whole_responses(world, params, prompts):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3])
-def test_a_stop_string_may_lie_across_chunks(world, params, prompts, chunk):
+def test_a_stop_string_may_lie_across_chunks(tiny, params, prompts, chunk):
     """What completes it ends the response, as where nothing is cut."""
     greedy = replace(params, temperature=0.0, stop=())
-    free = [rollout.segments[0].token_ids for (rollout,) in world.sampler().generate(prompts, 1, greedy, step=0)]
-    across = {world.processor.decode(ids[n : n + 3])[1:-1] for ids in free for n in (1, 2, 3)}
+    free = [rollout.segments[0].token_ids for (rollout,) in tiny.sampler().generate(prompts, 1, greedy, step=0)]
+    across = {tiny.processor.decode(ids[n : n + 3])[1:-1] for ids in free for n in (1, 2, 3)}
     stopping = replace(greedy, stop=tuple(sorted(text for text in across if len(text) > 2 and text.isascii())))
-    whole = world.sampler().generate(prompts, 1, stopping, step=0)
+    whole = tiny.sampler().generate(prompts, 1, stopping, step=0)
     program = PartialRollouts(
-        sampler=world.sampler(), group_size=1, sampling_params=stopping, chunk_tokens=chunk, groups_per_step=6
+        sampler=tiny.sampler(), group_size=1, sampling_params=stopping, chunk_tokens=chunk, groups_per_step=6
     )
     parts = program.generate(prompts, step=0).groups
     for (a,), (b,) in zip(whole, parts, strict=True):
@@ -84,9 +84,9 @@ def test_a_stop_string_may_lie_across_chunks(world, params, prompts, chunk):
     assert FinishReason.STOP in {rollout.finish_reason for (rollout,) in whole}
 
 
-def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights(world, params, prompts):
-    sampler = world.sampler()
-    step = partial_rollouts(world, params, sampler=sampler, groups_per_step=2)
+def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights(tiny, params, prompts):
+    sampler = tiny.sampler()
+    step = partial_rollouts(tiny, params, sampler=sampler, groups_per_step=2)
     first = step.generate(prompts, step=0)
     assert 2 <= len(first.groups) < 6
     assert len(first.groups) + len(first.unfinished) == 6
@@ -106,22 +106,22 @@ def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights
             assert whole.segments[: len(cut.segments)] == cut.segments  # what was drawn stays, with its log-probs
 
 
-def test_a_budget_ends_a_step_once_a_group_is_complete(world, params, prompts):
-    free = partial_rollouts(world, params).generate(prompts, step=0)
-    tight = partial_rollouts(world, params, token_budget=1).generate(prompts, step=0)
+def test_a_budget_ends_a_step_once_a_group_is_complete(tiny, params, prompts):
+    free = partial_rollouts(tiny, params).generate(prompts, step=0)
+    tight = partial_rollouts(tiny, params, token_budget=1).generate(prompts, step=0)
     assert 1 <= len(tight.groups) < len(free.groups)
 
 
-def test_unfinished_groups_survive_a_checkpoint(world, params, prompts):
-    unfinished = partial_rollouts(world, params, groups_per_step=1).generate(prompts, step=0).unfinished
+def test_unfinished_groups_survive_a_checkpoint(tiny, params, prompts):
+    unfinished = partial_rollouts(tiny, params, groups_per_step=1).generate(prompts, step=0).unfinished
     assert unfinished
     again = loads(dumps(TrainingState(unfinished=unfinished)), TrainingState).unfinished
     assert again == unfinished
-    step = partial_rollouts(world, params)
+    step = partial_rollouts(tiny, params)
     assert step.generate([], step=1, unfinished=again) == step.generate([], step=1, unfinished=unfinished)
 
 
-def test_equal_rollouts_in_flight_are_extended_each_for_itself(world, params, prompts):
+def test_equal_rollouts_in_flight_are_extended_each_for_itself(tiny, params, prompts):
     """A sample that is drawn twice: after a resume its equal rollouts are one object, and still two responses."""
 
     class Numbering:
@@ -131,11 +131,11 @@ def test_equal_rollouts_in_flight_are_extended_each_for_itself(world, params, pr
             segments = [replace(r.segments[0], token_ids=(5 + row,) * 3) for row, r in enumerate(rollouts)]
             return [replace(r, segments=(*r.segments, s)) for r, s in zip(rollouts, segments, strict=True)]
 
-    sampler = world.sampler()
+    sampler = tiny.sampler()
     [group] = sampler.generate(prompts[:1], GROUP, replace(params, max_new_tokens=3), step=0)
     cut = tuple(replace(r, finish_reason=FinishReason.LENGTH, sampling_params=params) for r in group)
     again = tuple(replace(rollout) for rollout in cut)
-    step = partial_rollouts(world, params, sampler=Numbering())
+    step = partial_rollouts(tiny, params, sampler=Numbering())
     apart, same = step._extend_unfinished([cut, again], 1), step._extend_unfinished([cut, cut], 1)
     assert apart == same
     assert [r.segments[-1].token_ids[0] for g in same for r in g] == [5, 6, 7, 8]

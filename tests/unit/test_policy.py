@@ -250,12 +250,12 @@ def test_every_role_has_parameters_and_every_parameter_a_role(tokenizer, family)
 
 @pytest.mark.parametrize("family", NAMES)
 @pytest.mark.parametrize("freeze", [(), ("vision",), ("projector",), ("language",), ("vision", "projector")])
-def test_frozen_roles_have_exactly_no_gradient(tiny, family, freeze):
-    world = tiny(family)
-    policy = Policy(world.policy.model, freeze=freeze)
-    prompt = world.processor.build(world.samples[0])
-    rollout = world.sampler().generate([prompt], 1, world.params, step=0)[0][0]
-    batch = collate([[Experience(rollout=rollout, advantage=1.0)]], world.processor, pad_id=world.eos_id)
+def test_frozen_roles_have_exactly_no_gradient(make_tiny, family, freeze):
+    tiny = make_tiny(family)
+    policy = Policy(tiny.policy.model, freeze=freeze)
+    prompt = tiny.processor.build(tiny.samples[0])
+    rollout = tiny.sampler().generate([prompt], 1, tiny.params, step=0)[0][0]
+    batch = collate([[Experience(rollout=rollout, advantage=1.0)]], tiny.processor, pad_id=tiny.eos_id)
     policy.compute_logprobs(batch).logprobs_N.sum().backward()
     moved = {
         FAMILIES[family].component_of(name)
@@ -271,13 +271,13 @@ def test_frozen_roles_have_exactly_no_gradient(tiny, family, freeze):
     assert all(a is b for a, b in zip(policy.frozen.values(), frozen, strict=True))
 
 
-def test_parts_are_frozen_for_a_time(tiny):
-    world = tiny("qwen2_5_vl")
-    policy, tower = Policy(world.policy.model), ("vision", "projector")
+def test_parts_are_frozen_for_a_time(make_tiny):
+    tiny = make_tiny("qwen2_5_vl")
+    policy, tower = Policy(tiny.policy.model), ("vision", "projector")
     names = list(policy.trained)
-    prompt = world.processor.build(world.samples[0])
-    rollout = world.sampler().generate([prompt], 1, world.params, step=0)[0][0]
-    batch = collate([[Experience(rollout=rollout, advantage=1.0)]], world.processor, pad_id=world.eos_id)
+    prompt = tiny.processor.build(tiny.samples[0])
+    rollout = tiny.sampler().generate([prompt], 1, tiny.params, step=0)[0][0]
+    batch = collate([[Experience(rollout=rollout, advantage=1.0)]], tiny.processor, pad_id=tiny.eos_id)
 
     with policy.freeze(tower):
         assert [role for role, own in policy.trained_by_component.items() if own] == ["language"]

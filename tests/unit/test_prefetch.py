@@ -53,14 +53,14 @@ def ahead(order, processor, *, work=None, count=0, warn=print, **left_out):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
-def test_any_number_of_processes_gives_the_same_bytes(tiny, monkeypatch, count):
+def test_any_number_of_processes_gives_the_same_bytes(make_tiny, monkeypatch, count):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # nothing stays between steps but what is held
-    world = tiny()
-    order = ShuffledOrder(world.samples, 7)
-    plain, processor = world.fresh(), world.fresh()
+    tiny = make_tiny()
+    order = ShuffledOrder(tiny.samples, 7)
+    plain, processor = tiny.fresh(), tiny.fresh()
     with (
         ahead(order, plain) as here,
-        ahead(order, processor, work=world.fresh().encode, count=count) as there,
+        ahead(order, processor, work=tiny.fresh().encode, count=count) as there,
     ):
         for position in (0, 5, 10, 3):  # the last one a return, which nobody could foresee
             samples = there.take(position, 5)
@@ -77,11 +77,11 @@ def test_any_number_of_processes_gives_the_same_bytes(tiny, monkeypatch, count):
                 )
 
 
-def test_processes_are_one_step_ahead_and_no_more(tiny):
-    world = tiny()
-    order = Rows([replace(one, id=f"{one.id}-{i}") for i in range(3) for one in world.samples])
-    processor = world.fresh()
-    with ahead(order, processor, work=world.fresh().encode, count=1) as source:
+def test_processes_are_one_step_ahead_and_no_more(make_tiny):
+    tiny = make_tiny()
+    order = Rows([replace(one, id=f"{one.id}-{i}") for i in range(3) for one in tiny.samples])
+    processor = tiny.fresh()
+    with ahead(order, processor, work=tiny.fresh().encode, count=1) as source:
         for position in (0, 4, 8):
             assert len(source.take(position, 4)) == 4
             assert order.taken == position + 8
@@ -90,14 +90,14 @@ def test_processes_are_one_step_ahead_and_no_more(tiny):
         assert source._order.taken == 4
 
 
-def test_what_a_step_leaves_of_the_rows_ahead_is_there_for_the_next(tiny, monkeypatch):
+def test_what_a_step_leaves_of_the_rows_ahead_is_there_for_the_next(make_tiny, monkeypatch):
     """As where groups wait, and each step asks as many more as there is room for: no row is read or opened twice."""
-    world, passes, opened = tiny(), [], []
-    rows = [replace(one, id=f"{one.id}-{i}") for i in range(4) for one in world.samples]
+    tiny, passes, opened = make_tiny(), [], []
+    rows = [replace(one, id=f"{one.id}-{i}") for i in range(4) for one in tiny.samples]
     submit = WorkerPool.submit
     monkeypatch.setattr(WorkerPool, "submit", lambda self, one: opened.append(one.id) or submit(self, one))
     order = CachedOrder(StreamingOrder(lambda: passes.append(1) or rows, buffer=1, seed=0))
-    with ahead(order, world.fresh(), work=world.fresh().encode, count=1) as source:
+    with ahead(order, tiny.fresh(), work=tiny.fresh().encode, count=1) as source:
         position, taken = 0, []
         for count in (6, 2, 5, 6, 1, 4):
             taken += source.take(position, count)
@@ -208,14 +208,14 @@ def unusable(tmp_path):
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_what_cannot_be_used_is_left_out_and_told(tiny, tmp_path, count):
-    world, told = tiny(), []
-    rows = [*world.samples[:2], *unusable(tmp_path), *world.samples[2:4]]
-    processor = world.fresh()
+def test_what_cannot_be_used_is_left_out_and_told(make_tiny, tmp_path, count):
+    tiny, told = make_tiny(), []
+    rows = [*tiny.samples[:2], *unusable(tmp_path), *tiny.samples[2:4]]
+    processor = tiny.fresh()
     made = ahead(
         Rows(rows),
         processor,
-        work=world.fresh().encode,
+        work=tiny.fresh().encode,
         count=count,
         skip_unusable=True,
         drop_too_long=True,
@@ -232,67 +232,67 @@ def test_what_cannot_be_used_is_left_out_and_told(tiny, tmp_path, count):
     ]
 
 
-def test_what_cannot_be_used_stops_the_run_unless_it_may_be_skipped(tiny, tmp_path):
+def test_what_cannot_be_used_stops_the_run_unless_it_may_be_skipped(make_tiny, tmp_path):
     damaged, broken, long, *_ = unusable(tmp_path)
     for row, message in ((damaged, "damaged.png: damaged"), (broken, "row broken: no answer"), (long, "sample long")):
         with (
-            ahead(Rows([tiny().samples[0], row]), tiny().fresh()) as source,
+            ahead(Rows([make_tiny().samples[0], row]), make_tiny().fresh()) as source,
             pytest.raises(UserError, match=message),
         ):
             source.take(0, 2)
     with (
-        ahead(Rows([tiny().samples[0], long]), tiny().fresh(), skip_unusable=True) as source,
+        ahead(Rows([make_tiny().samples[0], long]), make_tiny().fresh(), skip_unusable=True) as source,
         pytest.raises(PromptTooLongError),
     ):
         source.take(0, 2)
     nothing = "not one of the 2 samples from position 0 on can be used"
     with (
-        ahead(Rows([damaged, broken]), tiny().fresh(), skip_unusable=True) as source,
+        ahead(Rows([damaged, broken]), make_tiny().fresh(), skip_unusable=True) as source,
         pytest.raises(UserError, match=nothing),
     ):
         source.take(0, 2)
 
 
-def test_many_bad_rows_do_not_flood_the_console(tiny):
+def test_many_bad_rows_do_not_flood_the_console(make_tiny):
     told = []
-    rows = [tiny().samples[0], *(RejectedRow(str(i), "no") for i in range(50))]
-    with ahead(Rows(rows), tiny().fresh(), skip_unusable=True, warn=told.append) as source:
+    rows = [make_tiny().samples[0], *(RejectedRow(str(i), "no") for i in range(50))]
+    with ahead(Rows(rows), make_tiny().fresh(), skip_unusable=True, warn=told.append) as source:
         assert len(source.take(0, 51)) == 1
     assert len(told) == 5
     assert told[-1].endswith("from here on they are only counted, in data/dropped")
 
 
-def test_a_step_stays_whole_in_a_cache_too_small_for_it(tiny, monkeypatch):
+def test_a_step_stays_whole_in_a_cache_too_small_for_it(make_tiny, monkeypatch):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
-    world = tiny()
-    processor, processed = world.fresh(), []
+    tiny = make_tiny()
+    processor, processed = tiny.fresh(), []
     process = processor.encode
     processor.encode = lambda one: processed.append(one.id) or process(one)
-    with ahead(Rows(world.samples), processor) as source:
+    with ahead(Rows(tiny.samples), processor) as source:
         step = source.take(0, 6)
-        held_out = processor.build(world.samples[8])  # an evaluation in between
+        held_out = processor.build(tiny.samples[8])  # an evaluation in between
         prompts = [processor.build(one) for one in step]
         for prompt in [*prompts, *prompts]:
             processor.prompt_tensors(prompt)
-        assert processed == [one.id for one in (*step, world.samples[8])]
+        assert processed == [one.id for one in (*step, tiny.samples[8])]
         source.take(6, 2)
         processor.prompt_tensors(prompts[0])  # the step before is gone
         processor.prompt_tensors(held_out)
-    assert processed[7:] == [one.id for one in (*world.samples[6:8], step[0], world.samples[8])]
+    assert processed[7:] == [one.id for one in (*tiny.samples[6:8], step[0], tiny.samples[8])]
 
 
 @pytest.mark.slow
-def test_memory_stays_flat_over_ten_thousand_streamed_samples(tiny, monkeypatch):
+def test_memory_stays_flat_over_ten_thousand_streamed_samples(make_tiny, monkeypatch):
     """Held, the rows would take 200 MB, and the patches of every fourth, which has a picture, 140 MB."""
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 4_000_000)
-    world = tiny()
-    models = (world.samples[0], *[world.samples[2]] * 3)
+    tiny = make_tiny()
+    models = (tiny.samples[0], *[tiny.samples[2]] * 3)
 
     def rows():
         for i in range(10_000):
             yield replace(models[i % 4], id=str(i), meta={"notes": "x" * 20_000 + str(i)})
 
-    processor = world.fresh()
+    processor = tiny.fresh()
     with ahead(StreamingOrder(rows, buffer=100, seed=0), processor) as source:
         taken, start = 0, 0
         for position in range(0, 10_000, 50):

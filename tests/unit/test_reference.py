@@ -10,9 +10,9 @@ from mmrl.learner.reference import ReferencePolicy
 from mmrl.policy.policy import Policy
 
 
-def nudge(world, by):
+def nudge(tiny, by):
     with torch.no_grad():
-        for parameter in world.policy.trained.values():
+        for parameter in tiny.policy.trained.values():
             parameter.add_(by)
 
 
@@ -25,46 +25,46 @@ def first(model):
     return next(model.parameters()).detach().flatten()[0].item()
 
 
-def test_a_frozen_one_stays(tiny):
-    world = tiny()
-    reference = ReferencePolicy(world.policy, Options())
+def test_a_frozen_one_stays(make_tiny):
+    tiny = make_tiny()
+    reference = ReferencePolicy(tiny.policy, Options())
     begun = first(reference.policy.model)
-    nudge(world, 1.0)
+    nudge(tiny, 1.0)
     assert not update(reference, 0)
     assert first(reference.policy.model) == begun
     assert reference.is_frozen and reference.state() == {}
 
 
-def test_an_average_is_the_recursion_it_says(tiny):
-    world = tiny()
-    reference = ReferencePolicy(world.policy, Options(update="ema", ema_decay=0.75, update_every=2))
-    expected = first(world.policy.model)
+def test_an_average_is_the_recursion_it_says(make_tiny):
+    tiny = make_tiny()
+    reference = ReferencePolicy(tiny.policy, Options(update="ema", ema_decay=0.75, update_every=2))
+    expected = first(tiny.policy.model)
     for step in range(6):
-        nudge(world, 0.5)
+        nudge(tiny, 0.5)
         assert not update(reference, step)
         if step % 2:
-            expected = 0.75 * expected + 0.25 * first(world.policy.model)
+            expected = 0.75 * expected + 0.25 * first(tiny.policy.model)
         assert first(reference.policy.model) == pytest.approx(expected, rel=1e-6)
 
 
-def test_an_average_of_narrow_weights_loses_nothing_small(tiny):
+def test_an_average_of_narrow_weights_loses_nothing_small(make_tiny):
     """In bfloat16 1 + 0.001 is 1: an average kept there would never move."""
-    world = tiny()
-    world.policy.model.to(torch.bfloat16)
+    tiny = make_tiny()
+    tiny.policy.model.to(torch.bfloat16)
     with torch.no_grad():
-        for parameter in world.policy.trained.values():
+        for parameter in tiny.policy.trained.values():
             parameter.fill_(1.0)
-    reference = ReferencePolicy(world.policy, Options(update="ema", ema_decay=0.999))
+    reference = ReferencePolicy(tiny.policy, Options(update="ema", ema_decay=0.999))
     with torch.no_grad():
-        for parameter in world.policy.trained.values():
+        for parameter in tiny.policy.trained.values():
             parameter.fill_(2.0)
     for step in range(100):
         update(reference, step)
     assert first(reference.policy.model) == pytest.approx(2 - 0.999**100, rel=1e-2)
 
 
-def test_what_is_not_trained_is_not_followed(tiny):
-    policy = Policy(tiny().policy.model, freeze=("vision", "projector"))
+def test_what_is_not_trained_is_not_followed(make_tiny):
+    policy = Policy(make_tiny().policy.model, freeze=("vision", "projector"))
     reference = ReferencePolicy(policy, Options(update="ema"))
     language = [name for name, _ in policy.model.named_parameters() if "visual" not in name]
     assert len(reference.state()["reference"]) == len(language)
@@ -72,15 +72,15 @@ def test_what_is_not_trained_is_not_followed(tiny):
 
 
 @pytest.mark.parametrize("kind", ["ema", "reset"])
-def test_one_restored_goes_on_exactly(tiny, kind):
-    world = tiny()
+def test_one_restored_goes_on_exactly(make_tiny, kind):
+    tiny = make_tiny()
     options = Options(update=kind, update_every=2, ema_decay=0.9)
-    reference = ReferencePolicy(world.policy, options)
-    nudge(world, 0.5)
+    reference = ReferencePolicy(tiny.policy, options)
+    nudge(tiny, 0.5)
     update(reference, 1)
     saved = {table: {place: kept.clone() for place, kept in of.items()} for table, of in reference.state().items()}
-    nudge(world, 0.5)
-    again = ReferencePolicy(world.policy, options)
+    nudge(tiny, 0.5)
+    again = ReferencePolicy(tiny.policy, options)
     again.load_state(saved)
     for step in (2, 3):
         assert update(reference, step) == update(again, step) == (kind == "reset" and step == 3)
@@ -89,18 +89,18 @@ def test_one_restored_goes_on_exactly(tiny, kind):
 
 
 @pytest.mark.parametrize("reset_optimizer", [False, True])
-def test_a_reset_takes_the_policy_and_may_forget_the_moments(tiny, reset_optimizer):
-    world = tiny()
+def test_a_reset_takes_the_policy_and_may_forget_the_moments(make_tiny, reset_optimizer):
+    tiny = make_tiny()
     options = Options(update="reset", update_every=3, reset_optimizer=reset_optimizer)
-    reference = ReferencePolicy(world.policy, options)
-    optimizer = TorchOptimizer(world.policy.trained_by_component, OptimizerConfig(lr=1e-3))
-    for parameter in world.policy.trained.values():
+    reference = ReferencePolicy(tiny.policy, options)
+    optimizer = TorchOptimizer(tiny.policy.trained_by_component, OptimizerConfig(lr=1e-3))
+    for parameter in tiny.policy.trained.values():
         parameter.grad = torch.ones_like(parameter)
     optimizer.update(1e-3)
     resets = [reference.update(step, reset_optimizer=optimizer.reset) for step in range(3)]
     assert [metrics["learner/reference_resets"] for metrics in resets] == [0.0, 0.0, 1.0]
-    assert first(reference.policy.model) == first(world.policy.model)
+    assert first(reference.policy.model) == first(tiny.policy.model)
     assert (optimizer.state()["moments"] == {}) == reset_optimizer
-    for parameter in world.policy.trained.values():
+    for parameter in tiny.policy.trained.values():
         parameter.grad = torch.ones_like(parameter)
     assert all(norm > 0.0 for norm in optimizer.update(1e-3).values())  # and continues from there

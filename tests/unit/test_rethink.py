@@ -30,36 +30,36 @@ def even(response, sample) -> float:
 
 
 @pytest.fixture(scope="module")
-def world(tiny):
-    return tiny()
+def tiny(make_tiny):
+    return make_tiny()
 
 
 @pytest.fixture(scope="module")
-def first_responses(world):
+def first_responses(tiny):
     """Groups of responses that ended themselves, one of each group aside; with EOS after a token or more."""
-    prompts = [world.processor.build(sample) for sample in world.samples[:3]]
-    groups = world.sampler().generate(prompts, GROUP, replace(world.params, max_new_tokens=5), step=0)
-    return RolloutBatch(groups=tuple((*map(end_early(world), group[1:]), group[0]) for group in groups))
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:3]]
+    groups = tiny.sampler().generate(prompts, GROUP, replace(tiny.params, max_new_tokens=5), step=0)
+    return RolloutBatch(groups=tuple((*map(end_early(tiny), group[1:]), group[0]) for group in groups))
 
 
-def end_early(world):
+def end_early(tiny):
     def ended(rollout):
         (segment,) = rollout.segments
-        ids = (*segment.token_ids[: 1 + rollout.index % 4], world.eos_id)
+        ids = (*segment.token_ids[: 1 + rollout.index % 4], tiny.eos_id)
         segment = replace(segment, token_ids=ids, logprobs=(-1.0,) * len(ids))
-        return world.processor.parse_rollout(replace(rollout, segments=(segment,), finish_reason=FinishReason.EOS))
+        return tiny.processor.parse_rollout(replace(rollout, segments=(segment,), finish_reason=FinishReason.EOS))
 
     return ended
 
 
-def rethink(world, *, stop=(), **options) -> ForcedRethink:
+def rethink(tiny, *, stop=(), **options) -> ForcedRethink:
     options = {"max_new_tokens": 4, "triggers": (RethinkTriggerConfig(text=" Wait."),), **options}
     settings = RethinkConfig(kind="rethink", correct=("even",), **options)
     context = RolloutContext(
-        sampler=world.sampler(),
+        sampler=tiny.sampler(),
         scorer=make_scorer(term(even)),
-        processor=world.processor,
-        sampling_params=replace(world.params, stop=stop),
+        processor=tiny.processor,
+        sampling_params=replace(tiny.params, stop=stop),
         group_size=GROUP,
         groups_per_step=1,
         seed=0,
@@ -69,13 +69,13 @@ def rethink(world, *, stop=(), **options) -> ForcedRethink:
     return step
 
 
-def verdicts(world, rollouts):
+def verdicts(tiny, rollouts):
     return CorrectnessCheck(scorer=make_scorer(term(even)), correct_terms=("even",), threshold=1.0)(rollouts)
 
 
-def test_a_continuation_is_first_response_then_trigger_then_new_tokens(world, first_responses):
-    found = rethink(world, temperature=0.7)(first_responses, step=0)
-    forced = tokenize_trigger(" Wait.", world.processor, world.params.banned_token_ids)
+def test_a_continuation_is_first_response_then_trigger_then_new_tokens(tiny, first_responses):
+    found = rethink(tiny, temperature=0.7)(first_responses, step=0)
+    forced = tokenize_trigger(" Wait.", tiny.processor, tiny.params.banned_token_ids)
     for before, after in zip(first_responses.groups, found.groups, strict=True):
         assert after[-1] is before[-1] or after[-1].parent_index == before[-1].index
         for first_response, continuation in zip(before[:-1], after[:-1], strict=True):
@@ -92,20 +92,20 @@ def test_a_continuation_is_first_response_then_trigger_then_new_tokens(world, fi
                 first_response.index,
                 first_response.sampling_params,
             )
-            assert continuation.text == first_response.text + " Wait." + world.processor.decode(new.token_ids)
-            assert [continuation.is_correct] == verdicts(world, [continuation])
+            assert continuation.text == first_response.text + " Wait." + tiny.processor.decode(new.token_ids)
+            assert [continuation.is_correct] == verdicts(tiny, [continuation])
 
 
-def test_extending_a_continuation_clears_its_verdict(world, first_responses):
-    continuation = rethink(world)(first_responses, step=0).groups[0][0]
+def test_extending_a_continuation_clears_its_verdict(tiny, first_responses):
+    continuation = rethink(tiny)(first_responses, step=0).groups[0][0]
     assert continuation.is_correct is not None
-    (longer,) = world.sampler().extend([continuation], world.params, step=0)
+    (longer,) = tiny.sampler().extend([continuation], tiny.params, step=0)
     assert longer.is_correct is None
 
 
-def test_a_continuation_depends_on_its_first_response_alone(world, first_responses):
+def test_a_continuation_depends_on_its_first_response_alone(tiny, first_responses):
     """Tokens are not decoded and encoded again, and neither siblings nor other groups change the result."""
-    step = rethink(world)
+    step = rethink(tiny)
     whole = step(first_responses, step=5)
     alone = step(RolloutBatch(groups=(first_responses.groups[1][2:4],)), step=5)
     for one, of_all in zip(alone.groups[0], whole.groups[1][2:4], strict=True):
@@ -119,7 +119,7 @@ def test_a_continuation_depends_on_its_first_response_alone(world, first_respons
     assert other.groups[1] != whole.groups[1]
 
 
-def test_truncated_responses_and_long_ones_are_not_continued(world, first_responses):
+def test_truncated_responses_and_long_ones_are_not_continued(tiny, first_responses):
     cut = RolloutBatch(
         groups=(
             tuple(
@@ -128,22 +128,22 @@ def test_truncated_responses_and_long_ones_are_not_continued(world, first_respon
             ),
         )
     )
-    assert rethink(world)(cut, step=0).groups == cut.groups
-    room = world.params.max_new_tokens - 3
-    found = rethink(world, min_free_tokens=room)(first_responses, step=0)
+    assert rethink(tiny)(cut, step=0).groups == cut.groups
+    room = tiny.params.max_new_tokens - 3
+    found = rethink(tiny, min_free_tokens=room)(first_responses, step=0)
     for before, after in zip(first_responses.groups, found.groups, strict=True):
         for first_response, continuation in zip(before[:-1], after[:-1], strict=True):
             assert (continuation is first_response) == (first_response.num_tokens > 3)
 
 
-def test_fraction_and_attempts_per_group_are_limits(world, first_responses):
+def test_fraction_and_attempts_per_group_are_limits(tiny, first_responses):
     many = RolloutBatch(groups=tuple(group[:-1] for group in first_responses.groups))
-    attempted = [rethink(world, fraction=0.5)(many, step=step).metrics["rethink/attempted"] for step in range(12)]
+    attempted = [rethink(tiny, fraction=0.5)(many, step=step).metrics["rethink/attempted"] for step in range(12)]
     assert 0.4 < sum(attempted) / (12 * 21) < 0.6
     assert len(set(attempted)) > 1
-    found = rethink(world, max_attempts_per_group=2)(many, step=0)
+    found = rethink(tiny, max_attempts_per_group=2)(many, step=0)
     assert found.metrics["rethink/attempted"] == 6
-    again = rethink(world, max_attempts_per_group=2)(many, step=1)
+    again = rethink(tiny, max_attempts_per_group=2)(many, step=1)
     assert [places(many, found), places(many, again)] != [[[0, 1]] * 3] * 2  # not always the first ones
 
 
@@ -155,12 +155,12 @@ def places(before, after):
 
 
 @pytest.mark.parametrize("keep", ["all", "correct"])
-def test_keep_selects_continuations_and_all_attempts_are_counted(world, first_responses, keep):
-    everything = rethink(world)(first_responses, step=0)
-    found = rethink(world, keep=keep)(first_responses, step=0)
+def test_keep_selects_continuations_and_all_attempts_are_counted(tiny, first_responses, keep):
+    everything = rethink(tiny)(first_responses, step=0)
+    found = rethink(tiny, keep=keep)(first_responses, step=0)
     tally, kept = Counter(), 0
     for before, continuations, after in zip(first_responses.groups, everything.groups, found.groups, strict=True):
-        was, ends = verdicts(world, before), verdicts(world, continuations)
+        was, ends = verdicts(tiny, before), verdicts(tiny, continuations)
         for first_response, continuation, result, a, b in zip(before, continuations, after, was, ends, strict=True):
             if continuation is first_response:
                 continue
@@ -176,14 +176,14 @@ def test_keep_selects_continuations_and_all_attempts_are_counted(world, first_re
     assert found.metrics["rethink/new_tokens"] == sum(len(segment.token_ids) for segment in new)
 
 
-def test_short_continuations_are_dropped(world, first_responses):
-    found = rethink(world, min_new_tokens=4, stop=("e", "t"))(first_responses, step=0)
+def test_short_continuations_are_dropped(tiny, first_responses):
+    found = rethink(tiny, min_new_tokens=4, stop=("e", "t"))(first_responses, step=0)
     continuations = [r for group in found.groups for r in group if r.parent_index is not None]
     assert 0 < len(continuations) < found.metrics["rethink/attempted"]
     assert {len(r.segments[-1].token_ids) for r in continuations} == {4}
 
 
-def test_triggers_are_drawn_by_weight_and_verdict(world, first_responses):
+def test_triggers_are_drawn_by_weight_and_verdict(tiny, first_responses):
     triggers = (
         RethinkTriggerConfig(text=" one", weight=3.0),
         RethinkTriggerConfig(text=" two", only="correct"),
@@ -191,22 +191,22 @@ def test_triggers_are_drawn_by_weight_and_verdict(world, first_responses):
     )
     counts = Counter()
     for turn in range(10):
-        found = rethink(world, triggers=triggers)(first_responses, step=turn)
+        found = rethink(tiny, triggers=triggers)(first_responses, step=turn)
         for before, after in zip(first_responses.groups, found.groups, strict=True):
-            for ok, continuation in zip(verdicts(world, before), after, strict=True):
+            for ok, continuation in zip(verdicts(tiny, before), after, strict=True):
                 if continuation.parent_index is not None:
-                    counts[ok, world.processor.decode(continuation.segments[1].token_ids)] += 1
+                    counts[ok, tiny.processor.decode(continuation.segments[1].token_ids)] += 1
     assert counts.keys() == {(True, " one"), (True, " two"), (False, " one"), (False, " three")}
     assert 0.65 < (counts[True, " one"] + counts[False, " one"]) / counts.total() < 0.85
 
 
-def answered(world, text, *, ended=True):
+def answered(tiny, text, *, ended=True):
     """Return a first response with this text."""
-    prompt = world.processor.build(world.samples[0])
-    ids = (*world.processor.tokenizer(text).input_ids, *([world.eos_id] if ended else []))
-    (rollout,) = world.sampler().generate([prompt], 1, world.params, step=0)[0]
+    prompt = tiny.processor.build(tiny.samples[0])
+    ids = (*tiny.processor.tokenizer(text).input_ids, *([tiny.eos_id] if ended else []))
+    (rollout,) = tiny.sampler().generate([prompt], 1, tiny.params, step=0)[0]
     segment = replace(rollout.segments[0], token_ids=ids, logprobs=(-1.0,) * len(ids))
-    return world.processor.parse_rollout(replace(rollout, segments=(segment,), finish_reason=FinishReason.EOS))
+    return tiny.processor.parse_rollout(replace(rollout, segments=(segment,), finish_reason=FinishReason.EOS))
 
 
 def tokens_before_trigger(continuation):
@@ -227,30 +227,30 @@ def tokens_before_trigger(continuation):
         ("<answer>never closed", "<answer>never closed"),
     ],
 )
-def test_the_last_answer_can_be_cut_off(world, first_response, kept):
-    rollout = answered(world, first_response)
-    found = rethink(world, cut_answer_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0)
+def test_the_last_answer_can_be_cut_off(tiny, first_response, kept):
+    rollout = answered(tiny, first_response)
+    found = rethink(tiny, cut_answer_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0)
     ((continuation,),) = found.groups
     assert continuation.segments[-2].author is Author.FORCED
     before = tokens_before_trigger(continuation)
-    assert world.processor.decode(before) == kept
+    assert tiny.processor.decode(before) == kept
     assert tuple(before) == rollout.segments[0].token_ids[: len(before)]
     assert all(segment.token_ids for segment in continuation.segments)
 
 
 @pytest.mark.parametrize(("last", "kept"), [("So<answer>3</answer>", "So"), ("No idea.", "No idea.")])
-def test_an_answer_in_a_tool_result_is_not_cut_off(world, last, kept):
-    first_response, reply, rest = answered(world, "Hm.", ended=False), "<answer>7</answer>", answered(world, last)
+def test_an_answer_in_a_tool_result_is_not_cut_off(tiny, last, kept):
+    first_response, reply, rest = answered(tiny, "Hm.", ended=False), "<answer>7</answer>", answered(tiny, last)
     told = Segment(
-        token_ids=world.processor.tokenize(reply),
-        logprobs=(0.0,) * len(world.processor.tokenize(reply)),
+        token_ids=tiny.processor.tokenize(reply),
+        logprobs=(0.0,) * len(tiny.processor.tokenize(reply)),
         author=Author.ENVIRONMENT,
     )
     segments = (*first_response.segments, told, *rest.segments)
-    rollout = world.processor.parse_rollout(replace(first_response, segments=segments))
-    ((continuation,),) = rethink(world, cut_answer_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0).groups
+    rollout = tiny.processor.parse_rollout(replace(first_response, segments=segments))
+    ((continuation,),) = rethink(tiny, cut_answer_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0).groups
     before = tokens_before_trigger(continuation)
-    assert world.processor.decode(before) == f"Hm.{reply}{kept}"
+    assert tiny.processor.decode(before) == f"Hm.{reply}{kept}"
 
 
 def test_a_cut_never_divides_a_token():
@@ -265,12 +265,12 @@ def test_a_cut_never_divides_a_token():
     assert [count_tokens_before(range(5), text[:n], decode) for n in (0, 4, 5, len(text))] == [0, 1, 1, 5]
 
 
-def test_a_cut_never_divides_a_character(world):
-    ids = world.processor.tokenizer("é€😀<answer>").input_ids
-    text = world.processor.decode(ids)
+def test_a_cut_never_divides_a_character(tiny):
+    ids = tiny.processor.tokenizer("é€😀<answer>").input_ids
+    text = tiny.processor.decode(ids)
     for n in range(len(text) + 1):
-        count = count_tokens_before(ids, text[:n], world.processor.decode)
-        assert text[:n].startswith(world.processor.decode(ids[:count]))
+        count = count_tokens_before(ids, text[:n], tiny.processor.decode)
+        assert text[:n].startswith(tiny.processor.decode(ids[:count]))
 
 
 @pytest.mark.parametrize(
@@ -281,12 +281,12 @@ def test_a_cut_never_divides_a_character(world):
         ("a<|im_end|>", "im_end"),
     ],
 )
-def test_triggers_with_forbidden_tokens_are_refused(world, text, complaint):
+def test_triggers_with_forbidden_tokens_are_refused(tiny, text, complaint):
     with pytest.raises(UserError, match=complaint):
-        tokenize_trigger(text, world.processor, world.params.banned_token_ids)
+        tokenize_trigger(text, tiny.processor, tiny.params.banned_token_ids)
 
 
-def test_a_sample_without_applicable_reward_term_is_named(world, first_responses):
+def test_a_sample_without_applicable_reward_term_is_named(tiny, first_responses):
     blind = CorrectnessCheck(scorer=make_scorer(term(even)), correct_terms=("accuracy",), threshold=1.0)
     with pytest.raises(UserError, match=r"correct: \[accuracy\].* says whether sample .* is right; there is even"):
         blind(first_responses.groups[0])
@@ -298,7 +298,7 @@ JSON = ResponseFormat(thinking="optional", style="json")
 
 
 @pytest.mark.parametrize(
-    ("grammar", "first_response", "text", "value", "thinking", "problems"),
+    ("response_format", "first_response", "text", "value", "thinking", "problems"),
     [
         (ResponseFormat(), "<answer>3</answer>", " Wait.<answer>4</answer>", 4, None, ()),
         (ResponseFormat(), "<answer>3</answer>", " Wait.", None, None, ("no answer tag",)),
@@ -319,10 +319,10 @@ JSON = ResponseFormat(thinking="optional", style="json")
         (JSON, '{"answer": 3}', ' Wait. {"think": "b", "answer": 4}', 4, "b", ()),
     ],
 )
-def test_behind_a_trigger_the_last_answer_counts(grammar, first_response, text, value, thinking, problems):
-    answer = grammar.parse_continuation(first_response, text, AnswerType.NUMBER)
+def test_behind_a_trigger_the_last_answer_counts(response_format, first_response, text, value, thinking, problems):
+    answer = response_format.parse_continuation(first_response, text, AnswerType.NUMBER)
     assert (answer.value, answer.thinking, answer.problems) == (value, thinking, problems)
     if value is not None and "3" in first_response:
         assert (
-            grammar.parse(first_response + text, AnswerType.NUMBER).value is None
+            response_format.parse(first_response + text, AnswerType.NUMBER).value is None
         )  # without a trigger, two answers are none

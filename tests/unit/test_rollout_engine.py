@@ -36,9 +36,9 @@ def held(weights) -> dict:
     return {vllm_name(name): fingerprint(tensor) for name, tensor in weights}
 
 
-def test_a_request_states_all_sampling_parameters(tiny):
-    world = tiny()
-    prompt = world.processor.build(world.samples[0])
+def test_a_request_states_all_sampling_parameters(make_tiny):
+    tiny = make_tiny()
+    prompt = tiny.processor.build(tiny.samples[0])
     params = SamplingParams(
         temperature=0.7, top_p=0.9, top_k=4, banned_token_ids=(3, 5), stop=("</a>",), max_new_tokens=9
     )
@@ -108,17 +108,17 @@ def test_a_version_is_published_once():
     assert engine.calls == ["load_weights"] * 4
 
 
-def test_seeds_derive_from_the_sampler_the_step_the_sample_and_the_place_in_its_group(tiny):
-    world, engine = tiny(), FakeEngine()
-    prompts = [world.processor.build(sample) for sample in world.samples[:2]]
+def test_seeds_derive_from_the_sampler_the_step_the_sample_and_the_place_in_its_group(make_tiny):
+    tiny, engine = make_tiny(), FakeEngine()
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:2]]
 
     def seeds(sampler, step):
         engine.requests.clear()
-        groups = sampler.generate(prompts, 3, world.params, step=step)
-        sampler.extend(groups[0], world.params, step=step)
+        groups = sampler.generate(prompts, 3, tiny.params, step=step)
+        sampler.extend(groups[0], tiny.params, step=step)
         return [(request.seed, *request.sample_seeds) for request in engine.requests]
 
-    first, other = (EngineSampler(WeightPublisher(engine, None), world.processor, seed_parts=(n,)) for n in (0, 1))
+    first, other = (EngineSampler(WeightPublisher(engine, None), tiny.processor, seed_parts=(n,)) for n in (0, 1))
     drawn = [*seeds(first, 0), *seeds(first, 1), *seeds(other, 0)]
     assert seeds(first, 0) == drawn[:5]
     # A continuation's two seeds are equal, since it is the only one of its request.
@@ -126,9 +126,9 @@ def test_seeds_derive_from_the_sampler_the_step_the_sample_and_the_place_in_its_
     assert len({seed for row in drawn for seed in row}) == 3 * (4 + 4 + 3)
 
 
-def test_a_tied_matrix_is_sent_under_both_names_and_frozen_parts_not_at_all(tiny):
-    world = tiny()
-    policy = Policy(world.policy.model, freeze=("vision",))
+def test_a_tied_matrix_is_sent_under_both_names_and_frozen_parts_not_at_all(make_tiny):
+    tiny = make_tiny()
+    policy = Policy(tiny.policy.model, freeze=("vision",))
     sent = dict(PolicyWeightStream(policy))
     assert sent["lm_head.weight"] is sent["model.language_model.embed_tokens.weight"]
     assert {name.split(".")[1] for name in sent} == {"language_model", "visual", "weight"}
@@ -137,11 +137,11 @@ def test_a_tied_matrix_is_sent_under_both_names_and_frozen_parts_not_at_all(tiny
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_an_adapter_is_sent_merged_and_the_model_stays_as_it_is(tiny, dora):
-    world = tiny()
-    plain = {name: tensor.clone() for name, tensor in world.policy.model.named_parameters()}
-    adapter = LoraAdapter(world.policy.model, LoraConfig(rank=4, use_dora=dora), seed=1)
-    policy = Policy(world.policy.model)
+def test_an_adapter_is_sent_merged_and_the_model_stays_as_it_is(make_tiny, dora):
+    tiny = make_tiny()
+    plain = {name: tensor.clone() for name, tensor in tiny.policy.model.named_parameters()}
+    adapter = LoraAdapter(tiny.policy.model, LoraConfig(rank=4, use_dora=dora), seed=1)
+    policy = Policy(tiny.policy.model)
     with torch.no_grad():
         for parameter in policy.trained.values():
             parameter.add_(0.1)
@@ -158,13 +158,13 @@ def test_an_adapter_is_sent_merged_and_the_model_stays_as_it_is(tiny, dora):
         assert torch.equal(tensor, merged[name]) and not torch.equal(tensor, plain[name])
 
 
-def test_sequences_beyond_the_engines_limit_are_refused_by_name(tiny):
-    world = tiny()
-    prompt = world.processor.build(world.samples[2])
-    params = replace(world.params, max_new_tokens=10)
+def test_sequences_beyond_the_engines_limit_are_refused_by_name(make_tiny):
+    tiny = make_tiny()
+    prompt = tiny.processor.build(tiny.samples[2])
+    params = replace(tiny.params, max_new_tokens=10)
     room = len(prompt.token_ids) + params.max_new_tokens
     publisher = WeightPublisher(FakeEngine(max_model_len=room - 1), weights=None)
-    sampler = EngineSampler(publisher, world.processor, seed_parts=())
+    sampler = EngineSampler(publisher, tiny.processor, seed_parts=())
     refusal = f"sample text-only: {len(prompt.token_ids)} tokens, and 10 more, are beyond the {room - 1}"
     with pytest.raises(UserError, match=refusal):
         sampler.generate([prompt], 1, params, step=0)
@@ -174,8 +174,8 @@ def test_sequences_beyond_the_engines_limit_are_refused_by_name(tiny):
         sampler.extend([replace(drawn, segments=(said,))], replace(params, max_new_tokens=8), step=0)
 
 
-def test_another_model_is_recognized_by_its_norms(tiny):
-    weights = PolicyWeightStream(tiny().policy)
+def test_another_model_is_recognized_by_its_norms(make_tiny):
+    weights = PolicyWeightStream(make_tiny().policy)
     engine = held(weights)
     check_same_model(weights, engine)
     norm = "language_model.model.norm.weight"
@@ -185,8 +185,8 @@ def test_another_model_is_recognized_by_its_norms(tiny):
         check_same_model(weights, {name: found for name, found in engine.items() if name != norm})
 
 
-def test_weights_that_did_not_arrive_are_noticed_and_fused_ones_passed_over(tiny):
-    weights = PolicyWeightStream(tiny().policy)
+def test_weights_that_did_not_arrive_are_noticed_and_fused_ones_passed_over(make_tiny):
+    weights = PolicyWeightStream(make_tiny().policy)
     sent: dict = {}
     assert [name for name, _ in iter_with_fingerprints(weights, sent)] == list(sent)
     engine = held(weights)
@@ -236,22 +236,22 @@ def test_vllm_returns_routes_on_a_gpu_alone():
         build_engine_args(VllmConfig(), cuda=False, return_routes=True, **options)
 
 
-def start_factory(world, folder, overrides):
+def start_factory(tiny, folder, overrides):
     """The samplers of a run with these overrides."""
     config = load_config(write(folder, SMALL), overrides).config
     arguments = {"adapter": None, "run_dir": RunDir(folder / "run"), "ranks": SingleProcess(), "warn": print}
-    return SamplerFactory(config, world.policy, world.processor, **arguments)
+    return SamplerFactory(config, tiny.policy, tiny.processor, **arguments)
 
 
-def test_servers_that_run_already_have_arguments_of_their_own(tiny, tmp_path, monkeypatch):
+def test_servers_that_run_already_have_arguments_of_their_own(make_tiny, tmp_path, monkeypatch):
     """And perhaps a GPU: what vLLM cannot do on this machine's CPU is no reason to refuse them."""
-    world, started = tiny("qwen3_5"), []
+    tiny, started = make_tiny("qwen3_5"), []
     overrides = ["rollout.engine=vllm_server", "model.dtype=float32", "model.from_scratch.family=qwen3_5"]
     monkeypatch.setattr(vllm_start, "start_servers", lambda model, args, *_, **__: started.append(args))
     monkeypatch.setattr("mmrl.rollout.factory.compute_max_model_len", lambda config, policy: 99)
     with pytest.raises(UserError, match="vLLM runs the recurrent layers of qwen3_5 in bfloat16 alone"):
-        start_factory(world, tmp_path, overrides)
-    start_factory(world, tmp_path, [*overrides, 'rollout.server.urls=["http://elsewhere:8000"]'])
+        start_factory(tiny, tmp_path, overrides)
+    start_factory(tiny, tmp_path, [*overrides, 'rollout.server.urls=["http://elsewhere:8000"]'])
     assert started == [{}]
 
 
@@ -265,34 +265,34 @@ def test_servers_that_run_already_have_arguments_of_their_own(tiny, tmp_path, mo
     ],
 )
 def test_an_adapter_that_vllm_has_no_kernels_for_is_sent_merged(
-    tiny, tmp_path, monkeypatch, family, targets, cuda, alone
+    make_tiny, tmp_path, monkeypatch, family, targets, cuda, alone
 ):
-    world, wanted = tiny(family), []
+    tiny, wanted = make_tiny(family), []
     model = {"from_scratch": {"family": family}, "dtype": "bfloat16", "lora": {"targets": targets}}
     overrides = ["rollout.engine=vllm_server", f"model={json.dumps(model)}"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(vllm_start, "start_servers", lambda model, args, *_, **__: wanted.append(args))
-    start_factory(world, tmp_path, overrides)
+    start_factory(tiny, tmp_path, overrides)
     assert ("enable_lora" in wanted[0]) == alone
 
 
-def start_with(engine, world, folder, monkeypatch, *overrides):
+def start_with(engine, tiny, folder, monkeypatch, *overrides):
     """The samplers of a run whose servers are `engine`."""
     monkeypatch.setattr(vllm_start, "start_servers", lambda *_, **__: engine)
-    return start_factory(world, folder, ["rollout.engine=vllm_server", *overrides])
+    return start_factory(tiny, folder, ["rollout.engine=vllm_server", *overrides])
 
 
-def test_an_engine_that_rounds_logits_is_refused_where_they_are_to_be_float32(tiny, tmp_path, monkeypatch):
+def test_an_engine_that_rounds_logits_is_refused_where_they_are_to_be_float32(make_tiny, tmp_path, monkeypatch):
     def refusal(*dtypes):
         engine = FakeEngine(dtypes=dtypes)
         with pytest.raises(UserError) as refused:
-            start_with(engine, tiny(), tmp_path, monkeypatch, "model.float32_output_layer=true")
+            start_with(engine, make_tiny(), tmp_path, monkeypatch, "model.float32_output_layer=true")
         assert engine.calls == ["close"]
         return str(refused.value)
 
     for dtype, float32 in (("float32", "true"), ("bfloat16", "false")):
         override = f"model.float32_output_layer={float32}"
-        start_with(FakeEngine(dtypes=[dtype]), tiny(), tmp_path, monkeypatch, override)
+        start_with(FakeEngine(dtypes=[dtype]), make_tiny(), tmp_path, monkeypatch, override)
     assert refusal("bfloat16", "float32").startswith(
         "model.float32_output_layer: rollout.engine vllm_server computes logits in bfloat16 and float32, and the "
         "learner in float32; make the engine compute them in float32 (servers of your own: --hf-overrides as "
@@ -301,50 +301,50 @@ def test_an_engine_that_rounds_logits_is_refused_where_they_are_to_be_float32(ti
     assert "logits in unknown," in refusal("unknown")
 
 
-def test_an_engine_without_routes_is_refused_where_they_are_replayed(tiny, tmp_path, monkeypatch):
-    world, replay = tiny("qwen3_vl_moe"), "stages.rl.loss.routing_replay=engine"
+def test_an_engine_without_routes_is_refused_where_they_are_replayed(make_tiny, tmp_path, monkeypatch):
+    tiny, replay = make_tiny("qwen3_vl_moe"), "stages.rl.loss.routing_replay=engine"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    start_with(FakeEngine(returns_routes=True), world, tmp_path, monkeypatch, replay)
+    start_with(FakeEngine(returns_routes=True), tiny, tmp_path, monkeypatch, replay)
     with pytest.raises(UserError, match="rollout.engine vllm_server does not return the experts"):
-        start_with(FakeEngine(), world, tmp_path, monkeypatch, replay)
+        start_with(FakeEngine(), tiny, tmp_path, monkeypatch, replay)
 
 
-def test_an_engine_that_shares_changing_weights_is_refused_beside_async_rollouts(tiny, tmp_path, monkeypatch):
+def test_an_engine_that_shares_changing_weights_is_refused_beside_async_rollouts(make_tiny, tmp_path, monkeypatch):
     asynchronous = "stages.rl.async_rollouts=true"
     with pytest.raises(UserError, match="async_rollouts: rollout.engine vllm_server generates with the learner's"):
-        start_with(FakeEngine(shares_weights=True), tiny(), tmp_path, monkeypatch, asynchronous)
+        start_with(FakeEngine(shares_weights=True), make_tiny(), tmp_path, monkeypatch, asynchronous)
     engine = FakeEngine()
-    start_with(engine, tiny(), tmp_path, monkeypatch, asynchronous).sleep()
+    start_with(engine, make_tiny(), tmp_path, monkeypatch, asynchronous).sleep()
     assert engine.calls == []  # it may be generating
 
 
-def test_all_samplers_share_one_engine(tiny, tmp_path, monkeypatch):
-    world, engine = tiny(), FakeEngine()
-    factory = start_with(engine, world, tmp_path, monkeypatch)
+def test_all_samplers_share_one_engine(make_tiny, tmp_path, monkeypatch):
+    tiny, engine = make_tiny(), FakeEngine()
+    factory = start_with(engine, tiny, tmp_path, monkeypatch)
     training, validation = factory.make_sampler("a"), factory.make_sampler("b")
     training.sync(0)
     validation.sync(0)
     factory.sync_weights(0)
-    validation.generate([world.processor.build(world.samples[0])], 1, world.params, step=0)
+    validation.generate([tiny.processor.build(tiny.samples[0])], 1, tiny.params, step=0)
     factory.sleep()
     training.sync(1)
     factory.close()
     assert engine.calls == ["load_weights", "generate", "sleep", "load_weights", "close"]
 
 
-def test_samples_are_grouped_by_modality(tiny):
-    samples = tiny().samples
+def test_samples_are_grouped_by_modality(make_tiny):
+    samples = make_tiny().samples
     assert [sample.modality for sample in samples[:5]] == ["image", "image", "text", "video", "video"]
     assert [sample.modality for sample in take_per_modality(samples, 1)] == ["image", "text", "video"]
 
 
-def logprob_check(world, policy, warnings, **options):
-    samples, params = world.samples, replace(world.params, temperature=0.7)
+def logprob_check(tiny, policy, warnings, **options):
+    samples, params = tiny.samples, replace(tiny.params, temperature=0.7)
     options = LogprobCheckConfig(prompts_per_modality=1, **options)
     return LogprobCheck(
-        world.sampler(),
+        tiny.sampler(),
         policy,
-        world.processor,
+        tiny.processor,
         samples=samples,
         sampling_params=params,
         options=options,
@@ -352,9 +352,9 @@ def logprob_check(world, policy, warnings, **options):
     )
 
 
-def test_the_check_finds_no_difference_where_there_is_none(tiny):
-    world, warnings = tiny(), []
-    gaps = logprob_check(world, world.policy, warnings).measure(0)
+def test_the_check_finds_no_difference_where_there_is_none(make_tiny):
+    tiny, warnings = make_tiny(), []
+    gaps = logprob_check(tiny, tiny.policy, warnings).measure(0)
     assert gaps.keys() == {
         "logprob_check/diff_mean",
         *(f"logprob_check/diff_mean/{s}" for s in ("text", "image", "video")),
@@ -362,29 +362,29 @@ def test_the_check_finds_no_difference_where_there_is_none(tiny):
     assert max(gaps.values()) < 1e-4 and not warnings
 
 
-def test_the_check_warns_of_another_policy_and_stops_the_run(tiny):
-    world, warnings = tiny(), []
-    other = tiny().policy
+def test_the_check_warns_of_another_policy_and_stops_the_run(make_tiny):
+    tiny, warnings = make_tiny(), []
+    other = make_tiny().policy
     with torch.no_grad():
         other.model.get_input_embeddings().weight.mul_(1.5)
-    gaps = logprob_check(world, other, warnings, warn_above=1e-3, stop_above=100.0).measure(0)
+    gaps = logprob_check(tiny, other, warnings, warn_above=1e-3, stop_above=100.0).measure(0)
     assert len(warnings) == 3 and "rollout.logprob_check.warn_above is 0.001" in warnings[0]
     limit = min(gaps.values()) / 2
     with pytest.raises(UserError, match=r"rollout\.logprob_check\.stop_above"):
-        logprob_check(world, other, warnings, stop_above=limit).measure(0)
+        logprob_check(tiny, other, warnings, stop_above=limit).measure(0)
 
 
-def test_the_check_is_due_every_so_many_versions(tiny):
-    world = tiny()
-    check = logprob_check(world, world.policy, [], every=3)
+def test_the_check_is_due_every_so_many_versions(make_tiny):
+    tiny = make_tiny()
+    check = logprob_check(tiny, tiny.policy, [], every=3)
     due = [version for version in range(1, 7) if check.measure_if_due(version)]
     assert due == [3, 6]
-    assert logprob_check(world, world.policy, [], every=0).measure_if_due(3) == {}
+    assert logprob_check(tiny, tiny.policy, [], every=0).measure_if_due(3) == {}
 
 
-def test_the_check_is_repeated_unless_the_config_says_otherwise(tiny):
-    world = tiny()
-    check = logprob_check(world, world.policy, [])
+def test_the_check_is_repeated_unless_the_config_says_otherwise(make_tiny):
+    tiny = make_tiny()
+    check = logprob_check(tiny, tiny.policy, [])
     assert [version for version in (1, 49, 50, 51, 100) if check.measure_if_due(version)] == [50, 100]
 
 
@@ -397,10 +397,10 @@ def test_a_resumed_run_may_check_more_often(tmp_path):
 
 
 @pytest.mark.parametrize("elsewhere", [3.0, math.nan])
-def test_the_check_is_that_of_the_worst_rank(tiny, elsewhere):
+def test_the_check_is_that_of_the_worst_rank(make_tiny, elsewhere):
     """Each rank may have an engine of its own; the ranks end together, whichever of them is at fault."""
-    world = tiny()
-    check = logprob_check(world, world.policy, [], stop_above=2.0)
+    tiny = make_tiny()
+    check = logprob_check(tiny, tiny.policy, [], stop_above=2.0)
     of_two = replace(check, ranks=SimpleNamespace(all_gather=lambda own: [own, elsewhere]))
     with pytest.raises(UserError, match=f"rollout engine and learner differ by {elsewhere:.2g} nats a token"):
         of_two.measure(0)
@@ -408,10 +408,10 @@ def test_the_check_is_that_of_the_worst_rank(tiny, elsewhere):
     assert list(of_two.measure(0).values()) == pytest.approx([0.01] * 4)
 
 
-def test_a_prompt_leaves_the_engine_room_for_the_response(tiny, tmp_path):
+def test_a_prompt_leaves_the_engine_room_for_the_response(make_tiny, tmp_path):
     path = write(tmp_path, SMALL)
     second = "{kind: rethink, correct: [exact], max_new_tokens: 100, triggers: [{text: ' Look.'}]}"
-    policy = tiny().policy
+    policy = make_tiny().policy
     assert prompt_limit(load_config(path).config, policy) == (8192, "model.max_prompt_tokens")
     config = load_config(path, ["rollout.engine=vllm", "stages.rl.sampling.max_new_tokens=600"]).config
     assert prompt_limit(config, policy) == (4096 - 600, "4096 tokens of the rollout engine less 600 for the response")
@@ -428,14 +428,14 @@ def test_a_prompt_leaves_the_engine_room_for_the_response(tiny, tmp_path):
     assert prompt_limit(short, policy)[0] == 100
 
 
-def test_a_response_that_leaves_no_room_for_a_prompt_is_refused(tiny, tmp_path):
+def test_a_response_that_leaves_no_room_for_a_prompt_is_refused(make_tiny, tmp_path):
     tools = "{kind: tools, tools: [{fn: 'mmrl.rollout.tools.builtin:zoom'}], max_media: 2}"
     overrides = ["rollout.engine=vllm", f"stages.rl.rollout_steps=[{{kind: generate}}, {tools}]"]
     config = load_config(write(tmp_path, SMALL), overrides).config
     with pytest.raises(
         UserError, match="may come to 12[0-9]{3} tokens, .* the engine takes 4096 .* max_result_chars of tools"
     ):
-        prompt_limit(config, tiny().policy)
+        prompt_limit(config, make_tiny().policy)
 
 
 @pytest.mark.parametrize(

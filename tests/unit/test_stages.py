@@ -69,25 +69,25 @@ def test_the_table_has_a_row_for_each_task():
     assert [row.after.value for row in rows] == [0.75, 1.0]
 
 
-def once(world):
-    return StepPipeline(sampler=world.sampler(), group_size=1, sampling_params=world.params)
+def once(tiny):
+    return StepPipeline(sampler=tiny.sampler(), group_size=1, sampling_params=tiny.params)
 
 
-def test_an_engine_must_return_a_group_for_each_prompt(tiny):
-    world = tiny()
-    prompts = [world.processor.build(sample) for sample in world.samples[:2]]
+def test_an_engine_must_return_a_group_for_each_prompt(make_tiny):
+    tiny = make_tiny()
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:2]]
 
     def generate_fewer(prompts, group_size, sampling_params, *, step):
-        return world.sampler().generate(prompts[1:], group_size, sampling_params, step=step)
+        return tiny.sampler().generate(prompts[1:], group_size, sampling_params, step=step)
 
     short = SimpleNamespace(generate=generate_fewer)
-    pipeline = StepPipeline(sampler=short, group_size=1, sampling_params=world.params)
+    pipeline = StepPipeline(sampler=short, group_size=1, sampling_params=tiny.params)
     with pytest.raises(UserError, match="the rollout engine returned 1 groups for 2 prompts"):
         pipeline.run(prompts, step=0)
 
 
-def test_the_evaluator_measures_each_sample_once(tiny):
-    world, out = tiny(), io.StringIO()
+def test_the_evaluator_measures_each_sample_once(make_tiny):
+    tiny, out = make_tiny(), io.StringIO()
     console = Console(out)
 
     class LengthScorer:
@@ -96,9 +96,9 @@ def test_the_evaluator_measures_each_sample_once(tiny):
 
     def rewards(batch_size):
         return evaluate_samples(
-            world.samples[:7],
-            processor=world.processor,
-            rollout_pipeline=once(world),
+            tiny.samples[:7],
+            processor=tiny.processor,
+            rollout_pipeline=once(tiny),
             scorer=LengthScorer(),
             batch_size=batch_size,
             console=console,
@@ -106,20 +106,20 @@ def test_the_evaluator_measures_each_sample_once(tiny):
         ).rewards
 
     found = rewards(3)
-    assert {id_ for task in found.values() for id_ in task} == {sample.id for sample in world.samples[:7]}
-    assert all(found[sample.task][sample.id] > 0 for sample in world.samples[:7])
+    assert {id_ for task in found.values() for id_ in task} == {sample.id for sample in tiny.samples[:7]}
+    assert all(found[sample.task][sample.id] > 0 for sample in tiny.samples[:7])
     assert found == rewards(1) == rewards(100)
     assert not out.getvalue()
 
 
-def test_the_evaluator_counts_what_could_not_be_judged(tiny):
-    world, out = tiny(), io.StringIO()
+def test_the_evaluator_counts_what_could_not_be_judged(make_tiny):
+    tiny, out = make_tiny(), io.StringIO()
     console = Console(out)
     fails = term(constant(Unscorable("no verdict")), fallback=0.5)
     found = evaluate_samples(
-        world.samples[:7],
-        processor=world.processor,
-        rollout_pipeline=once(world),
+        tiny.samples[:7],
+        processor=tiny.processor,
+        rollout_pipeline=once(tiny),
         scorer=make_scorer(fails, term(constant(1.0, name="fine"))),
         batch_size=4,
         console=console,

@@ -31,8 +31,8 @@ TOOLS = tuple(ToolConfig(fn=f"mmrl.rollout.tools.builtin:{name}") for name in ("
 
 
 @pytest.fixture(scope="module")
-def world(tiny):
-    return tiny()
+def tiny(make_tiny):
+    return make_tiny()
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,13 @@ def tool_runner():
         yield opened
 
 
-def make_tool_step(world, tool_runner, **options):
+def make_tool_step(tiny, tool_runner, **options):
     settings = ToolsConfig(kind="tools", tools=TOOLS, **{"max_turns": 1, "max_media": 4, "timeout_s": 60.0, **options})
     context = RolloutContext(
-        sampler=world.sampler(),
+        sampler=tiny.sampler(),
         scorer=make_scorer(term(anything)),
-        processor=world.processor,
-        sampling_params=world.params,
+        processor=tiny.processor,
+        sampling_params=tiny.params,
         group_size=1,
         groups_per_step=1,
         seed=0,
@@ -56,23 +56,23 @@ def make_tool_step(world, tool_runner, **options):
     return build_pipeline((GenerateConfig(kind="generate"), settings), context).steps[0]
 
 
-def calling(world, number, *texts):
+def calling(tiny, number, *texts):
     """Responses to a sample, each ending in a call."""
-    return saying(replace(world, samples=(world.samples[number],)), *texts)
+    return saying(replace(tiny, samples=(tiny.samples[number],)), *texts)
 
 
-def words(world, rollout):
+def words(tiny, rollout):
     return [
-        world.processor.decode(s.token_ids)
+        tiny.processor.decode(s.token_ids)
         for s in rollout.segments
         if s.author is Author.ENVIRONMENT and s.observation is None
     ]
 
 
-def test_zoom_shows_a_part_of_an_image_with_a_label(world, tool_runner):
+def test_zoom_shows_a_part_of_an_image_with_a_label(tiny, tool_runner):
     """The model's frame is that of the resized picture; all pixels that the box touches are shown."""
-    answers = calling(world, 0, call("zoom", box=[4.2, 8.0, 40.0, 60.0]))
-    found = make_tool_step(world, tool_runner)(answers, step=0)
+    answers = calling(tiny, 0, call("zoom", box=[4.2, 8.0, 40.0, 60.0]))
+    found = make_tool_step(tiny, tool_runner)(answers, step=0)
     ((rollout,),) = found.groups
     (resize,) = rollout.prompt.resize_maps
     assert (resize.original, resize.resized, rollout.prompt.coordinate_system) == (
@@ -82,43 +82,43 @@ def test_zoom_shows_a_part_of_an_image_with_a_label(world, tool_runner):
     )
     (view,) = rollout.observations
     assert view.ref == replace(rollout.prompt.sample.images[0], crop=(4, 8, 40, 48))
-    assert words(world, rollout) == [
+    assert words(tiny, rollout) == [
         "\n<tool_response>\nMedium 2: the part [4, 8, 40, 48] of medium 1.\n",
         "\n</tool_response>\n",
     ]
     assert [s.author for s in rollout.segments] == [Author.POLICY, *[Author.ENVIRONMENT] * 3, Author.POLICY]
     assert (found.metrics["tools/media_shown"], found.metrics["tools/results"]) == (1.0, 1.0)
     seen = unpatchify(
-        world.processor.tool_media_tensors(view).image_patches_MD,
+        tiny.processor.tool_media_tensors(view).image_patches_MD,
         view.grid,
-        world.processor.encoder.image_format,
-        world.processor.hf_processor.image_processor,
+        tiny.processor.encoder.image_format,
+        tiny.processor.hf_processor.image_processor,
     )[0]
     part = Image.open(view.ref.path).convert("RGB").crop(view.ref.crop).resize(view.resize_map.resized)
     assert (seen.int() - torch.from_numpy(np.array(part))).abs().max() <= 1
     assert loads(dumps(rollout), Rollout) == rollout
 
 
-def test_a_part_of_a_part_is_cut_from_the_file(world, tool_runner):
+def test_a_part_of_a_part_is_cut_from_the_file(tiny, tool_runner):
     """The second box is measured on the part as it was shown: resized, from its own corner."""
-    box = make_tool_step(world, tool_runner)
-    ((once,),) = box(calling(world, 0, call("zoom", box=[8, 8, 32, 32])), step=0).groups
+    box = make_tool_step(tiny, tool_runner)
+    ((once,),) = box(calling(tiny, 0, call("zoom", box=[8, 8, 32, 32])), step=0).groups
     (first,) = once.observations
     assert first.resize_map.original == (24, 24)
     assert first.resize_map.resized == (48, 48)
-    ids = tuple(world.processor.tokenizer(call("zoom", medium=2, box=[0, 24, 24, 48])).input_ids)
+    ids = tuple(tiny.processor.tokenizer(call("zoom", medium=2, box=[0, 24, 24, 48])).input_ids)
     last = replace(once.segments[-1], token_ids=ids, logprobs=(-1.0,) * len(ids))
-    again = world.processor.parse_rollout(
+    again = tiny.processor.parse_rollout(
         replace(once, segments=(*once.segments[:-1], last), finish_reason=FinishReason.STOP)
     )
-    ((twice,),) = box(replace(calling(world, 0, "x"), groups=((again,),)), step=0).groups
+    ((twice,),) = box(replace(calling(tiny, 0, "x"), groups=((again,),)), step=0).groups
     assert twice.observations[1].ref.crop == (8, 20, 20, 32)
-    assert "Medium 3: the part [0, 24, 24, 48] of medium 2." in "".join(words(world, twice))
+    assert "Medium 3: the part [0, 24, 24, 48] of medium 2." in "".join(words(tiny, twice))
 
 
-def test_frames_and_passages_of_a_video(world, tool_runner, clip):
-    answers = calling(world, 3, call("frames", seconds=[0.5, 1.5]), call("passage", start=0.5, end=1.5))
-    found = make_tool_step(world, tool_runner)(answers, step=0)
+def test_frames_and_passages_of_a_video(tiny, tool_runner, clip):
+    answers = calling(tiny, 3, call("frames", seconds=[0.5, 1.5]), call("passage", start=0.5, end=1.5))
+    found = make_tool_step(tiny, tool_runner)(answers, step=0)
     ((still, part),) = found.groups
     assert [view.ref for view in still.observations] == [
         ImageRef(path=clip.path, sha256=clip.sha256, timestamp=second) for second in (0.5, 1.5)
@@ -126,8 +126,8 @@ def test_frames_and_passages_of_a_video(world, tool_runner, clip):
     assert [view.ref for view in part.observations] == [
         VideoRef(path=clip.path, sha256=clip.sha256, start=0.5, end=1.5)
     ]
-    assert "Medium 3: medium 1 at 1.5 seconds." in "".join(words(world, still))
-    assert "Medium 2: from 0.5 to 1.5 seconds of medium 1." in words(world, part)[0]
+    assert "Medium 3: medium 1 at 1.5 seconds." in "".join(words(tiny, still))
+    assert "Medium 2: from 0.5 to 1.5 seconds of medium 1." in words(tiny, part)[0]
     assert found.metrics["tools/media_shown"] == 3.0
 
 
@@ -154,11 +154,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("number", REFUSED)
-def test_the_model_is_told_why_media_cannot_be_shown(world, tool_runner, number):
+def test_the_model_is_told_why_media_cannot_be_shown(tiny, tool_runner, number):
     calls, feedback = zip(*REFUSED[number], strict=True)
-    found = make_tool_step(world, tool_runner, max_media=2)(calling(world, number, *calls), step=0)
+    found = make_tool_step(tiny, tool_runner, max_media=2)(calling(tiny, number, *calls), step=0)
     for rollout, expected in zip(found.groups[0], feedback, strict=True):
-        (told,) = words(world, rollout)
+        (told,) = words(tiny, rollout)
         assert told.startswith("\n<tool_response>\nThe tool refuses: ")
         assert expected in told
         assert not rollout.observations
@@ -166,12 +166,12 @@ def test_the_model_is_told_why_media_cannot_be_shown(world, tool_runner, number)
     assert found.metrics["tools/refused"] == len(calls)
 
 
-def test_media_with_too_many_tokens_are_not_shown(world, tool_runner):
-    answers = calling(world, 0, call("zoom", box=[0, 0, 9, 9]))
+def test_media_with_too_many_tokens_are_not_shown(tiny, tool_runner):
+    answers = calling(tiny, 0, call("zoom", box=[0, 0, 9, 9]))
     length = answers.groups[0][0].num_tokens
-    found = make_tool_step(world, tool_runner, max_total_tokens=length + 5)(answers, step=0)
+    found = make_tool_step(tiny, tool_runner, max_total_tokens=length + 5)(answers, step=0)
     ((rollout,),) = found.groups
-    assert "tokens to show, and 5 are left" in words(world, rollout)[0]
+    assert "tokens to show, and 5 are left" in words(tiny, rollout)[0]
     assert not rollout.observations
 
 
@@ -186,14 +186,14 @@ def test_arguments_are_read_strictly():
         zoom({"box": [0, 0, 1, 1], "medium": True}, None)
 
 
-def test_a_file_that_changed_ends_the_run(world, tool_runner, tmp_path):
-    answers = calling(world, 0, call("zoom", box=[0, 0, 24, 24]))
+def test_a_file_that_changed_ends_the_run(tiny, tool_runner, tmp_path):
+    answers = calling(tiny, 0, call("zoom", box=[0, 0, 24, 24]))
     (rollout,) = answers.groups[0]
     sample = rollout.prompt.sample
     lost = replace(sample, parts=(replace(sample.images[0], path=str(tmp_path / "gone.png")), "?"))
     moved = replace(rollout, prompt=replace(rollout.prompt, sample=lost))
     with pytest.raises(UserError, match=r"gone.png: no such file"):
-        make_tool_step(world, tool_runner)(replace(answers, groups=((moved,),)), step=0)
+        make_tool_step(tiny, tool_runner)(replace(answers, groups=((moved,),)), step=0)
 
 
 def test_a_frame_is_what_the_video_shows_at_that_second(clip):

@@ -82,8 +82,8 @@ def anything(response, sample) -> float:
 
 
 @pytest.fixture(scope="module")
-def world(tiny):
-    return tiny()
+def tiny(make_tiny):
+    return make_tiny()
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +99,14 @@ def tool_runner(base):
         yield opened
 
 
-def make_tool_step(world, tool_runner, **options):
+def make_tool_step(tiny, tool_runner, **options):
     lines = [ToolConfig(fn=f"./mine.py:{name}", name=name) for name in NAMES]
     settings = ToolsConfig(kind="tools", **{"tools": (*lines,), "timeout_s": 60.0, "max_turns": 1, **options})
     context = RolloutContext(
-        sampler=world.sampler(),
+        sampler=tiny.sampler(),
         scorer=make_scorer(term(anything)),
-        processor=world.processor,
-        sampling_params=world.params,
+        processor=tiny.processor,
+        sampling_params=tiny.params,
         group_size=1,
         groups_per_step=1,
         seed=0,
@@ -121,35 +121,35 @@ def call(name, **arguments):
     return f"Let me see.<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def saying(world, *texts):
+def saying(tiny, *texts):
     """A group of responses that say these, each ended by a stop string."""
-    prompt = world.processor.build(world.samples[0])
-    group = world.sampler().generate([prompt], len(texts), world.params, step=0)[0]
+    prompt = tiny.processor.build(tiny.samples[0])
+    group = tiny.sampler().generate([prompt], len(texts), tiny.params, step=0)[0]
     made = []
     for rollout, text in zip(group, texts, strict=True):
-        ids = tuple(world.processor.tokenizer(text).input_ids)
+        ids = tuple(tiny.processor.tokenizer(text).input_ids)
         segment = replace(rollout.segments[0], token_ids=ids, logprobs=(-1.0,) * len(ids))
         made.append(
-            world.processor.parse_rollout(replace(rollout, segments=(segment,), finish_reason=FinishReason.STOP))
+            tiny.processor.parse_rollout(replace(rollout, segments=(segment,), finish_reason=FinishReason.STOP))
         )
     return RolloutBatch(groups=(tuple(made),))
 
 
-def said(world, rollout):
+def said(tiny, rollout):
     """What the tools said."""
-    return [world.processor.decode(s.token_ids) for s in rollout.segments if s.author is Author.ENVIRONMENT]
+    return [tiny.processor.decode(s.token_ids) for s in rollout.segments if s.author is Author.ENVIRONMENT]
 
 
-def test_a_call_is_answered_and_the_response_goes_on(world, tool_runner):
-    answers = saying(world, call("double", x=21), "<answer>3</answer>")
-    found = make_tool_step(world, tool_runner)(answers, step=0)
+def test_a_call_is_answered_and_the_response_goes_on(tiny, tool_runner):
+    answers = saying(tiny, call("double", x=21), "<answer>3</answer>")
+    found = make_tool_step(tiny, tool_runner)(answers, step=0)
     ((called, plain),) = found.groups
     assert plain is answers.groups[0][1]
     assert [segment.author for segment in called.segments] == [Author.POLICY, Author.ENVIRONMENT, Author.POLICY]
     assert called.segments[0] == answers.groups[0][0].segments[0]
-    assert said(world, called) == [f"\n<tool_response>\n42 for {called.prompt.sample.id}\n</tool_response>\n"]
+    assert said(tiny, called) == [f"\n<tool_response>\n42 for {called.prompt.sample.id}\n</tool_response>\n"]
     assert set(called.segments[1].logprobs) == {0.0}
-    assert called.text == "".join(world.processor.decode(s.token_ids) for s in called.segments)
+    assert called.text == "".join(tiny.processor.decode(s.token_ids) for s in called.segments)
     assert found.metrics == {
         "tools/calls": 1.0,
         "tools/results": 1.0,
@@ -171,96 +171,96 @@ def test_a_call_is_answered_and_the_response_goes_on(world, tool_runner):
         (call("die"), "The tool did not answer within 1 s.", "timeouts"),
     ],
 )
-def test_the_model_is_told_what_went_wrong_and_it_is_counted(world, tool_runner, text, feedback, kind):
+def test_the_model_is_told_what_went_wrong_and_it_is_counted(tiny, tool_runner, text, feedback, kind):
     deadline_s = 1.0 if kind == "timeouts" else 60.0
-    found = make_tool_step(world, tool_runner, timeout_s=deadline_s)(saying(world, text), step=0)
+    found = make_tool_step(tiny, tool_runner, timeout_s=deadline_s)(saying(tiny, text), step=0)
     ((rollout,),) = found.groups
-    assert feedback in said(world, rollout)[0]
+    assert feedback in said(tiny, rollout)[0]
     assert rollout.segments[-1].author is Author.POLICY
     assert found.metrics[f"tools/{kind}"] == found.metrics["tools/calls"] == 1.0
 
 
 @pytest.mark.parametrize(("name", "limit"), [("eat", "512 MiB of memory"), ("multiply", "20 processes")])
-def test_a_tool_beyond_a_limit_is_stopped_and_counted(world, tool_runner, name, limit):
+def test_a_tool_beyond_a_limit_is_stopped_and_counted(tiny, tool_runner, name, limit):
     limits = WorkerLimitsConfig(memory_mib=512, processes=20)
-    found = make_tool_step(world, tool_runner, worker_limits=limits)(saying(world, call(name)), step=0)
+    found = make_tool_step(tiny, tool_runner, worker_limits=limits)(saying(tiny, call(name)), step=0)
     assert f"The tool was stopped: it {'held' if name == 'eat' else 'had'} more than {limit}" in "".join(
-        said(world, found.groups[0][0])
+        said(tiny, found.groups[0][0])
     )
     assert found.metrics["tools/limits"] == found.metrics["tools/calls"] == 1.0
 
 
-def test_what_tools_print_is_escaped_and_bounded(world, base, capfd, monkeypatch):
+def test_what_tools_print_is_escaped_and_bounded(tiny, base, capfd, monkeypatch):
     monkeypatch.setattr("mmrl.utils.worker_limits.MAX_OUTPUT_KIB", 3)
     with closing(ToolRunner(partial(load_tool, base))) as opened:
-        step = make_tool_step(world, opened)
-        assert step(saying(world, *[call("chatter")] * 2), step=0).metrics["tools/results"] == 2.0
+        step = make_tool_step(tiny, opened)
+        assert step(saying(tiny, *[call("chatter")] * 2), step=0).metrics["tools/results"] == 2.0
         wait_for(lambda: "have printed more than 3 KiB" in capfd.readouterr().err)
 
 
-def test_tools_ignore_sigint(world, tool_runner):
-    ((rollout,),) = make_tool_step(world, tool_runner)(saying(world, call("stubborn")), step=0).groups
-    assert "still here" in said(world, rollout)[0]
+def test_tools_ignore_sigint(tiny, tool_runner):
+    ((rollout,),) = make_tool_step(tiny, tool_runner)(saying(tiny, call("stubborn")), step=0).groups
+    assert "still here" in said(tiny, rollout)[0]
 
 
-def test_a_hung_tool_does_not_fail_other_calls(world, tool_runner):
-    answers = saying(world, call("sleep"), call("double", x=1), call("die"), call("double", x=2))
-    found = make_tool_step(world, tool_runner, workers=2, timeout_s=4.0)(answers, step=0)
-    assert [said(world, rollout)[0].split()[1] for rollout in found.groups[0]] == ["The", "2", "The", "4"]
+def test_a_hung_tool_does_not_fail_other_calls(tiny, tool_runner):
+    answers = saying(tiny, call("sleep"), call("double", x=1), call("die"), call("double", x=2))
+    found = make_tool_step(tiny, tool_runner, workers=2, timeout_s=4.0)(answers, step=0)
+    assert [said(tiny, rollout)[0].split()[1] for rollout in found.groups[0]] == ["The", "2", "The", "4"]
     assert (found.metrics["tools/results"], found.metrics["tools/timeouts"]) == (2.0, 2.0)
 
 
-def test_a_hung_tool_is_not_waited_for_once_the_run_is_to_stop(world, base):
+def test_a_hung_tool_is_not_waited_for_once_the_run_is_to_stop(tiny, base):
     with closing(ToolRunner(partial(load_tool, base))) as opened:
-        step = make_tool_step(world, opened, timeout_s=10 * PATIENCE_S)
+        step = make_tool_step(tiny, opened, timeout_s=10 * PATIENCE_S)
         STOP_REQUESTED.set()  # as the handler of Ctrl-C does
         try:
             with pytest.raises(KeyboardInterrupt):
-                step(saying(world, call("sleep"), call("double", x=1)), step=0)
+                step(saying(tiny, call("sleep"), call("double", x=1)), step=0)
         finally:
             STOP_REQUESTED.clear()
 
 
 @pytest.mark.parametrize("fate", ["time.sleep(600)", "os._exit(3)"])
-def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(world, tmp_path, fate, monkeypatch):
+def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(tiny, tmp_path, fate, monkeypatch):
     monkeypatch.setattr("mmrl.rollout.tools.workers.STARTUP_TIMEOUT_S", 1.0)
     here = f"os.getpid() == {os.getpid()}"  # where the run itself reads the file
     (tmp_path / "mine.py").write_text(f"import os, time\n{here} or {fate}\n{TOOLS}")
     complaint = "a process that calls tools (hung|died) while"
     with closing(ToolRunner(partial(load_tool, tmp_path))) as opened, pytest.raises(UserError, match=complaint):
-        make_tool_step(world, opened)(saying(world, call("double", x=1)), step=0)
+        make_tool_step(tiny, opened)(saying(tiny, call("double", x=1)), step=0)
 
 
 @pytest.mark.parametrize("name", ["crash", "sleep"])
-def test_a_failing_tool_may_end_the_run(world, tool_runner, name):
+def test_a_failing_tool_may_end_the_run(tiny, tool_runner, name):
     with pytest.raises(UserError, match="step tools: a tool failed: The tool (failed: Runtime|did not answer)"):
-        make_tool_step(world, tool_runner, on_error="stop", timeout_s=1.0)(saying(world, call(name)), step=0)
+        make_tool_step(tiny, tool_runner, on_error="stop", timeout_s=1.0)(saying(tiny, call(name)), step=0)
 
 
-def test_tool_text_cannot_contain_special_tokens_or_the_answer(world, tool_runner):
-    found = make_tool_step(world, tool_runner, max_result_chars=40)(saying(world, call("sly")), step=0)
+def test_tool_text_cannot_contain_special_tokens_or_the_answer(tiny, tool_runner):
+    found = make_tool_step(tiny, tool_runner, max_result_chars=40)(saying(tiny, call("sly")), step=0)
     ((rollout,),) = found.groups
     spoken = rollout.segments[1].token_ids
-    assert world.eos_id not in spoken
-    assert "... (38 more characters)" in said(world, rollout)[0]
+    assert tiny.eos_id not in spoken
+    assert "... (38 more characters)" in said(tiny, rollout)[0]
     assert rollout.answer.value is None
     assert "7" not in (rollout.answer.text or "")
 
 
-def test_limits_of_turns_and_tokens(world, tool_runner):
-    answers = saying(world, call("double", x=1))
+def test_limits_of_turns_and_tokens(tiny, tool_runner):
+    answers = saying(tiny, call("double", x=1))
     tokens = answers.groups[0][0].num_tokens
-    found = make_tool_step(world, tool_runner, max_total_tokens=tokens - 1)(answers, step=0)
+    found = make_tool_step(tiny, tool_runner, max_total_tokens=tokens - 1)(answers, step=0)
     assert found.groups == answers.groups
     assert (found.metrics["tools/calls"], found.metrics["tools/unanswered"]) == (0.0, 1.0)
-    found = make_tool_step(world, tool_runner, max_total_tokens=tokens)(answers, step=0)
+    found = make_tool_step(tiny, tool_runner, max_total_tokens=tokens)(answers, step=0)
     assert found.metrics["tools/calls"] == 1.0
 
 
-def test_a_truncated_call_is_not_executed(world, tool_runner):
-    answers = saying(world, call("double", x=1))
+def test_a_truncated_call_is_not_executed(tiny, tool_runner):
+    answers = saying(tiny, call("double", x=1))
     cut = RolloutBatch(groups=(tuple(replace(r, finish_reason=FinishReason.LENGTH) for r in answers.groups[0]),))
-    assert make_tool_step(world, tool_runner)(cut, step=0).groups == cut.groups
+    assert make_tool_step(tiny, tool_runner)(cut, step=0).groups == cut.groups
 
 
 @pytest.mark.parametrize(
@@ -325,13 +325,13 @@ def test_search_is_bounded(service):
         search({"query": "a", "url": "http://elsewhere"}, COUNT, url=service)
 
 
-def test_the_example_calculates(world):
+def test_the_example_calculates(tiny):
     examples = Path(__file__).parents[2] / "examples"
     options = {"tools": (ToolConfig(fn="./tool.py:calculate", args={"digits": 3}),)}
     with closing(ToolRunner(partial(load_tool, examples))) as opened:
         calls = [call("calculate", expression=text) for text in ("2 * (3 + 4)", "1 / 3", "1 / 0", "2 ** 9", "x")]
-        (rollouts,) = make_tool_step(world, opened, **options)(saying(world, *calls), step=0).groups
-    results = [said(world, rollout)[0].removeprefix("\n<tool_response>\n").splitlines()[0] for rollout in rollouts]
+        (rollouts,) = make_tool_step(tiny, opened, **options)(saying(tiny, *calls), step=0).groups
+    results = [said(tiny, rollout)[0].removeprefix("\n<tool_response>\n").splitlines()[0] for rollout in rollouts]
     assert results[:2] == ["14", "0.333"]
     assert results[2] == 'The tool refuses: write {"expression": "2 * (3 + 4)"}; float division by zero'
     assert set(results[3:]) == {"The tool refuses: numbers, + - * / and brackets are allowed"}
