@@ -41,12 +41,9 @@ class ComponentSummary:
 
     component: Component
     num_tensors: int
-    num_parameters: int
-    """Numbers in these tensors."""
-    num_trained: int
-    """Numbers in those of them that are trained."""
-    dtypes: tuple[str, ...]
-    """Data types of the tensors, such as `bfloat16`, in alphabetical order."""
+    num_parameters: int  # numbers in these tensors
+    num_trained: int  # numbers in those of them that are trained
+    dtypes: tuple[str, ...]  # data types of the tensors, such as `bfloat16`, in alphabetical order
 
 
 def build_model(config: Config | EvalConfig, bundle: ProcessorBundle) -> ModelBundle:

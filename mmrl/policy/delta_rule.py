@@ -30,29 +30,20 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 _MAX_CHUNK = 64
-_TINY = 1e-30
-"""Below any write strength whose product with a float32 is not zero."""
+_TINY = 1e-30  # below any write strength whose product with a float32 is not zero
 
 
 class _Chunks(NamedTuple):
     """Tensors of all chunks that do not depend on the state; float32."""
 
-    query_key: torch.Tensor
-    """Queries above keys, [X, N, G, 2 C, K]."""
-    value: torch.Tensor
-    """[X, N, G, R, C, V]."""
-    write: torch.Tensor
-    """Write strengths beta, [X, N, G, R, C, 1]."""
-    decay: torch.Tensor
-    """exp(b), the decay from the beginning of the chunk up to a token, [X, N, G, R, C, 1]."""
-    decay_to_end: torch.Tensor
-    """exp(b_C - b), the decay from a token to the end of the chunk, [X, N, G, R, C, 1]."""
-    pair_decay: torch.Tensor
-    """exp(b_t - b_s) for s <= t and 0 elsewhere, [X, N, G, R, C, C]."""
-    inverse: torch.Tensor
-    """Inverse of I + A, [X, N, G, R, C, C]."""
-    read: torch.Tensor
-    """P, [X, N, G, R, C, C]."""
+    query_key: torch.Tensor  # queries above keys, [X, N, G, 2 C, K]
+    value: torch.Tensor  # [X, N, G, R, C, V]
+    write: torch.Tensor  # write strengths beta, [X, N, G, R, C, 1]
+    decay: torch.Tensor  # exp(b), the decay from the beginning of the chunk up to a token, [X, N, G, R, C, 1]
+    decay_to_end: torch.Tensor  # exp(b_C - b), the decay from a token to the end of the chunk, [X, N, G, R, C, 1]
+    pair_decay: torch.Tensor  # exp(b_t - b_s) for s <= t and 0 elsewhere, [X, N, G, R, C, C]
+    inverse: torch.Tensor  # inverse of I + A, [X, N, G, R, C, C]
+    read: torch.Tensor  # P, [X, N, G, R, C, C]
 
 
 def gated_delta_rule(

@@ -16,8 +16,7 @@ from torch.autograd.function import BackwardCFunction
 
 from mmrl.types import SamplingParams
 
-_SLICE_ROWS = 8192
-"""Rows of the output matrix that are converted to float32 at a time: 117 MB at 3,584 channels."""
+_SLICE_ROWS = 8192  # rows of the output matrix that are converted to float32 at a time: 117 MB at 3,584 channels
 
 
 def compute_logprobs(logits: torch.Tensor, temperature: float | torch.Tensor, banned: Sequence[int]) -> torch.Tensor:
@@ -73,16 +72,11 @@ def _invert_cdf(mass_RV: torch.Tensor, uniforms_R: torch.Tensor) -> torch.Tensor
 class LogprobRequest:
     """The tokens of a batch to score, and the distribution that each was sampled from."""
 
-    target_ids_N: torch.Tensor
-    """Ids of the tokens to score, int64."""
-    predictor_index_N: torch.Tensor
-    """Index, in the flattened batch, of the hidden state that predicts each token, int64."""
-    temperature_N: torch.Tensor
-    """Divisor of each token's logits, above 0, float32."""
-    banned_token_ids: tuple[int, ...]
-    """Tokens with probability 0."""
-    chunk_tokens: int
-    """Number of tokens whose logits are computed at a time; those of a whole batch would not fit into memory."""
+    target_ids_N: torch.Tensor  # ids of the tokens to score, int64
+    predictor_index_N: torch.Tensor  # index in the flattened batch of the hidden state that predicts each, int64
+    temperature_N: torch.Tensor  # divisor of each token's logits, above 0, float32
+    banned_token_ids: tuple[int, ...]  # tokens with probability 0
+    chunk_tokens: int  # tokens whose logits are computed at a time; those of a whole batch would not fit into memory
 
 
 def float32_logits(hidden: torch.Tensor, weight_VW: torch.Tensor) -> torch.Tensor:
@@ -109,8 +103,7 @@ def float32_logits(hidden: torch.Tensor, weight_VW: torch.Tensor) -> torch.Tenso
 class LogprobHead(nn.Linear):
     """The output layer of a model; during `use_request` it returns log-probs and entropies in place of logits."""
 
-    is_float32 = False
-    """True if hidden states and weights are converted to float32 before their product."""
+    is_float32 = False  # true if hidden states and weights are converted to float32 before their product
 
     def __init__(self, linear: nn.Linear) -> None:
         # `meta` allocates nothing: the weight is that of the old layer, so a tied embedding stays tied.

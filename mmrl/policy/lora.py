@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_INNER_ADAPTER = ".base_layer"
-"""Suffix of the name of an adapter that is nested in another one of the same module."""
+_INNER_ADAPTER = ".base_layer"  # suffix of the name of an adapter that is nested in another one of the same module
 
 
 class LoraAdapter:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 ATTENTION_NAME = "mmrl_shared_prefix"
 PrefixTree = tuple[PrefixGroup, ...]
 
-_MASK_BLOCK = 128
-"""Side of a block of FlexAttention's mask, in tokens: what its kernels are tuned for."""
+_MASK_BLOCK = 128  # side of a block of FlexAttention's mask, in tokens: what its kernels are tuned for
 
 _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -41,18 +40,15 @@ class AttentionBlock(NamedTuple):
 
     queries: slice
     keys: slice
-    causal: bool
-    """True: each query sees the keys up to its own place. False: all keys."""
-    merges: bool
-    """True if an earlier block had the same queries: the two outputs are to be merged."""
+    causal: bool  # true: each query sees the keys up to its own place. False: all keys.
+    merges: bool  # true if an earlier block had the same queries: the two outputs are to be merged
 
 
 class AttentionPlan(NamedTuple):
     """Arguments of the attention that are not tensors."""
 
     prefix_tree: PrefixTree
-    scaling: float
-    """Factor of query-key products."""
+    scaling: float  # factor of query-key products
 
 
 def install_shared_prefix_attention(model: PreTrainedModel) -> None:

@@ -28,8 +28,8 @@ _SPECIAL_TOKENS = (
     "<|video_pad|>",
 )
 _TAG_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
+# Ends of the names of matrices whose product is added to the residual stream.
 _RESIDUAL_ENDS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj", "attn.proj.weight")
-"""Ends of the names of matrices whose product is added to the residual stream."""
 # Qwen's splitting with one difference: punctuation keeps the space after it, so ", " is one token, not two.
 _SPLIT_PATTERN = Regex(r" ?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+ ?|\s+")
 _CHAT_TEMPLATE = (
