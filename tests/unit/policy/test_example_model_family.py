@@ -1,4 +1,4 @@
-"""examples/model_family.py: a tiny model that is loaded, frozen, encoded for and trained one step through it."""
+"""examples/model_family.py: a tiny model is loaded, frozen, encoded for, sampled from and scored through it."""
 
 import pickle
 import subprocess
@@ -7,31 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from samplers import hf_sampler
+from processors import make_prompt_processor
 
-from mmrl.answer import ResponseFormat
-from mmrl.config.schema import LoraConfig, LossConfig, MediaLimitsConfig, ModelConfig, OptimizerConfig, VideoConfig
-from mmrl.learner.learner import LearnerConfig, PolicyLearner
-from mmrl.learner.optimizer_torch import TorchOptimizer
-from mmrl.media.cache import MediaCache
-from mmrl.policy.encoder import PromptEncoder
+from mmrl.config.schema import LoraConfig, ModelConfig
 from mmrl.policy.families import FAMILIES, load_family
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.pretrained import load_pretrained
-from mmrl.policy.processor import PromptProcessor
-from mmrl.types import CoordinateSystem, Experience, MediaPolicy, SamplingParams, Size, UserError
+from mmrl.types import CoordinateSystem, Size, UserError
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SQUARE = "./model_family.py:square_qwen"
 
 
 @pytest.fixture(scope="module")
 def folder(make_tiny, tmp_path_factory):
-    tiny, folder = make_tiny(), tmp_path_factory.mktemp("model")
-    tiny.policy.model.save_pretrained(folder)
-    tiny.processor.hf_processor.save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("model")
+    make_tiny().save(folder)
     return folder
 
 
@@ -40,44 +32,26 @@ def load(folder, **family):
     return load_pretrained(options, EXAMPLES)
 
 
-def test_a_model_trains_one_step_through_it(make_tiny, folder):
+def test_rollouts_of_its_model_are_sampled_and_learned_from(make_tiny, folder):
     bundle = load(folder)
     policy = Policy(bundle.model, family=bundle.family, freeze=("vision", "projector"))
-    encoder = PromptEncoder(
-        bundle,
-        ResponseFormat(),
-        MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0),
-        video=VideoConfig(),
-        add_instruction=False,
-        max_prompt_tokens=500,
-    )
-    processor = PromptProcessor(encoder)
-    prompt = processor.build(make_tiny().samples[0])
+    processor = make_prompt_processor(bundle.family, bundle.processor)
+    tiny = replace(make_tiny(), policy=policy, processor=processor)
+    prompt = processor.build(tiny.samples[0])
     assert prompt.resize_maps[0].resized == Size(48, 48)
     assert prompt.coordinate_system is CoordinateSystem.NORM_1000
     banned = banned_ids(processor.tokenizer, len(processor.tokenizer), bundle.family)
-    sampling_params = SamplingParams(max_new_tokens=4, banned_token_ids=banned)
-    (group,) = hf_sampler(policy, processor, seed_parts=("test",)).generate([prompt], 2, sampling_params, step=0)
-    config = LearnerConfig(
-        loss=LossConfig(),
-        optimizer=OptimizerConfig(lr=1e-3),
-        total_steps=1,
-        micro_batch_groups=1,
-        micro_batch_tokens=10_000,
-        epochs=1,
-        shared_prefix=True,
-        pad_id=processor.tokenizer.eos_token_id,
-    )
-    optimizer = TorchOptimizer(policy.trained_by_component, config.optimizer)
-    before = {name: parameter.clone() for name, parameter in bundle.model.named_parameters()}
-    experiences = [Experience(rollout=rollout, advantage=1.0 - 2 * i) for i, rollout in enumerate(group)]
-    metrics = PolicyLearner(policy, processor, optimizer, config).step(experiences, step=0)
-    assert metrics["learner/grad_norm/language"] > 0
-    for name, parameter in bundle.model.named_parameters():
-        assert torch.equal(parameter, before[name]) == (bundle.family.component_of(name) != "language"), name
+    batch = tiny.collate(tiny.experiences(tiny.samples[:1], 2, banned_token_ids=banned))
+    policy.compute_logprobs(batch).logprobs_N.sum().backward()
+    learned = {
+        bundle.family.component_of(name)
+        for name, parameter in bundle.model.named_parameters()
+        if parameter.grad is not None and parameter.grad.any()
+    }
+    assert learned == {"language"}
 
 
-def test_it_names_components_and_lora_targets(folder):
+def test_its_names_decide_components_and_lora_targets(folder):
     bundle = load(folder)
     renamed = replace(bundle.family, projector_name="patch_embed", lora_layers={"language.mlp": r".*\.down_proj"})
     names = [name for name, _ in bundle.model.named_parameters()]
@@ -88,7 +62,7 @@ def test_it_names_components_and_lora_targets(folder):
     assert trained and all("down_proj" in name for name in trained)
 
 
-def test_another_process_makes_it_again():
+def test_another_process_unpickles_it_by_its_function():
     """Worker processes encode prompts, and have not imported the file."""
     family = load_family(SQUARE, EXAMPLES, {"cells": 3})
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).cells)"
@@ -97,25 +71,31 @@ def test_another_process_makes_it_again():
     assert pickle.loads(pickle.dumps(FAMILIES["qwen2_vl"])) == FAMILIES["qwen2_vl"]
 
 
-def test_mistakes_are_named(folder, tmp_path):
-    with pytest.raises(UserError, match="model family './model_family.py:square_qwen' has no option 'cell'"):
-        load(folder, args={"cell": 3})
-    (tmp_path / "mine.py").write_text("def make():\n    return 'qwen'\n")
-    with pytest.raises(UserError, match=r"model.family './mine.py:make' returned str 'qwen'; it must return a"):
-        load_family("./mine.py:make", tmp_path, {})
-    with pytest.raises(ValueError, match="`family` describes a model that `path` names"):
-        ModelConfig(from_scratch={}, family={"fn": SQUARE})
-
-
-def test_a_family_whose_method_takes_other_arguments_is_refused_as_it_is_loaded(tmp_path):
-    text = """from dataclasses import fields
+WRONG_METHOD = """from dataclasses import fields
 from mmrl.policy.families import FAMILIES, ModelFamily
 class Mine(ModelFamily):
     def resized_image_size(self, size): ...
-def family():
+def make():
     qwen = FAMILIES["qwen2_vl"]
     return Mine(**{field.name: getattr(qwen, field.name) for field in fields(ModelFamily)})
 """
-    (tmp_path / "mine.py").write_text(text)
-    with pytest.raises(UserError, match=r"mine.py:4: .* is called as resized_image_size\(.*but: "):
-        load_family("./mine.py:family", tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("source", "args", "words"),
+    [
+        ((EXAMPLES / "model_family.py").read_text().replace("square_qwen", "make"), {"cell": 3}, "no option 'cell'"),
+        ("def make():\n    return 'qwen'\n", {}, "model.family './mine.py:make' returned str 'qwen'; it must return a"),
+        (WRONG_METHOD, {}, r"mine.py:4: .* is called as resized_image_size\(.*but: "),
+    ],
+    ids=["option", "type", "method"],
+)
+def test_a_family_that_cannot_be_used_is_refused_as_it_is_loaded(tmp_path, source, args, words):
+    (tmp_path / "mine.py").write_text(source)
+    with pytest.raises(UserError, match=words):
+        load_family("./mine.py:make", tmp_path, args)
+
+
+def test_a_family_needs_the_path_of_a_model():
+    with pytest.raises(ValueError, match="`family` describes a model that `path` names"):
+        ModelConfig(from_scratch={}, family={"fn": SQUARE})

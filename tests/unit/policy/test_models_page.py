@@ -17,7 +17,7 @@ from mmrl.config.schema import FromScratchConfig
 from mmrl.policy.families import FAMILIES
 from mmrl.utils.model_files import UNSUPPORTED
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 TEST = re.compile(r"(?:([a-z]) )?`tests/([\w/]+)\.py:(test_\w+)`")
 
@@ -38,8 +38,8 @@ REASONS = re.findall(r"^(\d+)\. ", PAGE, re.MULTILINE)
 def scenes():
     """The family of each scene that vLLM's tests play."""
     with pytest.MonkeyPatch.context() as patch:
-        for folder in ("unit", "integration", "equivalence", ""):
-            patch.syspath_prepend(ROOT / "tests" / folder)
+        for folder in {file.parent for file in (ROOT / "tests").rglob("*.py")}:
+            patch.syspath_prepend(folder)
         spec = importlib.util.spec_from_file_location("scenes", ROOT / "tests" / "equivalence" / "conftest.py")
         conftest = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(conftest)
