@@ -23,7 +23,6 @@ from mmrl.config.schema import (
     ToolsConfig,
 )
 from mmrl.media.cache import MediaCache
-from mmrl.policy.chat import ChatTemplate
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES, ModelFamily, VideoTimeEncoding, get_family
 from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_model, load_processor
@@ -86,22 +85,12 @@ def make_new_processor(config: Config, scratch: FromScratchConfig, samples: Iter
     return ProcessorBundle(family=FAMILIES[scratch.family], processor=processor)
 
 
-def find_response_opening(config: Config, bundle: ProcessorBundle) -> str:
-    """Return what each prompt already holds of the response: an opened thought, or nothing.
-
-    Raises:
-        UserError: the chat template cannot be used with `model.chat`, the tokenizer or the response format.
-    """
-    template = ChatTemplate(bundle.processor, config.model.chat)
-    return template.find_response_opening(build_response_format(config))
-
-
 def build_encoder(
     config: Config | EvalConfig, bundle: ProcessorBundle, media_cache: MediaCache, limit: tuple[int, str] | None = None
 ) -> PromptEncoder:
     """Return the encoder that turns samples into prompts.
 
-    `limit` is the most tokens of a prompt, and the YAML key that sets this limit; None for `model.max_prompt_tokens`.
+    `limit` is the most tokens of a prompt, and the YAML key that sets it; None for `model.max_prompt_tokens`.
 
     Raises:
         UserError: the chat template cannot be used with `model.chat`, the tokenizer or the response format.
@@ -136,15 +125,8 @@ def _video_refusal(config: Config | EvalConfig, family: ModelFamily) -> str:
 def build_response_format(config: Config | EvalConfig) -> ResponseFormat:
     """Return the response format of the `response_format` section."""
     options = config.response_format
-    return ResponseFormat(
-        thinking=options.thinking,
-        style=options.style,
-        answer_tag=options.answer_tag,
-        think_tag=options.think_tag,
-        sections=tuple(ResponseSection(**section.model_dump()) for section in options.sections),
-        stop_at_answer=options.stop_at_answer,
-        stop_strings=options.stop_strings,
-    )
+    sections = tuple(ResponseSection(**section.model_dump()) for section in options.sections)
+    return ResponseFormat(**options.model_dump(exclude={"add_instruction", "sections"}), sections=sections)
 
 
 def select_device(config: Config | EvalConfig) -> torch.device:
@@ -181,8 +163,7 @@ def summarize_components(model: PreTrainedModel, family: ModelFamily | None = No
     family = family or get_family(model.config)
     summaries = []
     for component in COMPONENTS:
-        named = model.named_parameters()
-        parameters = [parameter for name, parameter in named if family.component_of(name) == component]
+        parameters = [tensor for name, tensor in model.named_parameters() if family.component_of(name) == component]
         dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
         summaries.append(
             ComponentSummary(

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import BackwardCFunction
 
 from mmrl.types import SamplingParams
 
@@ -135,11 +135,6 @@ class LogprobHead(nn.Linear):
         return scores_2N
 
 
-class _LogprobContext(BackwardCFunction):
-    request: LogprobRequest
-    is_float32: bool
-
-
 class _ChunkedLogprobs(torch.autograd.Function):
     """Log-probs l of given tokens and entropies H = -sum_j p_j log p_j, whose logits the backward pass computes again.
 
@@ -148,7 +143,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _LogprobContext,
+        ctx: Any,  # noqa: ANN401  (torch gives it no type)
         hidden_NW: torch.Tensor,
         weight_VW: torch.Tensor,
         request: LogprobRequest,
@@ -168,14 +163,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return scores_2N
 
     @staticmethod
-    def backward(ctx: _LogprobContext, grad_2N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_2N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         """Return the gradients of hidden states [N, W] and weights [V, W], in their dtypes, where they are needed."""
-        saved: tuple[torch.Tensor, ...] = ctx.saved_tensors
-        needs_grad: tuple[bool, ...] = ctx.needs_input_grad
-        (hidden_NW, weight_VW, scores_2N), request = saved, ctx.request
-        d_hidden_NW = torch.empty_like(hidden_NW) if needs_grad[0] else None
+        hidden_NW, weight_VW, scores_2N = ctx.saved_tensors
+        request: LogprobRequest = ctx.request
+        d_hidden_NW = torch.empty_like(hidden_NW) if ctx.needs_input_grad[0] else None
         # float32 even for bfloat16 weights, because it sums over all chunks.
-        d_weight_VW = torch.zeros(weight_VW.shape, device=weight_VW.device) if needs_grad[1] else None
+        d_weight_VW = torch.zeros(weight_VW.shape, device=weight_VW.device) if ctx.needs_input_grad[1] else None
         for start in range(0, len(hidden_NW), request.chunk_tokens):
             chunk = slice(start, start + request.chunk_tokens)
             hidden_CW = hidden_NW[chunk]

@@ -34,12 +34,12 @@ from mmrl.policy.build import (
     build_response_format,
     configs_with_rollout_steps,
     enable_gradient_checkpointing,
-    find_response_opening,
     find_untrained_components,
     make_new_processor,
     select_device,
     summarize_components,
 )
+from mmrl.policy.chat import ChatTemplate
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter, create_adapter
@@ -178,8 +178,9 @@ def build_run_context(setup: RunSetup, resources: ExitStack) -> RunContext:
     if processor_bundle is None:
         assert config.model.from_scratch is not None
         processor_bundle = make_new_processor(config, config.model.from_scratch, data.samples.train)
-    opening = find_response_opening(config, processor_bundle)
-    check_demonstrations(config, data.samples.train, build_response_format(config), opening)
+    response_format = build_response_format(config)
+    opening = ChatTemplate(processor_bundle.processor, config.model.chat).find_response_opening(response_format)
+    check_demonstrations(config, data.samples.train, response_format, opening)
 
     model = console.wait_for("loading the model", partial(build_trained_model, config, processor_bundle))
     policy = model.policy
