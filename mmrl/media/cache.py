@@ -28,7 +28,7 @@ from mmrl.utils.byte_cache import ByteCache
 class MediaCache:
     """Opens images through a cache of decoded pixels. The least recently used images leave it first.
 
-    Of videos it remembers the frame plans; their frames are decoded anew each time. A cache that keeps no image can be
+    Of videos it remembers the frame plans; their frames are decoded each time. A cache that keeps no image can be
     sent to another process and opens media there.
     """
 

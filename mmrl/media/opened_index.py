@@ -63,7 +63,7 @@ class OpenedMediaIndex:
     def add_videos(self, sizes: Mapping[VideoRef, Size], reading: str) -> None:
         """Add videos of these sizes, whose frames were just decoded; raises UserError if it cannot be written."""
         for ref, size in sizes.items():
-            # Their content is known by the sha256 alone, which a run computes anew: a folder of frames has no one file.
+            # Known by the sha256 alone, which each run computes again: a folder of frames is more than one file.
             self._entries[_video_key(ref, reading)] = _OpenedFile(ref.sha256, -1, -1, *size)
         if sizes:
             self._write()

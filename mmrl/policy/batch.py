@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placeholders:
-    """Ids of the tokens that stand for images and videos in a prompt."""
+    """Ids of the tokens that mark the places of images and videos in a prompt."""
 
     image_id: int
     video_id: int
@@ -61,9 +61,9 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTensors:
-    """Tensors that the forward pass needs for a prompt, or for a tool's image or video, besides token ids.
+    """Tensors that the forward pass needs for a prompt, or for a tool's image or video, in addition to token ids.
 
-    M and V are 0 where there is no image or no video.
+    M and V are 0 without images or videos.
     """
 
     image_patches_MD: torch.Tensor  # normalised patches of all images in reading order, float32
@@ -168,7 +168,7 @@ class TokenSpan:
             UserError: its placeholders, grids and patches disagree.
         """
         items, tensors = prompt_media_items(prompt), processor.prompt_tensors(prompt)
-        # Checked at encoding too, but a prompt may come from a checkpoint while its tensors are encoded anew.
+        # Checked at encoding too, but a prompt may come from a checkpoint while its tensors are encoded again.
         check_placeholders(prompt.token_ids, items, tensors, processor.placeholders, owner=f"sample {prompt.sample.id}")
         return TokenSpan(
             ids=prompt.token_ids, position_ids_3S=tensors.position_ids_3P, media_items=items, tensors=[tensors]

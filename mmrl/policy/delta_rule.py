@@ -1,10 +1,10 @@
-"""The gated delta rule in plain torch, with a backward pass of its own.
+"""The gated delta rule in plain torch, with its own backward pass.
 
 The rule reads and writes a state S for each head, token by token:
 
     S_t = exp(g_t) (I - beta_t k_t k_t^T) S_(t-1) + beta_t k_t v_t^T        o_t = S_t^T q_t
 
-Tokens are handled in chunks. Within a chunk, u_t, what token t writes besides k_t, solves a triangular system, and the
+Tokens are handled in chunks. Within a chunk, u_t, which token t writes along k_t, solves a triangular system, and the
 state moves from chunk to chunk by matrix products:
 
     (I + A) u = beta (v - exp(b) k S)           A_ts = beta_t exp(b_t - b_s) k_t.k_s  for s < t

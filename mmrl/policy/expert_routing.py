@@ -174,7 +174,7 @@ def place_routes(pieces: Iterable[RoutePiece], num_tokens: int) -> torch.Tensor:
     if len(shapes) > 1:
         raise UserError(
             f"loss.routing_replay: rollouts have routes of {sorted(shapes)} (layers, experts of a token), so different "
-            "models sampled them; begin the run anew"
+            "models sampled them; start the run again"
         )
     num_layers, experts_per_token = shapes.pop()
     routes_TXK = np.full((num_tokens, num_layers, experts_per_token), UNKNOWN_EXPERT, dtype=np.int16)

@@ -101,7 +101,7 @@ def float32_logits(hidden: torch.Tensor, weight_VW: torch.Tensor) -> torch.Tenso
 
 
 class LogprobHead(nn.Linear):
-    """The output layer of a model; during `use_request` it returns log-probs and entropies in place of logits."""
+    """The output layer of a model; during `use_request` it returns log-probs and entropies instead of logits."""
 
     is_float32 = False  # true if hidden states and weights are converted to float32 before their product
 

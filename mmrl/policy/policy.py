@@ -353,7 +353,7 @@ def banned_ids(
 class VisionFeatures(NamedTuple):
     """The vision tower's output for one image or video: [tokens, W], with W the language model's hidden size."""
 
-    tokens: torch.Tensor  # features in place of the placeholders' embeddings, [tokens, W]
+    tokens: torch.Tensor  # features that replace the embeddings of the placeholders, [tokens, W]
     # Features that Qwen3-VL adds in its first language layers, a [tokens, W] each; empty in other families.
     deepstack: tuple[torch.Tensor, ...]
 
@@ -371,7 +371,7 @@ class VisionCache:
         self._features: ByteCache[str, VisionFeatures] = ByteCache(max_bytes)
         # The tower's own type of output, which the model reads fields of; known from its first output on.
         self._output_class: type[ModelOutput] | None = None
-        # Asynchronous rollouts encode in a thread of their own.
+        # Asynchronous rollouts encode in a separate thread.
         self._lock = PicklableLock()
 
     @contextmanager

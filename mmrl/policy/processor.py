@@ -210,7 +210,7 @@ class PromptProcessor:
         return tuple(segments)
 
     def encode(self, sample: Sample) -> EncodedPrompt:
-        """Encode a sample anew, past the cache.
+        """Encode a sample, whether or not it is cached.
 
         Raises:
             UserError: as `build`.

@@ -248,5 +248,5 @@ def _group_by_key_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
 
 @cache
 def _compiled_flex_attention() -> Callable[..., Any]:
-    # Dynamic shapes, because every batch has another length and would be compiled anew.
+    # Dynamic shapes, because each batch has another length and would be compiled again.
     return torch.compile(flex_attention, dynamic=True)

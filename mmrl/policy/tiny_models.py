@@ -83,7 +83,7 @@ def make_processor(
     }
     support = _from_scratch_support(spec)
     if support.has_fixed_tokenizer:
-        # With an entry for code of its own, even an empty one, transformers takes the class that the folder names.
+        # With an entry for custom code, even an empty one, transformers takes the class that the folder names.
         tokenizer = copy.copy(tokenizer)
         tokenizer.init_kwargs = {**tokenizer.init_kwargs, "auto_map": {"AutoTokenizer": [None, None]}}
     processor_class = getattr(transformers, support.processor_class)

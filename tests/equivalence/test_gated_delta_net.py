@@ -1,4 +1,4 @@
-"""Gated DeltaNet in packed rows and behind caches, against transformers' layer on one sequence at a time."""
+"""Gated DeltaNet in packed rows and after caches, against transformers' layer on one sequence at a time."""
 
 from __future__ import annotations
 

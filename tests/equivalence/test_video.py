@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -95,12 +94,3 @@ def times(tiny, encoded):
 def prompt_text(tiny, index):
     prompt = tiny.processor.build(tiny.samples[index])
     return tiny.processor.tokenizer.decode(list(prompt.token_ids))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_another_part_of_a_video_has_other_log_probs(make_tiny, family, clip):
-    tiny = make_tiny(family)
-    whole = tiny.samples[3]
-    part = replace(whole, id="part", parts=(replace(clip, start=1.0), whole.parts[1]))
-    of_whole, of_part = (each.rollout.segments[0] for each in tiny.experiences([whole, part]))
-    assert of_whole.logprobs != of_part.logprobs

@@ -72,7 +72,7 @@ class VideoTimeEncoding(StrEnum):
     NO_VIDEO = "none"  # it takes no videos
     FRAME_INDEX = "steps"  # it does not: each pair of frames is one position after the last
     SECONDS = "seconds"  # by position ids, in proportion to seconds
-    TEXT_TIMESTAMPS = "stamps"  # in words before each pair of frames, which is a run of placeholders of its own
+    TEXT_TIMESTAMPS = "stamps"  # in words before each pair of frames, each of which is a separate run of placeholders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class FromScratchSupport:
     video_processor_class: str
     # True if transformers reads every tokenizer of this model type by one class, which splits text in its own way.
     has_fixed_tokenizer: bool = False
-    # Return settings of the language model, and of the vision tower, besides those that all families share.
+    # Return settings of the language model, and of the vision tower, in addition to those that all families share.
     text_config: Callable[[FromScratchConfig], dict[str, object]]
     vision_config: Callable[[FromScratchConfig], dict[str, object]]
 
@@ -183,7 +183,7 @@ class ModelFamily:
     def model_arguments(
         self, position_ids_3BL: torch.Tensor, token_types_BL: torch.Tensor, media: BatchMedia
     ) -> dict[str, torch.Tensor]:
-        """Return the arguments of the model's forward besides token ids and mask, by default those of Qwen-VL.
+        """Return the arguments of the model's forward in addition to token ids and mask, by default those of Qwen-VL.
 
         Absent kinds of media have no argument.
 
@@ -215,8 +215,8 @@ class ModelFamily:
     ) -> torch.Tensor:
         """Return the time, height and width position of each token of a prompt, int64 [3, P], by default M-RoPE's.
 
-        Text advances all three together. A placeholder token takes its time, row and column, and the text after it goes
-        on from the largest position so far plus one. So does a completion, equally on all three axes.
+        Text advances all three together. A placeholder token takes its time, row and column, and the text after it
+        continues from the largest position so far plus one. So does a completion, equally on all three axes.
 
         Source: Qwen2-VL, arXiv:2409.12191v2, section 2.1 "Multimodal Rotary Position Embedding"; times in seconds as in
         Qwen2.5-VL, arXiv:2502.13923v1, section 2.1.2, rounded down. Departure from transformers 5: there, text after a

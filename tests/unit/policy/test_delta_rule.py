@@ -29,16 +29,16 @@ def make_inputs(shape, decay_offset):
     count, length, key_heads, heads, key_width, width = shape
     generator = torch.Generator().manual_seed(0)
 
-    def draw(*sizes):
+    def sample(*sizes):
         return torch.randn(*sizes, generator=generator, dtype=torch.float64)
 
     inputs = {
-        "query": F.normalize(draw(count, length, key_heads, key_width), dim=-1),
-        "key": F.normalize(draw(count, length, key_heads, key_width), dim=-1),
-        "value": draw(count, length, heads, width),
-        "log_decay": -F.softplus(draw(count, length, heads) + decay_offset),
-        "write_strength": draw(count, length, heads).sigmoid(),
-        "initial_state": draw(count, heads, key_width, width),
+        "query": F.normalize(sample(count, length, key_heads, key_width), dim=-1),
+        "key": F.normalize(sample(count, length, key_heads, key_width), dim=-1),
+        "value": sample(count, length, heads, width),
+        "log_decay": -F.softplus(sample(count, length, heads) + decay_offset),
+        "write_strength": sample(count, length, heads).sigmoid(),
+        "initial_state": sample(count, heads, key_width, width),
     }
     return {name: tensor.requires_grad_() for name, tensor in inputs.items()}
 
