@@ -71,14 +71,9 @@ def build_processor(config: Config, samples: Iterable[Sample], base_dir: Path = 
 
     The tokenizer of a model from scratch is trained on the text of `samples`.
     """
-    if config.model.from_scratch is None:
-        return load_processor(config.model, base_dir)
-    return make_new_processor(config, config.model.from_scratch, samples)
-
-
-def make_new_processor(config: Config, scratch: FromScratchConfig, samples: Iterable[Sample]) -> ProcessorBundle:
-    """Return the processor of a model from scratch. Its tokenizer is trained on the text of `samples`."""
-    options = config.model
+    options, scratch = config.model, config.model.from_scratch
+    if scratch is None:
+        return load_processor(options, base_dir)
     texts = _tokenizer_training_texts(config, scratch, samples)
     tokenizer = train_tokenizer(texts, scratch.language.vocab_size)
     processor = make_processor(scratch, tokenizer, (options.min_pixels, options.max_pixels))

@@ -31,11 +31,11 @@ from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.policy.build import (
     build_encoder,
     build_model,
+    build_processor,
     build_response_format,
     configs_with_rollout_steps,
     enable_gradient_checkpointing,
     find_untrained_components,
-    make_new_processor,
     select_device,
     summarize_components,
 )
@@ -176,8 +176,7 @@ def build_run_context(setup: RunSetup, resources: ExitStack) -> RunContext:
     data = load_data(setup)
     ranks.on_rank0(partial(check_rewards, config, rewards, data.samples, console))
     if processor_bundle is None:
-        assert config.model.from_scratch is not None
-        processor_bundle = make_new_processor(config, config.model.from_scratch, data.samples.train)
+        processor_bundle = build_processor(config, data.samples.train)
     response_format = build_response_format(config)
     opening = ChatTemplate(processor_bundle.processor, config.model.chat).find_response_opening(response_format)
     check_demonstrations(config, data.samples.train, response_format, opening)
