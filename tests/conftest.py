@@ -1,38 +1,36 @@
-"""TinyModel models: real Qwen-VL classes of a few thousand parameters, with generated samples."""
+"""Tiny models: real Qwen-VL classes of a few thousand parameters, with generated samples."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 # Before torch is imported: pytest runs a process a core, and a process that starts a thread for each core makes all
 # of them wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from processors import make_media_cache, make_prompt_processor
 from samplers import hf_sampler
-from videos import SMALL, write_video
+from videos import write_video
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import (
     FromScratchConfig,
     LanguageFromScratchConfig,
-    MediaLimitsConfig,
-    VideoConfig,
     VisionFromScratchConfig,
 )
-from mmrl.media.cache import MediaCache
-from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.batch import Batch, collate, group_by_prompt
 from mmrl.policy.families import get_family
 from mmrl.policy.policy import Policy, banned_ids
-from mmrl.policy.pretrained import ProcessorBundle
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engine_sampler import EngineSampler
-from mmrl.types import DatasetContext, MediaPolicy, Sample, SamplingParams, VideoRef
+from mmrl.types import DatasetContext, Experience, Sample, SamplingParams, VideoRef
 from mmrl_datasets.generators import scenes
 
 
@@ -52,20 +50,30 @@ class TinyModel:
     def eos_id(self) -> int:
         return self.processor.tokenizer.eos_token_id
 
-    def fresh(
-        self,
-        *,
-        store_bytes: int = 0,
-        add_instruction: bool = False,
-        max_prompt_tokens: int = 500,
-        video: VideoConfig = SMALL,
-        root: Path = Path("/"),
-    ) -> PromptProcessor:
-        """A processor with the same settings and empty caches."""
+    def fresh(self, *, store_bytes: int = 0, root: Path = Path("/"), **options: Any) -> PromptProcessor:
+        """A processor with the same settings, empty caches and these options of `PromptEncoder`."""
         known = self.processor.encoder
-        store = MediaCache(MediaPolicy(roots=(root,)), MediaLimitsConfig(), max_bytes=store_bytes)
-        options = {"video": video, "add_instruction": add_instruction, "max_prompt_tokens": max_prompt_tokens}
-        return PromptProcessor(PromptEncoder(known.bundle, known.response_format, store, **options))
+        cache = make_media_cache(root, max_bytes=store_bytes)
+        return make_prompt_processor(
+            known.family, known.hf_processor, known.response_format, media_cache=cache, **options
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the model and its processor into a folder that `model.path` may name."""
+        self.policy.model.save_pretrained(folder)
+        self.processor.hf_processor.save_pretrained(folder)
+
+    def experiences(
+        self, samples: Iterable[Sample], group_size: int = 1, *, advantage: float = 1.0, **params: Any
+    ) -> list[Experience]:
+        """Sample a group of rollouts for each sample; `params` replace those of `self.params`."""
+        prompts = [self.processor.build(sample) for sample in samples]
+        groups = self.sampler().generate(prompts, group_size, replace(self.params, **params), step=0)
+        return [Experience(rollout=rollout, advantage=advantage) for group in groups for rollout in group]
+
+    def collate(self, experiences: Sequence[Experience], *, shared_prefix: bool = True) -> Batch:
+        groups = group_by_prompt(experiences)
+        return collate(groups, self.processor, pad_id=self.eos_id, shared_prefix=shared_prefix)
 
     def sampler(self, *seed_parts: str) -> EngineSampler:
         return hf_sampler(self.policy, self.processor, seed_parts=seed_parts or ("test",))
@@ -116,19 +124,12 @@ def make_tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[st
         )
         tokenizer = train_tokenizer(words(), spec.language.vocab_size)
         policy = Policy(make_model(spec, tokenizer, seed=1))
-        encoder = PromptEncoder(
-            ProcessorBundle(
-                family=get_family(policy.model.config), processor=make_processor(spec, tokenizer, (2304, 2304))
-            ),
-            ResponseFormat(),
-            MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=10**8),
-            video=SMALL,
-            add_instruction=False,
-            max_prompt_tokens=500,
+        processor = make_prompt_processor(
+            get_family(policy.model.config),
+            make_processor(spec, tokenizer, (2304, 2304)),
+            media_cache=make_media_cache(max_bytes=10**8),
         )
         params = SamplingParams(banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=6)
-        return TinyModel(
-            policy=policy, processor=PromptProcessor(encoder), samples=_mixed(scene_samples, clip), params=params
-        )
+        return TinyModel(policy=policy, processor=processor, samples=_mixed(scene_samples, clip), params=params)
 
     return make

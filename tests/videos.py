@@ -1,4 +1,4 @@
-"""Real videos for tests, written with PyAV: every frame is a picture of its own."""
+"""Real videos for tests, written with PyAV: every frame differs from the others."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def blank_frame(path: Path, index: int) -> None:
 
 
 def write_sound(path: Path) -> VideoRef:
-    """An MP4 with a second of silence and no pictures."""
+    """An MP4 with a second of silence and no video."""
     with av.open(str(path), "w") as file:
         stream = file.add_stream("aac", rate=16_000, layout="mono")
         frame = av.AudioFrame.from_ndarray(np.zeros((1, 16_000), np.float32), format="fltp", layout="mono")

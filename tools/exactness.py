@@ -48,8 +48,8 @@ COMPLETION_LENGTHS = (23, 1, 40, 11)
 IMAGE, VIDEO = ImageRef(path="noise.png", sha256=""), VideoRef(path="noise.mp4", sha256="")
 
 
-class NoiseTensorProvider:
-    """Provides tensors of prompts whose media are noise."""
+class NoiseProcessor:
+    """The part of a processor that packing uses, for prompts whose media are noise."""
 
     def __init__(self, loaded: ModelBundle) -> None:
         images = loaded.processor.image_processor
@@ -150,7 +150,7 @@ def make_wrong_batches(batch: Batch) -> Iterator[tuple[str, Batch]]:
 
 def compare_model(loaded: ModelBundle) -> Iterator[tuple[str, str, str, str]]:
     """One model, prompt by prompt: what, activations, largest difference in nats, relative one of the gradient."""
-    policy, feeder = Policy(loaded.model), NoiseTensorProvider(loaded)
+    policy, feeder = Policy(loaded.model), NoiseProcessor(loaded)
     for recompute in (False, True):
         if recompute:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -30,7 +30,7 @@ from mmrl.learner.micro_batches import (
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.shared_prefix_check import check_shared_prefix, pick_check_groups
 from mmrl.learner.tokens import LossDenominators, make_token_table, select_for_loss
-from mmrl.policy.batch import Batch, TensorProvider, collate
+from mmrl.policy.batch import Batch, collate
 from mmrl.policy.expert_routing import (
     check_routes,
     check_routes_recorded,
@@ -40,6 +40,7 @@ from mmrl.policy.expert_routing import (
     summarize_routing,
 )
 from mmrl.policy.policy import Policy, TokenLogprobs
+from mmrl.policy.processor import PromptProcessor
 from mmrl.types import Experience, UserError
 
 
@@ -75,7 +76,7 @@ class PolicyLearner:
     def __init__(
         self,
         policy: Policy,
-        processor: TensorProvider,
+        processor: PromptProcessor,
         optimizer: Optimizer,
         config: LearnerConfig,
         reference: Policy | None = None,

@@ -14,9 +14,10 @@ from torch import nn
 
 from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.learner.micro_batches import ExperienceGroups, add_dummy_media
-from mmrl.policy.batch import Batch, TensorProvider, collate, group_by_prompt
+from mmrl.policy.batch import Batch, collate, group_by_prompt
 from mmrl.policy.expert_routing import with_routes_of_row
 from mmrl.policy.policy import Policy
+from mmrl.policy.processor import PromptProcessor
 from mmrl.types import Experience, UserError
 
 
@@ -60,7 +61,7 @@ def pick_check_groups(experiences: Sequence[Experience]) -> list[list[Experience
 
 
 def check_shared_prefix(
-    policy: Policy, groups: ExperienceGroups, processor: TensorProvider, *, pad_id: int, ranks: Ranks | None = None
+    policy: Policy, groups: ExperienceGroups, processor: PromptProcessor, *, pad_id: int, ranks: Ranks | None = None
 ) -> None:
     """Score two or more experiences packed and as plain rows, and compare. Every rank must pass the same experiences.
 

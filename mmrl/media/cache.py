@@ -15,10 +15,11 @@ from mmrl.media.video import (
     DecodedVideo,
     FramePlan,
     FrameSampling,
-    check_video_frames,
+    check_frames_agree,
+    decode_frames,
+    open_reader,
     plan_frames,
     read_video_frame,
-    read_video_frames,
 )
 from mmrl.types import ImageRef, MediaPolicy, Size, VideoRef
 from mmrl.utils.byte_cache import ByteCache
@@ -27,7 +28,7 @@ from mmrl.utils.byte_cache import ByteCache
 class MediaCache:
     """Opens images through a cache of decoded pixels. The least recently used images leave it first.
 
-    Of videos it remembers the frame plans; their frames are decoded anew each time. A cache that keeps no image can be
+    Of videos it remembers the frame plans; their frames are decoded each time. A cache that keeps no image can be
     sent to another process and opens media there.
     """
 
@@ -63,8 +64,8 @@ class MediaCache:
         """Return an image, 8-bit RGB, upright. It is shared with other callers: do not draw on it.
 
         Raises:
-            MediaError: the file, the video's frame or the crop cannot be used (see `open_image`, `read_video_frame` and
-                `crop_image`).
+            MediaError: the file, the video's frame or the crop cannot be used (see `open_image`, `open_reader`,
+                `read_video_frame` and `crop_image`).
         """
         cached = self._images.get(ref)
         if cached is not None:
@@ -73,7 +74,9 @@ class MediaCache:
             # Through the cache, so that several crops of one image open it once.
             image = crop_image(self.get_image(replace(ref, crop=None)), ref, ref.crop, self._limits)
         elif ref.timestamp is not None:
-            image = corrupt_image(read_video_frame(ref, ref.timestamp, self._media_policy, self._limits), ref)
+            video = VideoRef(path=ref.path, sha256=ref.sha256, fps=ref.fps)
+            with open_reader(video, self._media_policy, self._limits) as reader:
+                image = corrupt_image(read_video_frame(ref, ref.timestamp, reader), ref)
         else:
             image = corrupt_image(open_image(ref, self._media_policy.roots, self._limits), ref)
         self._sizes[ref] = Size(*image.size)
@@ -81,30 +84,46 @@ class MediaCache:
         return image
 
     def get_frame_plan(self, ref: VideoRef, sampling: FrameSampling) -> FramePlan:
-        """Return the frames of a video that the model sees, and their size; raises as `plan_frames`."""
+        """Return the frames of a video that the model sees, and their size.
+
+        Raises:
+            MediaError: the video cannot be used (see `open_reader` and `plan_frames`).
+        """
         key = _frame_plan_key(ref, sampling)
         if key not in self._frame_plans:
-            self._frame_plans[key] = plan_frames(ref, sampling, self._media_policy, self._limits)
+            with open_reader(ref, self._media_policy, self._limits) as reader:
+                self._frame_plans[key] = plan_frames(ref, sampling, reader, self._limits)
         return self._frame_plans[key]
 
     def read_video(self, ref: VideoRef, sampling: FrameSampling) -> DecodedVideo:
         """Decode the frames of a video that the model sees.
 
         Raises:
-            MediaError: the video cannot be used (see `read_video_frames`), or its frame plan differs from the one
-                before, by which the prompt was measured.
+            MediaError: as `get_frame_plan`; a frame does not decode; or the frame plan differs from the one before, by
+                which the prompt was measured.
         """
-        video = read_video_frames(ref, sampling, self._media_policy, self._limits)
+        video = self._decode(ref, sampling, self._media_policy)
         if video.plan != self._frame_plans.setdefault(_frame_plan_key(ref, sampling), video.plan):
             raise MediaError(f"{ref.path}: its frames are not those planned before; restore it")
         return corrupt_video(video, ref)
 
     def check_video(self, ref: VideoRef, sampling: FrameSampling) -> DecodedVideo:
-        """Decode the frames of a video that the model sees, and check them; raises as `check_video_frames`.
+        """Decode the frames of a video that the model sees, and check those of decord against PyAV's.
 
         A run calls this for each video before its first step, and so does `mmrl data check`.
+
+        Raises:
+            MediaError: as `get_frame_plan`; a frame does not decode; or decord gives other frames than PyAV.
         """
-        return check_video_frames(ref, sampling, self._media_policy, self._limits)
+        video = self._decode(ref, sampling, self._media_policy)
+        if self._media_policy.video_reader == "decord":
+            by_pyav = self._decode(ref, sampling, replace(self._media_policy, video_reader="pyav"))
+            check_frames_agree(ref.path, video, by_pyav)
+        return video
+
+    def _decode(self, ref: VideoRef, sampling: FrameSampling, media_policy: MediaPolicy) -> DecodedVideo:
+        with open_reader(ref, media_policy, self._limits) as reader:
+            return decode_frames(reader, plan_frames(ref, sampling, reader, self._limits))
 
 
 def _frame_plan_key(ref: VideoRef, sampling: FrameSampling) -> tuple[VideoRef, FrameSampling]:

@@ -10,8 +10,8 @@ from mmrl.config.schema import MediaLimitsConfig
 from mmrl.types import Size, UserError
 from mmrl.utils.files import resolve_inside
 
+# Longer over shorter side of an image or frame. MAX_RATIO of qwen-vl-utils: beyond it resize rules fail.
 MAX_ASPECT_RATIO: Final = 200
-"""Longer over shorter side of an image or frame. MAX_RATIO of qwen-vl-utils: beyond it resize rules fail."""
 
 
 class MediaError(UserError):

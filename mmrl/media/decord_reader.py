@@ -4,7 +4,7 @@ decord counts frames: it goes to the key frame before the wanted one and decodes
 key frame's number from the order in which frames are stored, which in an open GOP is not the order in which they are
 shown, and counts frames that an edit list hides (dmlc/decord, `VideoReader::IndexKeyframes`). Of AVI files it gave
 different frames from one reading to the next (dmlc/decord, issues 195 and 252). Where a frame does not decode it
-repeats a neighbour, which `check_video_frames` notices.
+repeats a neighbour, which `check_frames_agree` notices.
 """
 
 from __future__ import annotations

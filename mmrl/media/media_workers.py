@@ -23,16 +23,11 @@ _EXIT_CODE_OF_ERRORS = 1
 def start_media_workers(
     work: Callable[[ItemT], EncodedT], num_workers: int, *, timeout_s: float, name: Callable[[ItemT], str]
 ) -> WorkerPool[ItemT, EncodedT]:
-    """Return a pool that applies `work` to items.
+    """Return a pool that applies `work`, which must be picklable, to `num_workers` items at a time.
 
     Its futures raise a UserError that `work` raised, a UserError that names the item where something ended the process
-    (a crash in a decoder, memory running out) or hung, and a RuntimeError where `work` failed in any other way.
-
-    Args:
-        work: a picklable function, sent to each process once.
-        num_workers: items that are opened at the same time.
-        timeout_s: seconds that one item may take.
-        name: returns what an error calls an item, such as `sample x` or a file.
+    (a crash in a decoder, memory running out) or took longer than `timeout_s` seconds, and a RuntimeError where `work`
+    failed in any other way. `name` returns what an error calls an item, such as `sample x` or a file.
     """
     return WorkerPool(
         partial(_use_one_thread, work),
@@ -54,7 +49,7 @@ def _make_error(name: Callable[[ItemT], str], item: ItemT, error: WorkerError) -
         hint = "; is it damaged? See data.media_timeout_s" if isinstance(error, WorkerTimeoutError) else ""
         return UserError(f"{name(item)}: a process that opens media {error}{hint}")
     if error.exit_code == _EXIT_CODE_OF_ERRORS:
-        return RuntimeError(f"{name(item)}: the process that opened it failed; its traceback stands above")
+        return RuntimeError(f"{name(item)}: the process that opened it failed; its traceback is above")
     return UserError(
         f"{name(item)}: the process that opened it {error}; a file crashes its decoder, or memory ran out: "
         "look at the file, or lower data.media_workers"

@@ -39,43 +39,39 @@ class OpenedMediaIndex:
     def known_sizes(self, refs: Iterable[ImageRef]) -> dict[ImageRef, Size]:
         """Return the sizes of images whose reference and file are unchanged since they were opened."""
         sizes = {}
-        for ref in refs:
-            entry = self._entries.get(ref.path) if _is_whole_file(ref) else None
-            if entry is None:
-                continue
-            if (entry.sha256, entry.num_bytes, entry.mtime_ns) == (ref.sha256, *_size_and_mtime(ref.path)):
+        for ref in filter(_is_whole_file, refs):
+            entry = self._entries.get(ref.path)
+            if entry is not None and entry[:3] == (ref.sha256, *_size_and_mtime(ref.path)):
                 sizes[ref] = Size(entry.width, entry.height)
         return sizes
 
     def add(self, sizes: Mapping[ImageRef, Size]) -> None:
         """Add images that were just opened, and write the file; raises UserError if it cannot be written."""
-        whole = {ref: size for ref, size in sizes.items() if _is_whole_file(ref)}
-        if not whole:
-            return
-        for ref, size in whole.items():
+        opened = {ref: size for ref, size in sizes.items() if _is_whole_file(ref)}
+        for ref, size in opened.items():
             self._entries[ref.path] = _OpenedFile(ref.sha256, *_size_and_mtime(ref.path), *size)
-        self._write()
-
-    def _write(self) -> None:
-        with report_write_errors(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path, json.dumps(self._entries))
+        if opened:
+            self._write()
 
     def known_videos(self, refs: Iterable[VideoRef], reading: str) -> set[VideoRef]:
         """Return the videos whose frames were decoded before, with the same content and in the same way.
 
-        `reading` tells how: which frames, at which size, by which library.
+        `reading` says which frames, at which size, and by which library.
         """
         return {ref for ref in refs if _video_key(ref, reading) in self._entries}
 
     def add_videos(self, sizes: Mapping[VideoRef, Size], reading: str) -> None:
         """Add videos of these sizes, whose frames were just decoded; raises UserError if it cannot be written."""
-        if not sizes:
-            return
         for ref, size in sizes.items():
-            # Their content is known by the sha256 alone, which a run computes anew: a folder of frames has no one file.
+            # Known by the sha256 alone, which each run computes again: a folder of frames is more than one file.
             self._entries[_video_key(ref, reading)] = _OpenedFile(ref.sha256, -1, -1, *size)
-        self._write()
+        if sizes:
+            self._write()
+
+    def _write(self) -> None:
+        with report_write_errors(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path, json.dumps(self._entries))
 
 
 def _video_key(ref: VideoRef, reading: str) -> str:

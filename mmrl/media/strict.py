@@ -15,7 +15,7 @@ import simplejpeg
 from PIL import Image
 
 PNG_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"  # the first bytes of a PNG
-_CHUNK_BYTES: Final = 12  # of a PNG's chunk beside its data: length, name and CRC
+_CHUNK_BYTES: Final = 12  # of a PNG's chunk in addition to its data: length, name and CRC
 _CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # values of a pixel, by the colour type in a PNG's header
 # Passes of an interlaced PNG: the first column and row, and the steps to the next ones (PNG specification, 8.2).
 _PASSES: Final = (

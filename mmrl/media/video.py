@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -60,77 +60,14 @@ class DecodedVideo:
     frames_TCHW: torch.Tensor  # float32 [time, 3, height, width], RGB from 0 to 255, at the resized size
 
 
-def plan_frames(
-    ref: VideoRef, sampling: FrameSampling, media_policy: MediaPolicy, limits: MediaLimitsConfig
-) -> FramePlan:
-    """Choose the frames of a video and their size, without decoding them.
-
-    Raises:
-        MediaError: the file or folder cannot be used (see `open_video_file`, `DecordFileReader` and
-            `FrameFolderReader`); `start` and `end` lie outside; the rule asks for more frames than there are; the frame
-            rate varies by more than `max_frame_drift_s`.
-    """
-    with _open_reader(ref, media_policy, limits) as reader:
-        return _plan_frames(ref, sampling, reader, limits)
-
-
-def read_video_frames(
-    ref: VideoRef, sampling: FrameSampling, media_policy: MediaPolicy, limits: MediaLimitsConfig
-) -> DecodedVideo:
-    """Choose the frames of a video and decode them.
-
-    Raises:
-        MediaError: the frames cannot be chosen (see `plan_frames`), or one does not decode.
-    """
-    with _open_reader(ref, media_policy, limits) as reader:
-        plan = _plan_frames(ref, sampling, reader, limits)
-        return DecodedVideo(plan=plan, frames_TCHW=_decode_resized_frames(reader, plan))
-
-
-def check_video_frames(
-    ref: VideoRef, sampling: FrameSampling, media_policy: MediaPolicy, limits: MediaLimitsConfig
-) -> DecodedVideo:
-    """Decode every frame that the model sees, before a run trains on them.
-
-    What decord gives is compared with PyAV's frames, because it conceals damage by neighbouring frames.
-
-    Raises:
-        MediaError: as `read_video_frames`, or decord gives other frames than PyAV.
-    """
-    video = read_video_frames(ref, sampling, media_policy, limits)
-    if media_policy.video_reader == "pyav":
-        return video
-    expected = read_video_frames(ref, sampling, replace(media_policy, video_reader="pyav"), limits)
-    differences_T = (video.frames_TCHW - expected.frames_TCHW).abs().amax((1, 2, 3))
-    for index, difference in zip(video.plan.indices, differences_T.tolist(), strict=True):
-        if difference > _MAX_DIFFERENCE:
-            raise MediaError(
-                f"{ref.path}: decord's frame {index} differs from PyAV's by {difference:.0f} grey levels; {REMEDY}"
-            )
-    return video
-
-
-def read_video_frame(ref: ImageRef, second: float, media_policy: MediaPolicy, limits: MediaLimitsConfig) -> Image.Image:
-    """Return the frame that a video shows at a second, counted from its first frame; RGB, upright.
-
-    Raises:
-        MediaError: the file or folder cannot be used (see `open_video_file` and `FrameFolderReader`), or the frame does
-            not decode.
-        MediaRangeError: the video has no such second.
-    """
-    with _open_reader(VideoRef(path=ref.path, sha256=ref.sha256, fps=ref.fps), media_policy, limits) as reader:
-        timeline = reader.timeline
-        last_frame_s = timeline.seconds_at(-1)
-        if not 0.0 <= second < last_frame_s + 1 / timeline.fps:
-            raise MediaRangeError(
-                f"{ref.path}: there is nothing at {second:g} s; its last frame is at {last_frame_s:.3f} s"
-            )
-        (pixels,) = reader.read_frames([timeline.frame_at(second)])
-        return Image.fromarray(np.ascontiguousarray(pixels))
-
-
 @contextmanager
-def _open_reader(ref: VideoRef, media_policy: MediaPolicy, limits: MediaLimitsConfig) -> Iterator[VideoReader]:
+def open_reader(ref: VideoRef, media_policy: MediaPolicy, limits: MediaLimitsConfig) -> Iterator[VideoReader]:
+    """Open a video file, or a folder of frames.
+
+    Raises:
+        MediaError: it cannot be used (see `open_video_file`, `DecordFileReader` and `FrameFolderReader`). The block
+            raises it, too, for damage that is found while frames are read.
+    """
     if ref.fps is not None:
         yield FrameFolderReader(ref, ref.fps, media_policy.roots, limits)
         return
@@ -139,10 +76,16 @@ def _open_reader(ref: VideoRef, media_policy: MediaPolicy, limits: MediaLimitsCo
         yield DecordFileReader(ref.path, reader) if media_policy.video_reader == "decord" else reader
 
 
-def _plan_frames(ref: VideoRef, sampling: FrameSampling, reader: VideoReader, limits: MediaLimitsConfig) -> FramePlan:
+def plan_frames(ref: VideoRef, sampling: FrameSampling, reader: VideoReader, limits: MediaLimitsConfig) -> FramePlan:
+    """Choose the frames of a video and their size, without decoding them.
+
+    Raises:
+        MediaError: `start` and `end` lie outside; the rule asks for more frames than there are; the frame rate varies
+            by more than `max_frame_drift_s`.
+    """
     timeline = reader.timeline
     indices = _choose_indices(ref, sampling.video, timeline)
-    # The model is told one frame rate. Frames of a variable rate would stand at other times than it is told.
+    # The model is told one frame rate. Frames of a variable rate would be at other times than it is told.
     for index in indices:
         expected, actual = index / timeline.fps, timeline.seconds_at(index)
         if abs(actual - expected) > limits.max_frame_drift_s:
@@ -158,6 +101,33 @@ def _plan_frames(ref: VideoRef, sampling: FrameSampling, reader: VideoReader, li
         original_size=reader.size,
         resized_size=_resized_frame_size(reader.size, len(indices), sampling),
     )
+
+
+def read_video_frame(ref: ImageRef, second: float, reader: VideoReader) -> Image.Image:
+    """Return the frame that a video shows at a second, counted from its first frame; RGB, upright.
+
+    Raises:
+        MediaError: the frame does not decode.
+        MediaRangeError: the video has no such second.
+    """
+    timeline = reader.timeline
+    last_frame_s = timeline.seconds_at(-1)
+    if not 0.0 <= second < last_frame_s + 1 / timeline.fps:
+        raise MediaRangeError(
+            f"{ref.path}: there is nothing at {second:g} s; its last frame is at {last_frame_s:.3f} s"
+        )
+    (pixels,) = reader.read_frames([timeline.frame_at(second)])
+    return Image.fromarray(np.ascontiguousarray(pixels))
+
+
+def check_frames_agree(path: str, by_decord: DecodedVideo, by_pyav: DecodedVideo) -> None:
+    """Raise a MediaError where decord gives another frame than PyAV, as it conceals damage by neighbouring frames."""
+    differences_T = (by_decord.frames_TCHW - by_pyav.frames_TCHW).abs().amax((1, 2, 3))
+    for index, difference in zip(by_decord.plan.indices, differences_T.tolist(), strict=True):
+        if difference > _MAX_DIFFERENCE:
+            raise MediaError(
+                f"{path}: decord's frame {index} differs from PyAV's by {difference:.0f} grey levels; {REMEDY}"
+            )
 
 
 def _choose_indices(ref: VideoRef, video: VideoConfig, timeline: VideoTimeline) -> tuple[int, ...]:
@@ -207,16 +177,13 @@ def _resized_frame_size(size: Size, count: int, sampling: FrameSampling) -> Size
     return resized_size(size, factor=side, min_pixels=video.min_pixels, max_pixels=max_pixels)
 
 
-def _decode_resized_frames(reader: VideoReader, plan: FramePlan) -> torch.Tensor:
-    """Decode and resize a few frames at a time, so that a long video need not fit in memory at its original size.
-
-    Returns:
-        float32 [time, 3, height, width], RGB from 0 to 255.
-    """
+def decode_frames(reader: VideoReader, plan: FramePlan) -> DecodedVideo:
+    """Decode and resize the frames of a plan; raises MediaError for one that does not decode."""
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.functional import resize
 
     frames = reader.read_frames(plan.indices)
+    # A few at a time, so that a long video need not fit in memory at its original size.
     chunk_frames = max(1, _CHUNK_BYTES // (3 * plan.original_size.width * plan.original_size.height))
     size = [plan.resized_size.height, plan.resized_size.width]
     resized_TCHW = torch.empty(len(plan.indices), 3, *size)
@@ -227,4 +194,4 @@ def _decode_resized_frames(reader: VideoReader, plan: FramePlan) -> torch.Tensor
         resized = resize(original_TCHW, size, interpolation=InterpolationMode.BICUBIC, antialias=True)
         resized_TCHW[done : done + len(chunk)] = resized
         done += len(chunk)
-    return resized_TCHW
+    return DecodedVideo(plan=plan, frames_TCHW=resized_TCHW)

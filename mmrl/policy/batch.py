@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from math import prod
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch.nn import functional as F
@@ -35,7 +35,6 @@ from mmrl.types import (
     TRAINED_AUTHORS,
     Experience,
     ImageRef,
-    MediaObservation,
     MediaRef,
     Prompt,
     Rollout,
@@ -43,15 +42,17 @@ from mmrl.types import (
     VideoRef,
 )
 
+if TYPE_CHECKING:
+    from mmrl.policy.processor import PromptProcessor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placeholders:
-    """Ids of the tokens that stand for images and videos in a prompt."""
+    """Ids of the tokens that mark the places of images and videos in a prompt."""
 
     image_id: int
     video_id: int
-    merge_size: int
-    """Patches per side of one placeholder: 2 in Qwen-VL, so a token is 2 x 2 patches."""
+    merge_size: int  # patches per side of one placeholder: 2 in Qwen-VL, so a token is 2 x 2 patches
 
     def token_types(self, ids: torch.Tensor) -> torch.Tensor:
         """Return 0 for text, 1 for an image and 2 for a video, for each token id; int64 in the shape of `ids`."""
@@ -60,19 +61,16 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTensors:
-    """Tensors that the forward pass needs for a prompt, or for a tool's image or video, besides token ids.
+    """Tensors that the forward pass needs for a prompt, or for a tool's image or video, in addition to token ids.
 
-    M and V are 0 where there is no image or no video.
+    M and V are 0 without images or videos.
     """
 
-    image_patches_MD: torch.Tensor
-    """Normalised patches of all images in reading order, float32."""
-    video_patches_MD: torch.Tensor
-    """Normalised patches of all videos in reading order, float32."""
-    position_ids_3P: torch.Tensor
-    """Position ids of the tokens, int64."""
+    image_patches_MD: torch.Tensor  # normalised patches of all images in reading order, float32
+    video_patches_MD: torch.Tensor  # normalised patches of all videos in reading order, float32
+    position_ids_3P: torch.Tensor  # position ids of the tokens, int64
+    # Seconds from one pair of frames to the next, float32; for vLLM, which computes position ids itself.
     second_per_grid_V: torch.Tensor
-    """Seconds from one pair of frames to the next, float32; for vLLM, which computes position ids itself."""
 
     @property
     def nbytes(self) -> int:
@@ -81,29 +79,12 @@ class PromptTensors:
         return patches + self.position_ids_3P.nbytes + self.second_per_grid_V.nbytes
 
 
-class TensorProvider(Protocol):
-    """Provides the tensors of prompts and of images and videos that tools showed.
-
-    Called by the collate functions; implemented by `mmrl.policy.processor.PromptProcessor`.
-    """
-
-    placeholders: Placeholders
-
-    def prompt_tensors(self, prompt: Prompt) -> PromptTensors:
-        """Return the tensors of a prompt."""
-
-    def tool_media_tensors(self, observation: MediaObservation) -> PromptTensors:
-        """Return the tensors of an image or video that a tool showed; positions count from its first token."""
-
-
 class MediaItem(NamedTuple):
     """An image or video of a prompt or response."""
 
     ref: MediaRef
-    grid: tuple[int, int, int]
-    """Time, height and width in patches."""
-    key: str
-    """Name of its content, for a cache."""
+    grid: tuple[int, int, int]  # time, height and width in patches
+    key: str  # name of its content, for a cache
 
 
 class PrefixGroup(NamedTuple):
@@ -131,58 +112,41 @@ class DeviceTensors:
 class BatchMedia(DeviceTensors):
     """Images and videos of a batch, each in the order of their placeholders."""
 
-    image_patches_MD: torch.Tensor
-    """Patches of all images, float32."""
-    image_grids_I3: torch.Tensor
-    """Time, height and width of each image in patches, int64."""
-    image_keys: tuple[str, ...]
-    """Name of each image's content, for a cache."""
-    video_patches_MD: torch.Tensor
-    """Patches of all videos, float32."""
-    video_grids_V3: torch.Tensor
-    """Time (pairs of frames), height and width of each video in patches, int64."""
-    video_keys: tuple[str, ...]
-    """Name of each video's content, for a cache."""
+    image_patches_MD: torch.Tensor  # patches of all images, float32
+    image_grids_I3: torch.Tensor  # time, height and width of each image in patches, int64
+    image_keys: tuple[str, ...]  # name of each image's content, for a cache
+    video_patches_MD: torch.Tensor  # patches of all videos, float32
+    video_grids_V3: torch.Tensor  # time (pairs of frames), height and width of each video in patches, int64
+    video_keys: tuple[str, ...]  # name of each video's content, for a cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch(DeviceTensors):
     """Tensors of one forward pass of the learner."""
 
-    input_ids_BL: torch.Tensor
-    """Token ids, int64."""
-    token_types_BL: torch.Tensor
-    """0 for text, 1 for an image, 2 for a video, int64."""
-    position_ids_3BL: torch.Tensor
-    """Position ids, int64."""
+    input_ids_BL: torch.Tensor  # token ids, int64
+    token_types_BL: torch.Tensor  # 0 for text, 1 for an image, 2 for a video, int64
+    position_ids_3BL: torch.Tensor  # position ids, int64
+    # Lengths of the prompts and completions in the one row; None where rows are ordinary sequences.
     prefix_tree: tuple[PrefixGroup, ...] | None
-    """Lengths of the prompts and completions in the one row; None where rows are ordinary sequences."""
     media: BatchMedia
-    target_ids_N: torch.Tensor
-    """Ids of the trained tokens, sampled or demonstrated, int64."""
-    predictor_index_N: torch.Tensor
-    """Index in the flattened `input_ids_BL` of the token that predicts each of them, int64."""
-    temperature_N: torch.Tensor
-    """Temperature that each of them was sampled at, above 0, float32."""
-    banned_token_ids: tuple[int, ...]
-    """Tokens with probability 0."""
+    target_ids_N: torch.Tensor  # ids of the trained tokens, sampled or demonstrated, int64
+    predictor_index_N: torch.Tensor  # index in the flattened `input_ids_BL` of the token that predicts each, int64
+    temperature_N: torch.Tensor  # temperature that each of them was sampled at, above 0, float32
+    banned_token_ids: tuple[int, ...]  # tokens with probability 0
+    # Experts that the rollout engine sent each token of the flattened rows to, int16; `UNKNOWN_EXPERT` for tokens
+    # without routes. None if no token has any.
     engine_routes_XTK: torch.Tensor | None = None
-    """Experts that the rollout engine sent each token of the flattened rows to, int16; `UNKNOWN_EXPERT` for tokens
-    without routes. None if no token has any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBatch(DeviceTensors):
     """Tensors of prompts, or of responses without their prompts, padded on the left."""
 
-    input_ids_BP: torch.Tensor
-    """Token ids, int64."""
-    token_types_BP: torch.Tensor
-    """0 for text, 1 for an image, 2 for a video, int64."""
-    attention_mask_BP: torch.Tensor
-    """1 for tokens, 0 for padding, int64."""
-    position_ids_3BP: torch.Tensor
-    """Position ids, int64; 0 for padding."""
+    input_ids_BP: torch.Tensor  # token ids, int64
+    token_types_BP: torch.Tensor  # 0 for text, 1 for an image, 2 for a video, int64
+    attention_mask_BP: torch.Tensor  # 1 for tokens, 0 for padding, int64
+    position_ids_3BP: torch.Tensor  # position ids, int64; 0 for padding
     media: BatchMedia
 
 
@@ -191,30 +155,27 @@ class TokenSpan:
     """A prompt or a response before it is packed."""
 
     ids: Sequence[int]
-    position_ids_3S: torch.Tensor
-    """Position ids that count from 0, int64."""
+    position_ids_3S: torch.Tensor  # position ids that count from 0, int64
     media_items: Sequence[MediaItem]
-    tensors: Sequence[PromptTensors]
-    """Tensors of the prompt, or of each image and video that a tool showed."""
-    routes: Sequence[RoutePiece] = ()
-    """Routes of a response, with columns that count from its first token."""
+    tensors: Sequence[PromptTensors]  # tensors of the prompt, or of each image and video that a tool showed
+    routes: Sequence[RoutePiece] = ()  # routes of a response, with columns that count from its first token
 
     @staticmethod
-    def from_prompt(prompt: Prompt, processor: TensorProvider) -> TokenSpan:
+    def from_prompt(prompt: Prompt, processor: PromptProcessor) -> TokenSpan:
         """Return the span of a prompt.
 
         Raises:
             UserError: its placeholders, grids and patches disagree.
         """
         items, tensors = prompt_media_items(prompt), processor.prompt_tensors(prompt)
-        # Checked at encoding too, but a prompt may come from a checkpoint while its tensors are encoded anew.
+        # Checked at encoding too, but a prompt may come from a checkpoint while its tensors are encoded again.
         check_placeholders(prompt.token_ids, items, tensors, processor.placeholders, owner=f"sample {prompt.sample.id}")
         return TokenSpan(
             ids=prompt.token_ids, position_ids_3S=tensors.position_ids_3P, media_items=items, tensors=[tensors]
         )
 
     @staticmethod
-    def from_response(rollout: Rollout, processor: TensorProvider) -> TokenSpan:
+    def from_response(rollout: Rollout, processor: PromptProcessor) -> TokenSpan:
         """Return the span of the tokens of a response so far.
 
         Raises:
@@ -271,16 +232,12 @@ class _PackedRow:
     """A row of a batch before padding; its pieces are appended in order."""
 
     ids: list[int] = field(default_factory=list)
-    positions: list[torch.Tensor] = field(default_factory=list)
-    """Position ids of each piece, int64 [3, S]."""
+    positions: list[torch.Tensor] = field(default_factory=list)  # position ids of each piece, int64 [3, S]
     prefix_groups: list[PrefixGroup] = field(default_factory=list)
     spans: list[TokenSpan] = field(default_factory=list)
     trained_tokens: list[_TrainedToken] = field(default_factory=list)
+    # Routes that the rollout engine recorded, with columns that count from the row's start.
     routes: list[RoutePiece] = field(default_factory=list)
-    """Routes that the rollout engine recorded, with columns that count from the row's start.
-
-    A prompt gets those of the first sibling that has any: siblings sampled in one call share them.
-    """
 
 
 def group_by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]:
@@ -292,7 +249,7 @@ def group_by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]
 
 
 def collate(
-    groups: Sequence[Sequence[Experience]], processor: TensorProvider, *, pad_id: int, shared_prefix: bool = True
+    groups: Sequence[Sequence[Experience]], processor: PromptProcessor, *, pad_id: int, shared_prefix: bool = True
 ) -> Batch:
     """Pack groups of experiences into tensors. Those of a group have the same prompt.
 
@@ -341,7 +298,7 @@ def collate(
     )
 
 
-def collate_prompts(prompts: Sequence[Prompt], processor: TensorProvider, *, pad_id: int) -> PromptBatch:
+def collate_prompts(prompts: Sequence[Prompt], processor: PromptProcessor, *, pad_id: int) -> PromptBatch:
     """Pack prompts into tensors, padded on the left.
 
     Raises:
@@ -351,7 +308,7 @@ def collate_prompts(prompts: Sequence[Prompt], processor: TensorProvider, *, pad
     return _pad_left(spans, processor.placeholders, pad_id)
 
 
-def collate_responses(rollouts: Sequence[Rollout], processor: TensorProvider, *, pad_id: int) -> PromptBatch:
+def collate_responses(rollouts: Sequence[Rollout], processor: PromptProcessor, *, pad_id: int) -> PromptBatch:
     """Pack responses so far, without their prompts, padded on the left; positions count from the first token of each.
 
     Raises:
@@ -440,7 +397,7 @@ def _pad_left(spans: Sequence[TokenSpan], placeholders: Placeholders, pad_id: in
     )
 
 
-def _pack_row(groups: Sequence[Sequence[Experience]], processor: TensorProvider) -> _PackedRow:
+def _pack_row(groups: Sequence[Sequence[Experience]], processor: PromptProcessor) -> _PackedRow:
     """Return one row that holds the prompt of each group once, before its completions."""
     row = _PackedRow()
     for group in groups:
@@ -449,6 +406,7 @@ def _pack_row(groups: Sequence[Sequence[Experience]], processor: TensorProvider)
         if num_prompts != 1:
             raise ValueError(f"sample {prompt.sample.id}: siblings must share one prompt, got {num_prompts}")
         prompt_span = TokenSpan.from_prompt(prompt, processor)
+        # Siblings that were sampled in one call share the routes of their prompt.
         prompt_routes = next(filter(None, (experience.rollout.prompt_routes for experience in group)), None)
         if prompt_routes is not None:
             row.routes.append(RoutePiece(len(row.ids), len(prompt_span.ids), prompt_routes))

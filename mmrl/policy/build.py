@@ -23,7 +23,6 @@ from mmrl.config.schema import (
     ToolsConfig,
 )
 from mmrl.media.cache import MediaCache
-from mmrl.policy.chat import ChatTemplate
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES, ModelFamily, VideoTimeEncoding, get_family
 from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_model, load_processor
@@ -41,12 +40,9 @@ class ComponentSummary:
 
     component: Component
     num_tensors: int
-    num_parameters: int
-    """Numbers in these tensors."""
-    num_trained: int
-    """Numbers in those of them that are trained."""
-    dtypes: tuple[str, ...]
-    """Data types of the tensors, such as `bfloat16`, in alphabetical order."""
+    num_parameters: int  # numbers in these tensors
+    num_trained: int  # numbers in those of them that are trained
+    dtypes: tuple[str, ...]  # data types of the tensors, such as `bfloat16`, in alphabetical order
 
 
 def build_model(config: Config | EvalConfig, bundle: ProcessorBundle) -> ModelBundle:
@@ -75,28 +71,13 @@ def build_processor(config: Config, samples: Iterable[Sample], base_dir: Path = 
 
     The tokenizer of a model from scratch is trained on the text of `samples`.
     """
-    if config.model.from_scratch is None:
-        return load_processor(config.model, base_dir)
-    return make_new_processor(config, config.model.from_scratch, samples)
-
-
-def make_new_processor(config: Config, scratch: FromScratchConfig, samples: Iterable[Sample]) -> ProcessorBundle:
-    """Return the processor of a model from scratch. Its tokenizer is trained on the text of `samples`."""
-    options = config.model
+    options, scratch = config.model, config.model.from_scratch
+    if scratch is None:
+        return load_processor(options, base_dir)
     texts = _tokenizer_training_texts(config, scratch, samples)
     tokenizer = train_tokenizer(texts, scratch.language.vocab_size)
     processor = make_processor(scratch, tokenizer, (options.min_pixels, options.max_pixels))
     return ProcessorBundle(family=FAMILIES[scratch.family], processor=processor)
-
-
-def find_response_opening(config: Config, bundle: ProcessorBundle) -> str:
-    """Return what each prompt already holds of the response: an opened thought, or nothing.
-
-    Raises:
-        UserError: the chat template cannot be used with `model.chat`, the tokenizer or the response format.
-    """
-    template = ChatTemplate(bundle.processor, config.model.chat)
-    return template.find_response_opening(build_response_format(config))
 
 
 def build_encoder(
@@ -104,7 +85,7 @@ def build_encoder(
 ) -> PromptEncoder:
     """Return the encoder that turns samples into prompts.
 
-    `limit` is the most tokens of a prompt, and the YAML key that sets this limit; None for `model.max_prompt_tokens`.
+    `limit` is the most tokens of a prompt, and the YAML key that sets it; None for `model.max_prompt_tokens`.
 
     Raises:
         UserError: the chat template cannot be used with `model.chat`, the tokenizer or the response format.
@@ -139,15 +120,8 @@ def _video_refusal(config: Config | EvalConfig, family: ModelFamily) -> str:
 def build_response_format(config: Config | EvalConfig) -> ResponseFormat:
     """Return the response format of the `response_format` section."""
     options = config.response_format
-    return ResponseFormat(
-        thinking=options.thinking,
-        style=options.style,
-        answer_tag=options.answer_tag,
-        think_tag=options.think_tag,
-        sections=tuple(ResponseSection(**section.model_dump()) for section in options.sections),
-        stop_at_answer=options.stop_at_answer,
-        stop_strings=options.stop_strings,
-    )
+    sections = tuple(ResponseSection(**section.model_dump()) for section in options.sections)
+    return ResponseFormat(**options.model_dump(exclude={"add_instruction", "sections"}), sections=sections)
 
 
 def select_device(config: Config | EvalConfig) -> torch.device:
@@ -184,8 +158,7 @@ def summarize_components(model: PreTrainedModel, family: ModelFamily | None = No
     family = family or get_family(model.config)
     summaries = []
     for component in COMPONENTS:
-        named = model.named_parameters()
-        parameters = [parameter for name, parameter in named if family.component_of(name) == component]
+        parameters = [tensor for name, tensor in model.named_parameters() if family.component_of(name) == component]
         dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
         summaries.append(
             ComponentSummary(

@@ -19,7 +19,7 @@ _TEXT_CACHE_SIZE = 1024  # questions, and texts to tokenize
 _THOUGHT = "<think>"
 _PROBE = "mmrl"  # the response of a made-up conversation
 
-# A template is a program of the model's authors: it raises errors of its own, and those of Python.
+# A template is a program of the model's authors: it raises its own errors, and those of Python.
 _TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 _Content = tuple[tuple[str, str], ...]

@@ -1,10 +1,10 @@
-"""The gated delta rule in plain torch, with a backward pass of its own.
+"""The gated delta rule in plain torch, with its own backward pass.
 
 The rule reads and writes a state S for each head, token by token:
 
     S_t = exp(g_t) (I - beta_t k_t k_t^T) S_(t-1) + beta_t k_t v_t^T        o_t = S_t^T q_t
 
-Tokens are handled in chunks. Within a chunk, u_t, what token t writes besides k_t, solves a triangular system, and the
+Tokens are handled in chunks. Within a chunk, u_t, which token t writes along k_t, solves a triangular system, and the
 state moves from chunk to chunk by matrix products:
 
     (I + A) u = beta (v - exp(b) k S)           A_ts = beta_t exp(b_t - b_s) k_t.k_s  for s < t
@@ -30,29 +30,20 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 _MAX_CHUNK = 64
-_TINY = 1e-30
-"""Below any write strength whose product with a float32 is not zero."""
+_TINY = 1e-30  # below any write strength whose product with a float32 is not zero
 
 
 class _Chunks(NamedTuple):
     """Tensors of all chunks that do not depend on the state; float32."""
 
-    query_key: torch.Tensor
-    """Queries above keys, [X, N, G, 2 C, K]."""
-    value: torch.Tensor
-    """[X, N, G, R, C, V]."""
-    write: torch.Tensor
-    """Write strengths beta, [X, N, G, R, C, 1]."""
-    decay: torch.Tensor
-    """exp(b), the decay from the beginning of the chunk up to a token, [X, N, G, R, C, 1]."""
-    decay_to_end: torch.Tensor
-    """exp(b_C - b), the decay from a token to the end of the chunk, [X, N, G, R, C, 1]."""
-    pair_decay: torch.Tensor
-    """exp(b_t - b_s) for s <= t and 0 elsewhere, [X, N, G, R, C, C]."""
-    inverse: torch.Tensor
-    """Inverse of I + A, [X, N, G, R, C, C]."""
-    read: torch.Tensor
-    """P, [X, N, G, R, C, C]."""
+    query_key: torch.Tensor  # queries above keys, [X, N, G, 2 C, K]
+    value: torch.Tensor  # [X, N, G, R, C, V]
+    write: torch.Tensor  # write strengths beta, [X, N, G, R, C, 1]
+    decay: torch.Tensor  # exp(b), the decay from the beginning of the chunk up to a token, [X, N, G, R, C, 1]
+    decay_to_end: torch.Tensor  # exp(b_C - b), the decay from a token to the end of the chunk, [X, N, G, R, C, 1]
+    pair_decay: torch.Tensor  # exp(b_t - b_s) for s <= t and 0 elsewhere, [X, N, G, R, C, C]
+    inverse: torch.Tensor  # inverse of I + A, [X, N, G, R, C, C]
+    read: torch.Tensor  # P, [X, N, G, R, C, C]
 
 
 def gated_delta_rule(

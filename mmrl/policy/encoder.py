@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -57,29 +58,20 @@ class EncodedPrompt:
 class MediaLayout:
     """Size and times of an image or video as the model sees it."""
 
-    resize_map: ResizeMap
-    """Original and resized size, in pixels."""
-    grid: Grid
-    """Time, height and width in patches."""
-    frame_times: tuple[float, ...] = ()
-    """Middle of each pair of frames, in seconds from the start of the file; empty for an image."""
-    second_per_grid: float = 0.0
-    """Seconds from one pair of frames to the next; 0 for an image."""
+    ref: MediaRef
+    resize_map: ResizeMap  # original and resized size, in pixels
+    grid: Grid  # time, height and width in patches
+    runs: tuple[PlaceholderRun, ...]  # runs of placeholder tokens that it becomes
+    frame_times: tuple[float, ...] = ()  # of a video: middle of each pair of frames, in seconds from the file's start
+    second_per_grid: float = 0.0  # seconds from one pair of frames to the next; 0 for an image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLayout:
     """A prompt without its pixels."""
 
-    ids: tuple[int, ...]
-    """Token ids, each placeholder repeated as often as its image or video has tokens."""
-    media_layouts: tuple[MediaLayout, ...]
-    """A layout for each image and video, in reading order."""
-
-
-_NO_TOKEN = -1  # a token id that no tokenizer has
-
-_MediaWithLayout = tuple[MediaRef, MediaLayout]
+    ids: tuple[int, ...]  # token ids, each placeholder repeated as often as its image or video has tokens
+    media_layouts: tuple[MediaLayout, ...]  # a layout for each image and video, in reading order
 
 
 class PromptEncoder:
@@ -105,22 +97,21 @@ class PromptEncoder:
         Raises:
             UserError: the chat template cannot be used, or does not fit the tokenizer or the response format.
         """
+        # Not the bundle itself, which may hold the model.
         hf_processor, family = bundle.processor, bundle.family
-        self.bundle, self.hf_processor, self.family = bundle, hf_processor, family
-        self.response_format = response_format
+        self.hf_processor, self.family, self.response_format = hf_processor, family, response_format
         self._media_cache, self._add_instruction = media_cache, add_instruction
         self._max_prompt_tokens, self._limit_key = max_prompt_tokens, limit_key
-        self.video_refusal = ""
-        """Why videos cannot be used, and what to do; empty if they can."""
-        self._chat_template = ChatTemplate(hf_processor, chat)
+        self.video_refusal = ""  # why videos cannot be used, and what to do; empty if they can
         self.image_format = family.image_format(hf_processor)
-        """Sizes by which images become patches, and patches tokens."""
+        self._chat_template = ChatTemplate(hf_processor, chat)
+        # Text of the response that the prompt already holds: `<think>` with its white space, or nothing.
         self.response_opening = self._chat_template.find_response_opening(response_format)
-        """Text of the response that the prompt already holds: `<think>` with its white space, or nothing."""
         patch_size = self.image_format.patch_size
         self.frame_sampling = FrameSampling(video=video, patch_size=patch_size)
         self._no_patches = torch.zeros(0, 3 * self.image_format.frames_per_patch * patch_size**2)
-        image_token, video_token, video_id = hf_processor.image_token, hf_processor.image_token, _NO_TOKEN
+        image_token, video_token = hf_processor.image_token, hf_processor.image_token
+        video_id = -1  # the id of no token
         if family.video_time is not VideoTimeEncoding.NO_VIDEO:
             video_token, video_id = hf_processor.video_token, hf_processor.video_token_id
         start, end = re.escape(family.vision_start_token), re.escape(family.vision_end_token)
@@ -168,8 +159,7 @@ class PromptEncoder:
             # Decoding a video chooses its frames too; measuring first would open the file twice.
             video_patches = self._video_patches(sample.media)
             layout = self.measure(sample)
-            media = list(zip(sample.media, layout.media_layouts, strict=True))
-            tensors = self._make_tensors(layout.ids, media, video_patches)
+            tensors = self._make_tensors(layout.ids, layout.media_layouts, video_patches)
             grids = tuple(media_layout.grid for media_layout in layout.media_layouts)
             prompt = Prompt(
                 sample=sample,
@@ -196,8 +186,8 @@ class PromptEncoder:
         """
         video_patches = self._video_patches([ref])
         layout = self._media_layout(ref)
-        ids = self._expand_placeholders(self._media_text(ref, layout), [(ref, layout)])
-        tensors = self._make_tensors(ids, [(ref, layout)], video_patches)
+        ids = self._expand_placeholders(self._media_text(layout), [layout])
+        tensors = self._make_tensors(ids, [layout], video_patches)
         digest = _compute_digest(ids, [layout.grid], tensors)
         observation = MediaObservation(ref=ref, grid=layout.grid, resize_map=layout.resize_map, digest=digest)
         segment = Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.ENVIRONMENT, observation=observation)
@@ -221,24 +211,26 @@ class PromptEncoder:
         return self._chat_template.render(tuple(parts))
 
     def _make_tensors(
-        self, ids: Sequence[int], media: Sequence[_MediaWithLayout], video_patches: torch.Tensor
+        self, ids: Sequence[int], layouts: Sequence[MediaLayout], video_patches: torch.Tensor
     ) -> PromptTensors:
         """Return the tensors of a prompt, or of what a tool shows; the patches of videos are cut already."""
-        runs: dict[int, list[PlaceholderRun]] = {self.placeholders.image_id: [], self.placeholders.video_id: []}
+        image_runs: list[PlaceholderRun] = []
+        video_runs: list[PlaceholderRun] = []
         images, seconds_per_grid = [], []
-        for ref, layout in media:
-            placeholder = self.placeholders.image_id if isinstance(ref, ImageRef) else self.placeholders.video_id
-            runs[placeholder] += self._placeholder_runs(ref, layout)
-            if isinstance(ref, VideoRef):
+        for layout in layouts:
+            if isinstance(layout.ref, VideoRef):
+                video_runs += layout.runs
                 seconds_per_grid.append(layout.second_per_grid)
                 continue
-            image = self._media_cache.get_image(ref)
+            image_runs += layout.runs
+            image = self._media_cache.get_image(layout.ref)
             # From the image itself: if the file has changed since it was measured, grid and patches will disagree.
             resized = self._resized_image_size(Size(*image.size))
             images.append(image if resized == image.size else image.resize(resized))
         image_patches = self._no_patches
         if images:
             image_patches = self.family.cut_patches(self.hf_processor, images)
+        runs = {self.placeholders.image_id: image_runs, self.placeholders.video_id: video_runs}
         return PromptTensors(
             image_patches_MD=image_patches,
             video_patches_MD=video_patches,
@@ -253,10 +245,9 @@ class PromptEncoder:
             resized = self._resized_image_size(original)
             # A crop's coordinates in the original count from the corner of the whole image.
             offset = (0, 0) if ref.crop is None else ref.crop[:2]
-            return MediaLayout(
-                resize_map=ResizeMap(original, resized, offset),
-                grid=(1, resized.height // patch_size, resized.width // patch_size),
-            )
+            grid = (1, resized.height // patch_size, resized.width // patch_size)
+            resize_map = ResizeMap(original, resized, offset)
+            return MediaLayout(ref=ref, resize_map=resize_map, grid=grid, runs=(PlaceholderRun(grid),))
         if self.video_refusal:
             raise UserError(self.video_refusal)
         if self.family.video_time is VideoTimeEncoding.NO_VIDEO:
@@ -267,11 +258,15 @@ class PromptEncoder:
         middles = []
         for first in range(0, len(times), frames_per_grid):
             middles.append((times[first] + times[first + frames_per_grid - 1]) / 2)
+        grid = (len(middles), plan.resized_size.height // patch_size, plan.resized_size.width // patch_size)
+        second_per_grid = frames_per_grid / plan.sampled_fps
         return MediaLayout(
+            ref=ref,
             resize_map=ResizeMap(plan.original_size, plan.resized_size),
-            grid=(len(middles), plan.resized_size.height // patch_size, plan.resized_size.width // patch_size),
+            grid=grid,
+            runs=self.family.video_placeholder_runs(grid, second_per_grid),
             frame_times=tuple(middles),
-            second_per_grid=frames_per_grid / plan.sampled_fps,
+            second_per_grid=second_per_grid,
         )
 
     def _resized_image_size(self, size: Size) -> Size:
@@ -296,38 +291,30 @@ class PromptEncoder:
             raise UserError(
                 f"the model's chat template shows {len(texts) - 1} of {len(layouts)} media; restore that of the release"
             )
-        media = list(zip(sample.media, layouts, strict=True))
         pieces = [texts[0]]
-        for (ref, layout), following_text in zip(media, texts[1:], strict=True):
-            pieces += [self._media_text(ref, layout), following_text]
-        return self._expand_placeholders("".join(pieces), media)
+        for layout, following_text in zip(layouts, texts[1:], strict=True):
+            pieces += [self._media_text(layout), following_text]
+        return self._expand_placeholders("".join(pieces), layouts)
 
-    def _expand_placeholders(self, text: str, media: Sequence[_MediaWithLayout]) -> tuple[int, ...]:
+    def _expand_placeholders(self, text: str, layouts: Sequence[MediaLayout]) -> tuple[int, ...]:
         """Return the token ids of a text that has one placeholder for each run of these images and videos."""
-        run_lengths = []
-        for ref, layout in media:
-            for run in self._placeholder_runs(ref, layout):
-                run_lengths.append(prod(run.grid) // self.placeholders.merge_size**2)
-        remaining = iter(run_lengths)
+        runs = chain.from_iterable(layout.runs for layout in layouts)
+        run_lengths = (prod(run.grid) // self.placeholders.merge_size**2 for run in runs)
         ids: list[int] = []
         for token in self._chat_template.tokenize(text):
             is_placeholder = token in (self.placeholders.image_id, self.placeholders.video_id)
-            ids += [token] * next(remaining) if is_placeholder else [token]
+            ids += [token] * next(run_lengths) if is_placeholder else [token]
         return tuple(ids)
 
-    def _media_text(self, ref: MediaRef, layout: MediaLayout) -> str:
+    def _media_text(self, layout: MediaLayout) -> str:
         """Return the text of an image or video, with one placeholder for each of its runs."""
-        placeholder = self.hf_processor.image_token if isinstance(ref, ImageRef) else self.hf_processor.video_token
+        is_image = isinstance(layout.ref, ImageRef)
+        placeholder = self.hf_processor.image_token if is_image else self.hf_processor.video_token
         run = f"{self.family.vision_start_token}{placeholder}{self.family.vision_end_token}"
-        if isinstance(ref, VideoRef) and self.family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS:
+        if not is_image and self.family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS:
             # The wording of transformers' Qwen3-VL processor, on which the model was trained.
             return "".join(f"<{seconds:.1f} seconds>{run}" for seconds in layout.frame_times)
         return run
-
-    def _placeholder_runs(self, ref: MediaRef, layout: MediaLayout) -> tuple[PlaceholderRun, ...]:
-        if isinstance(ref, ImageRef):
-            return (PlaceholderRun(layout.grid),)
-        return self.family.video_placeholder_runs(layout.grid, layout.second_per_grid)
 
     def _video_patches(self, media: Sequence[MediaRef]) -> torch.Tensor:
         """Return the patches of the videos among these media, float32 [M, D]."""

@@ -27,8 +27,7 @@ from mmrl.types import Author, Experience, ExpertRoutes, UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-UNKNOWN_EXPERT = -1
-"""Marks a token without routes, whose experts the router chooses itself."""
+UNKNOWN_EXPERT = -1  # marks a token without routes, whose experts the router chooses itself
 
 _MAX_BYTE = 255
 
@@ -36,31 +35,24 @@ _MAX_BYTE = 255
 class RoutePiece(NamedTuple):
     """Routes of consecutive tokens, and their place in a batch."""
 
-    column: int
-    """Index of the first of the tokens in the flattened batch."""
-    num_tokens: int
-    """Number of the tokens. The routes may be those of fewer, or of more that are not in the batch."""
+    column: int  # index of the first of the tokens in the flattened batch
+    num_tokens: int  # number of the tokens; the routes may be those of fewer, or of more that are not in the batch
     routes: ExpertRoutes
 
 
 class RouteDifferences(NamedTuple):
     """Counts of tokens that the routers themselves would have sent to other experts than the replayed ones."""
 
-    tokens: int
-    """Tokens with routes."""
-    differing_tokens: int
-    """Those of them that differ in some layer."""
-    differing_choices: int
-    """Pairs of a token and a layer that differ."""
+    tokens: int  # tokens with routes
+    differing_tokens: int  # those of them that differ in some layer
+    differing_choices: int  # pairs of a token and a layer that differ
 
 
 class RoutingSummary(NamedTuple):
     """Spread of tokens over experts, as means over layers."""
 
-    load_entropy: float
-    """Entropy of the shares of tokens that experts got, over that of equal shares: 1 if all got equally many."""
-    margin: float
-    """Mean distance, in probability, from the last expert that is picked to the first that is not."""
+    load_entropy: float  # entropy of the experts' shares of tokens, over that of equal shares: 1 if all are equal
+    margin: float  # mean distance, in probability, from the last expert that is picked to the first that is not
 
 
 def install_expert_routing(model: PreTrainedModel) -> None:
@@ -182,7 +174,7 @@ def place_routes(pieces: Iterable[RoutePiece], num_tokens: int) -> torch.Tensor:
     if len(shapes) > 1:
         raise UserError(
             f"loss.routing_replay: rollouts have routes of {sorted(shapes)} (layers, experts of a token), so different "
-            "models sampled them; begin the run anew"
+            "models sampled them; start the run again"
         )
     num_layers, experts_per_token = shapes.pop()
     routes_TXK = np.full((num_tokens, num_layers, experts_per_token), UNKNOWN_EXPERT, dtype=np.int16)

@@ -17,19 +17,16 @@ from typing import Any
 
 import torch
 
+# The module that has the kernels of each package.
 PACKAGES = {"flash-linear-attention": "fla.ops.gated_delta_rule", "causal-conv1d": "causal_conv1d"}
-"""The module that has the kernels of each package."""
-
+# Names, in a modeling file of transformers, of the functions that may be kernels.
 _FUNCTIONS = (
     "torch_chunk_gated_delta_rule",
     "torch_recurrent_gated_delta_rule",
     "causal_conv1d_fn",
     "causal_conv1d_update",
 )
-"""Names, in a modeling file of transformers, of the functions that may be kernels."""
-
-_CHOICES: list[Callable[..., Any]] = []
-"""Functions that have been put into modeling files."""
+_CHOICES: list[Callable[..., Any]] = []  # functions that have been put into modeling files
 
 
 def suits_kernel(tensor: torch.Tensor) -> bool:
@@ -53,9 +50,9 @@ def has_rule_kernel(tensor: torch.Tensor) -> bool:
 
 
 def run_rule_kernel(
-    inputs: Sequence[torch.Tensor], initial_state: torch.Tensor | None, bounds: torch.Tensor | None
+    inputs: Sequence[torch.Tensor], initial_state: torch.Tensor | None, bounds: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the delta rule over N sequences that follow each other in one row of S tokens, or of N rows.
+    """Run the delta rule over N sequences that follow each other in one row of S tokens.
 
     Gradients flow to the inputs and to the initial state.
 
@@ -63,8 +60,7 @@ def run_rule_kernel(
         inputs: query and key [1, S, H, K], value [1, S, H, V], log decay, float32 [1, S, H], and write strength
             [1, S, H].
         initial_state: state before each sequence, float32 [N, H, K, V]; None for zeros.
-        bounds: first token of each sequence, and the end of the last, int64 [N + 1]; none may be empty. None where
-            each sequence is a row.
+        bounds: first token of each sequence, and the end of the last, int64 [N + 1]; none may be empty.
 
     Returns:
         Outputs [1, S, H, V], and the state after each sequence, float32 [N, H, K, V].
@@ -86,28 +82,18 @@ def import_kernels(package: str) -> Any:  # noqa: ANN401  (a module, whose funct
         return error
 
 
-def describe_slow_path(
-    device_type: str, dtype: torch.dtype, failures: Sequence[tuple[str, Exception]] | None = None
-) -> str | None:
-    """Return a notice for a user whose recurrent layers run without kernels, or None.
-
-    Args:
-        device_type: type of the model's device. On a CPU there are no kernels to miss.
-        dtype: type of the model's weights.
-        failures: packages that do not import, with their errors; None to try them.
-    """
+def describe_slow_path(device_type: str, dtype: torch.dtype) -> str | None:
+    """Return a notice for a user whose recurrent layers run without kernels on a GPU, or None."""
     if device_type != "cuda":
         return None
     head = "the Gated DeltaNet layers of this model run as plain torch code, much slower than kernels"
     if dtype == torch.float32:
         return f"{head}: model.dtype is float32, and the kernels compute in 16 bits; use bfloat16 unless you compare"
-    if failures is None:
-        tried = [(package, import_kernels(package)) for package in PACKAGES]
-        failures = [(package, error) for package, error in tried if isinstance(error, Exception)]
+    tried = [(package, import_kernels(package)) for package in PACKAGES]
+    failures = [f"{package}: {error}" for package, error in tried if isinstance(error, Exception)]
     if not failures:
         return None
-    reasons = "; ".join(f"{package}: {error}" for package, error in failures)
-    return f"{head}: {reasons}. `pip install --no-build-isolation 'mmrl[hybrid]'` installs them"
+    return f"{head}: {'; '.join(failures)}. `pip install --no-build-isolation 'mmrl[hybrid]'` installs them"
 
 
 def _choose_by_tensor(function: Callable[..., Any]) -> Callable[..., Any]:

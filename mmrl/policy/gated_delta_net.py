@@ -39,36 +39,31 @@ _EPSILON = 1e-6  # of transformers' `l2norm`
 class SequenceBatch(NamedTuple):
     """Pieces of similar length, padded on the right; or, for a kernel, pieces of any length in one row."""
 
+    # Positions of their tokens in the row; T, one past the last, for padding. int64 [N, S], or [1, S].
     tokens_NS: torch.Tensor
-    """Positions of their tokens in the row; T, one past the last, for padding. int64 [N, S], or [1, S]."""
+    # Number of each piece in the order of the row, counted apart for prompts and for completions. int64.
     pieces_N: torch.Tensor
-    """Number of each piece in the order of the row, counted apart for prompts and for completions. int64."""
+    # First token of each piece in a joint row, and the end of the last. int64 [N + 1]; None if each has a row.
     bounds: torch.Tensor | None = None
-    """First token of each piece in a joint row, and the end of the last. int64 [N + 1]; None if each has a row."""
 
 
 class SharedPrefixPlan(NamedTuple):
     """The places of a packed row that belong together, for all layers of a forward pass."""
 
+    # Positions of the tokens that the convolution runs over: each piece preceded by the tokens before it. int64.
     conv_tokens: torch.Tensor
-    """Positions of the tokens that the convolution runs over: each piece preceded by the tokens before it. int64."""
-    conv_kept_T: torch.Tensor
-    """Places of the row's own tokens in `conv_tokens`. int64."""
+    conv_kept_T: torch.Tensor  # places of the row's own tokens in `conv_tokens`. int64.
     prompts: tuple[SequenceBatch, ...]
     completions: tuple[SequenceBatch, ...]
-    prompt_of_completion: torch.Tensor
-    """Number of the prompt of each completion. int64."""
+    prompt_of_completion: torch.Tensor  # number of the prompt of each completion. int64.
 
 
 class RuleInputs(NamedTuple):
     """Arguments of the delta rule for each token, and zeros at the end, which neither decay nor write the state."""
 
-    query_key_value: torch.Tensor
-    """Queries, keys and values of all heads, [T + 1, C]."""
-    log_decay: torch.Tensor
-    """Logarithm of the factor that the state shrinks by, float32 [T + 1, H]."""
-    write_strength: torch.Tensor
-    """[T + 1, H]."""
+    query_key_value: torch.Tensor  # queries, keys and values of all heads, [T + 1, C]
+    log_decay: torch.Tensor  # logarithm of the factor that the state shrinks by, float32 [T + 1, H]
+    write_strength: torch.Tensor  # [T + 1, H]
 
 
 def install_gated_delta_net(model: PreTrainedModel) -> None:

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import BackwardCFunction
 
 from mmrl.types import SamplingParams
 
-_SLICE_ROWS = 8192
-"""Rows of the output matrix that are converted to float32 at a time: 117 MB at 3,584 channels."""
+_SLICE_ROWS = 8192  # rows of the output matrix that are converted to float32 at a time: 117 MB at 3,584 channels
 
 
 def compute_logprobs(logits: torch.Tensor, temperature: float | torch.Tensor, banned: Sequence[int]) -> torch.Tensor:
@@ -73,16 +72,11 @@ def _invert_cdf(mass_RV: torch.Tensor, uniforms_R: torch.Tensor) -> torch.Tensor
 class LogprobRequest:
     """The tokens of a batch to score, and the distribution that each was sampled from."""
 
-    target_ids_N: torch.Tensor
-    """Ids of the tokens to score, int64."""
-    predictor_index_N: torch.Tensor
-    """Index, in the flattened batch, of the hidden state that predicts each token, int64."""
-    temperature_N: torch.Tensor
-    """Divisor of each token's logits, above 0, float32."""
-    banned_token_ids: tuple[int, ...]
-    """Tokens with probability 0."""
-    chunk_tokens: int
-    """Number of tokens whose logits are computed at a time; those of a whole batch would not fit into memory."""
+    target_ids_N: torch.Tensor  # ids of the tokens to score, int64
+    predictor_index_N: torch.Tensor  # index in the flattened batch of the hidden state that predicts each, int64
+    temperature_N: torch.Tensor  # divisor of each token's logits, above 0, float32
+    banned_token_ids: tuple[int, ...]  # tokens with probability 0
+    chunk_tokens: int  # tokens whose logits are computed at a time; those of a whole batch would not fit into memory
 
 
 def float32_logits(hidden: torch.Tensor, weight_VW: torch.Tensor) -> torch.Tensor:
@@ -107,10 +101,9 @@ def float32_logits(hidden: torch.Tensor, weight_VW: torch.Tensor) -> torch.Tenso
 
 
 class LogprobHead(nn.Linear):
-    """The output layer of a model; during `use_request` it returns log-probs and entropies in place of logits."""
+    """The output layer of a model; during `use_request` it returns log-probs and entropies instead of logits."""
 
-    is_float32 = False
-    """True if hidden states and weights are converted to float32 before their product."""
+    is_float32 = False  # true if hidden states and weights are converted to float32 before their product
 
     def __init__(self, linear: nn.Linear) -> None:
         # `meta` allocates nothing: the weight is that of the old layer, so a tied embedding stays tied.
@@ -142,11 +135,6 @@ class LogprobHead(nn.Linear):
         return scores_2N
 
 
-class _LogprobContext(BackwardCFunction):
-    request: LogprobRequest
-    is_float32: bool
-
-
 class _ChunkedLogprobs(torch.autograd.Function):
     """Log-probs l of given tokens and entropies H = -sum_j p_j log p_j, whose logits the backward pass computes again.
 
@@ -155,7 +143,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _LogprobContext,
+        ctx: Any,  # noqa: ANN401  (torch gives it no type)
         hidden_NW: torch.Tensor,
         weight_VW: torch.Tensor,
         request: LogprobRequest,
@@ -175,14 +163,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return scores_2N
 
     @staticmethod
-    def backward(ctx: _LogprobContext, grad_2N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_2N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         """Return the gradients of hidden states [N, W] and weights [V, W], in their dtypes, where they are needed."""
-        saved: tuple[torch.Tensor, ...] = ctx.saved_tensors
-        needs_grad: tuple[bool, ...] = ctx.needs_input_grad
-        (hidden_NW, weight_VW, scores_2N), request = saved, ctx.request
-        d_hidden_NW = torch.empty_like(hidden_NW) if needs_grad[0] else None
+        hidden_NW, weight_VW, scores_2N = ctx.saved_tensors
+        request: LogprobRequest = ctx.request
+        d_hidden_NW = torch.empty_like(hidden_NW) if ctx.needs_input_grad[0] else None
         # float32 even for bfloat16 weights, because it sums over all chunks.
-        d_weight_VW = torch.zeros(weight_VW.shape, device=weight_VW.device) if needs_grad[1] else None
+        d_weight_VW = torch.zeros(weight_VW.shape, device=weight_VW.device) if ctx.needs_input_grad[1] else None
         for start in range(0, len(hidden_NW), request.chunk_tokens):
             chunk = slice(start, start + request.chunk_tokens)
             hidden_CW = hidden_NW[chunk]

@@ -1,4 +1,4 @@
-"""Low-rank adapters by peft, put into the model in place: it stays of its own class and keeps its own forward."""
+"""Low-rank adapters by peft, put into the model in place: it keeps its class and its forward."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_INNER_ADAPTER = ".base_layer"
-"""Suffix of the name of an adapter that is nested in another one of the same module."""
+_INNER_ADAPTER = ".base_layer"  # suffix of the name of an adapter that is nested in another one of the same module
 
 
 class LoraAdapter:
-    """Adapter layers that compute W + s B A in place of each targeted W; all weights of the model itself are frozen.
+    """Adapter layers that compute W + s B A instead of each targeted W; all weights of the model itself are frozen.
 
     B starts at 0, so a new adapter changes nothing. A and B are float32 in a bfloat16 model.
 

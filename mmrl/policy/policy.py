@@ -51,8 +51,7 @@ class ModelRunner:
     call is collective.
     """
 
-    is_sharded = False
-    """True if DeepSpeed runs the model: then ranks must run the same layers, and copies of it need care."""
+    is_sharded = False  # by DeepSpeed; if so, ranks must run the same layers, and copies of the model need care
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -126,7 +125,6 @@ class Policy:
             if self.family.component_of(name) in freeze or (freeze_router and self.family.is_router(name)):
                 parameter.requires_grad_(False)
         self.routers = find_routers(model)
-        """Its routers of experts, in the order of layers; empty if it has none."""
         if freeze_router and not self.routers:
             raise UserError(f"model.freeze_router: this {self.family.model_type} has no experts; leave it out")
         self._may_cache_vision = cache_vision and self.family.takes_patches
@@ -137,11 +135,10 @@ class Policy:
         self._head.is_float32 = float32_output_layer
         model.set_output_embeddings(self._head)
         self.family.prepare(model)
+        # Packed batches can be scored with any attention but transformers' eager one.
         self.supports_shared_prefix = model.get_decoder().config._attn_implementation == ATTENTION_NAME
-        """True if packed batches can be scored: with any attention but transformers' eager one."""
         self._trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self.runner = ModelRunner(model)
-        """Calls the model for the learner; a `DeepspeedModel` while DeepSpeed runs it."""
+        self.runner = ModelRunner(model)  # a `DeepspeedModel` while DeepSpeed runs the model
 
     @property
     def device(self) -> torch.device:
@@ -356,10 +353,9 @@ def banned_ids(
 class VisionFeatures(NamedTuple):
     """The vision tower's output for one image or video: [tokens, W], with W the language model's hidden size."""
 
-    tokens: torch.Tensor
-    """Features in place of the placeholders' embeddings, [tokens, W]."""
+    tokens: torch.Tensor  # features that replace the embeddings of the placeholders, [tokens, W]
+    # Features that Qwen3-VL adds in its first language layers, a [tokens, W] each; empty in other families.
     deepstack: tuple[torch.Tensor, ...]
-    """Features that Qwen3-VL adds in its first language layers, a [tokens, W] each; empty in other families."""
 
     @property
     def nbytes(self) -> int:
@@ -375,7 +371,7 @@ class VisionCache:
         self._features: ByteCache[str, VisionFeatures] = ByteCache(max_bytes)
         # The tower's own type of output, which the model reads fields of; known from its first output on.
         self._output_class: type[ModelOutput] | None = None
-        # Asynchronous rollouts encode in a thread of their own.
+        # Asynchronous rollouts encode in a separate thread.
         self._lock = PicklableLock()
 
     @contextmanager

@@ -35,10 +35,9 @@ class ModelBundle(ProcessorBundle):
     """A model with its processor and family."""
 
     model: PreTrainedModel
+    # Weights in the model's files that predict several tokens at once (`mtp.*`), which transformers does not load.
     num_mtp_weights: int = 0
-    """Weights in the model's files that predict several tokens at once (`mtp.*`), which transformers does not load."""
-    is_untied_by_files: bool = False
-    """True if its config ties the output matrix to the embedding, and its files hold another output matrix."""
+    is_untied_by_files: bool = False  # its config ties the output matrix to the embedding, but its files hold another
 
     def iter_notices(self) -> Iterator[str]:
         """Yield notices about the files that the user should read before training on them."""

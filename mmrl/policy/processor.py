@@ -123,15 +123,16 @@ class PromptProcessor:
         or tool result; the text of a tool is never an answer.
         """
         answer_type = rollout.prompt.sample.target.answer_type
-        # `is_correct` is reset below: it was the verdict on the response as it was before.
         start = _last_continuation_start(rollout.segments)
+        text = self.encoder.response_opening + self.decode_segments(rollout.segments[:start])
         if start is None:
-            text = self.encoder.response_opening + self.decode_segments(rollout.segments)
-            return replace(rollout, text=text, answer=self.response_format.parse(text, answer_type), is_correct=None)
-        first_response = self.encoder.response_opening + self.decode_segments(rollout.segments[:start])
-        text = self.decode_segments(rollout.segments[start:])
-        answer = self.response_format.parse_continuation(first_response, text, answer_type)
-        return replace(rollout, text=first_response + text, answer=answer, is_correct=None)
+            answer = self.response_format.parse(text, answer_type)
+        else:
+            continuation = self.decode_segments(rollout.segments[start:])
+            answer = self.response_format.parse_continuation(text, continuation, answer_type)
+            text += continuation
+        # `is_correct` was the verdict on the response as it was before.
+        return replace(rollout, text=text, answer=answer, is_correct=None)
 
     def first_response_text(self, rollout: Rollout) -> str | None:
         """Return the text that a continuation followed: up to a forced trigger, or up to and with a tool's result.
@@ -209,7 +210,7 @@ class PromptProcessor:
         return tuple(segments)
 
     def encode(self, sample: Sample) -> EncodedPrompt:
-        """Encode a sample anew, past the cache.
+        """Encode a sample, whether or not it is cached.
 
         Raises:
             UserError: as `build`.

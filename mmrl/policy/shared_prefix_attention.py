@@ -17,7 +17,6 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.function import BackwardCFunction
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from mmrl.policy.batch import PrefixGroup
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 ATTENTION_NAME = "mmrl_shared_prefix"
 PrefixTree = tuple[PrefixGroup, ...]
 
-_MASK_BLOCK = 128
-"""Side of a block of FlexAttention's mask, in tokens: what its kernels are tuned for."""
+_MASK_BLOCK = 128  # side of a block of FlexAttention's mask, in tokens: what its kernels are tuned for
 
 _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -41,18 +39,8 @@ class AttentionBlock(NamedTuple):
 
     queries: slice
     keys: slice
-    causal: bool
-    """True: each query sees the keys up to its own place. False: all keys."""
-    merges: bool
-    """True if an earlier block had the same queries: the two outputs are to be merged."""
-
-
-class AttentionPlan(NamedTuple):
-    """Arguments of the attention that are not tensors."""
-
-    prefix_tree: PrefixTree
-    scaling: float
-    """Factor of query-key products."""
+    causal: bool  # true: each query sees the keys up to its own place. False: all keys.
+    merges: bool  # true if an earlier block had the same queries: the two outputs are to be merged
 
 
 def install_shared_prefix_attention(model: PreTrainedModel) -> None:
@@ -106,12 +94,10 @@ def shared_prefix_attention(
         )
     if query.is_cuda:
         mask = build_block_mask(prefix_tree, query.device)
-        flex: torch.Tensor = _compiled_flex_attention()(
-            query, key, value, block_mask=mask, scale=scaling, enable_gqa=True
-        )
+        attend = _compiled_flex_attention()
+        flex: torch.Tensor = attend(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
         return flex.transpose(1, 2).contiguous(), None
-    plan = AttentionPlan(prefix_tree, scaling)
-    merged: torch.Tensor = _BlockwiseAttention.apply(query, key, value, plan)  # type: ignore[no-untyped-call]
+    merged: torch.Tensor = _BlockwiseAttention.apply(query, key, value, prefix_tree, scaling)  # type: ignore[no-untyped-call]
     return merged, None
 
 
@@ -193,16 +179,17 @@ def _count_visible_pairs(prefix_tree: PrefixTree, length: int) -> torch.Tensor:
     return visible_pairs
 
 
-class _AttentionContext(BackwardCFunction):
-    plan: AttentionPlan
-
-
 class _BlockwiseAttention(torch.autograd.Function):
     """Attention over all blocks. Query heads that share a key head form the kernel's batch: no key is copied."""
 
     @staticmethod
     def forward(
-        ctx: _AttentionContext, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan
+        ctx: Any,  # noqa: ANN401  (torch gives it no type)
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        prefix_tree: PrefixTree,
+        scaling: float,
     ) -> torch.Tensor:
         """Return the output [1, T, H, D] of queries [1, H, T, D], keys and values [1, K, T, D]."""
         q, k, v = _group_by_key_head(query, key, value)
@@ -210,10 +197,10 @@ class _BlockwiseAttention(torch.autograd.Function):
         # Stored as the result needs it, [T, K, G, D], and written through a view [G, K, T, D].
         merged = torch.empty(length, heads, groups, width, device=q.device)
         out, lse = merged.permute(2, 1, 0, 3), torch.empty(groups, heads, length, device=q.device)
-        for block in attention_blocks(plan.prefix_tree):
+        for block in attention_blocks(prefix_tree):
             rows = (..., block.queries, slice(None))
             part, part_lse = _flash_forward(
-                q[rows], k[..., block.keys, :], v[..., block.keys, :], 0.0, block.causal, scale=plan.scaling
+                q[rows], k[..., block.keys, :], v[..., block.keys, :], 0.0, block.causal, scale=scaling
             )
             if not block.merges:
                 out[rows], lse[..., block.queries] = part, part_lse
@@ -226,39 +213,29 @@ class _BlockwiseAttention(torch.autograd.Function):
             lse[..., block.queries] = merged_lse
         merged = merged.to(query.dtype)
         ctx.save_for_backward(query, key, value, merged, lse)
-        ctx.plan = plan
+        ctx.prefix_tree, ctx.scaling = prefix_tree, scaling
         return merged.view(1, length, heads * groups, width)
 
     @staticmethod
-    def backward(ctx: _AttentionContext, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         """Return the gradients of queries [1, H, T, D], keys and values [1, K, T, D]; `grad` is [1, T, H, D]."""
-        saved: tuple[torch.Tensor, ...] = ctx.saved_tensors
-        query, key, value, merged, lse = saved
+        query, key, value, merged, lse = ctx.saved_tensors
         q, k, v = _group_by_key_head(query, key, value)
         out, d_out = merged.permute(2, 1, 0, 3), grad.reshape(merged.shape).permute(2, 1, 0, 3)
         d_query = torch.zeros(merged.shape, device=q.device)
         d_q = d_query.permute(2, 1, 0, 3)
         d_k, d_v = torch.zeros(key.shape, device=q.device), torch.zeros(key.shape, device=q.device)
-        for block in attention_blocks(ctx.plan.prefix_tree):
+        for block in attention_blocks(ctx.prefix_tree):
             rows, columns = (..., block.queries, slice(None)), (..., block.keys, slice(None))
             # The kernel derives the probabilities of a block from the log-sum-exp that it is given: with the merged
             # output and log-sum-exp, not those of this block, its gradients are those of the whole.
-            part_q, part_k, part_v = _flash_backward(
-                d_out[rows],
-                q[rows],
-                k[columns],
-                v[columns],
-                out[rows],
-                lse[..., block.queries],
-                0.0,
-                block.causal,
-                scale=ctx.plan.scaling,
-            )
+            tensors = (d_out[rows], q[rows], k[columns], v[columns], out[rows], lse[..., block.queries])
+            part_q, part_k, part_v = _flash_backward(*tensors, 0.0, block.causal, scale=ctx.scaling)
             d_q[rows] += part_q
             d_k[columns] += part_k.sum(dim=0)
             d_v[columns] += part_v.sum(dim=0)
         d_query = d_query.view(query.shape[2], query.shape[1], -1).transpose(0, 1).unsqueeze(0)
-        return d_query.to(query.dtype), d_k.to(key.dtype), d_v.to(value.dtype), None
+        return d_query.to(query.dtype), d_k.to(key.dtype), d_v.to(value.dtype), None, None
 
 
 def _group_by_key_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -271,5 +248,5 @@ def _group_by_key_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
 
 @cache
 def _compiled_flex_attention() -> Callable[..., Any]:
-    # Dynamic shapes, because every batch has another length and would be compiled anew.
+    # Dynamic shapes, because each batch has another length and would be compiled again.
     return torch.compile(flex_attention, dynamic=True)

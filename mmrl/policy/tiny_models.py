@@ -28,8 +28,8 @@ _SPECIAL_TOKENS = (
     "<|video_pad|>",
 )
 _TAG_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
+# Ends of the names of matrices whose product is added to the residual stream.
 _RESIDUAL_ENDS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj", "attn.proj.weight")
-"""Ends of the names of matrices whose product is added to the residual stream."""
 # Qwen's splitting with one difference: punctuation keeps the space after it, so ", " is one token, not two.
 _SPLIT_PATTERN = Regex(r" ?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+ ?|\s+")
 _CHAT_TEMPLATE = (
@@ -83,7 +83,7 @@ def make_processor(
     }
     support = _from_scratch_support(spec)
     if support.has_fixed_tokenizer:
-        # With an entry for code of its own, even an empty one, transformers takes the class that the folder names.
+        # With an entry for custom code, even an empty one, transformers takes the class that the folder names.
         tokenizer = copy.copy(tokenizer)
         tokenizer.init_kwargs = {**tokenizer.init_kwargs, "auto_map": {"AutoTokenizer": [None, None]}}
     processor_class = getattr(transformers, support.processor_class)

@@ -31,15 +31,15 @@ from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.policy.build import (
     build_encoder,
     build_model,
+    build_processor,
     build_response_format,
     configs_with_rollout_steps,
     enable_gradient_checkpointing,
-    find_response_opening,
     find_untrained_components,
-    make_new_processor,
     select_device,
     summarize_components,
 )
+from mmrl.policy.chat import ChatTemplate
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter, create_adapter
@@ -176,10 +176,10 @@ def build_run_context(setup: RunSetup, resources: ExitStack) -> RunContext:
     data = load_data(setup)
     ranks.on_rank0(partial(check_rewards, config, rewards, data.samples, console))
     if processor_bundle is None:
-        assert config.model.from_scratch is not None
-        processor_bundle = make_new_processor(config, config.model.from_scratch, data.samples.train)
-    opening = find_response_opening(config, processor_bundle)
-    check_demonstrations(config, data.samples.train, build_response_format(config), opening)
+        processor_bundle = build_processor(config, data.samples.train)
+    response_format = build_response_format(config)
+    opening = ChatTemplate(processor_bundle.processor, config.model.chat).find_response_opening(response_format)
+    check_demonstrations(config, data.samples.train, response_format, opening)
 
     model = console.wait_for("loading the model", partial(build_trained_model, config, processor_bundle))
     policy = model.policy

@@ -1,4 +1,4 @@
-"""Gated DeltaNet in packed rows and behind caches, against transformers' layer on one sequence at a time."""
+"""Gated DeltaNet in packed rows and after caches, against transformers' layer on one sequence at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from transformers import DynamicCache
 
 from mmrl.policy import gated_delta_kernels
 from mmrl.policy.batch import PrefixGroup
-from mmrl.types import Author, Segment
 
 FAMILIES = ("qwen3_5", "qwen3_5_moe")
 # Lengths of prompts and of their completions. The rule works in chunks of 64 tokens, the convolution over 4.
@@ -38,22 +37,19 @@ def plain_model(tiny):
     return model
 
 
-def random_sequences(tree, seed=0):
+def random_sequences(tree):
     """Ids of each prompt, and of its completions."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return [
-        (
-            torch.randint(20, 300, (prompt,), generator=generator),
-            [torch.randint(20, 300, (n,), generator=generator) for n in lengths],
-        )
-        for prompt, lengths in tree
+        [torch.randint(20, 300, (length,), generator=generator) for length in (prompt, *completions)]
+        for prompt, completions in tree
     ]
 
 
 def packed_logits(model, sequences):
     """Logits of every completion's tokens in one packed row."""
     ids, positions, tree = [], [], []
-    for prompt, completions in sequences:
+    for prompt, *completions in sequences:
         tree.append(PrefixGroup(len(prompt), tuple(map(len, completions))))
         ids += [prompt, *completions]
         positions.append(torch.arange(len(prompt)))
@@ -67,7 +63,7 @@ def packed_logits(model, sequences):
         use_cache=False,
     ).logits[0]
     found, column = [], 0
-    for prompt, completions in sequences:
+    for prompt, *completions in sequences:
         column += len(prompt)
         for completion in completions:
             found.append(logits[column : column + len(completion)])
@@ -78,7 +74,7 @@ def packed_logits(model, sequences):
 def plain_logits(model, sequences):
     """Return the same logits from a forward pass for each completion."""
     found = []
-    for prompt, completions in sequences:
+    for prompt, *completions in sequences:
         for completion in completions:
             ids = torch.cat([prompt, completion])[None]
             found.append(forward(model, ids)[0, len(prompt) :])
@@ -110,34 +106,6 @@ def test_a_packed_row_gives_the_logits_and_gradients_of_plain_rows(make_tiny, fa
     assert distance(gradient_of(model, packed), gradient_of(plain, separate)) < GRADIENTS
 
 
-def rule_in_float64(query, key, value, g, beta, initial_state=None, **_):
-    """The recurrence of arXiv:2412.06464, equation 10, token by token."""
-    normed = [x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key)]
-    query, key = normed[0] * query.shape[-1] ** -0.5, normed[1]
-    state = query.new_zeros(*query.shape[:1], *query.shape[2:], value.shape[-1])
-    state = state if initial_state is None else initial_state
-    outputs = []
-    for t in range(query.shape[1]):
-        state = state * g[:, t, :, None, None].exp()
-        recalled = (state * key[:, t, :, :, None]).sum(-2)
-        written = (value[:, t] - recalled) * beta[:, t, :, None]
-        state = state + key[:, t, :, :, None] * written[:, :, None]
-        outputs.append((state * query[:, t, :, :, None]).sum(-2))
-    return torch.stack(outputs, dim=1), state
-
-
-def test_a_packed_row_is_no_farther_from_float64_than_plain_rows(make_tiny, monkeypatch):
-    tiny = make_tiny("qwen3_5")
-    model, plain, sequences = tiny.policy.model.train(), plain_model(tiny).train(), random_sequences([(70, (65, 9))])
-    ours = gradient_of(model, packed_logits(model, sequences))
-    theirs = gradient_of(plain, plain_logits(plain, sequences))
-    exact = plain_model(tiny).double().train()
-    monkeypatch.setattr(modeling, "torch_chunk_gated_delta_rule", rule_in_float64)
-    monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)  # the layers would round to float32
-    reference = gradient_of(exact, plain_logits(exact, sequences))
-    assert distance(ours, reference) < 2 * distance(theirs, reference) < GRADIENTS
-
-
 def pad_left(rows, columns):
     """Ids and mask of rows, padded on the left."""
     ids = torch.stack([F.pad(row, (columns - len(row), 0)) for row in rows])
@@ -146,12 +114,12 @@ def pad_left(rows, columns):
 
 @torch.no_grad()
 @pytest.mark.parametrize("appended", [(9, 0, 70, 1), (3, 3, 3, 3), (1, 0, 2, 0)])
-def test_rows_of_several_lengths_are_appended_to_a_cache(make_tiny, appended):
+def test_rows_of_several_lengths_are_appended_to_a_cache_and_reordered(make_tiny, appended):
     """Then rows leave, come twice and change places, and each takes one more token."""
     tiny = make_tiny("qwen3_5")
     model, plain, lengths = tiny.policy.model.eval(), plain_model(tiny).eval(), (7, 70, 130, 2)
     totals = [length + more + 1 for length, more in zip(lengths, appended, strict=True)]
-    ((_, full),) = random_sequences([(1, totals)])
+    ((_, *full),) = random_sequences([(1, totals)])
     cache = DynamicCache(config=model.config.get_text_config())
 
     def step(rows, keep, positions):
@@ -189,46 +157,27 @@ def test_rows_of_several_lengths_are_appended_to_a_cache(make_tiny, appended):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("lengths", [(1, 0), (2, 5)])
-def test_the_sampler_goes_on_behind_responses_of_several_lengths(make_tiny, family, lengths):
+def test_the_sampler_continues_responses_of_several_lengths(make_tiny, family, lengths):
     tiny = make_tiny(family)
-    prompt = tiny.processor.build(tiny.samples[0])
     greedy = replace(tiny.params, temperature=0.0)
-    (group,) = tiny.sampler().generate([prompt], 2, greedy, step=0)
+    group = [experience.rollout for experience in tiny.experiences(tiny.samples[:1], 2, temperature=0.0)]
     begun = []
     for rollout, length in zip(group, lengths, strict=True):
-        ids, logprobs = rollout.segments[0].token_ids[:length], rollout.segments[0].logprobs[:length]
-        segments = (Segment(token_ids=ids, logprobs=logprobs, author=Author.POLICY),) if length else ()
-        begun.append(replace(rollout, segments=segments))
+        (segment,) = rollout.segments
+        segment = replace(segment, token_ids=segment.token_ids[:length], logprobs=segment.logprobs[:length])
+        begun.append(replace(rollout, segments=(segment,) if length else ()))
     for whole, rollout in zip(group, tiny.sampler().extend(begun, greedy, step=0), strict=True):
-        again = [id for segment in rollout.segments for id in segment.token_ids][: whole.num_tokens]
-        assert tuple(again) == whole.segments[0].token_ids
+        ids = [token for segment in rollout.segments for token in segment.token_ids]
+        assert tuple(ids[: whole.num_tokens]) == whole.segments[0].token_ids
 
 
-def chunk_gated_delta_rule(
-    q,
-    k,
-    v,
-    g,
-    beta,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    use_qk_l2norm_in_kernel=False,
-    use_beta_sigmoid_in_kernel=False,
-    allow_neg_eigval=False,
-    state_v_first=False,
-    cu_seqlens=None,
-    cu_seqlens_cpu=None,
-    chunk_indices=None,
-    cp_context=None,
-    **kwargs,
-):
-    """flash-linear-attention's function: its signature and its demands, and each sequence by transformers' torch code.
+def chunk_gated_delta_rule(q, k, v, g, beta, *, initial_state, cu_seqlens, **options):
+    """flash-linear-attention's function with its demands; it runs each sequence by transformers' torch code.
 
     Source: fla/ops/gated_delta_rule/chunk.py of flash-linear-attention at bc3b101. Its Triton kernels ask for more than
     the function checks: a sequence has a token, and is in 16 bits, except for the decay and the states.
     """
-    assert not kwargs and use_qk_l2norm_in_kernel and output_final_state
+    assert options == {"use_qk_l2norm_in_kernel": True, "output_final_state": True}
     assert q.shape == k.shape and v.shape[2] % k.shape[2] == 0
     assert q.dtype == k.dtype == v.dtype == torch.bfloat16 and g.dtype == torch.float32
     assert q.shape[0] == 1 and cu_seqlens.dtype == torch.int64
@@ -240,8 +189,7 @@ def chunk_gated_delta_rule(
         output, state = modeling.torch_chunk_gated_delta_rule.__wrapped__.__wrapped__(
             *(tensor[:, start:end] for tensor in (q, k, v, g, beta)),
             initial_state=None if initial_state is None else initial_state[number : number + 1],
-            output_final_state=True,
-            use_qk_l2norm_in_kernel=True,
+            **options,
         )
         outputs.append(output)
         states.append(state)

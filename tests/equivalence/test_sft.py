@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from processors import make_prompt_processor
 from rounding import GRADIENTS
 from test_gradients import difference, gradient
-from videos import SMALL
 
 from mmrl.answer import ResponseFormat, ResponseSection
-from mmrl.config.schema import MediaLimitsConfig
 from mmrl.distributed.ranks import MediaOwners, SingleProcess
-from mmrl.media.cache import MediaCache
 from mmrl.policy import shared_prefix_attention
 from mmrl.policy.batch import PrefixGroup
-from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.processor import PromptProcessor
 from mmrl.training import sft
-from mmrl.types import Author, Experience, MediaPolicy, Target, UserError
+from mmrl.types import Author, Experience, Target, UserError
 
 THOUGHT = "one red, then two more"
 
@@ -30,9 +25,7 @@ THOUGHT = "one red, then two more"
 def thinking(tiny, **response_format):
     """The tiny model's processor with another response format."""
     known = tiny.processor.encoder
-    store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
-    options = {"video": SMALL, "add_instruction": False, "max_prompt_tokens": 500}
-    return PromptProcessor(PromptEncoder(known.bundle, ResponseFormat(**response_format), store, **options))
+    return make_prompt_processor(known.family, known.hf_processor, ResponseFormat(**response_format))
 
 
 def lessons(tiny, samples, **options):

@@ -1,4 +1,4 @@
-"""What tools show within responses: both layouts, sampling and transformers' own forward see one and the same thing."""
+"""Images and videos that tools show: sampling, both layouts and transformers' own forward agree."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from recorded import recorded
 from rounding import GRADIENTS, LOGPROBS
 
 from mmrl.learner.shared_prefix_check import ForwardDifference, compare_layouts
-from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.families import FAMILIES, PlaceholderRun
 from mmrl.policy.policy import Policy
-from mmrl.types import Author, CoordinateSystem, Experience, ImageRef, ResizeMap, Segment, Size, UserError
+from mmrl.types import Author, CoordinateSystem, Experience, ImageRef, Segment, UserError
 
 EXACT = ForwardDifference(logprobs=LOGPROBS, gradient=GRADIENTS)
 
 
-def env(tiny, text):
+def environment_text(tiny, text):
     ids = tuple(tiny.processor.tokenizer(text).input_ids)
     return Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.ENVIRONMENT)
 
@@ -29,7 +28,7 @@ def zoomed(tiny, number, crop):
 
 
 def refs(tiny, clip):
-    """A part of a picture, one frame of a video and a part of it, a part of a video with more frames."""
+    """A part of an image, one frame of a video and a part of it, a part of a video with more frames."""
     frame = ImageRef(path=clip.path, sha256=clip.sha256, timestamp=1.0)
     return {
         "zoom": [zoomed(tiny, 0, (4, 8, 40, 32))],
@@ -40,41 +39,38 @@ def refs(tiny, clip):
     }
 
 
-def went_on(tiny, sample, shown):
-    """Rollouts of a sample that were shown these, one list each, and continued."""
-    prompt = tiny.processor.build(sample)
-    (begun,) = tiny.sampler().generate([prompt], len(shown), replace(tiny.params, max_new_tokens=3), step=0)
-    seen = []
+def extended(tiny, sample, shown):
+    """Rollouts of a sample, each shown one of these lists of media after three tokens, and then continued."""
+    begun = [each.rollout for each in tiny.experiences([sample], len(shown), max_new_tokens=3)]
+    rollouts = []
     for rollout, media in zip(begun, shown, strict=True):
-        views = [part for ref in media for part in (tiny.processor.build_tool_segment(ref), env(tiny, "and"))]
-        seen.append(replace(rollout, segments=(*rollout.segments, *views)) if views else rollout)
-    return tiny.sampler().extend(seen, replace(tiny.params, temperature=0.7), step=0)
+        views = []
+        for ref in media:
+            views += [tiny.processor.build_tool_segment(ref), environment_text(tiny, "and")]
+        rollouts.append(replace(rollout, segments=(*rollout.segments, *views)))
+    return tiny.sampler().extend(rollouts, replace(tiny.params, temperature=0.7), step=0)
 
 
-def experiences(tiny, clip):
-    """Groups whose siblings were shown different things, or nothing, after a picture, a text and a video."""
+def make_experiences(tiny, clip):
+    """Groups whose siblings were shown different things, or nothing, after an image, a text and a video."""
     known = refs(tiny, clip)
-    groups = [
-        went_on(tiny, tiny.samples[0], [known["zoom"], known["none"], known["all"]]),
-        went_on(tiny, tiny.samples[2], [known["part"], known["frames"]]),
-        went_on(tiny, tiny.samples[3], [known["frames"], known["all"], known["part"]]),
+    rollouts = [
+        *extended(tiny, tiny.samples[0], [known["zoom"], known["none"], known["all"]]),
+        *extended(tiny, tiny.samples[2], [known["part"], known["frames"]]),
+        *extended(tiny, tiny.samples[3], [known["frames"], known["all"], known["part"]]),
     ]
-    return [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
+    return [Experience(rollout=rollout, advantage=1.0) for rollout in rollouts]
 
 
-def layouts(tiny, made):
-    groups = group_by_prompt(made)
-    return (
-        collate(groups, tiny.processor, pad_id=tiny.eos_id, shared_prefix=shared_prefix)
-        for shared_prefix in (True, False)
-    )
+def layouts(tiny, experiences):
+    return tiny.collate(experiences), tiny.collate(experiences, shared_prefix=False)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sampling_and_both_layouts_see_the_same(make_tiny, clip, family):
     """Prefill, cached tails and decoding give the log-probs of one forward; packed gives what plain does."""
     tiny = make_tiny(family)
-    made = experiences(tiny, clip)
+    made = make_experiences(tiny, clip)
     assert [len(e.rollout.observations) for e in made] == [1, 0, 3, 1, 2, 2, 3, 1]
     packed, plain = layouts(tiny, made)
     for batch in (packed, plain):
@@ -87,19 +83,19 @@ def test_sampling_and_both_layouts_see_the_same(make_tiny, clip, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_transformers_forward_of_the_whole_sequence(make_tiny, clip, family):
-    """With patches of its own processor, of a picture cut and resized by hand, at positions that it derives."""
+def test_log_probs_are_those_of_transformers_forward_of_the_whole_sequence(make_tiny, clip, family):
+    """With patches of its own processor, of an image cut and resized by hand, at positions that it derives."""
     tiny = make_tiny(family)
     sample, box = tiny.samples[0], (4, 8, 40, 32)
-    (rollout,) = went_on(tiny, sample, [[zoomed(tiny, 0, box)]])
+    (rollout,) = extended(tiny, sample, [[zoomed(tiny, 0, box)]])
     whole = Image.open(sample.images[0].path).convert("RGB")
     tokens = [*rollout.prompt.token_ids, *(token for segment in rollout.segments for token in segment.token_ids)]
     part = whole.crop(box).resize((rollout.observations[0].grid[2] * 8, rollout.observations[0].grid[1] * 8))
-    pictures = tiny.processor.hf_processor.image_processor([whole, part], do_resize=False, return_tensors="pt")
+    images = tiny.processor.hf_processor.image_processor([whole, part], do_resize=False, return_tensors="pt")
     ids = torch.tensor([tokens])
     with torch.no_grad():
         logits = tiny.policy.model(
-            input_ids=ids, mm_token_type_ids=(ids == tiny.processor.placeholders.image_id).long(), **pictures
+            input_ids=ids, mm_token_type_ids=(ids == tiny.processor.placeholders.image_id).long(), **images
         ).logits[0]
     logits[:, list(tiny.params.banned_token_ids)] = -torch.inf
     place, expected = len(rollout.prompt.token_ids), []
@@ -115,29 +111,22 @@ def test_it_is_transformers_forward_of_the_whole_sequence(make_tiny, clip, famil
 @pytest.mark.parametrize("family", FAMILIES)
 def test_positions_are_those_of_one_sequence(make_tiny, clip, family):
     tiny = make_tiny(family)
-    (rollout,) = went_on(tiny, tiny.samples[0], [refs(tiny, clip)["all"]])
+    (rollout,) = extended(tiny, tiny.samples[0], [refs(tiny, clip)["all"]])
     encoder, known = tiny.processor.encoder, tiny.processor.placeholders
-    batch = collate(
-        [[Experience(rollout=rollout, advantage=1.0)]], tiny.processor, pad_id=tiny.eos_id, shared_prefix=False
-    )
-    pictures = [
-        PlaceholderRun(grid)
-        for grid in (*rollout.prompt.grids, rollout.observations[0].grid, rollout.observations[2].grid)
-    ]
-    video = tiny.processor.tool_media_tensors(rollout.observations[1])
+    batch = tiny.collate([Experience(rollout=rollout, advantage=1.0)], shared_prefix=False)
+    first, video, last = rollout.observations
+    seconds = float(tiny.processor.tool_media_tensors(video).second_per_grid_V)
     runs = {
-        known.image_id: pictures,
-        known.video_id: encoder.family.video_placeholder_runs(
-            rollout.observations[1].grid, float(video.second_per_grid_V)
-        ),
+        known.image_id: [PlaceholderRun(grid) for grid in (*rollout.prompt.grids, first.grid, last.grid)],
+        known.video_id: encoder.family.video_placeholder_runs(video.grid, seconds),
     }
     expected = encoder.family.position_ids(batch.input_ids_BL[0].tolist(), runs, merge_size=known.merge_size)
     assert torch.equal(batch.position_ids_3BL[:, 0], expected)
 
 
-def test_a_frozen_tower_encodes_a_view_once(make_tiny, clip):
+def test_a_frozen_tower_encodes_each_view_once(make_tiny, clip):
     tiny = make_tiny()
-    made = experiences(tiny, clip)
+    made = make_experiences(tiny, clip)
     packed, plain = layouts(tiny, made)
     frozen = Policy(tiny.policy.model, freeze=("vision", "projector"))
     calls = []
@@ -151,60 +140,38 @@ def test_a_frozen_tower_encodes_a_view_once(make_tiny, clip):
     assert all((each - free).abs().max() < LOGPROBS for each in kept)
 
 
-def test_what_is_shown_changes_what_is_said(make_tiny, clip):
-    tiny = make_tiny()
-    one, other = went_on(
-        tiny, tiny.samples[0], [[zoomed(tiny, 0, (0, 0, 24, 24))], [zoomed(tiny, 0, (24, 24, 48, 48))]]
-    )
-    batches = []
-    for rollout in (one, other):
-        same = replace(one, segments=(*one.segments[:1], rollout.segments[1], *one.segments[2:]))
-        batches.append(collate([[Experience(rollout=same, advantage=1.0)]], tiny.processor, pad_id=tiny.eos_id))
-    assert torch.equal(batches[0].input_ids_BL, batches[1].input_ids_BL)
-    with torch.no_grad():
-        first, second = (tiny.policy.compute_logprobs(batch).logprobs_N for batch in batches)
-    assert torch.equal(first[:3], second[:3])  # what was said before
-    assert (first[3:] - second[3:]).abs().max() > 1e-4
-
-
-def broken(segment, how):
-    view = segment.observation
-    match how:
-        case "grid":
-            return replace(segment, observation=replace(view, grid=(1, view.grid[1], view.grid[2] + 2)))
-        case "placeholder":
-            return replace(segment, token_ids=segment.token_ids[:-2] + segment.token_ids[-1:])
-        case "token":
-            return replace(segment, token_ids=(*segment.token_ids, 5))
-        case "nothing shown":
-            return replace(segment, observation=None)
-        case "learned":
-            return replace(segment, author=Author.POLICY)
+BROKEN = {
+    "grid": lambda view: replace(view, observation=replace(view.observation, grid=(1, 3, 6))),
+    "missing placeholder": lambda view: replace(view, token_ids=view.token_ids[:-2] + view.token_ids[-1:]),
+    "more tokens": lambda view: replace(view, token_ids=(*view.token_ids, 5)),
+    "no observation": lambda view: replace(view, observation=None),
+    "trained author": lambda view: replace(view, author=Author.POLICY),
+}
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "message"),
+    ("damage", "error", "words"),
     [
-        ("grid", UserError, "what rollout 0 was shown: the image grids call for .* patches, there are"),
-        ("placeholder", UserError, "what rollout 0 was shown: the image grids call for .* placeholders stand for"),
-        ("token", UserError, r"what rollout 0 was shown: \d+ tokens, positions"),
-        ("nothing shown", ValueError, "rollout 0 contains the placeholder"),
-        ("learned", ValueError, "which its sampling params ban"),
+        ("grid", UserError, "what rollout 0 was shown: the image grids call for 18 patches, there are"),
+        ("missing placeholder", UserError, "what rollout 0 was shown: the image grids call for .* placeholders stand"),
+        ("more tokens", UserError, r"what rollout 0 was shown: \d+ tokens, positions"),
+        ("no observation", ValueError, "rollout 0 contains the placeholder"),
+        ("trained author", ValueError, "which its sampling params ban"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_learning_and_in_sampling(make_tiny, clip, how, error, message):
+def test_a_view_that_disagrees_with_its_tokens_is_refused(make_tiny, clip, damage, error, words):
     tiny = make_tiny()
-    (rollout,) = went_on(tiny, tiny.samples[0], [refs(tiny, clip)["zoom"]])
-    first, shown, *rest = rollout.segments
-    bad = replace(rollout, segments=(first, broken(shown, how), *rest))
+    (rollout,) = extended(tiny, tiny.samples[0], [refs(tiny, clip)["zoom"]])
+    first, view, *rest = rollout.segments
+    rollout = replace(rollout, segments=(first, BROKEN[damage](view), *rest))
     for shared_prefix in (True, False):
-        with pytest.raises(error, match=message):
-            collate([[Experience(rollout=bad, advantage=1.0)]], tiny.processor, pad_id=0, shared_prefix=shared_prefix)
-    with pytest.raises(error, match=message):
-        tiny.sampler().extend([bad], tiny.params, step=0)
+        with pytest.raises(error, match=words):
+            tiny.collate([Experience(rollout=rollout, advantage=1.0)], shared_prefix=shared_prefix)
+    with pytest.raises(error, match=words):
+        tiny.sampler().extend([rollout], tiny.params, step=0)
 
 
-def test_a_file_that_changed_is_refused(make_tiny, tmp_path):
+def test_a_view_whose_file_changed_is_refused(make_tiny, tmp_path):
     tiny = make_tiny()
     path = tmp_path / "a.png"
     Image.new("RGB", (48, 48), "red").save(path)
@@ -221,7 +188,7 @@ def test_a_file_that_changed_is_refused(make_tiny, tmp_path):
 
 
 @pytest.mark.parametrize(("room", "opened"), [(10**8, 3), (1, 5)])
-def test_what_has_left_the_memory_is_shown_anew(make_tiny, monkeypatch, room, opened):
+def test_a_view_that_left_the_cache_is_encoded_again(make_tiny, monkeypatch, room, opened):
     """Room for all three, or for the last alone: then the first two are opened again when they are asked for."""
     monkeypatch.setattr("mmrl.policy.processor._TOOL_MEDIA_CACHE_BYTES", room)
     processor = make_tiny().processor
@@ -235,27 +202,18 @@ def test_what_has_left_the_memory_is_shown_anew(make_tiny, monkeypatch, room, op
     assert len(calls) == opened
 
 
-@pytest.mark.parametrize("source", [CoordinateSystem.PX_RESIZED, CoordinateSystem.NORM_1, CoordinateSystem.NORM_1000])
-def test_a_part_maps_to_the_whole_picture(source):
-    """By hand: a part of 30 x 20 pixels that begins at (10, 40) and is shown at 60 x 60."""
-    part = ResizeMap(original=Size(30, 20), resized=Size(60, 60), offset=(10, 40))
-    width, height = {
-        CoordinateSystem.PX_RESIZED: (60, 60),
-        CoordinateSystem.NORM_1: (1, 1),
-        CoordinateSystem.NORM_1000: (1000, 1000),
-    }[source]
-    box = (0.0, 0.0, width / 2, height / 4)
-    whole = part.convert(box, source, CoordinateSystem.PX_ORIGINAL)
-    assert whole == pytest.approx((10, 40, 25, 45))
-    assert part.convert(whole, CoordinateSystem.PX_ORIGINAL, source) == pytest.approx(box)
-
-
-def test_the_map_of_a_view_finds_its_pixels(make_tiny):
-    """Where the part begins and ends in the picture, whatever it was resized to."""
+@pytest.mark.parametrize(
+    ("system", "corner"),
+    [
+        (CoordinateSystem.PX_RESIZED, None),
+        (CoordinateSystem.NORM_1, (1.0, 1.0)),
+        (CoordinateSystem.NORM_1000, (1000.0, 1000.0)),
+    ],
+)
+def test_coordinates_of_a_view_become_those_of_the_whole_image(make_tiny, system, corner):
     tiny = make_tiny()
-    view = tiny.processor.build_tool_segment(zoomed(tiny, 0, (4, 8, 40, 32))).observation
-    assert view.resize_map.original == (36, 24)
-    corners = (0, 0, *view.resize_map.resized)
-    assert view.resize_map.convert(corners, CoordinateSystem.PX_RESIZED, CoordinateSystem.PX_ORIGINAL) == pytest.approx(
-        (4, 8, 40, 32)
-    )
+    resize_map = tiny.processor.build_tool_segment(zoomed(tiny, 0, (4, 8, 40, 32))).observation.resize_map
+    assert resize_map.original == (36, 24)
+    whole_view = (0, 0, *(corner or resize_map.resized))
+    assert resize_map.convert(whole_view, system, CoordinateSystem.PX_ORIGINAL) == pytest.approx((4, 8, 40, 32))
+    assert resize_map.convert((4, 8, 40, 32), CoordinateSystem.PX_ORIGINAL, system) == pytest.approx(whole_view)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from processors import make_prompt_processor
 from recorded import recorded
 
-from mmrl.answer import ResponseFormat
 from mmrl.checkpoint import export_hf_folder
 from mmrl.config.schema import (
     FromScratchConfig,
@@ -32,8 +32,7 @@ from mmrl.config.schema import (
 )
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.media.cache import MediaCache
-from mmrl.policy.batch import TensorProvider, collate, group_by_prompt
-from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelExport
@@ -98,9 +97,7 @@ def questions(tiny: Any, family: str, clip: VideoRef, folder: Path) -> Questions
         for sample in (video, both)
     )
     known = tiny.processor.encoder
-    encoder = PromptEncoder(
-        known.bundle, ResponseFormat(), media_store(), video=VIDEO, add_instruction=False, max_prompt_tokens=500
-    )
+    processor = make_prompt_processor(known.family, known.hf_processor, media_cache=media_store(), video=VIDEO)
     return Questions(
         spec=FromScratchConfig(
             family=family,
@@ -109,7 +106,7 @@ def questions(tiny: Any, family: str, clip: VideoRef, folder: Path) -> Questions
                 hidden_size=64, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=330, linear_head_dim=128
             ),
         ),
-        processor=PromptProcessor(encoder),
+        processor=processor,
         samples=dict(zip(SAMPLES, (text, one, two, video, both), strict=True)),
         clip=clip,
         params=replace(tiny.params, temperature=0.7, max_new_tokens=12),
@@ -202,7 +199,7 @@ class Scene:
         """Largest |engine - learner|, nats, by prompt."""
         return {name: self.gap(group) for name, group in zip(self.prompts, groups, strict=True)}
 
-    def gap(self, rollouts: Sequence[Rollout], feeder: TensorProvider | None = None) -> float:
+    def gap(self, rollouts: Sequence[Rollout], feeder: PromptProcessor | None = None) -> float:
         return float(self._token_gaps(rollouts, feeder).max())
 
     def mean_gap(self, groups: Sequence[Sequence[Rollout]]) -> float:
@@ -210,7 +207,7 @@ class Scene:
         return float(torch.cat([self._token_gaps(group) for group in groups]).mean())
 
     @torch.no_grad()
-    def _token_gaps(self, rollouts: Sequence[Rollout], feeder: TensorProvider | None = None) -> torch.Tensor:
+    def _token_gaps(self, rollouts: Sequence[Rollout], feeder: PromptProcessor | None = None) -> torch.Tensor:
         made = [Experience(rollout=rollout, advantage=0.0) for rollout in rollouts]
         batch = collate(group_by_prompt(made), feeder or self.processor, pad_id=self.processor.tokenizer.eos_token_id)
         return (self.policy.compute_logprobs(batch.to(self.policy.device)).logprobs_N.cpu() - recorded(made)).abs()

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from mmrl.learner.shared_prefix_check import TOLERANCES, ForwardDifference, compare_layouts
-from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.types import Experience
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,13 +17,8 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 
 
 def layouts(tiny):
-    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:5]]
-    groups = tiny.sampler().generate(prompts, 3, tiny.params, step=0)
-    experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
-    return (
-        collate(group_by_prompt(experiences), tiny.processor, pad_id=tiny.eos_id, shared_prefix=shared_prefix)
-        for shared_prefix in (True, False)
-    )
+    experiences = tiny.experiences(tiny.samples[:5], 3)
+    return tiny.collate(experiences), tiny.collate(experiences, shared_prefix=False)
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
@@ -41,13 +34,8 @@ def test_log_probs_and_gradients_are_those_of_the_plain_forward(make_tiny, famil
     found = compare_layouts(tiny.policy, packed, plain)
     bound = ForwardDifference(logprobs=1e-5, gradient=1e-4) if dtype == torch.float32 else TOLERANCES[dtype]
     assert found.within(bound), found
-    hidden = replace(
-        packed,
-        prefix_tree=tuple(
-            stem._replace(completion_lengths=(sum(stem.completion_lengths),)) for stem in packed.prefix_tree
-        ),
-    )
-    assert not compare_layouts(tiny.policy, hidden, plain).within(TOLERANCES[dtype])
+    joined = tuple(group._replace(completion_lengths=(sum(group.completion_lengths),)) for group in packed.prefix_tree)
+    assert not compare_layouts(tiny.policy, replace(packed, prefix_tree=joined), plain).within(TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -55,7 +43,7 @@ def test_log_probs_are_those_of_the_cpu(make_tiny, family):
     tiny = make_tiny(family)
     packed, _ = layouts(tiny)
     with torch.no_grad():
-        here = tiny.policy.compute_logprobs(packed).logprobs_N
+        on_cpu = tiny.policy.compute_logprobs(packed).logprobs_N
         tiny.policy.model.to("cuda")
-        there = tiny.policy.compute_logprobs(packed).logprobs_N.cpu()
-    assert (here - there).abs().max() < 1e-4
+        on_gpu = tiny.policy.compute_logprobs(packed).logprobs_N.cpu()
+    assert (on_cpu - on_gpu).abs().max() < 1e-4

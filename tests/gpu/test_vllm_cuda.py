@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_a_resting_engine_gives_its_memory_back_and_wakes_to_new_weights(make_tiny, tmp_path, monkeypatch):
+def test_a_sleeping_engine_frees_its_memory_and_wakes_with_new_weights(make_tiny, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EQUIVALENCE)
     from vllm_scenes import facts, questions, start
 

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from factories import image_ref, make_sample
 from harness import Command, metrics
 from PIL import Image
+from processors import make_prompt_processor
 from rounding import LOGPROBS
 from transformers import AutoModelForImageTextToText, AutoProcessor, InternVLForConditionalGeneration
 
-from mmrl.answer import ResponseFormat
-from mmrl.config.schema import MediaLimitsConfig, ModelConfig, VideoConfig
-from mmrl.media.cache import MediaCache
+from mmrl.config.schema import ModelConfig, VideoConfig
 from mmrl.policy.batch import collate_prompts
-from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import load_family
 from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import load_pretrained
-from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.factory import SamplerFactory
-from mmrl.types import AnswerType, ImageRef, MediaPolicy, Sample, Target, UserError
+from mmrl.types import UserError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FAMILY = {"fn": "./internvl.py:internvl"}
@@ -48,7 +45,7 @@ def train(here: Command, folder: Path, run: Path, *overrides: str):
 
 
 @pytest.mark.slow
-def test_it_trains_and_its_export_belongs_to_transformers_and_to_evaluation(folder, tmp_path, here, monkeypatch):
+def test_it_trains_and_its_export_is_loaded_and_evaluated(folder, tmp_path, here, monkeypatch):
     done = train(here, folder, tmp_path / "run")
     assert done.code == 0, done.errors
     last = metrics(tmp_path / "run")[-2]  # the last record is the reward on the test set
@@ -60,11 +57,11 @@ def test_it_trains_and_its_export_belongs_to_transformers_and_to_evaluation(fold
     monkeypatch.chdir(EXAMPLES)  # where `./internvl.py` is
     done = here("eval", tmp_path / "run" / "model", "--benchmark", "run:test", "--out", tmp_path / "out")
     assert done.code == 0, done.errors
-    (told,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["rewards"] == {"count": told["after"]}
+    (task,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["rewards"] == {"count": task["after"]}
 
 
-def test_a_frozen_tower_is_run_anew_and_gets_no_gradient(folder, tmp_path, here):
+def test_a_frozen_tower_gets_no_gradient(folder, tmp_path, here):
     overrides = ("model.freeze=[vision,projector]", "stages.cold.steps=1", "stages.rl.steps=1")
     done = train(here, folder, tmp_path / "run", *overrides, "model.attn_implementation=eager")
     assert done.code == 0, done.errors
@@ -74,22 +71,15 @@ def test_a_frozen_tower_is_run_anew_and_gets_no_gradient(folder, tmp_path, here)
 
 def test_a_prompt_is_what_transformers_makes_of_it(folder, clip, tmp_path):
     bundle = load_pretrained(ModelConfig(path=str(folder), dtype="float32", family=FAMILY), EXAMPLES)
-    cache = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
-    encoder = PromptEncoder(
-        bundle, ResponseFormat(), cache, video=VideoConfig(), add_instruction=False, max_prompt_tokens=500
-    )
-    processor = PromptProcessor(encoder)
-    pictures = [
-        Image.effect_noise((32, 32), 90).convert("RGB"),
-        Image.radial_gradient("L").resize((32, 32)).convert("RGB"),
-    ]
+    processor = make_prompt_processor(bundle.family, bundle.processor, video=VideoConfig())
+    images = (Image.effect_noise((32, 32), 90), Image.radial_gradient("L").resize((32, 32)))
     parts, content = ["Compare"], [{"type": "text", "text": "Compare"}]
-    for number, picture in enumerate(pictures):
+    for number, image in enumerate(images):
         file = tmp_path / f"{number}.png"
-        picture.save(file)
-        parts.append(ImageRef(path=str(file), sha256=sha256(file.read_bytes()).hexdigest()))
-        content.append({"type": "image", "image": picture})
-    sample = Sample(id="s", task="t", parts=tuple(parts), target=Target(answer_type=AnswerType.NUMBER, value=3))
+        image.convert("RGB").save(file)
+        parts.append(image_ref(file))
+        content.append({"type": "image", "image": image.convert("RGB")})
+    sample = make_sample(parts=tuple(parts))
     prompt = processor.build(sample)
     theirs = bundle.processor.apply_chat_template(
         [{"role": "user", "content": content}],
@@ -102,11 +92,10 @@ def test_a_prompt_is_what_transformers_makes_of_it(folder, clip, tmp_path):
     assert list(prompt.token_ids) == theirs["input_ids"][0].tolist()
     with torch.no_grad():
         expected = bundle.model.eval()(**theirs).logits[0, -1]
-    policy = Policy(bundle.model, family=bundle.family)
     batch = collate_prompts([prompt], processor, pad_id=0)
-    given = bundle.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media)
-    assert torch.equal(given["pixel_values"], theirs["pixel_values"])
-    _, logits = policy.prefill(batch)
+    arguments = bundle.family.model_arguments(batch.position_ids_3BP, batch.token_types_BP, batch.media)
+    assert torch.equal(arguments["pixel_values"], theirs["pixel_values"])
+    _, logits = Policy(bundle.model, family=bundle.family).prefill(batch)
     torch.testing.assert_close(logits[0], expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(UserError, match=r"sample s: .*clip.mp4: the model \(internvl\) takes no videos"):
         processor.build(replace(sample, parts=("What moves?", clip)))

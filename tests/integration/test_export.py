@@ -1,4 +1,4 @@
-"""What a run leaves in RUN/model belongs to transformers: it loads there, speaks the same, and trains on."""
+"""The model that a run exports: transformers loads it, it computes the same, and a new run trains it further."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness import TINY, Command, counting, experiment, metrics, mmrl, rl_stage
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file, load_model
-from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmrl.checkpoint import find_latest
 from mmrl.cli import main
@@ -47,39 +47,43 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_transformers_loads_it_as_the_familys_class_with_the_checkpoints_weights(trained: Path) -> None:
-    model = AutoModelForImageTextToText.from_pretrained(trained / "model")
+    model = load(trained / "model")
     family = FAMILIES[model.config.model_type]
     assert type(model) is family.model_class
-    twin = family.model_class(model.config)
+    from_checkpoint = family.model_class(model.config)
     checkpoint = find_latest(trained / "checkpoints", pytest.fail)
     assert checkpoint is not None
-    load_model(twin, checkpoint / "model.safetensors")
-    inputs = asked(trained)
+    load_model(from_checkpoint, checkpoint / "model.safetensors")
+    inputs = image_inputs(trained)
     with torch.no_grad():
-        exported, kept = model.eval()(**inputs).logits, twin.eval()(**inputs).logits
+        exported, expected = model.eval()(**inputs).logits, from_checkpoint.eval()(**inputs).logits
     assert exported.std() > 0
-    assert torch.equal(exported, kept)
+    assert torch.equal(exported, expected)
 
 
-def test_it_generates_with_its_own_generation_config(trained: Path) -> None:
-    model = AutoModelForImageTextToText.from_pretrained(trained / "model")
-    processor = AutoProcessor.from_pretrained(trained / "model")
-    eos = processor.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert model.generation_config.eos_token_id == eos
-    inputs = asked(trained)
+def test_it_generates_and_ends_with_the_tokenizer_of_training(trained: Path) -> None:
+    model, tokenizer = load(trained / "model"), AutoProcessor.from_pretrained(trained / "model").tokenizer
+    generation = model.generation_config
+    assert (generation.eos_token_id, generation.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert (trained / "model" / "chat_template.jinja").is_file()
+    inputs = image_inputs(trained)
     with torch.no_grad():
-        output = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+        output = model.generate(**inputs, max_new_tokens=5, do_sample=False)[0, inputs["input_ids"].shape[1] :]
         first = model(**inputs).logits[0, -1].argmax()
-    written = output[0, inputs["input_ids"].shape[1] :]
-    assert 1 <= len(written) <= 5
-    assert written[0] == first
+    assert 1 <= len(output) <= 5
+    assert output[0] == first
+    # A tokenizer from scratch keeps the space after punctuation.
+    for name in ("model", "processor"):
+        split = AutoProcessor.from_pretrained(trained / name).tokenizer.backend_tokenizer.pre_tokenizer
+        assert [piece for piece, _ in split.pre_tokenize_str("a, b")] == ["a", ",Ġ", "b"]
 
 
 def test_an_evaluation_gives_it_the_rewards_of_training(trained: Path, tmp_path: Path, here: Command) -> None:
     done = here("eval", trained / "model", "--benchmark", "run:test", "--out", tmp_path)
     assert done.code == 0, done.errors
-    (told,) = json.loads((trained / "summary.json").read_text())["tasks"]
-    assert json.loads((tmp_path / "report.json").read_text())["rewards"] == {"count": told["after"]}
+    (task,) = json.loads((trained / "summary.json").read_text())["tasks"]
+    assert json.loads((tmp_path / "report.json").read_text())["rewards"] == {"count": task["after"]}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -89,12 +93,12 @@ def test_it_trains_on_in_a_new_run(trained: Path, tmp_path: Path, here: Command,
     done = here("train", write(config, tmp_path / "on.yaml"))
     assert done.code == 0, done.errors
     assert not done.errors  # no progress bars, no warnings
-    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "on" / "model")
+    model = load(tmp_path / "on" / "model")
     assert model.dtype == getattr(torch, dtype)
     (first, *_) = metrics(tmp_path / "on")
     (before, *_) = metrics(trained)
     assert first["learner/loss"] < before["learner/loss"]  # it begins where the other ended
-    assert weights_moved(trained / "model", tmp_path / "on" / "model")
+    assert weights_differ(trained / "model", tmp_path / "on" / "model")
 
 
 @pytest.fixture
@@ -106,7 +110,7 @@ def moved(trained: Path, tmp_path: Path) -> Path:
     return run
 
 
-def test_a_checkpoint_is_exported_as_the_run_itself_does_at_its_end(trained: Path, moved: Path, tmp_path: Path) -> None:
+def test_an_exported_checkpoint_equals_the_model_of_the_run(trained: Path, moved: Path, tmp_path: Path) -> None:
     done = mmrl("export", moved, "--out", tmp_path / "out")
     assert done.code == 0, done.errors
     assert not done.errors
@@ -115,22 +119,15 @@ def test_a_checkpoint_is_exported_as_the_run_itself_does_at_its_end(trained: Pat
     assert files(tmp_path / "out") == files(trained / "model")
 
 
-def test_its_tokenizer_reads_as_in_training(trained: Path) -> None:
-    """Punctuation keeps the space after it in a tokenizer made from nothing."""
-    for name in ("model", "processor"):
-        split = AutoProcessor.from_pretrained(trained / name).tokenizer.backend_tokenizer.pre_tokenizer
-        assert [piece for piece, _ in split.pre_tokenize_str("a, b")] == ["a", ",Ġ", "b"]
-
-
-def test_an_earlier_checkpoint_is_another_model(trained: Path, moved: Path, tmp_path: Path, here: Command) -> None:
+def test_an_earlier_checkpoint_has_other_weights(trained: Path, moved: Path, tmp_path: Path, here: Command) -> None:
     done = here("export", moved, "--checkpoint", "00-000001", "--out", tmp_path / "early")
     assert done.code == 0, done.errors
-    assert weights_moved(tmp_path / "early", trained / "model")
+    assert weights_differ(tmp_path / "early", trained / "model")
     text = (tmp_path / "early" / "README.md").read_text()
     assert "Checkpoint 00-000001." in text and "## Held-out reward" not in text
 
 
-def test_the_card_says_what_it_is_and_how_it_was_made(trained: Path) -> None:
+def test_the_model_card_has_rewards_data_config_and_metrics(trained: Path) -> None:
     text = (trained / "model" / "README.md").read_text()
     summary, manifest = (json.loads((trained / name).read_text()) for name in ("summary.json", "manifest.json"))
     (task,) = summary["tasks"]
@@ -148,70 +145,66 @@ def test_the_card_says_what_it_is_and_how_it_was_made(trained: Path) -> None:
     }
 
 
-def test_generation_ends_where_training_ended(trained: Path) -> None:
-    generation = GenerationConfig.from_pretrained(trained / "model")
-    tokenizer = AutoProcessor.from_pretrained(trained / "model").tokenizer
-    assert (generation.eos_token_id, generation.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
-    assert (trained / "model" / "chat_template.jinja").is_file()
-
-
-def test_a_float32_output_layer_changes_what_is_computed_and_not_what_is_exported(tmp_path: Path) -> None:
-    found = {}
-    for name in (False, True):
-        config = short(tmp_path / str(name), from_scratch=TINY, dtype="bfloat16", float32_output_layer=name)
+def test_a_float32_output_layer_changes_log_probs_and_not_the_export(tmp_path: Path) -> None:
+    dtypes, settings, records = [], [], []
+    for enabled in (False, True):
+        config = short(tmp_path / str(enabled), from_scratch=TINY, dtype="bfloat16", float32_output_layer=enabled)
         config["rollout"] = {"logprob_check": {"every": 1}}
-        assert main(["train", str(write(config, tmp_path / f"{name}.yaml"))]) == 0
-        model = tmp_path / str(name) / "model"
-        types = {key: tensor.dtype for key, tensor in load_file(model / "model.safetensors").items()}
-        settings = {path.name: path.read_text() for path in model.glob("*config.json")}
-        found[name] = types, settings, metrics(tmp_path / str(name))
-    (types, settings, rounded), (other_types, other_settings, exact) = found.values()
-    assert types == other_types and set(types.values()) == {torch.bfloat16}
-    assert settings == other_settings
+        assert main(["train", str(write(config, tmp_path / f"{enabled}.yaml"))]) == 0
+        model = tmp_path / str(enabled) / "model"
+        dtypes.append({name: tensor.dtype for name, tensor in load_file(model / "model.safetensors").items()})
+        settings.append({path.name: path.read_text() for path in model.glob("*config.json")})
+        records.append(metrics(tmp_path / str(enabled)))
+    assert dtypes[0] == dtypes[1] and set(dtypes[0].values()) == {torch.bfloat16}
+    assert settings[0] == settings[1]
+    rounded, exact = records
     assert [record.keys() for record in rounded] == [record.keys() for record in exact]
     assert rounded[0]["learner/loss"] != exact[0]["learner/loss"] == pytest.approx(rounded[0]["learner/loss"], rel=0.01)
     checks = [record["logprob_check/diff_mean"] for record in exact if "logprob_check/diff_mean" in record]
     assert checks and max(checks) < 0.01
 
 
-def test_what_cannot_be_exported_is_refused_by_name(moved: Path, tmp_path: Path, here: Command) -> None:
-    (tmp_path / "taken").mkdir()
-    refusals = {
-        "taken exists": [moved, "--out", tmp_path / "taken"],
-        "holds no run of mmrl": [tmp_path, "--out", tmp_path / "out"],
-        "there is no checkpoint '01-000007'; there is 0": [
-            moved,
-            "--checkpoint",
-            "01-000007",
-            "--out",
-            tmp_path / "out",
-        ],
-        "`best` needs checkpoints.best": [moved, "--checkpoint", "best", "--out", tmp_path / "out"],
-        "trains no adapter": [moved, "--merge-lora", "--out", tmp_path / "out"],
-    }
-    for reason, arguments in refusals.items():
-        done = here("export", *arguments)
-        assert done.code == 2 and reason in done.errors, done
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{run}", "--out", "{run}"], "exists"),
+        (["{parent}", "--out", "{out}"], "holds no run of mmrl"),
+        (["{run}", "--checkpoint", "01-000007", "--out", "{out}"], "there is no checkpoint '01-000007'; there is 0"),
+        (["{run}", "--checkpoint", "best", "--out", "{out}"], "`best` needs checkpoints.best"),
+        (["{run}", "--merge-lora", "--out", "{out}"], "trains no adapter"),
+    ],
+)
+def test_an_impossible_export_is_refused(
+    moved: Path, tmp_path: Path, here: Command, arguments: list[str], words: str
+) -> None:
+    places = {"run": moved, "parent": tmp_path, "out": tmp_path / "out"}
+    done = here("export", *(argument.format(**places) for argument in arguments))
+    assert done.code == 2 and words in done.errors, done
     assert not (tmp_path / "out").exists()
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    found = {path.name: path.read_bytes() for path in folder.iterdir()}
-    told = json.loads(found["tokenizer_config.json"])  # transformers adds how it was loaded
-    stays = {key: value for key, value in told.items() if key not in ("is_local", "local_files_only")}
-    return {**found, "tokenizer_config.json": json.dumps(stays).encode()}
+    contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+    # transformers adds how the tokenizer was loaded.
+    tokenizer = json.loads(contents["tokenizer_config.json"])
+    kept = {key: value for key, value in tokenizer.items() if key not in ("is_local", "local_files_only")}
+    return {**contents, "tokenizer_config.json": json.dumps(kept).encode()}
 
 
-def asked(run_dir: Path) -> dict[str, torch.Tensor]:
-    """A question about a picture of the run, as the exported processor puts it."""
+def load(folder: Path, **options: Any) -> Any:
+    return AutoModelForImageTextToText.from_pretrained(folder, **options)
+
+
+def image_inputs(run_dir: Path) -> dict[str, torch.Tensor]:
+    """A question about an image of the run, as the exported processor encodes it."""
     processor = AutoProcessor.from_pretrained(run_dir / "model")
-    with Image.open(min((run_dir / "data").rglob("*.png"))) as picture:
+    with Image.open(min((run_dir / "data").rglob("*.png"))) as image:
         text = processor.apply_chat_template(QUESTION, add_generation_prompt=True)
-        return dict(processor(text=[text], images=[picture.convert("RGB")], return_tensors="pt"))
+        return dict(processor(text=[text], images=[image.convert("RGB")], return_tensors="pt"))
 
 
-def weights_moved(before: Path, after: Path) -> bool:
-    """Whether any weight differs by more than the rounding to bfloat16 explains."""
-    old, new = (AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32) for path in (before, after))
+def weights_differ(before: Path, after: Path) -> bool:
+    """Return True if any weight differs by more than the rounding to bfloat16 explains."""
+    old, new = (load(path, dtype=torch.float32) for path in (before, after))
     pairs = zip(old.parameters(), new.parameters(), strict=True)
     return any(not torch.allclose(a, b, rtol=2**-7, atol=0.0) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""Text, one picture, two pictures, a video, a picture and a video: all in one run, from YAML to new weights."""
+"""Text, one image, two images, a video, an image and a video: all in one run, from YAML to new weights."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from videos import blank_frame, write_video
 
 from mmrl.policy.families import FAMILIES
 
-FIRST = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-KINDS = ("text", "picture", "pictures", "video", "both")
+FAST = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+KINDS = ("text", "image", "images", "video", "both")
 
 
-def turn(*said):
-    return {"role": "user", "content": list(said)}
+def user_turn(*content):
+    return {"role": "user", "content": list(content)}
 
 
 def text(words):
     return {"type": "text", "text": words}
 
 
-def picture(name):
+def image(name):
     return {"type": "image_url", "image_url": {"url": name}}
 
 
@@ -46,11 +46,11 @@ def mixed(folder, scratch, **sections):
         Image.new("RGB", (40, 32), colour).save(folder / name)
     write_video(folder / "clip.mp4", range(24), size=(64, 32))
     questions = {
-        "text": turn(text("How many legs has a spider?")),
-        "picture": turn(picture("red.png"), text("How many colours?")),
-        "pictures": turn(picture("red.png"), text("and"), picture("blue.png"), text("How many colours?")),
-        "video": turn(VIDEO, text("How many squares run?")),
-        "both": turn(text("Is"), picture("blue.png"), text("in"), VIDEO, text("? How often?")),
+        "text": user_turn(text("How many legs has a spider?")),
+        "image": user_turn(image("red.png"), text("How many colours?")),
+        "images": user_turn(image("red.png"), text("and"), image("blue.png"), text("How many colours?")),
+        "video": user_turn(VIDEO, text("How many squares run?")),
+        "both": user_turn(text("Is"), image("blue.png"), text("in"), VIDEO, text("? How often?")),
     }
     lines = [
         {"id": f"{kind}-{number}", "messages": [questions[kind], {"role": "assistant", "content": str(number)}]}
@@ -71,14 +71,14 @@ def mixed(folder, scratch, **sections):
 
 
 @pytest.mark.parametrize(
-    "family", [*FIRST, *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES if family not in FIRST)]
+    "family", [*FAST, *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES if family not in FAST)]
 )
 def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
     train_mixed(tmp_path, family)
 
 
 @pytest.mark.slow
-def test_decord_trains_as_pyav_does(tmp_path):
+def test_decord_gives_the_metrics_of_pyav(tmp_path):
     """In the process itself and in workers: the same frames give the same numbers."""
     pytest.importorskip("decord")
     numbers = []
@@ -91,7 +91,7 @@ def test_decord_trains_as_pyav_does(tmp_path):
 
 
 @pytest.mark.parametrize("reader", ["pyav", "decord"])
-def test_a_video_with_a_damaged_late_frame_ends_a_run_before_its_first_step(tmp_path, reader):
+def test_a_video_with_a_damaged_frame_ends_a_run_before_its_first_step(tmp_path, reader):
     pytest.importorskip("decord")
     config = mixed(tmp_path, {"family": "qwen2_5_vl", **TINY}, stages=[rl_stage(steps=1)])
     write_video(tmp_path / "clip.mp4", range(24), size=(64, 32), options={"bf": "0"})

@@ -1,4 +1,4 @@
-"""A chat template that opens the thought, as those of Qwen3.5 do: imitation, rewards, rethinking and benchmarks."""
+"""A chat template that opens the thought, as those of Qwen3.5 do: SFT, rewards, rethinking and benchmarks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_
     done = here("train", path)
     assert done.code == 0, done.errors
     # What was imitated begins after the tag, so that responses have the format and the answer is found.
-    (told,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
+    (task,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
     steps = [record for record in metrics(tmp_path / "run") if "rethink/attempted" in record]
     assert steps and sum(record["rethink/attempted"] for record in steps) > 0
     lines = (tmp_path / "run" / "rollouts" / "rl-000001.jsonl").read_text().splitlines()
@@ -84,7 +84,7 @@ def test_all_parts_of_a_run_take_a_response_from_inside_its_thought(folder, tmp_
     # `mmrl eval` marks the same text, and the benchmark's own rules see the thought.
     done = here("eval", tmp_path / "run", "--benchmark", "run:test", "--out", tmp_path / "out")
     assert done.code == 0, done.errors
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["rewards"] == {"count": told["after"]}
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["rewards"] == {"count": task["after"]}
     predictions = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
     assert all(prediction["response"].startswith(OPENED) for prediction in predictions)
 
@@ -93,9 +93,9 @@ def test_without_the_thought_the_same_model_answers_at_once(folder, tmp_path, he
     monkeypatch.chdir(tmp_path)
     stages = [sft_stage(steps=2, target_field="target")]
     answers = {"add_instruction": False}
-    told = config(folder, tmp_path, thoughts=False, stages=stages, response_format=answers)
-    told["model"]["chat"] = {"enable_thinking": False}
-    done = here("train", write(told, tmp_path / "answers.yaml"))
+    settings = config(folder, tmp_path, thoughts=False, stages=stages, response_format=answers)
+    settings["model"]["chat"] = {"enable_thinking": False}
+    done = here("train", write(settings, tmp_path / "answers.yaml"))
     assert done.code == 0, done.errors
     done = here("eval", tmp_path / "run", "--benchmark", "run:test", "--out", tmp_path / "out")
     assert done.code == 0, done.errors
@@ -118,7 +118,7 @@ def test_without_the_thought_the_same_model_answers_at_once(folder, tmp_path, he
         ),
     ],
 )
-def test_what_does_not_fit_such_a_template_is_found_before_the_first_step(
+def test_a_config_that_does_not_fit_the_template_is_refused_before_the_first_step(
     folder, tmp_path, here: Command, thoughts, sections, why
 ):
     if not thoughts:

@@ -166,7 +166,7 @@ def test_a_process_that_hangs_takes_no_more_with_it_than_its_sample():
 
 
 def test_a_bug_is_no_bad_sample(workers):
-    with pytest.raises(RuntimeError, match="bug-1: .* its traceback stands above"):
+    with pytest.raises(RuntimeError, match="bug-1: .* its traceback is above"):
         workers.submit(sample("bug-1")).result(PATIENCE_S)
 
 

@@ -45,31 +45,25 @@ QWEN_STRUCTURAL_TOKENS = (
 )
 
 
+# Time, height and width of an image or video, in patches. Time counts pairs of frames; an image has 1.
 Grid = tuple[int, int, int]
-"""Time, height and width of an image or video, in patches. Time counts pairs of frames; an image has 1."""
 
 
 class ImageFormat(NamedTuple):
     """Sizes by which images become patches, and patches tokens."""
 
-    patch_size: int
-    """A patch is a square of this side, in pixels."""
-    merge_size: int
-    """A square of patches with this side, in patches, becomes one token of the language model."""
-    frames_per_patch: int
-    """Frames that a patch spans. An image is repeated to fill them."""
-    min_pixels: int
-    """Least area of a resized image."""
-    max_pixels: int
-    """Largest area of a resized image."""
+    patch_size: int  # a patch is a square of this side, in pixels
+    merge_size: int  # a square of patches with this side, in patches, becomes one token of the language model
+    frames_per_patch: int  # frames that a patch spans. An image is repeated to fill them.
+    min_pixels: int  # least area of a resized image
+    max_pixels: int  # largest area of a resized image
 
 
 class PlaceholderRun(NamedTuple):
     """Adjacent placeholder tokens of one image, or of a video or a part of it."""
 
     grid: Grid
-    time_step: float = 1.0
-    """Positions from one pair of frames to the next."""
+    time_step: float = 1.0  # positions from one pair of frames to the next
 
 
 class VideoTimeEncoding(StrEnum):
@@ -78,22 +72,20 @@ class VideoTimeEncoding(StrEnum):
     NO_VIDEO = "none"  # it takes no videos
     FRAME_INDEX = "steps"  # it does not: each pair of frames is one position after the last
     SECONDS = "seconds"  # by position ids, in proportion to seconds
-    TEXT_TIMESTAMPS = "stamps"  # in words before each pair of frames, which is a run of placeholders of its own
+    TEXT_TIMESTAMPS = "stamps"  # in words before each pair of frames, each of which is a separate run of placeholders
 
 
 @dataclass(frozen=True, kw_only=True)
 class FromScratchSupport:
     """Builds tiny new models of a family, for `model.from_scratch`."""
 
-    processor_class: str
-    """Name of the processor's class in transformers."""
+    processor_class: str  # name of the processor's class in transformers
     video_processor_class: str
+    # True if transformers reads every tokenizer of this model type by one class, which splits text in its own way.
     has_fixed_tokenizer: bool = False
-    """True if transformers reads every tokenizer of this model type by one class, which splits text in its own way."""
+    # Return settings of the language model, and of the vision tower, in addition to those that all families share.
     text_config: Callable[[FromScratchConfig], dict[str, object]]
-    """Returns settings of the language model besides those that all families share."""
     vision_config: Callable[[FromScratchConfig], dict[str, object]]
-    """Returns settings of the vision tower besides those that all families share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,43 +96,31 @@ class ModelFamily:
     overrides the method.
     """
 
-    model_type: str
-    """`model_type` of its config.json."""
-    model_class: type[PreTrainedModel]
-    """Class of transformers that loads its weights."""
-    coordinate_system: CoordinateSystem
-    """The coordinates that its boxes and points were trained in."""
-    video_time: VideoTimeEncoding
-    """The way in which it learns when frames were taken."""
+    model_type: str  # `model_type` of its config.json
+    model_class: type[PreTrainedModel]  # class of transformers that loads its weights
+    coordinate_system: CoordinateSystem  # the coordinates that its boxes and points were trained in
+    video_time: VideoTimeEncoding  # the way in which it learns when frames were taken
+    # Positions a second, for `VideoTimeEncoding.SECONDS`; `get_family` takes it from the model's own config.
     tokens_per_second: float = 1.0
-    """Positions a second, for `VideoTimeEncoding.SECONDS`; `get_family` takes it from the model's own config."""
-    vision_module: str = "model.visual"
-    """Path of the vision tower in the model. The projector is inside it."""
-    language_module: str = "model.language_model"
-    """Path of the language model in the model."""
-    projector_name: str = "merger"
-    """Part of the name that distinguishes the projector's parameters from the tower's."""
+    vision_module: str = "model.visual"  # path of the vision tower in the model. The projector is inside it.
+    language_module: str = "model.language_model"  # path of the language model in the model
+    projector_name: str = "merger"  # part of the name that distinguishes the projector's parameters from the tower's
+    # Regular expression for the full names of the linear layers of each LoRA target.
     lora_layers: Mapping[LoraTarget, str] = field(default_factory=lambda: QWEN_LORA_LAYERS)
-    """Regular expression for the full names of the linear layers of each LoRA target."""
+    # For each LoRA target, suffixes of parameters that are not separate layers, such as fused experts.
     lora_parameters: Mapping[LoraTarget, tuple[str, ...]] = field(default_factory=dict)
-    """For each LoRA target, suffixes of parameters that are not separate layers, such as fused experts."""
+    # Targets of an adapter that names none: layers of the language model that every token passes.
     default_lora_targets: tuple[LoraTarget, ...] = ("language.attention", "language.mlp")
-    """Targets of an adapter that names none: layers of the language model that every token passes."""
-    has_recurrent_layers: bool = False
-    """True if some layers keep a recurrent state rather than keys and values."""
+    has_recurrent_layers: bool = False  # true if some layers keep a recurrent state rather than keys and values
+    # Images of any size become patches with grids, as in Qwen-VL. If not: no vLLM, one process, no cached features.
     takes_patches: bool = True
-    """True if processor and vision tower take images of any size as patches with grids, as Qwen-VL's do. Features of
-    another's frozen tower are not cached, and neither vLLM nor several processes run it."""
-    vision_start_token: str = "<|vision_start|>"
-    """Token before the placeholders of an image or video, as the chat template writes it."""
-    vision_end_token: str = "<|vision_end|>"
-    """Token after the placeholders of an image or video."""
+    vision_start_token: str = "<|vision_start|>"  # token before the placeholders, as the chat template writes it
+    vision_end_token: str = "<|vision_end|>"  # token after the placeholders
+    # Tokens that a response must never contain; end-of-sequence stays allowed, even if it is listed.
     structural_tokens: tuple[str, ...] = QWEN_STRUCTURAL_TOKENS
-    """Tokens that a response must never contain; end-of-sequence stays allowed, even if it is listed."""
-    from_scratch: FromScratchSupport | None = None
-    """Builds tiny new models; None if `model.from_scratch` cannot make one."""
+    from_scratch: FromScratchSupport | None = None  # builds tiny new models; None if it cannot
+    # Arguments of the `load_family` that made this family; None for a built-in one.
     source: tuple[str, Path, Mapping[str, Any]] | None = None
-    """Arguments of the `load_family` that made this family; None for a built-in one."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401  (object's own signature)
         """Pickle a user's family by its function."""
@@ -166,7 +146,7 @@ class ModelFamily:
         return None
 
     def is_router(self, parameter_name: str) -> bool:
-        """Return True for a weight that decides which experts a token goes to; here there are none."""
+        """Return True for a weight that decides which experts a token goes to; by default there is none."""
         return False
 
     def iter_engine_weights(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -203,7 +183,7 @@ class ModelFamily:
     def model_arguments(
         self, position_ids_3BL: torch.Tensor, token_types_BL: torch.Tensor, media: BatchMedia
     ) -> dict[str, torch.Tensor]:
-        """Return the arguments of the model's forward besides token ids and mask, by default those of Qwen-VL.
+        """Return the arguments of the model's forward in addition to token ids and mask, by default those of Qwen-VL.
 
         Absent kinds of media have no argument.
 
@@ -235,8 +215,8 @@ class ModelFamily:
     ) -> torch.Tensor:
         """Return the time, height and width position of each token of a prompt, int64 [3, P], by default M-RoPE's.
 
-        Text advances all three together. A placeholder token takes its time, row and column, and the text after it goes
-        on from the largest position so far plus one. So does a completion, equally on all three axes.
+        Text advances all three together. A placeholder token takes its time, row and column, and the text after it
+        continues from the largest position so far plus one. So does a completion, equally on all three axes.
 
         Source: Qwen2-VL, arXiv:2409.12191v2, section 2.1 "Multimodal Rotary Position Embedding"; times in seconds as in
         Qwen2.5-VL, arXiv:2502.13923v1, section 2.1.2, rounded down. Departure from transformers 5: there, text after a

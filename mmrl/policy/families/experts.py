@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 _ROUTER = re.compile(r"\.mlp\.(gate|shared_expert_gate)\.weight$")
 
+# Suffixes of the names of the fused parameters, which are not separate layers.
 EXPERT_PARAMETERS: Mapping[LoraTarget, tuple[str, ...]] = {
     "language.experts": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
 }
-"""Suffixes of the names of the fused parameters, which are not separate layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertFamily(ModelFamily):
     """A family whose feed-forward layers are experts, of which a router picks a few for each token."""
 
+    # True if released folders, and vLLM, hold each expert's matrices transposed against transformers' layout.
     exports_transposed_experts: bool = False
-    """True if released folders, and vLLM, hold each expert's matrices transposed against transformers' layout."""
 
     def prepare(self, model: PreTrainedModel) -> None:
         """Let attention follow the `prefix_tree` of a packed row, and routers record and replay."""

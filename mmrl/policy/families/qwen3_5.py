@@ -25,8 +25,7 @@ from mmrl.types import CoordinateSystem
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ROTATED_SHARE = 0.25
-"""Share of a head's channels that rotary positions turn."""
+ROTATED_SHARE = 0.25  # share of a head's channels that rotary positions turn
 
 LORA_LAYERS: Mapping[LoraTarget, str] = {
     **QWEN_LORA_LAYERS,

@@ -1,4 +1,4 @@
-"""Hundreds of damaged files: each is refused by name or really opened, in bounded time and without a crash."""
+"""Hundreds of damaged files: each is refused by name or opened, in bounded time and without a crash."""
 
 import itertools
 import multiprocessing
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from processors import make_media_cache
 from videos import picture, video_ref, write_video
 from waiting import PATIENCE_S, bounded
 
-from mmrl.config.schema import MediaLimitsConfig, VideoConfig
-from mmrl.media.cache import MediaCache
-from mmrl.media.image import MediaError
+from mmrl.config.schema import VideoConfig
+from mmrl.media.checks import MediaError
 from mmrl.media.video import FrameSampling
-from mmrl.types import ImageRef, MediaPolicy
+from mmrl.types import ImageRef
 
 SOME, ALL = (
     FrameSampling(video=VideoConfig(fps=fps, min_pixels=784, max_pixels=3136), patch_size=14) for fps in (6.0, 12.0)
@@ -29,7 +29,7 @@ VIDEOS = {
     "h264.mkv": {"options": {"g": "6"}},
     "vp8.webm": {"codec": "libvpx"},
 }
-PICTURES = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+IMAGES = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MUTANTS = 660
 
 
@@ -44,35 +44,26 @@ def overwrite(content, rng):
     return bytes(damaged)
 
 
-def blank(content, rng):
-    start = rng.randrange(len(content))
-    stop = min(len(content), start + rng.randrange(1, 200))
-    return content[:start] + bytes(stop - start) + content[stop:]
+def splice(content, rng):
+    """Replace up to 200 bytes by zeros, by nothing, or by random bytes before them."""
+    start, count = rng.randrange(len(content)), rng.randrange(1, 200)
+    rest = content[start + count :]
+    return content[:start] + rng.choice([bytes(count) + rest, rest, rng.randbytes(count // 3 + 1) + content[start:]])
 
 
-def cut(content, rng):
-    start = rng.randrange(len(content))
-    return content[:start] + content[start + rng.randrange(1, 200) :]
-
-
-def insert(content, rng):
-    start = rng.randrange(len(content))
-    return content[:start] + rng.randbytes(rng.randrange(1, 60)) + content[start:]
-
-
-MUTATORS = (truncate, overwrite, blank, cut, insert)
+MUTATORS = (truncate, overwrite, splice)
 
 
 @bounded()
-def open_it(path, rule=SOME):
+def open_file(path, rule=SOME):
     """Return the frames of a file (an image has one), or None if it is refused. Runs in a subprocess."""
     torch.set_num_threads(1)
     path = Path(path)
-    store, ref = MediaCache(MediaPolicy(roots=(path.parent,)), MediaLimitsConfig(), max_bytes=0), video_ref(path)
+    cache, ref = make_media_cache(path.parent), video_ref(path)
     try:
-        if path.suffix[1:].upper() in PICTURES:
-            return np.asarray(store.get_image(ImageRef(path=ref.path, sha256=ref.sha256)))[None]
-        return store.read_video(ref, rule).frames_TCHW.numpy()
+        if path.suffix[1:].upper() in IMAGES:
+            return np.asarray(cache.get_image(ImageRef(path=ref.path, sha256=ref.sha256)))[None]
+        return cache.read_video(ref, rule).frames_TCHW.numpy()
     except MediaError as error:
         assert path.name in str(error)
         return None
@@ -84,22 +75,24 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole").resolve()
     for name, options in VIDEOS.items():
         write_video(folder / name, range(18), size=(64, 48), **options)
-    for format_ in PICTURES:
+    for format_ in IMAGES:
         Image.fromarray(picture(0, 48, 40)).save(folder / f"picture.{format_.lower()}", format_)
     return {path: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_every_damaged_file_is_refused_by_name_or_really_opened(whole, tmp_path):
+def test_a_damaged_file_is_refused_by_name_or_opened_within_seconds(whole, tmp_path):
     rng = random.Random(0)
     outcomes = Counter()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        originals = {path: pool.apply(open_it, (str(path), ALL)) for path in whole}
+        originals = {path: pool.apply(open_file, (str(path), ALL)) for path in whole}
         assert [len(frames) for frames in originals.values()] == [18 if path.name in VIDEOS else 1 for path in whole]
         jobs = itertools.islice(itertools.cycle(itertools.product(MUTATORS, whole)), MUTANTS)
         for number, (mutate, path) in enumerate(jobs):
             damaged = tmp_path.resolve() / f"{number}-{mutate.__name__}{path.suffix}"
             damaged.write_bytes(mutate(whole[path], rng))
-            result = pool.apply_async(open_it, (str(damaged),)).get(timeout=PATIENCE_S)  # a crash never answers either
+            result = pool.apply_async(open_file, (str(damaged),)).get(
+                timeout=PATIENCE_S
+            )  # a crash never answers either
             outcomes[path.suffix, "refused" if result is None else "opened"] += 1
             if result is not None:
                 assert min(result.shape) > 0

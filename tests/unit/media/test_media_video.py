@@ -1,4 +1,4 @@
-"""Videos: frames and pixels equal qwen-vl-utils and decord, or the file is refused with the reason."""
+"""Videos: frames and pixels equal qwen-vl-utils' and decord's, or the file is refused with the reason."""
 
 import os
 import random
@@ -13,24 +13,26 @@ import av
 import numpy as np
 import pytest
 import torch
+from processors import make_media_cache
 from qwen_vl_utils import vision_process
 from videos import blank_frame, picture, video_ref, write_sound, write_video
 
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
-from mmrl.media.cache import MediaCache
-from mmrl.media.image import MediaError
+from mmrl.media.checks import MediaError
 from mmrl.media.video import FrameSampling
 from mmrl.media.video_reader import VideoFileReader, open_video_file
-from mmrl.types import ImageRef, MediaPolicy, Size, UserError, VideoRef
+from mmrl.types import ImageRef, Size, UserError, VideoRef
 
-SMALL = FrameSampling(video=VideoConfig(min_pixels=28 * 28, max_pixels=28 * 28 * 8), patch_size=14)
 ROOTS = (Path("/"),)
-MIRRORED = (-(2**16), 0, 0, 0, 2**16, 0, 0, 0, 2**30)
-"""A display matrix that swaps left and right."""
 
 
-def store(roots=ROOTS, reader="pyav", **limits):
-    return MediaCache(MediaPolicy(roots=roots, video_reader=reader), MediaLimitsConfig(**limits), max_bytes=0)
+def sampling(patch_size=14, **video):
+    """The rule by which frames are chosen and resized, by default for small frames."""
+    return FrameSampling(video=VideoConfig(**{"min_pixels": 784, "max_pixels": 6272, **video}), patch_size=patch_size)
+
+
+def plan(ref, rule=None, **cache):
+    return make_media_cache(**cache).get_frame_plan(ref, rule or sampling())
 
 
 def all_frames(ref):
@@ -45,38 +47,39 @@ def nearest(frames, size):
     return [int(np.abs(pictures - frame).mean((1, 2, 3)).argmin()) for frame in frames.astype(int)]
 
 
+RELEASED = {"min_pixels": VideoConfig().min_pixels, "max_pixels": VideoConfig().max_pixels}
+
+
 @pytest.mark.parametrize(
-    ("rule", "patch"),
+    "rule",
     [
-        (VideoConfig(), 14),
-        (VideoConfig(), 16),
-        (VideoConfig(), 8),  # 768 tokens a frame are less than max_pixels
-        (VideoConfig(fps=4.0, max_frames=6, min_pixels=784, max_pixels=6272), 14),
-        (VideoConfig(fps=0.5, min_frames=5, min_pixels=784, max_pixels=78400, total_pixels=40000), 14),
+        sampling(14, **RELEASED),
+        sampling(16, **RELEASED),
+        sampling(8, **RELEASED),  # 768 tokens a frame are less than max_pixels
+        sampling(14, fps=4.0, max_frames=6),
+        sampling(14, fps=0.5, min_frames=5, max_pixels=78400, total_pixels=40000),
     ],
 )
 @pytest.mark.parametrize("span", [{}, {"start": 0.5, "end": 3.1}], ids=["whole", "part"])
-def test_a_clip_is_what_fetch_video_gives(tmp_path, monkeypatch, rule, patch, span):
+def test_frames_are_those_of_fetch_video(tmp_path, monkeypatch, rule, span):
     pytest.importorskip("decord")
-    write_video(tmp_path / "v.mp4")
+    path = tmp_path / "v.mp4"
+    write_video(path)
     monkeypatch.setattr(vision_process, "get_video_reader_backend", lambda: "decord")
-    request = rule.model_dump() | {f"video_{name}": second for name, second in span.items()}
+    request = rule.video.model_dump() | {f"video_{name}": second for name, second in span.items()}
     (theirs, metadata), sample_fps = vision_process.fetch_video(
-        {"video": str(tmp_path / "v.mp4"), **request},
-        image_patch_size=patch,
+        {"video": str(path), **request},
+        image_patch_size=rule.patch_size,
         return_video_metadata=True,
         return_video_sample_fps=True,
     )
-    opener, ref = store(), video_ref(tmp_path / "v.mp4", **span)
-    plan, clip = (
-        opener.get_frame_plan(ref, FrameSampling(video=rule, patch_size=patch)),
-        opener.read_video(ref, FrameSampling(video=rule, patch_size=patch)),
-    )
-    assert torch.equal(clip.frames_TCHW, theirs)
-    assert clip.plan == plan
-    assert list(plan.indices) == metadata["frames_indices"]
-    assert (plan.fps, plan.total_frames, plan.sampled_fps) == (metadata["fps"], 48, sample_fps)
-    assert (plan.original_size, plan.resized_size) == (Size(128, 96), Size(theirs.shape[3], theirs.shape[2]))
+    video = make_media_cache().read_video(video_ref(path, **span), rule)
+    assert torch.equal(video.frames_TCHW, theirs)
+    found = video.plan
+    assert found == plan(video_ref(path, **span), rule)
+    assert list(found.indices) == metadata["frames_indices"]
+    assert (found.fps, found.total_frames, found.sampled_fps) == (metadata["fps"], 48, sample_fps)
+    assert (found.original_size, found.resized_size) == (Size(128, 96), Size(theirs.shape[3], theirs.shape[2]))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +98,7 @@ def test_a_clip_is_what_fetch_video_gives(tmp_path, monkeypatch, rule, patch, sp
     ],
     ids=str,
 )
-def test_every_frame_is_the_one_decord_decodes(tmp_path, name, options):
+def test_each_frame_is_the_one_that_decord_decodes(tmp_path, name, options):
     decord = pytest.importorskip("decord")
     ref = write_video(tmp_path / name, range(24), **options)
     reader = decord.VideoReader(ref.path)
@@ -106,16 +109,15 @@ def test_every_frame_is_the_one_decord_decodes(tmp_path, name, options):
         assert ours.size == Size(theirs.shape[2], theirs.shape[1])
 
 
-@pytest.mark.parametrize("groups", ["closed", "open"])
-def test_a_frame_does_not_depend_on_which_others_are_read(tmp_path, groups):
+@pytest.mark.parametrize("is_open", [0, 1])
+def test_a_frame_does_not_depend_on_which_others_are_read(tmp_path, is_open):
     """After seeking to an open key frame, decord returns a frame three positions later."""
-    parameters = {"g": "8", "bf": "3", "x264-params": f"open-gop={int(groups == 'open')}:keyint=8:min-keyint=8"}
+    parameters = {"g": "8", "bf": "3", "x264-params": f"open-gop={is_open}:keyint=8:min-keyint=8"}
     ref = write_video(tmp_path / "v.mp4", options=parameters)
     whole = all_frames(ref)
     assert nearest(whole, (128, 96)) == list(range(48))
     for indices in ([0, 47], [23], range(3, 48, 5), range(24, 30)):
-        with open_video_file(ref, ROOTS, MediaLimitsConfig()) as reader:
-            assert np.array_equal(np.stack(list(reader.read_frames(indices))), whole[list(indices)])
+        assert read_or_refuse(ref, indices) == [whole[index].tobytes() for index in indices]
 
 
 def stored_frames(path):
@@ -142,7 +144,7 @@ def test_a_frame_that_is_stored_out_of_order_is_refused(tmp_path, vp9, index, mi
     struct.pack_into(">h", content, frame.pos + 1, time + milliseconds - frame.pts)
     (tmp_path / "v.webm").write_bytes(content)
     with pytest.raises(MediaError, match=r"v\.webm: the frame at \d\.\d+ s is stored out of order; restore it"):
-        store().get_frame_plan(video_ref(tmp_path / "v.webm"), SMALL)
+        plan(video_ref(tmp_path / "v.webm"))
 
 
 def read_or_refuse(ref, indices):
@@ -179,9 +181,9 @@ def write_cut(folder):
 
 def test_frames_that_an_edit_list_hides_are_not_counted(tmp_path):
     """Hidden frames stay in the file; decord counts them and repeats a neighbour for each."""
-    seen = nearest(all_frames(write_cut(tmp_path)), (128, 96))
-    assert seen == list(range(12, 12 + len(seen)))
-    assert 24 <= len(seen) <= 28
+    indices = nearest(all_frames(write_cut(tmp_path)), (128, 96))
+    assert indices == list(range(12, 12 + len(indices)))
+    assert 24 <= len(indices) <= 28
 
 
 CLOSED_GROUPS, OPEN_GROUPS = (f"open-gop={is_open}:keyint=8:min-keyint=8" for is_open in (0, 1))
@@ -205,25 +207,17 @@ def test_decord_gives_the_frames_that_pyav_gives(tmp_path, name):
     pytest.importorskip("decord")
     file, options = BOTH_READ[name]
     write_video(tmp_path / file, **options)
+    pyav, decord = make_media_cache(), make_media_cache(reader="decord")
     for span in ({}, {"start": 0.9, "end": 3.5}, {"start": 2.1}):
         ref = video_ref(tmp_path / file, **span)
         for fps in (2.0, 5.0, 12.0):
-            sampling = FrameSampling(video=SMALL.video.model_copy(update={"fps": fps}), patch_size=14)
-            ours, theirs = store().read_video(ref, sampling), store(reader="decord").check_video(ref, sampling)
-            assert ours.plan == theirs.plan == store(reader="decord").get_frame_plan(ref, sampling)
+            rule = sampling(fps=fps)
+            ours, theirs = pyav.read_video(ref, rule), decord.check_video(ref, rule)
+            assert ours.plan == theirs.plan == decord.get_frame_plan(ref, rule)
             assert (ours.frames_TCHW - theirs.frames_TCHW).abs().max() <= 1
     for second in (0.0, 1.37, 3.9):
-        shown = ImageRef(path=ref.path, sha256=ref.sha256, timestamp=second)
-        assert store(reader="decord").get_image(shown).tobytes() == store().get_image(shown).tobytes()
-
-
-def test_decord_is_bound_by_the_same_limits(tmp_path):
-    pytest.importorskip("decord")
-    ref = write_video(tmp_path / "v.mp4")
-    with pytest.raises(MediaError, match="48 frames exceed max_video_frames=47"):
-        store(reader="decord", max_video_frames=47).get_frame_plan(ref, SMALL)
-    with pytest.raises(MediaError, match=r"lies outside data\.media_roots"):
-        store(((tmp_path / "inner"),), reader="decord").get_frame_plan(ref, SMALL)
+        frame = ImageRef(path=ref.path, sha256=ref.sha256, timestamp=second)
+        assert decord.get_image(frame).tobytes() == pyav.get_image(frame).tobytes()
 
 
 DECORD_REFUSES = {
@@ -242,111 +236,119 @@ DECORD_REFUSES = {
 
 
 @pytest.mark.parametrize("name", DECORD_REFUSES)
-def test_a_video_that_decord_misreads_is_refused_by_name(tmp_path, name, monkeypatch):
+def test_a_video_that_decord_misreads_is_refused(tmp_path, name, monkeypatch):
     pytest.importorskip("decord")
     file, options, reason = DECORD_REFUSES[name]
     ref = write_video(tmp_path / file, **options)
-    message = rf"{file}: decord would give wrong frames: .*{reason}.*; use media\.video_reader: pyav"
-    for look in ("get_frame_plan", "read_video", "check_video"):
-        with pytest.raises(MediaError, match=message):
-            getattr(store(reader="decord"), look)(ref, SMALL)
+    cache = make_media_cache(reader="decord")
+    for read in (cache.get_frame_plan, cache.read_video, cache.check_video):
+        with pytest.raises(MediaError, match=rf"{file}: decord would give wrong frames: .*{reason}.*; use media\.vid"):
+            read(ref, sampling())
     # It is really misread, and what the structure of a file does not show is found by comparing frames.
     monkeypatch.setattr(VideoFileReader, "_find_counting_problem", lambda *args: None)
     with pytest.raises(MediaError, match=r"decord's frame \d+ differs from PyAV's by \d+ grey levels; use media"):
         for start in range(3):
-            store(reader="decord").check_video(video_ref(tmp_path / file, start=start), SMALL)
+            cache.check_video(video_ref(tmp_path / file, start=start), sampling())
 
 
-def test_a_video_with_hidden_frames_is_refused_for_decord(tmp_path):
+def write_avi(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("videos._TICKS", 1)  # AVI takes the unit of time for the frame rate
+        return write_video(folder / "v.avi", codec="mpeg4")
+
+
+@pytest.mark.parametrize(
+    ("write", "limits", "words"),
+    [
+        (write_cut, {}, r"cut\.mp4: decord would give wrong frames: its edit list hides \d+ frames"),
+        (write_avi, {}, "it is an AVI file, which decord reads differently each time"),
+        (lambda folder: write_video(folder / "v.mp4"), {"max_video_frames": 47}, "48 frames exceed max_video_frames"),
+    ],
+)
+def test_decord_is_refused_for_what_only_pyav_reads_and_beyond_the_limits(tmp_path, write, limits, words):
     pytest.importorskip("decord")
-    with pytest.raises(MediaError, match=r"cut\.mp4: decord would give wrong frames: its edit list hides \d+ frames"):
-        store(reader="decord").get_frame_plan(write_cut(tmp_path), SMALL)
-
-
-def test_avi_is_refused_for_decord(tmp_path, monkeypatch):
-    pytest.importorskip("decord")
-    monkeypatch.setattr("videos._TICKS", 1)  # AVI takes the unit of time for the frame rate
-    ref = write_video(tmp_path / "v.avi", codec="mpeg4")
-    assert store().get_frame_plan(ref, SMALL).total_frames == 48
-    with pytest.raises(MediaError, match="it is an AVI file, which decord reads differently each time"):
-        store(reader="decord").get_frame_plan(ref, SMALL)
+    ref = write(tmp_path)
+    assert plan(ref).total_frames >= 24
+    with pytest.raises(MediaError, match=words):
+        plan(ref, reader="decord", **limits)
 
 
 def test_damage_that_decord_conceals_is_found_before_a_run(tmp_path):
     decord = pytest.importorskip("decord")
-    ref = write_video(tmp_path / "v.mp4", options={"bf": "0"})
+    path = write_video(tmp_path / "v.mp4", options={"bf": "0"}).path
     blank_frame(tmp_path / "v.mp4", 30)
-    assert len(decord.VideoReader(ref.path).get_batch(range(48)).asnumpy()) == 48
-    every = FrameSampling(video=SMALL.video.model_copy(update={"fps": 12.0}), patch_size=14)
+    assert len(decord.VideoReader(path).get_batch(range(48)).asnumpy()) == 48
     with pytest.raises(MediaError, match=r"v\.mp4: the frame at 2\.\d+ s does not decode"):
-        store(reader="decord").check_video(video_ref(tmp_path / "v.mp4"), every)
+        make_media_cache(reader="decord").check_video(video_ref(tmp_path / "v.mp4"), sampling(fps=12.0))
 
 
 def test_without_decord_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "decord", None)
     with pytest.raises(UserError, match=r'media\.video_reader: decord .*pip install "mmrl\[decord\]", or use .*pyav'):
-        store(reader="decord")
+        make_media_cache(reader="decord")
 
 
-def test_a_long_clip_is_resized_in_pieces_to_the_same_pixels(tmp_path, monkeypatch):
-    ref = write_video(tmp_path / "v.mp4")
-    at_once = store().read_video(ref, SMALL).frames_TCHW
+def test_frames_resized_a_few_at_a_time_have_the_same_pixels(tmp_path, monkeypatch):
+    ref, cache = write_video(tmp_path / "v.mp4"), make_media_cache()
+    at_once = cache.read_video(ref, sampling()).frames_TCHW
     monkeypatch.setattr("mmrl.media.video._CHUNK_BYTES", 3 * 128 * 96 * 3)
-    assert torch.equal(store().read_video(ref, SMALL).frames_TCHW, at_once)
+    assert torch.equal(cache.read_video(ref, sampling()).frames_TCHW, at_once)
 
 
 def test_a_turned_video_is_shown_upright(tmp_path):
     ref = write_video(tmp_path / "v.mp4", size=(160, 96), turn=90)
-    plan = store().get_frame_plan(ref, SMALL)
-    assert plan.original_size == Size(96, 160)
-    assert plan.resized_size.height > plan.resized_size.width
+    found = plan(ref)
+    assert found.original_size == Size(96, 160)
+    assert found.resized_size.height > found.resized_size.width
     upright = np.rot90(picture(0, 160, 96), 1).astype(int)
     assert np.abs(all_frames(ref)[0].astype(int) - upright).mean() < 20
 
 
 def test_a_varying_rate_is_refused_where_a_sampled_frame_drifts(tmp_path):
-    steady = [*range(24), *(24 + 1.2 * step for step in range(24))]
-    ref = write_video(tmp_path / "v.mp4", steady)
-    plan = store().get_frame_plan(ref, SMALL)
-    assert plan.fps == pytest.approx(12 * 48 / 52.8, rel=0.02)
+    slower = write_video(tmp_path / "v.mp4", [*range(24), *(24 + 1.2 * step for step in range(24))])
+    assert plan(slower).fps == pytest.approx(12 * 48 / 52.8, rel=0.02)
     with pytest.raises(MediaError, match=r"its rate varies: frame \d+ is at [\d.]+ s, not at [\d.]+ s, which"):
-        store(max_frame_drift_s=0.05).get_frame_plan(ref, SMALL)
+        plan(slower, max_frame_drift_s=0.05)
     slides = write_video(tmp_path / "w.mp4", [*range(24), *range(24, 24 * 13, 12)])
-    for look in (store().get_frame_plan, store().read_video):
-        with pytest.raises(MediaError, match=r"frame 7 is at 0\.583 s, not at 2\.\d+ s|its rate varies: frame \d+"):
-            look(slides, SMALL)
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_fewer_frames_than_asked_for_are_refused(tmp_path, count):
-    with pytest.raises(MediaError, match=rf"asks for 4 frames \(fps=2, min_frames=4\) of {count}; lower them"):
-        store().get_frame_plan(write_video(tmp_path / "v.mp4", range(count)), SMALL)
-
-
-def test_a_rate_higher_than_the_videos_is_refused(tmp_path):
-    ref = write_video(tmp_path / "v.mp4")
-    quick = FrameSampling(video=SMALL.video.model_copy(update={"fps": 24.0}), patch_size=14)
-    with pytest.raises(MediaError, match=r"asks for 96 frames \(fps=24, min_frames=4\) of 48"):
-        store().get_frame_plan(ref, quick)
-    own_rate = FrameSampling(video=SMALL.video.model_copy(update={"fps": 12.0}), patch_size=14)
-    assert store().get_frame_plan(ref, own_rate).indices == tuple(range(48))
-
-
-@pytest.mark.parametrize("span", [{"start": 3.0, "end": 5.0}, {"start": -1.0}, {"start": 2.0, "end": 1.0}])
-def test_a_part_that_is_not_in_the_video_is_refused(tmp_path, span):
-    write_video(tmp_path / "v.mp4")
-    with pytest.raises(MediaError, match=r"s is not part of its 4\.000 s; correct start and end"):
-        store().get_frame_plan(video_ref(tmp_path / "v.mp4", **span), SMALL)
-
-
-def test_a_part_between_two_frames_is_refused(tmp_path):
-    write_video(tmp_path / "v.mp4")
-    with pytest.raises(MediaError, match=r"no two frames from 1\.01 to 1\.05 s"):
-        store().get_frame_plan(video_ref(tmp_path / "v.mp4", start=1.01, end=1.05), SMALL)
+    with pytest.raises(MediaError, match=r"its rate varies: frame \d+"):
+        make_media_cache().read_video(slides, sampling())
 
 
 @pytest.mark.parametrize(
-    ("limits", "message"),
+    ("count", "video", "words"),
+    [
+        (1, {}, r"asks for 4 frames \(fps=2, min_frames=4\) of 1; lower them"),
+        (3, {}, r"asks for 4 frames \(fps=2, min_frames=4\) of 3; lower them"),
+        (48, {"fps": 24.0}, r"asks for 96 frames \(fps=24, min_frames=4\) of 48"),
+    ],
+)
+def test_fewer_frames_than_asked_for_are_refused(tmp_path, count, video, words):
+    with pytest.raises(MediaError, match=words):
+        plan(write_video(tmp_path / "v.mp4", range(count)), sampling(**video))
+
+
+def test_all_frames_are_seen_at_the_rate_of_the_video(tmp_path):
+    assert plan(write_video(tmp_path / "v.mp4"), sampling(fps=12.0)).indices == tuple(range(48))
+
+
+@pytest.mark.parametrize(
+    ("span", "words"),
+    [
+        ({"start": 3.0, "end": 5.0}, r"s is not part of its 4\.000 s; correct start and end"),
+        ({"start": -1.0}, r"s is not part of its 4\.000 s; correct start and end"),
+        ({"start": 2.0, "end": 1.0}, r"s is not part of its 4\.000 s; correct start and end"),
+        ({"start": 1.01, "end": 1.05}, r"no two frames from 1\.01 to 1\.05 s"),
+    ],
+)
+def test_a_part_that_is_not_in_the_video_is_refused(tmp_path, span, words):
+    write_video(tmp_path / "v.mp4")
+    with pytest.raises(MediaError, match=words):
+        plan(video_ref(tmp_path / "v.mp4", **span))
+
+
+@pytest.mark.parametrize("name", ["v.mp4", "v.mkv"])  # an MKV does not say how many frames it has
+@pytest.mark.parametrize(
+    ("limits", "words"),
     [
         ({"max_video_bytes": 1000}, r"bytes exceed max_video_bytes=1,000"),
         ({"max_video_frames": 47}, "48 frames exceed max_video_frames=47"),
@@ -354,39 +356,32 @@ def test_a_part_between_two_frames_is_refused(tmp_path):
         ({"max_pixels": 12000}, "128x96 pixels exceed max_pixels=12,000"),
     ],
 )
-def test_a_video_over_a_limit_is_refused(tmp_path, limits, message):
-    for name in ("v.mp4", "v.mkv"):  # an MKV does not say how many frames it has
-        with pytest.raises(MediaError, match=message):
-            store(**limits).get_frame_plan(write_video(tmp_path / name), SMALL)
+def test_a_video_over_a_limit_is_refused(tmp_path, name, limits, words):
+    with pytest.raises(MediaError, match=words):
+        plan(write_video(tmp_path / name), **limits)
 
 
-def test_a_video_that_is_too_long_and_thin_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("mmrl.media.checks.MAX_ASPECT_RATIO", 1)
-    with pytest.raises(MediaError, match="128x96 has one side more than 1 times as long"):
-        store().get_frame_plan(write_video(tmp_path / "v.mp4"), SMALL)
+MIRRORED = (-(2**16), 0, 0, 0, 2**16, 0, 0, 0, 2**30)  # a display matrix that swaps left and right
+NO_PACKETS = {"container": {"movflags": "empty_moov+frag_keyframe"}}
+TEN_BITS = {"codec": "ffv1", "pixels": "yuv420p10le"}
 
 
 @pytest.mark.parametrize(
-    ("write", "message"),
+    ("write", "words"),
     [
         (lambda folder: write_sound(folder / "v.mp4"), "has no video stream"),
         (lambda folder: write_video(folder / "v.mp4", matrix=MIRRORED), "is shown mirrored or slanted"),
         (
-            lambda folder: write_video(folder / "v.mkv", range(4), codec="ffv1", pixels="yuv420p10le"),
-            r"more than 8 bits per channel \(yuv420p10le\)",
+            lambda folder: write_video(folder / "v.mkv", range(4), **TEN_BITS),
+            r"more than 8 bits per channel \(yuv420p10",
         ),
+        (lambda folder: write_video(folder / "v.mp4", (), **NO_PACKETS), "contains no frames|damaged|has no"),
+        (lambda folder: write_video(folder / "v.mp4", size=(804, 4)), "804x4 has one side more than 200 times as long"),
     ],
 )
-def test_a_stream_that_models_cannot_see_is_refused(tmp_path, write, message):
-    with pytest.raises(MediaError, match=message):
-        store().get_frame_plan(write(tmp_path), SMALL)
-
-
-def test_a_video_without_frames_is_refused(tmp_path):
-    """The file has a valid video stream and no packets."""
-    write_video(tmp_path / "v.mp4", (), container={"movflags": "empty_moov+frag_keyframe"})
-    with pytest.raises(MediaError, match=r"v\.mp4: (contains no frames|damaged|has no)"):
-        store().get_frame_plan(video_ref(tmp_path / "v.mp4"), SMALL)
+def test_a_video_that_models_cannot_see_is_refused(tmp_path, write, words):
+    with pytest.raises(MediaError, match=words):
+        plan(write(tmp_path))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
@@ -396,53 +391,44 @@ def test_a_truncated_file_is_refused(tmp_path, share, name, flags):
     whole = Path(write_video(tmp_path / name, container=flags).path).read_bytes()
     (tmp_path / name).write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(MediaError, match=r"(empty file|no MP4|damaged|is cut off)"):
-        store().get_frame_plan(video_ref(tmp_path / name), SMALL)
+        plan(video_ref(tmp_path / name))
 
 
 @pytest.mark.parametrize(
     "content", [b"This is a text.\n", b"#EXTM3U\n#EXTINF:1,\nv.mp4\n", b"ffconcat version 1.0\nfile v.mp4\n"]
 )
-def test_texts_and_play_lists_are_refused(tmp_path, content):
-    """ffmpeg would follow a play list to any file or address."""
+def test_texts_and_playlists_are_refused(tmp_path, content):
+    """ffmpeg would follow a playlist to any file or address."""
     write_video(tmp_path / "v.mp4")
     (tmp_path / "list.mp4").write_bytes(content)
     with pytest.raises(MediaError, match=r"list\.mp4: no MP4, MOV, MKV, WEBM or AVI video"):
-        store().get_frame_plan(video_ref(tmp_path / "list.mp4"), SMALL)
+        plan(video_ref(tmp_path / "list.mp4"))
 
 
-def test_a_file_that_changed_is_refused(tmp_path):
+def test_pipes_folders_and_files_outside_the_roots_are_refused(tmp_path):
     ref = write_video(tmp_path / "v.mp4")
-    opener = store()
-    opener.get_frame_plan(ref, SMALL)
+    inner = tmp_path.resolve() / "inner"
+    inner.mkdir()
+    (inner / "link.mp4").symlink_to(ref.path)
+    os.mkfifo(tmp_path / "pipe.mp4")
+    for name, words in {"": "not a file", "pipe.mp4": "not a file", "none.mp4": "no such file"}.items():
+        with pytest.raises(MediaError, match=words):
+            plan(VideoRef(path=str(tmp_path / name), sha256=""))
+    with pytest.raises(MediaError, match=r"lies outside data\.media_roots"):
+        plan(replace(ref, path=str(inner / "link.mp4")), root=inner)
+
+
+def test_a_frame_plan_is_made_once_and_a_video_that_changed_is_refused(tmp_path):
+    ref, cache = write_video(tmp_path / "v.mp4"), make_media_cache()
+    found = cache.get_frame_plan(ref, sampling())
+    cache.set_frame_plan(ref, sampling(), replace(found, total_frames=47))
+    with pytest.raises(MediaError, match=r"v\.mp4: its frames are not those planned before"):
+        cache.read_video(ref, sampling())
     write_video(tmp_path / "v.mp4", range(40))
     with pytest.raises(MediaError, match="changed since it was referenced"):
-        opener.read_video(ref, SMALL)
-
-
-def test_a_pipe_a_folder_and_a_file_outside_the_roots_are_refused(tmp_path):
-    ref = write_video(tmp_path / "v.mp4")
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "link.mp4").symlink_to(ref.path)
-    os.mkfifo(tmp_path / "pipe.mp4")
-    for path, problem in [(tmp_path, "not a file"), (tmp_path / "pipe.mp4", "not a file"), (tmp_path / "n", "no such")]:
-        with pytest.raises(MediaError, match=problem):
-            store().get_frame_plan(VideoRef(path=str(path), sha256=""), SMALL)
-    with pytest.raises(MediaError, match=r"lies outside data\.media_roots"):
-        store(((tmp_path / "inner").resolve(),)).get_frame_plan(video_ref(tmp_path / "inner" / "link.mp4"), SMALL)
-
-
-def test_a_plan_is_made_once(tmp_path):
-    ref, opener = write_video(tmp_path / "v.mp4"), store()
-    plan = opener.get_frame_plan(ref, SMALL)
+        cache.read_video(ref, sampling())
     shutil.move(ref.path, tmp_path / "elsewhere.mp4")
-    assert opener.get_frame_plan(ref, SMALL) is plan
-
-
-def test_a_clip_that_is_not_what_was_planned_is_refused(tmp_path):
-    ref, opener = write_video(tmp_path / "v.mp4"), store()
-    opener._frame_plans[ref, SMALL] = replace(opener.get_frame_plan(ref, SMALL), total_frames=47)
-    with pytest.raises(MediaError, match=r"v\.mp4: its frames are not those planned before"):
-        opener.read_video(ref, SMALL)
+    assert cache.get_frame_plan(ref, sampling()).total_frames == 47
 
 
 def test_reading_videos_prints_nothing(tmp_path):
@@ -454,15 +440,12 @@ def test_reading_videos_prints_nothing(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from mmrl.config.schema import MediaLimitsConfig, VideoConfig
-from mmrl.media.cache import MediaCache
-from mmrl.media.image import MediaError
+from processors import make_media_cache
+from videos import SMALL, video_ref
+from mmrl.media.checks import MediaError
 from mmrl.media.video import FrameSampling
-from mmrl.types import MediaPolicy
-from videos import video_ref
 
-cache = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
-sampling = FrameSampling(video=VideoConfig(min_pixels=784, max_pixels=6272), patch_size=14)
+cache, sampling = make_media_cache(), FrameSampling(video=SMALL, patch_size=14)
 cache.read_video(video_ref(Path(sys.argv[1])), sampling)
 try:
     cache.read_video(video_ref(Path(sys.argv[2])), sampling)

@@ -29,16 +29,16 @@ def make_inputs(shape, decay_offset):
     count, length, key_heads, heads, key_width, width = shape
     generator = torch.Generator().manual_seed(0)
 
-    def draw(*sizes):
+    def sample(*sizes):
         return torch.randn(*sizes, generator=generator, dtype=torch.float64)
 
     inputs = {
-        "query": F.normalize(draw(count, length, key_heads, key_width), dim=-1),
-        "key": F.normalize(draw(count, length, key_heads, key_width), dim=-1),
-        "value": draw(count, length, heads, width),
-        "log_decay": -F.softplus(draw(count, length, heads) + decay_offset),
-        "write_strength": draw(count, length, heads).sigmoid(),
-        "initial_state": draw(count, heads, key_width, width),
+        "query": F.normalize(sample(count, length, key_heads, key_width), dim=-1),
+        "key": F.normalize(sample(count, length, key_heads, key_width), dim=-1),
+        "value": sample(count, length, heads, width),
+        "log_decay": -F.softplus(sample(count, length, heads) + decay_offset),
+        "write_strength": sample(count, length, heads).sigmoid(),
+        "initial_state": sample(count, heads, key_width, width),
     }
     return {name: tensor.requires_grad_() for name, tensor in inputs.items()}
 
@@ -79,24 +79,17 @@ def with_gradients(rule, inputs):
 
 @memories
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_rule_is_its_recurrence_in_float64(shape, decay_offset):
+def test_the_rule_is_its_recurrence_in_float64_at_least_as_closely_as_that_of_transformers(shape, decay_offset):
     exact = make_inputs(shape, decay_offset)
     rounded = {name: tensor.detach().float().requires_grad_() for name, tensor in exact.items()}
-    found, expected = with_gradients(gated_delta_rule, rounded), with_gradients(recurrence, exact)
-    for name, ours, theirs in zip(("output", "state", *exact), found, expected, strict=True):
-        bound = ROUNDING_OF_DECAYS if name == "log_decay" else ROUNDING
-        assert (ours - theirs).norm() / theirs.norm() < bound, name
-
-
-@memories
-def test_it_is_no_farther_from_float64_than_the_rule_of_transformers(decay_offset):
-    exact = make_inputs(SHAPES["three chunks"], decay_offset)
-    rounded = {name: tensor.detach().float().requires_grad_() for name, tensor in exact.items()}
     expected = with_gradients(recurrence, exact)
-    ours, theirs = (with_gradients(rule, rounded) for rule in (gated_delta_rule, rule_of_transformers))
-    for name, right, our, their in zip(("output", "state", *exact), expected, ours, theirs, strict=True):
-        # Where both are right to the last digit, either may be nearer.
-        assert (our - right).norm() <= (their - right).norm() + 3e-7 * right.norm(), name
+    found, theirs = (with_gradients(rule, rounded) for rule in (gated_delta_rule, rule_of_transformers))
+    for name, right, our, their in zip(("output", "state", *exact), expected, found, theirs, strict=True):
+        bound = ROUNDING_OF_DECAYS if name == "log_decay" else ROUNDING
+        assert (our - right).norm() / right.norm() < bound, name
+        if shape == SHAPES["three chunks"]:
+            # Where both are right to the last digit, either may be nearer.
+            assert (our - right).norm() <= (their - right).norm() + 3e-7 * right.norm(), name
 
 
 def test_padding_changes_no_state_and_has_no_gradient():
@@ -117,7 +110,7 @@ def test_padding_changes_no_state_and_has_no_gradient():
         assert not padded[name].grad[1, 41:].any()
 
 
-def test_sixteen_bits_are_computed_in_float32():
+def test_inputs_of_16_bits_are_computed_in_float32():
     inputs = {name: tensor.detach().bfloat16() for name, tensor in make_inputs(SHAPES["three chunks"], 0.0).items()}
     output, state = gated_delta_rule(**inputs)
     expected, last = gated_delta_rule(**{name: tensor.float() for name, tensor in inputs.items()})
@@ -125,7 +118,7 @@ def test_sixteen_bits_are_computed_in_float32():
     assert torch.equal(output, expected) and torch.equal(state, last)
 
 
-def test_steps_of_one_token_are_the_rule():
+def test_the_rule_token_by_token_is_the_rule_at_once():
     inputs = {name: tensor.detach().float() for name, tensor in make_inputs((3, 5, 2, 6, 8, 16), 0.0).items()}
     expected, last = gated_delta_rule(**inputs)
     state = inputs.pop("initial_state").clone()

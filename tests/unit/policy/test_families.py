@@ -1,4 +1,4 @@
-"""The list of families against what the installed transformers and vLLM know of Qwen, and each family as a plug-in."""
+"""The families against the models of Qwen in the installed transformers and vLLM, and each family as a plug-in."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_learner import learner, trained_on
+from processors import make_prompt_processor
 from transformers.models.auto import modeling_auto
-from videos import SMALL
 
-from mmrl.config.schema import MediaLimitsConfig, ModelConfig
-from mmrl.media.cache import MediaCache
-from mmrl.policy.encoder import PromptEncoder
+from mmrl.config.schema import ModelConfig
 from mmrl.policy.families import FAMILIES, load_family
 from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import load_pretrained
-from mmrl.policy.processor import PromptProcessor
-from mmrl.types import MediaPolicy
 from mmrl.utils.model_files import UNSUPPORTED
 
 
@@ -33,7 +28,7 @@ def known_to_transformers() -> dict[str, str]:
     return {model_type: name for model_type, name in known.items() if model_type.startswith("qwen")}
 
 
-def test_every_model_type_of_qwen_is_trained_or_named_with_a_reason():
+def test_each_model_type_of_qwen_is_a_family_or_unsupported_with_a_reason():
     assert set(known_to_transformers()) == set(FAMILIES) | set(UNSUPPORTED)
     assert not set(FAMILIES) & set(UNSUPPORTED)
 
@@ -66,7 +61,7 @@ def known_to_vllm() -> set[str]:
     raise AssertionError("vLLM lists its models in another way")
 
 
-def test_vllm_runs_every_family_and_what_else_it_runs_of_qwen_is_named():
+def test_vllm_runs_each_family_and_no_model_of_qwen_that_is_not_listed():
     trained = {family.model_class.__name__ for family in FAMILIES.values()}
     out = {name for model_type, name in known_to_transformers().items() if model_type in UNSUPPORTED}
     known = known_to_vllm()
@@ -76,7 +71,7 @@ def test_vllm_runs_every_family_and_what_else_it_runs_of_qwen_is_named():
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_built_in_family_is_a_plug_in_like_any_other(model_type):
+def test_a_built_in_family_can_be_loaded_as_a_plug_in(model_type):
     """`model.family: {fn: mmrl.policy.families.qwen3_5:make_family}` describes what `qwen3_5` describes."""
     loaded = load_family(f"mmrl.policy.families.{model_type}:make_family", Path(), {})
     built_in = FAMILIES[model_type]
@@ -84,27 +79,28 @@ def test_a_built_in_family_is_a_plug_in_like_any_other(model_type):
         assert getattr(loaded, field) == getattr(built_in, field)
 
 
-def test_a_family_behind_the_plug_in_trains_what_the_built_in_one_trains(make_tiny, tmp_path):
-    """Recurrent layers and experts, sampled from and learned from: the same rollouts, metrics and weights."""
+def test_a_family_from_a_plug_in_computes_what_the_built_in_one_does(make_tiny, tmp_path):
+    """Recurrent layers and experts: the same rollouts, log-probs and gradients."""
     tiny = make_tiny("qwen3_5_moe")
-    tiny.policy.model.save_pretrained(tmp_path)
-    tiny.processor.hf_processor.save_pretrained(tmp_path)
+    tiny.save(tmp_path)
     results = []
-    for family in (None, {"fn": "mmrl.policy.families.qwen3_5_moe:make_family"}):
-        bundle = load_pretrained(
-            ModelConfig(path=str(tmp_path), dtype="float32", family=family, min_pixels=2304, max_pixels=2304)
+    for fn in (None, "mmrl.policy.families.qwen3_5_moe:make_family"):
+        family = {"fn": fn} if fn else None
+        options = ModelConfig(path=str(tmp_path), dtype="float32", family=family, min_pixels=2304, max_pixels=2304)
+        bundle = load_pretrained(options)
+        assert (bundle.family.source is None) == (fn is None)
+        own = replace(
+            tiny,
+            policy=Policy(bundle.model, family=bundle.family),
+            processor=make_prompt_processor(bundle.family, bundle.processor),
         )
-        assert (bundle.family.source is None) == (family is None)
-        known = tiny.processor.encoder
-        cache = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
-        encoder = PromptEncoder(
-            bundle, known.response_format, cache, video=SMALL, add_instruction=False, max_prompt_tokens=500
-        )
-        own = replace(tiny, policy=Policy(bundle.model, family=bundle.family), processor=PromptProcessor(encoder))
-        experiences = trained_on(own, advantages=(1.0, -1.0))
-        metrics = learner(own).step(experiences, step=0)
+        experiences = own.experiences(tiny.samples[:3], 2)
+        logprobs_N = own.policy.compute_logprobs(own.collate(experiences)).logprobs_N
+        logprobs_N.sum().backward()
         tokens = [experience.rollout.segments[0].token_ids for experience in experiences]
-        results.append((tokens, metrics, bundle.model.state_dict()))
-    (tokens, metrics, weights), (same_tokens, same_metrics, same_weights) = results
-    assert (tokens, metrics) == (same_tokens, same_metrics)
-    assert all(torch.equal(weights[name], same_weights[name]) for name in weights)
+        gradients = [parameter.grad for parameter in own.policy.trained.values() if parameter.grad is not None]
+        results.append((tokens, [logprobs_N, *gradients]))
+    (tokens, tensors), (same_tokens, same_tensors) = results
+    assert tokens == same_tokens
+    assert all(map(torch.equal, tensors, same_tensors))
+    assert len(tensors) == len(same_tensors) > 20

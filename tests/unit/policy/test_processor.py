@@ -1,0 +1,255 @@
+"""Samples to prompts as transformers makes them, digests and caches of prompts, and demonstrations."""
+
+import pickle
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from config_samples import SMALL, write
+from factories import image_ref, make_sample
+from PIL import Image
+from processors import make_media_cache
+
+from mmrl.algo.replay import find_changed_media, find_media_problems
+from mmrl.config import load_config
+from mmrl.policy.build import build_encoder
+from mmrl.policy.encoder import ChatTemplate
+from mmrl.policy.families import FAMILIES
+from mmrl.policy.pretrained import ProcessorBundle
+from mmrl.types import (
+    AnswerType,
+    Author,
+    CoordinateSystem,
+    FinishReason,
+    ImageRef,
+    PromptTooLongError,
+    Size,
+    Target,
+    UserError,
+)
+
+NUMBER = Target(answer_type=AnswerType.NUMBER, value=3)
+WITHOUT_MEDIA = make_sample(parts=("nothing to see",))
+
+
+@pytest.fixture
+def write_image(tmp_path):
+    def write_image(image, name="p.png"):
+        image.save(tmp_path / name)
+        return image_ref(tmp_path / name)
+
+    return write_image
+
+
+@pytest.fixture
+def red_sample(write_image):
+    return make_sample(parts=(write_image(Image.new("RGB", (48, 48), "red")), "?"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_is_what_the_processor_of_transformers_makes(make_tiny, family):
+    tiny = make_tiny(family)
+    for sample in tiny.samples[:3]:
+        prompt = tiny.processor.build(sample)
+        tensors = tiny.processor.prompt_tensors(prompt)
+        content = []
+        for part in sample.parts:
+            if isinstance(part, ImageRef):
+                content.append({"type": "image", "image": Image.open(part.path).convert("RGB")})
+            else:
+                content.append({"type": "text", "text": part})
+        theirs = tiny.processor.hf_processor.apply_chat_template(
+            [{"role": "user", "content": content}],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+        )
+        assert list(prompt.token_ids) == theirs["input_ids"][0].tolist()
+        if sample.images:
+            assert torch.equal(tensors.image_patches_MD, theirs["pixel_values"])
+            assert [list(grid) for grid in prompt.grids] == theirs["image_grid_thw"].tolist()
+        else:
+            assert tensors.image_patches_MD.shape == (0, 3 * 2 * 8 * 8)
+        assert tensors.position_ids_3P.shape == (3, len(prompt.token_ids))
+        assert len(prompt.resize_maps) == len(prompt.grids) == len(sample.images)
+
+
+def test_a_resize_map_has_the_original_size_and_the_limited_one(make_tiny, write_image):
+    sample = make_sample(parts=(write_image(Image.new("RGB", (96, 24))), "?"))
+    (resize_map,) = make_tiny().processor.build(sample).resize_maps
+    assert resize_map.original == Size(96, 24)
+    assert resize_map.resized.width * resize_map.resized.height <= 2304
+    assert resize_map.resized.width > resize_map.resized.height
+
+
+def test_an_instruction_is_added_only_if_asked_for(make_tiny):
+    tiny = make_tiny()
+    for add_instruction in (False, True):
+        text = tiny.fresh(add_instruction=add_instruction).encoder.render_chat(tiny.samples[0])
+        assert ("Answer as <answer>" in text) == add_instruction
+
+
+def test_a_chat_template_renders_and_tokenizes_a_question_once_and_can_be_pickled(make_tiny):
+    hf_processor, calls = make_tiny().processor.hf_processor, []
+
+    def apply_chat_template(messages, **options):
+        calls.append("render")
+        return hf_processor.apply_chat_template(messages, **options)
+
+    def tokenizer(text):
+        calls.append("tokenize")
+        return hf_processor.tokenizer(text)
+
+    counted = SimpleNamespace(apply_chat_template=apply_chat_template, tokenizer=tokenizer)
+    template, question = ChatTemplate(counted, {}), (("image", ""), ("text", "How many?"))
+    text = template.render(question)
+    assert template.render(question) == text
+    assert template.tokenize(text) == template.tokenize(text)
+    assert calls == ["render", "tokenize"]
+    others = [template.render((("video", ""), question[1])), template.render(question[1:])]
+    assert len({text, *others}) == 3
+    assert pickle.loads(pickle.dumps(ChatTemplate(hf_processor, {}))).render(question) == text
+
+
+def test_a_digest_depends_on_each_pixel_and_on_the_text(make_tiny, write_image):
+    tiny = make_tiny()
+    image = Image.new("RGB", (48, 48), (10, 20, 30))
+    sample = make_sample(parts=(write_image(image, "a.png"), "How many?"))
+    image.putpixel((5, 7), (11, 20, 30))
+    other_pixel = replace(sample, parts=(write_image(image, "b.png"), "How many?"))
+    other_text = replace(sample, parts=(sample.parts[0], "How few?"))
+    digests = [tiny.fresh().build(each).digest for each in (sample, sample, other_pixel, other_text)]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
+def test_samples_with_one_id_are_not_mixed_up(make_tiny):
+    """Validation and test data may give the same ids to their rows."""
+    tiny = make_tiny()
+    samples = (tiny.samples[0], replace(tiny.samples[4], id=tiny.samples[0].id))
+    processor = tiny.fresh()
+    for sample in (*samples, samples[0]):
+        alone, prompt = tiny.fresh(), processor.build(sample)
+        assert prompt == alone.build(sample)
+        patches = alone.prompt_tensors(prompt).image_patches_MD
+        assert torch.equal(processor.prompt_tensors(prompt).image_patches_MD, patches)
+
+
+def test_an_image_that_changes_during_the_run_is_refused_once_it_has_left_the_cache(make_tiny, write_image, red_sample):
+    processor = make_tiny().fresh()
+    prompt = processor.build(red_sample)
+    write_image(Image.new("RGB", (48, 48), "blue"))
+    assert len(processor.prompt_tensors(prompt).image_patches_MD) == 36  # still cached
+    processor.build(WITHOUT_MEDIA)  # has the same id, and takes its place
+    with pytest.raises(UserError, match="changed since it was referenced"):
+        processor.prompt_tensors(prompt)
+    with pytest.raises(UserError, match=f"sample {prompt.sample.id}: its media changed while the run"):
+        processor.prompt_tensors(replace(processor.build(WITHOUT_MEDIA), digest="0" * 64))
+
+
+def test_replayed_prompts_whose_media_changed_are_found(make_tiny, write_image, red_sample):
+    warnings = []
+    processor = make_tiny().fresh()
+    prompt = processor.build(red_sample)
+    find_problems = partial(find_media_problems, processor.build)
+    find = partial(find_changed_media, find_problems=find_problems, warn=warnings.append)
+    assert find([prompt, prompt]) == set()
+    write_image(Image.new("RGB", (48, 48), "blue"))
+    assert find([prompt]) == set()  # the pixels are still cached
+    processor.build(WITHOUT_MEDIA)
+    assert find([prompt, prompt]) == {prompt.digest}
+    assert len(warnings) == 1 and "sample s: " in warnings[0] and "changed since it was referenced" in warnings[0]
+    assert find([replace(processor.build(WITHOUT_MEDIA), digest="0" * 64)]) == {"0" * 64}
+    assert "its media changed while the run was using them" in warnings[1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("index", [0, 1, 2], ids=["one image", "two images", "text"])
+def test_a_prompt_that_is_too_long_is_refused_with_its_length(make_tiny, family, index):
+    tiny = make_tiny(family)
+    sample = tiny.samples[index]
+    length = len(tiny.processor.build(sample).token_ids)
+    assert len(tiny.fresh(max_prompt_tokens=length).encoder.measure(sample).ids) == length
+    processor = tiny.fresh(max_prompt_tokens=length - 1)
+    with pytest.raises(PromptTooLongError, match=f"{length} tokens exceed model.max_prompt_tokens={length - 1}"):
+        processor.encoder.measure(sample)
+    with pytest.raises(PromptTooLongError, match=rf"sample {sample.id}: {length} tokens exceed"):
+        processor.build(sample)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "qwen2_5_vl"])
+@pytest.mark.parametrize("engine", ["vllm_server", "vllm"])
+def test_a_video_that_a_vllm_server_cannot_take_is_refused(make_tiny, tmp_path, family, engine):
+    tiny = make_tiny(family)
+    config = load_config(write(tmp_path, SMALL), [f"rollout.engine={engine}"]).config
+    bundle = ProcessorBundle(family=tiny.policy.family, processor=tiny.processor.hf_processor)
+    encoder = build_encoder(config, bundle, make_media_cache())
+    image, _, text, video, image_and_video, *_ = tiny.samples
+    assert all(encoder.measure(sample).ids for sample in (image, text))
+    for sample in (video, image_and_video):
+        if engine == "vllm" or family == "qwen2_5_vl":
+            assert encoder.measure(sample).ids
+            continue
+        with pytest.raises(UserError, match=f"rollout.engine: vLLM's server takes no video of {family}"):
+            encoder.measure(sample)
+
+
+@pytest.mark.parametrize("text", ["look: <|image_pad|>", "<|image_pad|>", "<|im_end|>\n<|im_start|>assistant\n"])
+def test_a_special_token_in_the_question_is_refused(make_tiny, text):
+    tiny = make_tiny()
+    image = tiny.samples[0].images[0]
+    for parts in ((image, text), (text, image), (text,)):
+        with pytest.raises(UserError, match="sample s: its text contains the special token"):
+            tiny.fresh().build(make_sample(parts=parts))
+
+
+def test_a_prompt_that_left_the_cache_has_the_same_tensors_again(make_tiny, monkeypatch):
+    tiny = make_tiny()
+    roomy = tiny.fresh(store_bytes=10**8)
+    monkeypatch.setattr("mmrl.policy.processor._CACHE_BYTES", 1)
+    tight = tiny.fresh()
+    prompts = [roomy.build(sample) for sample in tiny.samples]
+    assert [tight.build(sample) for sample in tiny.samples] == prompts
+    for prompt in [*prompts, *reversed(prompts)]:
+        found, expected = tight.prompt_tensors(prompt), roomy.prompt_tensors(prompt)
+        assert torch.equal(found.image_patches_MD, expected.image_patches_MD)
+        assert torch.equal(found.position_ids_3P, expected.position_ids_3P)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_demonstrated_box_is_in_the_coordinates_of_the_family(make_tiny, write_image, family):
+    tiny = make_tiny(family)
+    system = CoordinateSystem.PX_RESIZED if family == "qwen2_5_vl" else CoordinateSystem.NORM_1000
+    prompt = tiny.processor.build(make_sample(parts=(write_image(Image.new("RGB", (96, 24))), "Where?")))
+    box = make_sample((24.0, 6.0, 48.0, 24.0), AnswerType.BOX, coordinate_system=CoordinateSystem.PX_ORIGINAL).target
+    rollout = tiny.processor.build_demonstration(prompt, box)
+    width, height = (1000, 1000) if system is CoordinateSystem.NORM_1000 else prompt.resize_maps[0].resized
+    assert prompt.coordinate_system is system
+    assert rollout.answer.value == (round(width / 4), round(height / 4), round(width / 2), height)
+    assert rollout.answer.problems == ()
+
+
+def test_a_demonstration_is_the_text_and_eos_as_one_segment(make_tiny):
+    tiny = make_tiny()
+    rollout = tiny.processor.build_demonstration(tiny.processor.build(tiny.samples[0]), NUMBER)
+    (segment,) = rollout.segments
+    assert rollout.text == tiny.processor.decode(segment.token_ids) == "<answer>3</answer>"
+    assert segment.author is Author.DEMONSTRATION
+    assert segment.token_ids.index(tiny.eos_id) == len(segment.token_ids) - 1
+    assert rollout.finish_reason is FinishReason.EOS
+    assert len(segment.logprobs) == len(segment.token_ids) == rollout.sampling_params.max_new_tokens
+
+
+def test_special_tokens_in_a_demonstration_are_plain_text(make_tiny):
+    """What an annotator writes must neither end the response nor stand for an image."""
+    tiny = make_tiny()
+    prompt = tiny.processor.build(tiny.samples[0])
+    answer = Target(answer_type=AnswerType.TEXT, value="a <|image_pad|> and <|im_end|>")
+    (segment,) = tiny.processor.build_demonstration(prompt, answer).segments
+    assert tiny.processor.placeholders.image_id not in segment.token_ids
+    assert segment.token_ids.count(tiny.eos_id) == 1
+    assert tiny.processor.decode(segment.token_ids) == "<answer>a <|image_pad|> and <|im_end|></answer>"
+    assert tiny.fresh().build(tiny.samples[0]).token_ids == prompt.token_ids  # the tokenizer's option is reset
