@@ -76,11 +76,6 @@ def condition_value(sample: Sample, column: str) -> str | None:
     return str(sample.meta[column]) if column in sample.meta else None
 
 
-def describe_conditions(when: SampleConditions) -> str:
-    """Return the conditions as a phrase: "task is count or ocr and level is easy"."""
-    return " and ".join(f"{column} is {' or '.join(allowed)}" for column, allowed in when.items())
-
-
 def find_duplicate(names: list[str]) -> str | None:
     """Return the first name that stands more than once, or None."""
     return next((name for name in names if names.count(name) > 1), None)
@@ -95,8 +90,3 @@ def check_rising_steps(steps: list[int]) -> None:
 def pluralize(count: int, word: str) -> str:
     """Return "1 step", "2 steps"."""
     return f"{count} {word}{'' if count == 1 else 's'}"
-
-
-def format_interval(interval: tuple[float, float]) -> str:
-    """Return "[0, 0.5]"."""
-    return f"[{interval[0]:g}, {interval[1]:g}]"

@@ -106,18 +106,6 @@ class BenchmarkConfig(StrictModel):
             raise ValueError("`args` are arguments of `fn`; give that, too")
         return self
 
-    def describe(self, *, temperature: float, before_training: bool) -> str:
-        """Return when the benchmark is taken, and its metrics, as a line."""
-        rules = f" by the rules of {self.benchmark_name}" if self.benchmark_name != self.name else ""
-        times = ["before the first step"] if before_training else []
-        if self.every:
-            times.append(f"every {self.every} steps")
-        when = f"{', '.join(times)}, and as the stage ends" if times else "as the stage ends"
-        metrics = f"benchmark/{self.name}/accuracy"
-        if self.responses_per_question > 1:
-            metrics += f", pass@k and maj@k of {self.responses_per_question} responses at temperature {temperature:g}"
-        return f"{self.name}{rules}, {when}: {metrics}"
-
 
 class TrainingEvalConfig(EvalGenerationConfig):
     """Evaluation of a run: generation, and benchmarks."""

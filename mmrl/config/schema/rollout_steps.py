@@ -227,21 +227,13 @@ class BlindProbeConfig(StrictModel):
     """Selects this kind of step."""
     corruption: Literal["left_out", "grey", "noise", "swapped", "shuffled", "cropped"]
     """Images and videos are changed in this way: left out with their placeholders; painted grey; replaced by noise;
-    swapped with another training sample's; video frames shuffled; images cropped to a random part."""
-    crop_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Share of an image's width and height that `cropped` leaves; 0.5 when left out."""
+    swapped with another training sample's; video frames shuffled; images cropped to a random quarter."""
     name: Identifier | None = None
     """Name that metrics and the group reward `blind_contrast` use; that of `corruption` when left out."""
     rollouts_per_prompt: BatchSize = 1
     """Extra rollouts that are generated for each prompt."""
     every: PositiveInt = 1
     """The probe is made every so many steps."""
-
-    @model_validator(mode="after")
-    def _check_crop_fraction(self) -> BlindProbeConfig:
-        if self.crop_fraction is not None and self.corruption != "cropped":
-            raise ValueError(f"crop_fraction is for `corruption: cropped`, not for {self.corruption!r}; leave it out")
-        return self
 
 
 class CustomStepConfig(StrictModel):
