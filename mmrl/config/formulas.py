@@ -32,7 +32,7 @@ def format_sft_objective(stage: SftStage) -> list[str]:
     """Return the loss of a supervised stage, a formula a line."""
     return [
         "L = -(1/N) Σ_i Σ_t log π(y_t | image, question, y_<t)",
-        f"y_t: {stage.loss_on} tokens of the {stage.target_field}; N: their number in the step",
+        f"y: the sample's {stage.target_field}; N: {stage.loss_on} tokens of a step, over which both sums run",
     ]
 
 
@@ -87,7 +87,8 @@ def _format_loss(stage: RlStage) -> list[str]:
             sums, counts = "(1/S) Σ_i (1/n_i) Σ_t", f"S: responses of a {batch}; n_i: tokens of a response"
         case "fixed":
             length = loss.fixed_length or stage.sampling.max_new_tokens
-            sums, counts = f"(1/({length} S)) Σ_i Σ_t", f"S: responses of a {batch}"
+            divisor = f"({length} S)" if length > 1 else "S"
+            sums, counts = f"(1/{divisor}) Σ_i Σ_t", f"S: responses of a {batch}"
     # A function returns a loss; the built-in formulas are objectives, to be maximised.
     sign = "" if isinstance(loss.policy_loss, CustomPolicyLossConfig) else "-"
     weight = "" if loss.rollout_correction.method == "none" else "w_t "

@@ -63,7 +63,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     # After the overrides, which may name a preset and win over its settings.
     root = _apply_presets(root)
     config, invalid = _validate(root, Config)
-    # A value that could not be read stands as null, which validation would report a second time.
+    # A value that could not be read is null in the tree, which validation would report a second time.
     unread = {problem.path for problem in files.problems}
     problems = files.problems + [problem for problem in invalid if problem.path not in unread]
     if config is None or problems:

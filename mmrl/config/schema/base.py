@@ -77,7 +77,7 @@ def condition_value(sample: Sample, column: str) -> str | None:
 
 
 def find_duplicate(names: list[str]) -> str | None:
-    """Return the first name that stands more than once, or None."""
+    """Return the first name that occurs more than once, or None."""
     return next((name for name in names if names.count(name) > 1), None)
 
 

@@ -199,7 +199,7 @@ class EvalConfig(StrictModel):
     @property
     def stages(self) -> tuple[()]:
         """The stages of an evaluation: none, as nothing is trained."""
-        # Whatever builds an engine reads them from a run's config and from this one alike.
+        # Code that builds an engine reads the stages of a run's config, or these.
         return ()
 
     @model_validator(mode="after")

@@ -94,7 +94,7 @@ class RethinkConfig(StrictModel):
     triggers: Annotated[tuple[RethinkTriggerConfig, ...], Field(min_length=1)] = (
         RethinkTriggerConfig(text="\n\nWait, let me check."),
     )
-    """Texts that responses are continued behind, drawn by weight."""
+    """Texts after which responses are continued, drawn by weight."""
     cut_answer_fraction: Fraction = 0.0
     """Share of continuations whose first response loses its last answer before the trigger."""
     temperature: Annotated[float, Field(gt=0.0, le=10.0)] | None = None

@@ -75,9 +75,9 @@ class OptimizerConfig(StrictModel):
     lr_by_component: ComponentLrConfig = ComponentLrConfig()
     """Peak learning rates of model components; warm-up and decay are the same for all."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
-    """Shares of the old first and second moment that each step keeps."""
+    """Shares of the old first and second moment that each update keeps."""
     weight_decay: Coefficient = 0.0
-    """Each step shrinks weights by this times the learning rate (decoupled)."""
+    """Each update shrinks weights by this times the learning rate (decoupled)."""
     weight_decay_on: Literal["all", "matrices"] = "all"
     """Parameters that decay: all, or all but biases, norms and other vectors."""
     warmup_steps: NonNegativeInt = 0
@@ -162,7 +162,7 @@ class SftStage(TrainingStage):
     kind: Literal["sft"]
     """Selects this kind of stage."""
     batch_size: BatchSize = 32
-    """Samples that each optimizer step trains on."""
+    """Samples that each step trains on, in one update."""
     micro_batch_sequences: PositiveInt = 8
     """At most this many demonstrations share a forward pass. The gradient does not depend on it."""
     target_field: Literal["label", "target", "response"] = "label"
@@ -227,7 +227,7 @@ class RlStage(TrainingStage):
     ppo_epochs: BatchSize = 1
     """Times that a step goes over the same rollouts."""
     num_mini_batches: BatchSize = 1
-    """Optimizer steps of a pass: the step's groups are divided into so many batches, each with a gradient and
+    """Updates of a pass: the step's groups are divided into so many batches, each with a gradient and
     denominators of its own (PPO; verl's rollout and mini-batch sizes). Old log-probabilities that the learner computes,
     and a KL penalty in the reward, then cost one more forward pass over all batches but the first."""
     track_rewards: tuple[str, ...] = ()
