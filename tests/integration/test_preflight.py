@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
@@ -26,6 +27,7 @@ from mmrl.types import UserError
 Settings = dict[str, Any]
 
 FUNCTIONS = """
+from collections.abc import Mapping
 from pathlib import Path
 from mmrl_rewards.contract import reward
 
