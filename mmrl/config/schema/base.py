@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -50,6 +50,21 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
+class FunctionConfig(StrictModel):
+    """A function of the user's, and its options."""
+
+    fn: str
+    """`module:function` or `./file.py:function`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options that the function is called with."""
+
+
+def find_choice_form(value: object) -> str:
+    """Return the tag by which pydantic reads a choice between names and a `FunctionConfig`: `name` or `function`."""
+    # Tagged, so that an error is about the form that was written, not about every form in turn.
+    return "function" if isinstance(value, dict | FunctionConfig) else "name"
+
+
 class WorkerLimitsConfig(StrictModel):
     """Limits of each worker process that runs functions, with all processes that it starts.
 
@@ -85,8 +100,3 @@ def check_rising_steps(steps: list[int]) -> None:
     """Raise ValueError unless the steps of a schedule rise from point to point."""
     if steps != sorted(set(steps)):
         raise ValueError(f"steps must rise from point to point, got {', '.join(map(str, steps))}")
-
-
-def pluralize(count: int, word: str) -> str:
-    """Return "1 step", "2 steps"."""
-    return f"{count} {word}{'' if count == 1 else 's'}"

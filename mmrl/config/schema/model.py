@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,7 @@ from mmrl.config.schema.base import (
     Component,
     DecayRate,
     Dimension,
+    FunctionConfig,
     NumTokens,
     PositiveInt,
     StrictModel,
@@ -152,13 +153,8 @@ class LoraConfig(StrictModel):
         return tuple(map(_component_of, self.targets)) if self.targets else ("language",)
 
 
-class ModelFamilyConfig(StrictModel):
-    """A model family of the user's (docs/extending/model_family.md)."""
-
-    fn: str
-    """`module:function` or `./file.py:function`; returns a `ModelFamily`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function."""
+class ModelFamilyConfig(FunctionConfig):
+    """A model family of the user's: `fn` returns a `ModelFamily`. See docs/extending/model_family.md."""
 
 
 class ModelConfig(StrictModel):

@@ -13,12 +13,14 @@ from mmrl.config.schema.base import (
     Coefficient,
     DecayRate,
     Fraction,
+    FunctionConfig,
     Nats,
     NonNegativeFloat,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
     StrictModel,
+    find_choice_form,
 )
 
 
@@ -143,25 +145,16 @@ class RolloutCorrectionConfig(StrictModel):
         return self
 
 
-class CustomPolicyLossConfig(StrictModel):
-    """A policy loss of the user's (docs/extending/policy_loss.md)."""
+class CustomPolicyLossConfig(FunctionConfig):
+    """A policy loss of the user's: `fn` returns the loss of each token (docs/extending/policy_loss.md).
 
-    fn: str
-    """`module:function` or `./file.py:function`; called with (logprobs, old_logprobs, advantages, mask) of a response,
-    it returns the loss of each token."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function."""
+    It is called with (logprobs, old_logprobs, advantages, mask) of a response.
+    """
 
 
-def _find_policy_loss_form(value: object) -> str:
-    """Return the tag by which pydantic reads `policy_loss`: the `name` of a loss, or a `function`."""
-    return "function" if isinstance(value, dict | CustomPolicyLossConfig) else "name"
-
-
-# Tagged, so that an error is about the form that was written, not about every form in turn.
 PolicyLossChoice = Annotated[
     Annotated[Literal["clip", "cispo"], Tag("name")] | Annotated[CustomPolicyLossConfig, Tag("function")],
-    Discriminator(_find_policy_loss_form),
+    Discriminator(find_choice_form),
 ]
 
 

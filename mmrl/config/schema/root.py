@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from mmrl.config.schema.base import FileName, NonNegativeInt, PositiveInt, Seconds, Seed, StrictModel, Workers
+from mmrl.config.schema.base import (
+    FileName,
+    FunctionConfig,
+    NonNegativeInt,
+    PositiveInt,
+    Seconds,
+    Seed,
+    StrictModel,
+    Workers,
+)
 from mmrl.config.schema.data import DataConfig, MediaConfig
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
 from mmrl.config.schema.evaluation import TrainingEvalConfig
@@ -102,14 +111,11 @@ class DeepspeedConfig(StrictModel):
         return self
 
 
-class CallbackConfig(StrictModel):
-    """A function of yours whose result is called after each training step; see docs/extending/callback.md."""
+class CallbackConfig(FunctionConfig):
+    """A callback of the user's, run after each training step (docs/extending/callback.md).
 
-    fn: str
-    """`module:function` or `./file.py:function`. It is called once, as `fn(context, **args)` with the run's
-    `RunContext`, and returns an object with the method `on_step_end(state, result)`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function."""
+    `fn` is called once, with the run's `RunContext`, and returns an object with `on_step_end(state, result)`.
+    """
 
 
 class Config(StrictModel):
