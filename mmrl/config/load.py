@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from mmrl.config.errors import to_problem
 from mmrl.config.schema import Config, EvalConfig, RlStage, SelectStage
-from mmrl.config.schema.presets import ALGORITHM_PRESETS, REPLAY_PRESETS, RETHINK_PRESETS, PresetSettings, PresetValue
+from mmrl.config.schema.presets import ALGORITHM_PRESETS, REPLAY_PRESETS, RETHINK_PRESETS, Presets
 from mmrl.config.yaml_tree import (
     MAX_DEPTH,
     ConfigNode,
@@ -350,23 +350,24 @@ def _change_entries(node: ConfigNode, change: Callable[[ConfigNode], ConfigNode]
     return ConfigNode(list(map(change, node.value)), node.origin) if isinstance(node.value, list) else node
 
 
-def _merge_over_preset(node: ConfigNode, key: str, presets: Mapping[Any, PresetSettings]) -> ConfigNode:
+def _merge_over_preset(node: ConfigNode, key: str, presets: Presets) -> ConfigNode:
     """Return a mapping merged over the preset that its `key` names."""
     if not isinstance(node.value, dict) or key not in node.value:
         return node
     # Compared one by one: an invalid value, a list for example, cannot be looked up in a mapping.
     for name, settings in presets.items():
         if node.value[key].value == name:
-            return merge_nodes(_to_node(settings, f"{key} {name}"), node)
+            return merge_nodes(_to_node(dict(settings), f"{key} {name}"), node)
     return node
 
 
-def _to_node(value: PresetValue, origin: str) -> ConfigNode:
-    if isinstance(value, Mapping):
+def _to_node(value: PlainValue, origin: str) -> ConfigNode:
+    """Return a preset as a tree in which everything has one origin."""
+    if isinstance(value, dict):
         return ConfigNode({key: _to_node(inner, origin) for key, inner in value.items()}, origin)
-    if value is None or isinstance(value, str | int | float):
-        return ConfigNode(value, origin)
-    return ConfigNode([_to_node(inner, origin) for inner in value], origin)
+    if isinstance(value, list):
+        return ConfigNode([_to_node(inner, origin) for inner in value], origin)
+    return ConfigNode(value, origin)
 
 
 def _validate(root: ConfigNode, schema: type[SchemaT]) -> tuple[SchemaT | None, list[ConfigProblem]]:

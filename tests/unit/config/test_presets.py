@@ -1,5 +1,7 @@
 """Presets of algorithms, replay and rethinking: settings that a name stands for, which a config may override."""
 
+from typing import get_args
+
 import pytest
 from config_samples import SMALL, refused, write
 from pydantic import ValidationError
@@ -9,11 +11,24 @@ from mmrl.config.explain import explain
 from mmrl.config.export import dump_yaml
 from mmrl.config.load import flatten_settings
 from mmrl.config.schema import ReplayConfig, RethinkConfig, RlStage
-from mmrl.config.schema.presets import ALGORITHM_PRESETS, REPLAY_PRESETS, RETHINK_PRESETS
+from mmrl.config.schema.presets import (
+    ALGORITHM_PRESETS,
+    REPLAY_PRESETS,
+    RETHINK_PRESETS,
+    AlgorithmName,
+    ReplayPreset,
+    RethinkPreset,
+)
 
 
 def loaded(tmp_path, *overrides):
     return load_config(write(tmp_path, SMALL), overrides)
+
+
+def test_each_name_has_its_settings():
+    assert get_args(AlgorithmName) == tuple(ALGORITHM_PRESETS)
+    assert get_args(RethinkPreset) == tuple(RETHINK_PRESETS)
+    assert get_args(ReplayPreset) == tuple(REPLAY_PRESETS)
 
 
 @pytest.mark.parametrize("name", ALGORITHM_PRESETS)
