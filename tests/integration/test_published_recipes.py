@@ -57,7 +57,7 @@ def judge() -> Iterator[str]:
         yield url
 
 
-def test_rows_are_there_for_every_recipe():
+def test_every_recipe_has_rows():
     assert sorted([*ROWS, *SAME, *MADE]) == PUBLISHED
 
 
@@ -72,15 +72,13 @@ def test_a_published_recipe_is_short_explained_and_says_where_its_numbers_are_fr
     assert explain(loaded).count("\n  R_i = ") == num_rl_stages
 
 
-def test_the_table_of_recipes_is_whole():
+def test_the_table_of_recipes_lists_every_recipe():
     table = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     linked = re.findall(r"\.\./configs/recipes/(\w+)\.yaml", table)
     assert sorted(set(linked)) == PUBLISHED
 
 
-def test_the_skeleton_of_the_docs_runs_by_the_commands_below_it(
-    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_skeleton_in_the_docs_runs(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").partition("## Write one")[2]
     blocks = re.findall(r"```(yaml|console)\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
