@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -91,9 +92,11 @@ def condition_value(sample: Sample, column: str) -> str | None:
     return str(sample.meta[column]) if column in sample.meta else None
 
 
-def find_duplicate(names: list[str]) -> str | None:
-    """Return the first name that occurs more than once, or None."""
-    return next((name for name in names if names.count(name) > 1), None)
+def check_unique(names: Sequence[str], entries: str, remedy: str = "give one another `name`") -> None:
+    """Raise ValueError if two of the entries, "tools" for example, have the same name."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two {entries} are named {name!r}; {remedy}")
 
 
 def check_rising_steps(steps: list[int]) -> None:

@@ -18,7 +18,7 @@ from mmrl.config.schema.base import (
     StrictModel,
     Temperature,
     Workers,
-    find_duplicate,
+    check_unique,
 )
 from mmrl.config.schema.data import MediaConfig, MediaLimitsConfig
 from mmrl.config.schema.model import ModelConfig
@@ -130,11 +130,8 @@ class TrainingEvalConfig(EvalGenerationConfig):
     @field_validator("benchmarks")
     @classmethod
     def _check_unique_names(cls, benchmarks: tuple[BenchmarkConfig, ...]) -> tuple[BenchmarkConfig, ...]:
-        duplicate = find_duplicate([benchmark.name for benchmark in benchmarks])
-        if duplicate is not None:
-            raise ValueError(
-                f"two benchmarks are named {duplicate!r}; give one another `name`, and set its `benchmark`"
-            )
+        names = [benchmark.name for benchmark in benchmarks]
+        check_unique(names, "benchmarks", "give one another `name`, and set its `benchmark`")
         return benchmarks
 
 

@@ -19,7 +19,7 @@ from mmrl.config.schema.base import (
     WorkerLimitsConfig,
     Workers,
     check_rising_steps,
-    find_duplicate,
+    check_unique,
 )
 
 
@@ -58,9 +58,8 @@ class ResponseFormatConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_options(self) -> ResponseFormatConfig:
-        duplicate = find_duplicate([self.answer_tag, self.think_tag, *(section.tag for section in self.sections)])
-        if duplicate is not None:
-            raise ValueError(f"two parts of a response are named {duplicate!r}")
+        tags = [self.answer_tag, self.think_tag, *(section.tag for section in self.sections)]
+        check_unique(tags, "parts of a response", "give one another tag")
         if self.stop_at_answer and self.style != "tags":
             raise ValueError(f"stop_at_answer needs `style: tags`: style {self.style!r} has no closing tag to stop at")
         if "" in self.stop_strings:

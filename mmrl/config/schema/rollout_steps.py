@@ -20,7 +20,7 @@ from mmrl.config.schema.base import (
     Seconds,
     StrictModel,
     WorkerLimitsConfig,
-    find_duplicate,
+    check_unique,
 )
 from mmrl.config.schema.presets import RETHINK_PRESETS, RethinkPreset, check_preset_applied
 
@@ -210,9 +210,7 @@ class ToolsConfig(StrictModel):
     @field_validator("tools")
     @classmethod
     def _check_unique_names(cls, tools: tuple[ToolConfig, ...]) -> tuple[ToolConfig, ...]:
-        duplicate = find_duplicate([tool.call_name for tool in tools])
-        if duplicate is not None:
-            raise ValueError(f"two tools are called {duplicate!r}; give one another `name`")
+        check_unique([tool.call_name for tool in tools], "tools")
         return tools
 
 
@@ -289,10 +287,7 @@ def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
     kinds = [step.kind for step in steps]
     if kinds[0] != "generate" or kinds.count("generate") > 1:
         raise ValueError(f"rollout_steps begin with one step of kind generate; got {', '.join(kinds)}")
-    names = [step_name(step) for step in steps if step.kind != "generate"]
-    duplicate = find_duplicate(names)
-    if duplicate is not None:
-        raise ValueError(f"two rollout_steps are named {duplicate!r}; give one another `name`")
+    check_unique([step_name(step) for step in steps if step.kind != "generate"], "rollout_steps")
     return steps
 
 
