@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from mmrl.config import Config, EvalConfig, load_config
-from mmrl.config.schema.root import StageConfig
+from mmrl.config.schema.stage_checks import AnyStage
 from mmrl.types import UserError
 
 SMALL = """\
@@ -97,7 +97,7 @@ def models_in(annotation: object) -> list[type[BaseModel]]:
     return [model for choice in get_args(annotation) for model in models_in(choice)]
 
 
-ROOTS = (Config, EvalConfig, *get_args(StageConfig))
+ROOTS = (Config, EvalConfig, *get_args(AnyStage))
 """Sections at which the path of a key may start."""
 
 
