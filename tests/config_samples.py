@@ -2,14 +2,16 @@
 
 import io
 import json
+import re
 from pathlib import Path
-from typing import get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
-from mmrl.config import Config, load_config
+from mmrl.config import Config, EvalConfig, load_config
+from mmrl.config.schema.stage_checks import AnyStage
 from mmrl.types import UserError
 
 SMALL = """\
@@ -95,19 +97,43 @@ def models_in(annotation: object) -> list[type[BaseModel]]:
     return [model for choice in get_args(annotation) for model in models_in(choice)]
 
 
+ROOTS = (Config, EvalConfig, *get_args(AnyStage))
+"""Sections at which the path of a key may start."""
+
+
+def has_key(path: str) -> bool:
+    """Return True if the schema has this key: `stages[].loss.kl.coef`, `data.train.0.fn`, `evaluation.benchmarks`."""
+    models, in_list = list(ROOTS), False
+    words = re.sub(r"\[\d*\]", "", path).split(".")
+    for word in words:
+        fields = [model.model_fields[word] for model in models if word in model.model_fields]
+        if not fields and in_list and (word.isdigit() or word != words[-1]):
+            in_list = False  # an entry of the list, by its index or name
+            continue
+        if not fields:
+            return False
+        if any("dict[" in str(field.annotation) for field in fields):
+            return True  # a mapping whose keys are the user's, such as `args`
+        models = [model for field in fields for model in models_in(field.annotation)]
+        in_list = any("tuple" in str(field.annotation) for field in fields)
+    return True
+
+
 def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
+    """Write a config into a folder and return its path."""
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return path
 
 
 def refused(path: Path, *overrides: str) -> str:
+    """Return the message with which a config is refused."""
     with pytest.raises(UserError) as caught:
         load_config(path, overrides)
     return str(caught.value)
 
 
-def put(tree, path, value):
+def put(tree: Any, path: str, value: object) -> None:
     """Set the value at a dotted path in nested dicts and lists."""
     *way, last = [int(step) if step.isdecimal() else step for step in path.split(".")]
     inner = tree
@@ -116,7 +142,7 @@ def put(tree, path, value):
     inner[last] = value
 
 
-def to_yaml(tree) -> str:
+def to_yaml(tree: object) -> str:
     text = io.StringIO()
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
@@ -124,6 +150,6 @@ def to_yaml(tree) -> str:
     return text.getvalue()
 
 
-def full_tree() -> dict:
+def full_tree() -> dict[str, Any]:
     """FULL with every setting spelled out."""
     return json.loads(Config.model_validate_json(json.dumps(YAML(typ="safe", pure=True).load(FULL))).model_dump_json())

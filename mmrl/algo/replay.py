@@ -207,9 +207,6 @@ def _sample_buffer(
     """
     options = settings.options
     count = settings.target_size - len(own)
-    if options.fill == "fraction":
-        # As many as make up `target_fraction` of everything the step then trains on.
-        count = round(len(own) * options.target_fraction / (1.0 - options.target_fraction))
     # Without replacement the step's own rollouts are not drawn again: they are trained on already.
     excluded = set(map(id, informative)) if options.without_replacement else set()
     seed = derive_seed(*settings.seed, "replay", "memory", step)

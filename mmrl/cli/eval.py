@@ -6,13 +6,14 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mmrl.cli.common import Subparsers, add_command, echo, pause_gc_for_imports, positive_int
 
 if TYPE_CHECKING:
     from mmrl.benchmarks.compare import RunComparison
     from mmrl.benchmarks.report import ScoredRun
+    from mmrl.benchmarks.verdict import Verdict
 
 DETAILS = """\
 examples:
@@ -115,7 +116,6 @@ def _add_run_parser(group: Subparsers) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Generate responses, score them, and print the report."""
-    from mmrl.benchmarks.report import report_markdown
     from mmrl.evaluation.eval_settings import EvalRequest, check_request, default_out_dir
     from mmrl.log.console import Console
     from mmrl.types import CoordinateSystem
@@ -142,11 +142,18 @@ def _run(arguments: argparse.Namespace) -> int:
 
     require_single_process("mmrl eval")
     result = evaluate(request, Console())
-    echo(report_markdown(result.report).partition("\n## ")[0].rstrip())
-    for old, new in result.changed_verdicts:
-        echo(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
+    _print_report(result.report, result.changed_verdicts)
     echo(f"Written: {request.out_dir}/predictions.jsonl, verdicts.jsonl, report.json, report.md")
     return 0
+
+
+def _print_report(report: Mapping[str, Any], changed_verdicts: Sequence[tuple[Verdict, Verdict]]) -> None:
+    """Print the summary of a report, and the verdicts that scoring again has changed."""
+    from mmrl.benchmarks.report import report_markdown
+
+    echo(report_markdown(report).partition("\n## ")[0].rstrip())
+    for old, new in changed_verdicts:
+        echo(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
 
 
 def _add_score_parser(group: Subparsers) -> None:
@@ -172,7 +179,7 @@ def _score(arguments: argparse.Namespace) -> int:
     from mmrl.benchmarks.compare import changed_verdicts
     from mmrl.benchmarks.grading import score_files
     from mmrl.benchmarks.registry import get_benchmark
-    from mmrl.benchmarks.report import report_markdown, write_report
+    from mmrl.benchmarks.report import write_report
     from mmrl.benchmarks.verdict import read_verdicts
 
     benchmark = get_benchmark(arguments.benchmark)
@@ -189,9 +196,7 @@ def _score(arguments: argparse.Namespace) -> int:
         listed = ", ".join(unanswered[:_MAX_LISTED_ITEMS])
         more = ", .." if len(unanswered) > _MAX_LISTED_ITEMS else ""
         echo(f"mmrl: {len(unanswered)} items have no response and count as incorrect: {listed}{more}", file=sys.stderr)
-    echo(report_markdown(report).partition("\n## ")[0].rstrip())
-    for old, new in changed_verdicts(before, scored.verdicts):
-        echo(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
+    _print_report(report, changed_verdicts(before, scored.verdicts))
     echo(f"Written: {arguments.out / 'verdicts.jsonl'}, report.json, report.md")
     return 0
 

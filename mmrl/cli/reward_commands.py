@@ -29,40 +29,6 @@ from mmrl.types import AnswerType, Sample, UserError
 from mmrl_rewards.cases import Case, first_error_message, load_case_table, load_sample
 from mmrl_rewards.contract import BoundReward, bind
 
-_CODE_TEMPLATE = '''"""The reward `{name}`."""
-
-from mmrl import AnswerType, Response, RewardValue, Sample
-from mmrl_rewards import reward, target_value
-
-
-@reward(name="{name}", answer_types=(AnswerType.NUMBER,))
-def {name}(response: Response, sample: Sample, *, tolerance: float = 0.0) -> RewardValue:
-    """Return 1 if |answer - target| <= tolerance, else 0.
-
-    Source: where the formula comes from. Departures: what is different here.
-    Unscorable: the target is not a number.
-    """
-    target = target_value(sample, AnswerType.NUMBER)
-    value = response.answer.value
-    if value is None:
-        return RewardValue(0.0, response.answer.problems[0])
-    return RewardValue(float(abs(value - target) <= tolerance), f"{{value}}, expected {{target}}")
-'''
-_CASE_ROWS: tuple[tuple[str, dict[str, float], int, str], ...] = (
-    ("<answer>3</answer>", {}, 1, "correct"),
-    ("<think>one, two, three</think><answer>3</answer>", {}, 1, "correct, after thinking"),
-    ("<answer>4</answer>", {}, 0, "incorrect"),
-    ("<answer>4</answer>", {"tolerance": 1}, 1, "|4 - 3| <= 1"),
-    ("", {}, 0, "nothing at all"),
-    (" \n", {}, 0, "white space"),
-    ("3", {}, 0, "no tags"),
-    ("<answer>3</answer><answer>4</answer>", {}, 0, "two answers"),
-    ("<answer><answer>3</answer></answer>", {}, 0, "nested tags"),
-    ("<think><answer>3</answer></think>", {}, 0, "an answer in the thinking alone"),
-    ("<answer>1, 2, 3, 4, 5</answer>", {}, 0, "dumped numbers"),
-    ("<answer>\u0663</answer>", {}, 0, "a digit of another script"),
-)
-
 
 def print_rewards() -> int:
     """Print a table of the rewards that come with mmrl."""
@@ -103,10 +69,11 @@ def create_reward(name: str, folder: Path) -> int:
     code, cases = folder / f"{name}.py", folder / f"{name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path, text in ((code, _CODE_TEMPLATE.format(name=name)), (cases, _format_case_table(name))):
+        for path in (code, cases):
+            template = Path(__file__).with_name(f"new_reward{path.suffix}.txt").read_text(encoding="utf-8")
             # "x" refuses to write over a file that is there.
             with path.open("x", encoding="utf-8") as file:
-                file.write(text)
+                file.write(template.replace("NAME", name))
     except FileExistsError as error:
         raise UserError(f"{error.filename} exists already; choose another name or folder") from error
     except OSError as error:
@@ -157,16 +124,6 @@ def try_reward(row: Mapping[str, Any], sample_file: Path, response: str) -> int:
     outcome = case.score(load_bound_reward(case.fn, Path(), case.args))
     echo(json.dumps({"value": outcome.value, "reason": outcome.reason}, ensure_ascii=False))
     return int(outcome.value is None)
-
-
-def _format_case_table(name: str) -> str:
-    """Return the case table of a new reward as JSON, a row a line."""
-    sample = {"answer_type": "number", "value": 3}
-    lines = []
-    for response, args, expected, source in _CASE_ROWS:
-        row = {"fn": f"./{name}.py:{name}", "args": args, "sample": sample, "response": response}
-        lines.append(f"  {json.dumps({**row, 'expected': expected, 'source': source})}")
-    return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 def _run_case(title: str, base_dir: Path, case: Case, *, verbose: bool) -> bool:

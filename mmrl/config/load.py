@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -13,8 +14,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from mmrl.config.errors import to_problem
-from mmrl.config.schema import Config, EvalConfig, RlStage, SampleStage, SelectStage, SftStage
-from mmrl.config.schema.presets import ALGORITHM_PRESETS, REPLAY_PRESETS, RETHINK_PRESETS, PresetSettings, PresetValue
+from mmrl.config.schema import Config, EvalConfig, RlStage, SelectStage
+from mmrl.config.schema.presets import ALGORITHM_PRESETS, REPLAY_PRESETS, RETHINK_PRESETS, Presets
 from mmrl.config.yaml_tree import (
     MAX_DEPTH,
     ConfigNode,
@@ -63,7 +64,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     # After the overrides, which may name a preset and win over its settings.
     root = _apply_presets(root)
     config, invalid = _validate(root, Config)
-    # A value that could not be read stands as null, which validation would report a second time.
+    # A value that could not be read is null in the tree, which validation would report a second time.
     unread = {problem.path for problem in files.problems}
     problems = files.problems + [problem for problem in invalid if problem.path not in unread]
     if config is None or problems:
@@ -138,14 +139,12 @@ def cap_steps(loaded: LoadedConfig, steps: int) -> LoadedConfig:
     """
     if steps < 1:
         raise UserError(f"{COMMAND_LINE_ORIGIN}: --steps must be at least 1, got {steps}")
-    stages: list[SftStage | RlStage | SampleStage | SelectStage] = []
+    stages = list(loaded.config.stages)
     origins = dict(loaded.origins)
-    for index, stage in enumerate(loaded.config.stages):
+    for index, stage in enumerate(stages):
         if not isinstance(stage, SelectStage) and (stage.steps is None or stage.steps > steps):
-            stages.append(stage.model_copy(update={"steps": steps}))
+            stages[index] = stage.model_copy(update={"steps": steps})
             origins[f"stages.{index}.steps"] = COMMAND_LINE_ORIGIN
-        else:
-            stages.append(stage)
     config = loaded.config.model_copy(update={"stages": tuple(stages)})
     return replace(loaded, config=config, origins=MappingProxyType(origins))
 
@@ -321,22 +320,13 @@ def _set_value(node: ConfigNode, path: KeyPath, value: ConfigNode) -> ConfigNode
 
 def _apply_presets(root: ConfigNode) -> ConfigNode:
     """Return the tree with every preset filled in. An unknown name stays, for validation to refuse it."""
-    if not isinstance(root.value, dict):
-        return root
-    filled = dict(root.value)
-    stages = filled.get("stages")
-    if stages is not None and isinstance(stages.value, list):
-        filled["stages"] = ConfigNode(list(map(_apply_stage_presets, stages.value)), stages.origin)
-    if "evaluation" in filled:
-        filled["evaluation"] = _apply_step_presets(filled["evaluation"])
-    return ConfigNode(filled, root.origin)
+    root = _change_child(root, "stages", partial(_change_entries, change=_apply_stage_presets))
+    return _change_child(root, "evaluation", _apply_step_presets)
 
 
 def _apply_stage_presets(stage: ConfigNode) -> ConfigNode:
     has_replay = isinstance(stage.value, dict) and "replay" in stage.value
-    if isinstance(stage.value, dict) and has_replay:
-        replay = _merge_over_preset(stage.value["replay"], "preset", REPLAY_PRESETS)
-        stage = ConfigNode({**stage.value, "replay": replay}, stage.origin)
+    stage = _change_child(stage, "replay", partial(_merge_over_preset, key="preset", presets=REPLAY_PRESETS))
     stage = _merge_over_preset(stage, "algorithm", ALGORITHM_PRESETS)
     if isinstance(stage.value, dict) and not has_replay:
         # What an algorithm says about replay is for stages that have it: it switches none on.
@@ -346,32 +336,38 @@ def _apply_stage_presets(stage: ConfigNode) -> ConfigNode:
 
 def _apply_step_presets(owner: ConfigNode) -> ConfigNode:
     """Return a stage, or the evaluation, with the presets of its rollout steps filled in."""
-    if not isinstance(owner.value, dict) or "rollout_steps" not in owner.value:
-        return owner
-    steps = owner.value["rollout_steps"]
-    if not isinstance(steps.value, list):
-        return owner
-    filled = [_merge_over_preset(step, "preset", RETHINK_PRESETS) for step in steps.value]
-    return ConfigNode({**owner.value, "rollout_steps": ConfigNode(filled, steps.origin)}, owner.origin)
+    apply = partial(_merge_over_preset, key="preset", presets=RETHINK_PRESETS)
+    return _change_child(owner, "rollout_steps", partial(_change_entries, change=apply))
 
 
-def _merge_over_preset(node: ConfigNode, key: str, presets: Mapping[Any, PresetSettings]) -> ConfigNode:
+def _change_child(node: ConfigNode, key: str, change: Callable[[ConfigNode], ConfigNode]) -> ConfigNode:
+    if not isinstance(node.value, dict) or key not in node.value:
+        return node
+    return ConfigNode({**node.value, key: change(node.value[key])}, node.origin)
+
+
+def _change_entries(node: ConfigNode, change: Callable[[ConfigNode], ConfigNode]) -> ConfigNode:
+    return ConfigNode(list(map(change, node.value)), node.origin) if isinstance(node.value, list) else node
+
+
+def _merge_over_preset(node: ConfigNode, key: str, presets: Presets) -> ConfigNode:
     """Return a mapping merged over the preset that its `key` names."""
     if not isinstance(node.value, dict) or key not in node.value:
         return node
     # Compared one by one: an invalid value, a list for example, cannot be looked up in a mapping.
     for name, settings in presets.items():
         if node.value[key].value == name:
-            return merge_nodes(_to_node(settings, f"{key} {name}"), node)
+            return merge_nodes(_to_node(dict(settings), f"{key} {name}"), node)
     return node
 
 
-def _to_node(value: PresetValue, origin: str) -> ConfigNode:
-    if isinstance(value, Mapping):
+def _to_node(value: PlainValue, origin: str) -> ConfigNode:
+    """Return a preset as a tree in which everything has one origin."""
+    if isinstance(value, dict):
         return ConfigNode({key: _to_node(inner, origin) for key, inner in value.items()}, origin)
-    if value is None or isinstance(value, str | int | float):
-        return ConfigNode(value, origin)
-    return ConfigNode([_to_node(inner, origin) for inner in value], origin)
+    if isinstance(value, list):
+        return ConfigNode([_to_node(inner, origin) for inner in value], origin)
+    return ConfigNode(value, origin)
 
 
 def _validate(root: ConfigNode, schema: type[SchemaT]) -> tuple[SchemaT | None, list[ConfigProblem]]:

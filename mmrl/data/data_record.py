@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from mmrl.config.schema import DataConfig
-from mmrl.config.schema.base import pluralize
 from mmrl.log.console import Console
 from mmrl.types import Sample, UserError
 from mmrl.utils.files import write_atomically
@@ -96,8 +95,8 @@ class DataRecord:
         if not found:
             return
         self.differences += found
-        count = len(found)
-        lines = [f"the data differ from those that this run began with ({pluralize(count, 'difference')}):"]
+        count = f"{len(found)} difference{'' if len(found) == 1 else 's'}"
+        lines = [f"the data differ from those that this run began with ({count}):"]
         lines += first_lines(found, _MAX_LISTED)
         if self.data.on_changed_data == "warn":
             self.console.warn("\n".join(lines))

@@ -128,8 +128,7 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
-        if spec.init == "fan_in":
-            _init_fan_in(model)
+        _init_fan_in(model)
     # A folder that it is saved to then generates as a released model does.
     model.generation_config.eos_token_id = ids["<|im_end|>"]
     model.generation_config.pad_token_id = ids["<|endoftext|>"]

@@ -9,9 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_args
 
 import pytest
 from harness import Command, Done, experiment, questions, rl_stage, write
@@ -26,6 +27,7 @@ from mmrl.types import UserError
 Settings = dict[str, Any]
 
 FUNCTIONS = """
+from collections.abc import Mapping
 from pathlib import Path
 from mmrl_rewards.contract import reward
 
@@ -78,118 +80,89 @@ def light(*words: object, **environment: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def model_folder(folder: Path, model_type: str = "qwen2_5_vl", **files: str) -> Settings:
-    (folder / "model").mkdir()
-    files = {"config": json.dumps({"model_type": model_type}), **files}
-    for name, text in files.items():
-        (folder / "model" / f"{name}.json").write_text(text)
-    return {"model": {"path": str(folder / "model")}}
+MODEL: Settings = {"model": {"path": "{folder}/model"}}
+QWEN = {"model/config.json": '{"model_type": "qwen2_5_vl"}'}
+SHARDS = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
+GENERATE = {"kind": "generate"}
+TOOL = {"kind": "tools", "tools": [{"fn": "./mine.py:tool", "args": {"limt": 2}}]}
+RETHINK = {"kind": "rethink", "max_new_tokens": 4, "correct": ["cuont"]}
 
 
-def missing_folder(folder: Path) -> Settings:
-    return {"model": {"path": str(folder / "gone")}}
+class Mistake(NamedTuple):
+    """A mistake in a config or its surroundings."""
+
+    sections: Settings  # of the config; {folder} is the folder that it lies in
+    said: list[str]  # essential words of the message
+    files: Mapping[str, str] = MappingProxyType({})  # that the folder holds, by name
 
 
-def other_family(folder: Path) -> Settings:
-    return model_folder(folder, "bert")
+def write_mistake(folder: Path, mistake: Mistake) -> Path:
+    """Write config and files of a mistake into a folder, and return the config."""
+    for name, text in {"mine.py": FUNCTIONS, **mistake.files}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    sections = {"data": {"train": [{"fn": "./mine.py:samples"}]}, "stages": [rl_stage()], **mistake.sections}
+    path = write(experiment(folder / "run", **sections), folder / "bad.yaml")
+    path.write_text(path.read_text().replace("{folder}", str(folder)))
+    return path
 
 
-def run_as_model(folder: Path) -> Settings:
-    (folder / "old").mkdir()
-    (folder / "old" / "config.yaml").write_text("run: {name: old}\n")
-    return {"model": {"path": str(folder / "old")}}
-
-
-def no_weights(folder: Path) -> Settings:
-    return model_folder(folder)
-
-
-def lost_shard(folder: Path) -> Settings:
-    shards = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    config = model_folder(folder, **{"model.safetensors.index": json.dumps(shards)})
-    (folder / "model" / "model-1.safetensors").touch()
-    return config
-
-
-def hub_id(_: Path) -> Settings:
-    return {"model": {"path": "Qwen/Qwen2.5-VL-3B-Instruct"}}
-
-
-def no_gpu(_: Path) -> Settings:
-    return {"model": {**experiment(Path())["model"], "device": "cuda"}}
-
-
-def reward_option(_: Path) -> Settings:
-    return {"rewards": {"terms": [{"fn": "mmrl_rewards.number:exact", "args": {"tolerence": 1}}]}}
-
-
-def tool_option(_: Path) -> Settings:
-    steps = [{"kind": "generate"}, {"kind": "tools", "tools": [{"fn": "./mine.py:tool", "args": {"limt": 2}}]}]
-    return {"stages": [rl_stage(rollout_steps=steps)]}
-
-
-def data_option(_: Path) -> Settings:
-    return {
-        "data": {"train": [{"fn": "./mine.py:samples"}], "test": [{"fn": "./mine.py:samples", "args": {"spilt": 1}}]}
-    }
-
-
-def rethink_term(_: Path) -> Settings:
-    steps = [
-        {"kind": "generate"},
-        {"kind": "rethink", "triggers": [{"text": "Wait"}], "max_new_tokens": 4, "correct": ["cuont"]},
-    ]
-    return {"stages": [rl_stage(rollout_steps=steps)]}
-
-
-def callback_signature(_: Path) -> Settings:
-    return {"callbacks": [{"fn": "./mine.py:callback"}]}
-
-
-def taken_directory(folder: Path) -> Settings:
-    (folder / "run").mkdir()
-    (folder / "run" / "thesis.tex").touch()
-    return {}
-
-
-def file_in_the_way(folder: Path) -> Settings:
-    (folder / "file").touch()
-    return {"run": {"name": "tiny", "dir": str(folder / "file" / "run")}}
-
-
-MISTAKES: list[tuple[Callable[[Path], Settings], list[str]]] = [
-    (missing_folder, ["model.path: there is no folder", "gone", "correct the path"]),
-    (other_family, ["model.path", "is a 'bert' model; mmrl trains qwen2_vl, qwen2_5_vl, qwen3_vl"]),
-    (run_as_model, ["model.path", "it is a run of mmrl", "its folder `model`"]),
-    (no_weights, ["model.path", "holds no weights"]),
-    (lost_shard, ["model.path", "lacks 1 of 2 weight files, model-2.safetensors"]),
-    (
-        hub_id,
+WRONG_REWARD_OPTION = {"rewards": {"terms": [{"fn": "mmrl_rewards.number:exact", "args": {"tolerence": 1}}]}}
+MISTAKES = {
+    "missing folder": Mistake({"model": {"path": "{folder}/gone"}}, ["model.path: there is no folder", "gone"]),
+    "other family": Mistake(
+        MODEL,
+        ["model.path", "is a 'bert' model; mmrl trains qwen2_vl, qwen2_5_vl"],
+        {"model/config.json": '{"model_type": "bert"}'},
+    ),
+    "run as model": Mistake(
+        MODEL, ["model.path", "it is a run of mmrl", "its folder `model`"], {"model/config.yaml": ""}
+    ),
+    "no weights": Mistake(MODEL, ["model.path", "holds no weights"], QWEN),
+    "lost shard": Mistake(
+        MODEL,
+        ["model.path", "lacks 1 of 2 weight files, model-2.safetensors"],
+        {**QWEN, "model/model.safetensors.index.json": SHARDS, "model/model-1.safetensors": ""},
+    ),
+    "hub id": Mistake(
+        {"model": {"path": "Qwen/Qwen2.5-VL-3B-Instruct"}},
         ["as a hub id it cannot be had", "HF_HUB_OFFLINE", "HF_HOME", "`hf download Qwen/Qwen2.5-VL-3B-Instruct`"],
     ),
-    (reward_option, ["has no option 'tolerence'; did you mean 'tolerance'?"]),
-    (tool_option, ["has no option 'limt'; did you mean 'limit'?"]),
-    (data_option, ["has no option 'spilt'; did you mean 'split'?"]),
-    (rethink_term, ["stages.0.rollout_steps.1.correct: ", "there is no reward term 'cuont', but count, format"]),
-    (callback_signature, ["mine.py:9", "a callback is called with (context)"]),
-    (taken_directory, ["thesis.tex", "no run of mmrl"]),
-    (file_in_the_way, ["file/run cannot be written", "is a file"]),
-]
+    "reward option": Mistake(WRONG_REWARD_OPTION, ["has no option 'tolerence'; did you mean 'tolerance'?"]),
+    "tool option": Mistake(
+        {"stages": [rl_stage(rollout_steps=[GENERATE, TOOL])]},
+        ["has no option 'limt'; did you mean 'limit'?"],
+    ),
+    "data option": Mistake(
+        {"data": {"train": [{"fn": "./mine.py:samples"}], "test": [{"fn": "./mine.py:samples", "args": {"spilt": 1}}]}},
+        ["has no option 'spilt'; did you mean 'split'?"],
+    ),
+    "rethinking term": Mistake(
+        {
+            "stages": [
+                rl_stage(rollout_steps=[GENERATE, {"kind": "rethink", "max_new_tokens": 4, "correct": ["cuont"]}])
+            ]
+        },
+        ["stages.0.rollout_steps.1.correct: ", "there is no reward term 'cuont', but count, format"],
+    ),
+    "callback signature": Mistake(
+        {"callbacks": [{"fn": "./mine.py:callback"}]}, ["mine.py:9", "a callback is called with (context)"]
+    ),
+    "taken directory": Mistake({}, ["thesis.tex", "no run of mmrl"], {"run/thesis.tex": ""}),
+    "file in the way": Mistake(
+        {"run": {"name": "tiny", "dir": "{folder}/file/run"}}, ["file/run cannot be written", "is a file"], {"file": ""}
+    ),
+}
 
 
-@pytest.mark.parametrize(("mistake", "named"), MISTAKES, ids=[mistake.__name__ for mistake, _ in MISTAKES])
-def test_it_is_refused_before_torch_or_a_sample_is_touched(
-    tmp_path: Path, mistake: Callable[[Path], Settings], named: list[str]
-) -> None:
-    (tmp_path / "mine.py").write_text(FUNCTIONS)
-    data = {"train": [{"fn": "./mine.py:samples"}]}
-    sections = {"data": data, "stages": [rl_stage()], **mistake(tmp_path)}
-    config = write(experiment(tmp_path / "run", **sections), tmp_path / "bad.yaml")
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_refused_before_torch_or_a_sample_is_touched(tmp_path: Path, name: str) -> None:
+    config = write_mistake(tmp_path, MISTAKES[name])
     before = sorted(tmp_path.rglob("*"))
     done = light("train", config, "--nproc", 2, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "hub"))
     assert done.code == 2, done
     assert all(line.startswith("mmrl: error: ") for line in done.errors.splitlines())
-    for words in named:
+    for words in MISTAKES[name].said:
         assert words in done.errors
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(path)] == before
 
@@ -204,11 +177,9 @@ OWN_FUNCTIONS: dict[str, Settings] = {
     "rewards.group_rewards.0": {"rewards": {"terms": TERMS, "group_rewards": [plugin("one")]}},
     "data.test.0": {"data": {"train": [{"fn": "./mine.py:samples"}], "test": [plugin("one")]}},
     "stages.0.rollout_steps.1.tools.0": {
-        "stages": [rl_stage(rollout_steps=[{"kind": "generate"}, {"kind": "tools", "tools": [plugin("tool")]}])]
+        "stages": [rl_stage(rollout_steps=[GENERATE, {"kind": "tools", "tools": [plugin("tool")]}])]
     },
-    "stages.0.rollout_steps.1": {
-        "stages": [rl_stage(rollout_steps=[{"kind": "generate"}, {"kind": "custom", **plugin("one")}])]
-    },
+    "stages.0.rollout_steps.1": {"stages": [rl_stage(rollout_steps=[GENERATE, {"kind": "custom", **plugin("one")}])]},
     "rollout.engine": {"rollout": {"engine": plugin("one")}},
     "stages.0.advantage": {"stages": [rl_stage(advantage=plugin("tool"))]},
     "stages.0.loss.policy_loss": {"stages": [rl_stage(loss={"policy_loss": plugin("four")})]},
@@ -219,14 +190,11 @@ OWN_FUNCTIONS: dict[str, Settings] = {
 
 
 @pytest.mark.parametrize("key", OWN_FUNCTIONS)
-def test_a_wrong_option_of_each_kind_of_function_is_told_with_the_line_of_the_config(
+def test_a_wrong_option_of_each_kind_of_function_is_refused_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(FUNCTIONS)
-    model_folder(tmp_path)
-    (tmp_path / "model" / "model.safetensors").touch()
-    path = write(experiment(tmp_path / "run", **{"stages": [rl_stage()], **OWN_FUNCTIONS[key]}), tmp_path / "bad.yaml")
+    path = write_mistake(tmp_path, Mistake(OWN_FUNCTIONS[key], [], {**QWEN, "model/model.safetensors": ""}))
     line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if '"limit"' in text)
     problems = find_problems(load_config(path))
     assert [problem.partition(": ")[0] for problem in problems] == [f"{path}:{line}"]
@@ -240,16 +208,16 @@ def test_a_benchmark_that_is_a_function_is_loaded_too(tmp_path: Path) -> None:
     assert "evaluation.benchmarks.0.benchmark: './mine.py:gone': there is no file" in problem
 
 
-def test_explain_tells_of_a_function_too_without_torch(tmp_path: Path) -> None:
-    path = write(experiment(tmp_path / "run", **reward_option(tmp_path)), tmp_path / "bad.yaml")
+def test_explain_refuses_a_wrong_option_too_without_torch(tmp_path: Path) -> None:
+    path = write(experiment(tmp_path / "run", **WRONG_REWARD_OPTION), tmp_path / "bad.yaml")
     done = light("explain", path)
     assert done.code == 2 and "Stage 2 of 2, rl" in done.output
     assert f"error: {path}:" in done.errors and "rewards.terms.0.args.tolerence: reward 'number'" in done.errors
 
 
 @pytest.mark.skipif("+cpu" not in __import__("torch").__version__, reason="torch can use GPUs")
-def test_a_build_of_torch_for_cpus_is_told_from_one_that_finds_no_gpu(tmp_path: Path) -> None:
-    done = light("train", write(experiment(tmp_path / "run", **no_gpu(tmp_path)), tmp_path / "bad.yaml"))
+def test_a_build_of_torch_for_cpus_is_named_where_cuda_is_asked_for(tmp_path: Path) -> None:
+    done = light("train", write(experiment(tmp_path / "run"), tmp_path / "bad.yaml"), "model.device=cuda")
     assert done.code == 2 and "is a build for CPUs" in done.errors
 
 
@@ -282,17 +250,19 @@ def test_vllm_must_be_there_for_the_device_of_torch(
         available.check_model_and_engine(config)
 
 
-def test_a_missing_decord_is_told_before_any_file_is_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"media": {"video_reader": "decord"}}, r"media.video_reader: decord is not installed; .*, or use `pyav`"),
+        ({"deepspeed": {"zero_stage": 3}}, r"deepspeed: it is not installed; pip install 'mmrl\[deepspeed\]'"),
+    ],
+)
+def test_a_missing_library_is_named_before_any_file_is_opened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, section: Settings, message: str
+) -> None:
     monkeypatch.setattr(available, "find_spec", lambda _: None)
-    config = Config.model_validate_json(json.dumps(experiment(tmp_path, media={"video_reader": "decord"})))
-    with pytest.raises(UserError, match=r"media.video_reader: decord is not installed; pip install .*, or use `pyav`"):
-        available.check_model_and_engine(config)
-
-
-def test_a_missing_deepspeed_is_told_before_any_file_is_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(available, "find_spec", lambda _: None)
-    config = Config.model_validate_json(json.dumps(experiment(tmp_path, deepspeed={"zero_stage": 3})))
-    with pytest.raises(UserError, match=r"deepspeed: it is not installed; pip install 'mmrl\[deepspeed\]'"):
+    config = Config.model_validate_json(json.dumps(experiment(tmp_path, **section)))
+    with pytest.raises(UserError, match=message):
         available.check_model_and_engine(config)
 
 
@@ -333,7 +303,8 @@ def test_the_families_known_to_the_config_are_those_that_are_built() -> None:
 
 
 def test_an_evaluation_is_refused_without_torch(whole: Path, tmp_path: Path) -> None:
-    model_folder(tmp_path, "bert")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
     model = str(whole / "model")
     taken = {"settings": {"evaluation.batch_size": 3, "benchmark": "b", "model": "m", "data": "d"}, "missing": {}}
     (tmp_path / "taken").mkdir()

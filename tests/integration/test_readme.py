@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ def test_make_knows_its_targets(command):
 def test_explain_runs(command, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert main(shlex.split(command)[1:]) == 0
-    assert "objective" in capsys.readouterr().out
+    assert "L = " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", starting("mmrl train configs/"))
@@ -51,18 +50,3 @@ def test_configs_and_overrides_of_train_commands_are_good(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     config, *overrides = shlex.split(command)[2:]
     assert load_config(config, [text for text in overrides if "=" in text]).config.stages
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(path):
-    for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
-        assert (path.parent / link).exists(), f"{path.name} links to {link}"
-
-
-@pytest.mark.slow
-def test_every_tool_says_how_it_is_used():
-    tools = [path for path in (ROOT / "tools").glob("*.py") if "__main__" in path.read_text()]
-    assert len(tools) > 3
-    for tool in tools:
-        done = subprocess.run([sys.executable, str(tool), "--help"], capture_output=True, text=True, check=True)
-        assert "usage" in done.stdout

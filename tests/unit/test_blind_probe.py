@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from scoring import make_scorer, term
 from videos import SMALL
 
@@ -101,10 +100,9 @@ def test_a_probe_hides_the_media_and_nothing_else(tiny, what):
             )
 
 
-@pytest.mark.parametrize("share", [None, 0.25])
-def test_a_cropped_picture_is_a_part_of_it_in_one_place(tiny, share):
+def test_a_cropped_picture_is_a_part_of_it_in_one_place(tiny):
     prompts = counted(tiny)
-    step = hide("cropped", crop_fraction=share)
+    step = hide("cropped")
     answers, again = (pipeline(tiny, step).run(prompts, step=turn) for turn in (0, 1))
     places = set()
     for prompt, probes, later in zip(prompts, answers.probes, again.probes, strict=True):
@@ -119,8 +117,7 @@ def test_a_cropped_picture_is_a_part_of_it_in_one_place(tiny, share):
                 continue
             assert replace(after, crop=None) == before
             left, top, right, bottom = after.crop
-            side = 48 * (share or 0.5)
-            assert (right - left, bottom - top) == (side, side)
+            assert (right - left, bottom - top) == (24, 24)
             assert left >= 0 and right <= 48 and top >= 0 and bottom <= 48
             places.add((left, top))
     assert len(places) > 2
@@ -133,11 +130,6 @@ def test_a_part_of_a_part_lies_within_it(tiny):
     left, top, right, bottom = answers.probes[0]["cropped"][0].prompt.sample.images[0].crop
     assert (right - left, bottom - top) == (12, 16)
     assert left >= 20 and right <= 44 and top >= 8 and bottom <= 40
-
-
-def test_only_crops_have_a_crop_fraction():
-    with pytest.raises(ValidationError, match="crop_fraction is for `corruption: cropped`, not for 'grey'"):
-        hide("grey", crop_fraction=0.3)
 
 
 def test_swapped_media_are_those_of_another_sample(tiny):

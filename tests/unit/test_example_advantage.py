@@ -7,7 +7,7 @@ import pytest
 from selection import make_prompt, rollout, select_all
 
 from mmrl.algo.advantages import compute_advantages, load_custom_advantage
-from mmrl.config.schema import AdvantageConfig, RlStage
+from mmrl.config.schema import AdvantageConfig
 from mmrl.types import Group, RewardValue, Score, TrainingState, UserError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -45,12 +45,6 @@ def test_steps_of_the_formula_that_follow_still_apply():
     assert selected.advantages == ((1.0, 0.0, -1.0),)
     halved = AdvantageConfig(fn=RANK, difficulty_weight={"term": "format", "max_weight": 0.5})
     assert select(halved, scored_group([3.0, 1.0], [0.5, 0.5])).advantages == ((0.5, -0.5),)
-
-
-def test_explain_names_the_function_and_its_options():
-    stage = RlStage(kind="rl", name="rl", steps=1, advantage={"fn": RANK, "args": {"tie_breaker": "format"}})
-    said = stage.advantage.describe(stage.group_size)
-    assert said.startswith("A = ./advantage.py:rank_advantage(tie_breaker='format'), of the total rewards and reward")
 
 
 @pytest.mark.parametrize(

@@ -139,10 +139,3 @@ def test_options_are_checked_before_the_first_step():
 def test_options_that_it_would_never_see_are_refused(option, complaint):
     with pytest.raises(ValueError, match=complaint):
         LossConfig(policy_loss=SIMPLE, **option)
-
-
-def test_explain_names_the_function_and_its_options():
-    said = LossConfig(policy_loss=SIMPLE).describe_formula(8)
-    assert said == (
-        "L = (1/N) Σ_i Σ_t l_t, l = ./policy_loss.py:simple_policy_loss(log π, log π_old, A_i, epsilon=0.1)"
-    )

@@ -238,12 +238,6 @@ def test_age_is_bounded_where_partial_rollouts_arrive_in_any_order(seed):
     assert max(29 - e.rollout.oldest_version for e in state.replay_buffer) <= 4
 
 
-def test_a_fraction_of_the_step_is_replayed():
-    choices, _ = run(Bank(groups=4, informative=2), options(fill="fraction", target_fraction=0.25), 6, size=16)
-    assert [len(choice.experiences) for choice in choices] == [8] + [11] * 5  # 8 / 0.75 is 10.7
-    assert choices[-1].metrics["replay/frac"] == pytest.approx(3 / 11)
-
-
 def test_equal_rollouts_count_once_whether_or_not_they_are_one_object():
     """A sample that a step draws twice has equal rollouts, which a checkpoint gives back as one object."""
     twice = [group("s", 0.0, 1.0), group("s", 0.0, 1.0), group("t", 0.0, 1.0)]
@@ -261,11 +255,11 @@ def test_recomputed_ratios_are_asked_of_the_learner():
 def test_without_drop_zero_all_fresh_rollouts_are_learned():
     choices, state = run(
         Bank(groups=4, informative=1),
-        options(drop_zero_advantage=False, fill="fraction", target_fraction=0.2),
+        options(drop_zero_advantage=False),
         2,
         size=16,
     )
-    assert [len(choice.experiences) for choice in choices] == [16, 20]
+    assert [len(choice.experiences) for choice in choices] == [16, 16]
     assert all(e.advantage for e in state.replay_buffer)
 
 

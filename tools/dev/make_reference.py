@@ -1,6 +1,6 @@
 """Write docs/reference/*.md and docs/python.md from the code: `python tools/dev/make_reference.py`.
 
-tests/unit/test_reference_docs.py fails while a file is out of date.
+tests/unit/docs/test_reference_docs.py fails while a file is out of date.
 """
 
 from __future__ import annotations

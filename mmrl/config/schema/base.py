@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -50,6 +51,21 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
+class FunctionConfig(StrictModel):
+    """A function of the user's, and its options."""
+
+    fn: str
+    """`module:function` or `./file.py:function`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options that the function is called with."""
+
+
+def find_choice_form(value: object) -> str:
+    """Return the tag by which pydantic reads a choice between names and a `FunctionConfig`: `name` or `function`."""
+    # Tagged, so that an error is about the form that was written, not about every form in turn.
+    return "function" if isinstance(value, dict | FunctionConfig) else "name"
+
+
 class WorkerLimitsConfig(StrictModel):
     """Limits of each worker process that runs functions, with all processes that it starts.
 
@@ -76,27 +92,14 @@ def condition_value(sample: Sample, column: str) -> str | None:
     return str(sample.meta[column]) if column in sample.meta else None
 
 
-def describe_conditions(when: SampleConditions) -> str:
-    """Return the conditions as a phrase: "task is count or ocr and level is easy"."""
-    return " and ".join(f"{column} is {' or '.join(allowed)}" for column, allowed in when.items())
-
-
-def find_duplicate(names: list[str]) -> str | None:
-    """Return the first name that stands more than once, or None."""
-    return next((name for name in names if names.count(name) > 1), None)
+def check_unique(names: Sequence[str], entries: str, remedy: str = "give one another `name`") -> None:
+    """Raise ValueError if two of the entries, "tools" for example, have the same name."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two {entries} are named {name!r}; {remedy}")
 
 
 def check_rising_steps(steps: list[int]) -> None:
     """Raise ValueError unless the steps of a schedule rise from point to point."""
     if steps != sorted(set(steps)):
         raise ValueError(f"steps must rise from point to point, got {', '.join(map(str, steps))}")
-
-
-def pluralize(count: int, word: str) -> str:
-    """Return "1 step", "2 steps"."""
-    return f"{count} {word}{'' if count == 1 else 's'}"
-
-
-def format_interval(interval: tuple[float, float]) -> str:
-    """Return "[0, 0.5]"."""
-    return f"[{interval[0]:g}, {interval[1]:g}]"

@@ -18,7 +18,7 @@ from mmrl.config.schema.base import (
     StrictModel,
     Temperature,
     Workers,
-    find_duplicate,
+    check_unique,
 )
 from mmrl.config.schema.data import MediaConfig, MediaLimitsConfig
 from mmrl.config.schema.model import ModelConfig
@@ -106,18 +106,6 @@ class BenchmarkConfig(StrictModel):
             raise ValueError("`args` are arguments of `fn`; give that, too")
         return self
 
-    def describe(self, *, temperature: float, before_training: bool) -> str:
-        """Return when the benchmark is taken, and its metrics, as a line."""
-        rules = f" by the rules of {self.benchmark_name}" if self.benchmark_name != self.name else ""
-        times = ["before the first step"] if before_training else []
-        if self.every:
-            times.append(f"every {self.every} steps")
-        when = f"{', '.join(times)}, and as the stage ends" if times else "as the stage ends"
-        metrics = f"benchmark/{self.name}/accuracy"
-        if self.responses_per_question > 1:
-            metrics += f", pass@k and maj@k of {self.responses_per_question} responses at temperature {temperature:g}"
-        return f"{self.name}{rules}, {when}: {metrics}"
-
 
 class TrainingEvalConfig(EvalGenerationConfig):
     """Evaluation of a run: generation, and benchmarks."""
@@ -142,11 +130,8 @@ class TrainingEvalConfig(EvalGenerationConfig):
     @field_validator("benchmarks")
     @classmethod
     def _check_unique_names(cls, benchmarks: tuple[BenchmarkConfig, ...]) -> tuple[BenchmarkConfig, ...]:
-        duplicate = find_duplicate([benchmark.name for benchmark in benchmarks])
-        if duplicate is not None:
-            raise ValueError(
-                f"two benchmarks are named {duplicate!r}; give one another `name`, and set its `benchmark`"
-            )
+        names = [benchmark.name for benchmark in benchmarks]
+        check_unique(names, "benchmarks", "give one another `name`, and set its `benchmark`")
         return benchmarks
 
 
@@ -211,7 +196,7 @@ class EvalConfig(StrictModel):
     @property
     def stages(self) -> tuple[()]:
         """The stages of an evaluation: none, as nothing is trained."""
-        # Whatever builds an engine reads them from a run's config and from this one alike.
+        # Code that builds an engine reads the stages of a run's config, or these.
         return ()
 
     @model_validator(mode="after")

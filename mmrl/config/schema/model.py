@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,7 @@ from mmrl.config.schema.base import (
     Component,
     DecayRate,
     Dimension,
+    FunctionConfig,
     NumTokens,
     PositiveInt,
     StrictModel,
@@ -92,8 +93,6 @@ class FromScratchConfig(StrictModel):
     """The vision tower."""
     language: LanguageFromScratchConfig = LanguageFromScratchConfig()
     """The language model."""
-    init: Literal["fan_in", "normal"] = "fan_in"
-    """`fan_in`: std 1/sqrt(fan in), half of it on residual outputs; `normal`: transformers' own std 0.02."""
 
 
 class VideoConfig(StrictModel):
@@ -153,24 +152,9 @@ class LoraConfig(StrictModel):
         """The components that have adapted layers."""
         return tuple(map(_component_of, self.targets)) if self.targets else ("language",)
 
-    def describe(self) -> str:
-        """Return the adapter and its formula."""
-        divisor = f"sqrt({self.rank})" if self.use_rslora else f"{self.rank}"
-        formula = f"W + {self.alpha} / {divisor} · B A"
-        if self.use_dora:
-            formula = f"m · V / |V|, row by row, with V = {formula} and m learned"
-        dropout = f", dropout {self.dropout:g}" if self.dropout else ""
-        targets = ", ".join(self.targets) if self.targets else "attention and feed-forward layers of the language model"
-        return f"an adapter of rank {self.rank}{dropout}, on {targets}; all weights are frozen\nW' = {formula}"
 
-
-class ModelFamilyConfig(StrictModel):
-    """A model family of the user's (docs/extending/model_family.md)."""
-
-    fn: str
-    """`module:function` or `./file.py:function`; returns a `ModelFamily`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function."""
+class ModelFamilyConfig(FunctionConfig):
+    """A model family of the user's: `fn` returns a `ModelFamily`. See docs/extending/model_family.md."""
 
 
 class ModelConfig(StrictModel):
@@ -241,19 +225,6 @@ class ModelConfig(StrictModel):
     def with_freeze(self, freeze: tuple[Component, ...] | None) -> ModelConfig:
         """Return the section as it holds in a stage with this `freeze`, which null leaves to the model."""
         return self if freeze is None else self.model_copy(update={"freeze": freeze})
-
-    def describe_training(self) -> str:
-        """Return what is trained and what is frozen."""
-        if self.lora:
-            return self.lora.describe()
-        trained = self.trainable_components
-        frozen: list[str] = []
-        for component in COMPONENTS:
-            if component not in trained:
-                frozen.append(component)
-        if self.freeze_router:
-            frozen.append("routers of experts")
-        return f"{', '.join(trained)}; " + (f"frozen: {', '.join(frozen)}" if frozen else "nothing is frozen")
 
 
 def _component_of(target: LoraTarget) -> str:

@@ -13,13 +13,14 @@ from mmrl.config.schema.base import (
     Coefficient,
     DecayRate,
     Fraction,
+    FunctionConfig,
     Nats,
     NonNegativeFloat,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
     StrictModel,
-    format_interval,
+    find_choice_form,
 )
 
 
@@ -76,44 +77,6 @@ class AdvantageConfig(StrictModel):
         """True if an advantage depends on the other rollouts of its group. A function of the user's may."""
         return self.fn is None and (self.baseline in ("group_mean", "leave_one_out") or self.scale == "group_std")
 
-    def describe(self, group_size: int) -> str:
-        """Return the steps from rewards to advantages, a line each."""
-        if self.fn is not None:
-            options = ", ".join(f"{name}={value!r}" for name, value in self.args.items())
-            formula = f"A = {self.fn}({options}), of the total rewards and reward terms over the {group_size} rollouts"
-        else:
-            formula = self._describe_formula(f"over the {group_size} rollouts of one prompt")
-        lines = [formula]
-        if self.combine == "per_term":
-            lines.append("for each reward term by itself, its value as R; then A_i is their sum by weight")
-        if self.batch_normalize:
-            lines.append(f"then A_i becomes (A_i - mean(A)) / (std(A) + {self.eps:g}) over all rollouts of the step")
-        if self.outlier_std is not None:
-            lines.append(f"then A_i becomes 0 where it is more than {self.outlier_std:g} std(A) from mean(A)")
-        if self.difficulty_weight is not None:
-            weight = self.difficulty_weight
-            lines.append(f"then times 4 · {weight.max_weight:g} · p (1 - p), p the group's mean of {weight.term}")
-        return "\n".join(lines)
-
-    def _describe_formula(self, over_group: str) -> str:
-        match self.baseline:
-            case "group_mean":
-                centred, over = "R_i - mean(R)", over_group
-            case "leave_one_out":
-                centred, over = "R_i - mean(R but R_i)", over_group
-            case "batch_mean":
-                centred, over = "R_i - mean(R of the step)", "over all rollouts of the step"
-            case "none":
-                centred, over = "R_i", over_group if self.scale == "group_std" else "no baseline"
-        match self.scale:
-            case "none":
-                return f"A_i = {centred}, {over}; nothing scales it"
-            case "group_std":
-                deviation = "std(R)"
-            case "batch_std":
-                deviation = "std(R of the step)"
-        return f"A_i = ({centred}) / ({deviation} + {self.eps:g}), {over}"
-
 
 class LossCoefficientConfig(StrictModel):
     """The weight of a term of the loss over the steps of the stage."""
@@ -132,13 +95,6 @@ class LossCoefficientConfig(StrictModel):
         if self.decay_steps is not None and self.schedule == "constant":
             raise ValueError("decay_steps has no effect on a constant weight; set `schedule`, or take it out")
         return self
-
-    def describe_schedule(self) -> str:
-        """Return the fall of the weight as a clause, empty for a constant weight."""
-        if self.schedule == "constant":
-            return ""
-        within = f" within {self.decay_steps} steps" if self.decay_steps else ""
-        return f"; its weight falls to {self.coef * self.final_frac:g}{within} ({self.schedule})"
 
 
 class KlConfig(LossCoefficientConfig):
@@ -161,27 +117,6 @@ class KlConfig(LossCoefficientConfig):
             )
         return self
 
-    def describe(self, reference: ReferenceConfig) -> str:
-        """Return the penalty as a formula, and the reference that it is measured from."""
-        if not self.coef:
-            return "none; no reference model is kept"
-        match self.estimator:
-            case "k1":
-                formula = "-d"
-            case "k2":
-                formula = "d²/2"
-            case "k3":
-                formula = "exp(d) - d - 1"
-        estimate = f"{formula}, d = log π_ref(y_t) - log π(y_t)"
-        if self.log_ratio_clip is not None:
-            estimate += f" within ±{self.log_ratio_clip:g}"
-        match self.apply_to:
-            case "reward":
-                line = f"A_t = A_i - {self.coef:g} · the sum over t and later tokens of {estimate}, π as the step began"
-            case "loss":
-                line = f"{estimate}, summed like the rest of L"
-        return f"{line}{self.describe_schedule()}\nπ_ref is {reference.describe()}"
-
 
 class SftLossConfig(LossCoefficientConfig):
     """A supervised loss on the policy's own good responses, beside the policy loss."""
@@ -189,15 +124,6 @@ class SftLossConfig(LossCoefficientConfig):
     on: Literal["after_rethink", "response"] = "after_rethink"
     """`after_rethink`: the policy's tokens after a forced trigger, where the rethinking step found the continuation
     correct (VL-Rethinker). `response`: all of its tokens where the advantage is positive."""
-
-    def describe(self) -> str:
-        """Return the loss as a formula."""
-        match self.on:
-            case "after_rethink":
-                tokens = "the policy's tokens after a trigger, in responses that then ended correct"
-            case "response":
-                tokens = "every token of responses with A > 0"
-        return f"NLL = mean of -log π(y_t) over {tokens}{self.describe_schedule()}"
 
 
 class RolloutCorrectionConfig(StrictModel):
@@ -218,39 +144,17 @@ class RolloutCorrectionConfig(StrictModel):
             raise ValueError(f"low {self.low} must be below high {self.high}")
         return self
 
-    def describe(self) -> list[str]:
-        """Return the weight as one line, or no line without correction."""
-        ratio = "π_old(y_t) / π_sampler(y_t)"
-        if self.level == "sequence":
-            ratio = f"product over the response of {ratio}"
-        match self.method:
-            case "none":
-                return []
-            case "tis":
-                return [f"w_t = {ratio}, at most {self.high:g}"]
-            case "mask":
-                return [f"w_t = {ratio}, 0 where it is outside {format_interval((self.low, self.high))}"]
+
+class CustomPolicyLossConfig(FunctionConfig):
+    """A policy loss of the user's: `fn` returns the loss of each token (docs/extending/policy_loss.md).
+
+    It is called with (logprobs, old_logprobs, advantages, mask) of a response.
+    """
 
 
-class CustomPolicyLossConfig(StrictModel):
-    """A policy loss of the user's (docs/extending/policy_loss.md)."""
-
-    fn: str
-    """`module:function` or `./file.py:function`; called with (logprobs, old_logprobs, advantages, mask) of a response,
-    it returns the loss of each token."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function."""
-
-
-def _find_policy_loss_form(value: object) -> str:
-    """Return the tag by which pydantic reads `policy_loss`: the `name` of a loss, or a `function`."""
-    return "function" if isinstance(value, dict | CustomPolicyLossConfig) else "name"
-
-
-# Tagged, so that an error is about the form that was written, not about every form in turn.
 PolicyLossChoice = Annotated[
     Annotated[Literal["clip", "cispo"], Tag("name")] | Annotated[CustomPolicyLossConfig, Tag("function")],
-    Discriminator(_find_policy_loss_form),
+    Discriminator(find_choice_form),
 ]
 
 
@@ -321,89 +225,6 @@ class LossConfig(StrictModel):
             raise ValueError(f"fixed_length is for `aggregation: fixed`, not for {self.aggregation!r}")
         return self
 
-    def describe_formula(self, max_new_tokens: int) -> str:
-        """Return the loss as one line: L = ..."""
-        length = self.fixed_length or max_new_tokens
-        match self.aggregation:
-            case "token":
-                sums = "(1/N) Σ_i Σ_t"
-            case "sequence":
-                sums = "(1/S) Σ_i (1/n_i) Σ_t"
-            case "fixed":
-                sums = f"(1/({length} S)) Σ_i Σ_t" if length > 1 else "(1/S) Σ_i Σ_t"
-        weight = "" if self.rollout_correction.method == "none" else "w_t "
-        # A function returns a loss; the built-in formulas are objectives, to be maximised.
-        sign = "" if isinstance(self.policy_loss, CustomPolicyLossConfig) else "-"
-        formula = f"L = {sign}{sums} {weight}{self._describe_policy_loss()}"
-        if self.kl.coef and self.kl.apply_to == "loss":
-            formula += f" + {self.kl.coef:g} · KL"
-        if self.entropy.coef:
-            formula += f" - {self.entropy.coef:g} · H"
-        if self.sft_loss.coef:
-            formula += f" + {self.sft_loss.coef:g} · NLL"
-        return formula
-
-    def describe_ratio(self) -> str:
-        """Return the importance ratio as a formula."""
-        match self.importance_ratio_level:
-            case "token":
-                return "r_t = π(y_t) / π_old(y_t)"
-            case "sequence":
-                return "r_i = geometric mean over t of π(y_t) / π_old(y_t)"
-
-    def describe_clips(self) -> list[str]:
-        """Return what else bounds the ratio, a line each."""
-        lines = []
-        if isinstance(self.policy_loss, CustomPolicyLossConfig):
-            bounds = f"[{1 - self.clip_low:g}, {1 + self.clip_high:g}]"
-            lines.append(f"l_t comes from the function; policy/clip_frac counts what {bounds} would clip")
-        if self.policy_loss == "cispo":
-            lines.append("no gradient flows through the clipped ratio, so every token keeps that of its log π")
-        if self.dual_clip is not None:
-            lines.append(f"where A < 0 the ratio counts {self.dual_clip:g} at most")
-        if self.log_ratio_clip is not None:
-            lines.append(f"log π(y_t) - log π_old(y_t) is kept within ±{self.log_ratio_clip:.4g} before that")
-        return lines
-
-    def describe_denominator(self, *, num_mini_batches: int) -> str:
-        """Return what the divisors of the loss count."""
-        counted = "the whole step" if num_mini_batches == 1 else "a mini-batch"
-        match self.aggregation:
-            case "token":
-                text = f"N counts every sampled token of {counted}"
-            case "sequence":
-                text = f"S counts the responses of {counted}, n_i the tokens of one"
-            case "fixed":
-                text = f"S counts the responses of {counted}"
-        return f"{text}, truncated ones left out" if self.mask_truncated else text
-
-    def describe_added_terms(self) -> list[str]:
-        """Return a line for each term added to the policy loss, and one for the routes that are replayed."""
-        lines = []
-        if self.sft_loss.coef:
-            lines.append(self.sft_loss.describe())
-        if self.entropy.coef:
-            lines.append(f"H = entropy of the next token, summed like the rest of L{self.entropy.describe_schedule()}")
-        match self.routing_replay:
-            case "learner":
-                lines.append("π sends tokens to the experts that it chose as the step began")
-            case "engine":
-                lines.append("π sends tokens to the experts that the rollout engine chose")
-        return lines
-
-    def _describe_policy_loss(self) -> str:
-        ratio = "r_i" if self.importance_ratio_level == "sequence" else "r_t"
-        advantage = "A_t" if self.kl.coef and self.kl.apply_to == "reward" else "A_i"
-        clipped = f"clip({ratio}, {1 - self.clip_low:g}, {1 + self.clip_high:g}) {advantage}"
-        match self.policy_loss:
-            case "clip":
-                return f"min({ratio} {advantage}, {clipped})"
-            case "cispo":
-                return f"{clipped} log π(y_t)"
-            case CustomPolicyLossConfig(fn=fn, args=args):
-                options = "".join(f", {name}={value!r}" for name, value in args.items())
-                return f"l_t, l = {fn}(log π, log π_old, {advantage}{options})"
-
 
 class ReferenceConfig(StrictModel):
     """The model that the KL penalty measures from, and its updates."""
@@ -429,17 +250,3 @@ class ReferenceConfig(StrictModel):
         if self.reset_optimizer and self.update != "reset":
             raise ValueError(f"reset_optimizer is for `update: reset`, not for {self.update!r}")
         return self
-
-    def describe(self) -> str:
-        """Return what the reference is, as a phrase."""
-        if self.init_from == "base":
-            return "the model without its adapter"
-        often = "every step" if self.update_every == 1 else f"every {self.update_every} steps"
-        match self.update:
-            case "never":
-                return "the policy at the stage's start, frozen"
-            case "ema":
-                return f"a running average of π: {self.ema_decay:g} of it stays {often}"
-            case "reset":
-                cleared = ", the optimizer's moments cleared" if self.reset_optimizer else ""
-                return f"π itself, copied {often}{cleared}"

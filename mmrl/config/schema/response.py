@@ -19,8 +19,7 @@ from mmrl.config.schema.base import (
     WorkerLimitsConfig,
     Workers,
     check_rising_steps,
-    find_duplicate,
-    format_interval,
+    check_unique,
 )
 
 
@@ -59,9 +58,8 @@ class ResponseFormatConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_options(self) -> ResponseFormatConfig:
-        duplicate = find_duplicate([self.answer_tag, self.think_tag, *(section.tag for section in self.sections)])
-        if duplicate is not None:
-            raise ValueError(f"two parts of a response are named {duplicate!r}")
+        tags = [self.answer_tag, self.think_tag, *(section.tag for section in self.sections)]
+        check_unique(tags, "parts of a response", "give one another tag")
         if self.stop_at_answer and self.style != "tags":
             raise ValueError(f"stop_at_answer needs `style: tags`: style {self.style!r} has no closing tag to stop at")
         if "" in self.stop_strings:
@@ -81,17 +79,6 @@ class RewardTransformConfig(StrictModel):
     """The value becomes 1 if it reaches this, else 0."""
     rescale_to: tuple[Number, Number] | None = None
     """Interval that the reward's range is stretched to: [-1, 1] makes the worst value a penalty."""
-
-    def describe(self) -> list[str]:
-        """Return the changes in their order."""
-        phrases = []
-        if self.clip is not None:
-            phrases.append(f"clipped to {format_interval(self.clip)}")
-        if self.threshold is not None:
-            phrases.append(f"1 from {self.threshold:g} up, else 0")
-        if self.rescale_to is not None:
-            phrases.append(f"stretched to {format_interval(self.rescale_to)}")
-        return phrases
 
 
 class WeightScheduleConfig(StrictModel):
@@ -116,12 +103,6 @@ class WeightScheduleConfig(StrictModel):
         (start, low), (end, high) = self.points[after - 1 : after + 1]
         return low if self.interpolation == "steps" else low + (high - low) * (step - start) / (end - start)
 
-    def describe(self) -> str:
-        """Return the schedule as a phrase."""
-        points = ", ".join(f"{factor:g} at step {step}" for step, factor in self.points)
-        between = "in steps" if self.interpolation == "steps" else "linear between"
-        return f"its weight times {points}, {between}"
-
 
 class BaseRewardConfig(StrictModel):
     """A function that scores responses, the samples it applies to, and its weight."""
@@ -144,20 +125,6 @@ class BaseRewardConfig(StrictModel):
         # Evaluation passes no step, so that its results can be compared from step to step.
         return self.weight if step is None or self.schedule is None else self.weight * self.schedule.factor_at(step)
 
-    def describe(self) -> str:
-        """Return weight, name, function and conditions as a line."""
-        name = self.name or self.fn.rpartition(":")[2]
-        conditions = []
-        for column, allowed in self.when.items():
-            conditions.append(f"only where {column} is {' or '.join(allowed)}")
-        conditions += self._describe_options()
-        if self.schedule is not None:
-            conditions.append(self.schedule.describe())
-        return f"{self.weight:+g} · {name} ({', '.join([self.fn, *conditions])})"
-
-    def _describe_options(self) -> list[str]:
-        return []
-
 
 class RewardTermConfig(BaseRewardConfig):
     """A reward term."""
@@ -176,12 +143,6 @@ class RewardTermConfig(BaseRewardConfig):
     reward's range when left out."""
     timeout_s: Seconds | None = None
     """Seconds a call may take. With it, the term runs in worker processes even where `rewards.workers` is 0."""
-
-    def _describe_options(self) -> list[str]:
-        phrases = ["only in training"] if self.training_only else []
-        if self.requires is not None:
-            phrases.append(f"0 unless {self.requires} > {self.requires_above:g}")
-        return phrases + self.transform.describe()
 
 
 RewardFailurePolicy = Literal["stop", "skip", "skip_group", "fallback"]
@@ -216,9 +177,6 @@ class GroupRewardConfig(BaseRewardConfig):
     Its option `correct` names the reward terms that decide whether a response is correct.
     """
 
-    def _describe_options(self) -> list[str]:
-        return ["compares the responses of a group", "only in training"]
-
 
 class RewardsConfig(ScoringConfig):
     """Scores of a response."""
@@ -237,16 +195,3 @@ class RewardsConfig(ScoringConfig):
         if self.combine == "product" and any(term.weight < 0 for term in self.terms):
             raise ValueError("combine product takes weights as exponents: they must be 0 or more")
         return self
-
-    def describe(self) -> str:
-        """Return the total as a formula, then its terms, a line each."""
-        match self.combine:
-            case "sum":
-                formula = "the sum of weight · value over"
-            case "product":
-                formula = "the product of value^weight over"
-            case "min":
-                formula = "the least value of"
-        rewards = map(BaseRewardConfig.describe, (*self.terms, *self.group_rewards))
-        failures = f"a response that cannot be scored: {self.on_missing_score}; a reward that raises: {self.on_error}"
-        return "\n".join([f"R_i = {formula}", *rewards, failures])

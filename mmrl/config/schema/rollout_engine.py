@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from mmrl.config.schema.base import (
     BatchSize,
+    FunctionConfig,
     NonNegativeInt,
     NumParallel,
     NumTokens,
@@ -16,27 +17,17 @@ from mmrl.config.schema.base import (
     PositiveInt,
     Seconds,
     StrictModel,
+    find_choice_form,
 )
 
 
-class CustomEngineConfig(StrictModel):
-    """An engine of the user's (docs/extending/rollout_engine.md)."""
-
-    fn: str
-    """`module:function` or `./file.py:function`; called with an `EngineContext`, it returns a `RolloutEngine`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function."""
+class CustomEngineConfig(FunctionConfig):
+    """An engine of the user's: called with an `EngineContext`, `fn` returns a `RolloutEngine`."""
 
 
-def _find_engine_form(value: object) -> str:
-    """Return the tag by which pydantic reads `rollout.engine`: the `name` of an engine, or a `function`."""
-    return "function" if isinstance(value, dict | CustomEngineConfig) else "name"
-
-
-# Tagged, as `policy_loss` is: an error is then about the form that was written.
 EngineChoice = Annotated[
     Annotated[Literal["hf", "vllm", "vllm_server"], Tag("name")] | Annotated[CustomEngineConfig, Tag("function")],
-    Discriminator(_find_engine_form),
+    Discriminator(find_choice_form),
 ]
 
 

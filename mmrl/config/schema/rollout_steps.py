@@ -20,7 +20,7 @@ from mmrl.config.schema.base import (
     Seconds,
     StrictModel,
     WorkerLimitsConfig,
-    find_duplicate,
+    check_unique,
 )
 from mmrl.config.schema.presets import RETHINK_PRESETS, RethinkPreset, check_preset_applied
 
@@ -94,7 +94,7 @@ class RethinkConfig(StrictModel):
     triggers: Annotated[tuple[RethinkTriggerConfig, ...], Field(min_length=1)] = (
         RethinkTriggerConfig(text="\n\nWait, let me check."),
     )
-    """Texts that responses are continued behind, drawn by weight."""
+    """Texts after which responses are continued, drawn by weight."""
     cut_answer_fraction: Fraction = 0.0
     """Share of continuations whose first response loses its last answer before the trigger."""
     temperature: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
@@ -210,9 +210,7 @@ class ToolsConfig(StrictModel):
     @field_validator("tools")
     @classmethod
     def _check_unique_names(cls, tools: tuple[ToolConfig, ...]) -> tuple[ToolConfig, ...]:
-        duplicate = find_duplicate([tool.call_name for tool in tools])
-        if duplicate is not None:
-            raise ValueError(f"two tools are called {duplicate!r}; give one another `name`")
+        check_unique([tool.call_name for tool in tools], "tools")
         return tools
 
 
@@ -227,21 +225,13 @@ class BlindProbeConfig(StrictModel):
     """Selects this kind of step."""
     corruption: Literal["left_out", "grey", "noise", "swapped", "shuffled", "cropped"]
     """Images and videos are changed in this way: left out with their placeholders; painted grey; replaced by noise;
-    swapped with another training sample's; video frames shuffled; images cropped to a random part."""
-    crop_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Share of an image's width and height that `cropped` leaves; 0.5 when left out."""
+    swapped with another training sample's; video frames shuffled; images cropped to a random quarter."""
     name: Identifier | None = None
     """Name that metrics and the group reward `blind_contrast` use; that of `corruption` when left out."""
     rollouts_per_prompt: BatchSize = 1
     """Extra rollouts that are generated for each prompt."""
     every: PositiveInt = 1
     """The probe is made every so many steps."""
-
-    @model_validator(mode="after")
-    def _check_crop_fraction(self) -> BlindProbeConfig:
-        if self.crop_fraction is not None and self.corruption != "cropped":
-            raise ValueError(f"crop_fraction is for `corruption: cropped`, not for {self.corruption!r}; leave it out")
-        return self
 
 
 class CustomStepConfig(StrictModel):
@@ -297,10 +287,7 @@ def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
     kinds = [step.kind for step in steps]
     if kinds[0] != "generate" or kinds.count("generate") > 1:
         raise ValueError(f"rollout_steps begin with one step of kind generate; got {', '.join(kinds)}")
-    names = [step_name(step) for step in steps if step.kind != "generate"]
-    duplicate = find_duplicate(names)
-    if duplicate is not None:
-        raise ValueError(f"two rollout_steps are named {duplicate!r}; give one another `name`")
+    check_unique([step_name(step) for step in steps if step.kind != "generate"], "rollout_steps")
     return steps
 
 

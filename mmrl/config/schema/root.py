@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from mmrl.config.schema.base import FileName, NonNegativeInt, PositiveInt, Seconds, Seed, StrictModel, Workers
+from mmrl.config.schema.base import (
+    FileName,
+    FunctionConfig,
+    NonNegativeInt,
+    PositiveInt,
+    Seconds,
+    Seed,
+    StrictModel,
+    Workers,
+)
 from mmrl.config.schema.data import DataConfig, MediaConfig
-from mmrl.config.schema.data_stages import SampleStage, SelectStage
 from mmrl.config.schema.evaluation import TrainingEvalConfig
 from mmrl.config.schema.model import ModelConfig
 from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
-from mmrl.config.schema.stage_checks import check_stages
+from mmrl.config.schema.stage_checks import AnyStage, check_stages
 from mmrl.config.schema.stages import RlStage, SftStage
-
-StageConfig: TypeAlias = SftStage | RlStage | SampleStage | SelectStage
-StageConfigs: TypeAlias = tuple[StageConfig, ...]
 
 
 class BestCheckpointConfig(StrictModel):
@@ -102,14 +107,11 @@ class DeepspeedConfig(StrictModel):
         return self
 
 
-class CallbackConfig(StrictModel):
-    """A function of yours whose result is called after each training step; see docs/extending/callback.md."""
+class CallbackConfig(FunctionConfig):
+    """A callback of the user's, run after each training step (docs/extending/callback.md).
 
-    fn: str
-    """`module:function` or `./file.py:function`. It is called once, as `fn(context, **args)` with the run's
-    `RunContext`, and returns an object with the method `on_step_end(state, result)`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function."""
+    `fn` is called once, with the run's `RunContext`, and returns an object with `on_step_end(state, result)`.
+    """
 
 
 class Config(StrictModel):
@@ -129,10 +131,7 @@ class Config(StrictModel):
     """Functions that score responses."""
     rollout: RolloutConfig = RolloutConfig()
     """The engine that generates rollouts."""
-    stages: Annotated[
-        tuple[Annotated[SftStage | RlStage | SampleStage | SelectStage, Field(discriminator="kind")], ...],
-        Field(min_length=1),
-    ]
+    stages: Annotated[tuple[Annotated[AnyStage, Field(discriminator="kind")], ...], Field(min_length=1)]
     """Stages in order, each starting from the weights of the one before."""
     evaluation: TrainingEvalConfig = TrainingEvalConfig()
     """Generation of responses in validation and test, and benchmarks that the run takes."""
@@ -159,7 +158,7 @@ class Config(StrictModel):
 
     @field_validator("stages")
     @classmethod
-    def _check_stages(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
+    def _check_stages(cls, stages: tuple[AnyStage, ...], info: ValidationInfo) -> tuple[AnyStage, ...]:
         # `info.data` holds the sections above this field, as far as they are valid themselves: a mistake in one of them
         # is reported beside those found here.
         check_stages(stages, info.data)
@@ -190,7 +189,7 @@ class Config(StrictModel):
                 "zero_stage 0 makes a wrong first update of a bfloat16 model; use zero_stage: 1, or model.dtype=float32"
             )
         copies_model = "rollout" in info.data and info.data["rollout"].engine == "hf"
-        stages: StageConfigs = info.data.get("stages", ())
+        stages: tuple[AnyStage, ...] = info.data.get("stages", ())
         if copies_model and any(isinstance(stage, RlStage) and stage.async_rollouts for stage in stages):
             raise ValueError(
                 "a stage has `async_rollouts`, for which the engine hf keeps a whole second model on every rank; use "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mmrl.config.schema.base import check_unique
 from mmrl.config.schema.data import DataConfig, MixtureOrderConfig, ShuffledOrderConfig
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
 from mmrl.config.schema.model import ModelConfig
@@ -17,9 +18,7 @@ AnyStage = SftStage | RlStage | SampleStage | SelectStage
 def check_stages(stages: Sequence[AnyStage], sections: Mapping[str, Any]) -> None:
     """Raise ValueError unless the stages fit together, and the config's `sections`, as far as those are valid."""
     # One error is reported for `stages`, the first: what concerns a stage alone comes before what it is combined with.
-    names = [stage.name for stage in stages]
-    if len(set(names)) < len(names):
-        raise ValueError(f"stage names must be unique, got {', '.join(names)}")
+    check_unique([stage.name for stage in stages], "stages")
     training = [stage for stage in stages if isinstance(stage, SftStage | RlStage)]
     if not training:
         raise ValueError("no stage trains; a run needs one of kind sft or rl")

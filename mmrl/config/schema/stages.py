@@ -24,8 +24,6 @@ from mmrl.config.schema.base import (
     SampleConditions,
     StrictModel,
     Temperature,
-    describe_conditions,
-    pluralize,
 )
 from mmrl.config.schema.data import CurriculumOrderConfig, DataOrderConfig, PriorityOrderConfig, ShuffledOrderConfig
 from mmrl.config.schema.objective import AdvantageConfig, LossConfig, ReferenceConfig
@@ -77,9 +75,9 @@ class OptimizerConfig(StrictModel):
     lr_by_component: ComponentLrConfig = ComponentLrConfig()
     """Peak learning rates of model components; warm-up and decay are the same for all."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
-    """Shares of the old first and second moment that each step keeps."""
+    """Shares of the old first and second moment that each update keeps."""
     weight_decay: Coefficient = 0.0
-    """Each step shrinks weights by this times the learning rate (decoupled)."""
+    """Each update shrinks weights by this times the learning rate (decoupled)."""
     weight_decay_on: Literal["all", "matrices"] = "all"
     """Parameters that decay: all, or all but biases, norms and other vectors."""
     warmup_steps: NonNegativeInt = 0
@@ -115,15 +113,6 @@ class ValidationConfig(StrictModel):
     """An evaluation follows every so many steps."""
     stop_at_mean_reward: Number | None = None
     """Mean reward, averaged over tasks, that ends the stage."""
-
-    def describe_early_end(self) -> str:
-        """Return the condition that ends the stage, empty if there is none."""
-        if self.stop_at_mean_reward is None:
-            return ""
-        return (
-            f"once the validation reward reaches {self.stop_at_mean_reward:g} "
-            f"(measured every {pluralize(self.every, 'step')})"
-        )
 
 
 class TrainingStage(StrictModel):
@@ -166,17 +155,6 @@ class TrainingStage(StrictModel):
             return any(phase.plateau for phase in self.data_order.phases)
         return isinstance(self.data_order, PriorityOrderConfig)
 
-    def describe_samples(self) -> str:
-        """Return the samples of the stage as a phrase."""
-        source = describe_source(self.samples_of, self.when)
-        return source + (f", repeated to {self.repeat_samples_to}" if self.repeat_samples_to else "")
-
-    def describe_end(self) -> str:
-        """Return the end of the stage as a phrase."""
-        last = f"after {pluralize(self.steps, 'step')}"
-        early = self.validation.describe_early_end() if self.validation else ""
-        return f"{early}, at the latest {last}" if early else last
-
 
 class SftStage(TrainingStage):
     """Supervised training on demonstrations (a cold start)."""
@@ -184,7 +162,7 @@ class SftStage(TrainingStage):
     kind: Literal["sft"]
     """Selects this kind of stage."""
     batch_size: BatchSize = 32
-    """Samples that each optimizer step trains on."""
+    """Samples that each step trains on, in one update."""
     micro_batch_sequences: PositiveInt = 8
     """At most this many demonstrations share a forward pass. The gradient does not depend on it."""
     target_field: Literal["label", "target", "response"] = "label"
@@ -214,28 +192,6 @@ class SftStage(TrainingStage):
         if self.order_depends_on_rewards:
             raise ValueError(f"data_order {self.data_order.kind!r} follows rewards here, and an sft stage has none")
         return self
-
-    def describe(self) -> list[tuple[str, str]]:
-        """Return labelled facts about the stage's objective."""
-        match self.target_field:
-            case "label":
-                target = "the annotator's label written as a response"
-            case "target":
-                target = "the exact target written as a response"
-            case "response":
-                target = "the sample's response as it is"
-        if self.drop_thinking_prob:
-            target += f", without its thinking {self.drop_thinking_prob:.0%} of the time"
-        counted = "response token" if self.loss_on == "response" else "token of the answer, the only part trained on,"
-        facts = [
-            ("each step", f"{self.batch_size} samples, one optimizer step"),
-            (
-                "objective",
-                f"L = -(1/N) Σ_t log π(y_t | image, question, y_<t), y {target}\n"
-                f"N counts every {counted} of the whole step",
-            ),
-        ]
-        return [*facts, ("rewards", "none in the loss; they measure validation and test responses alone")]
 
 
 class RlStage(TrainingStage):
@@ -271,7 +227,7 @@ class RlStage(TrainingStage):
     ppo_epochs: BatchSize = 1
     """Times that a step goes over the same rollouts."""
     num_mini_batches: BatchSize = 1
-    """Optimizer steps of a pass: the step's groups are divided into so many batches, each with a gradient and
+    """Updates of a pass: the step's groups are divided into so many batches, each with a gradient and
     denominators of its own (PPO; verl's rollout and mini-batch sizes). Old log-probabilities that the learner computes,
     and a KL penalty in the reward, then cost one more forward pass over all batches but the first."""
     track_rewards: tuple[str, ...] = ()
@@ -383,74 +339,3 @@ class RlStage(TrainingStage):
             (path, f"{clipping}; {remedy}, or widen `loss.clip_low` and `loss.clip_high`")
             for path, remedy in remedies.items()
         ]
-
-    def describe_step(self) -> str:
-        """Return the size of a step as a phrase."""
-        rollouts = self.prompts_per_step * self.group_size
-        updates = pluralize(self.ppo_epochs * self.num_mini_batches, "optimizer step")
-        if self.num_mini_batches > 1:
-            updates += f", each with 1/{self.num_mini_batches} of the prompts,"
-        return (
-            f"{self.prompts_per_step} prompts x {self.group_size} rollouts = {rollouts} rollouts, "
-            f"then {updates} on them"
-        )
-
-    def describe_off_policy(self) -> str:
-        """Return every reason why rollouts meet a newer policy than generated them, a line each; empty without any."""
-        lines = []
-        if self.async_rollouts:
-            lines.append(
-                "from the second step on, rollouts are generated while the step before trains\n"
-                "so the policy that generated them is one version older than the one that trains on them"
-            )
-        if self.has_partial_rollouts:
-            lines.append("the tokens of an unfinished rollout are a version older with every step that it waits")
-        if self.carries_groups:
-            lines.append("groups carried over are a version older with every step that they wait")
-        if self.replay:
-            age = "of any age" if self.replay.max_staleness is None else f"up to {self.replay.max_staleness} old"
-            lines.append(f"replayed rollouts are of older versions of the policy, {age}")
-        updates = self.ppo_epochs * self.num_mini_batches
-        if updates > 1:
-            lines.append(f"from the second of the {updates} optimizer steps on, the policy is newer than its rollouts")
-        return "\n".join(lines)
-
-    def describe_objective(self) -> str:
-        """Return the loss and its parts, a line each."""
-        denominator = self.loss.describe_denominator(num_mini_batches=self.num_mini_batches)
-        if self.advantage.compares_within_group:
-            denominator += "; a group of equal rewards has A = 0 and no gradient"
-        lines = [
-            self.loss.describe_formula(self.sampling.max_new_tokens),
-            self._describe_ratio(),
-            *self.loss.describe_clips(),
-            *self.loss.rollout_correction.describe(),
-            denominator,
-            *self.loss.describe_added_terms(),
-        ]
-        return "\n".join(lines)
-
-    def _describe_ratio(self) -> str:
-        loss = self.loss
-        # A rollout that waited for a later step keeps its recorded log-probs, even in a step of one update. With a
-        # correction the learner's own take their place, but not in groups carried over (`ExperienceSelector.select`).
-        waits = self.async_rollouts or self.has_partial_rollouts
-        keeps_recorded = self.carries_groups or (waits and loss.rollout_correction.method == "none")
-        old = "as recorded while sampling"
-        if loss.old_logprobs == "recomputed":
-            old = "computed by the learner as the step begins"
-            if self.num_mini_batches > 1:
-                old += " (one more forward pass)"
-            if keeps_recorded:
-                old += ", but as recorded while sampling for rollouts of an older policy"
-        clipping = f"clipped per {loss.importance_ratio_level}".replace("_", " ")
-        if self.ppo_epochs == 1 and self.num_mini_batches == 1 and not keeps_recorded:
-            reason = "as each rollout is used once" if self.replay is None else "except for replayed rollouts"
-            clipping = f"1 up to rounding, {reason}"
-        return f"{loss.describe_ratio()}, π_old {old}; {clipping}"
-
-
-def describe_source(earlier_stage: str | None, when: SampleConditions) -> str:
-    """Return the samples of a stage as a phrase."""
-    source = "those of data.train" if earlier_stage is None else f"those that stage {earlier_stage} kept"
-    return f"{source} of which {describe_conditions(when)}" if when else source

@@ -29,7 +29,7 @@ from mmrl.types import (
 )
 from mmrl.utils.seeds import derive_seed
 
-_DEFAULT_CROP_FRACTION = 0.5
+_CROP_FRACTION = 0.5  # of width and height
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +116,10 @@ class BlindProbe:
     def _crop_media(self, prompt: Prompt) -> Prompt:
         """Return the prompt with a random part of each image, the same part at every step. Videos stay whole."""
         rng = random.Random(derive_seed(step_name(self.options), prompt.sample.id))
-        fraction = self.options.crop_fraction or _DEFAULT_CROP_FRACTION
         media: list[MediaRef] = []
         for ref, resize_map in zip(prompt.sample.media, prompt.resize_maps, strict=True):
             if isinstance(ref, ImageRef):
-                width, height = (max(1, round(fraction * side)) for side in resize_map.original)
+                width, height = (max(1, round(_CROP_FRACTION * side)) for side in resize_map.original)
                 # The image may itself be a part of its file, and a crop is in pixels of the file.
                 left = resize_map.offset[0] + rng.randint(0, resize_map.original.width - width)
                 top = resize_map.offset[1] + rng.randint(0, resize_map.original.height - height)

@@ -1,6 +1,6 @@
-"""`algorithm: NAME` puts a bundle of settings in place, which a stage may override, and explain shows as formulas."""
+"""Presets of algorithms, replay and rethinking: settings that a name stands for, which a config may override."""
 
-import re
+from typing import get_args
 
 import pytest
 from config_samples import SMALL, refused, write
@@ -10,12 +10,25 @@ from mmrl.config import load_config
 from mmrl.config.explain import explain
 from mmrl.config.export import dump_yaml
 from mmrl.config.load import flatten_settings
-from mmrl.config.schema import ReplayConfig, RlStage
-from mmrl.config.schema.presets import ALGORITHM_PRESETS, REPLAY_PRESETS
+from mmrl.config.schema import ReplayConfig, RethinkConfig, RlStage
+from mmrl.config.schema.presets import (
+    ALGORITHM_PRESETS,
+    REPLAY_PRESETS,
+    RETHINK_PRESETS,
+    AlgorithmName,
+    ReplayPreset,
+    RethinkPreset,
+)
 
 
 def loaded(tmp_path, *overrides):
     return load_config(write(tmp_path, SMALL), overrides)
+
+
+def test_each_name_has_its_settings():
+    assert get_args(AlgorithmName) == tuple(ALGORITHM_PRESETS)
+    assert get_args(RethinkPreset) == tuple(RETHINK_PRESETS)
+    assert get_args(ReplayPreset) == tuple(REPLAY_PRESETS)
 
 
 @pytest.mark.parametrize("name", ALGORITHM_PRESETS)
@@ -113,97 +126,35 @@ def test_a_warning_names_the_file_and_the_line(tmp_path):
     assert warning.startswith(f"{path}:{line + 4}: stages.1.loss.old_logprobs: ")
 
 
-def test_a_stage_made_in_code_must_spell_out_its_algorithm():
-    with pytest.raises(ValidationError, match="algorithm 'dr_grpo' stands for advantage.scale too"):
-        RlStage(kind="rl", name="rl", steps=1, algorithm="dr_grpo")
-    whole = {"advantage": {"scale": "none"}, "loss": {"aggregation": "fixed"}}
-    assert RlStage(kind="rl", name="rl", steps=1, algorithm="dr_grpo", **whole).loss.aggregation == "fixed"
-
-
-FORMULAS = {
-    "grpo": ["L = -(1/N) Σ_i Σ_t min(r_t A_i, clip(r_t, 0.8, 1.2) A_i)\n", "/ (std(R) + 0.0001), over the 8 rollouts"],
-    "grpo_published": ["L = -(1/S) Σ_i (1/n_i) Σ_t min(r_t A_i"],
-    "dr_grpo": ["L = -(1/(512 S)) Σ_i Σ_t min(r_t A_i", "A_i = R_i - mean(R), over the 8 rollouts"],
-    "dapo": ["clip(r_t, 0.8, 1.28) A_i)", "N counts every sampled token of the whole step, truncated ones left out"],
-    "gspo": [
-        "(1/n_i) Σ_t min(r_i A_i, clip(r_i, 0.9997, 1.0004) A_i)",
-        "r_i = geometric mean over t of π(y_t) / π_old",
-    ],
-    "cispo": ["Σ_t clip(r_t, 0, 5) A_i log π(y_t)", "no gradient flows through the clipped ratio"],
-    "rloo": ["L = -(1/S) Σ_i Σ_t min(r_t A_i", "A_i = R_i - mean(R but R_i)", "π_old computed by the learner"],
-    "reinforce_plus_plus_baseline": [
-        "A_i = R_i - mean(R)",
-        "then A_i becomes (A_i - mean(A)) / (std(A) + 0.0001) over all rollouts",
-    ],
-    "stable_reinforce": ["is kept within ±6.908 before that", "becomes 0 where it is more than 3 std(A) from mean(A)"],
-    "gdpo": ["for each reward term by itself, its value as R; then A_i is their sum by weight"],
-}
-
-
-@pytest.mark.parametrize("name", ALGORITHM_PRESETS)
-def test_explain_writes_the_formula_of_every_bundle(tmp_path, name):
-    words = explain(loaded(tmp_path, f"stages.rl.algorithm={name}"))
-    assert f"Stage 2 of 2, rl: {name}\n" in words
-    for formula in FORMULAS[name]:
-        assert formula in words
-
-
 @pytest.mark.parametrize(
-    ("override", "formulas"),
+    ("model", "settings", "said"),
     [
-        ("loss.dual_clip=3", ["where A < 0 the ratio counts 3 at most"]),
         (
-            "loss={old_logprobs: recomputed, rollout_correction: {method: tis}}",
-            ["Σ_t w_t min(", "w_t = π_old(y_t) / π_sampler(y_t), at most 2"],
+            RlStage,
+            {"kind": "rl", "name": "rl", "steps": 1, "algorithm": "dr_grpo"},
+            "dr_grpo' stands for advantage.scale",
         ),
-        (
-            "loss={old_logprobs: recomputed, rollout_correction: {method: mask, level: sequence, high: 5}}",
-            ["w_t = product over the response of π_old(y_t) / π_sampler(y_t), 0 where it is outside [0.5, 5]"],
-        ),
-        (
-            "loss.kl={coef: 0.1, estimator: k2, log_ratio_clip: 10}",
-            [" + 0.1 · KL", "d²/2, d = log π_ref(y_t)", " within ±10"],
-        ),
-        (
-            "loss.kl={coef: 0.1, estimator: k1, apply_to: reward, schedule: linear, final_frac: 0.5}",
-            [
-                "min(r_t A_t, ",
-                "A_t = A_i - 0.1 · the sum over t and later tokens of -d",
-                "its weight falls to 0.05 (linear)",
-            ],
-        ),
-        ("loss.entropy={coef: 0.01, schedule: cosine}", [" - 0.01 · H", "its weight falls to 0 (cosine)"]),
-        (
-            "loss.sft_loss={coef: 0.05}",
-            [" + 0.05 · NLL", "over the policy's tokens after a trigger, in responses that then"],
-        ),
-        (
-            "advantage={difficulty_weight: {term: acc, max_weight: 1.8}}",
-            ["4 · 1.8 · p (1 - p), p the group's mean of acc"],
-        ),
-        ("advantage={baseline: batch_mean, scale: batch_std}", ["(R_i - mean(R of the step)) / (std(R of the step)"]),
+        (RethinkConfig, {"kind": "rethink", "correct": ("a",), "preset": "paper"}, "'paper' stands for cut_answer"),
+        (ReplayConfig, {"preset": "paper"}, "'paper' stands for capacity too"),
     ],
 )
-def test_explain_writes_every_option(tmp_path, override, formulas):
-    words = explain(loaded(tmp_path, f"stages.rl.{override}"))
-    for formula in formulas:
-        assert formula in words, words
+def test_a_section_made_in_code_must_spell_out_its_preset(model, settings, said):
+    with pytest.raises(ValidationError, match=said):
+        model(**settings)
 
 
-@pytest.mark.parametrize(
-    ("reference", "said"),
-    [
-        ("{}", "π_ref is the policy at the stage's start, frozen"),
-        ("{update: ema, ema_decay: 0.9}", "π_ref is a running average of π: 0.9 of it stays every step"),
-        (
-            "{update: reset, update_every: 200, reset_optimizer: true}",
-            "π_ref is π itself, copied every 200 steps, the optimizer's moments cleared",
-        ),
-    ],
-)
-def test_explain_says_how_the_reference_is_updated(tmp_path, reference, said):
-    words = explain(loaded(tmp_path, "stages.rl.loss.kl.coef=0.1", f"stages.rl.reference={reference}"))
-    assert re.search(re.escape(said) + r"$", words, re.MULTILINE)
+def test_settings_of_a_rethinking_step_override_its_preset(tmp_path):
+    steps = "[{kind: generate}, {kind: rethink, correct: [exact], preset: paper, fraction: 0.5}]"
+    result = loaded(tmp_path, f"stages.rl.rollout_steps={steps}", "stages.rl.sampling.max_new_tokens=2048")
+    step = result.config.stages[1].rollout_steps[1]
+    expected = {**RETHINK_PRESETS["paper"], "fraction": 0.5}
+    assert {key: value for key, value in step.model_dump().items() if key in expected and key != "triggers"} == {
+        key: value for key, value in expected.items() if key != "triggers"
+    }
+    assert [trigger.only for trigger in step.triggers] == ["any", "any", "correct", "incorrect"]
+    assert result.origins["stages.1.rollout_steps.1.cut_answer_fraction"] == "preset paper"
+    assert result.origins["stages.1.rollout_steps.1.fraction"] == "command line"
+    assert load_config(write(tmp_path, dump_yaml(result.config), "again.yaml")).config == result.config
 
 
 @pytest.mark.parametrize(
@@ -229,53 +180,3 @@ def test_a_preset_of_replay_is_in_place_with_its_origin_and_may_be_overridden(tm
     origins = {key.rpartition(".")[2] for key, origin in result.origins.items() if origin == f"preset {name}"}
     assert origins == REPLAY_PRESETS[name].keys()
     assert load_config(write(tmp_path, dump_yaml(result.config), "again.yaml")).config == result.config
-
-
-def test_replay_made_in_code_must_spell_out_its_preset():
-    with pytest.raises(ValidationError, match="preset 'paper' stands for capacity too"):
-        ReplayConfig(preset="paper")
-
-
-@pytest.mark.parametrize(
-    ("settings_", "said"),
-    [
-        (
-            "replay={}",
-            ["Selective sample replay: rollouts without advantage are replaced", "by default: preset default, "],
-        ),
-        (
-            "replay={preset: code}",
-            ["target_fraction 0.5: See `fill`", "max_staleness null: ", "resample_fresh true: Draw fresh rollouts"],
-        ),
-        (
-            "replay={priority_exponent: 0.5}",
-            ["priority_exponent 0.5: A rollout is drawn in proportion to |A| to this power"],
-        ),
-        (
-            "replay={fill: fraction, target_fraction: 0.25}",
-            ["fill fraction: `size` replays what is missing", "except for replayed rollouts"],
-        ),
-        (
-            "replay={old_logprobs: recomputed}",
-            ["old_logprobs recomputed: Denominator of a replayed"],
-        ),
-        (
-            "dynamic_sampling={ranges: [{term: x, low: 0.1, high: 0.9}]}",
-            ["ranges [{term: x, low: 0.1, high: 0.9, require_mixed: true}]: Conditions"],
-        ),
-        (
-            "dynamic_sampling={ranges: [{term: x}], max_rounds: 3, extra: carry}",
-            [
-                "max_rounds 3: ",
-                "extra carry: ",
-            ],
-        ),
-        (
-            "dynamic_sampling={max_truncated_frac: 0.25}",
-            ["max_truncated_frac 0.25: A group is left out"],
-        ),
-    ],
-)
-def test_explain_says_which_tokens_are_learned(tmp_path, settings_, said):
-    text = explain(loaded(tmp_path, f"stages.rl.{settings_}"))
-    assert all(line in text for line in said), text

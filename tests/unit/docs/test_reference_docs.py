@@ -9,7 +9,7 @@ import pytest
 
 from mmrl.log.metrics import METRICS, find_builtin_metric
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def load_tool():

@@ -13,7 +13,7 @@ from mmrl.api.functions import name_function, name_rows, replace_functions
 from mmrl.utils.plugins import load_function
 from mmrl_rewards import number
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def make_function(value, *, default=1):

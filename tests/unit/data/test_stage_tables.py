@@ -30,32 +30,18 @@ def run(tmp_path):
 
 @pytest.fixture
 def samples(run, clip):
-    """Counting, boxes in pixels, a part of a video, text without any; a label, a thought, a response."""
+    """A count with label and thinking, a box in pixels with a response, and a clip of a video."""
     counted, *_ = scenes.counting(run, split="train", size=1, label_miss_prob=1.0)
     grounded, *_ = scenes.grounding(run, split="train", size=1)
     film = replace(clip, path=str(Path(clip.path).resolve()), start=0.1, end=0.6)
-    seen = Sample(
-        id="film/train/a",
-        task="film",
-        parts=(film, "Which way?"),
-        target=Target(answer_type=AnswerType.TEXT, value="up"),
-    )
-    logic = Sample(
-        id="mine",
-        task="logic",
-        parts=("<image> is a word here?",),
-        target=Target(answer_type=AnswerType.JSON, value={"a": 1}),
-    )
-    return (replace(counted, thinking="one, two"), replace(grounded, response="<answer>[1]</answer>"), seen), logic
+    up = Target(answer_type=AnswerType.TEXT, value="up")
+    seen = Sample(id="film/train/a", task="film", parts=(film, "Which way?"), target=up)
+    return replace(counted, thinking="one, two"), replace(grounded, response="<answer>[1]</answer>"), seen
 
 
-def back(run, folder, name="t.jsonl"):
-    place = replace_base(run, folder)
-    return list(table.rows(place, path=name, **READ))
-
-
-def replace_base(run, folder):
-    return DatasetContext(work_dir=run.work_dir, base_dir=folder, seed=0, media_policy=run.media_policy)
+def read_back(run, folder):
+    context = DatasetContext(work_dir=run.work_dir, base_dir=folder, seed=0, media_policy=run.media_policy)
+    return list(table.rows(context, path="t.jsonl", **READ))
 
 
 def facts(sample):
@@ -71,55 +57,49 @@ def clip_of(ref):
     return (ref.start, ref.end) if isinstance(ref, VideoRef) else ()
 
 
-def test_samples_of_any_kind_come_back(run, samples):
+def test_samples_survive_a_table(run, samples):
     folder = run.work_dir.parent / "outputs"
-    save_table(folder / "t.jsonl", [build_sample_row(sample, folder) for sample in samples[0]])
-    again = back(run, folder)
-    assert [facts(sample) for sample in again] == [facts(sample) for sample in samples[0]]
+    save_table(folder / "t.jsonl", [build_sample_row(sample, folder) for sample in samples])
+    again = read_back(run, folder)
+    assert [facts(sample) for sample in again] == [facts(sample) for sample in samples]
     assert again[1].target.coordinate_system is CoordinateSystem.PX_ORIGINAL
     rows = read_table(folder / "t.jsonl")
-    assert rows[0]["images"] == [f"../data/count-train/{Path(samples[0][0].images[0].path).name}"]  # a run may be moved
+    assert rows[0]["images"] == [f"../data/count-train/{Path(samples[0].images[0].path).name}"]  # a run may be moved
     assert Path(rows[2]["videos"][0]).is_absolute()
-    assert again[0].meta["sample"] == samples[0][0].id
+    assert again[0].meta["sample"] == samples[0].id
 
 
-def test_a_kind_that_may_have_a_frame_needs_none(run, samples):
+def test_a_json_answer_needs_no_coordinate_system(run):
     folder = run.work_dir.parent / "outputs"
-    logic = replace(samples[1], parts=("Is it so?",))
+    target = Target(answer_type=AnswerType.JSON, value={"a": 1})
+    logic = Sample(id="mine", task="logic", parts=("Is it so?",), target=target)
     save_table(folder / "t.jsonl", [build_sample_row(logic, folder)])
-    (again,) = back(run, folder)
+    (again,) = read_back(run, folder)
     assert again.id == "logic/train/mine"  # an id that does not say task and split gets them
     assert (again.target.value, again.target.coordinate_system) == ({"a": 1}, None)
 
 
-def test_a_frame_by_template_goes_with_a_kind_by_template(run, samples):
+def test_coordinates_by_template_need_an_answer_type_by_template(run, samples):
+    options = {"columns": {"question": "q", "answer": "a"}, "answer_type": "box", "coordinates": "{{ f }}"}
     with pytest.raises(UserError, match="is a template, so `answer_type` must be one too"):
-        list(
-            table.rows(
-                run, path="t.jsonl", columns={"question": "q", "answer": "a"}, answer_type="box", coordinates="{{ f }}"
-            )
-        )
+        list(table.rows(run, path="t.jsonl", **options))
 
 
-def test_a_part_of_one_of_several_videos_cannot_be_said(clip):
-    two = Sample(
-        id="t/train/a",
-        task="t",
-        parts=(clip, replace(clip, end=0.5), "Which?"),
-        target=Target(answer_type=AnswerType.TEXT, value="a"),
-    )
+def test_a_clip_of_one_of_several_videos_is_refused(clip):
+    target = Target(answer_type=AnswerType.TEXT, value="a")
+    two = Sample(id="t/train/a", task="t", parts=(clip, replace(clip, end=0.5), "Which?"), target=target)
     with pytest.raises(UserError, match="t/train/a shows a part of one of 2 videos"):
         sample_columns(two, lambda ref: ref.path)
 
 
-def test_a_part_of_a_picture_cannot_be_said(samples):
-    part = replace(samples[0][0], parts=(replace(samples[0][0].images[0], crop=(0, 0, 4, 4)), "Which?"))
+def test_a_crop_is_refused(samples):
+    part = replace(samples[0], parts=(replace(samples[0].images[0], crop=(0, 0, 4, 4)), "Which?"))
     with pytest.raises(UserError, match="shows a crop of an image or a video's frame"):
         sample_columns(part, lambda ref: ref.path)
 
 
-def test_an_exported_table_keeps_parts_of_videos_and_responses(run, samples, tmp_path):
-    film = replace(samples[0][2], response="<answer>up</answer>")
+def test_an_exported_table_keeps_clips_and_responses(run, samples, tmp_path):
+    film = replace(samples[2], response="<answer>up</answer>")
     folder = tmp_path / "made"
     folder.mkdir()
     options = write_table([film], folder, "jsonl")
@@ -128,6 +108,6 @@ def test_an_exported_table_keeps_parts_of_videos_and_responses(run, samples, tmp
     assert facts(again) == facts(film)
 
 
-def test_lines_end_where_they_should(tmp_path):
+def test_unicode_line_breaks_do_not_end_a_row(tmp_path):
     save_table(tmp_path / "t.jsonl", [{"response": "a\u2028b\x85c"}, {"response": "d"}])
     assert [row["response"] for row in read_table(tmp_path / "t.jsonl")] == ["a\u2028b\x85c", "d"]

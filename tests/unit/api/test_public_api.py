@@ -12,7 +12,7 @@ import pytest
 
 import mmrl
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PUBLIC_PACKAGES = ("mmrl", "mmrl_rewards", "mmrl_datasets")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # Of the tools, only this one is what a user would write: the others measure and test internals.

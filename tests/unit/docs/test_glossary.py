@@ -1,4 +1,4 @@
-"""The glossary's words are those of the code and of the YAML keys, and the old words are gone."""
+"""The glossary's words are those of the code and of the YAML keys."""
 
 from __future__ import annotations
 
@@ -10,21 +10,8 @@ import pytest
 
 from mmrl.config.schema import Config
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PRODUCT = ("mmrl", "rewards/mmrl_rewards", "datasets/mmrl_datasets")
-# Classes of 0.1 that no code, doc or config may name any more.
-OLD_CLASSES = (
-    *("SamplingLaw", "Veil", "Examinee", "Workshop", "Teller", "Keeper", "Chooser", "Asker", "Foresight"),
-    *("Sifting", "Replaying", "Attentive", "Lagging", "AlsoLooking", "OpenGate", "HeldOutGate", "Muted", "Watched"),
-    *("Feeder", "Blindfold", "Homes", "Candidate"),
-)
-OLD_KEYS = (
-    *("continue_with", "cut_fraction", "over_sample", "max_barren_steps", "max_bad_steps", "thought_dropout"),
-    *("more_stops", "group_terms", "gate_above", "train_only", "log_ratio_clamp", "z_filter", "keep_rollouts_every"),
-    *("lr_by_role", "until_each", "reinforce_pp"),
-)
-# The synonyms name old keys on purpose, to refuse them with the new one; so do the tests of that, and the changelog.
-ALLOWED = ("mmrl/config/synonyms", "tests/", "CHANGELOG.md", "tools/dev/")
 
 
 def table_rows() -> list[list[str]]:
@@ -66,17 +53,3 @@ def test_a_word_of_the_glossary_is_one_of_the_code(row, known):
     assert len(row) == 6
     for name in re.findall(r"`([^`]+)`", row[1]):
         assert set(name.split(".")) <= known, f"{row[0]}: there is no {name}"
-
-
-def texts():
-    for pattern in ("mmrl/**/*.py", "rewards/**/*.py", "datasets/**/*.py", "configs/**/*.yaml", "docs/**/*.md", "*.md"):
-        for path in ROOT.glob(pattern):
-            name = str(path.relative_to(ROOT))
-            if not name.startswith(ALLOWED):
-                yield name, path.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("word", [*OLD_CLASSES, *OLD_KEYS])
-def test_an_old_word_is_gone(word):
-    found = [name for name, text in texts() if re.search(rf"\b{word}\b", text)]
-    assert found == []

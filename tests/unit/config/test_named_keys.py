@@ -6,15 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args, get_origin
 
 import pytest
-from pydantic import BaseModel
+from config_samples import ROOTS, has_key, models_in
 
 from mmrl.config.errors import read_synonyms
-from mmrl.config.schema import Config
-from mmrl.config.schema.evaluation import EvalConfig
-from mmrl.config.schema.root import StageConfig
 
 ROOT = Path(__file__).parents[3]
 # A path of keys: `stages[].loss.kl`, `data.train.0.fn`. Neither an attribute in code nor a call.
@@ -25,42 +21,10 @@ FILES = ("mmrl/**/*.py", "rewards/**/*.py", "datasets/**/*.py", "configs/**/*.ya
 PAGES = ("docs/**/*.md", "datasets/**/*.md", "rewards/**/*.md")
 # The changelog names old keys; docs/config.md shows what mistakes are answered with, the glossary words of others.
 ALLOWED = {"docs/config.md": ("run.sed", "stages.0.num_generations"), "docs/glossary.md": ("rollout.n", "rollout.name")}
-
-
-def models_in(annotation: object) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for choice in get_args(annotation) for model in models_in(choice)]
-
-
-def is_free(annotation: object) -> bool:
-    """Return True for a mapping whose keys are the user's, such as `args`."""
-    return get_origin(annotation) is dict or any(map(is_free, get_args(annotation)))
-
-
-STAGES = get_args(StageConfig)
-TOP = (Config, EvalConfig, *STAGES)
-SECTIONS = {name for model in TOP for name, field in model.model_fields.items() if models_in(field.annotation)}
+SECTIONS = {name for model in ROOTS for name, field in model.model_fields.items() if models_in(field.annotation)}
 OLD_SECTIONS = {
     old for model in ("Config", "EvalConfig") for old in read_synonyms()["renamed_since_0_1"].get(model, ())
 }
-
-
-def has_key(path: str) -> bool:
-    models, in_list = list(TOP), False
-    words = re.sub(r"\[\d*\]", "", path).split(".")
-    for word in words:
-        fields = [model.model_fields[word] for model in models if word in model.model_fields]
-        if not fields and in_list and (word.isdigit() or word != words[-1]):
-            in_list = False  # an entry of the list, by its index or name
-            continue
-        if not fields:
-            return False
-        if any(is_free(field.annotation) for field in fields):
-            return True
-        models = [model for field in fields for model in models_in(field.annotation)]
-        in_list = any("tuple" in str(field.annotation) for field in fields)
-    return True
 
 
 def names_code(path: str) -> bool:
@@ -122,22 +86,9 @@ def test_every_key_that_a_text_names_is_one_of_the_schema():
     [
         ("a.py", 'raise UserError(f"{path} lies outside data.roots ({listed})")', [(1, "data.roots")]),
         ("a.yaml", "a: 1\nb: model.x # answer.think=none is its variant", [(2, "answer.think")]),
-        (
-            "a.yaml",
-            "# stages.grpo.advantage.combine=per_term, stages.grpo.advantage.mix=1",
-            [(1, "stages.grpo.advantage.mix")],
-        ),
         ("a.md", "turn\n`answer.instruct` off", [(2, "answer.instruct")]),
-        (
-            "a.md",
-            "`stages[].loss.kl.coef`, `stages[].lr`, `rewards.terms[0].args.mine`, `rollout.engines.hf`",
-            [(1, "stages[].lr")],
-        ),
-        (
-            "a.md",
-            "`data.train.scenes.fn`, `data.train.0`, `data.jsonl`\n```python\nmodel.mine\n```\n`data.x`",
-            [(5, "data.x")],
-        ),
+        ("a.md", "`stages[].loss.kl.coef`, `stages[].lr`, `rewards.terms[0].args.mine`", [(1, "stages[].lr")]),
+        ("a.md", "`data.train.scenes.fn`, `data.jsonl`\n```python\nmodel.mine\n```\n`data.x`", [(5, "data.x")]),
     ],
 )
 def test_an_unknown_key_is_found_with_its_line(name, text, found):

@@ -1,4 +1,4 @@
-"""A reference that stays, averages or is taken anew; what a checkpoint keeps of it; the optimizer that forgets."""
+"""The KL reference: frozen, a moving average or reset, and its state in a checkpoint."""
 
 import pytest
 import torch
@@ -10,44 +10,44 @@ from mmrl.learner.reference import ReferencePolicy
 from mmrl.policy.policy import Policy
 
 
-def nudge(tiny, by):
+def add_to_weights(tiny, by):
     with torch.no_grad():
         for parameter in tiny.policy.trained.values():
             parameter.add_(by)
 
 
 def update(reference, step):
-    """Update a reference beside an optimizer that must keep its moments; tell whether it was reset."""
+    """Update a reference whose optimizer must keep its moments; return True if the reference was reset."""
     return reference.update(step, reset_optimizer=pytest.fail).get("learner/reference_resets", 0.0) == 1.0
 
 
-def first(model):
+def first_weight(model):
     return next(model.parameters()).detach().flatten()[0].item()
 
 
-def test_a_frozen_one_stays(make_tiny):
+def test_a_frozen_reference_stays(make_tiny):
     tiny = make_tiny()
     reference = ReferencePolicy(tiny.policy, Options())
-    begun = first(reference.policy.model)
-    nudge(tiny, 1.0)
+    begun = first_weight(reference.policy.model)
+    add_to_weights(tiny, 1.0)
     assert not update(reference, 0)
-    assert first(reference.policy.model) == begun
+    assert first_weight(reference.policy.model) == begun
     assert reference.is_frozen and reference.state() == {}
 
 
-def test_an_average_is_the_recursion_it_says(make_tiny):
+def test_an_average_follows_its_recursion(make_tiny):
     tiny = make_tiny()
     reference = ReferencePolicy(tiny.policy, Options(update="ema", ema_decay=0.75, update_every=2))
-    expected = first(tiny.policy.model)
+    expected = first_weight(tiny.policy.model)
     for step in range(6):
-        nudge(tiny, 0.5)
+        add_to_weights(tiny, 0.5)
         assert not update(reference, step)
         if step % 2:
-            expected = 0.75 * expected + 0.25 * first(tiny.policy.model)
-        assert first(reference.policy.model) == pytest.approx(expected, rel=1e-6)
+            expected = 0.75 * expected + 0.25 * first_weight(tiny.policy.model)
+        assert first_weight(reference.policy.model) == pytest.approx(expected, rel=1e-6)
 
 
-def test_an_average_of_narrow_weights_loses_nothing_small(make_tiny):
+def test_an_average_of_bfloat16_weights_keeps_small_changes(make_tiny):
     """In bfloat16 1 + 0.001 is 1: an average kept there would never move."""
     tiny = make_tiny()
     tiny.policy.model.to(torch.bfloat16)
@@ -60,10 +60,10 @@ def test_an_average_of_narrow_weights_loses_nothing_small(make_tiny):
             parameter.fill_(2.0)
     for step in range(100):
         update(reference, step)
-    assert first(reference.policy.model) == pytest.approx(2 - 0.999**100, rel=1e-2)
+    assert first_weight(reference.policy.model) == pytest.approx(2 - 0.999**100, rel=1e-2)
 
 
-def test_what_is_not_trained_is_not_followed(make_tiny):
+def test_frozen_weights_are_shared_with_the_reference(make_tiny):
     policy = Policy(make_tiny().policy.model, freeze=("vision", "projector"))
     reference = ReferencePolicy(policy, Options(update="ema"))
     language = [name for name, _ in policy.model.named_parameters() if "visual" not in name]
@@ -72,14 +72,14 @@ def test_what_is_not_trained_is_not_followed(make_tiny):
 
 
 @pytest.mark.parametrize("kind", ["ema", "reset"])
-def test_one_restored_goes_on_exactly(make_tiny, kind):
+def test_a_restored_reference_continues_exactly(make_tiny, kind):
     tiny = make_tiny()
     options = Options(update=kind, update_every=2, ema_decay=0.9)
     reference = ReferencePolicy(tiny.policy, options)
-    nudge(tiny, 0.5)
+    add_to_weights(tiny, 0.5)
     update(reference, 1)
     saved = {table: {place: kept.clone() for place, kept in of.items()} for table, of in reference.state().items()}
-    nudge(tiny, 0.5)
+    add_to_weights(tiny, 0.5)
     again = ReferencePolicy(tiny.policy, options)
     again.load_state(saved)
     for step in (2, 3):
@@ -89,7 +89,7 @@ def test_one_restored_goes_on_exactly(make_tiny, kind):
 
 
 @pytest.mark.parametrize("reset_optimizer", [False, True])
-def test_a_reset_takes_the_policy_and_may_forget_the_moments(make_tiny, reset_optimizer):
+def test_a_reset_copies_the_policy_and_may_clear_the_moments(make_tiny, reset_optimizer):
     tiny = make_tiny()
     options = Options(update="reset", update_every=3, reset_optimizer=reset_optimizer)
     reference = ReferencePolicy(tiny.policy, options)
@@ -99,8 +99,8 @@ def test_a_reset_takes_the_policy_and_may_forget_the_moments(make_tiny, reset_op
     optimizer.update(1e-3)
     resets = [reference.update(step, reset_optimizer=optimizer.reset) for step in range(3)]
     assert [metrics["learner/reference_resets"] for metrics in resets] == [0.0, 0.0, 1.0]
-    assert first(reference.policy.model) == first(tiny.policy.model)
+    assert first_weight(reference.policy.model) == first_weight(tiny.policy.model)
     assert (optimizer.state()["moments"] == {}) == reset_optimizer
     for parameter in tiny.policy.trained.values():
         parameter.grad = torch.ones_like(parameter)
-    assert all(norm > 0.0 for norm in optimizer.update(1e-3).values())  # and continues from there
+    assert all(norm > 0.0 for norm in optimizer.update(1e-3).values())  # the cleared optimizer continues

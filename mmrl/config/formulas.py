@@ -1,0 +1,145 @@
+"""Reward, advantage and loss of a stage as formulas, for `mmrl explain`.
+
+i counts the responses of a step, t the tokens of one response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mmrl.config.schema.objective import (
+    AdvantageConfig,
+    CustomPolicyLossConfig,
+    KlConfig,
+    LossConfig,
+    RolloutCorrectionConfig,
+)
+from mmrl.config.schema.response import RewardsConfig
+from mmrl.config.schema.stages import RlStage, SftStage
+
+_BASELINES = {
+    "group_mean": "R_i - mean(R)",
+    "leave_one_out": "R_i - mean(R without R_i)",
+    "batch_mean": "R_i - mean(R of the step)",
+    "none": "R_i",
+}
+_SCALES = {"group_std": "std(R)", "batch_std": "std(R of the step)"}
+_KL_ESTIMATES = {"k1": "-d", "k2": "d²/2", "k3": "exp(d) - d - 1"}
+
+
+def format_sft_objective(stage: SftStage) -> list[str]:
+    """Return the loss of a supervised stage, a formula a line."""
+    return [
+        "L = -(1/N) Σ_i Σ_t log π(y_t | image, question, y_<t)",
+        f"y: the sample's {stage.target_field}; N: {stage.loss_on} tokens of a step, over which both sums run",
+    ]
+
+
+def format_rl_objective(stage: RlStage, rewards: RewardsConfig) -> list[str]:
+    """Return reward, advantage and loss of an rl stage, a formula a line."""
+    return [_format_reward(rewards), *_format_advantage(stage.advantage), *_format_loss(stage)]
+
+
+def _format_reward(rewards: RewardsConfig) -> str:
+    names = [term.name or term.fn.rpartition(":")[2] for term in rewards.terms]
+    weights = [term.weight for term in rewards.terms]
+    match rewards.combine:
+        case "sum":
+            parts = [f"{weight:g} · {name}" for weight, name in zip(weights, names, strict=True)]
+            total = " + ".join(parts)
+        case "product":
+            parts = [f"{name}^{weight:g}" for weight, name in zip(weights, names, strict=True)]
+            total = " · ".join(parts)
+        case "min":
+            total = f"min({', '.join(names)})"
+    for reward in rewards.group_rewards:
+        total += f" + {reward.weight:g} · {reward.name or reward.fn.rpartition(':')[2]}"
+    return f"R_i = {total}"
+
+
+def _format_advantage(advantage: AdvantageConfig) -> list[str]:
+    if advantage.fn is not None:
+        lines = [f"A = {advantage.fn}(R, terms{_format_args(advantage.args)})"]
+    elif advantage.scale == "none":
+        lines = [f"A_i = {_BASELINES[advantage.baseline]}"]
+    else:
+        lines = [f"A_i = ({_BASELINES[advantage.baseline]}) / ({_SCALES[advantage.scale]} + {advantage.eps:g})"]
+    if advantage.combine == "per_term":
+        lines.append("A_i ← Σ weight · A_i of each reward term, whose value is its R_i")
+    if advantage.batch_normalize:
+        lines.append(f"A_i ← (A_i - mean(A)) / (std(A) + {advantage.eps:g}), over the step")
+    if advantage.outlier_std is not None:
+        lines.append(f"A_i ← 0 where |A_i - mean(A)| > {advantage.outlier_std:g} std(A)")
+    if advantage.difficulty_weight is not None:
+        weight = advantage.difficulty_weight
+        lines.append(f"A_i ← 4 · {weight.max_weight:g} · p (1 - p) A_i, p = mean({weight.term}) over the group")
+    return lines
+
+
+def _format_loss(stage: RlStage) -> list[str]:
+    loss = stage.loss
+    batch = "step" if stage.num_mini_batches == 1 else "mini-batch"
+    match loss.aggregation:
+        case "token":
+            sums, counts = "(1/N) Σ_i Σ_t", f"N: sampled tokens of a {batch}"
+        case "sequence":
+            sums, counts = "(1/S) Σ_i (1/n_i) Σ_t", f"S: responses of a {batch}; n_i: tokens of a response"
+        case "fixed":
+            length = loss.fixed_length or stage.sampling.max_new_tokens
+            divisor = f"({length} S)" if length > 1 else "S"
+            sums, counts = f"(1/{divisor}) Σ_i Σ_t", f"S: responses of a {batch}"
+    # A function returns a loss; the built-in formulas are objectives, to be maximised.
+    sign = "" if isinstance(loss.policy_loss, CustomPolicyLossConfig) else "-"
+    weight = "" if loss.rollout_correction.method == "none" else "w_t "
+    formula = f"L = {sign}{sums} {weight}{_format_policy_loss(loss)}"
+    if loss.kl.coef and loss.kl.apply_to == "loss":
+        formula += f" + {loss.kl.coef:g} · KL"
+    if loss.entropy.coef:
+        formula += f" - {loss.entropy.coef:g} · H(π)"
+    if loss.sft_loss.coef:
+        formula += f" + {loss.sft_loss.coef:g} · NLL"
+    ratio = "r_t = π(y_t) / π_old(y_t)"
+    if loss.importance_ratio_level == "sequence":
+        ratio = "r_i = geometric mean over t of π(y_t) / π_old(y_t)"
+    lines = [formula, counts, f"{ratio}, π_old {loss.old_logprobs}"]
+    return lines + _format_correction(loss.rollout_correction) + _format_kl(loss.kl)
+
+
+def _format_policy_loss(loss: LossConfig) -> str:
+    ratio = "r_i" if loss.importance_ratio_level == "sequence" else "r_t"
+    advantage = "A_t" if loss.kl.coef and loss.kl.apply_to == "reward" else "A_i"
+    clipped = f"clip({ratio}, {1 - loss.clip_low:g}, {1 + loss.clip_high:g}) {advantage}"
+    match loss.policy_loss:
+        case "clip":
+            return f"min({ratio} {advantage}, {clipped})"
+        case "cispo":
+            return f"{clipped} log π(y_t)"
+        case CustomPolicyLossConfig(fn=fn, args=args):
+            return f"l_t, l = {fn}(log π, log π_old, {advantage}{_format_args(args)})"
+
+
+def _format_correction(correction: RolloutCorrectionConfig) -> list[str]:
+    ratio = "π_old(y_t) / π_sampler(y_t)"
+    if correction.level == "sequence":
+        ratio = f"Π_t {ratio}"
+    match correction.method:
+        case "none":
+            return []
+        case "tis":
+            return [f"w_t = min({ratio}, {correction.high:g})"]
+        case "mask":
+            return [f"w_t = {ratio}, or 0 outside [{correction.low:g}, {correction.high:g}]"]
+
+
+def _format_kl(kl: KlConfig) -> list[str]:
+    if not kl.coef:
+        return []
+    lines = [f"KL = {_KL_ESTIMATES[kl.estimator]}, d = log π_ref(y_t) - log π(y_t)"]
+    if kl.apply_to == "reward":
+        lines.append(f"A_t = A_i - {kl.coef:g} · Σ KL of t and later tokens")
+    return lines
+
+
+def _format_args(args: Mapping[str, Any]) -> str:
+    return "".join(f", {name}={value!r}" for name, value in args.items())

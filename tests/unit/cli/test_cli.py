@@ -1,0 +1,169 @@
+"""The command line: exit codes, messages, and a start that imports nothing heavy."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import mmrl
+from mmrl.cli import main
+from mmrl.cli.common import pause_gc_for_imports
+
+CONFIG = """\
+run: {name: demo}
+model: {from_scratch: {}}
+data: {train: [{fn: "mmrl_datasets.generators.scenes:counting", args: {split: train, size: 4}}]}
+rewards: {terms: [{fn: "format:tags"}]}
+stages:
+  - {kind: rl, name: rl, steps: 20}
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--help"], ["train", "--help"], ["explain", "--help"], ["config", "--help"], []),
+        *(["data", "--help"], ["data", "check", "--help"], ["data", "show", "--help"], ["data", "make", "--help"]),
+    ],
+)
+def test_help_imports_nothing_heavy(words):
+    code = (
+        "import sys\nfrom mmrl.cli import main\n"
+        f"try: main({words!r})\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'pydantic', 'rich', 'ruamel.yaml', 'transformers', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(repr(heavy) if heavy else 0)"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def thawed():
+    """Restore the garbage collector after a test."""
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("import_fails", [False, True])
+def test_garbage_collection_pauses_while_torch_is_imported(thawed, monkeypatch, import_fails):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    before = gc.get_freeze_count()
+    try:
+        with pause_gc_for_imports():
+            assert not gc.isenabled()
+            if import_fails:
+                raise ImportError
+    except ImportError:
+        assert gc.get_freeze_count() == before
+    else:
+        assert gc.get_freeze_count() > before + 1000
+    assert gc.isenabled()
+
+
+def test_garbage_collection_stays_as_it_is_once_torch_is_imported(thawed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    before = gc.get_freeze_count()
+    with pause_gc_for_imports():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--help"], ["train", "explain", "config", "mmrl train configs/quickstart.yaml"]),
+        (["--version"], [f"mmrl {mmrl.__version__}\n"]),
+    ],
+)
+def test_help_and_version_go_to_stdout(words, shown, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 0
+    output = capsys.readouterr().out
+    assert all(text in output for text in shown)
+
+
+def test_without_a_command_help_goes_to_stderr(capsys):
+    assert main([]) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and "commands:" in output.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian", "x"], "invalid choice: 'trian'"),
+        (["explain"], "CONFIG"),
+        (["data"], "COMMAND"),
+        (["data", "check"], "CONFIG"),
+        (["config", "yaml"], "invalid choice: 'yaml'"),
+        (["config", "schema", "a=b"], "unrecognized arguments: a=b"),
+        (["--verison"], "unrecognized arguments: --verison"),
+        (["explain", "c.yaml", "run.seed=7", "--seed", "3"], "unrecognized arguments: --seed"),
+        (["train", "c.yaml", "--steps", "0"], "--steps: must be a whole number from 1 up, got '0'"),
+        (["train", "c.yaml", "--steps", "1.5"], "got '1.5'"),
+    ],
+)
+def test_a_wrong_command_line_exits_2(words, said, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert "error:" in error and said in error
+
+
+@pytest.mark.parametrize("command", [["train"], ["explain"], ["data", "check"], ["data", "show"]])
+def test_a_user_error_exits_2_with_a_line_for_each_problem(command, config, capsys):
+    assert main([*command, config, "run.sed=1", "stages.rl.steps=x"]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.splitlines() == [
+        "mmrl: error: command line: run.sed: unknown key; did you mean `seed`?",
+        "mmrl: error: command line: stages.0.steps: must be a whole number, got the text 'x'",
+    ]
+
+
+def test_a_wrong_config_is_refused_before_torch_is_imported(tmp_path):
+    code = f"import sys, mmrl.cli\nmmrl.cli.main(['train', '{tmp_path}/no.yaml'])\nsys.exit('torch' in sys.modules)"
+    assert run_python(code).returncode == 0
+
+
+def test_overrides_may_follow_options(config, tmp_path, capsys):
+    assert main(["train", config, "--run-dir", str(tmp_path / "r"), "run.sed=1", "--steps", "2", "run.sad=1"]) == 2
+    error = capsys.readouterr().err
+    assert "run.sed: unknown key" in error and "run.sad: unknown key" in error
+
+
+def test_explain_prints_values_and_objective(config, capsys):
+    assert main(["explain", config, "run.seed=7"]) == 0
+    output = capsys.readouterr().out
+    assert f"{config}:6" in output and "command line" in output and "A_i = (R_i - mean(R))" in output
+
+
+def test_config_schema_is_json(capsys):
+    assert main(["config", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["properties"]["run"]
+
+
+def test_a_closed_pipe_exits_141_without_a_traceback(config):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "mmrl", "explain", config]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
