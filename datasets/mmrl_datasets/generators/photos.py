@@ -28,14 +28,6 @@ class HandwrittenDigit(NamedTuple):
     value: int  # 0 to 9
 
 
-def parse_split(name: str) -> Split:
-    """Return `name` as a split; raises UserError if there is no such split."""
-    for split in SPLITS:
-        if split == name:
-            return split
-    raise UserError(f"split {name!r} does not exist; use one of {', '.join(SPLITS)}")
-
-
 def split_slice(split: Split, count: int) -> slice:
     """Return the slice of `count` items that belongs to a split: the first 60 %, the next 20 % or the last 20 %."""
     start, stop = SPLIT_RANGES[split]

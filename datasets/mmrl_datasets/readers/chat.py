@@ -16,6 +16,7 @@ from mmrl_datasets.readers.answers import BoxFormat, check_text
 from mmrl_datasets.readers.columns import Column, collect_required_columns, optional_value, parse_columns
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver, parse_time_range
 from mmrl_datasets.readers.row_to_sample import (
+    Limit,
     MediaPlaceholder,
     RowAnswerSpec,
     SampleFields,
@@ -79,7 +80,7 @@ def rows(
     reply_tags: tuple[str, ...] = USUAL_TAGS,
     task: str | None = None,
     media_root: str | None = None,
-    limit: int | None = None,
+    limit: Limit = None,
 ) -> Iterator[Sample | RejectedRow]:
     r"""Yield the samples of conversations: the user's question, the assistant's answer. The rest as in `table.rows`.
 

@@ -14,6 +14,7 @@ from mmrl_datasets.readers.answers import BoxFormat, ChoiceAnswer, check_text
 from mmrl_datasets.readers.columns import Column, collect_required_columns, parse_columns, parse_template
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver, parse_time_range
 from mmrl_datasets.readers.row_to_sample import (
+    Limit,
     RowAnswerSpec,
     SampleFields,
     convert_rows,
@@ -46,7 +47,7 @@ def rows(
     prompt: str | None = None,
     task: str | None = None,
     media_root: str | None = None,
-    limit: int | None = None,
+    limit: Limit = None,
 ) -> Iterator[Sample | RejectedRow]:
     """Yield the samples of a file, a folder or a hub dataset, and a `RejectedRow` for each row that makes none.
 
