@@ -85,11 +85,6 @@ def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bo
 
 def separate_rejected(rows: Iterable[Sample | RejectedRow]) -> tuple[list[Sample], list[RejectedRow]]:
     """Return samples and rejected rows apart, each in order."""
-    samples: list[Sample] = []
-    rejected: list[RejectedRow] = []
-    for row in rows:
-        if isinstance(row, RejectedRow):
-            rejected.append(row)
-        else:
-            samples.append(row)
-    return samples, rejected
+    all_rows = list(rows)
+    samples = [row for row in all_rows if isinstance(row, Sample)]
+    return samples, [row for row in all_rows if isinstance(row, RejectedRow)]

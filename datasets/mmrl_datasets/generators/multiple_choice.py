@@ -108,10 +108,7 @@ def _make_question(
         distractors = _order_distractors(rng, drawing.COLOURS, colours)
         return _ChoiceQuestion(f"What colour is the {form}?", colours[0], distractors)
     corner_at = {quarter: name for name, quarter in CORNERS.items()}
-    corners = []
-    for shape in scene:
-        x, y, *_ = shape.box
-        corners.append(corner_at[2 * x >= image_px, 2 * y >= image_px])
+    corners = [corner_at[2 * shape.box[0] >= image_px, 2 * shape.box[1] >= image_px] for shape in scene]
     return _ChoiceQuestion(f"Where is the {colours[0]} shape?", corners[0], _order_distractors(rng, CORNERS, corners))
 
 

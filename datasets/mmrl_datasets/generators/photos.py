@@ -74,10 +74,8 @@ def load_handwritten_digits(split: Split) -> list[HandwrittenDigit]:
     dataset = load_digits()
     chosen = split_slice(split, len(dataset.images))
     ink_levels = (dataset.images[chosen] * (255 / 16)).astype(np.uint8)
-    digits = []
-    for levels, value in zip(ink_levels, dataset.target[chosen], strict=True):
-        digits.append(HandwrittenDigit(Image.fromarray(levels), int(value)))
-    return digits
+    values = map(int, dataset.target[chosen])
+    return list(map(HandwrittenDigit, map(Image.fromarray, ink_levels), values))
 
 
 def split_region(photograph: NDArray[np.uint8], split: Split, patch_px: int) -> Image.Image:

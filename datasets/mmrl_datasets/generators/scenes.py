@@ -174,10 +174,8 @@ def _draw_coloured_shapes(
     if boxes is None:
         return None
     forms = drawing.choose_with_replacement(rng, ("disc", "square"), len(colours))
-    shapes = []
-    for colour, form, box in zip(colours, forms, boxes, strict=True):
-        shapes.append(drawing.SceneObject(f"{colour} {form}", box))
-    return shapes
+    names = [f"{colour} {form}" for colour, form in zip(colours, forms, strict=True)]
+    return list(map(drawing.SceneObject, names, boxes))
 
 
 def _allowed_sides(image_px: int, grid_px: int) -> list[int]:

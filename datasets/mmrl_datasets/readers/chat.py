@@ -135,9 +135,7 @@ def _read_fields(
     else:
         # Some rows hold their answer as JSON, such as the numbers of a box.
         reply = _split_reply(said, tags) if isinstance(said, str) else _Reply(said)
-    values = {}
-    for role in ROLES:
-        values[role] = optional_value(cells, roles.get(role))
+    values = {role: optional_value(cells, roles.get(role)) for role in ROLES}
     pieces = _parse_content(conversation.question, resolver)
     images = _drop_tool_images(resolver.images(values["images"]), pieces, conversation.tool_replies)
     videos = resolver.videos(values["videos"], parse_time_range(values["start"], values["end"]))
@@ -252,12 +250,11 @@ def _join_assistant_turns(turns: Sequence[_Turn]) -> str:
         raise BadRowError("the assistant does not have the last word; complete the conversation")
     texts = []
     for number, turn in enumerate(turns[::2], start=1):
-        texts.append(check_text(_turn_text(turn.content), f"turn {2 * number} of the conversation"))
-    for number, text in enumerate(texts[:-1], start=1):
-        if find_final_call(text) is None:
-            raise BadRowError(
-                f"turn {2 * number} of the conversation ends in no <tool_call>..</tool_call>, and it continues"
-            )
+        place = f"turn {2 * number} of the conversation"
+        text = check_text(_turn_text(turn.content), place)
+        if 2 * number <= len(turns) and find_final_call(text) is None:
+            raise BadRowError(f"{place} ends in no <tool_call>..</tool_call>, and it continues")
+        texts.append(text)
     return "".join(texts)
 
 
