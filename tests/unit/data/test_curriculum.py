@@ -28,14 +28,7 @@ from mmrl.data.order import (
     weights_at,
 )
 from mmrl.data.stage_data import repeat_samples
-from mmrl.types import (
-    Group,
-    RewardValue,
-    SampleStats,
-    Score,
-    TrainingState,
-    UserError,
-)
+from mmrl.types import SampleStats, TrainingState, UserError
 
 
 def sample(name, task="t", **meta):
@@ -200,11 +193,7 @@ def test_priority_never_draws_twice_in_a_step_and_starts_anew_in_each():
 def test_record_rewards_averages_the_terms_that_apply():
     history = {}
     pair = group(sample("a"), 0.0, 1.0)
-    both = Group(
-        prompt=group(sample("b")).prompt,
-        rollouts=(),
-        scores=(Score(terms={"count": RewardValue(1.0, ""), "format": RewardValue(0.5, "")}, total=0.0),),
-    )
+    both = make_group(make_prompt(sample("b")), (), [make_score(count=1.0, format=0.5)])
     assert record_rewards(history, [pair, both], ("count", "format")) == [0.5, 0.75]
     assert record_rewards(history, [group(sample("c"))], ("count",)) == []  # nothing could be judged
     assert record_rewards(history, [pair], ("iou",)) == []  # no such term applies
@@ -222,9 +211,8 @@ def test_limr_equals_numpy():
     table = np.random.default_rng(0).random((20, 7))
     means = table.mean(axis=0)
     expected = 1 - ((table - means) ** 2).sum(axis=1) / ((1 - means) ** 2).sum()
-    assert list(
-        measure_samples(visits(**{f"s{i}": row for i, row in enumerate(table)}), "limr").values()
-    ) == pytest.approx(expected)
+    history = visits(**{f"s{i}": row for i, row in enumerate(table)})
+    assert list(measure_samples(history, "limr").values()) == pytest.approx(expected)
     assert measure_samples(visits(a=(1.0, 1.0), b=(1.0, 1.0)), "limr") == {"a": 0.0, "b": 0.0}
 
 

@@ -16,7 +16,7 @@ from mmrl.cli import main
 from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, Target, UserError
 from mmrl.utils.plugins import load_object
 from mmrl_datasets.generators import scenes
-from mmrl_datasets.generators.drawing import COLOURS, SCENE_GREY, SceneObject, choose_with_replacement, draw_shape
+from mmrl_datasets.generators.drawing import COLOURS, SCENE_GREY, SceneObject, draw_shape
 from mmrl_datasets.generators.photos import (
     SPLITS,
     load_handwritten_digits,
@@ -84,13 +84,6 @@ def test_drawing_a_shape_does_not_depend_on_earlier_shapes():
     draw_shape(second, disc)
     assert first.crop(disc.box).tobytes() == second.crop(disc.box).tobytes() != first.crop(blue.box).tobytes()
     assert {pixel for _, pixel in first.crop(blue.box).getcolors()} >= {COLOURS["blue"], (0, 0, 0)}
-
-
-def test_choose_with_replacement_equals_numpy():
-    ours, theirs = np.random.default_rng(3), np.random.default_rng(3)
-    for count in (0, 1, 2, 5, 64):
-        assert choose_with_replacement(ours, range(7, 50), count) == theirs.integers(7, 50, size=count).tolist()
-        assert choose_with_replacement(ours, "abc", count) == ["abc"[i] for i in theirs.choice(3, size=count)]
 
 
 # Scenes
