@@ -67,6 +67,7 @@ from mmrl.types import (
     AnswerType,
     DatasetContext,
     ImageRef,
+    MediaRef,
     PromptTooLongError,
     RejectedRow,
     Sample,
@@ -315,7 +316,8 @@ class DataCheck:
             except UserError as error:
                 self._add_finding(FindingCode.SOURCE, split, "", str(error))
                 continue
-            opened = {**self._open_images(questions.samples), **self._open_videos(questions.samples)}
+            opened: dict[MediaRef, object] = {**self._open_images(questions.samples)}
+            opened |= self._open_videos(questions.samples)
             media_problems = _find_media_problems(questions.samples, opened)
             severity = Severity.WARNING if benchmark.allow_missing else Severity.ERROR
             for sample_id, problem in {**questions.problems, **media_problems}.items():
