@@ -75,7 +75,6 @@ def own_reward(folder: Path, name: str, case_response: str | None = None, **limi
     return {"rewards": {**term(f"./mine.py:{name}")["rewards"], **limits}}
 
 
-EMPTY_PHASE = {"kind": "curriculum", "phases": [{"when": {"task": ["nothing"]}, "max_samples": 8}, {}]}
 ALL_COMPONENTS = ["vision", "projector", "language"]
 MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
     "missing model": (
@@ -116,10 +115,6 @@ MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
     "lone rollout": (
         lambda _: {"stages": [rl_stage(group_size=1)]},
         ["bad.yaml:", "stages.0", "group_size 1", "use 2 or more"],
-    ),
-    "phase without enough samples": (
-        lambda _: {"stages": [rl_stage(data_order=EMPTY_PHASE)]},
-        ["stage 'rl' needs 4 samples a step and phase 0 of its data_order has 0: see its `when`"],
     ),
     "tracked reward that does not exist": (
         lambda _: {"stages": [rl_stage(track_rewards=["cuont"])]},
@@ -214,8 +209,7 @@ OPTIONS: dict[str, tuple[Callable[[Path], Config], tuple[str, ...], str]] = {
     "an option of a reward": (
         lambda _: term("mmrl_rewards.number:exact", args={"tolerence": 1}),
         ("rewards", "tolerence"),
-        "rewards.terms.0.args.tolerence: reward 'mmrl_rewards.number:exact' has no option 'tolerence'; did you mean "
-        "'tolerance'",
+        "rewards.terms.0.args.tolerence: reward 'number' has no option 'tolerence'; did you mean 'tolerance'",
     ),
     "a response beyond the context": (
         lambda _: {"stages": [rl_stage(sampling={"max_new_tokens": 5000})]},

@@ -106,3 +106,10 @@ def test_a_stage_trains_on_the_samples_of_its_when(tmp_path: Path, here: Command
     config["stages"][2]["when"] = {"part": ["2"]}
     done = here("train", write(config, tmp_path / "none.yaml"), "--run-dir", tmp_path / "none")
     assert "stage 'rl' has nothing to train on: there are 0 (see its `when`) samples" in done.errors
+
+
+def test_a_phase_without_enough_samples_is_refused(tmp_path: Path, here: Command) -> None:
+    order = {"kind": "curriculum", "phases": [{"when": {"task": ["nothing"]}, "max_samples": 8}, {}]}
+    done = here("train", write(experiment(tmp_path / "run", stages=[rl_stage(data_order=order)]), tmp_path / "c.yaml"))
+    assert done.code == 2
+    assert "stage 'rl' needs 4 samples a step and phase 0 of its data_order has 0: see its `when`" in done.errors
