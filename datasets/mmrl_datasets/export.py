@@ -80,7 +80,10 @@ def write_table(samples: Iterable[Sample | RejectedRow], folder: Path, file_form
         # The reader puts task and split before the id again.
         cells["id"] = cells["id"].removeprefix(prefix)
         columns.append(cells)
-    roles = [role for role in ROLES if any(cells[role] not in (None, []) for cells in columns)]
+    roles = []
+    for role in ROLES:
+        if any(cells[role] not in (None, []) for cells in columns):
+            roles.append(role)
     rows = []
     for sample, cells in zip(checked, columns, strict=True):
         rows.append({role: cells[role] for role in roles} | dict(sample.meta))

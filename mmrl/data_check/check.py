@@ -67,7 +67,6 @@ from mmrl.types import (
     AnswerType,
     DatasetContext,
     ImageRef,
-    MediaRef,
     PromptTooLongError,
     RejectedRow,
     Sample,
@@ -316,7 +315,7 @@ class DataCheck:
             except UserError as error:
                 self._add_finding(FindingCode.SOURCE, split, "", str(error))
                 continue
-            opened: dict[MediaRef, object] = {**self._open_images(questions.samples)}
+            opened: dict[Any, object] = {**self._open_images(questions.samples)}
             opened |= self._open_videos(questions.samples)
             media_problems = _find_media_problems(questions.samples, opened)
             severity = Severity.WARNING if benchmark.allow_missing else Severity.ERROR
