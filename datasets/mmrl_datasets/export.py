@@ -4,7 +4,7 @@
     DIR/media/            images and videos; the table names them relative to DIR
 
 A column that no sample needs is left out, so that the table stays easy to look at. In a question, `<image>` and
-`<video>` stand where the media do.
+`<video>` mark the places of the media.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Jigsaw puzzles of real photographs: put shuffled tiles in order, or say where one tile lies from another.
 
-No two tiles of a puzzle look alike, so there is one correct answer.
+All tiles of a puzzle look different, so there is one correct answer.
 
 Options that both share, besides those of all generators (see the package):
     rows, columns: number of tiles down and across, at most 100 tiles and 4000 pixels a side.

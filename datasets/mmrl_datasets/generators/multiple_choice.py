@@ -48,7 +48,7 @@ def shapes(
     """Yield samples of task "mcq": a colour, a place or a number in a scene of shapes; each letter is equally likely.
 
     Wrong options come from the same scene as far as they last: colours and places of other shapes, near numbers. A
-    composition is which shapes stand where.
+    composition is the place of each shape.
 
     Options, besides those of all generators (see the package):
         max_objects: most shapes, 1 to 4, each in a quarter of its own.

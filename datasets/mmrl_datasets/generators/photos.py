@@ -81,7 +81,7 @@ def load_handwritten_digits(split: Split) -> list[HandwrittenDigit]:
 def split_region(photograph: NDArray[np.uint8], split: Split, patch_px: int) -> Image.Image:
     """Return the columns of a photograph that belong to a split, as RGB.
 
-    All splits are scaled alike, so that the narrowest is `MAX_ZOOM` patches wide.
+    All splits have the same scale, at which the narrowest is `MAX_ZOOM` patches wide.
     """
     width = photograph.shape[1]
     narrowest = min(len(range(width)[split_slice(other, width)]) for other in SPLITS)

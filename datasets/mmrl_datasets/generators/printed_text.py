@@ -22,8 +22,8 @@ from mmrl_datasets.generators.photos import Split, load_textures
 MIN_FONT_PX: Final = 10
 MAX_NOISE_STD: Final = 64.0  # standard deviation of the noise for `noise: 1`, in grey levels (0 to 255)
 Characters = Literal["words", "digits", "mixed"]
-# `mixed` leaves out characters that the font draws alike (I, l and 1; O, o and 0), and letters whose two cases differ
-# in size alone, such as C and c.
+# `mixed` leaves out characters that look the same in the font (I, l and 1; O, o and 0), and letters whose two cases
+# differ in size alone, such as C and c.
 ALPHABETS: Final[Mapping[str, str]] = {"digits": "0123456789", "mixed": "ABDEFGHMNQRTYabdefghmnqrty23456789"}
 CONSONANTS: Final = "bdfgklmnprstvz"
 VOWELS: Final = "aeiou"

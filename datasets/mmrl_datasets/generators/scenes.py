@@ -36,7 +36,7 @@ def counting(
 ) -> Iterator[Sample]:
     """Yield samples of task "count": how many shapes have a given colour.
 
-    Each answer from 0 to `max_count` is equally likely. Up to two shapes of other colours stand among them.
+    Each answer from 0 to `max_count` is equally likely. Up to two shapes of other colours are among them.
 
     Options:
         max_count: largest answer.

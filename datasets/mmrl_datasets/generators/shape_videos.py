@@ -1,7 +1,7 @@
 """Short videos of drawn shapes: which way one moves, how often it appears, and when it is visible.
 
 A video has few small frames, 2 per second by default. That is the rate at which `model.video` samples by default, so
-the model sees every frame. Videos are H.264 in mp4. A composition is which shape stands where in which frame.
+the model sees every frame. Videos are H.264 in mp4. A composition is the place of each shape in each frame.
 
 Options that all three share, besides those of all generators (see the package):
     image_px: side of the square frames, an even number.
@@ -235,7 +235,7 @@ def _draw_path(rng: np.random.Generator, signs: tuple[int, int], settings: _Vide
     for sign in signs:
         travel = speed * steps * abs(sign)
         low = int(rng.integers(room - travel + 1))
-        # A shape that moves left or up needs the room before it, not behind it.
+        # A shape that moves left or up starts with free room to the left or above.
         start.append(low + travel if sign < 0 else low)
     path = []
     for frame in range(settings.frames):
@@ -247,7 +247,7 @@ def _draw_path(rng: np.random.Generator, signs: tuple[int, int], settings: _Vide
 def _draw_static_shapes(
     rng: np.random.Generator, visible: Sequence[int], settings: _VideoSettings
 ) -> list[_ShapeInFrame] | None:
-    """Draw shapes that stand still: the last in the `visible` frames, the others in all; None if they find no room."""
+    """Draw shapes that do not move: the last in the `visible` frames, the others in all; None if they find no room."""
     sides = drawing.choose_with_replacement(rng, settings.sides, settings.distractors + 1)
     boxes = drawing.place_boxes(rng, [(side, side) for side in sides], image_px=settings.image_px, step=1, gap=2)
     if boxes is None:

@@ -179,7 +179,7 @@ def _parse_conversation(turns: list[_Turn], exchange: Exchange) -> _Conversation
     dialogue = turns if system is None else turns[1:]
     if not dialogue:
         raise BadRowError("the conversation holds no question")
-    # User and assistant take turns; the reply of a tool stands where the user would speak.
+    # User and assistant take turns; the reply of a tool takes the place of the user's turn.
     for index, turn in enumerate(dialogue):
         expected = "assistant" if index % 2 else "user"
         replies_to_call = turn.speaker == "tool" and exchange == "calls" and index > 0 and expected == "user"

@@ -46,7 +46,7 @@ class SampleFields:
     label: object = None  # the answer of an annotator, who may be wrong
     thinking: object = None
     response: object = None  # a whole response to imitate
-    media_index: object = None  # number of the image or video that coordinates lie in, from 0; None stands for 0
+    media_index: object = None  # number of the image or video that coordinates lie in, from 0; None means 0
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -188,7 +188,7 @@ def insert_media(
 ) -> tuple[ContentPart, ...]:
     """Return the pieces with an image or video in place of each placeholder; without placeholders, media come first.
 
-    If there are only videos, `<image>` stands for a video. A numbered placeholder names an image, which may be in
+    If there are only videos, `<image>` means a video. A numbered placeholder names an image, which may be in
     several places.
 
     Raises:
