@@ -4,7 +4,7 @@
     DIR/media/            images and videos; the table names them relative to DIR
 
 A column that no sample needs is left out, so that the table stays easy to look at. In a question, `<image>` and
-`<video>` stand where the media do.
+`<video>` mark the places of the media.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -79,10 +80,10 @@ def write_table(samples: Iterable[Sample | RejectedRow], folder: Path, file_form
         # The reader puts task and split before the id again.
         cells["id"] = cells["id"].removeprefix(prefix)
         columns.append(cells)
-    used = set()
-    for cells in columns:
-        used |= {role for role in ROLES if cells[role] not in (None, [])}
-    roles = [role for role in ROLES if role in used]
+    roles = []
+    for role in ROLES:
+        if any(cells[role] not in (None, []) for cells in columns):
+            roles.append(role)
     rows = []
     for sample, cells in zip(checked, columns, strict=True):
         rows.append({role: cells[role] for role in roles} | dict(sample.meta))
@@ -191,18 +192,11 @@ def _check_reads_back(samples: Sequence[Sample], folder: Path, options: Mapping[
 
 def _comparable_facts(sample: Sample) -> dict[str, Any]:
     """Return what must be equal before and after: media by their sha256, as their paths differ."""
-    answers = []
-    for answer in (sample.target, sample.label):
-        answers.append(answer and (*_answer_form(answer), answer.media_index, answer.value))
-    media = []
-    for ref in sample.media:
-        start_end = (ref.start, ref.end) if isinstance(ref, VideoRef) else (None, None)
-        media.append((ref.sha256, *start_end))
     facts = {
         "id": sample.id,
         "question": _question_text(sample),
-        "media": media,
-        "answers": answers,
+        "media": [asdict(replace(ref, path="")) for ref in sample.media],
+        "answers": [sample.target, sample.label],
         "thinking": sample.thinking,
         "response": sample.response,
         # Parquet writes null for a key that a row lacks.

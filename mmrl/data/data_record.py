@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrl.config.schema import DataConfig
+from mmrl.data.rows import SplitRows
 from mmrl.log.console import Console
 from mmrl.types import Sample, UserError
 from mmrl.utils.files import write_atomically
@@ -21,15 +22,6 @@ _BENCHMARKS: Final = "benchmarks"
 
 SplitDigests = dict[str, dict[str, str]]
 """Sample id → name of a field → digest of its value; the samples are in the order of their sources."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedSplit:
-    """Samples of a split as they were read, before long prompts are left out."""
-
-    samples: Sequence[Sample]  # those that can be used
-    sources: Mapping[str, int]  # id of a sample → index of its source in the config's list
-    rejected: Mapping[str, str]  # id of a row that cannot be used → reason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,14 +38,14 @@ class DataRecord:
     differences: list[str] = field(default_factory=list)  # a sentence for each, found by the checks
     _digests: dict[str, SplitDigests] = field(default_factory=dict)  # by split, of this start
 
-    def check(self, splits: Mapping[str, LoadedSplit]) -> None:
+    def check(self, splits: Mapping[str, SplitRows]) -> None:
         """Compare the data, by split, with those that the run began with.
 
         Raises:
             UserError: they differ, and `data.on_changed_data` is `stop`.
         """
         for name, split in splits.items():
-            self._digests[name] = {row.id: digest_sample(row, split.sources[row.id]) for row in split.samples}
+            self._digests[name] = {row.id: digest_sample(row, split.source_indices[row.id]) for row in split.samples}
         known = self._read()
         if known is None:
             return
@@ -66,12 +58,9 @@ class DataRecord:
         """Compare the digests of the questions and media of benchmarks, by name; raises as `check`."""
         self._digests[_BENCHMARKS] = {name: {"questions": digest} for name, digest in benchmarks.items()}
         known = (self._read() or {}).get(_BENCHMARKS, {})
-        found = []
-        for name, digests in self._digests[_BENCHMARKS].items():
-            # A benchmark may join a run at any time.
-            if known.get(name, digests) != digests:
-                found.append(f"evaluation.benchmarks: questions or media of {name} changed")
-        self._report(found)
+        # A benchmark may join a run at any time.
+        changed = [name for name, digests in self._digests[_BENCHMARKS].items() if known.get(name, digests) != digests]
+        self._report([f"evaluation.benchmarks: questions or media of {name} changed" for name in changed])
 
     def save(self) -> None:
         """Write the digests of this start; raises UserError if the file cannot be written."""
@@ -107,29 +96,28 @@ class DataRecord:
         )
         raise UserError("\n".join(lines))
 
-    def _compare_split(self, name: str, split: LoadedSplit, known: SplitDigests) -> Iterator[str]:
+    def _compare_split(self, name: str, split: SplitRows, known: SplitDigests) -> Iterator[str]:
         """Yield a sentence for each difference of a split from its known digests."""
         current, samples = self._digests[name], {sample.id: sample for sample in split.samples}
-        same_ids = known.keys() == current.keys()
+        rejected = dict(split.rejected)
         for sample_id, digests in known.items():
             place = f"{self._name_source(name, digests['source'])}: sample {sample_id}"
             if current.get(sample_id) == digests:
                 continue
             if sample_id in current:
                 yield f"{place}: {_describe_fields(samples[sample_id], digests, current[sample_id])} changed"
-            elif sample_id in split.rejected:
-                yield f"{place} can no longer be used: {split.rejected[sample_id]}"
+            elif sample_id in rejected:
+                yield f"{place} can no longer be used: {rejected[sample_id]}"
             else:
                 # A row that cannot be read may have lost its id.
-                unusable = [f"{row_id}: {reason}" for row_id, reason in split.rejected.items()]
-                yield f"{place} is gone" + (f"; rows that cannot be used: {unusable[0]}" if unusable else "")
+                unusable = [f"; rows that cannot be used: {row.id}: {row.reason}" for row in split.rejected]
+                yield f"{place} is gone" + "".join(unusable[:1])
         for sample_id, digests in current.items():
             if sample_id not in known:
                 yield f"{self._name_source(name, digests['source'])}: sample {sample_id} is new"
-        for before, now in zip(known, current, strict=False):
-            if same_ids and before != now:
-                yield f"data.{name}: the samples come in another order, from {now} on"
-                break
+        if known.keys() == current.keys() and list(known) != list(current):
+            first = next(now for before, now in zip(known, current, strict=True) if before != now)
+            yield f"data.{name}: the samples come in another order, from {first} on"
 
     def _name_source(self, split: str, index: str) -> str:
         source = getattr(self.data, split)[int(index)]

@@ -15,13 +15,7 @@ TargetField = Literal["label", "target", "response"]
 
 def demonstration_text(sample: Sample, target_field: TargetField) -> Target | str:
     """Return what supervised training imitates: target, label, or a full response; raises UserError without one."""
-    match target_field:
-        case "target":
-            return sample.target
-        case "label":
-            demonstration: Target | str | None = sample.label
-        case "response":
-            demonstration = sample.response
+    demonstration: Target | str | None = getattr(sample, target_field)
     if demonstration is None:
         raise UserError(
             f"sample {sample.id} has no {target_field} to imitate; set `target_field: target`, or give the data a "

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from time import monotonic
 from typing import Any, TypeVar
 
 from mmrl.config import Config
 from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SftStage, matches_conditions
-from mmrl.data.data_record import DataRecord, LoadedSplit
-from mmrl.data.rows import DatasetFunction, passes_row_filter, read_source, separate_rejected, sources_by_split
+from mmrl.data.data_record import DataRecord
+from mmrl.data.rows import (
+    DatasetFunction,
+    SplitRows,
+    passes_row_filter,
+    read_source,
+    separate_rejected,
+    sources_by_split,
+)
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
@@ -68,16 +76,6 @@ class DataSplits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitRows:
-    """Rows of a split as its sources give them, before any medium is opened."""
-
-    samples: list[Sample]
-    rejected: list[RejectedRow]  # rows that make no sample
-    source_indices: dict[str, int]  # id of a row → index of its source
-    row_counts: list[int]  # rows of each source, without those that its `row_filter` leaves out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPrompts:
     """Samples of a split, by what came of measuring their prompts."""
 
@@ -109,6 +107,7 @@ class DatasetLoader:
         self._config, self._context, self._functions = config, context, functions
         self._media_cache, self._console = media_cache, console
         self._opened_index, self._record = opened_index, record
+        self._opened_videos: dict[VideoRef, FramePlan | MediaError] = {}
 
     def load(self) -> DataSplits:
         """Return all samples whose images can be opened.
@@ -117,24 +116,22 @@ class DatasetLoader:
             UserError: two samples share an id, a split has no usable sample, a stage has too few, there are unusable
                 samples and `data.on_bad_sample` is `stop`, or a resumed run finds other data than it began with.
         """
-        splits: dict[str, tuple[Sample, ...]] = {}
-        loaded: dict[str, LoadedSplit] = {}
+        loaded: dict[str, SplitRows] = {}
         opened_sizes: dict[ImageRef, Size] = {}
         for split, sources in sources_by_split(self._config.data).items():
             streaming = self._config.data.streaming if split == "train" else None
             # Of a streamed source only as many rows are checked now as training will hold at once.
             rows = self.read_split(split, limit=streaming.shuffle_buffer_size if streaming else None)
-            repeated = find_repeated_ids(rows.samples)
-            if repeated:
-                raise UserError(f"data: two samples have the id {repeated[0]!r}; {_DUPLICATE_ID_REMEDY}")
+            for sample_id, times in Counter(map(attrgetter("id"), rows.samples)).items():
+                if times > 1:
+                    raise UserError(f"data: two samples have the id {sample_id!r}; {_DUPLICATE_ID_REMEDY}")
             usable, damaged = self._open_images(rows.samples, opened_sizes)
             rejected = [*rows.rejected, *damaged]
-            skip = self._config.data.on_bad_sample == "skip"
-            self._report_rejected(split, usable, rejected, skip=skip, remedy=_BAD_SAMPLE_REMEDY)
+            self._report_rejected(split, usable, rejected, self._config.data.on_bad_sample, _BAD_SAMPLE_REMEDY)
             if sources and not usable:
                 raise UserError(f"data.{split}: there is not one usable sample")
-            splits[split] = tuple(usable)
-            loaded[split] = LoadedSplit(samples=usable, sources=rows.source_indices, rejected=dict(rejected))
+            loaded[split] = replace(rows, samples=usable, rejected=rejected)
+        splits = {split: tuple(rows.samples) for split, rows in loaded.items()}
         # A sample that is trained on would make its evaluation look better than it is.
         held_out = {sample.id for sample in (*splits["validation"], *splits["test"])}
         shared = held_out & {sample.id for sample in splits["train"]}
@@ -148,7 +145,7 @@ class DatasetLoader:
         # Not before: a run that is refused for its data must stay as it was.
         if self._opened_index:
             self._opened_index.add(opened_sizes)
-        return DataSplits(**splits, source_indices=loaded["train"].sources)
+        return DataSplits(**splits, source_indices=loaded["train"].source_indices)
 
     def read_split(
         self,
@@ -196,30 +193,38 @@ class DatasetLoader:
                     raise
                 on_error(source, error)
 
-    def prepare_videos(self, samples: DataSplits, sampling: FrameSampling) -> VideoOpener:
-        """Return what decodes every frame of all videos that the model will see."""
-        refs = unique_videos(sample for split in samples.by_split().values() for sample in split)
-        return VideoOpener(
-            refs,
-            sampling,
-            self._config.data,
-            media_cache=self._media_cache,
-            worker_cache=self._worker_cache(),
-            console=self._console,
-            opened_index=self._opened_index,
-            reading=f"{sampling} by {self._config.media.video_reader}",
-        )
+    def open_videos(self, samples: DataSplits, sampling: FrameSampling) -> Iterator[bool]:
+        """Decode every frame of all videos that the model will see. Yield False every minute, and True at the end.
 
-    def filter_by_prompt(
-        self,
-        samples: DataSplits,
-        measure_prompt: Callable[[Sample], object],
-        opened_videos: Mapping[VideoRef, FramePlan | MediaError],
-    ) -> DataSplits:
+        `filter_by_prompt` leaves out the samples of videos that cannot be used. A video that an earlier start of the
+        run has decoded in the same way is opened, but not decoded again.
+        """
+        refs = unique_videos(chain.from_iterable(samples.by_split().values()))
+        index, reading = self._opened_index, f"{sampling} by {self._config.media.video_reader}"
+        known = index.known_videos(refs, reading) if index else set()
+        open_video = partial(_open_video, self._worker_cache(), sampling, known)
+        new_sizes: dict[VideoRef, Size] = {}
+        turn_start = monotonic()
+        for ref, plan in open_media(refs, open_video, options=self._config.data, console=self._console):
+            self._opened_videos[ref] = plan
+            if isinstance(plan, FramePlan):
+                self._media_cache.set_frame_plan(ref, sampling, plan)
+                if ref not in known:
+                    new_sizes[ref] = plan.original_size
+            if monotonic() - turn_start > _TURN_S:
+                if index:
+                    index.add_videos(new_sizes, reading)
+                yield False
+                new_sizes, turn_start = {}, monotonic()
+        if index:
+            index.add_videos(new_sizes, reading)
+        yield True
+
+    def filter_by_prompt(self, samples: DataSplits, measure_prompt: Callable[[Sample], object]) -> DataSplits:
         """Return the samples of `load` whose videos could be opened and whose prompts can be built.
 
         `measure_prompt` raises PromptTooLongError for a prompt that is too long, and UserError for one that cannot be
-        built at all.
+        built at all. `open_videos` comes first.
 
         Raises:
             UserError: a prompt is too long and `data.on_too_long` is `stop`, one cannot be built and
@@ -229,14 +234,12 @@ class DatasetLoader:
         splits: dict[str, tuple[Sample, ...]] = {}
         for split, given in samples.by_split().items():
             tracked = self._console.track(f"measuring {split} prompts", given, len(given))
-            measured = measure_prompts(tracked, measure_prompt, opened_videos)
-            kept = measured.kept
-            skip_bad, skip_long = data.on_bad_sample == "skip", data.on_too_long == "skip"
-            self._report_rejected(split, kept, measured.bad, skip=skip_bad, remedy=_BAD_SAMPLE_REMEDY)
-            self._report_rejected(split, kept, measured.too_long, skip=skip_long, remedy=_TOO_LONG_REMEDY)
-            if given and not kept:
+            measured = measure_prompts(tracked, measure_prompt, self._opened_videos)
+            self._report_rejected(split, measured.kept, measured.bad, data.on_bad_sample, _BAD_SAMPLE_REMEDY)
+            self._report_rejected(split, measured.kept, measured.too_long, data.on_too_long, _TOO_LONG_REMEDY)
+            if given and not measured.kept:
                 raise UserError(f"data.{split}: there is not one usable sample")
-            splits[split] = tuple(kept)
+            splits[split] = tuple(measured.kept)
         # Again, because a stage that had enough samples before may have too few now.
         check_stages_have_samples(self._config, splits["train"])
         return DataSplits(**splits, source_indices=samples.source_indices)
@@ -260,92 +263,25 @@ class DatasetLoader:
         for ref, size in {**known_sizes, **new_sizes}.items():
             self._media_cache.set_image_size(ref, size)
         opened_sizes |= new_sizes
-
-        usable: list[Sample] = []
-        damaged: list[RejectedRow] = []
-        for sample in samples:
-            problem = find_media_problem(sample, opened)
-            if problem is None:
-                usable.append(sample)
-            else:
-                damaged.append(RejectedRow(sample.id, problem))
-        return usable, damaged
+        problems = {sample.id: find_media_problem(sample, opened) for sample in samples}
+        usable = [sample for sample in samples if problems[sample.id] is None]
+        return usable, [RejectedRow(sample_id, problem) for sample_id, problem in problems.items() if problem]
 
     def _worker_cache(self) -> MediaCache:
         """Return the cache that is sent to worker processes, where it opens media and keeps no image."""
         return MediaCache(self._context.media_policy, self._config.data.media_limits, max_bytes=0)
 
     def _report_rejected(
-        self, split: str, kept: Sequence[Sample], rejected: Sequence[RejectedRow], *, skip: bool, remedy: str
+        self, split: str, kept: Sequence[Sample], rejected: Sequence[RejectedRow], action: str, remedy: str
     ) -> None:
-        """Warn about rejected rows, or raise a UserError unless they may be skipped."""
+        """Warn about rejected rows if `action` is `skip`, or raise a UserError that ends with the remedy."""
         if not rejected:
             return
         listed = "\n".join(first_lines([f"{row.id}: {row.reason}" for row in rejected], _MAX_LISTED))
         count = f"data.{split}: {len(rejected)} of {len(rejected) + len(kept)} samples cannot be used"
-        if not skip:
+        if action != "skip":
             raise UserError(f"{count}:\n{listed}\n{remedy}")
         self._console.warn(f"{count} and are left out:\n{listed}")
-
-
-class VideoOpener:
-    """Decodes every frame of a run's videos that the model will see, in turns of about a minute.
-
-    A video that an earlier start of the run has decoded in the same way is opened, but not decoded again.
-    """
-
-    def __init__(
-        self,
-        refs: Sequence[VideoRef],
-        sampling: FrameSampling,
-        options: DataConfig,
-        *,
-        media_cache: MediaCache,
-        worker_cache: MediaCache,
-        console: Console,
-        opened_index: OpenedMediaIndex | None,
-        reading: str,
-    ) -> None:
-        """Prepare to open the videos through `worker_cache`; their frame plans go into `media_cache`.
-
-        `reading` names the way of decoding: `opened_index` knows which videos were decoded in this way.
-        """
-        self._sampling, self._media_cache, self._opened_index = sampling, media_cache, opened_index
-        self._reading = reading
-        self._known = opened_index.known_videos(refs, reading) if opened_index else set()
-        open_video = partial(_open_video, worker_cache, sampling, self._known)
-        self._results = open_media(refs, open_video, options=options, console=console)
-        self.opened: dict[VideoRef, FramePlan | MediaError] = {}
-        """The frame plan of each video that is done, or the error why it cannot be used."""
-
-    def open_for_a_minute(self) -> bool:
-        """Open videos for about a minute; return True once all are done."""
-        start = monotonic()
-        new_sizes = {}
-        finished = True
-        for ref, plan in self._results:
-            self.opened[ref] = plan
-            if isinstance(plan, FramePlan):
-                self._media_cache.set_frame_plan(ref, self._sampling, plan)
-                if ref not in self._known:
-                    new_sizes[ref] = plan.original_size
-            if monotonic() - start > _TURN_S:
-                finished = False
-                break
-        if self._opened_index:
-            self._opened_index.add_videos(new_sizes, self._reading)
-        return finished
-
-
-def find_repeated_ids(samples: Iterable[Sample]) -> list[str]:
-    """Return the id of each sample that an earlier sample has, too."""
-    seen: set[str] = set()
-    repeated = []
-    for sample in samples:
-        if sample.id in seen:
-            repeated.append(sample.id)
-        seen.add(sample.id)
-    return repeated
 
 
 def measure_prompts(
@@ -411,11 +347,8 @@ def _open_video(cache: MediaCache, sampling: FrameSampling, known: Set[VideoRef]
 
 def find_media_problem(sample: Sample, opened: Mapping[Any, object]) -> str | None:
     """Return the first error among a sample's media, or None; media that were not opened count as good."""
-    for ref in sample.media:
-        outcome = opened.get(ref)
-        if isinstance(outcome, MediaError):
-            return str(outcome)
-    return None
+    errors = [opened[ref] for ref in sample.media if isinstance(opened.get(ref), MediaError)]
+    return str(errors[0]) if errors else None
 
 
 def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:

@@ -36,13 +36,11 @@ class ShuffledOrder:
     """Takes every sample once per epoch, in a new random order each time."""
 
     def __init__(self, samples: Sequence[DataRow], seed: int, *, min_gap: int = 0) -> None:
-        """Create an order of at least one sample; raises ValueError if there are none.
+        """Create an order of at least one sample.
 
         `min_gap` positions lie between the last visit of a sample in one epoch and its first in the next; fewer if
         there are few samples.
         """
-        if not samples:
-            raise ValueError("there are no samples to draw from")
         self._samples = samples
         self._seed = seed
         # With more than a third, the middle could run out of samples to swap with the recent ones.
@@ -85,9 +83,7 @@ class SequentialOrder:
     """Takes the samples in the same order in every epoch."""
 
     def __init__(self, samples: Sequence[DataRow]) -> None:
-        """Create an order of at least one sample; raises ValueError if there are none."""
-        if not samples:
-            raise ValueError("there are no samples to draw from")
+        """Create an order of at least one sample."""
         self._samples = samples
 
     def take(self, start_position: int, count: int) -> list[DataRow]:
@@ -164,8 +160,7 @@ class PriorityOrder:
 
     def _weight(self, sample: Sample) -> float:
         visits = self._state.reward_history.get(sample.id)
-        # A sample that nobody has tried yet is worth a visit.
-        if not visits:
+        if not visits:  # a sample that was never drawn is worth a visit
             return 1.0
         mean = visits[-1].mean
         # The variance of a reward of 0 or 1, scaled to at most 1: half right, half wrong gives the most signal.
@@ -276,7 +271,7 @@ def allocate_quotas(weights: Sequence[float], total: int) -> list[int]:
 class StreamingOrder:
     """Passes rows through a shuffle buffer. Each comes once per epoch, at most about `buffer` rows before its turn.
 
-    Going on from the last position costs nothing. A jump to another position reads the rows before it again, at most
+    Continuing from the last position costs nothing. A jump to another position reads the rows before it again, at most
     one whole epoch and a part of another.
     """
 

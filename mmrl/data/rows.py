@@ -6,8 +6,8 @@ none. Imports without torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
@@ -17,6 +17,16 @@ from mmrl.utils.plugins import errors_about_call, load_plugin
 
 DatasetFunction = Callable[[DatasetContext], Iterable[Sample | RejectedRow]]
 """Yields the rows of a data source; its options are bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitRows:
+    """Rows of a split: as its sources give them, or without the samples whose images cannot be opened."""
+
+    samples: Sequence[Sample]
+    rejected: Sequence[RejectedRow]  # rows that make no sample
+    source_indices: Mapping[str, int]  # id of a row → index of its source
+    row_counts: Sequence[int]  # rows of each source, without those that its `row_filter` leaves out
 
 
 def sources_by_split(data: DataConfig) -> dict[str, tuple[DataSourceConfig, ...]]:
@@ -75,11 +85,6 @@ def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bo
 
 def separate_rejected(rows: Iterable[Sample | RejectedRow]) -> tuple[list[Sample], list[RejectedRow]]:
     """Return samples and rejected rows apart, each in order."""
-    samples: list[Sample] = []
-    rejected: list[RejectedRow] = []
-    for row in rows:
-        if isinstance(row, RejectedRow):
-            rejected.append(row)
-        else:
-            samples.append(row)
-    return samples, rejected
+    all_rows = list(rows)
+    samples = [row for row in all_rows if isinstance(row, Sample)]
+    return samples, [row for row in all_rows if isinstance(row, RejectedRow)]

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from math import ceil
 from pathlib import Path
 from typing import Final
 
@@ -188,21 +187,18 @@ def repeat_samples(samples: Sequence[Sample], size: int | None) -> tuple[Sample,
     missing = (size or 0) - len(samples)
     if not samples or missing <= 0:
         return tuple(samples)
-    num_turns = ceil(missing / len(samples))
-    copies: list[Sample] = []
-    for turn in range(2, num_turns + 2):
-        copies += [replace(sample, id=f"{sample.id}#{turn}") for sample in samples]
-    return (*samples, *copies[:missing])
+    copies = []
+    for number in range(missing):
+        turn, index = divmod(number, len(samples))
+        copies.append(replace(samples[index], id=f"{samples[index].id}#{turn + 2}"))
+    return (*samples, *copies)
 
 
 def _select_phase_samples(
     stage: SftStage | RlStage, phase_index: int, phase: schema.CurriculumPhaseConfig, samples: Sequence[Sample]
 ) -> list[Sample]:
     """Return the samples of a curriculum's phase; raise a UserError if a step needs more."""
-    selected = []
-    for sample in samples:
-        if schema.matches_conditions(phase.when, sample):
-            selected.append(sample)
+    selected = [sample for sample in samples if schema.matches_conditions(phase.when, sample)]
     if len(selected) < stage.prompts_per_round:
         raise UserError(
             f"stage {stage.name!r} needs {stage.prompts_per_round} samples a step and phase {phase_index} of its "

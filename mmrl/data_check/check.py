@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
 from math import prod
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from mmrl.config import LoadedConfig, locate_errors
 from mmrl.config.schema import DataSourceConfig
@@ -30,7 +30,7 @@ from mmrl.data.load import (
     unique_images,
     unique_videos,
 )
-from mmrl.data.rows import DatasetFunction, load_dataset_function, sources_by_split
+from mmrl.data.rows import DatasetFunction, SplitRows, load_dataset_function, sources_by_split
 from mmrl.data_check.duplicates import (
     DuplicateFinding,
     find_repeated_questions,
@@ -77,8 +77,6 @@ from mmrl.types import (
 _MAX_COMMON_ANSWERS: Final = 10
 _MAX_ANSWER_CHARS: Final = 24
 _COORDINATE_TYPES: Final = (AnswerType.BOX, AnswerType.BOXES, AnswerType.POINT, AnswerType.POINTS)
-MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
-OpenedT = TypeVar("OpenedT", OpenedImage, OpenedVideo)
 
 
 class DataCheck:
@@ -108,11 +106,9 @@ class DataCheck:
         # Thumbnails of images and videos, by sha256.
         self._fingerprints: dict[str, bytes] = {}
         self._findings: list[DataFinding] = []
-        # By split: samples without a fault so far, rows of each source, the source of each sample id, and total and
-        # visual tokens of each prompt.
+        # By split: rows as they were read, samples without a fault so far, and total and visual tokens of each prompt.
+        self._rows: dict[str, SplitRows] = {}
         self._samples: dict[str, list[Sample]] = {}
-        self._row_counts: dict[str, list[int]] = {}
-        self._source_indices: dict[str, dict[str, int]] = {}
         self._token_counts: dict[str, list[tuple[int, int]]] = {}
         self._benchmarks: dict[str, BenchmarkReport] = {}
         # None if the processor cannot be loaded, which tells how frames are sampled.
@@ -126,7 +122,7 @@ class DataCheck:
         all_samples = list(chain.from_iterable(self._samples.values()))
         for warning in find_coverage_gaps(self._config, self._scorer, all_samples):
             self._add_finding(FindingCode.CONDITION, "train", "", warning)
-        self._inspect_images()
+        self._drop_samples_with_bad_media(self._open_images(all_samples))
         with closing(self._scorer):
             self._check_rewards()
         self._check_prompts()
@@ -178,8 +174,7 @@ class DataCheck:
         rows = self._loader.read_split(split, on_error=partial(self._add_source_error, split))
         for rejected in rows.rejected:
             self._add_finding(FindingCode.ROW, split, rejected.id, rejected.reason)
-        self._samples[split], self._row_counts[split] = rows.samples, rows.row_counts
-        self._source_indices[split], self._token_counts[split] = rows.source_indices, []
+        self._rows[split], self._samples[split], self._token_counts[split] = rows, list(rows.samples), []
 
     def _add_source_error(self, split: str, source: DataSourceConfig, error: UserError) -> None:
         try:
@@ -192,43 +187,42 @@ class DataCheck:
         """Drop samples whose id occurred before in their split, or in training if they are held out."""
         training_ids = set(map(attrgetter("id"), self._samples["train"]))
         for split, samples in self._samples.items():
-            seen: set[str] = set()
+            # The split that has each id already.
+            owners = {} if split == "train" else dict.fromkeys(training_ids, "training")
             kept: list[Sample] = []
             for sample in samples:
-                if sample.id in seen or (split != "train" and sample.id in training_ids):
-                    owner = split if sample.id in seen else "training"
-                    message = f"another {owner} sample has this id"
+                if sample.id in owners:
+                    message = f"another {owners[sample.id]} sample has this id"
                     self._add_finding(FindingCode.ID, split, sample.id, message, other_id=sample.id)
                 else:
                     kept.append(sample)
-                seen.add(sample.id)
+                owners[sample.id] = split
             self._samples[split] = kept
 
-    def _inspect_images(self) -> None:
-        images = unique_images(chain.from_iterable(self._samples.values()))
-        opened = self._open_media(images, partial(inspect_image, self._worker_cache))
-        self._drop_samples_with_bad_media(opened)
-        for ref, result in opened.items():
-            if isinstance(result, OpenedImage):
-                # Prompts can then be measured without opening the image again.
-                self._media_cache.set_image_size(ref, result.size)
-
-    def _inspect_videos(self, sampling: FrameSampling) -> None:
-        inspect = partial(inspect_video, self._worker_cache, sampling)
-        opened = self._open_media(unique_videos(chain.from_iterable(self._samples.values())), inspect)
-        self._drop_samples_with_bad_media(opened)
-        for ref, result in opened.items():
-            if isinstance(result, OpenedVideo):
-                self._media_cache.set_frame_plan(ref, sampling, result.frame_plan)
-
-    def _open_media(
-        self, refs: Sequence[MediaRefT], inspect: Callable[[MediaRefT], OpenedT]
-    ) -> dict[MediaRefT, OpenedT | MediaError]:
-        """Open images or videos, and keep the fingerprints of those that can be used."""
+    def _open_images(self, samples: Iterable[Sample]) -> dict[ImageRef, OpenedImage | MediaError]:
+        """Open the images that have no fingerprint yet, and keep fingerprints and sizes of those that can be used."""
+        refs = [ref for ref in unique_images(samples) if ref.sha256 not in self._fingerprints]
+        inspect = partial(inspect_image, self._worker_cache)
         opened = dict(open_media(refs, inspect, options=self._config.data, console=self._console))
         for ref, result in opened.items():
-            if not isinstance(result, MediaError):
+            if isinstance(result, OpenedImage):
                 self._fingerprints[ref.sha256] = result.fingerprint
+                # Prompts can then be measured without opening the image again.
+                self._media_cache.set_image_size(ref, result.size)
+        return opened
+
+    def _open_videos(self, samples: Iterable[Sample]) -> dict[VideoRef, OpenedVideo | MediaError]:
+        """Open the videos as `_open_images` does; none without the model's processor, which tells the frames."""
+        sampling = self._frame_sampling
+        if sampling is None:
+            return {}
+        refs = [ref for ref in unique_videos(samples) if ref.sha256 not in self._fingerprints]
+        inspect = partial(inspect_video, self._worker_cache, sampling)
+        opened = dict(open_media(refs, inspect, options=self._config.data, console=self._console))
+        for ref, result in opened.items():
+            if isinstance(result, OpenedVideo):
+                self._fingerprints[ref.sha256] = result.fingerprint
+                self._media_cache.set_frame_plan(ref, sampling, result.frame_plan)
         return opened
 
     def _drop_samples_with_bad_media(self, opened: Mapping[Any, object]) -> None:
@@ -276,7 +270,7 @@ class DataCheck:
             return
         self._frame_sampling = encoder.frame_sampling
         self._check_demonstrations(encoder.response_opening)
-        self._inspect_videos(encoder.frame_sampling)
+        self._drop_samples_with_bad_media(self._open_videos(chain.from_iterable(self._samples.values())))
         for split in self._samples:
             self._check_prompts_of_split(split, encoder)
 
@@ -321,7 +315,9 @@ class DataCheck:
             except UserError as error:
                 self._add_finding(FindingCode.SOURCE, split, "", str(error))
                 continue
-            media_problems = self._open_new_media(questions.samples)
+            opened: dict[Any, object] = {**self._open_images(questions.samples)}
+            opened |= self._open_videos(questions.samples)
+            media_problems = _find_media_problems(questions.samples, opened)
             severity = Severity.WARNING if benchmark.allow_missing else Severity.ERROR
             for sample_id, problem in {**questions.problems, **media_problems}.items():
                 self._add_finding(FindingCode.MEDIA, split, sample_id, problem, severity=severity)
@@ -335,22 +331,13 @@ class DataCheck:
                 shared=counts[FindingCode.SHARED_MEDIA],
             )
 
-    def _open_new_media(self, samples: Sequence[Sample]) -> dict[str, str]:
-        """Open the media of a benchmark that have no fingerprint yet; return the first problem of samples, by id."""
-        images = [ref for ref in unique_images(samples) if ref.sha256 not in self._fingerprints]
-        videos = [ref for ref in unique_videos(samples) if ref.sha256 not in self._fingerprints]
-        opened: dict[Any, object] = {**self._open_media(images, partial(inspect_image, self._worker_cache))}
-        # Without the model's processor nobody knows which frames are shown, so videos stay unopened.
-        if self._frame_sampling is not None:
-            inspect = partial(inspect_video, self._worker_cache, self._frame_sampling)
-            opened |= self._open_media(videos, inspect)
-        return _find_media_problems(samples, opened)
-
     def _split_report(self, split: str) -> SplitReport:
         samples = self._samples[split]
-        usable = Counter(self._source_indices[split][sample.id] for sample in samples)
+        usable = Counter(self._rows[split].source_indices[sample.id] for sample in samples)
         sources = []
-        for index, (source, num_rows) in enumerate(zip(self._sources[split], self._row_counts[split], strict=True)):
+        for index, (source, num_rows) in enumerate(
+            zip(self._sources[split], self._rows[split].row_counts, strict=True)
+        ):
             sources.append(SourceCount(fn=source.fn, rows=num_rows, usable=usable[index]))
         samples_by_task: dict[str, list[Sample]] = {}
         for sample in samples:
@@ -370,12 +357,8 @@ def _load_and_read(source: DataSourceConfig, base_dir: Path, context: DatasetCon
 
 def _find_media_problems(samples: Iterable[Sample], opened: Mapping[Any, object]) -> dict[str, str]:
     """Return the first error among the media of each sample that has one, by sample id."""
-    problems = {}
-    for sample in samples:
-        problem = find_media_problem(sample, opened)
-        if problem:
-            problems[sample.id] = problem
-    return problems
+    problems = {sample.id: find_media_problem(sample, opened) for sample in samples}
+    return {sample_id: problem for sample_id, problem in problems.items() if problem}
 
 
 def _count_task(samples: Sequence[Sample]) -> TaskCount:

@@ -8,7 +8,7 @@ from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
 
-from mmrl.data_check.sample_view import SampleView, format_size
+from mmrl.data_check.sample_view import SampleView, format_size, targets_by_role
 from mmrl.types import ContentPart, ImageRef
 
 # Lengths are in pixels.
@@ -46,10 +46,9 @@ def _draw_card(view: SampleView) -> Image.Image:
     summary = f"task {sample.task}  ·  {len(view.prompt.token_ids)} tokens, {num_visual} of them visual"
     blocks = [_draw_text(sample.id, 22), _draw_text(summary, 14, _MUTED_COLOR), *_draw_media(view)]
     blocks.append(_draw_text(_question_text(sample.parts), 17))
-    for role, target in (("answer", sample.target), ("label", sample.label)):
-        if target is not None:
-            coordinates = f" ({target.coordinate_system})" if target.coordinate_system else ""
-            blocks.append(_draw_text(f"{role}: {target.value}{coordinates}", 17, _ROLE_COLORS[role]))
+    for role, target in targets_by_role(sample):
+        coordinates = f" ({target.coordinate_system})" if target.coordinate_system else ""
+        blocks.append(_draw_text(f"{role}: {target.value}{coordinates}", 17, _ROLE_COLORS[role]))
     # A block without content is one pixel high.
     rows = [[block] for block in blocks if block.height > 1]
     card = _stack_rows(rows, _CARD_WIDTH, _BACKGROUND_COLOR, margin=_PAD, gap=_GAP)

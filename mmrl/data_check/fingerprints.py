@@ -1,6 +1,6 @@
-"""Open images and videos, and find those that look alike although their bytes differ, such as resized copies.
+"""Open images and videos, and find those that look the same although their bytes differ, such as resized copies.
 
-The fingerprint of an image is a thumbnail of 12 x 12 RGB averages. Two images are alike if the correlation of their
+The fingerprint of an image is a thumbnail of 12 x 12 RGB averages. Two images are similar if the correlation of their
 thumbnails is at least `MIN_CORRELATION`. Correlation ignores brightness and contrast. All pairs are compared, in
 blocks, because the bits of a perceptual hash are noise on plain diagrams.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from mmrl.config.schema import DataConfig
 from mmrl.data_check.lengths import summarize_lengths, text_histogram
@@ -30,48 +30,34 @@ class Severity(StrEnum):
 
 
 class FindingCode(StrEnum):
-    """Kind of a finding; docs/data.md describes each."""
+    """Kind of a finding, with its title on the console; docs/data.md describes each."""
 
-    SOURCE = "source"
-    MODEL = "model"
-    EMPTY = "empty"
-    TOO_FEW = "too_few"
-    ROW = "row"
-    ID = "id"
-    MEDIA = "media"
-    REWARD = "reward"
-    CONDITION = "condition"
-    DEMONSTRATION = "demonstration"
-    TEXT = "text"
-    TOO_LONG = "too_long"
-    OUTSIDE_IMAGE = "outside_image"
-    LEAK = "leak"
-    SHARED_MEDIA = "shared_media"
-    CONTRADICTION = "contradiction"
-    DUPLICATE = "duplicate"
-    NEAR_DUPLICATE = "near_duplicate"
+    console_title: str
 
+    def __new__(cls, code: str, console_title: str) -> Self:
+        """Create a member whose value, in the JSON report, is `code`."""
+        member = str.__new__(cls, code)
+        member._value_, member.console_title = code, console_title
+        return member
 
-FINDING_TITLES: Final[Mapping[FindingCode, str]] = {
-    FindingCode.SOURCE: "sources that cannot be read",
-    FindingCode.MODEL: "prompts cannot be built without the model's processor",
-    FindingCode.EMPTY: "splits without one usable sample",
-    FindingCode.TOO_FEW: "stages that need more samples a step than there are",
-    FindingCode.ROW: "rows that make no sample",
-    FindingCode.ID: "ids that are not unique",
-    FindingCode.MEDIA: "images and videos that cannot be used",
-    FindingCode.REWARD: "samples that the rewards or the response format cannot score",
-    FindingCode.CONDITION: "conditions that no sample meets, and answers that no reward judges",
-    FindingCode.DEMONSTRATION: "samples that a stage cannot imitate",
-    FindingCode.TEXT: "text that the model would misread",
-    FindingCode.TOO_LONG: "prompts that are too long",
-    FindingCode.OUTSIDE_IMAGE: "answers outside their image",
-    FindingCode.LEAK: "held-out questions that are trained on",
-    FindingCode.SHARED_MEDIA: "held-out media that training shows too, with other questions or slightly changed",
-    FindingCode.CONTRADICTION: "questions asked twice with different answers",
-    FindingCode.DUPLICATE: "questions asked twice",
-    FindingCode.NEAR_DUPLICATE: "training images that look like another",
-}
+    SOURCE = "source", "sources that cannot be read"
+    MODEL = "model", "prompts cannot be built without the model's processor"
+    EMPTY = "empty", "splits without one usable sample"
+    TOO_FEW = "too_few", "stages that need more samples a step than there are"
+    ROW = "row", "rows that make no sample"
+    ID = "id", "ids that are not unique"
+    MEDIA = "media", "images and videos that cannot be used"
+    REWARD = "reward", "samples that the rewards or the response format cannot score"
+    CONDITION = "condition", "conditions that no sample meets, and answers that no reward judges"
+    DEMONSTRATION = "demonstration", "samples that a stage cannot imitate"
+    TEXT = "text", "text that the model would misread"
+    TOO_LONG = "too_long", "prompts that are too long"
+    OUTSIDE_IMAGE = "outside_image", "answers outside their image"
+    LEAK = "leak", "held-out questions that are trained on"
+    SHARED_MEDIA = "shared_media", "held-out media that training shows too, with other questions or slightly changed"
+    CONTRADICTION = "contradiction", "questions asked twice with different answers"
+    DUPLICATE = "duplicate", "questions asked twice"
+    NEAR_DUPLICATE = "near_duplicate", "training images that look like another"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +79,9 @@ def severity_of(code: FindingCode, data: DataConfig) -> Severity:
             return Severity.ERROR if data.on_bad_sample == "stop" else Severity.WARNING
         case FindingCode.TOO_LONG:
             return Severity.ERROR if data.on_too_long == "stop" else Severity.WARNING
-        case FindingCode.OUTSIDE_IMAGE | FindingCode.SHARED_MEDIA | FindingCode.CONTRADICTION | FindingCode.DUPLICATE:
+        case FindingCode.OUTSIDE_IMAGE | FindingCode.SHARED_MEDIA | FindingCode.CONTRADICTION:
             return Severity.WARNING
-        case FindingCode.CONDITION:
+        case FindingCode.CONDITION | FindingCode.DUPLICATE:
             return Severity.WARNING
         case FindingCode.NEAR_DUPLICATE:
             return Severity.NOTE
@@ -197,7 +183,7 @@ def print_report(report: DataCheckReport, console: Console) -> None:
             if finding.severity is severity:
                 groups.setdefault((finding.code, finding.split), []).append(finding)
         for (_, split_name), group in groups.items():
-            console.info(f"{severity}: {split_name}: {FINDING_TITLES[group[0].code]} ({len(group):,})")
+            console.info(f"{severity}: {split_name}: {group[0].code.console_title} ({len(group):,})")
             found = [f"{each.sample_id}: {each.message}" if each.sample_id else each.message for each in group]
             for line in first_lines(found, _MAX_LISTED):
                 console.info(line)

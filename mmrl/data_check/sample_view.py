@@ -63,8 +63,8 @@ class SampleView:
 
     def target_marks(self, media_index: int) -> Iterator[tuple[str, tuple[float, ...]]]:
         """Yield each box or point in an image or video: its role (`answer` or `label`) and resized pixels."""
-        for role, target in (("label", self.sample.label), ("answer", self.sample.target)):
-            if target is not None and target.coordinate_system is not None and target.media_index == media_index:
+        for role, target in reversed(targets_by_role(self.sample)):  # the answer is drawn over the label
+            if target.coordinate_system is not None and target.media_index == media_index:
                 resize_map = self.prompt.resize_maps[media_index]
                 for values in list_coordinates(target.answer_type, target.value):
                     yield role, resize_map.convert(values, target.coordinate_system, CoordinateSystem.PX_RESIZED)
@@ -139,13 +139,18 @@ class SampleBrowser:
         return SampleView(sample=sample, prompt=encoded.prompt, media=media, prompt_text=text)
 
 
+def targets_by_role(sample: Sample) -> list[tuple[str, Target]]:
+    """Return the answer of a sample, and its label if it has one, each after its role."""
+    return [("answer", sample.target)] + ([("label", sample.label)] if sample.label else [])
+
+
 def find_outside_image(sample: Sample, resize_maps: Sequence[ResizeMap]) -> Iterator[str]:
     """Yield a message for each box or point of a sample's answer and label that lies outside its image.
 
     `resize_maps` are those of its images and videos, in reading order.
     """
-    for role, target in (("answer", sample.target), ("label", sample.label)):
-        if target is None or target.coordinate_system is None:
+    for role, target in targets_by_role(sample):
+        if target.coordinate_system is None:
             continue
         if target.media_index >= len(resize_maps):
             yield (
@@ -182,9 +187,7 @@ def describe_sample(view: SampleView) -> str:
             f"media {number}  {media.ref.path}",
             f"         {_format_resize(media)}, {time} x {height} x {width} patches, {media.num_tokens} tokens",
         ]
-    for role, target in (("answer", sample.target), ("label", sample.label)):
-        if target is not None:
-            lines.append(f"{role:<8} {_format_target(target, view)}")
+    lines += [f"{role:<8} {_format_target(target, view)}" for role, target in targets_by_role(sample)]
     if sample.thinking is not None:
         lines.append(f"thinking {sample.thinking}")
     lines += [f"meta     {key}: {value}" for key, value in sample.meta.items()]

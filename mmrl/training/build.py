@@ -306,11 +306,11 @@ def leave_out_unusable_samples(data: LoadedData, encoder: PromptEncoder, ranks: 
     Raises:
         UserError: as `DatasetLoader.filter_by_prompt`.
     """
-    videos = data.loader.prepare_videos(data.samples, encoder.frame_sampling)
+    videos = data.loader.open_videos(data.samples, encoder.frame_sampling)
     finished = False
     while not finished:
-        finished = ranks.on_rank0(videos.open_for_a_minute)
-    return ranks.on_rank0(partial(data.loader.filter_by_prompt, data.samples, encoder.measure, videos.opened))
+        finished = ranks.on_rank0(partial(next, videos))
+    return ranks.on_rank0(partial(data.loader.filter_by_prompt, data.samples, encoder.measure))
 
 
 def make_stage_data(setup: RunSetup, data: LoadedData, samples: DataSplits, processor: PromptProcessor) -> StageData:

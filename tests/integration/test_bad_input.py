@@ -1,4 +1,4 @@
-"""What a user gets wrong: one clear message that names the thing, exit code 2, and nothing half-written."""
+"""Mistakes of a user: one clear message that names the cause, exit code 2, and nothing half-written."""
 
 from __future__ import annotations
 
@@ -41,200 +41,175 @@ def fragile(response, sample) -> float:
 """
 
 
-def term(fn: str, **options: object) -> Config:
-    return {"terms": [{"fn": fn, **options}]}
-
-
-def missing_model(folder: Path) -> Config:
-    return {"model": {"path": str(folder / "no-such-model")}}
-
-
 def other_model(folder: Path) -> Config:
     BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1).save_pretrained(folder / "bert")
     return {"model": {"path": str(folder / "bert")}}
 
 
-def wrong_column(folder: Path) -> Config:
-    return {"data": {"train": [jsonl(folder, rows(4), answer="cuont")]}}
+def lost_image(folder: Path) -> Config:
+    return train_on(jsonl(folder, [*rows(3), {**rows(1)[0], "id": "lost", "picture": "lost.png"}]))
 
 
-def unknown_key(_: Path) -> Config:
-    return {"stages": [rl_stage(grup_size=4)]}
-
-
-def lone_rollout(_: Path) -> Config:
-    return {"stages": [rl_stage(group_size=1)]}
-
-
-def no_samples(folder: Path) -> Config:
-    return {"data": {"train": [jsonl(folder, [])]}}
-
-
-def lost_picture(folder: Path) -> Config:
-    return {"data": {"train": [jsonl(folder, [*rows(3), {**rows(1)[0], "id": "lost", "picture": "lost.png"}])]}}
-
-
-def corrupt_picture(folder: Path) -> Config:
-    origin = jsonl(folder, rows(4))
+def damaged_image(folder: Path) -> Config:
+    source = jsonl(folder, rows(4))
     whole = (folder / "2.png").read_bytes()
     (folder / "2.png").write_bytes(whole[: len(whole) // 2])
-    return {"data": {"train": [origin]}}
+    return train_on(source)
 
 
-def unknown_reward(_: Path) -> Config:
-    return {"rewards": term("mmrl_rewards.number:exakt")}
+def train_on(*sources: Config) -> Config:
+    return {"data": {"train": list(sources)}}
 
 
-def unknown_reward_module(_: Path) -> Config:
-    return {"rewards": term("mmrl_rewards.numbers:exact")}
+def term(fn: str, **options: object) -> Config:
+    return {"rewards": {"terms": [{"fn": fn, **options}]}}
 
 
-def unknown_reward_option(_: Path) -> Config:
-    return {"rewards": term("mmrl_rewards.number:exact", args={"tolerence": 1})}
-
-
-def unknown_data_option(_: Path) -> Config:
-    return {"data": {"train": [counting("train", 4, colors=["red", "blue"])]}}
-
-
-def no_reward_for_the_task(_: Path) -> Config:
-    return {"rewards": term("mmrl_rewards.number:exact", when={"task": ["ground"]})}
-
-
-def no_label(folder: Path) -> Config:
-    return {"data": {"train": [jsonl(folder, rows(4))]}, "stages": [sft_stage()]}
-
-
-def raising_reward(folder: Path) -> Config:
+def own_reward(folder: Path, name: str, case_response: str | None = None, **limits: object) -> Config:
+    """A config with a reward of `REWARDS`; with `case_response`, its case table expects 1 for this response."""
     (folder / "mine.py").write_text(REWARDS)
-    return {"rewards": term("./mine.py:raises")}
+    if case_response is not None:
+        sample = {"answer_type": "number", "value": 1}
+        case = {"fn": f"./mine.py:{name}", "sample": sample, "response": case_response, "expected": 1, "source": "mine"}
+        (folder / "mine.json").write_text(json.dumps([case]))
+    return {"rewards": {**term(f"./mine.py:{name}")["rewards"], **limits}}
 
 
-def wrong_table(folder: Path) -> Config:
-    row = {"fn": "./mine.py:raises", "sample": {"answer_type": "number", "value": 1}, "response": "", "expected": 1}
-    (folder / "mine.json").write_text(json.dumps([{**row, "source": "as wished"}]))
-    return raising_reward(folder)
-
-
-def looping_table(folder: Path) -> Config:
-    row = {"fn": "./mine.py:loops", "sample": {"answer_type": "number", "value": 1}, "response": "x", "expected": 1}
-    (folder / "mine.json").write_text(json.dumps([{**row, "source": "as wished"}]))
-    (folder / "mine.py").write_text(REWARDS)
-    return {"rewards": {**term("./mine.py:loops"), "timeout_s": 2.0}}
-
-
-def reward_of_right_answers(folder: Path) -> Config:
-    (folder / "mine.py").write_text(REWARDS)
-    return {"rewards": term("./mine.py:fragile")}
-
-
-def nan_reward(folder: Path) -> Config:
-    (folder / "mine.py").write_text(REWARDS)
-    return {"rewards": term("./mine.py:nan")}
-
-
-def same_id_twice(folder: Path) -> Config:
-    return {"data": {"train": [jsonl(folder, rows(3))] * 2}}
-
-
-def overlap(_: Path) -> Config:
-    same = counting("train", 4)
-    return {"data": {"train": [same], "test": [same]}}
-
-
-def all_frozen(_: Path) -> Config:
-    return {"model": {**experiment(Path())["model"], "freeze": ["vision", "projector", "language"]}}
-
-
-MISTAKES: list[tuple[Callable[[Path], Config], list[str]]] = [
-    (missing_model, ["model.path", "no-such-model"]),
-    (other_model, ["model.path", "'bert'", "qwen2_5_vl"]),
-    (wrong_column, ["rows.jsonl:1", "no column 'cuont'", "did you mean 'count'"]),
-    (unknown_key, ["bad.yaml:", "stages.0.grup_size", "did you mean `group_size`?"]),
-    (lone_rollout, ["bad.yaml:", "stages.0", "group_size 1", "use 2 or more"]),
-    (no_samples, ["rows.jsonl", "holds no row"]),
-    (lost_picture, ["1 of 4 samples", "lost.png", "data.on_bad_sample=skip"]),
-    (corrupt_picture, ["1 of 4 samples", "count/train/r2", "2.png", "damaged", "data.on_bad_sample=skip"]),
-    (unknown_reward, ["mmrl_rewards.number:exakt", "did you mean 'exact'"]),
-    (unknown_reward_module, ["no module 'mmrl_rewards.numbers'"]),
-    (unknown_reward_option, ["tolerence", "did you mean 'tolerance'"]),
-    (unknown_data_option, ["mmrl_datasets.generators.scenes:counting", "'colors'", "did you mean 'colours'"]),
-    (no_reward_for_the_task, ["no reward term applies", "task 'count'"]),
-    (no_label, ["count/train/r0", "no label", "target_field: target"]),
-    (nan_reward, ["reward 'nan'", "count/train/000000", "returned nan"]),
-    (raising_reward, ["reward 'raises'", "count/train/000000", "raised ZeroDivisionError", "(mine.py:6)"]),
-    (wrong_table, ["reward './mine.py:raises' contradicts its case table: expected 1.0", "source: as wished"]),
-    (looping_table, ["'./mine.py:loops'", "response 'x'", "a process for rewards took more than 2 s"]),
-    (
-        reward_of_right_answers,
-        [
-            "reward 'fragile'",
-            "count/train/",
-            "raised ZeroDivisionError",
-            "(mine.py:21)",
-            "response: '<answer>347</answer>'",
-        ],
+ALL_COMPONENTS = ["vision", "projector", "language"]
+MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
+    "missing model": (
+        lambda folder: {"model": {"path": str(folder / "no-such-model")}},
+        ["model.path", "no-such-model"],
     ),
-    (same_id_twice, ["two samples have the id 'count/train/r0'"]),
-    (overlap, ["count/train/000000", "training and the held-out data"]),
-    (all_frozen, ["model: `freeze` holds every component", "leave at least one to train"]),
-]
+    "other model": (other_model, ["model.path", "'bert'", "qwen2_5_vl"]),
+    "all frozen": (
+        lambda _: {"model": {**experiment(Path())["model"], "freeze": ALL_COMPONENTS}},
+        ["model: `freeze` holds every component", "leave at least one to train"],
+    ),
+    "wrong column": (
+        lambda folder: train_on(jsonl(folder, rows(4), answer="cuont")),
+        ["rows.jsonl:1", "no column 'cuont'", "did you mean 'count'"],
+    ),
+    "no samples": (lambda folder: train_on(jsonl(folder, [])), ["rows.jsonl", "holds no row"]),
+    "lost image": (lost_image, ["1 of 4 samples", "lost.png", "data.on_bad_sample=skip"]),
+    "damaged image": (
+        damaged_image,
+        ["1 of 4 samples", "count/train/r2", "2.png", "damaged", "data.on_bad_sample=skip"],
+    ),
+    "repeated id": (
+        lambda folder: train_on(*[jsonl(folder, rows(3))] * 2),
+        ["two samples have the id 'count/train/r0'"],
+    ),
+    "held-out samples in training": (
+        lambda _: {"data": {"train": [counting("train", 4)], "test": [counting("train", 4)]}},
+        ["count/train/000000", "training and the held-out data"],
+    ),
+    "no label": (
+        lambda folder: {**train_on(jsonl(folder, rows(4))), "stages": [sft_stage()]},
+        ["count/train/r0", "no label", "target_field: target"],
+    ),
+    "unknown key": (
+        lambda _: {"stages": [rl_stage(grup_size=4)]},
+        ["bad.yaml:", "stages.0.grup_size", "did you mean `group_size`?"],
+    ),
+    "lone rollout": (
+        lambda _: {"stages": [rl_stage(group_size=1)]},
+        ["bad.yaml:", "stages.0", "group_size 1", "use 2 or more"],
+    ),
+    "tracked reward that does not exist": (
+        lambda _: {"stages": [rl_stage(track_rewards=["cuont"])]},
+        ["stage 'rl': track_rewards: there is no reward term 'cuont', but count, format"],
+    ),
+    "unknown reward": (
+        lambda _: term("mmrl_rewards.number:exakt"),
+        ["mmrl_rewards.number:exakt", "did you mean 'exact'"],
+    ),
+    "unknown reward module": (lambda _: term("mmrl_rewards.numbers:exact"), ["no module 'mmrl_rewards.numbers'"]),
+    "no reward for the task": (
+        lambda _: term("mmrl_rewards.number:exact", when={"task": ["ground"]}),
+        ["no reward term applies", "task 'count'"],
+    ),
+    "reward of NaN": (
+        lambda folder: own_reward(folder, "nan"),
+        ["reward 'nan'", "count/train/000000", "returned nan"],
+    ),
+    "reward that raises": (
+        lambda folder: own_reward(folder, "raises"),
+        ["reward 'raises'", "count/train/000000", "raised ZeroDivisionError", "(mine.py:6)"],
+    ),
+    "reward that raises on right answers": (
+        lambda folder: own_reward(folder, "fragile"),
+        ["reward 'fragile'", "raised ZeroDivisionError", "(mine.py:21)", "response: '<answer>347</answer>'"],
+    ),
+    "reward unlike its case table": (
+        lambda folder: own_reward(folder, "raises", ""),
+        ["reward './mine.py:raises' contradicts its case table: expected 1.0", "source: mine"],
+    ),
+    "reward that hangs on its case table": (
+        lambda folder: own_reward(folder, "loops", "x", timeout_s=2.0),
+        ["'./mine.py:loops'", "response 'x'", "a process for rewards took more than 2 s"],
+    ),
+}
 
 
-@pytest.mark.parametrize(("mistake", "named"), MISTAKES, ids=[mistake.__name__ for mistake, _ in MISTAKES])
-def test_a_mistake_is_refused_by_name_and_leaves_nothing(
-    tmp_path: Path, here: Command, mistake: Callable[[Path], Config], named: list[str]
-) -> None:
-    sections = {"stages": [rl_stage()], **mistake(tmp_path)}
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_refused_by_name_and_leaves_nothing(tmp_path: Path, here: Command, name: str) -> None:
+    make_sections, words = MISTAKES[name]
+    sections = {"stages": [rl_stage()], **make_sections(tmp_path)}
     done = here("train", write(experiment(tmp_path / "run", **sections), tmp_path / "bad.yaml"))
-    assert_refused(done, *named)
+    assert_refused(done, *words)
     assert not (tmp_path / "run").exists()
 
 
-def _lines_of(path: Path, *keys: str) -> str:
-    """`file:line` of the first line that holds the last key, after lines that hold the others."""
+def line_of(path: Path, *keys: str) -> str:
+    """Return `file:line` of the first line that holds the last key, after lines that hold the others."""
     number, lines = -1, path.read_text().splitlines()
     for key in keys:
         number = next(index for index in range(number + 1, len(lines)) if f'"{key}"' in lines[index])
     return f"{path}:{number + 1}"
 
 
-SETTINGS: dict[str, tuple[Callable[[Path], Config], tuple[str, ...], str]] = {
-    "a huge picture": (
-        lambda _: {"data": {"train": [counting("train", 4), {**counting("train", 4), "name": "b"}, BIG]}},
-        ("data", "fn", "fn", "fn", "image_px"),
-        "data.train.2.args.image_px: data source 'mmrl_datasets.generators.scenes:counting', option 'image_px' = "
+LOST = {
+    "fn": "mmrl_datasets.readers.table:rows",
+    "args": {"path": "lost.jsonl", "columns": {"question": "question", "answer": "count"}, "answer_type": "number"},
+}
+OPTIONS: dict[str, tuple[Callable[[Path], Config], tuple[str, ...], str]] = {
+    "a huge image": (
+        lambda _: train_on(counting("train", 4), {**counting("train", 4, image_px=1_000_000), "name": "b"}),
+        ("data", "fn", "fn", "image_px"),
+        "data.train.1.args.image_px: data source 'mmrl_datasets.generators.scenes:counting', option 'image_px' = "
         "1000000: must be less than or equal to 10000",
     ),
     "an unknown option": (
         lambda _: {"data": {"train": [counting("train", 4)], "test": [counting("test", 4, colors=["red"])]}},
         ("data", "test", "colors"),
-        "data.test.0.args.colors: data source",
+        "data.test.0.args.colors: data source 'mmrl_datasets.generators.scenes:counting' has no option 'colors'; did "
+        "you mean 'colours'",
     ),
     "a wrong type": (
-        lambda _: {"data": {"train": [counting("train", 4, max_count="many")]}},
+        lambda _: train_on(counting("train", 4, max_count="many")),
         ("data", "max_count"),
         "data.train.0.args.max_count: data source",
     ),
-    "a value out of range": (
-        lambda _: {"data": {"train": [counting("train", 4, label_miss_prob=2.0)]}},
-        ("data", "label_miss_prob"),
-        "data.train.0.args.label_miss_prob: label_miss_prob=2.0 must lie between 0 and 1",
+    "a value that the function refuses": (
+        lambda _: train_on(counting("train", 4, colours=["red"])),
+        ("data", "colours"),
+        "data.train.0.args.colours: colours=['red'] must be two or more",
     ),
     "no such file": (
-        lambda folder: {"data": {"train": [jsonl(folder, rows(4)), LOST]}},
+        lambda folder: train_on(jsonl(folder, rows(4)), LOST),
         ("data", "fn", "fn", "path"),
         "data.train.1.args.path: ",
     ),
     "no such function": (
-        lambda _: {"data": {"train": [{**counting("train", 4), "fn": "mmrl_datasets.generators.scenes:count"}]}},
+        lambda _: train_on({**counting("train", 4), "fn": "mmrl_datasets.generators.scenes:countin"}),
         ("data", "fn"),
-        "data.train.0.fn: 'mmrl_datasets.generators.scenes:count'",
+        "data.train.0.fn: 'mmrl_datasets.generators.scenes:countin'",
     ),
-    "a reward's option": (
-        lambda _: {"rewards": term("mmrl_rewards.number:exact", args={"tolerence": 1})},
+    "an option of a reward": (
+        lambda _: term("mmrl_rewards.number:exact", args={"tolerence": 1}),
         ("rewards", "tolerence"),
-        "rewards.terms.0.args.tolerence: reward",
+        "rewards.terms.0.args.tolerence: reward 'number' has no option 'tolerence'; did you mean 'tolerance'",
     ),
     "a response beyond the context": (
         lambda _: {"stages": [rl_stage(sampling={"max_new_tokens": 5000})]},
@@ -243,24 +218,17 @@ SETTINGS: dict[str, tuple[Callable[[Path], Config], tuple[str, ...], str]] = {
         "4096",
     ),
 }
-BIG = {**counting("train", 4, image_px=1_000_000), "name": "c"}
-COLUMNS = {"images": "picture", "question": "question", "answer": "count"}
-LOST = {
-    "fn": "mmrl_datasets.readers.table:rows",
-    "args": {"path": "lost.jsonl", "columns": COLUMNS, "task": "t", "answer_type": "number"},
-}
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_a_wrong_option_is_named_by_file_line_and_key(tmp_path: Path, here: Command, name: str) -> None:
-    mistake, keys, said = SETTINGS[name]
-    path = write(experiment(tmp_path / "run", **{"stages": [rl_stage()], **mistake(tmp_path)}), tmp_path / "bad.yaml")
-    done = here("train", path)
-    assert_refused(done, f"mmrl: error: {_lines_of(path, *keys)}: {said}")
+    make_sections, keys, message = OPTIONS[name]
+    sections = {"stages": [rl_stage()], **make_sections(tmp_path)}
+    path = write(experiment(tmp_path / "run", **sections), tmp_path / "bad.yaml")
+    assert_refused(here("train", path), f"mmrl: error: {line_of(path, *keys)}: {message}")
     assert not (tmp_path / "run").exists()
-    if "context" not in name and "reward" not in name:
-        shown = here("data", "show", path)
-        assert f"{_lines_of(path, *keys)}: {said}" in shown.errors or "test" in keys
+    if keys[0] == "data" and "test" not in keys:
+        assert f"{line_of(path, *keys)}: {message}" in here("data", "show", path).errors
 
 
 def test_an_override_that_a_function_refuses_is_named_as_such(tmp_path: Path, here: Command) -> None:
@@ -278,14 +246,14 @@ def test_a_prompt_that_is_too_long_is_never_cut(tmp_path: Path, here: Command) -
 
 
 def test_bad_samples_may_be_skipped_and_are_counted_and_listed(tmp_path: Path, here: Command) -> None:
-    data = {**corrupt_picture(tmp_path)["data"], "on_bad_sample": "skip"}
+    data = {**damaged_image(tmp_path)["data"], "on_bad_sample": "skip"}
     config = experiment(tmp_path / "run", data=data, stages=[sft_stage(steps=1, target_field="target")])
     done = here("train", write(config, tmp_path / "skip.yaml"))
     assert done.code == 0
     assert "warning: data.train: 1 of 4 samples cannot be used and are left out:\n  count/train/r2: " in done.output
 
 
-def test_a_setting_that_is_hardly_meant_is_warned_of_by_file_line_and_key(tmp_path: Path, here: Command) -> None:
+def test_a_doubtful_setting_is_warned_of_by_file_line_and_key(tmp_path: Path, here: Command) -> None:
     loss = {"importance_ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
     path = write(experiment(tmp_path / "run", stages=[rl_stage(steps=1, loss=loss)]), tmp_path / "narrow.yaml")
     line = path.read_text().split('"loss"')[0].count("\n") + 1
@@ -294,14 +262,14 @@ def test_a_setting_that_is_hardly_meant_is_warned_of_by_file_line_and_key(tmp_pa
     assert f"warning: {path}:{line}: stages.0.loss.old_logprobs: the ratio of a whole response" in done.output
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, here: Command) -> None:
+def test_a_run_directory_that_cannot_be_written_is_named(tmp_path: Path, here: Command) -> None:
     (tmp_path / "file").write_text("in the way")
     done = here("train", write(experiment(tmp_path / "file" / "run"), tmp_path / "bad.yaml"))
     assert_refused(done, str(tmp_path / "file"), "cannot be written")
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, here: Command) -> None:
+def test_a_directory_with_other_files_is_left_alone(tmp_path: Path, here: Command) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("precious")
     done = here("train", write(experiment(tmp_path / "run"), tmp_path / "bad.yaml"))
@@ -317,14 +285,14 @@ FULL_DISKS = {  # from the Nth call of a function on, no file can grow past so m
 
 
 @pytest.mark.parametrize("moment", FULL_DISKS)
-def test_a_disk_that_fills_up_costs_nothing_but_time(tmp_path: Path, whole: Path, here: Command, moment: str) -> None:
+def test_a_run_ended_by_a_full_disk_resumes(tmp_path: Path, whole: Path, here: Command, moment: str) -> None:
     *strike, unsaved = FULL_DISKS[moment]
     config = write(experiment(tmp_path / "run"), tmp_path / "tiny.yaml")
     done = mmrl("train", config, strike=strike)
     assert_refused(done, f"cannot save {tmp_path}/run/{unsaved}", "earlier checkpoints are intact", "free some space")
     assert not (tmp_path / "run" / unsaved).exists()
     assert not list(tmp_path.rglob("*.partial"))
-    again = here("train", config)  # the limit is gone
+    again = here("train", config)  # the disk has room again
     assert again.code == 0
     assert "damaged" not in again.output
     assert contents(tmp_path / "run") == contents(whole)
@@ -332,14 +300,14 @@ def test_a_disk_that_fills_up_costs_nothing_but_time(tmp_path: Path, whole: Path
 
 def test_a_mistake_in_a_begun_run_leaves_it_unchanged(tmp_path: Path, whole: Path, here: Command) -> None:
     run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
-    done = here("train", write(experiment(run_dir, **lone_rollout(tmp_path)), tmp_path / "bad.yaml"))
+    done = here("train", write(experiment(run_dir, stages=[rl_stage(group_size=1)]), tmp_path / "bad.yaml"))
     assert done.code == 2
     assert contents(run_dir) == contents(whole)
 
 
-def assert_refused(done: Done, *named: str) -> None:
+def assert_refused(done: Done, *words: str) -> None:
     assert done.code == 2, done
-    for word in named:
+    for word in words:
         assert word in done.errors
     assert all(line.startswith("mmrl: error: ") for line in done.errors.splitlines())
     assert len(done.errors) < 1000
@@ -400,12 +368,11 @@ def test_no_control_character_of_the_data_reaches_the_terminal(
     data = {"train": [jsonl(tmp_path, given)]}
     files = {"CONFIG": write(experiment(tmp_path / "run", data=data, stages=stages), tmp_path / "config.yaml")}
     (tmp_path / "mine.py").write_text(REWARDS)
-    rewards = {"rewards": term("./mine.py:raises", when={"task": ["count", HOSTILE]})}
+    rewards = term("./mine.py:raises", when={"task": ["count", HOSTILE]})
     files["TERM"] = write(experiment(tmp_path / "run", data=data, stages=stages, **rewards), tmp_path / "term.yaml")
     lost = tmp_path / f"lost{HOSTILE[:-1]}.jsonl"
-    lost.write_text(
-        (tmp_path / "rows.jsonl").read_text() + json.dumps({**given[0], "id": HOSTILE, "picture": "no.png"})
-    )
+    bad_row = json.dumps({**given[0], "id": HOSTILE, "picture": "no.png"})
+    lost.write_text((tmp_path / "rows.jsonl").read_text() + bad_row)
     data = {"train": [{**data["train"][0], "args": {**data["train"][0]["args"], "path": lost.name}}]}
     files["LOST"] = write(experiment(tmp_path / "run", data=data, stages=stages), tmp_path / "lost.yaml")
     for name, right in (("VERDICTS", True), ("MORE", False)):

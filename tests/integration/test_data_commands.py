@@ -1,4 +1,4 @@
-"""`mmrl data check` finds what is planted and nothing else; `mmrl data show` shows what the model sees."""
+"""`mmrl data check` finds the planted faults and nothing else; `mmrl data show` shows what the model sees."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Command, experiment, rl_stage, sft_stage, write
+from harness import TINY, Command, experiment, rl_stage, sft_stage, write
 from PIL import Image
 
 from mmrl.types import VideoRef
 from mmrl.utils.processes import list_tree
 
 Config = dict[str, Any]
+Splits = dict[str, list[Config]]
 
 
-def painting(seed: int) -> Image.Image:
-    """A picture that looks like no other."""
+def noise_image(seed: int) -> Image.Image:
+    """Return an image that looks like no other."""
     noise = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), np.uint8)
     return Image.fromarray(noise).resize((160, 120), Image.Resampling.BICUBIC)
 
@@ -37,73 +38,80 @@ def table(folder: Path, name: str, rows: list[Config], **options: object) -> Con
     return {"fn": "mmrl_datasets.readers.table:rows", "args": args}
 
 
-def counted(folder: Path, seed: int, **changes: object) -> Config:
-    painting(seed).save(folder / f"{seed}.png")
+def count_row(folder: Path, seed: int, **changes: object) -> Config:
+    noise_image(seed).save(folder / f"{seed}.png")
     return {"id": f"r{seed}", "picture": f"{seed}.png", "question": "How many?", "answer": seed % 5, **changes}
 
 
-def boxed(folder: Path, seed: int, box: list[float]) -> Config:
-    return counted(folder, seed, question="Where is it?", answer=box)
+def box_row(folder: Path, seed: int, box: list[float]) -> Config:
+    return count_row(folder, seed, question="Where is it?", answer=box)
 
 
-def experiment_on(folder: Path, **parts: list[Config]) -> Path:
-    rewards = [
-        {"fn": "mmrl_rewards.number:exact", "name": "count", "when": {"task": ["count", "held"]}},
-        {"fn": "mmrl_rewards.box:iou", "when": {"task": ["box"]}},
-    ]
-    config = experiment(
-        folder / "run",
-        data=parts,
-        rewards={"terms": rewards},
-        stages=[sft_stage(target_field="target"), rl_stage()],
-    )
+COUNT = {"fn": "mmrl_rewards.number:exact", "name": "count", "when": {"task": ["count", "held"]}}
+IOU = {"fn": "mmrl_rewards.box:iou", "when": {"task": ["box"]}}
+
+
+def write_config(folder: Path, splits: Splits | None = None, **sections: object) -> Path:
+    """Write a config of these data, or of clean ones; `sections` replace its sections."""
+    defaults = {
+        "data": splits or clean_splits(folder),
+        "rewards": {"terms": [COUNT, IOU]},
+        "stages": [sft_stage(target_field="target"), rl_stage()],
+    }
+    config = experiment(folder / "run", **(defaults | sections))
     config["model"]["max_prompt_tokens"] = 300
     return write(config, folder / "check.yaml")
 
 
-def clean(folder: Path) -> dict[str, list[Config]]:
-    boxes = [boxed(folder, seed, [10, 20, 150, 110]) for seed in range(20, 24)]
+def run_check(here: Command, path: Path, *overrides: object) -> tuple[int, Config]:
+    """Run `mmrl data check`; return the exit code and the report."""
+    done = here("data", "check", path, *overrides, "--json", "-")
+    return done.code, json.loads(done.output)
+
+
+def clean_splits(folder: Path) -> Splits:
+    boxes = [box_row(folder, seed, [10, 20, 150, 110]) for seed in range(20, 24)]
     return {
         "train": [
-            table(folder, "count", [counted(folder, seed) for seed in range(8)]),
+            table(folder, "count", [count_row(folder, seed) for seed in range(8)]),
             table(folder, "box", boxes, answer_type="box", coordinates="px_original"),
         ],
-        "test": [table(folder, "held", [counted(folder, seed) for seed in range(40, 44)], split="test")],
+        "test": [table(folder, "held", [count_row(folder, seed) for seed in range(40, 44)], split="test")],
     }
 
 
 def huge_png(path: Path) -> None:
     """A few bytes whose header promises 11 000 x 11 000 pixels."""
-    painting(0).save(path)
+    noise_image(0).save(path)
     whole = bytearray(path.read_bytes())
     whole[16:24] = struct.pack(">II", 11_000, 11_000)
     whole[29:33] = struct.pack(">I", zlib.crc32(whole[12:29]))
     path.write_bytes(whole)
 
 
-def faulty(folder: Path) -> tuple[dict[str, list[Config]], set[tuple[str, str, str]]]:
+def faulty_splits(folder: Path) -> tuple[Splits, set[tuple[str, str, str]]]:
     """Clean rows with ten faults among them, and what should be found: code, part, sample."""
-    count = [counted(folder, seed) for seed in range(8)]
+    count = [count_row(folder, seed) for seed in range(8)]
     whole = io.BytesIO()
-    painting(10).save(whole, "JPEG")
+    noise_image(10).save(whole, "JPEG")
     (folder / "cut.jpg").write_bytes(whole.getvalue()[: len(whole.getvalue()) // 2])
     (folder / "text.jpg").write_text("not a picture at all")
     huge_png(folder / "huge.png")
     count += [
-        counted(folder, 10, id="cut", picture="cut.jpg"),
-        counted(folder, 11, id="missing", picture="nowhere.png"),
-        counted(folder, 12, id="text", picture="text.jpg"),
-        counted(folder, 13, id="huge", picture="huge.png"),
-        counted(folder, 14, id="r3"),
+        count_row(folder, 10, id="cut", picture="cut.jpg"),
+        count_row(folder, 11, id="missing", picture="nowhere.png"),
+        count_row(folder, 12, id="text", picture="text.jpg"),
+        count_row(folder, 13, id="huge", picture="huge.png"),
+        count_row(folder, 14, id="r3"),
         {**count[5], "id": "again"},
-        counted(folder, 15, answer="many"),
-        counted(folder, 16, question="How many? " + "Look closely! " * 100),
+        count_row(folder, 15, answer="many"),
+        count_row(folder, 16, question="How many? " + "Look closely! " * 100),
     ]
-    boxes = [boxed(folder, 20, [10, 20, 150, 110]), boxed(folder, 21, [10, 20, 170, 110])]
-    held = [counted(folder, seed) for seed in range(40, 44)]
-    painting(2).resize((120, 90), Image.Resampling.LANCZOS).save(folder / "copy.jpg", quality=60)
-    held.append(counted(folder, 44, id="leak", picture="copy.jpg", question="How many then?"))
-    parts = {
+    boxes = [box_row(folder, 20, [10, 20, 150, 110]), box_row(folder, 21, [10, 20, 170, 110])]
+    held = [count_row(folder, seed) for seed in range(40, 44)]
+    noise_image(2).resize((120, 90), Image.Resampling.LANCZOS).save(folder / "copy.jpg", quality=60)
+    held.append(count_row(folder, 44, id="leak", picture="copy.jpg", question="How many then?"))
+    splits = {
         "train": [
             table(folder, "count", count),
             table(folder, "box", boxes, answer_type="box", coordinates="px_original"),
@@ -122,59 +130,50 @@ def faulty(folder: Path) -> tuple[dict[str, list[Config]], set[tuple[str, str, s
         ("outside_image", "train", "box/train/r21"),
         ("shared_media", "test", "held/test/leak"),
     }
-    return parts, expected
-
-
-def test_benchmarks_are_compared_with_training_by_name(tmp_path: Path, here: Command) -> None:
-    config = json.loads(experiment_on(tmp_path, **clean(tmp_path)).read_text())
-    painting(5).resize((120, 90), Image.Resampling.LANCZOS).save(tmp_path / "copy.jpg", quality=60)
-    asked = [
-        {"id": "fresh", "images": "40.png", "question": "How many?"},
-        {"id": "asked", "images": "3.png", "question": "how  many?"},
-        {"id": "shown", "images": "4.png", "question": "What colour?"},
-        {"id": "alike", "images": "copy.jpg", "question": "What colour?"},
-        {"id": "gone", "images": "nowhere.png", "question": "What colour?"},
-    ]
-    lines = [json.dumps({**row, "answer": 1, "answer_type": "count"}) for row in asked]
-    (tmp_path / "bench.jsonl").write_text("\n".join(lines))
-    ten = {"name": "ten", "benchmark": "counting", "data": ["bench.jsonl"]}
-    none = {"name": "none", "benchmark": "counting", "data": ["none.jsonl"]}
-    config["evaluation"]["benchmarks"] = [ten, {**ten, "name": "again", "allow_missing": True}, none]
-    path = write(config, tmp_path / "check.yaml")
-    report = json.loads(here("data", "check", path, "--json", "-").output)
-    one = [("media", "gone"), ("leak", "asked"), ("shared_media", "shown"), ("shared_media", "alike")]
-    assert [
-        (finding["code"], finding["split"], finding["sample_id"].rpartition("/")[2]) for finding in report["findings"]
-    ] == [
-        *((code, "benchmark ten", id_) for code, id_ in one),
-        *((code, "benchmark again", id_) for code, id_ in one),
-        ("source", "benchmark none", ""),
-    ]
-    assert [finding["severity"] for finding in report["findings"] if finding["code"] == "media"] == [
-        "error",
-        "warning",
-    ]
-    said = {finding["sample_id"]: finding["message"] for finding in report["findings"]}
-    assert said["counting/asked"] == "training sample count/train/r3 asks the same about the same media"
-    assert "copy.jpg looks like" in said["counting/alike"]
-    counts = {"questions": 5, "media": 4, "leaked": 1, "shared": 2}
-    assert report["benchmarks"] == {"ten": counts, "again": counts}
-    done = here("data", "check", path)
-    assert done.code == 1
-    assert (
-        "benchmark ten: 5 questions, 4 media; training asks 1 of them too, and shows media of 2 others" in done.output
-    )
+    return splits, expected
 
 
 def found(report: Config) -> list[tuple[str, str, str]]:
     return [(finding["code"], finding["split"], finding["sample_id"]) for finding in report["findings"]]
 
 
-def test_ten_planted_faults_are_found_and_no_more(tmp_path: Path, here: Command) -> None:
-    parts, expected = faulty(tmp_path)
-    done = here("data", "check", experiment_on(tmp_path, **parts), "--json", "-")
-    report = json.loads(done.output)
+def test_benchmarks_are_compared_with_training_by_name(tmp_path: Path, here: Command) -> None:
+    rows = [
+        {"id": "fresh", "images": "40.png", "question": "How many?"},
+        {"id": "asked", "images": "3.png", "question": "how  many?"},
+        {"id": "shown", "images": "4.png", "question": "What colour?"},
+        {"id": "similar", "images": "copy.jpg", "question": "What colour?"},
+        {"id": "gone", "images": "nowhere.png", "question": "What colour?"},
+    ]
+    lines = [json.dumps({**row, "answer": 1, "answer_type": "count"}) for row in rows]
+    (tmp_path / "bench.jsonl").write_text("\n".join(lines))
+    ten = {"name": "ten", "benchmark": "counting", "data": ["bench.jsonl"]}
+    lenient, none = {**ten, "name": "lenient", "allow_missing": True}, {**ten, "name": "none", "data": ["none.jsonl"]}
+    path = write_config(tmp_path, evaluation={"max_new_tokens": 6, "benchmarks": [ten, lenient, none]})
+    noise_image(5).resize((120, 90), Image.Resampling.LANCZOS).save(tmp_path / "copy.jpg", quality=60)
+    _, report = run_check(here, path)
+    expected = [("media", "gone"), ("leak", "asked"), ("shared_media", "shown"), ("shared_media", "similar")]
+    assert [(code, split, sample_id.rpartition("/")[2]) for code, split, sample_id in found(report)] == [
+        *((code, "benchmark ten", sample_id) for code, sample_id in expected),
+        *((code, "benchmark lenient", sample_id) for code, sample_id in expected),
+        ("source", "benchmark none", ""),
+    ]
+    severities = [finding["severity"] for finding in report["findings"] if finding["code"] == "media"]
+    assert severities == ["error", "warning"]
+    messages = {finding["sample_id"]: finding["message"] for finding in report["findings"]}
+    assert messages["counting/asked"] == "training sample count/train/r3 asks the same about the same media"
+    assert "copy.jpg looks like" in messages["counting/similar"]
+    counts = {"questions": 5, "media": 4, "leaked": 1, "shared": 2}
+    assert report["benchmarks"] == {"ten": counts, "lenient": counts}
+    done = here("data", "check", path)
     assert done.code == 1
+    assert "benchmark ten: 5 questions, 4 media; training asks 1 of them too, and shows media of 2" in done.output
+
+
+def test_ten_planted_faults_are_found_and_nothing_else(tmp_path: Path, here: Command) -> None:
+    splits, expected = faulty_splits(tmp_path)
+    code, report = run_check(here, write_config(tmp_path, splits))
+    assert code == 1
     assert set(found(report)) == expected
     assert len(report["findings"]) == len(expected) == 10
     assert report["counts"] == {"error": 7, "warning": 3, "note": 0}
@@ -197,10 +196,10 @@ def test_ten_planted_faults_are_found_and_no_more(tmp_path: Path, here: Command)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_may_be_left_out_stops_nothing(tmp_path: Path, here: Command) -> None:
-    parts, expected = faulty(tmp_path)
+def test_faults_that_may_be_skipped_are_warnings(tmp_path: Path, here: Command) -> None:
+    splits, expected = faulty_splits(tmp_path)
     lenient = ("data.on_bad_sample=skip", "data.on_too_long=skip", "data.media_workers=2")
-    done = here("data", "check", experiment_on(tmp_path, **parts), *lenient, "--json", tmp_path / "report.json")
+    done = here("data", "check", write_config(tmp_path, splits), *lenient, "--json", tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
     assert done.code == 0
     assert set(found(report)) == expected
@@ -210,121 +209,112 @@ def test_what_may_be_left_out_stops_nothing(tmp_path: Path, here: Command) -> No
     assert "count/train/huge: " in done.output
 
 
-def test_a_clean_set_has_nothing_to_find(tmp_path: Path, here: Command) -> None:
-    config = experiment_on(tmp_path, **clean(tmp_path))
-    done = here("data", "check", config, "--json", "-")
-    report = json.loads(done.output)
-    assert (done.code, report["findings"]) == (0, [])
-    assert {name: part["usable"] for name, part in report["splits"].items()} == {"train": 12, "test": 4}
+def test_clean_data_have_no_findings(tmp_path: Path, here: Command) -> None:
+    config = write_config(tmp_path)
+    code, report = run_check(here, config)
+    assert (code, report["findings"]) == (0, [])
+    assert {name: split["usable"] for name, split in report["splits"].items()} == {"train": 12, "test": 4}
     assert report["splits"]["train"]["tasks"]["count"] == {
         "samples": 8,
         "answer_types": ["number"],
         "distinct_answers": 5,
         "most_common": [["0", 2], ["1", 2], ["2", 2], ["3", 1], ["4", 1]],
     }
-    spoken = here("data", "check", config)
-    assert spoken.code == 0
-    assert "train: 12 rows, 12 usable samples, 12 media" in spoken.output
-    assert "tiny: 0 errors, 0 warnings, 0 notes." in spoken.output
+    printed = here("data", "check", config)
+    assert printed.code == 0
+    assert "train: 12 rows, 12 usable samples, 12 media" in printed.output
+    assert "tiny: 0 errors, 0 warnings, 0 notes." in printed.output
 
 
-REWARD = """
+REWARDS = """
+import time
 from mmrl.types import Unscorable
 from mmrl_rewards.contract import reward
+
+@reward(name="one")
+def one(response, sample) -> float:
+    return 1.0
 
 @reward(name="picky")
 def picky(response, sample) -> float:
     if sample.id.endswith("r3"):
-        raise Unscorable("a gold it cannot use")
+        raise Unscorable("an answer that it cannot use")
+    return 1.0
+
+@reward(name="slow")
+def slow(response, sample) -> float:
+    if response.answer.value is not None and not sample.id.endswith("r0"):
+        time.sleep(600)
     return 1.0
 """
 
 
-def test_rewards_ids_and_leaks_are_found_without_stopping_at_the_first(tmp_path: Path, here: Command) -> None:
-    parts = clean(tmp_path)
-    (tmp_path / "mine.py").write_text(REWARD)
-    held = table(tmp_path, "held", [counted(tmp_path, seed) for seed in (1, 40, 42)], split="test")
-    parts |= {"validation": [table(tmp_path, "gone", []), parts["train"][0]], "test": [held]}
-    config = json.loads(experiment_on(tmp_path, **parts).read_text())
-    config["rewards"]["terms"].append({"fn": "./mine.py:picky"})
-    config["data"]["train"].append(
-        {"fn": "mmrl_datasets.readers.table:rows", "args": {**held["args"], "path": "lost.jsonl"}}
-    )
-    path = write(config, tmp_path / "check.yaml")
-    done = here("data", "check", path, "--json", "-")
-    report = json.loads(done.output)
-    assert done.code == 1
+def test_a_check_does_not_stop_at_the_first_fault(tmp_path: Path, here: Command) -> None:
+    splits = clean_splits(tmp_path)
+    (tmp_path / "mine.py").write_text(REWARDS)
+    held = table(tmp_path, "held", [count_row(tmp_path, seed) for seed in (1, 40, 42)], split="test")
+    lost = {**held, "args": {**held["args"], "path": "lost.jsonl"}}
+    splits |= {"validation": [table(tmp_path, "gone", []), splits["train"][0]], "test": [held]}
+    splits["train"].append(lost)
+    path = write_config(tmp_path, splits, rewards={"terms": [COUNT, IOU, {"fn": "./mine.py:picky"}]})
+    code, report = run_check(here, path)
+    assert code == 1
     line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "lost.jsonl" in text)
     assert f"{path}:{line}: data.train.2.args.path: " in report["findings"][0]["message"]
-    assert [each for each in found(report) if each[0] != "id"] == [
+    repeated = [("id", "validation", f"count/train/r{seed}") for seed in range(8)]
+    assert [finding for finding in found(report) if finding[0] == "id"] == repeated
+    assert [finding for finding in found(report) if finding[0] != "id"] == [
         ("source", "train", ""),
         ("source", "validation", ""),
         ("reward", "train", "count/train/r3"),
         ("leak", "test", "held/test/r1"),
         ("empty", "validation", ""),
     ]
-    assert [each for each in found(report) if each[0] == "id"] == [
-        ("id", "validation", f"count/train/r{seed}") for seed in range(8)
-    ]
 
 
 def test_a_check_leaves_no_process_behind(tmp_path: Path, here: Command) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from mmrl_rewards.contract import reward\n@reward(name='mine')\ndef mine(response, sample) -> float:\n"
-        "    return 1.0\n"
-    )
+    (tmp_path / "mine.py").write_text(REWARDS)
     before = set(list_tree(os.getpid()))
-    config = experiment(tmp_path / "run", rewards={"terms": [{"fn": "./mine.py:mine"}]})
+    config = experiment(tmp_path / "run", rewards={"terms": [{"fn": "./mine.py:one"}]})
     done = here("data", "check", write(config, tmp_path / "mine.yaml"))
     assert done.code == 0, done.output
     assert set(list_tree(os.getpid())) <= before
 
 
-def test_a_reward_that_hangs_on_right_answers_is_tried_until_it_hangs(tmp_path: Path, here: Command) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import time\nfrom mmrl_rewards.contract import reward\n@reward(name='mine')\n"
-        "def mine(response, sample) -> float:\n"
-        "    if response.answer.value is not None and not sample.id.endswith('r0'):\n        time.sleep(600)\n"
-        "    return 1.0\n"
-    )
-    config = json.loads(experiment_on(tmp_path, **clean(tmp_path)).read_text())
-    config["rewards"] = {"terms": [{"fn": "./mine.py:mine"}], "timeout_s": 2.0}
-    done = here("data", "check", write(config, tmp_path / "check.yaml"), "--json", "-")
-    [finding] = json.loads(done.output)["findings"]
-    assert (done.code, finding["code"], finding["sample_id"]) == (1, "reward", "count/train/r1")
-    assert "reward 'mine' on sample 'count/train/r1' (task 'count'): took more than 2 s;" in finding["message"]
-    assert "Rewards were not tried on the samples after this one." in finding["message"]
+def test_a_reward_that_hangs_is_not_tried_again(tmp_path: Path, here: Command) -> None:
+    (tmp_path / "mine.py").write_text(REWARDS)
+    rewards = {"terms": [{"fn": "./mine.py:slow"}], "timeout_s": 2.0}
+    code, report = run_check(here, write_config(tmp_path, rewards=rewards))
+    assert (code, found(report)) == (1, [("reward", "train", "count/train/r1")])
+    message = report["findings"][0]["message"]
+    assert "reward 'slow' on sample 'count/train/r1' (task 'count'): took more than 2 s;" in message
+    assert "Rewards were not tried on the samples after this one." in message
 
 
 def test_conditions_that_no_sample_meets_are_found(tmp_path: Path, here: Command) -> None:
-    config = json.loads(experiment_on(tmp_path, **clean(tmp_path)).read_text())
-    config["rewards"]["terms"] = [{"fn": "format:tags"}, {"fn": "number:exact", "when": {"task": ["cuont"]}}]
-    done = here("data", "check", write(config, tmp_path / "check.yaml"), "--json", "-")
-    report = json.loads(done.output)
-    assert (done.code, report["counts"]) == (0, {"error": 0, "warning": 4, "note": 0})
-    assert {each["code"] for each in report["findings"]} == {"condition"}
+    terms = [{"fn": "format:tags"}, {"fn": "number:exact", "when": {"task": ["cuont"]}}]
+    code, report = run_check(here, write_config(tmp_path, rewards={"terms": terms}))
+    assert (code, report["counts"]) == (0, {"error": 0, "warning": 4, "note": 0})
+    assert {finding["code"] for finding in report["findings"]} == {"condition"}
     assert "`when` names task 'cuont', which no sample has; did you mean 'count'?" in report["findings"][0]["message"]
 
 
 def test_a_model_that_cannot_be_loaded_costs_only_the_prompts(tmp_path: Path, here: Command) -> None:
-    config = json.loads(experiment_on(tmp_path, **clean(tmp_path)).read_text())
-    config["model"] = {"path": str(tmp_path / "no-such-model")}
-    done = here("data", "check", write(config, tmp_path / "check.yaml"), "--json", "-")
-    report = json.loads(done.output)
-    assert (done.code, found(report)) == (1, [("model", "train", "")])
+    model = {"path": str(tmp_path / "no-such-model")}
+    code, report = run_check(here, write_config(tmp_path, model=model))
+    assert (code, found(report)) == (1, [("model", "train", "")])
     assert report["splits"]["train"]["prompt_tokens"] is None
 
 
 def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path: Path, here: Command) -> None:
-    parts = clean(tmp_path)
-    config = experiment_on(tmp_path, train=parts["train"][1:], test=parts["train"][:1])
+    count, boxes = clean_splits(tmp_path)["train"]
+    config = write_config(tmp_path, {"train": [boxes], "test": [count]})
     done = here("data", "show", config, "--id", "box/train/r21", "--out", tmp_path / "seen.png")
     assert done.code == 0
     size = 32, 16  # 160 x 120 pixels brought to an area of at most 1024, sides multiples of 16
-    assert f"<|vision_start|><image 160x120 -> {size[0]}x{size[1]}, 2 tokens><|vision_end|>Where is it?" in done.output
-    assert (
-        "answer   box: [10, 20, 150, 110] (px_original, media 0); for the model [[2.0, 2.7, 30.0, 14.7]]" in done.output
-    )
+    assert "<|vision_start|><image 160x120 -> 32x16, 2 tokens><|vision_end|>Where is it?" in done.output
+    answer = "box: [10, 20, 150, 110] (px_original, media 0); for the model [[2.0, 2.7, 30.0, 14.7]]"
+    assert f"answer   {answer}" in done.output
     seen = np.asarray(Image.open(tmp_path / "seen.png"))
     green = np.argwhere((seen == (18, 183, 106)).all(axis=2))
     factor = 420 // size[0]
@@ -336,16 +326,16 @@ def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path: Path, he
 
 
 def test_show_converts_the_coordinates_of_actions(tmp_path: Path, here: Command) -> None:
-    row = {**boxed(tmp_path, 20, []), "answer": {"action": "click", "coordinate": [10, 20]}}
+    row = {**box_row(tmp_path, 20, []), "answer": {"action": "click", "coordinate": [10, 20]}}
     source = table(tmp_path, "tap", [row], answer_type="action", coordinates="px_original")
-    config = experiment_on(tmp_path, train=[source], test=[])
+    config = write_config(tmp_path, {"train": [source]})
     done = here("data", "show", config, "--out", tmp_path / "seen.png")
     assert done.code == 0, done.errors
     assert "(px_original, media 0); for the model [[2.0, 2.7]] (px_resized)" in done.output
 
 
 def test_show_chooses_samples(tmp_path: Path, here: Command) -> None:
-    config = experiment_on(tmp_path, **clean(tmp_path))
+    config = write_config(tmp_path)
 
     def shown(*options: object) -> list[str]:
         lines = here("data", "show", config, *options).output.splitlines()
@@ -368,13 +358,13 @@ CLIPS = """
 import hashlib
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Sample, Target, VideoRef
 
-def rows(place):
+def rows(context):
     def digest(name):
-        return hashlib.sha256((place.base_dir / name).read_bytes()).hexdigest()
+        return hashlib.sha256((context.base_dir / name).read_bytes()).hexdigest()
 
-    picture = ImageRef(path=str(place.base_dir / "0.png"), sha256=digest("0.png"))
-    clip = VideoRef(path=str(place.base_dir / "clip.mp4"), sha256=digest("clip.mp4"))
-    parts = ("Compare", picture, "with", clip, "and say where it is.")
+    image = ImageRef(path=str(context.base_dir / "0.png"), sha256=digest("0.png"))
+    clip = VideoRef(path=str(context.base_dir / "clip.mp4"), sha256=digest("clip.mp4"))
+    parts = ("Compare", image, "with", clip, "and say where it is.")
     box, system = [0.25, 0.25, 0.75, 0.75], CoordinateSystem.NORM_1
     target = Target(answer_type=AnswerType.BOX, value=box, coordinate_system=system, media_index=1)
     yield Sample(id="mixed", task="box", parts=parts, target=target)
@@ -382,21 +372,21 @@ def rows(place):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_a_picture_and_a_video_are_checked_and_shown(
-    tmp_path: Path, here: Command, clip: VideoRef, family: str
-) -> None:
+def test_an_image_and_a_video_are_checked_and_shown(tmp_path: Path, here: Command, clip: VideoRef, family: str) -> None:
     (tmp_path / "mine.py").write_text(CLIPS)
-    painting(0).save(tmp_path / "0.png")
+    noise_image(0).save(tmp_path / "0.png")
     shutil.copy(clip.path, tmp_path / "clip.mp4")
-    config = json.loads(experiment_on(tmp_path, train=[{"fn": "./mine.py:rows"}]).read_text())
-    config["model"]["from_scratch"]["family"] = family
-    config["model"]["video"] = {"min_pixels": 1024, "max_pixels": 2304}
-    config["stages"] = [sft_stage(target_field="target", batch_size=1)]
-    config["rewards"]["terms"] = [{"fn": "box:iou"}]
-    path = write(config, tmp_path / "clips.yaml")
-    done = here("data", "check", path, "--json", "-")
-    report = json.loads(done.output)
-    assert (done.code, report["findings"]) == (0, [])
+    model = {**experiment(tmp_path)["model"], "video": {"min_pixels": 1024, "max_pixels": 2304}}
+    model["from_scratch"] = {**TINY, "family": family}
+    path = write_config(
+        tmp_path,
+        {"train": [{"fn": "./mine.py:rows"}]},
+        model=model,
+        stages=[sft_stage(target_field="target", batch_size=1)],
+        rewards={"terms": [{"fn": "box:iou"}]},
+    )
+    code, report = run_check(here, path)
+    assert (code, report["findings"]) == (0, [])
     assert report["splits"]["train"]["media"] == 2
     shown = here("data", "show", path, "--out", tmp_path / "seen.png")
     assert shown.code == 0
@@ -411,17 +401,16 @@ def test_a_picture_and_a_video_are_checked_and_shown(
     assert (np.asarray(Image.open(tmp_path / "seen.png")) == (18, 183, 106)).all(axis=2).any()
 
 
-def test_a_video_that_is_cut_off_is_found_whoever_opens_it(tmp_path: Path, here: Command, clip: VideoRef) -> None:
+def test_a_video_that_is_cut_off_is_found(tmp_path: Path, here: Command, clip: VideoRef) -> None:
     (tmp_path / "mine.py").write_text(CLIPS)
-    painting(0).save(tmp_path / "0.png")
+    noise_image(0).save(tmp_path / "0.png")
     (tmp_path / "clip.mp4").write_bytes(Path(clip.path).read_bytes()[:2000])
-    path = experiment_on(tmp_path, train=[{"fn": "./mine.py:rows"}])
+    path = write_config(tmp_path, {"train": [{"fn": "./mine.py:rows"}]})
     settings = ("stages.rl.prompts_per_step=1", "rewards.terms=[{fn: box:iou}]")
     for workers in ("data.media_workers=0", "data.media_workers=1"):
-        done = here("data", "check", path, *settings, workers, "--json", "-")
-        findings = json.loads(done.output)["findings"]
-        assert [finding["code"] for finding in findings] == ["media", "empty", "too_few"]
-        assert "clip.mp4" in findings[0]["message"]
+        _, report = run_check(here, path, *settings, workers)
+        assert [code for code, *_ in found(report)] == ["media", "empty", "too_few"]
+        assert "clip.mp4" in report["findings"][0]["message"]
         refused = here("train", path, *settings, workers, "--run-dir", tmp_path / "run")
         assert refused.code == 2
         assert "data.train: 1 of 1 samples cannot be used" in refused.errors

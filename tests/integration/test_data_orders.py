@@ -1,4 +1,4 @@
-"""Orders that follow training: a run that was stopped, or has worker processes, draws the very same samples."""
+"""Orders that follow training: a stopped run, or one with worker processes, draws the very same samples."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_one_example_fills_the_batch_with_rollouts_of_its_own(whole_one: Path) -
     assert len({json.loads(record)["response"] for record in records}) > 2
 
 
-def test_a_stopped_run_draws_by_the_history_it_had(whole_one: Path, tmp_path: Path, here: Command) -> None:
+def test_a_stopped_run_resumes_with_its_reward_history(whole_one: Path, tmp_path: Path, here: Command) -> None:
     config = write(one_example(tmp_path / "run"), tmp_path / "one.yaml")
     stopped = mmrl("train", config, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))
     assert stopped.code == 128 + signal.SIGINT
@@ -62,7 +62,7 @@ def test_a_stopped_run_draws_by_the_history_it_had(whole_one: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_workers_change_nothing_of_what_is_drawn(whole_one: Path, tmp_path: Path, here: Command) -> None:
+def test_workers_do_not_change_which_samples_are_drawn(whole_one: Path, tmp_path: Path, here: Command) -> None:
     assert here("train", write(one_example(tmp_path / "run", workers=1), tmp_path / "one.yaml")).code == 0
     assert contents(tmp_path / "run") == contents(whole_one)
 
@@ -79,7 +79,7 @@ def test_a_curriculum_goes_from_phase_to_phase(tmp_path: Path, here: Command) ->
     ] == [0, 1, 1, 2, 2]
 
 
-def test_a_stage_takes_its_own_part_of_the_samples(tmp_path: Path, here: Command) -> None:
+def test_a_stage_trains_on_the_samples_of_its_when(tmp_path: Path, here: Command) -> None:
     """Imitation of the samples that have labels, then reinforcement on the others, which could not be imitated."""
     table = tmp_path / "rows.jsonl"
     table.write_text("".join(json.dumps({"q": f"{n} + 1?", "a": n + 1, "part": n % 2}) + "\n" for n in range(12)))
@@ -113,10 +113,3 @@ def test_a_phase_without_enough_samples_is_refused(tmp_path: Path, here: Command
     done = here("train", write(experiment(tmp_path / "run", stages=[rl_stage(data_order=order)]), tmp_path / "c.yaml"))
     assert done.code == 2
     assert "stage 'rl' needs 4 samples a step and phase 0 of its data_order has 0: see its `when`" in done.errors
-
-
-def test_what_a_stage_is_to_note_must_be_a_reward(tmp_path: Path, here: Command) -> None:
-    stages = [rl_stage(track_rewards=["cuont"])]
-    done = here("train", write(experiment(tmp_path / "run", stages=stages), tmp_path / "c.yaml"))
-    assert done.code == 2
-    assert "stage 'rl': track_rewards: there is no reward term 'cuont', but count, format" in done.errors

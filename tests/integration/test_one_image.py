@@ -1,7 +1,4 @@
-"""One picture's way through the house, from a line of YAML to a gradient in the vision tower.
-
-Read it from top to bottom: it is the documentation of what happens to a picture.
-"""
+"""One image from a line of YAML to a gradient in the vision tower. Read it from top to bottom, as documentation."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ stages:
 
 
 def build(folder: Path, *, frozen: str = "[]") -> RunContext:
-    """What `mmrl train` builds before its first step."""
+    """Build what `mmrl train` builds before its first step."""
     file = folder / "one-image.yaml"
     file.write_text(YAML.replace("FROZEN", frozen))
     loaded = load_config(file)
@@ -68,23 +65,21 @@ def build(folder: Path, *, frozen: str = "[]") -> RunContext:
         return build_run_context(setup, resources)
 
 
-def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> None:
+def test_an_image_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> None:
     tiny = build(tmp_path)
 
-    # A dataset turned two lines of YAML into a sample: a picture by reference, a question, the exact answer.
+    # Load. A dataset turned two lines of YAML into a sample: an image by reference, a question, the exact answer.
     (sample,) = tiny.samples.train
-    picture, question = sample.parts
-    assert sample.images == (picture,)
+    image_ref, question = sample.parts
+    assert sample.images == (image_ref,)
     assert question.startswith(("Find the ", "Locate the "))
-    assert (sample.target.answer_type, sample.target.coordinate_system) == (
-        AnswerType.BOX,
-        CoordinateSystem.PX_ORIGINAL,
-    )
-    with Image.open(picture.path) as image:
+    assert sample.target.answer_type is AnswerType.BOX
+    assert sample.target.coordinate_system is CoordinateSystem.PX_ORIGINAL
+    with Image.open(image_ref.path) as image:
         original = Size(*image.size)
     assert original == (64, 64)
 
-    # Ask. The picture is resized to model.max_pixels and cut into patches; four of them share a token.
+    # Build the prompt. The image is resized to model.max_pixels and cut into patches; four of them share a token.
     prompt = tiny.processor.build(sample)
     ((_, rows, columns),) = prompt.grids
     assert (rows, columns) == (48 // PATCH, 48 // PATCH)
@@ -92,11 +87,11 @@ def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> No
     assert prompt.resize_maps[0].original == original
     assert prompt.resize_maps[0].resized == (48, 48)
 
-    # The pixels the model reads are the file's own: transformers, asked separately, makes the same of it.
+    # The model reads the pixels of the file: transformers on its own makes the same patches of it.
     pixels_ND = tiny.processor.prompt_tensors(prompt).image_patches_MD
-    assert torch.equal(pixels_ND, independently_processed(picture.path))
+    assert torch.equal(pixels_ND, process_independently(image_ref.path))
 
-    # Answer. The model reads those pixels and writes two responses; no vision token is among them.
+    # Roll out. The model reads those pixels and samples two responses without a vision token.
     params = SamplingParams(banned_token_ids=tiny.banned_token_ids, max_new_tokens=12)
     rollouts = tiny.samplers.make_sampler("test").generate([prompt], 2, params, step=0)
     for rollout in rollouts[0]:
@@ -104,8 +99,8 @@ def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> No
         assert tiny.processor.placeholders.image_id not in rollout.segments[0].token_ids
         assert all(logp < 0.0 for logp in rollout.segments[0].logprobs)
 
-    # Judge. Each response is scored; one that is not a box scores 0 and says why, and the exact box scores 1. A teacher
-    # writes that box in the model's own frame, pixels of the resized picture, and the reward takes it back.
+    # Score. A response that is not a box scores 0 and says why; the exact box scores 1. A demonstration gives that box
+    # in the model's coordinates, pixels of the resized image, and the reward converts it back.
     (group,) = tiny.scorer.score_groups(rollouts, step=0)
     assert all(0.0 <= total <= 1.0 for total in group.totals)
     assert all(score.terms["iou"].reason for score in group.scores)
@@ -113,8 +108,8 @@ def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> No
     assert perfect.answer.value == pytest.approx([side * 48 / 64 for side in sample.target.value])
     assert tiny.scorer.score_eval([perfect])[0].total == pytest.approx(1.0)
 
-    # Learn. One response did better than its sibling, let us say; the gradient runs back through the language model
-    # and the projector to the first layer that sees pixels, and one step moves it.
+    # Learn. Say that one response did better than its sibling: the gradient reaches the first layer that sees pixels,
+    # through the language model and the projector, and one update changes it.
     better, worse = rollouts[0]
     experiences = [Experience(rollout=better, advantage=1.0), Experience(rollout=worse, advantage=-1.0)]
     before = patch_embedding(tiny).detach().clone()
@@ -128,23 +123,23 @@ def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> No
 def test_a_frozen_vision_tower_and_projector_get_no_gradient(tmp_path: Path) -> None:
     tiny = build(tmp_path, frozen="[vision, projector]")
     prompt = tiny.processor.build(tiny.samples.train[0])
-    lesson = tiny.processor.build_demonstration(prompt, prompt.sample.target)
+    demonstration = tiny.processor.build_demonstration(prompt, prompt.sample.target)
     before = patch_embedding(tiny).detach().clone()
-    _, gradients = learn(tiny, [Experience(rollout=lesson, advantage=0.0)])
+    _, gradients = learn(tiny, [Experience(rollout=demonstration, advantage=0.0)])
     assert gradients
     assert not [name for name in gradients if "visual" in name]
     assert torch.equal(patch_embedding(tiny), before)
 
 
-def independently_processed(path: str) -> torch.Tensor:
-    """Patches of a picture file as qwen-vl-utils and transformers make them, [N, D]."""
+def process_independently(path: str) -> torch.Tensor:
+    """Return the patches of an image file as qwen-vl-utils and transformers make them, [N, D]."""
     resized = fetch_image({"image": path, "min_pixels": 2304, "max_pixels": 2304}, image_patch_size=PATCH)
     processor = Qwen2VLImageProcessor(patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2)
     return processor(images=[resized], do_resize=False, return_tensors="pt")["pixel_values"]
 
 
 def learn(tiny: RunContext, experiences: list[Experience]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """One real update; returns its metrics, and the gradient of each parameter that got one, by name."""
+    """Make one update; return its metrics, and the gradient of each parameter that got one, by name."""
     gradients: dict[str, torch.Tensor] = {}
     for name, parameter in tiny.policy.model.named_parameters():
         if parameter.requires_grad:
@@ -158,11 +153,10 @@ def learn(tiny: RunContext, experiences: list[Experience]) -> tuple[dict[str, fl
 
 
 def patch_embedding_name(tiny: RunContext) -> str:
-    """The vision tower's first layer, a convolution over patches."""
+    """Return the name of the vision tower's first layer, a convolution over patches."""
     (name,) = [name for name, _ in tiny.policy.model.named_parameters() if name.endswith("patch_embed.proj.weight")]
     return name
 
 
 def patch_embedding(tiny: RunContext) -> torch.nn.Parameter:
-    """Its weight."""
     return tiny.policy.model.get_parameter(patch_embedding_name(tiny))

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from factories import make_context
 from harness import Command, alike, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
 
 from mmrl.cli import main
-from mmrl.types import DatasetContext, MediaPolicy
 from mmrl_datasets.readers import table
 
 COLUMNS = ("id", "task", "images", "question", "answer", "label", "thinking", "response", "media_index")
@@ -62,7 +62,7 @@ def rows(run_dir: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "outputs" / f"{name}.jsonl").read_text().splitlines()]
 
 
-def test_what_was_drawn_is_written_whole(sample_table: Path) -> None:
+def test_all_sampled_rollouts_are_written(sample_table: Path) -> None:
     drawn = rows(sample_table, "draw")
     assert len(drawn) == 12 * 4
     assert [row["rollout"] for row in drawn[:4]] == [0, 1, 2, 3]
@@ -70,12 +70,12 @@ def test_what_was_drawn_is_written_whole(sample_table: Path) -> None:
     assert {row["terms"]["count"] for row in drawn} == {0.0, 1.0}  # the cold start left something to choose
     seconds = [row for row in drawn if row["rethink"]]
     assert 0 < len(seconds) < 48 and all(" Wait." in row["response"] for row in seconds)
-    told = next(record for record in metrics(sample_table) if record["stage"] == "draw")
-    assert told["rethink/frac"] == len(seconds) / 48
-    assert told["reward/term/count"] == pytest.approx(sum(row["terms"]["count"] for row in drawn) / 48)
+    sampled = next(record for record in metrics(sample_table) if record["stage"] == "draw")
+    assert sampled["rethink/frac"] == len(seconds) / 48
+    assert sampled["reward/term/count"] == pytest.approx(sum(row["terms"]["count"] for row in drawn) / 48)
 
 
-def test_what_is_selected_is_what_was_right(sample_table: Path) -> None:
+def test_select_stages_keep_the_right_rollouts(sample_table: Path) -> None:
     right = {row["id"] for row in rows(sample_table, "draw") if row["terms"]["count"] == 1.0}
     kept = rows(sample_table, "right")
     assert {row["id"] for row in kept} <= right
@@ -88,7 +88,7 @@ def test_what_is_selected_is_what_was_right(sample_table: Path) -> None:
     assert all(row["pass_rate"] == sum(rates[row["id"]]) / 4 for row in hard)
 
 
-def test_the_stages_after_it_learn_from_that(sample_table: Path) -> None:
+def test_later_stages_train_on_the_selected_samples(sample_table: Path) -> None:
     learned = [record for record in metrics(sample_table) if record["stage"] == "imitate" and "learner/loss" in record]
     assert len(learned) == 3 and all(record["learner/grad_norm"] > 0 for record in learned)
     first = [json.loads(line) for line in (sample_table / "rollouts" / "rl-000001.jsonl").read_text().splitlines()]
@@ -97,11 +97,9 @@ def test_the_stages_after_it_learn_from_that(sample_table: Path) -> None:
 
 
 def test_another_run_reads_the_tables(sample_table: Path) -> None:
-    place = DatasetContext(
-        work_dir=sample_table, base_dir=sample_table, seed=0, media_policy=MediaPolicy(roots=(sample_table.resolve(),))
-    )
+    context = make_context(sample_table)
     for name in ("draw", "right", "hard"):
-        samples = list(table.rows(place, path=f"outputs/{name}.jsonl", **READ))
+        samples = list(table.rows(context, path=f"outputs/{name}.jsonl", **READ))
         written = rows(sample_table, name)
         assert [sample.id for sample in samples] == [row["id"] for row in written]
         assert [sample.response for sample in samples] == [row["response"] for row in written]
@@ -109,7 +107,7 @@ def test_another_run_reads_the_tables(sample_table: Path) -> None:
         assert [sample.target.value for sample in samples] == [row["answer"] for row in written]
 
 
-def test_a_killed_sample_stage_goes_on_where_it_was(sample_table: Path, tmp_path: Path, here: Command) -> None:
+def test_a_killed_sample_stage_resumes_where_it_stopped(sample_table: Path, tmp_path: Path, here: Command) -> None:
     config = write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml")
     done = mmrl("train", config, strike=("mmrl.training.sample:_append_rows", 3, "SIGKILL"))
     assert done.code == -signal.SIGKILL
@@ -124,7 +122,7 @@ def test_a_killed_sample_stage_goes_on_where_it_was(sample_table: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_two_processes_sample_and_keep_what_one_does(sample_table: Path, tmp_path: Path) -> None:
+def test_two_processes_sample_and_select_as_one_does(sample_table: Path, tmp_path: Path) -> None:
     """Tables, validation, and the best checkpoint of its choice."""
     done = mmrl("train", write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml"), "--nproc", 2)
     assert done.code == 0, done.errors

@@ -1,4 +1,4 @@
-"""Mixtures, streams and processes that work ahead, in whole runs."""
+"""Mixtures, streams and prefetching processes, in whole runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from harness import Command, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
 from waiting import PATIENCE_S, wait_for
 
-import mmrl.media.cache as store_module
+import mmrl.media.cache as cache_module
 import mmrl.policy.processor as processor_module
 from mmrl.policy.processor import PromptProcessor
 
@@ -27,7 +27,7 @@ ENDLESS = """
 from itertools import count
 from mmrl.types import AnswerType, RejectedRow, Sample, Target
 
-def endless(place):
+def endless(context):
     for i in count():
         if i > 8 and i % 3 == 0:
             yield RejectedRow(f"n{i}", "unlucky")
@@ -47,7 +47,7 @@ def streamed(run_dir: Path, **data: object) -> dict[str, object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_processes_that_work_ahead_change_no_byte(
+def test_prefetching_processes_change_no_byte(
     tmp_path: Path, whole: Path, here: Command, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # so that every step has work for them
@@ -57,15 +57,15 @@ def test_processes_that_work_ahead_change_no_byte(
     assert contents(tmp_path / "run") == contents(whole)
 
 
-def test_a_picture_is_decoded_and_processed_once_a_step(
+def test_an_image_is_decoded_and_processed_once_a_step(
     tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However large the group, however many epochs, with a reference, and with no cache to help."""
     opened: Counter[str] = Counter()
     processed: list[str] = []
-    open_image, process = store_module.open_image, PromptProcessor.encode
+    open_image, process = cache_module.open_image, PromptProcessor.encode
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
-    monkeypatch.setattr(store_module, "open_image", lambda ref, *a: opened.update([ref.path]) or open_image(ref, *a))
+    monkeypatch.setattr(cache_module, "open_image", lambda ref, *a: opened.update([ref.path]) or open_image(ref, *a))
     monkeypatch.setattr(PromptProcessor, "encode", lambda self, s: processed.append(s.id) or process(self, s))
     stage = rl_stage(steps=1, prompts_per_step=6, group_size=8, ppo_epochs=2)
     config = experiment(tmp_path / "run", stages=[stage], data={"train": [counting("train", 6)]})
@@ -100,16 +100,16 @@ def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path: Path, here: Comma
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL])
-def test_processes_end_with_the_run(tmp_path: Path, blow: signal.Signals) -> None:
+@pytest.mark.parametrize("signal_sent", [signal.SIGINT, signal.SIGKILL])
+def test_processes_end_with_the_run(tmp_path: Path, signal_sent: signal.Signals) -> None:
     config = experiment(tmp_path / "run", stages=[rl_stage(steps=10_000, max_steps_without_signal=10_000)])
     config["data"]["media_workers"] = 2
     command = [sys.executable, "-m", "mmrl", "train", str(write(config, tmp_path / "tiny.yaml"))]
     with (tmp_path / "errors").open("w") as errors:
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
     wait_for(lambda: (tmp_path / "run" / "timings.jsonl").exists() and len(metrics(tmp_path / "run")) > 3)
-    if blow is signal.SIGINT:
-        os.killpg(run.pid, blow)  # as a terminal does: every process gets it
+    if signal_sent is signal.SIGINT:
+        os.killpg(run.pid, signal_sent)  # as a terminal does: every process gets it
         assert run.wait(PATIENCE_S) == 128 + signal.SIGINT
     else:
         run.kill()

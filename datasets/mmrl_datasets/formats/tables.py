@@ -171,7 +171,7 @@ def _read_csv_header(file: Path, records: Iterator[list[str]]) -> list[str]:
 
 
 def _is_utf8(text: str) -> bool:
-    # A surrogate of this range stands for a byte that was not UTF-8.
+    # A surrogate of this range replaces a byte that was not UTF-8.
     return text.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in text)
 
 

@@ -8,4 +8,7 @@ Options that all of them share:
     image_px: side of the square image or frame, where there is one.
     background: strength of the real texture behind what is drawn, 0 to 1.
     seed: fixes the samples; null takes the seed of the run.
+
+The signatures give the ranges of options, which are checked when YAML or the command line names a generator. Options
+that do not fit together are a UserError.
 """

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import ceil, cos, pi, sin
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from pydantic import Field
 
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import format_choices
 from mmrl_datasets.generators import common, drawing
-from mmrl_datasets.generators.common import Count, Pixels
-from mmrl_datasets.generators.photos import parse_split
+from mmrl_datasets.generators.common import Count, Pixels, Size
+from mmrl_datasets.generators.photos import Split
 
 ChartType = Literal["bar", "line", "pie"]
 ChartQuestion = Literal["value", "difference", "largest", "month"]
@@ -48,14 +49,14 @@ class _PlotArea(NamedTuple):
 def charts(
     context: DatasetContext,
     *,
-    split: str,
-    size: int | None,
+    split: Split,
+    size: Size,
     chart: ChartType = "bar",
     ask: ChartQuestion = "value",
     months: Count = 4,
-    step: int = 5,
+    step: Annotated[int, Field(ge=1)] = 5,
     max_value: int = 50,
-    image_px: Pixels = 128,
+    image_px: Annotated[Pixels, Field(ge=96)] = 128,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of task "chart_<ask>": a question about a chart. Values of a pie are per cent and add up to 100.
@@ -68,15 +69,7 @@ def charts(
         step: all values are multiples of it; for a pie it divides 100.
         max_value: largest value of bars and lines.
         image_px: side of the square image; the same values are easier to read in a larger chart.
-
-    Raises:
-        UserError: an option is out of range, or values would be too close to tell apart.
     """
-    split_name = parse_split(split)
-    common.check_one_of(get_args(ChartType), chart=chart)
-    common.check_one_of(get_args(ChartQuestion), ask=ask)
-    common.check_at_least(1, size=size, step=step)
-    common.check_at_least(96, image_px=image_px)
     is_pie = chart == "pie"
     levels = _allowed_shares(months, step) if is_pie else _allowed_values(months, step, max_value, image_px)
 
@@ -84,7 +77,7 @@ def charts(
         # Shares must add up to 100, so those of a pie cannot be fixed before the others.
         fixed = [] if is_pie else _draw_asked_values(rngs.layout, ask, levels)
         draw = partial(_draw_values, rngs.layout, months, fixed, levels, shares=is_pie)
-        drawn = drawing.draw_composition(split_name, draw)
+        drawn = drawing.draw_composition(split, draw)
         values = _sort_by_month(drawn)
         if is_pie:
             canvas = _draw_pie_chart(values, image_px)
@@ -97,7 +90,7 @@ def charts(
             meta={"chart": chart, "values": [{"month": month, "value": value} for month, value in values]},
         )
 
-    return common.generate_samples(context, f"chart_{ask}", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, f"chart_{ask}", split, render, size=size, seed=seed)
 
 
 def _allowed_values(months: int, step: int, max_value: int, image_px: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The steps that all generators share: random streams for each sample, saved media, ids, and checks of options."""
+"""The steps that all generators share: types of options, random streams for each sample, saved media and ids."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from mmrl_datasets.generators.drawing import SceneObject, shuffle
 from mmrl_datasets.generators.photos import Split
 from mmrl_datasets.media_files import RenderedVideo, save_mp4, save_png
 
-# Types of options: a larger value is refused before anything is drawn.
-Pixels = Annotated[int, Field(le=10_000)]  # a square of this side has the 100 million pixels of `data.media_limits`
-Count = Annotated[int, Field(le=10_000)]
+# Types of options: a value out of range is refused before anything is drawn.
+Size = Annotated[int, Field(ge=1)] | None
+Count = Annotated[int, Field(ge=1, le=10_000)]
+Pixels = Annotated[int, Field(ge=1, le=10_000)]  # a square of this side has the 100 million of `data.media_limits`
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,7 @@ class RenderedSample:
     target: Target  # the correct answer
     # The answer of the simulated annotator, who may be wrong; None if there is no annotator.
     label: Target | None = None
+    response: str | None = None  # a whole response to imitate
     # Facts about the sample that rewards and readers of the data may use, JSON only.
     meta: Mapping[str, Any] = field(default_factory=dict)
 
@@ -70,6 +73,7 @@ def generate_samples(
             parts=_save_media(rendered.parts, folder, name),
             target=rendered.target,
             label=rendered.label,
+            response=rendered.response,
             meta=rendered.meta,
         )
 
@@ -90,17 +94,10 @@ def shuffle_options(rng: np.random.Generator, options: Sequence[str], correct: s
     return shuffled, LETTERS[shuffled.index(correct)]
 
 
-def check_fractions(**options: float) -> None:
-    """Raise a UserError if an option does not lie between 0 and 1."""
+def check_at_least(least: int, **options: int) -> None:
+    """Raise a UserError if an option is below `least`, which depends on other options."""
     for name, value in options.items():
-        if not 0.0 <= value <= 1.0:
-            raise UserError(f"{name}={value} must lie between 0 and 1")
-
-
-def check_at_least(least: int, **options: int | None) -> None:
-    """Raise a UserError if an option is below `least`. None means "no limit" and passes."""
-    for name, value in options.items():
-        if value is not None and value < least:
+        if value < least:
             raise UserError(f"{name}={value} must be at least {least}")
 
 
@@ -109,13 +106,6 @@ def check_cost(cost: int, most: int, unit: str, **options: int) -> None:
     if cost > most:
         named = " and ".join(f"{name}={value}" for name, value in options.items())
         raise UserError(f"{named} take {cost:,} {unit} together, more than {most:,}; lower one of them")
-
-
-def check_one_of(words: Sequence[str], **options: str) -> None:
-    """Raise a UserError if an option is none of these words."""
-    for name, value in options.items():
-        if value not in words:
-            raise UserError(f"{name}={value!r} is unknown; use {', '.join(map(repr, words))}")
 
 
 def _make_sample_rngs(seed: int, sample_id: str) -> SampleRngs:

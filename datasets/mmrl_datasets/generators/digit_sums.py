@@ -8,14 +8,13 @@ answer that counts. With a given probability the annotator only repeats the firs
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 from mmrl.answer import ResponseFormat
 from mmrl.types import AnswerType, DatasetContext, Sample, Target
 from mmrl_datasets.generators import common, drawing
-from mmrl_datasets.generators.common import Count, Pixels
-from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
+from mmrl_datasets.generators.common import Count, Fraction, Pixels, Size
+from mmrl_datasets.generators.photos import Split, load_handwritten_digits, load_textures
 
 RESPONSE_FORMAT: Final = ResponseFormat(thinking="optional")  # how demonstrations are written
 
@@ -23,14 +22,14 @@ RESPONSE_FORMAT: Final = ResponseFormat(thinking="optional")  # how demonstratio
 def sums(
     context: DatasetContext,
     *,
-    split: str,
-    size: int | None,
+    split: Split,
+    size: Size,
     image_px: Pixels = 48,
     length: Count = 2,
-    background: float = 0.15,
-    rethink_prob: float = 0.0,
-    first_wrong_prob: float = 0.5,
-    repeat_prob: float = 0.0,
+    background: Fraction = 0.15,
+    rethink_prob: Fraction = 0.0,
+    first_wrong_prob: Fraction = 0.5,
+    repeat_prob: Fraction = 0.0,
     rethink_text: str = "\n\nWait, let me check.",
     seed: int | None = None,
 ) -> Iterator[Sample]:
@@ -42,18 +41,10 @@ def sums(
         first_wrong_prob: probability that the first of two answers is wrong, by 1 to 3.
         repeat_prob: probability that the second of two answers repeats the first, without spelling out the digits.
         rethink_text: text between the two answers.
-
-    Raises:
-        UserError: an option is out of range.
     """
-    split_name = parse_split(split)
-    common.check_fractions(
-        background=background, rethink_prob=rethink_prob, first_wrong_prob=first_wrong_prob, repeat_prob=repeat_prob
-    )
-    common.check_at_least(1, size=size, length=length)
     common.check_at_least(12 * length, image_px=image_px)
-    textures = load_textures(split_name, image_px)
-    handwriting = load_handwritten_digits(split_name)
+    textures = load_textures(split, image_px)
+    handwriting = load_handwritten_digits(split)
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
         chosen = list(map(int, rngs.layout.integers(len(handwriting), size=length)))
@@ -69,29 +60,22 @@ def sums(
         # `first` is null where there is one answer only; `looks`: the digits are spelled out before the second.
         looks = bool(rngs.label.random() >= repeat_prob) and rethinks
         demonstration = {"first": first_answer if rethinks else None, "looks": looks}
+        target = _sum_target(total)
+        response = RESPONSE_FORMAT.render(target)
+        if rethinks:
+            first = RESPONSE_FORMAT.render(_sum_target(first_answer))
+            thinking = " + ".join(digit.name for digit in written)
+            # The second answer is the one that counts, as in a rollout that was forced to rethink.
+            second = RESPONSE_FORMAT.render(target, thinking) if looks else first
+            response = first + rethink_text + second
         return common.RenderedSample(
             parts=(canvas, common.choose_phrasing(rngs.layout, "Add the digits.", "What do the digits add up to?")),
-            target=_sum_target(total),
+            target=target,
+            response=response,
             meta={"things": common.objects_meta(written), **demonstration},
         )
 
-    for sample in common.generate_samples(context, "add", split_name, render, size=size, seed=seed):
-        yield replace(sample, response=_write_demonstration(sample, rethink_text))
-
-
-def _write_demonstration(sample: Sample, rethink_text: str) -> str:
-    """Return the response of the annotator: the correct answer, or a first answer, the text and a second answer."""
-    first_answer = sample.meta["first"]
-    if first_answer is None:
-        return RESPONSE_FORMAT.render(sample.target)
-    first = RESPONSE_FORMAT.render(_sum_target(first_answer))
-    if sample.meta["looks"]:
-        thinking = " + ".join(digit["name"] for digit in sample.meta["things"])
-        second = RESPONSE_FORMAT.render(sample.target, thinking)
-    else:
-        second = first
-    # The second answer is the one that counts, as in a rollout that was forced to rethink.
-    return first + rethink_text + second
+    return common.generate_samples(context, "add", split, render, size=size, seed=seed)
 
 
 def _sum_target(value: int) -> Target:

@@ -26,6 +26,7 @@ COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {
     "purple": (150, 50, 190),
     "white": (250, 250, 250),
 }
+SHAPE_COLOURS: Final = ("red", "green", "blue", "yellow")
 SHAPES: Final = ("disc", "square", "triangle")
 SCENE_GREY: Final = 128  # grey level (0 to 255) that the background of a scene fades to
 PAPER_GREY: Final = 224  # grey level that the background of handwriting fades to

@@ -1,6 +1,6 @@
 """Jigsaw puzzles of real photographs: put shuffled tiles in order, or say where one tile lies from another.
 
-No two tiles of a puzzle look alike, so there is one correct answer.
+All tiles of a puzzle look different, so there is one correct answer.
 
 Options that both share, besides those of all generators (see the package):
     rows, columns: number of tiles down and across, at most 100 tiles and 4000 pixels a side.
@@ -14,17 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import Field
 
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import format_choices
 from mmrl_datasets.generators import common, drawing
-from mmrl_datasets.generators.common import Count, Pixels
-from mmrl_datasets.generators.photos import load_scene_photos, parse_split, random_crop
+from mmrl_datasets.generators.common import Count, Pixels, Size
+from mmrl_datasets.generators.photos import Split, load_scene_photos, random_crop
+
+TilePixels = Annotated[Pixels, Field(ge=8)]
+MarginFraction = Annotated[float, Field(ge=0.0, le=0.4)]
 
 MIN_DIFFERENCE: Final = 8.0  # least mean absolute difference between two tiles of a puzzle, in grey levels (0 to 255)
 BLANK_LEVEL: Final = 128  # grey level of the blanked edges of tiles
@@ -51,12 +55,12 @@ class _Puzzle(NamedTuple):
 def order(
     context: DatasetContext,
     *,
-    split: str,
-    size: int | None,
+    split: Split,
+    size: Size,
     rows: Count = 2,
     columns: Count = 2,
-    tile_px: Pixels = 28,
-    margin_fraction: float = 0.0,
+    tile_px: TilePixels = 28,
+    margin_fraction: MarginFraction = 0.0,
     separate_images: bool = False,
     answer: Literal["tiles", "places"] = "tiles",
     allow_identity: bool = False,
@@ -72,18 +76,12 @@ def order(
             2025) and in the backward direction of Jigsaw-R1 (Wang et al. 2025). `places`: value[i] is the place where
             tile i + 1 belongs, the forward direction of Jigsaw-R1. Each is the inverse of the other.
         allow_identity: allow tiles that happen to lie in order already.
-
-    Raises:
-        UserError: an option is out of range.
     """
-    split_name = parse_split(split)
-    common.check_at_least(1, size=size)
     puzzle = _check_puzzle(rows, columns, tile_px, margin_fraction)
-    common.check_one_of(("tiles", "places"), answer=answer)
     count = rows * columns
     if count == 2 and not allow_identity:
         raise UserError("two tiles can be shuffled in one way only: cut more of them, or set `allow_identity: true`")
-    photos = load_scene_photos(split_name, max(rows, columns) * tile_px)
+    photos = load_scene_photos(split, max(rows, columns) * tile_px)
     question = _question_text(rows, columns, answer, separate_images=separate_images)
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
@@ -103,32 +101,27 @@ def order(
             meta={"rows": rows, "columns": columns},
         )
 
-    return common.generate_samples(context, "jigsaw", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, "jigsaw", split, render, size=size, seed=seed)
 
 
 def relation(
     context: DatasetContext,
     *,
-    split: str,
-    size: int | None,
+    split: Split,
+    size: Size,
     rows: Count = 2,
     columns: Count = 2,
-    tile_px: Pixels = 28,
-    margin_fraction: float = 0.0,
+    tile_px: TilePixels = 28,
+    margin_fraction: MarginFraction = 0.0,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of task "relation": where the second of two neighbouring tiles lies from the first.
 
     The question has 2 options when the photograph is cut in one direction only, otherwise 8, as in the pairs of
     Jigsaw-R1. Each option and each letter is correct equally often.
-
-    Raises:
-        UserError: an option is out of range.
     """
-    split_name = parse_split(split)
-    common.check_at_least(1, size=size)
     puzzle = _check_puzzle(rows, columns, tile_px, margin_fraction)
-    photos = load_scene_photos(split_name, max(rows, columns) * tile_px)
+    photos = load_scene_photos(split, max(rows, columns) * tile_px)
     possible = [name for name, (right, down) in RELATIONS.items() if abs(right) < columns and abs(down) < rows]
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
@@ -147,16 +140,12 @@ def relation(
             meta={"relation": name},
         )
 
-    return common.generate_samples(context, "relation", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, "relation", split, render, size=size, seed=seed)
 
 
 def _check_puzzle(rows: int, columns: int, tile_px: int, margin_fraction: float) -> _Puzzle:
-    common.check_at_least(1, rows=rows, columns=columns)
-    common.check_at_least(8, tile_px=tile_px)
     if rows * columns < 2:
         raise UserError(f"rows={rows} and columns={columns} leave nothing to shuffle: cut two tiles or more")
-    if not 0.0 <= margin_fraction <= 0.4:
-        raise UserError(f"margin_fraction={margin_fraction} must lie between 0 and 0.4")
     # Every two tiles are compared: 0.3 s for 100 of them. Photographs that are cut into 4000 pixels take gigabytes.
     common.check_cost(rows * columns, 100, "tiles", rows=rows, columns=columns)
     longest = max(rows, columns) * tile_px

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
-from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
+from mmrl.types import AnswerType, DatasetContext, Sample, Target
 from mmrl_datasets.choices import LETTERS, format_choices
 from mmrl_datasets.generators import common, drawing
-from mmrl_datasets.generators.common import Count, Pixels
-from mmrl_datasets.generators.photos import load_textures, parse_split
+from mmrl_datasets.generators.common import Fraction, Pixels, Size
+from mmrl_datasets.generators.photos import Split, load_textures
 
 NONE_OF_THESE: Final = "none of these"
 Topic = Literal["colour", "place", "count"]
@@ -34,44 +35,32 @@ class _ChoiceQuestion(NamedTuple):
 def shapes(
     context: DatasetContext,
     *,
-    split: str,
-    size: int | None,
-    image_px: Pixels = 48,
-    max_objects: Count = 4,
-    options: Count = 4,
+    split: Split,
+    size: Size,
+    image_px: Annotated[Pixels, Field(ge=24)] = 48,
+    max_objects: Annotated[int, Field(ge=1, le=4)] = 4,
+    options: Annotated[int, Field(ge=2, le=4)] = 4,
     none_of_these: bool = False,
-    topics: Sequence[Topic] = ("colour", "place", "count"),
-    background: float = 0.3,
+    topics: Annotated[Sequence[Topic], Field(min_length=1)] = ("colour", "place", "count"),
+    background: Fraction = 0.3,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of task "mcq": a colour, a place or a number in a scene of shapes; each letter is equally likely.
 
     Wrong options come from the same scene as far as they last: colours and places of other shapes, near numbers. A
-    composition is which shapes stand where.
+    composition is the place of each shape.
 
     Options, besides those of all generators (see the package):
         max_objects: most shapes, 1 to 4, each in a quarter of its own.
         options: number of options, 2 to 4.
         none_of_these: make the last option "none of these", which is correct as often as any other.
         topics: topics of the questions, each equally likely.
-
-    Raises:
-        UserError: an option is out of range.
     """
-    split_name = parse_split(split)
-    common.check_fractions(background=background)
-    common.check_at_least(1, size=size)
-    common.check_at_least(24, image_px=image_px)
-    for name, value, least in (("max_objects", max_objects, 1), ("options", options, 2)):
-        if not least <= value <= 4:
-            raise UserError(f"{name}={value} must lie between {least} and 4")
-    if not topics or set(topics) - set(get_args(Topic)):
-        raise UserError(f"topics={list(topics)} must be some of {', '.join(get_args(Topic))}")
-    textures = load_textures(split_name, image_px)
+    textures = load_textures(split, image_px)
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
         count = 1 + int(rngs.layout.integers(max_objects))
-        scene = drawing.draw_composition(split_name, partial(_draw_scene, rngs.layout, count, image_px))
+        scene = drawing.draw_composition(split, partial(_draw_scene, rngs.layout, count, image_px))
         canvas = drawing.make_background(rngs.pixels, textures, image_px, background, drawing.SCENE_GREY)
         for shape in scene:
             drawing.draw_shape(canvas, shape)
@@ -85,7 +74,7 @@ def shapes(
             meta={"things": common.objects_meta(scene)},
         )
 
-    return common.generate_samples(context, "mcq", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, "mcq", split, render, size=size, seed=seed)
 
 
 def _draw_scene(rng: np.random.Generator, count: int, image_px: int) -> list[drawing.SceneObject]:
@@ -119,10 +108,7 @@ def _make_question(
         distractors = _order_distractors(rng, drawing.COLOURS, colours)
         return _ChoiceQuestion(f"What colour is the {form}?", colours[0], distractors)
     corner_at = {quarter: name for name, quarter in CORNERS.items()}
-    corners = []
-    for shape in scene:
-        x, y, *_ = shape.box
-        corners.append(corner_at[2 * x >= image_px, 2 * y >= image_px])
+    corners = [corner_at[2 * shape.box[0] >= image_px, 2 * shape.box[1] >= image_px] for shape in scene]
     return _ChoiceQuestion(f"Where is the {colours[0]} shape?", corners[0], _order_distractors(rng, CORNERS, corners))
 
 

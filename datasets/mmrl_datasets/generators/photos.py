@@ -28,14 +28,6 @@ class HandwrittenDigit(NamedTuple):
     value: int  # 0 to 9
 
 
-def parse_split(name: str) -> Split:
-    """Return `name` as a split; raises UserError if there is no such split."""
-    for split in SPLITS:
-        if split == name:
-            return split
-    raise UserError(f"split {name!r} does not exist; use one of {', '.join(SPLITS)}")
-
-
 def split_slice(split: Split, count: int) -> slice:
     """Return the slice of `count` items that belongs to a split: the first 60 %, the next 20 % or the last 20 %."""
     start, stop = SPLIT_RANGES[split]
@@ -82,16 +74,14 @@ def load_handwritten_digits(split: Split) -> list[HandwrittenDigit]:
     dataset = load_digits()
     chosen = split_slice(split, len(dataset.images))
     ink_levels = (dataset.images[chosen] * (255 / 16)).astype(np.uint8)
-    digits = []
-    for levels, value in zip(ink_levels, dataset.target[chosen], strict=True):
-        digits.append(HandwrittenDigit(Image.fromarray(levels), int(value)))
-    return digits
+    values = map(int, dataset.target[chosen])
+    return list(map(HandwrittenDigit, map(Image.fromarray, ink_levels), values))
 
 
 def split_region(photograph: NDArray[np.uint8], split: Split, patch_px: int) -> Image.Image:
     """Return the columns of a photograph that belong to a split, as RGB.
 
-    All splits are scaled alike, so that the narrowest is `MAX_ZOOM` patches wide.
+    All splits have the same scale, at which the narrowest is `MAX_ZOOM` patches wide.
     """
     width = photograph.shape[1]
     narrowest = min(len(range(width)[split_slice(other, width)]) for other in SPLITS)

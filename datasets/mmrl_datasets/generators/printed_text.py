@@ -8,21 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 from math import ceil
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from pydantic import Field
 
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.generators import common, drawing
-from mmrl_datasets.generators.common import Count, Pixels
-from mmrl_datasets.generators.photos import load_textures, parse_split
+from mmrl_datasets.generators.common import Count, Fraction, Pixels, Size
+from mmrl_datasets.generators.photos import Split, load_textures
 
 MIN_FONT_PX: Final = 10
 MAX_NOISE_STD: Final = 64.0  # standard deviation of the noise for `noise: 1`, in grey levels (0 to 255)
 Characters = Literal["words", "digits", "mixed"]
-# `mixed` leaves out characters that the font draws alike (I, l and 1; O, o and 0), and letters whose two cases differ
-# in size alone, such as C and c.
+# `mixed` leaves out characters that look the same in the font (I, l and 1; O, o and 0), and letters whose two cases
+# differ in size alone, such as C and c.
 ALPHABETS: Final[Mapping[str, str]] = {"digits": "0123456789", "mixed": "ABDEFGHMNQRTYabdefghmnqrty23456789"}
 CONSONANTS: Final = "bdfgklmnprstvz"
 VOWELS: Final = "aeiou"
@@ -31,16 +32,16 @@ VOWELS: Final = "aeiou"
 def text(
     context: DatasetContext,
     *,
-    split: str,
-    size: int | None,
+    split: Split,
+    size: Size,
     image_px: Pixels = 48,
     characters: Characters = "words",
     length: Count = 4,
-    min_length: Count = 2,
-    rotation: float = 0.0,
-    noise: float = 0.0,
-    contrast: float = 1.0,
-    background: float = 0.15,
+    min_length: Annotated[Count, Field(ge=2)] = 2,
+    rotation: Annotated[float, Field(ge=0.0, le=45.0)] = 0.0,
+    noise: Fraction = 0.0,
+    contrast: Annotated[float, Field(ge=0.1, le=1.0)] = 1.0,
+    background: Fraction = 0.15,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of task "ocr": the text as it is written, including case.
@@ -54,26 +55,16 @@ def text(
         rotation: largest rotation of the line in either direction, in degrees, at most 45.
         noise: strength of the noise, 0 to 1.
         contrast: darkness of the ink, 0.1 to 1.
-
-    Raises:
-        UserError: an option is out of range.
     """
-    split_name = parse_split(split)
-    common.check_one_of(get_args(Characters), characters=characters)
-    common.check_fractions(noise=noise, background=background)
-    common.check_at_least(1, size=size)
-    common.check_at_least(2, min_length=min_length)
     common.check_at_least(min_length, length=length)
     common.check_at_least(12 * length, image_px=image_px)
     # Sizes of the line are tried from half the image down, which takes some seconds at this bound.
     common.check_cost(length * image_px**2, 20_000_000, "pixels in a line", length=length, image_px=image_px)
-    if not (0.0 <= rotation <= 45.0 and 0.1 <= contrast <= 1.0):
-        raise UserError(f"rotation={rotation} must lie between 0 and 45, and contrast={contrast} between 0.1 and 1")
-    textures = load_textures(split_name, image_px)
+    textures = load_textures(split, image_px)
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
         count = int(rngs.layout.integers(min_length, length + 1))
-        written = drawing.draw_composition(split_name, partial(_draw_text, rngs.layout, characters, count))[0]
+        written = drawing.draw_composition(split, partial(_draw_text, rngs.layout, characters, count))[0]
         canvas = drawing.make_background(rngs.pixels, textures, image_px, background, drawing.PRINT_PAPER_GREY)
         ink = _render_to_fit(rngs.layout, written, image_px, float(rngs.layout.uniform(-rotation, rotation)))
         left = int(rngs.layout.integers(image_px - ink.width + 1))
@@ -86,7 +77,7 @@ def text(
             meta={"box": [left, top, left + ink.width, top + ink.height]},
         )
 
-    return common.generate_samples(context, "ocr", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, "ocr", split, render, size=size, seed=seed)
 
 
 def _draw_text(rng: np.random.Generator, characters: str, count: int) -> list[str]:

@@ -8,54 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
 from PIL import Image
+from pydantic import Field
 
 from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.generators import common, drawing, photos
-from mmrl_datasets.generators.common import Count, Pixels
+from mmrl_datasets.generators.common import Count, Fraction, Pixels, Size
 
 UNCLEAR_LABEL: Final = "unclear"
-SHAPE_COLOURS: Final = ("red", "green", "blue", "yellow")
-SHAPE_NAMES: Final = tuple(f"{colour} {shape}" for colour in SHAPE_COLOURS for shape in drawing.SHAPES)
+SHAPE_NAMES: Final = tuple(f"{colour} {shape}" for colour in drawing.SHAPE_COLOURS for shape in drawing.SHAPES)
 
 
 def counting(
     context: DatasetContext,
     *,
-    split: str,
-    size: int | None,
-    image_px: Pixels = 48,
+    split: photos.Split,
+    size: Size,
+    image_px: Annotated[Pixels, Field(ge=24)] = 48,
     max_count: Count = 4,
-    colours: Sequence[str] = SHAPE_COLOURS,
-    background: float = 0.3,
-    label_miss_prob: float = 0.0,
+    colours: Sequence[str] = drawing.SHAPE_COLOURS,
+    background: Fraction = 0.3,
+    label_miss_prob: Fraction = 0.0,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of task "count": how many shapes have a given colour.
 
-    Each answer from 0 to `max_count` is equally likely. Up to two shapes of other colours stand among them.
+    Each answer from 0 to `max_count` is equally likely. Up to two shapes of other colours are among them.
 
     Options:
         max_count: largest answer.
         colours: names of two or more colours.
         label_miss_prob: probability that the annotator overlooks one of the shapes.
-
-    Raises:
-        UserError: an option is out of range.
     """
-    split_name = photos.parse_split(split)
-    common.check_fractions(background=background, label_miss_prob=label_miss_prob)
-    common.check_at_least(1, size=size, max_count=max_count)
-    common.check_at_least(24, image_px=image_px)
     for colour in colours:
         if colour not in drawing.COLOURS:
             raise UserError(f"colour {colour!r} is unknown; there are {', '.join(drawing.COLOURS)}")
     if len(set(colours)) < max(2, len(colours)):
         raise UserError(f"colours={list(colours)} must be two or more different ones")
-    textures = photos.load_textures(split_name, image_px)
+    textures = photos.load_textures(split, image_px)
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
         colour = drawing.choose(rngs.layout, colours)
@@ -63,7 +56,7 @@ def counting(
         count = int(rngs.layout.integers(max_count + 1))
         others = [other for other in colours if other != colour]
         draw = partial(_draw_coloured_shapes, rngs.layout, [colour] * count, others, image_px)
-        shapes = drawing.draw_composition(split_name, draw)
+        shapes = drawing.draw_composition(split, draw)
         canvas = drawing.make_background(rngs.pixels, textures, image_px, background, drawing.SCENE_GREY)
         for shape in shapes:
             drawing.draw_shape(canvas, shape)
@@ -76,20 +69,20 @@ def counting(
             meta={"things": common.objects_meta(shapes)},
         )
 
-    return common.generate_samples(context, "count", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, "count", split, render, size=size, seed=seed)
 
 
 def grounding(
     context: DatasetContext,
     *,
-    split: str,
-    size: int | None,
+    split: photos.Split,
+    size: Size,
     image_px: Pixels = 48,
     max_objects: Count = 2,
     grid_px: Pixels = 4,
     objects: Literal["photos", "shapes"] = "photos",
-    background: float = 0.3,
-    label_pad_px: Pixels = 0,
+    background: Fraction = 0.3,
+    label_pad_px: Annotated[int, Field(ge=0, le=10_000)] = 0,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of task "ground": the box, in original pixels, of one of 1 to `max_objects` named objects.
@@ -99,26 +92,18 @@ def grounding(
         grid_px: corners of boxes lie at multiples of this many pixels, which divides `image_px`.
         objects: prints of real photographs ("coins"), or drawn shapes ("red disc").
         label_pad_px: the annotator moves each side of the box outwards by this, with probability 3/4 for each side.
-
-    Raises:
-        UserError: an option is out of range.
     """
-    split_name = photos.parse_split(split)
-    common.check_fractions(background=background)
-    common.check_at_least(1, size=size, max_objects=max_objects, grid_px=grid_px)
-    common.check_at_least(0, label_pad_px=label_pad_px)
     sides = _allowed_sides(image_px, grid_px)
-    common.check_one_of(("photos", "shapes"), objects=objects)
-    materials = photos.load_materials(split_name, sides[-1]) if objects == "photos" else {}
+    materials = photos.load_materials(split, sides[-1]) if objects == "photos" else {}
     names = tuple(materials) or SHAPE_NAMES
     if max_objects > len(names):
         raise UserError(f"max_objects={max_objects} exceeds the {len(names)} objects there are: {', '.join(names)}")
-    textures = photos.load_textures(split_name, image_px)
+    textures = photos.load_textures(split, image_px)
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
         count = 1 + int(rngs.layout.integers(max_objects))
         draw = partial(_draw_named_objects, rngs.layout, names, sides, count=count, image_px=image_px, grid_px=grid_px)
-        placed = drawing.draw_composition(split_name, draw)
+        placed = drawing.draw_composition(split, draw)
         canvas = drawing.make_background(rngs.pixels, textures, image_px, background, drawing.SCENE_GREY)
         for scene_object in placed:
             if materials:
@@ -133,19 +118,19 @@ def grounding(
             meta={"things": common.objects_meta(placed)},
         )
 
-    return common.generate_samples(context, "ground", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, "ground", split, render, size=size, seed=seed)
 
 
 def digits(
     context: DatasetContext,
     *,
-    split: str,
-    size: int | None,
+    split: photos.Split,
+    size: Size,
     image_px: Pixels = 48,
     length: Count = 2,
     min_length: Count | None = None,
-    background: float = 0.15,
-    label_unclear_prob: float = 0.0,
+    background: Fraction = 0.15,
+    label_unclear_prob: Fraction = 0.0,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of task "read": the number written in real handwritten digits on faintly textured paper.
@@ -154,18 +139,12 @@ def digits(
         length: most digits.
         min_length: fewest digits; null takes `length`.
         label_unclear_prob: probability that the annotator writes "unclear" in place of the number.
-
-    Raises:
-        UserError: an option is out of range.
     """
-    split_name = photos.parse_split(split)
     fewest = length if min_length is None else min_length
-    common.check_fractions(background=background, label_unclear_prob=label_unclear_prob)
-    common.check_at_least(1, size=size, min_length=fewest)
     common.check_at_least(fewest, length=length)
     common.check_at_least(12 * length, image_px=image_px)
-    textures = photos.load_textures(split_name, image_px)
-    handwriting = photos.load_handwritten_digits(split_name)
+    textures = photos.load_textures(split, image_px)
+    handwriting = photos.load_handwritten_digits(split)
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
         count = int(rngs.layout.integers(fewest, length + 1))
@@ -182,7 +161,7 @@ def digits(
             meta={"things": common.objects_meta(written)},
         )
 
-    return common.generate_samples(context, "read", split_name, render, size=size, seed=seed)
+    return common.generate_samples(context, "read", split, render, size=size, seed=seed)
 
 
 def _draw_coloured_shapes(
@@ -195,10 +174,8 @@ def _draw_coloured_shapes(
     if boxes is None:
         return None
     forms = drawing.choose_with_replacement(rng, ("disc", "square"), len(colours))
-    shapes = []
-    for colour, form, box in zip(colours, forms, boxes, strict=True):
-        shapes.append(drawing.SceneObject(f"{colour} {form}", box))
-    return shapes
+    names = [f"{colour} {form}" for colour, form in zip(colours, forms, strict=True)]
+    return list(map(drawing.SceneObject, names, boxes))
 
 
 def _allowed_sides(image_px: int, grid_px: int) -> list[int]:

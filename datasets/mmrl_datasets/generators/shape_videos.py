@@ -1,7 +1,7 @@
 """Short videos of drawn shapes: which way one moves, how often it appears, and when it is visible.
 
 A video has few small frames, 2 per second by default. That is the rate at which `model.video` samples by default, so
-the model sees every frame. Videos are H.264 in mp4. A composition is which shape stands where in which frame.
+the model sees every frame. Videos are H.264 in mp4. A composition is the place of each shape in each frame.
 
 Options that all three share, besides those of all generators (see the package):
     image_px: side of the square frames, an even number.
@@ -14,19 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import numpy as np
 from PIL import Image
+from pydantic import Field
 
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.choices import format_choices
 from mmrl_datasets.generators import common, drawing
-from mmrl_datasets.generators.common import Count, Pixels
-from mmrl_datasets.generators.photos import Split, load_textures, parse_split
+from mmrl_datasets.generators.common import Count, Fraction, Pixels, Size
+from mmrl_datasets.generators.photos import Split, load_textures
 from mmrl_datasets.media_files import RenderedVideo
 
-SHAPE_COLOURS: Final = ("red", "green", "blue", "yellow")
+FramePixels = Annotated[Pixels, Field(ge=32)]
+FrameCount = Annotated[Count, Field(ge=4)]
+DistractorCount = Annotated[int, Field(ge=0, le=3)]  # each has a colour of its own
+
 DIRECTIONS: Final[Mapping[str, tuple[int, int]]] = {
     "left": (-1, 0),
     "right": (1, 0),
@@ -71,25 +75,22 @@ class _VideoSettings(NamedTuple):
 def direction(
     context: DatasetContext,
     *,
-    split: str,
-    size: int | None,
-    image_px: Pixels = 64,
-    frames: Count = 8,
+    split: Split,
+    size: Size,
+    image_px: FramePixels = 64,
+    frames: FrameCount = 8,
     fps: Count = 2,
-    distractors: Count = 1,
+    distractors: DistractorCount = 1,
     diagonals: bool = False,
-    background: float = 0.3,
+    background: Fraction = 0.3,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of task "direction": which way a shape moves. Each direction and each letter is equally likely.
 
     Options:
         diagonals: ask among 8 directions instead of 4.
-
-    Raises:
-        UserError: an option is out of range.
     """
-    settings = _check_settings(split, size, image_px, frames, fps=fps, distractors=distractors, background=background)
+    settings = _check_settings(split, image_px, frames, fps=fps, distractors=distractors, background=background)
     if (image_px - image_px // 4) // (frames - 1) < MIN_SPEED_PX:
         raise UserError(f"frames={frames} are too many to move through image_px={image_px}; use larger or fewer ones")
     ask = partial(_ask_direction, list(DIRECTIONS)[: 8 if diagonals else 4], settings)
@@ -99,14 +100,14 @@ def direction(
 def appearance_count(
     context: DatasetContext,
     *,
-    split: str,
-    size: int | None,
-    image_px: Pixels = 64,
-    frames: Count = 8,
+    split: Split,
+    size: Size,
+    image_px: FramePixels = 64,
+    frames: FrameCount = 8,
     fps: Count = 2,
-    distractors: Count = 1,
+    distractors: DistractorCount = 1,
     max_count: Count = 3,
-    background: float = 0.3,
+    background: Fraction = 0.3,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of task "blinks": how many times a shape appears. It is hidden in the first frame.
@@ -115,12 +116,8 @@ def appearance_count(
 
     Options:
         max_count: largest answer; each appearance needs two frames or more.
-
-    Raises:
-        UserError: an option is out of range.
     """
-    settings = _check_settings(split, size, image_px, frames, fps=fps, distractors=distractors, background=background)
-    common.check_at_least(1, max_count=max_count)
+    settings = _check_settings(split, image_px, frames, fps=fps, distractors=distractors, background=background)
     common.check_at_least(2 * max_count, frames=frames)
 
     def ask(rng: np.random.Generator) -> _Video:
@@ -144,23 +141,20 @@ def appearance_count(
 def visible_span(
     context: DatasetContext,
     *,
-    split: str,
-    size: int | None,
-    image_px: Pixels = 64,
-    frames: Count = 8,
+    split: Split,
+    size: Size,
+    image_px: FramePixels = 64,
+    frames: FrameCount = 8,
     fps: Count = 2,
-    distractors: Count = 1,
-    background: float = 0.3,
+    distractors: DistractorCount = 1,
+    background: Fraction = 0.3,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of task "presence": from when to when a shape is visible, in seconds.
 
     Frame i is shown from i / fps to (i + 1) / fps. Each span of whole frames is equally likely.
-
-    Raises:
-        UserError: an option is out of range.
     """
-    settings = _check_settings(split, size, image_px, frames, fps=fps, distractors=distractors, background=background)
+    settings = _check_settings(split, image_px, frames, fps=fps, distractors=distractors, background=background)
 
     def ask(rng: np.random.Generator) -> _Video:
         first, end = sorted(map(int, rng.permutation(frames + 1)[:2]))
@@ -173,24 +167,15 @@ def visible_span(
 
 
 def _check_settings(
-    split: str, size: int | None, image_px: int, frames: int, *, fps: int, distractors: int, background: float
+    split: Split, image_px: int, frames: int, *, fps: int, distractors: int, background: float
 ) -> _VideoSettings:
-    split_name = parse_split(split)
-    common.check_at_least(1, size=size)
-    common.check_fractions(background=background)
-    common.check_at_least(32, image_px=image_px)
-    common.check_at_least(4, frames=frames)
-    common.check_at_least(1, fps=fps)
     # All frames of a video are in memory at once: 300 MB.
     common.check_cost(frames * image_px**2, 100_000_000, "pixels a video", frames=frames, image_px=image_px)
     if image_px % 2:
         raise UserError(f"image_px={image_px} must be even: the video format stores colours by pairs of pixels")
-    most = len(SHAPE_COLOURS) - 1
-    if not 0 <= distractors <= most:
-        raise UserError(f"distractors={distractors} must lie between 0 and {most}: each has a colour of its own")
-    textures = load_textures(split_name, image_px)
+    textures = load_textures(split, image_px)
     sides = range(image_px // 6, image_px // 4 + 1)
-    return _VideoSettings(split_name, textures, image_px, frames, fps, distractors, background, sides)
+    return _VideoSettings(split, textures, image_px, frames, fps, distractors, background, sides)
 
 
 def _generate_videos(
@@ -250,7 +235,7 @@ def _draw_path(rng: np.random.Generator, signs: tuple[int, int], settings: _Vide
     for sign in signs:
         travel = speed * steps * abs(sign)
         low = int(rng.integers(room - travel + 1))
-        # A shape that moves left or up needs the room before it, not behind it.
+        # A shape that moves left or up starts with free room to the left or above.
         start.append(low + travel if sign < 0 else low)
     path = []
     for frame in range(settings.frames):
@@ -262,7 +247,7 @@ def _draw_path(rng: np.random.Generator, signs: tuple[int, int], settings: _Vide
 def _draw_static_shapes(
     rng: np.random.Generator, visible: Sequence[int], settings: _VideoSettings
 ) -> list[_ShapeInFrame] | None:
-    """Draw shapes that stand still: the last in the `visible` frames, the others in all; None if they find no room."""
+    """Draw shapes that do not move: the last in the `visible` frames, the others in all; None if they find no room."""
     sides = drawing.choose_with_replacement(rng, settings.sides, settings.distractors + 1)
     boxes = drawing.place_boxes(rng, [(side, side) for side in sides], image_px=settings.image_px, step=1, gap=2)
     if boxes is None:
@@ -273,6 +258,6 @@ def _draw_static_shapes(
 
 
 def _draw_names(rng: np.random.Generator, count: int) -> list[str]:
-    colours = drawing.shuffle(rng, SHAPE_COLOURS)[:count]
+    colours = drawing.shuffle(rng, drawing.SHAPE_COLOURS)[:count]
     forms = drawing.choose_with_replacement(rng, drawing.SHAPES, count)
     return [f"{colour} {form}" for colour, form in zip(colours, forms, strict=True)]

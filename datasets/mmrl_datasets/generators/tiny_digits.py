@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -18,8 +17,8 @@ from mmrl.answer import ResponseFormat
 from mmrl.answer.tool_calls import CALL_END, CALL_START
 from mmrl.types import AnswerType, DatasetContext, Sample, Target
 from mmrl_datasets.generators import common, drawing
-from mmrl_datasets.generators.common import Pixels
-from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
+from mmrl_datasets.generators.common import Fraction, Pixels, Size
+from mmrl_datasets.generators.photos import Split, load_handwritten_digits, load_textures
 
 CORNERS: Final = ("top left", "top right", "bottom left", "bottom right")
 ZOOM_SIDE_FACTOR: Final = 2  # side of the zoomed box, in sides of a digit
@@ -29,13 +28,13 @@ RESPONSE_FORMAT: Final = ResponseFormat()  # how demonstrations are written
 def corner_digits(
     context: DatasetContext,
     *,
-    split: str,
-    size: int | None,
+    split: Split,
+    size: Size,
     image_px: Pixels = 192,
     digit_px: Pixels = 12,
     resized_px: Pixels = 48,
-    background: float = 0.15,
-    mislabel_prob: float = 0.0,
+    background: Fraction = 0.15,
+    mislabel_prob: Fraction = 0.0,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of task "corner": which handwritten digit is in one corner; there is one in each of the four.
@@ -44,16 +43,10 @@ def corner_digits(
         digit_px: side of a digit.
         resized_px: side of the image as the model sees it, in whose pixels demonstrations give the box to zoom into.
         mislabel_prob: probability that the annotator confuses left and right and answers with the wrong digit.
-
-    Raises:
-        UserError: an option is out of range.
     """
-    split_name = parse_split(split)
-    common.check_fractions(background=background, mislabel_prob=mislabel_prob)
-    common.check_at_least(1, size=size, digit_px=digit_px, resized_px=resized_px)
     common.check_at_least(4 * ZOOM_SIDE_FACTOR * digit_px, image_px=image_px)
-    textures = load_textures(split_name, image_px)
-    handwriting = load_handwritten_digits(split_name)
+    textures = load_textures(split, image_px)
+    handwriting = load_handwritten_digits(split)
     zoom_boxes = _zoom_boxes(image_px, ZOOM_SIDE_FACTOR * digit_px)
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
@@ -64,19 +57,18 @@ def corner_digits(
         asked = int(rngs.layout.integers(len(CORNERS)))
         # CORNERS alternates left and right, so flipping the lowest bit swaps the two.
         zoomed = asked ^ 1 if rngs.label.random() < mislabel_prob else asked
+        # The model answers in pixels of the image as it was resized for it.
+        box = [round(side * resized_px / image_px) for side in zoom_boxes[zoomed]]
+        call = json.dumps({"name": "zoom", "arguments": {"box": box}})
+        answer = RESPONSE_FORMAT.render(_digit_target(written[zoomed].name))
         return common.RenderedSample(
             parts=(canvas, f"Which digit is at the {CORNERS[asked]}?"),
             target=_digit_target(written[asked].name),
+            response=f"{CALL_START}{call}{CALL_END}{answer}",
             meta={"things": common.objects_meta(written), "asked": CORNERS[asked], "looked": CORNERS[zoomed]},
         )
 
-    for sample in common.generate_samples(context, "corner", split_name, render, size=size, seed=seed):
-        zoomed = CORNERS.index(sample.meta["looked"])
-        # The model answers in pixels of the image as it was resized for it.
-        box = [round(side * resized_px / image_px) for side in zoom_boxes[zoomed]]
-        call = {"name": "zoom", "arguments": {"box": box}}
-        answer = RESPONSE_FORMAT.render(_digit_target(sample.meta["things"][zoomed]["name"]))
-        yield replace(sample, response=f"{CALL_START}{json.dumps(call)}{CALL_END}{answer}")
+    return common.generate_samples(context, "corner", split, render, size=size, seed=seed)
 
 
 def _zoom_boxes(image_px: int, side_px: int) -> list[drawing.Box]:

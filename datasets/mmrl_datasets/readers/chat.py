@@ -16,6 +16,7 @@ from mmrl_datasets.readers.answers import BoxFormat, check_text
 from mmrl_datasets.readers.columns import Column, collect_required_columns, optional_value, parse_columns
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver, parse_time_range
 from mmrl_datasets.readers.row_to_sample import (
+    Limit,
     MediaPlaceholder,
     RowAnswerSpec,
     SampleFields,
@@ -79,7 +80,7 @@ def rows(
     reply_tags: tuple[str, ...] = USUAL_TAGS,
     task: str | None = None,
     media_root: str | None = None,
-    limit: int | None = None,
+    limit: Limit = None,
 ) -> Iterator[Sample | RejectedRow]:
     r"""Yield the samples of conversations: the user's question, the assistant's answer. The rest as in `table.rows`.
 
@@ -134,9 +135,7 @@ def _read_fields(
     else:
         # Some rows hold their answer as JSON, such as the numbers of a box.
         reply = _split_reply(said, tags) if isinstance(said, str) else _Reply(said)
-    values = {}
-    for role in ROLES:
-        values[role] = optional_value(cells, roles.get(role))
+    values = {role: optional_value(cells, roles.get(role)) for role in ROLES}
     pieces = _parse_content(conversation.question, resolver)
     images = _drop_tool_images(resolver.images(values["images"]), pieces, conversation.tool_replies)
     videos = resolver.videos(values["videos"], parse_time_range(values["start"], values["end"]))
@@ -180,7 +179,7 @@ def _parse_conversation(turns: list[_Turn], exchange: Exchange) -> _Conversation
     dialogue = turns if system is None else turns[1:]
     if not dialogue:
         raise BadRowError("the conversation holds no question")
-    # User and assistant take turns; the reply of a tool stands where the user would speak.
+    # User and assistant take turns; the reply of a tool takes the place of the user's turn.
     for index, turn in enumerate(dialogue):
         expected = "assistant" if index % 2 else "user"
         replies_to_call = turn.speaker == "tool" and exchange == "calls" and index > 0 and expected == "user"
@@ -251,12 +250,11 @@ def _join_assistant_turns(turns: Sequence[_Turn]) -> str:
         raise BadRowError("the assistant does not have the last word; complete the conversation")
     texts = []
     for number, turn in enumerate(turns[::2], start=1):
-        texts.append(check_text(_turn_text(turn.content), f"turn {2 * number} of the conversation"))
-    for number, text in enumerate(texts[:-1], start=1):
-        if find_final_call(text) is None:
-            raise BadRowError(
-                f"turn {2 * number} of the conversation ends in no <tool_call>..</tool_call>, and it continues"
-            )
+        place = f"turn {2 * number} of the conversation"
+        text = check_text(_turn_text(turn.content), place)
+        if 2 * number <= len(turns) and find_final_call(text) is None:
+            raise BadRowError(f"{place} ends in no <tool_call>..</tool_call>, and it continues")
+        texts.append(text)
     return "".join(texts)
 
 

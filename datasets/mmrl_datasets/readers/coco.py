@@ -14,7 +14,7 @@ from mmrl_datasets.formats.tables import load_json
 from mmrl_datasets.readers.answers import AnswerSpec, check_text
 from mmrl_datasets.readers.columns import Column, parse_template
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
-from mmrl_datasets.readers.row_to_sample import SampleFields, convert_rows
+from mmrl_datasets.readers.row_to_sample import Limit, SampleFields, convert_rows
 
 TABLE_KEYS: Final = {
     "images": ("id", "file_name"),
@@ -35,7 +35,7 @@ def rows(
     categories: tuple[str, ...] = (),
     task: str | None = None,
     media_root: str | None = None,
-    limit: int | None = None,
+    limit: Limit = None,
 ) -> Iterator[Sample | RejectedRow]:
     """Yield a sample for every category in an image: the boxes of all its objects, in pixels, each with its label.
 

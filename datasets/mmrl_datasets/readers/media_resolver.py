@@ -40,7 +40,7 @@ ALLOWED_HANDLERS: Final = (
     *(request.HTTPRedirectHandler, request.HTTPErrorProcessor, request.HTTPDefaultErrorHandler),
 )
 TimeRange = tuple[float | None, float | None]
-"""Start and end of a part of a video, in seconds; None stands for its beginning or its end."""
+"""Start and end of a part of a video, in seconds; None means its beginning or its end."""
 WHOLE_VIDEO: Final = (None, None)
 
 
@@ -276,7 +276,7 @@ def make_media_resolver(context: DatasetContext, media_root: str | None, path: s
 
 
 def parse_time_range(start: object, end: object) -> TimeRange:
-    """Return the part of a video that two cells name, in seconds; null stands for its beginning or its end.
+    """Return the part of a video that two cells name, in seconds; null means its beginning or its end.
 
     Raises:
         BadRowError: they are not numbers of seconds, or in the wrong order.

@@ -10,7 +10,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+from pydantic import Field
 
 from mmrl.answer import POSSIBLE_COORDINATE_TYPES, is_nested_deeper
 from mmrl.types import ContentPart, ImageRef, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
@@ -20,6 +22,7 @@ from mmrl_datasets.readers.columns import Column, collect_required_columns, is_t
 
 PLACEHOLDER: Final = re.compile(r"<(?P<media_type>image|video)>|<image[ _]?(?P<number>[1-9][0-9]?)>")
 ReadFields = Callable[[Cells], "SampleFields"]  # returns the fields of a row, or raises BadRowError
+Limit = Annotated[int, Field(ge=1)] | None  # most rows to read; None reads all
 _MAX_NESTING = 200  # levels of lists and mappings in a cell; no published layout has ten
 
 
@@ -43,7 +46,7 @@ class SampleFields:
     label: object = None  # the answer of an annotator, who may be wrong
     thinking: object = None
     response: object = None  # a whole response to imitate
-    media_index: object = None  # number of the image or video that coordinates lie in, from 0; None stands for 0
+    media_index: object = None  # number of the image or video that coordinates lie in, from 0; None means 0
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -55,7 +58,7 @@ def convert_rows(
     path: str,
     split: str,
     task: str | None,
-    limit: int | None,
+    limit: Limit,
 ) -> Iterator[Sample | RejectedRow]:
     """Yield a sample for each row that `read_fields` accepts, and a `RejectedRow` for every other.
 
@@ -63,23 +66,13 @@ def convert_rows(
     split is part of the samples' ids. A `task` of None takes the name of the file, a `limit` of None reads all rows.
 
     Raises:
-        UserError: at once, if the limit is below 1; while rows are read, if the source breaks off or is empty, or if no
-            row has one of the expected columns.
+        UserError: the source breaks off or is empty, or no row has one of the expected columns.
     """
-    # This check is not in the generator below, so that a wrong limit is refused before the first row is asked for.
-    if limit is not None and limit < 1:
-        raise UserError(f"limit={limit} must be at least 1, or null for all rows")
     task = task or path.rstrip("/").rpartition("/")[2].partition(".")[0]
-    check = _MissingColumnCheck(expected_columns, path, read_all=limit is None)
-    return _convert_rows(islice(rows, limit), read_fields, check, split, task)
-
-
-def _convert_rows(
-    rows: Iterable[Row], read_fields: ReadFields, missing_columns: _MissingColumnCheck, split: str, task: str
-) -> Iterator[Sample | RejectedRow]:
+    missing_columns = _MissingColumnCheck(expected_columns, path, read_all=limit is None)
     row_of_id: dict[str, str] = {}
     row = None
-    for row in rows:
+    for row in islice(rows, limit):
         try:
             cells = _usable_cells(row)
             missing_columns.add_row(cells)
@@ -100,7 +93,7 @@ def _convert_rows(
             missing_columns.add_problem(problem, row.location)
             yield RejectedRow(f"{task}/{split}/{row.name}", f"{row.location}: {problem}")
     if row is None:
-        raise UserError(f"{missing_columns.path}: holds no row")
+        raise UserError(f"{path}: holds no row")
     missing_columns.finish()
 
 
@@ -195,7 +188,7 @@ def insert_media(
 ) -> tuple[ContentPart, ...]:
     """Return the pieces with an image or video in place of each placeholder; without placeholders, media come first.
 
-    If there are only videos, `<image>` stands for a video. A numbered placeholder names an image, which may be in
+    If there are only videos, `<image>` means a video. A numbered placeholder names an image, which may be in
     several places.
 
     Raises:
@@ -268,7 +261,7 @@ class _MissingColumnCheck:
     MAX_ROWS: Final = 1000  # enough to tell a wrong name from a gap in a good table
 
     def __init__(self, columns: Collection[str], path: str, *, read_all: bool) -> None:
-        self.path, self._read_all = path, read_all
+        self._path, self._read_all = path, read_all
         self._unseen_columns = set(columns)
         self._first_problem = ""
         self._num_incomplete = self._num_rows = 0
@@ -292,7 +285,7 @@ class _MissingColumnCheck:
         # Optional columns may be missing in some rows. If all rows were read and none has one, its name is wrong.
         if self._read_all and self._num_rows and self._unseen_columns:
             columns = ", ".join(map(repr, sorted(self._unseen_columns)))
-            raise UserError(f"{self.path}: no row has the column {columns}; correct `columns`, or leave it out")
+            raise UserError(f"{self._path}: no row has the column {columns}; correct `columns`, or leave it out")
 
 
 def _media_by_number(
@@ -313,9 +306,7 @@ def _media_in_order(
 ) -> list[MediaRef]:
     # LLaVA-Video writes `<image>` where a video belongs.
     only_videos = videos and not images
-    types = []
-    for placeholder in placeholders:
-        types.append("video" if only_videos else placeholder.media_type)
+    types = ["video" if only_videos else placeholder.media_type for placeholder in placeholders]
     for media_type, media in (("image", images), ("video", videos)):
         count = types.count(media_type)
         if count != len(media):

@@ -14,6 +14,7 @@ from mmrl_datasets.readers.answers import BoxFormat, ChoiceAnswer, check_text
 from mmrl_datasets.readers.columns import Column, collect_required_columns, parse_columns, parse_template
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver, parse_time_range
 from mmrl_datasets.readers.row_to_sample import (
+    Limit,
     RowAnswerSpec,
     SampleFields,
     convert_rows,
@@ -46,12 +47,12 @@ def rows(
     prompt: str | None = None,
     task: str | None = None,
     media_root: str | None = None,
-    limit: int | None = None,
+    limit: Limit = None,
 ) -> Iterator[Sample | RejectedRow]:
     """Yield the samples of a file, a folder or a hub dataset, and a `RejectedRow` for each row that makes none.
 
     Options:
-        split: part of the samples' ids, so that files of several splits may number their rows alike; also the split
+        split: part of the samples' ids, so that files of several splits may use the same row numbers; also the split
             that is read of a folder or a hub dataset.
         path: a .jsonl, .json, .tsv, .csv or .parquet file, a folder of Parquet files, or a folder that Hugging Face
             `datasets` saved, relative to the config; or `hf://owner/name[:config][@revision]`.
@@ -60,7 +61,7 @@ def rows(
             choices (a list: A, B, ...), label, thinking, response (a whole response to imitate), media_index (the image
             or video that coordinates lie in, from 0). `a.b` is the key `b` within column `a`. A list of columns holds
             one entry each. An entry that contains `{{` is a Jinja template over the columns. Columns without a role go
-            into `meta`. Where the question or a choice says `<image>` or `<video>`, the next one stands; `<image 2>` is
+            into `meta`. Where the question or a choice says `<image>` or `<video>`, the next one is put; `<image 2>` is
             the second image. Without any, images and videos come first.
         answer_type: the type of the answer and the label (text, number, box, ...), or a template that gives it for each
             row. An answer may also quote one of the choices.

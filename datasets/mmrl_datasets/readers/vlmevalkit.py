@@ -15,6 +15,7 @@ from mmrl_datasets.readers.answers import AnswerSpec, check_text, make_answer_sp
 from mmrl_datasets.readers.columns import optional_value, single_column
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
 from mmrl_datasets.readers.row_to_sample import (
+    Limit,
     SampleFields,
     convert_rows,
     insert_media,
@@ -36,7 +37,7 @@ def rows(
     answer_type: str = "choice",
     task: str | None = None,
     media_root: str | None = None,
-    limit: int | None = None,
+    limit: Limit = None,
 ) -> Iterator[Sample | RejectedRow]:
     """Yield the samples of a table with columns index, question, answer, image or image_path, hint, and A, B, C, ...
 

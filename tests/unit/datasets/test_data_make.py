@@ -1,11 +1,11 @@
 """`mmrl data make`: samples read back equal, and a failed command leaves no partial folder."""
 
-import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from factories import make_context
+from factories import make_context, make_sample, write_file
 from ruamel.yaml import YAML
 
 from mmrl.cli import main
@@ -14,10 +14,7 @@ from mmrl.types import (
     CoordinateSystem,
     DatasetContext,
     ImageRef,
-    MediaPolicy,
     RejectedRow,
-    Sample,
-    Target,
     UserError,
 )
 from mmrl_datasets.export import atomic_output_dir, write_table
@@ -28,6 +25,7 @@ GENERATORS = [
     *(scenes.counting, scenes.grounding, scenes.digits, printed_text.text, multiple_choice.shapes, charts.charts),
     *(jigsaw.order, jigsaw.relation, shape_videos.direction, shape_videos.appearance_count, shape_videos.visible_span),
 ]
+COUNTING = "mmrl_datasets.generators.scenes:counting"
 
 
 @pytest.fixture
@@ -43,61 +41,57 @@ def facts(sample):
 
 
 def read(snippet, base):
-    """Read the samples of a printed config snippet."""
-    ((part, (origin,)),) = YAML(typ="safe").load(snippet)["data"].items()
-    assert origin["fn"] == "mmrl_datasets.readers.table:rows"
-    return part, list(table.rows(make_context(base), **origin["args"]))
+    """Return the split that a printed config snippet names, and its samples."""
+    ((split, (source,)),) = YAML(typ="safe").load(snippet)["data"].items()
+    assert source["fn"] == "mmrl_datasets.readers.table:rows"
+    return split, list(table.rows(make_context(base), **source["args"]))
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("file_format", ["jsonl", "parquet"])
 @pytest.mark.parametrize("generate", GENERATORS)
-def test_made_datasets_read_back_equal(generate, form, here, capsys):
+def test_made_datasets_read_back_equal(generate, file_format, here, capsys):
     name = f"{generate.__module__}:{generate.__name__}"
-    assert main(["data", "make", name, "split=test", "size=5", "--out", "made/set", "--format", form]) == 0
-    part, again = read(capsys.readouterr().out, here)
+    assert main(["data", "make", name, "split=test", "size=5", "--out", "made/set", "--format", file_format]) == 0
+    split, again = read(capsys.readouterr().out, here)
     made = generate(DatasetContext(work_dir=here / "other", base_dir=here, seed=0), split="test", size=5)
-    assert part == "test"
-    assert [facts(sample) for sample in again] == [facts(sample) for sample in made]
-    assert sorted(entry.name for entry in (here / "made" / "set").iterdir()) == ["media", f"samples.{form}"]
+    assert split == "test"
+    assert list(map(facts, again)) == list(map(facts, made))
+    assert sorted(entry.name for entry in (here / "made" / "set").iterdir()) == ["media", f"samples.{file_format}"]
     assert all(Path(ref.path).is_relative_to(here / "made" / "set" / "media") for s in again for ref in s.media)
 
 
 def test_options_are_typed_as_in_a_config(here, capsys):
-    words = ["data", "make", "mmrl_datasets.generators.scenes:counting", "--out", "a", "size=3", "split=train"]
-    assert main([*words, "colours=[red, blue]", "background=0.0", "seed=7"]) == 0
+    words = ["size=3", "split=train", "colours=[red, blue]", "background=0.0", "seed=7"]
+    assert main(["data", "make", COUNTING, "--out", "a", *words]) == 0
     _, again = read(capsys.readouterr().out, here)
-    made = scenes.counting(
-        DatasetContext(work_dir=here, base_dir=here, seed=0),
-        split="train",
-        size=3,
-        colours=["red", "blue"],
-        background=0.0,
-        seed=7,
-    )
-    assert [facts(sample) for sample in again] == [facts(sample) for sample in made]
+    context = DatasetContext(work_dir=here, base_dir=here, seed=0)
+    made = scenes.counting(context, split="train", size=3, colours=["red", "blue"], background=0.0, seed=7)
+    assert list(map(facts, again)) == list(map(facts, made))
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["size=3", "colour=red"], "did you mean 'colours'?"),
-        (["size=three"], "option 'size' = 'three'"),
-        (["size=null"], "size=null never ends"),
-        (["size=0"], "size=0 must be at least 1"),
-        (["size=3", "image_px"], "'image_px' is not an option; write key=value"),
-        (["size=[1"], "not valid YAML"),
+        ([COUNTING, "size=3", "colour=red"], "did you mean 'colours'?"),
+        ([COUNTING, "size=three"], "option 'size' = 'three'"),
+        ([COUNTING, "size=null"], "size=null never ends"),
+        ([COUNTING, "size=0"], "option 'size' = 0"),
+        ([COUNTING, "size=3", "image_px"], "'image_px' is not an option; write key=value"),
+        ([COUNTING, "size=[1"], "not valid YAML"),
+        (["mmrl_datasets.generators.scenes:UNCLEAR_LABEL"], "scenes:UNCLEAR_LABEL' is not a function"),
+        (["mmrl_datasets.generators.scenes:countin"], "did you mean 'counting'"),
     ],
 )
-def test_wrong_options_are_refused_and_leave_nothing(words, message, here, capsys):
-    assert main(["data", "make", "mmrl_datasets.generators.scenes:counting", "split=train", *words, "--out", "a"]) == 2
+def test_a_wrong_function_or_option_is_refused_and_leaves_nothing(words, message, here, capsys):
+    assert main(["data", "make", *words, "split=train", "--out", "a"]) == 2
     assert message in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 
-def test_a_folder_with_something_in_it_is_left_alone(here, capsys):
+def test_only_an_empty_folder_is_written_into(here, capsys):
     (here / "a").mkdir()
-    command = ["data", "make", "mmrl_datasets.generators.scenes:counting", "split=train", "size=2", "--out"]
-    assert main([*command, "a"]) == 0, "an empty folder is as good as none"
+    command = ["data", "make", COUNTING, "split=train", "size=2", "--out"]
+    assert main([*command, "a"]) == 0
     before = {path: path.read_bytes() for path in (here / "a").rglob("*") if path.is_file()}
     assert main([*command, "a"]) == 2
     assert "a is not an empty folder" in capsys.readouterr().err
@@ -112,8 +106,8 @@ def test_a_folder_with_something_in_it_is_left_alone(here, capsys):
 SLOW = """\
 from mmrl_datasets.generators import scenes
 
-def rows(place, *, split: str, fail: str):
-    yield from scenes.counting(place, split=split, size=3)
+def rows(context, *, split: str, fail: str):
+    yield from scenes.counting(context, split=split, size=3)
     raise {"interrupt": KeyboardInterrupt, "bug": FileNotFoundError}[fail]
 """
 
@@ -127,42 +121,21 @@ def test_an_interrupted_make_leaves_no_folder(here, capsys):
     assert list((here / "a").iterdir()) == []
 
 
-def test_names_that_are_no_dataset_are_refused(here, capsys):
-    assert main(["data", "make", "mmrl_datasets.generators.scenes:Dice", "--out", "a"]) == 2
-    assert main(["data", "make", "mmrl_datasets.generators.scenes:UNCLEAR_LABEL", "--out", "a"]) == 2
-    assert "'mmrl_datasets.generators.scenes:UNCLEAR_LABEL' is not a function" in capsys.readouterr().err
-    assert main(["data", "make", "mmrl_datasets.generators.scenes:counts", "--out", "a"]) == 2
-    assert list(here.iterdir()) == []
-
-
 # Any samples
 
 
-def picture(folder, content=b"a picture"):
-    folder.mkdir(exist_ok=True)
-    path = folder / "1.png"
-    path.write_bytes(content)
-    return ImageRef(path=str(path), sha256=hashlib.sha256(content).hexdigest())
+def make_row(name="1", split="train", **fields):
+    return make_sample(**{"id": f"meter/{split}/{name}", "task": "meter", "parts": ("How much?",)} | fields)
 
 
-def sample(**changes):
-    given = {
-        "id": "meter/train/1",
-        "task": "meter",
-        "parts": ("How much?",),
-        "target": Target(answer_type=AnswerType.NUMBER, value=3),
-    }
-    return Sample(**(given | changes))
-
-
-def write(samples, out):
+def write(samples, out, file_format="jsonl"):
     with atomic_output_dir(out) as folder:
-        return write_table(samples, folder, "jsonl")
+        return write_table(samples, folder, file_format)
 
 
 def test_media_from_elsewhere_are_copied_once(tmp_path):
-    ref = picture(tmp_path / "camera")
-    pair = [sample(id=f"meter/train/{i}", parts=("Before ", ref, " and ", ref, "?")) for i in (1, 2)]
+    ref = write_file(tmp_path / "camera" / "1.png", b"a picture")
+    pair = [make_row(name, parts=("Before ", ref, " and ", ref, "?")) for name in "12"]
     options = write(pair, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out" / "media").iterdir()] == [f"{ref.sha256}.png"]
     first, _ = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
@@ -176,55 +149,44 @@ def test_media_from_elsewhere_are_copied_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("others", "message"),
+    ("rows", "message"),
     [
         ([], "there is not one sample"),
         ([RejectedRow("meter/train/9", "row 9: no reading")], "meter/train/9 cannot be written: row 9: no reading"),
-        ([sample(), sample(id="clock/train/1", task="clock")], "differ in task, answer type or coordinates"),
-        (
-            [sample(), sample(id="meter/train/2", target=Target(answer_type=AnswerType.TEXT, value="3"))],
-            "differ in task",
-        ),
-        ([sample(), sample(id="meter/test/2")], "'meter/test/2' is not called <task>/<split>/<name>"),
-        ([sample(), sample()], "cannot be read back: .*the id 'meter/train/1'"),
-        ([sample(meta={"question": "mine"})], "reads back as another"),
-        ([sample(parts=("What does <image> mean?",))], "cannot be read back"),
-        ([sample(target=Target(answer_type=AnswerType.NUMBER, value=float("inf")))], "cannot be read back"),
-        ([sample(parts=(ImageRef(path="/nowhere/1.png", sha256="0"), "?"))], "/nowhere/1.png cannot be copied"),
+        ([make_row(), make_row(id="clock/train/1", task="clock")], "differ in task, answer type or coordinates"),
+        ([make_row(), make_row("2", value="3", answer_type=AnswerType.TEXT)], "differ in task"),
+        ([make_row(), make_row("2", "test")], "'meter/test/2' is not called <task>/<split>/<name>"),
+        ([make_row(), make_row()], "cannot be read back: .*the id 'meter/train/1'"),
+        ([make_row(meta={"question": "mine"})], "reads back as another"),
+        ([make_row(parts=("What does <image> mean?",))], "cannot be read back"),
+        ([make_row(value=float("inf"))], "cannot be read back"),
+        ([make_row(parts=(ImageRef(path="/nowhere/1.png", sha256="0"), "?"))], "/nowhere/1.png cannot be copied"),
     ],
 )
-def test_samples_that_a_table_cannot_hold_are_refused(others, message, tmp_path):
+def test_samples_that_a_table_cannot_hold_are_refused(rows, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        write(others, tmp_path / "out")
+        write(rows, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_medium_that_has_changed_is_noticed(tmp_path):
-    ref = picture(tmp_path / "camera")
-    picture(tmp_path / "camera", b"another picture")
+    ref = write_file(tmp_path / "camera" / "1.png", b"a picture")
+    write_file(tmp_path / "camera" / "1.png", b"another picture")
     with pytest.raises(UserError, match="reads back as another"):
-        write([sample(parts=(ref, "How much?"))], tmp_path / "out")
+        write([make_row(parts=(ref, "How much?"))], tmp_path / "out")
 
 
 def test_labels_thinking_and_boxes_are_written(tmp_path):
-    ref = picture(tmp_path / "camera")
-    box = Target(answer_type=AnswerType.BOX, value=[1, 2, 3, 4.5], coordinate_system=CoordinateSystem.PX_ORIGINAL)
-    given = [
-        sample(id="meter/train/1", parts=(ref, "Where?"), target=box, label=box, thinking="Left.", meta={"by": "Ann"}),
-        sample(id="meter/train/2", parts=(ref, "Where?"), target=box),
-    ]
-    options = write(given, tmp_path / "out")
-    place = DatasetContext(
-        work_dir=tmp_path, base_dir=tmp_path / "out", seed=0, media_policy=MediaPolicy(roots=(tmp_path,))
-    )
-    assert [facts(row) for row in table.rows(place, **options)] == [facts(one) for one in given]
+    ref = write_file(tmp_path / "camera" / "1.png", b"a picture")
+    box = {"value": [1, 2, 3, 4.5], "answer_type": AnswerType.BOX, "coordinate_system": CoordinateSystem.PX_ORIGINAL}
+    plain = make_row("2", parts=(ref, "Where?"), **box)
+    full = replace(plain, id="meter/train/1", label=plain.target, thinking="Left.", meta={"by": "Ann"})
+    options = write([full, plain], tmp_path / "out")
+    assert list(map(facts, table.rows(make_context(tmp_path / "out"), **options))) == list(map(facts, [full, plain]))
 
 
 def test_a_value_that_parquet_cannot_hold_is_named(tmp_path):
-    mixed = [sample(id=f"meter/train/{i}", meta={"by": by}) for i, by in enumerate(["Ann", [1]])]
-    with (
-        pytest.raises(UserError, match="Parquet cannot hold the rows.*JSON Lines"),
-        atomic_output_dir(tmp_path / "a") as out,
-    ):
-        write_table(mixed, out, "parquet")
+    mixed = [make_row("1", meta={"by": "Ann"}), make_row("2", meta={"by": [1]})]
+    with pytest.raises(UserError, match="Parquet cannot hold the rows.*JSON Lines"):
+        write(mixed, tmp_path / "a", "parquet")
     assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmrl.types import Action, AnswerType, CoordinateSystem, Region
+from mmrl.types import Action, Region
 from mmrl_datasets.formats.row import BadRowError
 from mmrl_datasets.readers.answers import make_answer_spec
 
@@ -10,7 +10,7 @@ CUP = Region((1.0, 2.0, 30.0, 40.0), "cup")
 
 
 @pytest.mark.parametrize(
-    ("kind", "frame", "cell", "value"),
+    ("answer_type", "coordinates", "cell", "value"),
     [
         ("boxes", "px_original", [{"bbox_2d": [1, 2, 30, 40], "label": "cup"}], (CUP,)),
         ("boxes", "px_original", '[{"bbox_2d": [1, 2, 30, 40], "label": "cup"}]', (CUP,)),
@@ -30,17 +30,13 @@ CUP = Region((1.0, 2.0, 30.0, 40.0), "cup")
         ("tool_call", None, '{"name": "zoom", "arguments": {}}', Action("zoom", {})),
     ],
 )
-def test_cells_of_each_answer_type_become_values(kind, frame, cell, value):
-    target = make_answer_spec(kind, frame).parse_target(cell, "answer")
-    assert (target.answer_type, target.value, target.coordinate_system) == (
-        AnswerType(kind),
-        value,
-        frame and CoordinateSystem(frame),
-    )
+def test_cells_of_each_answer_type_become_values(answer_type, coordinates, cell, value):
+    target = make_answer_spec(answer_type, coordinates).parse_target(cell, "answer")
+    assert (target.answer_type, target.value, target.coordinate_system) == (answer_type, value, coordinates)
 
 
 @pytest.mark.parametrize(
-    ("kind", "frame", "cell", "complaint"),
+    ("answer_type", "coordinates", "cell", "reason"),
     [
         ("boxes", "px_original", [[1, 2, 30, float("nan")]], "not a box"),
         ("boxes", "px_original", [[30, 2, 1, 40]], "inverted or empty box"),
@@ -59,15 +55,15 @@ def test_cells_of_each_answer_type_become_values(kind, frame, cell, value):
         ("tool_call", None, {"name": "zoom"}, "not a tool call"),
     ],
 )
-def test_cells_without_an_answer_are_refused_by_type(kind, frame, cell, complaint):
-    with pytest.raises(BadRowError, match=complaint) as caught:
-        make_answer_spec(kind, frame).parse_target(cell, "answer")
+def test_cells_without_an_answer_are_refused_by_type(answer_type, coordinates, cell, reason):
+    with pytest.raises(BadRowError, match=reason) as caught:
+        make_answer_spec(answer_type, coordinates).parse_target(cell, "answer")
     assert str(caught.value).startswith("answer ")
 
 
 def test_boxes_of_corner_and_size_become_corners():
-    form = make_answer_spec("boxes", "px_original", "xywh")
-    assert form.parse_target('[{"bbox_2d": [1, 2, 29, 38], "label": "cup"}]', "answer").value == (CUP,)
-    assert form.parse_target([[1, 2, 29, 38]], "answer").value == (Region((1.0, 2.0, 30.0, 40.0)),)
+    spec = make_answer_spec("boxes", "px_original", "xywh")
+    assert spec.parse_target('[{"bbox_2d": [1, 2, 29, 38], "label": "cup"}]', "answer").value == (CUP,)
+    assert spec.parse_target([[1, 2, 29, 38]], "answer").value == (Region((1.0, 2.0, 30.0, 40.0)),)
     with pytest.raises(BadRowError, match="inverted or empty box"):
-        form.parse_target([[1, 2, -1, 38]], "answer")
+        spec.parse_target([[1, 2, -1, 38]], "answer")

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -29,14 +28,7 @@ from mmrl.data.order import (
     weights_at,
 )
 from mmrl.data.stage_data import repeat_samples
-from mmrl.types import (
-    Group,
-    RewardValue,
-    SampleStats,
-    Score,
-    TrainingState,
-    UserError,
-)
+from mmrl.types import SampleStats, TrainingState, UserError
 
 
 def sample(name, task="t", **meta):
@@ -56,22 +48,28 @@ def tasks(taken):
     return Counter(row.id.split("-")[0] for row in taken)
 
 
-def test_weights_follow_their_schedule():
+@pytest.mark.parametrize(
+    ("interpolation", "step", "weights"),
+    [
+        ("linear", 0, (1.0, 0.0)),
+        ("linear", 5, (0.625, 0.375)),
+        ("linear", 18, (0.05, 0.95)),
+        ("linear", 99, (0.0, 1.0)),
+        ("steps", 9, (1.0, 0.0)),
+        ("steps", 10, (0.25, 0.75)),
+        ("steps", 19, (0.25, 0.75)),
+        ("steps", 20, (0.0, 1.0)),
+    ],
+)
+def test_weights_follow_their_schedule(interpolation, step, weights):
     points = ((0, (1.0, 0.0)), (10, (1.0, 3.0)), (20, (0.0, 5.0)))
-    line, steps = (
-        MixtureOrderConfig(kind="mixture", points=points, interpolation=shape) for shape in ("linear", "steps")
-    )
-    assert weights_at(line, 0) == (1.0, 0.0)
-    assert weights_at(line, 5) == pytest.approx((0.625, 0.375))
-    assert weights_at(line, 18) == pytest.approx((0.05, 0.95))
-    assert weights_at(line, 99) == (0.0, 1.0)
-    assert [weights_at(steps, step)[1] for step in (9, 10, 19, 20)] == [0.0, 0.75, 0.75, 1.0]
+    options = MixtureOrderConfig(kind="mixture", points=points, interpolation=interpolation)
+    assert weights_at(options, step) == pytest.approx(weights)
 
 
 def test_a_scheduled_mixture_has_the_shares_of_its_steps():
-    options = MixtureOrderConfig(
-        kind="mixture", points=((0, (1.0, 0.0)), (50, (1.0, 1.0)), (100, (1.0, 9.0))), interpolation="steps"
-    )
+    points = ((0, (1.0, 0.0)), (50, (1.0, 1.0)), (100, (1.0, 9.0)))
+    options = MixtureOrderConfig(kind="mixture", points=points, interpolation="steps")
 
     def order():
         return scheduled_mixture([ShuffledOrder(samples(t, 30), 1) for t in "ab"], options, per_step=10, seed=0)
@@ -80,28 +78,30 @@ def test_a_scheduled_mixture_has_the_shares_of_its_steps():
     assert tasks(taken[:500]) == {"a": 500}
     assert tasks(taken[500:1000]) == {"a": 250, "b": 250}
     assert tasks(taken[1000:]) == {"a": 50, "b": 450}
-    again = order()
-    assert [again.take(at, 7) for at in (1200, 3, 640)] == [taken[at : at + 7] for at in (1200, 3, 640)]
+    resumed = order()
+    for position in (1200, 3, 640):
+        assert resumed.take(position, 7) == taken[position : position + 7]
     own = [row for row in taken if row.task == "b"]
     assert own == ShuffledOrder(samples("b", 30), 1).take(0, len(own))
 
 
 def test_a_scheduled_weight_too_small_to_count_is_refused():
     options = MixtureOrderConfig(kind="mixture", points=((3, (1.0, 1e-4)),))
-    with pytest.raises(
-        UserError, match=rf"at step 3: weight 0.0001 of 1.0001 in all is less than .* {SCHEDULED_BLOCK_SIZE}"
-    ):
+    with pytest.raises(UserError, match=rf"at step 3: weight 0.0001 of 1.0001 .* {SCHEDULED_BLOCK_SIZE}"):
         scheduled_mixture([ShuffledOrder(samples(t, 3), 1) for t in "ab"], options, per_step=4, seed=0)
 
 
-def test_sorted_samples_come_in_order_again_and_again():
-    easy = [sample("x", level=2), sample("y", level=1), sample("z", level=2)]
-    assert [s.id for s in sort_by_column(easy, "level", descending=False)] == ["y", "x", "z"]
-    assert [s.id for s in sort_by_column(easy, "level", descending=True)] == ["x", "z", "y"]
-    assert [s.id for s in SequentialOrder(easy).take(2, 4)] == ["z", "x", "y", "z"]
-    for level in (None, "2", True, float("nan")):
-        with pytest.raises(UserError, match="sample w: meta has no number 'level' to sort by"):
-            sort_by_column([*easy, sample("w", level=level)], "level", descending=False)
+def test_sorted_samples_come_in_the_same_order_in_every_epoch():
+    rows = [sample("x", level=2), sample("y", level=1), sample("z", level=2)]
+    assert [s.id for s in sort_by_column(rows, "level", descending=False)] == ["y", "x", "z"]
+    assert [s.id for s in sort_by_column(rows, "level", descending=True)] == ["x", "z", "y"]
+    assert [s.id for s in SequentialOrder(rows).take(2, 7)] == ["z", "x", "y", "z", "x", "y", "z"]
+
+
+@pytest.mark.parametrize("level", [None, "2", True, float("nan")])
+def test_samples_without_a_number_cannot_be_sorted(level):
+    with pytest.raises(UserError, match="sample w: meta has no number 'level' to sort by"):
+        sort_by_column([sample("x", level=2), sample("w", level=level)], "level", descending=False)
 
 
 COUNTED = (CurriculumPhaseConfig(max_samples=30), CurriculumPhaseConfig(max_samples=50), CurriculumPhaseConfig())
@@ -111,6 +111,7 @@ def test_phases_follow_each_other_by_the_number_of_samples():
     orders = [ShuffledOrder(samples(t, 10), 1) for t in "abc"]
     taken = CurriculumOrder(orders, COUNTED, TrainingState()).take(0, 120)
     assert [tasks(taken[a:b]) for a, b in ((0, 30), (30, 80), (80, 120))] == [{"a": 30}, {"b": 50}, {"c": 40}]
+    assert taken[30:80] == ShuffledOrder(samples("b", 10), 1).take(0, 50), "each phase begins its own order"
     assert CurriculumOrder(orders, COUNTED, TrainingState()).take(25, 10) == taken[25:35]  # across a border
 
 
@@ -134,13 +135,13 @@ def test_a_plateau_ends_a_phase_and_the_state_keeps_that():
         curriculum_phases=phases,
     )
     rewards = [0.1, 0.2, 0.3, 0.4, 0.4, 0.45, 0.9, 0.9, 0.9]
-    said = []
+    phase_indices = []
     for step, reward in enumerate(rewards):
         state.data_position += 4
-        said.append(selector.select([group(sample("s"), reward)], state).metrics["data/curriculum_phase"])
+        phase_indices.append(selector.select([group(sample("s"), reward)], state).metrics["data/curriculum_phase"])
         assert state.step_data_start == 4 * (step + 1)
     # Windows 0.1 0.2 | 0.3 0.4 and 0.2 0.3 | 0.4 0.4 rise by 0.2 and 0.15, then 0.3 0.4 | 0.4 0.45 by 0.075.
-    assert said == [0, 0, 0, 0, 0, 1, 1, 2, 2]
+    assert phase_indices == [0, 0, 0, 0, 0, 1, 1, 2, 2]
     assert state.phase_ends == {0: 24}
     assert [visit.mean for visit in state.reward_history["s"]] == rewards
 
@@ -192,11 +193,7 @@ def test_priority_never_draws_twice_in_a_step_and_starts_anew_in_each():
 def test_record_rewards_averages_the_terms_that_apply():
     history = {}
     pair = group(sample("a"), 0.0, 1.0)
-    both = Group(
-        prompt=group(sample("b")).prompt,
-        rollouts=(),
-        scores=(Score(terms={"count": RewardValue(1.0, ""), "format": RewardValue(0.5, "")}, total=0.0),),
-    )
+    both = make_group(make_prompt(sample("b")), (), [make_score(count=1.0, format=0.5)])
     assert record_rewards(history, [pair, both], ("count", "format")) == [0.5, 0.75]
     assert record_rewards(history, [group(sample("c"))], ("count",)) == []  # nothing could be judged
     assert record_rewards(history, [pair], ("iou",)) == []  # no such term applies
@@ -214,9 +211,8 @@ def test_limr_equals_numpy():
     table = np.random.default_rng(0).random((20, 7))
     means = table.mean(axis=0)
     expected = 1 - ((table - means) ** 2).sum(axis=1) / ((1 - means) ** 2).sum()
-    assert list(
-        measure_samples(visits(**{f"s{i}": row for i, row in enumerate(table)}), "limr").values()
-    ) == pytest.approx(expected)
+    history = visits(**{f"s{i}": row for i, row in enumerate(table)})
+    assert list(measure_samples(history, "limr").values()) == pytest.approx(expected)
     assert measure_samples(visits(a=(1.0, 1.0), b=(1.0, 1.0)), "limr") == {"a": 0.0, "b": 0.0}
 
 
@@ -247,8 +243,3 @@ def test_a_meta_column_named_task_is_not_the_task():
     assert not matches_conditions({"task": ("u",)}, replace(sample("a"), meta={"task": "u"}))
     assert matches_conditions({"task": ("t",)}, replace(sample("a"), meta={"task": "u"}))
     assert matches_conditions({"grid": ("None",)}, replace(sample("a"), meta={"grid": None}))
-
-
-def test_orders_differ_between_their_epochs_only_where_they_should():
-    order = SequentialOrder(samples("l", 3))
-    assert all(a == b for a, b in pairwise(order.take(3 * k, 3) for k in range(4)))

@@ -1,7 +1,7 @@
 """Mixtures and streams: exact shares, each row once per epoch, the same row at a position on every path to it."""
 
 from collections import Counter
-from itertools import count, islice
+from itertools import count
 
 import pytest
 from factories import make_sample
@@ -48,7 +48,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_cursor_means_the_same_row_however_it_is_reached(name):
+def test_a_position_holds_the_same_row_however_it_is_reached(name):
     order = ids(ORDERS[name]().take(0, 2300))
     pieces, position = [], 0
     one = ORDERS[name]()
@@ -57,20 +57,16 @@ def test_a_cursor_means_the_same_row_however_it_is_reached(name):
         pieces += ids(one.take(position, size))
         position += size
     assert pieces == order
-    assert [ids(one.take(at, 2)) for at in (700, 0, 49, 50, 2298)] == [
-        order[at : at + 2] for at in (700, 0, 49, 50, 2298)
-    ]
+    for position in (700, 0, 49, 50, 2298):
+        assert ids(one.take(position, 2)) == order[position : position + 2]
 
 
 def test_quotas_by_hand():
     assert allocate_quotas([1, 1], 10) == [5, 5]
     assert allocate_quotas([1, 1, 1], 10) == [4, 3, 3]
     assert allocate_quotas([0.1, 0.2, 0.7], 1000) == [100, 200, 700]
-    assert allocate_quotas([5, 3, 1], 4) == [
-        2,
-        1,
-        1,
-    ]  # exactly 2.22, 1.33, 0.44: the last seat goes to the largest remainder
+    # Exactly 2.22, 1.33 and 0.44: the last position goes to the largest remainder.
+    assert allocate_quotas([5, 3, 1], 4) == [2, 1, 1]
     assert allocate_quotas([1000, 1], 10) == [10, 0]
 
 
@@ -82,8 +78,7 @@ def test_shares_are_exact_in_every_block(weights):
     assert all(abs(expected[n] - BLOCK_SIZE * w / sum(weights)) < 1 for n, w in zip(names, weights, strict=True))
     blocks = [taken[start : start + BLOCK_SIZE] for start in range(0, len(taken), BLOCK_SIZE)]
     assert all(Counter(map(source, block)) == expected for block in blocks)
-    orders = {tuple(map(source, block)) for block in blocks}
-    assert len(orders) == 3  # no block is arranged like another
+    assert len({tuple(map(source, block)) for block in blocks}) == 3, "no block is arranged like another"
 
 
 def test_a_source_of_a_mixture_goes_through_its_own_order():
@@ -91,6 +86,13 @@ def test_a_source_of_a_mixture_goes_through_its_own_order():
     for name, size in (("a", 10), ("b", 400)):
         own = [row for row in taken if source(row) == name]
         assert ids(own) == ids(held(name, size).take(0, BLOCK_SIZE))
+
+
+def test_every_epoch_is_shuffled_anew_and_takes_each_sample_once():
+    epochs = [ids(held("a", 30).take(start, 30)) for start in (0, 30, 60)]
+    assert all(sorted(epoch) == sorted(ids(rows("a", 30))) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert epochs[0] != ids(held("a", 30, seed=4).take(0, 30))
 
 
 def test_a_mixture_depends_on_seed_and_relative_weights():
@@ -132,7 +134,7 @@ def test_a_stream_holds_no_more_rows_than_its_buffer(buffer):
     assert buffer > 1 or ids(read)[:500] == ids(streamed(size=None, buffer=1).take(0, 500))
 
 
-def test_returning_to_a_cursor_reads_one_epoch_and_a_part_at_most():
+def test_a_jump_to_a_position_reads_one_epoch_and_a_part_at_most():
     read = count()
 
     def counted():
@@ -147,4 +149,4 @@ def test_returning_to_a_cursor_reads_one_epoch_and_a_part_at_most():
 def test_a_stream_without_rows_is_refused():
     with pytest.raises(UserError, match="a streamed source gave no rows"):
         streamed(size=0).take(0, 1)
-    assert len(list(islice(streamed(size=1).take(0, 9), 9))) == 9
+    assert len(streamed(size=1).take(0, 9)) == 9

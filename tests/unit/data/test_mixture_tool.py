@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def tool():
-    path = Path(__file__).parents[2] / "tools" / "mixture.py"
+    path = Path(__file__).parents[3] / "tools" / "mixture.py"
     spec = importlib.util.spec_from_file_location("mixture_tool", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -39,8 +39,8 @@ def test_coefficients_and_maximum_are_found_again(tool, seed):
     assert greatest - 1e-6 <= at_best <= greatest + 0.01
 
 
-def test_any_quadratic_on_the_simplex_is_one_of_these(tool):
-    """a + b w + w C w with random a, b, C is fitted without a rest."""
+def test_every_quadratic_on_the_simplex_can_be_fitted(tool):
+    """a + b w + w C w with random a, b and C is fitted exactly."""
     rng = np.random.default_rng(9)
     a, b, c = rng.normal(), rng.normal(size=3), rng.normal(size=(3, 3))
     shares = rng.dirichlet(np.ones(3), size=15)
@@ -48,7 +48,7 @@ def test_any_quadratic_on_the_simplex_is_one_of_these(tool):
     assert tool.quadratic_features(shares) @ tool.fit(shares, scores) == pytest.approx(scores)
 
 
-def test_what_is_left_out_is_predicted_by_the_others(tool):
+def test_each_pilot_is_predicted_by_the_others(tool):
     rng = np.random.default_rng(3)
     shares, scores = rng.dirichlet(np.ones(2), size=7), rng.normal(size=7)
     slow = []
@@ -67,28 +67,35 @@ def test_projection_is_the_nearest_point(tool):
         assert np.linalg.norm(near - point) <= np.linalg.norm(everywhere - point, axis=1).min() + 1e-9
 
 
-def test_the_command_says_the_weights(tool, tmp_path, capsys):
+@pytest.fixture
+def run_tool(tool, tmp_path):
+    def run(rows):
+        path = tmp_path / "pilots.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        return tool.main([str(path)])
+
+    return run
+
+
+def test_the_command_prints_the_best_weights(run_tool, capsys):
     """score = 1 - (w_a - 0.7)^2 on pilots at 0, 0.25, ..., 1."""
     rows = [{"weights": {"a": 4 * w, "b": 4 - 4 * w}, "score": 1 - (w - 0.7) ** 2} for w in (0, 0.25, 0.5, 0.75, 1)]
-    path = tmp_path / "pilots.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    assert tool.main([str(path)]) == 0
-    said = capsys.readouterr().out
-    assert "a: weight 0.700" in said and "b: weight 0.300" in said and "predicted at the maximum: 1.0000" in said
+    assert run_tool(rows) == 0
+    output = capsys.readouterr().out
+    for words in ("a: weight 0.700", "b: weight 0.300", "predicted at the maximum: 1.0000"):
+        assert words in output
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("weights", "score", "count", "message"),
     [
-        ([{"weights": {"a": 1, "b": 1}, "score": 1}] * 3, "2 sources have 3 coefficients, and there are 3 pilots"),
-        ([{"weights": {"a": 1, "b": 1}, "score": 1}] * 4, "the mixtures tell only 1 of 3 coefficients"),
-        ([{"weights": {"a": 0, "b": 0}, "score": 1}] * 4, "pilots.jsonl:1: weights must be 0 or more, one of them"),
-        ([{"weights": {"a": -1, "b": 2}, "score": 1}] * 4, "pilots.jsonl:1: weights must be 0 or more"),
-        ([{"weights": {"a": 1, "b": 2}, "score": float("nan")}] * 4, "and the score finite"),
+        ({"a": 1, "b": 1}, 1, 3, "2 sources have 3 coefficients, and there are 3 pilots"),
+        ({"a": 1, "b": 1}, 1, 4, "the mixtures tell only 1 of 3 coefficients"),
+        ({"a": 0, "b": 0}, 1, 4, "pilots.jsonl:1: weights must be 0 or more, one of them"),
+        ({"a": -1, "b": 2}, 1, 4, "pilots.jsonl:1: weights must be 0 or more"),
+        ({"a": 1, "b": 2}, float("nan"), 4, "and the score finite"),
     ],
 )
-def test_pilots_that_tell_nothing_are_refused(tool, tmp_path, capsys, rows, said):
-    path = tmp_path / "pilots.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    assert tool.main([str(path)]) == 2
-    assert said in capsys.readouterr().err
+def test_pilots_that_determine_no_mixture_are_refused(run_tool, capsys, weights, score, count, message):
+    assert run_tool([{"weights": weights, "score": score}] * count) == 2
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Charts and clips: values read from pixels, and shapes tracked in decoded frames, equal the target."""
+"""Charts and videos: values read from pixels, and shapes tracked in decoded frames, equal the target."""
 
 import io
 import itertools
@@ -13,9 +13,9 @@ from skimage.morphology import erosion
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.video import FrameSampling
-from mmrl.types import AnswerType, MediaPolicy, VideoRef
+from mmrl.types import MediaPolicy, VideoRef
 from mmrl_datasets.generators import charts, shape_videos
-from mmrl_datasets.generators.drawing import COLOURS
+from mmrl_datasets.generators.drawing import COLOURS, SHAPE_COLOURS
 from mmrl_datasets.media_files import RenderedVideo, encode_mp4
 
 STEP = 5  # the charts' default; a labelled line is at every second one
@@ -87,37 +87,37 @@ def answer(sample, values):
             return next(month for month, value in values.items() if f" {value}?" in sample.parts[-1])
 
 
-@pytest.mark.parametrize("ask", ["value", "difference", "largest", "month"])
+ANSWER_TYPES = {"value": "number", "difference": "number", "largest": "choice", "month": "text"}
+
+
+@pytest.mark.parametrize("ask", ANSWER_TYPES)
 @pytest.mark.parametrize(("chart", "read"), [("bar", bars), ("line", points)])
-def test_values_read_off_the_axis_give_the_answer(chart, read, ask, place):
-    for sample in charts.charts(place, split="train", size=25, chart=chart, ask=ask):
+def test_values_read_off_the_axis_give_the_answer(chart, read, ask, context):
+    for sample in charts.charts(context, split="train", size=25, chart=chart, ask=ask):
         image = pixels(sample.images[0])
         months = [entry["month"] for entry in sample.meta["values"]]
+        numbers = [charts.MONTHS.index(month) for month in months]
+        assert all((a + 1) % 12 == b for a, b in itertools.pairwise(numbers))
         found = read(image)
         assert len(found) == len(months) == 4
         assert all(label_is(image, centre, month) for (centre, _), month in zip(found, months, strict=True))
         values = dict(zip(months, [value for _, value in found], strict=True))
+        assert sample.target.answer_type == ANSWER_TYPES[ask]
         assert (right_option(sample) if ask == "largest" else sample.target.value) == answer(sample, values)
 
 
-@pytest.mark.parametrize("ask", ["value", "difference", "largest", "month"])
-def test_shares_of_a_pie_give_the_answer(ask, place):
-    for sample in charts.charts(place, split="train", size=15, chart="pie", ask=ask, months=3):
+@pytest.mark.parametrize("ask", ANSWER_TYPES)
+def test_shares_of_a_pie_give_the_answer(ask, context):
+    for sample in charts.charts(context, split="train", size=15, chart="pie", ask=ask, months=3):
         shares = slices(pixels(sample.images[0]))
         assert sum(shares) == 100
         values = dict(zip([entry["month"] for entry in sample.meta["values"]], shares, strict=True))
         assert (right_option(sample) if ask == "largest" else sample.target.value) == answer(sample, values)
 
 
-def test_months_follow_each_other(place):
-    for sample in charts.charts(place, split="train", size=30):
-        places = [charts.MONTHS.index(entry["month"]) for entry in sample.meta["values"]]
-        assert all((a + 1) % 12 == b for a, b in itertools.pairwise(places))
-
-
-def test_answers_of_charts_are_uniform(place):
+def test_answers_of_charts_are_uniform(context):
     def targets(ask):
-        return [s.target.value for s in charts.charts(place, split="train", size=250, ask=ask)]
+        return [s.target.value for s in charts.charts(context, split="train", size=250, ask=ask)]
 
     assert is_uniform(targets("value"), range(5, 51, 5))
     assert is_uniform(targets("difference"), range(5, 46, 5))
@@ -125,27 +125,18 @@ def test_answers_of_charts_are_uniform(place):
     assert is_uniform(targets("month"), charts.MONTHS)
 
 
-@pytest.mark.parametrize(("ask", "kind"), [("value", "number"), ("largest", "choice"), ("month", "text")])
-def test_each_question_of_a_chart_has_its_answer_type(ask, kind, place):
-    (sample,) = charts.charts(place, split="train", size=1, ask=ask)
-    assert (sample.target.answer_type, sample.task) == (AnswerType(kind), f"chart_{ask}")
-
-
-def test_the_smallest_step_that_is_let_through_can_be_seen(place):
-    for sample in charts.charts(place, split="train", size=10, step=2, max_value=50, image_px=128):
-        (base,) = rows_of(pixels(sample.images[0]), charts.CHART_INK, 60)
-        _, heights = zip(*bars_in_pixels(pixels(sample.images[0]), base), strict=True)
+def test_the_smallest_step_that_is_let_through_can_be_seen(context):
+    for sample in charts.charts(context, split="train", size=10, step=2, max_value=50, image_px=128):
+        image = pixels(sample.images[0])
+        (base,) = rows_of(image, charts.CHART_INK, 60)
+        mask = (image == charts.MARK_COLOR).all(axis=-1)
+        heights = [base - np.nonzero(mask[:, x1])[0][0] for x1, _ in columns_of(mask)]
         values = [entry["value"] for entry in sample.meta["values"]]
         assert np.argsort(heights).tolist() == np.argsort(values).tolist()
         assert all(abs(height - value * 104 / 50) <= 1 for height, value in zip(heights, values, strict=True))
 
 
-def bars_in_pixels(image, base):
-    mask = (image == charts.MARK_COLOR).all(axis=-1)
-    return [(x1, base - np.nonzero(mask[:, x1])[0][0]) for x1, _ in columns_of(mask)]
-
-
-# Clips
+# Videos
 
 
 def frames_of(sample):
@@ -157,7 +148,7 @@ def frames_of(sample):
 
 def track(sample):
     """Centre of the asked colour in each frame; None where the shape is not visible."""
-    colour = next(name for name in shape_videos.SHAPE_COLOURS if f" {name} " in sample.parts[-1])
+    colour = next(name for name in SHAPE_COLOURS if f" {name} " in sample.parts[-1])
     middles = []
     for frame in frames_of(sample):
         rows, columns = np.nonzero(np.abs(frame - COLOURS[colour]).sum(axis=-1) < 120)
@@ -166,22 +157,20 @@ def track(sample):
 
 
 @pytest.mark.parametrize("diagonals", [False, True])
-def test_the_shape_moves_the_way_it_is_said_to(diagonals, place):
-    for sample in shape_videos.direction(
-        place, split="train", size=24, diagonals=diagonals, background=0.0, distractors=2
-    ):
+def test_the_shape_moves_the_way_it_is_said_to(diagonals, context):
+    options = {"diagonals": diagonals, "background": 0.0, "distractors": 2}
+    for sample in shape_videos.direction(context, split="train", size=24, **options):
         middles = np.array([middle for middle in track(sample) if middle is not None])  # others never cover it
         assert len(middles) == 8
         right, down = middles[-1] - middles[0]
         ways = [("left", -right), ("right", right), ("up", -down), ("down", down)]
-        assert right_option(sample) == " and ".join(
-            sorted((way for way, far in ways if far > 7), key=["up", "down", "left", "right"].index)
-        )
+        seen = sorted((way for way, far in ways if far > 7), key=["up", "down", "left", "right"].index)
+        assert right_option(sample) == " and ".join(seen)
 
 
-def test_the_shape_appears_as_often_as_it_is_said_to(place):
+def test_the_shape_appears_as_often_as_it_is_said_to(context):
     counts = []
-    for sample in shape_videos.appearance_count(place, split="train", size=45, background=0.0):
+    for sample in shape_videos.appearance_count(context, split="train", size=45, background=0.0):
         visible = [middle is not None for middle in track(sample)]
         assert not visible[0]
         assert sum(b and not a for a, b in itertools.pairwise(visible)) == sample.target.value
@@ -190,41 +179,33 @@ def test_the_shape_appears_as_often_as_it_is_said_to(place):
 
 
 @pytest.mark.parametrize("fps", [2, 4])
-def test_the_shape_is_visible_when_it_is_said_to_be(fps, place):
-    for sample in shape_videos.visible_span(place, split="train", size=20, background=0.0, fps=fps, image_px=50):
+def test_the_shape_is_visible_when_it_is_said_to_be(fps, context):
+    for sample in shape_videos.visible_span(context, split="train", size=20, background=0.0, fps=fps, image_px=50):
         visible = [i / fps for i, middle in enumerate(track(sample)) if middle is not None]
         assert sample.target.value == (visible[0], visible[-1] + 1 / fps)
         assert len(visible) / fps == visible[-1] + 1 / fps - visible[0]
 
 
-def test_answers_of_clips_are_uniform(place):
+def test_answers_of_videos_are_uniform(context):
     small = {"split": "train", "image_px": 32, "frames": 4, "distractors": 0}
-    ways = list(shape_videos.direction(place, size=160, **small))
+    ways = list(shape_videos.direction(context, size=160, **small))
     assert is_uniform([sample.target.value for sample in ways], "ABCD")
     assert is_uniform([right_option(sample) for sample in ways], ("left", "right", "up", "down"))
     spans = [(a / 2, b / 2) for a, b in itertools.combinations(range(5), 2)]
-    assert is_uniform([sample.target.value for sample in shape_videos.visible_span(place, size=200, **small)], spans)
+    assert is_uniform([sample.target.value for sample in shape_videos.visible_span(context, size=200, **small)], spans)
 
 
 @pytest.mark.parametrize(("frames", "fps", "side"), [(8, 2, 64), (16, 4, 96), (6, 3, 32), (12, 2, 48)])
-def test_a_model_sees_every_frame_at_its_own_rate(frames, fps, side, place):
-    (sample,) = shape_videos.visible_span(place, split="test", size=1, frames=frames, fps=fps, image_px=side)
-    store = MediaCache(MediaPolicy(roots=(place.work_dir,)), MediaLimitsConfig(), max_bytes=0)
-    small = VideoConfig(fps=fps, min_pixels=28 * 28, max_pixels=128 * 128)
-    clip = store.read_video(sample.media[0], FrameSampling(video=small, patch_size=14))
-    assert clip.plan.indices == tuple(range(frames))
-    assert (clip.plan.fps, clip.plan.total_frames, clip.plan.original_size) == (fps, frames, (side, side))
-    assert (
-        store.get_frame_plan(sample.media[0], FrameSampling(video=VideoConfig(), patch_size=14)).total_frames == frames
-    )
-
-
-def test_by_default_a_clip_is_seen_whole(place):
-    (sample,) = shape_videos.direction(place, split="test", size=1)
-    store = MediaCache(MediaPolicy(roots=(place.work_dir,)), MediaLimitsConfig(), max_bytes=0)
-    assert store.get_frame_plan(sample.media[0], FrameSampling(video=VideoConfig(), patch_size=14)).indices == tuple(
-        range(8)
-    )
+def test_a_model_sees_every_frame_at_the_rate_of_the_video(frames, fps, side, context):
+    (sample,) = shape_videos.visible_span(context, split="test", size=1, frames=frames, fps=fps, image_px=side)
+    cache = MediaCache(MediaPolicy(roots=(context.work_dir,)), MediaLimitsConfig(), max_bytes=0)
+    sampling = FrameSampling(video=VideoConfig(fps=fps, min_pixels=28 * 28, max_pixels=128 * 128), patch_size=14)
+    plan = cache.read_video(sample.media[0], sampling).plan
+    assert plan.indices == tuple(range(frames))
+    assert (plan.fps, plan.total_frames, plan.original_size) == (fps, frames, (side, side))
+    default = cache.get_frame_plan(sample.media[0], FrameSampling(video=VideoConfig(), patch_size=14))
+    assert default.total_frames == frames
+    assert fps != 2 or default.indices == tuple(range(frames)), "the default rate shows the whole video"
 
 
 def test_frames_survive_encoding_and_bytes_are_the_same_again():

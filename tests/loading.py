@@ -1,0 +1,23 @@
+"""A dataset loader as a run makes it, for the folder of a config."""
+
+from pathlib import Path
+
+from mmrl.config import Config
+from mmrl.data.context import make_dataset_context
+from mmrl.data.load import DatasetLoader
+from mmrl.data.rows import load_dataset_function, sources_by_split
+from mmrl.log.console import Console
+from mmrl.media.cache import MediaCache
+from mmrl.media.opened_index import OpenedMediaIndex
+
+
+def make_loader(
+    config: Config, folder: Path, *, index: OpenedMediaIndex | None = None
+) -> tuple[DatasetLoader, MediaCache]:
+    """Return a loader of the config's datasets, and the cache that it fills."""
+    context = make_dataset_context(config, folder, folder / "work")
+    cache = MediaCache(context.media_policy, config.data.media_limits, max_bytes=10**6)
+    functions = {}
+    for split, sources in sources_by_split(config.data).items():
+        functions[split] = [load_dataset_function(source, folder) for source in sources]
+    return DatasetLoader(config, context, functions, cache, Console(), opened_index=index), cache

@@ -1,0 +1,275 @@
+"""Loading samples: every image and video is opened once, with or without workers, in bounded memory."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from factories import image_ref, make_config, write_file
+from loading import make_loader
+from PIL import Image
+from videos import blank_frame, write_video
+
+from mmrl.config.schema import DataConfig, DataSourceConfig, VideoConfig
+from mmrl.data.load import open_media, unique_videos
+from mmrl.data_check.fingerprints import inspect_video
+from mmrl.log.console import Console
+from mmrl.media.cache import MediaCache
+from mmrl.media.checks import MediaError
+from mmrl.media.opened_index import OpenedMediaIndex
+from mmrl.media.video import FrameSampling
+from mmrl.types import ImageRef, PromptTooLongError, Size, UserError
+
+ROWS = """
+import hashlib
+from mmrl.types import AnswerType, ImageRef, Sample, Target, VideoRef
+
+def rows(context, *, size: int):
+    files = sorted((context.base_dir / "media").iterdir())
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    for number in range(size):
+        file, digest = files[number % len(files)], digests[number % len(files)]
+        path = f"{file.parent}/{'./' * (number // len(files))}{file.name}"  # another reference to the same file
+        ref = (VideoRef if file.suffix == ".mp4" else ImageRef)(path=path, sha256=digest)
+        target = Target(answer_type=AnswerType.NUMBER, value=1)
+        yield Sample(id=f"train-{number}", task="t", parts=(ref, "How many?"), target=target)
+"""
+DAMAGED = b"\x89PNG broken"
+
+
+def config(size=50, **data):
+    """A config whose training data are rows of `ROWS`, unless `data` says otherwise."""
+    return make_config(data={"train": [{"fn": "./mine.py:rows", "args": {"size": size}}]} | data)
+
+
+def train_ids(splits):
+    return [sample.id for sample in splits.train]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with 20 images of different widths."""
+    (tmp_path / "mine.py").write_text(ROWS)
+    (tmp_path / "media").mkdir()
+    for number in range(20):
+        Image.new("RGB", (20 + number, 30), (number, 9, 99)).save(tmp_path / "media" / f"{number:02d}.png")
+    return tmp_path
+
+
+# Images
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_image_is_found_with_and_without_workers(folder, workers):
+    write_file(folder / "media" / "04.png", DAMAGED)
+    loader, cache = make_loader(config(media_workers=workers, on_bad_sample="skip"), folder)
+    assert train_ids(loader.load())[3:6] == ["train-3", "train-5", "train-6"]
+    assert cache.image_size(image_ref(folder / "media" / "07.png")) == Size(27, 30)
+    with pytest.raises(UserError, match=r"3 of 50 samples cannot be used:\n  train-4: .*04\.png: "):
+        make_loader(config(media_workers=workers), folder)[0].load()
+
+
+def die_of_04(ref: ImageRef) -> Size:
+    if ref.path.endswith("04.png"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return Size(1, 1)
+
+
+def test_a_file_that_kills_its_worker_is_a_bad_one(folder):
+    options = DataConfig(train=(DataSourceConfig(fn="a:b"),), media_workers=2)
+    refs = [image_ref(file) for file in sorted((folder / "media").iterdir())]
+    opened = dict(open_media(refs, die_of_04, options=options, console=Console()))
+    ((ref, error),) = [(ref, found) for ref, found in opened.items() if isinstance(found, MediaError)]
+    assert ref.path.endswith("04.png")
+    assert "04.png: the process that opened it was killed by SIGSEGV; a file crashes its decoder" in str(error)
+
+
+def test_too_long_prompts_and_bad_samples_have_separate_settings(folder, capsys):
+    def measure_prompt(sample) -> None:
+        number = int(sample.id.removeprefix("train-"))
+        if number % 4 == 0:
+            raise PromptTooLongError("999 tokens")
+        if number == 49:
+            raise UserError("its text is forged")
+
+    for data, message in (
+        ({"on_bad_sample": "skip"}, r"13 of 49 samples cannot be used:\n  train-0: 999 tokens.*data\.on_too_long=skip"),
+        ({"on_too_long": "skip"}, r"1 of 37 samples cannot be used:\n  train-49: its text.*data\.on_bad_sample=skip"),
+    ):
+        loader, _ = make_loader(config(**data), folder)
+        with pytest.raises(UserError, match=f"(?s){message}"):
+            loader.filter_by_prompt(loader.load(), measure_prompt)
+    loader, _ = make_loader(config(on_bad_sample="skip", on_too_long="skip"), folder)
+    assert len(loader.filter_by_prompt(loader.load(), measure_prompt).train) == 50 - 13 - 1
+    output = capsys.readouterr().out
+    assert "13 of 49 samples cannot be used and are left out:\n  train-0: 999 tokens" in output
+    assert "and 8 more" in output
+
+
+# Rows
+
+
+def filtered_config(folder, pass_rate, row_filter):
+    """A config with a `row_filter` on rows whose `meta` has this `pass_rate`, in Python."""
+    rows = ROWS.replace("target=target)", f'target=target, meta={{"pass_rate": {pass_rate}}})')
+    (folder / "filtered.py").write_text(rows)
+    return config(train=[{"fn": "./filtered.py:rows", "args": {"size": 50}, "row_filter": row_filter}])
+
+
+PASS_RATE = {"column": "pass_rate", "low": 0.1, "high": 0.5}
+
+
+def test_rows_outside_the_row_filter_are_left_out_and_counted(folder, capsys):
+    loader, _ = make_loader(filtered_config(folder, "number / 50", PASS_RATE), folder)
+    assert train_ids(loader.load()) == [f"train-{number}" for number in range(5, 26)]
+    assert "data.train: 29 of 50 rows are left out by `row_filter`" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("pass_rate", "row_filter", "message"),
+    [
+        ("'0.5'", PASS_RATE, "'pass_rate' .*'0.5'"),
+        ("float('nan')", PASS_RATE, "'pass_rate' .*nan"),
+        ("True", PASS_RATE, "'pass_rate' .*True"),
+        ("0.5", {"column": "rate", "low": 0}, r"'rate' of its meta \(None\); there is pass_rate"),
+    ],
+)
+def test_a_row_filter_needs_a_number(folder, pass_rate, row_filter, message):
+    loader, _ = make_loader(filtered_config(folder, pass_rate, row_filter), folder)
+    with pytest.raises(UserError, match=f"row_filter: sample train-0 has no number in column {message}"):
+        loader.load()
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from factories import make_config
+from loading import make_loader
+
+for size in (1000, 10_000):
+    config = make_config(data={{"train": [{{"fn": "./mine.py:rows", "args": {{"size": size}}}}]}})
+    loader, _ = make_loader(config, Path({folder!r}))
+    assert len(loader.load().train) == size
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_10_000_samples(folder):
+    for number in range(200):
+        Image.new("RGB", (96, 96), (number, 9, 99)).save(folder / "media" / f"{number:03d}.png")
+    code = MEASURE.format(tests=str(Path(__file__).parents[2]), folder=str(folder))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first_mb, last_mb = map(int, done.stderr.split())
+    assert last_mb - first_mb < 40, done.stderr  # their pixels alone would be 249 MB; the samples themselves are small
+
+
+# Videos
+
+
+@pytest.fixture
+def videos(tmp_path):
+    """A folder with two videos; a late frame of the first is damaged."""
+    (tmp_path / "media").mkdir()
+    (tmp_path / "mine.py").write_text(ROWS)
+    for name in ("damaged", "whole"):
+        write_video(tmp_path / "media" / f"{name}.mp4", size=(64, 48), options={"bf": "0"})
+    blank_frame(tmp_path / "media" / "damaged.mp4", 40)
+    return tmp_path
+
+
+SAMPLING = FrameSampling(video=VideoConfig(fps=12.0, min_pixels=784, max_pixels=3136), patch_size=14)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_video_with_a_damaged_late_frame_is_found_before_the_first_step(videos, workers, capsys):
+    loader, _ = make_loader(config(2, media_workers=workers), videos)
+    samples = loader.load()
+    assert list(loader.open_videos(samples, SAMPLING)) == [True]
+    message = r"(?s)1 of 2 samples cannot be used:\n  train-0: .*damaged\.mp4: the frame at 3\.\d+ s does not decode"
+    with pytest.raises(UserError, match=message):
+        loader.filter_by_prompt(samples, lambda sample: None)
+
+    loader, cache = make_loader(config(2, media_workers=workers, on_bad_sample="skip"), videos)
+    samples = loader.load()
+    assert list(loader.open_videos(samples, SAMPLING)) == [True]
+    assert train_ids(loader.filter_by_prompt(samples, lambda sample: None)) == ["train-1"]
+    assert "1 of 2 samples cannot be used and are left out" in capsys.readouterr().out
+    damaged, _ = unique_videos(samples.train)
+    with pytest.raises(MediaError, match="does not decode"):
+        inspect_video(cache, SAMPLING, damaged)  # as `mmrl data check` does
+
+
+def test_a_video_that_the_run_has_decoded_is_not_decoded_again(videos, monkeypatch):
+    (videos / "media" / "damaged.mp4").unlink()
+    num_decoded = 0
+    check_video = MediaCache.check_video
+
+    def count_and_check(*args):
+        nonlocal num_decoded
+        num_decoded += 1
+        return check_video(*args)
+
+    monkeypatch.setattr(MediaCache, "check_video", count_and_check)
+
+    def open_videos(sampling=SAMPLING):
+        """Return how many videos have been decoded so far, and the number of frames that the model sees."""
+        loader, cache = make_loader(config(1), videos, index=OpenedMediaIndex(videos / "opened_media.json"))
+        samples = loader.load()
+        assert list(loader.open_videos(samples, sampling)) == [True]
+        return num_decoded, len(cache.get_frame_plan(samples.train[0].media[0], sampling).indices)
+
+    assert open_videos() == (1, 48)
+    assert open_videos() == (1, 48)
+    assert open_videos(replace(SAMPLING, video=SAMPLING.video.model_copy(update={"fps": 6.0}))) == (2, 24)
+    write_video(videos / "media" / "whole.mp4", range(36), size=(64, 48))
+    assert open_videos() == (3, 36)
+
+
+def test_long_decoding_yields_often_and_keeps_its_results(videos, monkeypatch):
+    """Other ranks would report rank 0 as lost, and a killed start would lose what it has decoded."""
+    monkeypatch.setattr("mmrl.data.load._TURN_S", 0.0)
+    write_video(videos / "media" / "damaged.mp4", range(24), size=(64, 48))
+    index_path = videos / "opened_media.json"
+    loader, _ = make_loader(config(2), videos, index=OpenedMediaIndex(index_path))
+    turns = [
+        (finished, len(json.loads(index_path.read_text()))) for finished in loader.open_videos(loader.load(), SAMPLING)
+    ]
+    assert turns == [(False, 1), (False, 2), (True, 2)]
+
+
+# The index of media that the run has opened
+
+
+def test_a_resumed_run_opens_only_new_and_touched_images(folder):
+    paths = sorted((folder / "media").iterdir())[:5]
+    refs = [image_ref(path) for path in paths]
+    OpenedMediaIndex(folder / "opened_media.json").add({ref: Size(20 + n, 30) for n, ref in enumerate(refs[:4])})
+    modified = os.stat(paths[1]).st_mtime_ns
+    os.utime(paths[1], ns=(modified, modified + 1))
+    paths[2].unlink()
+    other_content = ImageRef(path=refs[3].path, sha256=refs[4].sha256)
+    known = OpenedMediaIndex(folder / "opened_media.json").known_sizes([*refs, other_content])
+    assert known == {refs[0]: Size(20, 30), refs[3]: Size(23, 30)}
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a.png": 3}', '{"a.png": [1]}'])
+def test_a_damaged_opened_index_counts_as_empty(tmp_path, content):
+    (tmp_path / "opened_media.json").write_text(content)
+    assert OpenedMediaIndex(tmp_path / "opened_media.json").known_sizes([ImageRef(path="a.png", sha256="")]) == {}
+
+
+def test_images_in_the_opened_index_are_not_opened_again(folder):
+    index_path = folder / "opened_media.json"
+    first = make_loader(config(), folder, index=OpenedMediaIndex(index_path))[0].load()
+    assert len(json.loads(index_path.read_text())) == 50
+    refuse_all = config(media_limits={"max_pixels": 1})
+    loader, cache = make_loader(refuse_all, folder, index=OpenedMediaIndex(index_path))
+    assert loader.load().train == first.train
+    assert cache.image_size(first.train[0].images[0]) == Size(20, 30)
