@@ -27,7 +27,7 @@ from mmrl.rollout.steps.custom import CustomStep
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.rollout.steps.rethink import CorrectnessCheck, ForcedRethink, tokenize_trigger
 from mmrl.rollout.steps.tools import ToolStep
-from mmrl.types import Prompt, Rollout, RolloutBatch, SamplingParams, UserError
+from mmrl.types import Prompt, Rollout, RolloutBatch, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,8 @@ class StepPipeline:
     """A rollout pipeline that generates first responses, then calls each step on what the one before returned."""
 
     sampler: Sampler
-    group_size: int
-    """First responses to each prompt."""
-    sampling_params: SamplingParams
-    """The distribution of first responses."""
+    group_size: int  # first responses to each prompt
+    sampling_params: SamplingParams  # the distribution of first responses
     steps: tuple[RolloutStep, ...] = ()
     partial_rollouts: PartialRollouts | None = None
     """Generates first responses in chunks and leaves some of them unfinished; None to generate until all have ended."""
@@ -49,8 +47,6 @@ class StepPipeline:
         """Return a group of rollouts for each prompt, in order, after the groups of `unfinished` that are complete."""
         if self.partial_rollouts is None:
             groups = self.sampler.generate(prompts, self.group_size, self.sampling_params, step=step)
-            if len(groups) != len(prompts):
-                raise UserError(f"the rollout engine returned {len(groups)} groups for {len(prompts)} prompts")
             batch = RolloutBatch(groups=tuple(map(tuple, groups)))
         else:
             batch = self.partial_rollouts.generate(prompts, step=step, unfinished=unfinished)

@@ -13,14 +13,13 @@ from typing import Any
 from urllib import request as http
 from urllib.error import HTTPError
 
-from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from vllm_scenes import LONGEST, Questions, Scene, ids, refusal, without_videos
 
 from mmrl.config.schema import VllmServerConfig
 from mmrl.rollout.engines.base import GenerationRequest
-from mmrl.rollout.engines.vllm_replica import Replica, ReplicaError, _WeightSyncClient
+from mmrl.rollout.engines.vllm_replica import Replica, ReplicaError
 from mmrl.rollout.engines.vllm_server import ServerEngine, common_max_model_len, make_replicas
-from mmrl.rollout.engines.vllm_weight_transfer import FileTrainerInitInfo, FingerprintedSource
+from mmrl.rollout.engines.vllm_weight_transfer import send_files
 from mmrl.rollout.weight_sync import PolicyWeightStream, WeightStream
 from mmrl.types import Author, Segment
 
@@ -79,12 +78,8 @@ def served(questions: Questions) -> dict[str, Any]:
         facts["refused"] = refusal(lambda: engine.generate([overlong], scene.params))
         scene.learn()
         facts["gaps with old weights"] = scene.gaps(scene.draw(sampler))
-        sender = WeightTransferTrainerFactory.trainer_init(
-            FileTrainerInitInfo(rank=0, piece_bytes=1),
-            client=_WeightSyncClient(running.request_json),
-            source=FingerprintedSource(PolicyWeightStream(scene.policy)),
-        )
-        sender.send_weights()  # every tensor in a piece of its own: query apart from key
+        # Every tensor in a file of its own: query apart from key.
+        send_files(PolicyWeightStream(scene.policy), running.call_workers, file_bytes=1)
         running._reset_caches()
         facts["gaps after pieces"] = scene.gaps(scene.draw(sampler))
         scene.learn()

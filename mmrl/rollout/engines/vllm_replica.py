@@ -31,7 +31,6 @@ from typing import Any
 from urllib import request as http
 from urllib.error import HTTPError
 
-from vllm.distributed.weight_transfer.base import TrainerInitInfo
 from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
@@ -42,9 +41,9 @@ from mmrl.distributed.launch import find_free_port
 from mmrl.rollout.engines.vllm_requests import START_PROMPT, START_SAMPLING
 from mmrl.rollout.engines.vllm_weight_transfer import (
     KEY_VARIABLE,
-    FileTrainerInitInfo,
     FingerprintedSource,
     parse_fingerprints,
+    send_files,
 )
 from mmrl.rollout.engines.vllm_weights import check_same_model, check_weights_arrived
 from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream
@@ -163,7 +162,7 @@ class Replica:
             hint = f"end of its log:\n{self._log_tail()}" if self._command else f"if it is gone, {START_HINT}"
             raise UserError(f"the rollout server {self.url} failed: {failure}; {hint}") from failure
         self.stop()
-        self._sender = None
+        self._sender = self._source = None
         self.adapter_loaded = False
         self.start()
         self.wait_until_ready()
@@ -236,26 +235,17 @@ class Replica:
             ReplicaError: the server failed meanwhile.
             RuntimeError: they did not arrive.
         """
-        if self._sender is None or self._source is None:
+        if self._source is None:
             check_same_model(weights, self._read_fingerprints())
             self._source = FingerprintedSource(weights)
-            init_info: TrainerInitInfo
-            match self._options.weight_transfer:  # the learner is rank 0 of the transfer
-                case "file":
-                    init_info = FileTrainerInitInfo(rank=0)
-                case "ipc":
-                    init_info = IPCTrainerInitInfo(rank=0)
-                case "nccl":
-                    address, port = socket.gethostname(), find_free_port()
-                    init_info = NCCLTrainerInitInfo(
-                        rank=0, master_address=address, master_port=port, world_size=1 + num_workers
-                    )
-            self._sender = WeightTransferTrainerFactory.trainer_init(
-                init_info, client=_WeightSyncClient(self.request_json), source=self._source
-            )
         # A sender keeps the source that it was created with, so the new weights go into that.
         self._source.weights = weights
-        self._sender.send_weights()
+        if self._options.weight_transfer == "file":
+            send_files(self._source, self.call_workers)
+        else:
+            if self._sender is None:
+                self._sender = self._make_sender(self._source, num_workers)
+            self._sender.send_weights()
         self._reset_caches()
         check_weights_arrived(self._source.fingerprints, self._read_fingerprints())
 
@@ -269,6 +259,28 @@ class Replica:
         self.adapter_loaded = True
         self._reset_caches()
 
+    def call_workers(self, method: str, *arguments: str) -> list[Any]:
+        """Call a method of `WorkerExtension` in all workers of the server, and return their results.
+
+        Raises:
+            ReplicaError: as `request_json`, and for a reply without results.
+        """
+        reply = self.request_json("collective_rpc", {"method": method, "args": arguments})
+        if "results" not in reply:
+            raise ReplicaError(f"collective_rpc {method} answers {reply!r:.200}")
+        results: list[Any] = reply["results"]
+        return results
+
+    def _make_sender(self, source: FingerprintedSource, num_workers: int) -> Any:  # noqa: ANN401  (vLLM's sender)
+        init_info: IPCTrainerInitInfo | NCCLTrainerInitInfo = IPCTrainerInitInfo(rank=0)
+        if self._options.weight_transfer == "nccl":  # the learner is rank 0 of the transfer
+            address, port = socket.gethostname(), find_free_port()
+            init_info = NCCLTrainerInitInfo(
+                rank=0, master_address=address, master_port=port, world_size=1 + num_workers
+            )
+        client = _WeightSyncClient(self.request_json)
+        return WeightTransferTrainerFactory.trainer_init(init_info, client=client, source=source)
+
     def _reset_caches(self) -> None:
         # Keys and values, media, and encoded media: old weights have filled these caches.
         for cache in ("prefix", "mm", "encoder"):
@@ -276,8 +288,7 @@ class Replica:
 
     def _read_fingerprints(self) -> dict[str, TensorFingerprint]:
         # Of the first worker alone: weights that tensor parallelism splits have another shape and are passed over.
-        results = self.request_json("collective_rpc", {"method": "fingerprints"})["results"]
-        return parse_fingerprints(results[0])
+        return parse_fingerprints(self.call_workers("fingerprints")[0])
 
     def _log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-_LOG_TAIL_CHARS:]

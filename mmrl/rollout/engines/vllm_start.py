@@ -5,7 +5,6 @@ Imports without vLLM, which may be missing and takes seconds to import.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +19,7 @@ from mmrl.types import UserError
 
 _MIN_BATCHED_TOKENS = 8192
 
-_SUPPORTED_LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)
-"""Ranks that vLLM has kernels for."""
+_SUPPORTED_LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)  # ranks that vLLM has kernels for
 
 
 def start_vllm(config: Config | EvalConfig, context: EngineContext) -> RolloutEngine:
@@ -32,27 +30,27 @@ def start_vllm(config: Config | EvalConfig, context: EngineContext) -> RolloutEn
     """
     options, model = config.rollout, context.model_folder()
     takes_adapter = _takes_adapter_files(config, context.policy)
-    build_args = partial(
-        build_engine_args,
-        options.vllm,
-        dtype=config.model.dtype,
-        max_model_len=context.max_model_len,
-        cuda=torch.cuda.is_available(),
-        lora=config.model.lora if takes_adapter else None,
-        family=context.policy.family,
-        float32_output_layer=config.model.float32_output_layer,
-        return_routes=context.record_routes,
-    )
-    takes_adapter = takes_adapter and context.adapter is not None
-    if options.engine == "vllm":
-        from mmrl.rollout.engines.vllm_colocated import VllmEngine
-
-        # Weights are gathered by all ranks together, and the others do not notice that one engine has failed.
-        restarts = options.vllm.max_restarts if context.ranks.size == 1 else 0
-        return VllmEngine(model, build_args(), context, restarts=restarts, takes_adapter=takes_adapter)
+    engine_args: dict[str, Any] = {}
     # Servers that run already have arguments of their own, and perhaps a device that this machine lacks.
-    engine_args = {} if options.server.urls else build_args()
-    return start_servers(model, engine_args, options, context, takes_adapter=takes_adapter)
+    if options.engine == "vllm" or not options.server.urls:
+        engine_args = build_engine_args(
+            options.vllm,
+            dtype=config.model.dtype,
+            max_model_len=context.max_model_len,
+            cuda=torch.cuda.is_available(),
+            lora=config.model.lora if takes_adapter else None,
+            family=context.policy.family,
+            float32_output_layer=config.model.float32_output_layer,
+            return_routes=context.record_routes,
+        )
+    takes_adapter = takes_adapter and context.adapter is not None
+    if options.engine == "vllm_server":
+        return start_servers(model, engine_args, options, context, takes_adapter=takes_adapter)
+    from mmrl.rollout.engines.vllm_colocated import VllmEngine
+
+    # Weights are gathered by all ranks together, and the others do not notice that one engine has failed.
+    restarts = options.vllm.max_restarts if context.ranks.size == 1 else 0
+    return VllmEngine(model, engine_args, context, restarts=restarts, takes_adapter=takes_adapter)
 
 
 def start_servers(
@@ -79,9 +77,11 @@ def start_servers(
 
 
 def _takes_adapter_files(config: Config | EvalConfig, policy: Policy) -> bool:
-    """Return True if vLLM gets the adapter's files, False if it gets weights with the adapter merged into them."""
-    # vLLM knows adapters of the language model, without DoRA and not of fused experts. Its server must see the
-    # learner's file system.
+    """Return True if vLLM gets the adapter's files, False if it gets weights with the adapter merged into them.
+
+    vLLM knows adapters of the language model, without DoRA and not of fused experts. Its server must see the learner's
+    file system.
+    """
     lora, rollout = config.model.lora, config.rollout
     if lora is None or lora.use_dora or "language.experts" in (lora.targets or ()):
         return False
@@ -122,7 +122,7 @@ def build_engine_args(
         "max_num_seqs": options.max_num_seqs,
         "tensor_parallel_size": options.tensor_parallel_size,
         "disable_log_stats": True,
-        "worker_extension_cls": "mmrl.rollout.engines.vllm_weight_transfer.FingerprintExtension",
+        "worker_extension_cls": "mmrl.rollout.engines.vllm_weight_transfer.WorkerExtension",
         # vLLM would normalise patches a second time that are normalised already. And if its processor had a cache, it
         # would keep copies of the patches in two places.
         "mm_device_do_normalize": False,

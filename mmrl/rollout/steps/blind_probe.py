@@ -39,10 +39,8 @@ class BlindProbe:
     options: BlindProbeConfig
     processor: Processor
     sampler: Sampler
-    sampling_params: SamplingParams
-    """The distribution of first responses, the same as without corruption."""
-    swap_samples: Sequence[Sample] = ()
-    """Samples whose media may be shown in place of a prompt's own."""
+    sampling_params: SamplingParams  # the distribution of first responses, the same as without corruption
+    swap_samples: Sequence[Sample] = ()  # samples whose media may be shown in place of a prompt's own
     steps: Sequence[RolloutStep] = ()
     """Steps that all rollouts go through. Probes go through them too, so that the media are the only difference."""
 

@@ -33,8 +33,7 @@ class CorrectnessCheck:
 
     scorer: RewardScorer
     correct_terms: tuple[str, ...]
-    threshold: float
-    """Least value of each of them, on the terms' own scale."""
+    threshold: float  # least value of each of them, on the terms' own scale
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[bool]:
         """Return one verdict per rollout, in order.
@@ -63,12 +62,10 @@ class _Attempt:
     """A first response that is continued."""
 
     group_index: int
-    position: int
-    """Its place in the group."""
+    position: int  # its place in the group
     rollout: Rollout
     """Its kept tokens and the trigger; then also the continuation, and the verdict on the whole in `is_correct`."""
-    was_correct: bool
-    """Verdict on the first response."""
+    was_correct: bool  # verdict on the first response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +75,9 @@ class ForcedRethink:
     options: RethinkConfig
     sampler: Sampler
     is_correct: CorrectnessCheck
-    sampling_params: SamplingParams
-    """The distribution of continuations."""
-    max_first_response_tokens: int | None
-    """Longest first response that may be continued; None for any."""
-    trigger_ids: tuple[tuple[int, ...], ...]
-    """Token ids of each of `options.triggers`, in order."""
+    sampling_params: SamplingParams  # the distribution of continuations
+    max_first_response_tokens: int | None  # longest first response that may be continued; None for any
+    trigger_ids: tuple[tuple[int, ...], ...]  # token ids of each of `options.triggers`, in order
     processor: PromptProcessor
     seed: int
 

@@ -56,12 +56,9 @@ class ToolRunner:
 class ToolMessage(NamedTuple):
     """The reply to one call, as it is written into the response."""
 
-    kind: str
-    """Outcome, one of `CALL_METRICS`."""
-    text: str = ""
-    """Text of the reply; empty where media are shown."""
-    media_segments: tuple[tuple[str, Segment], ...] = ()
-    """Images and videos, each with the words that precede it."""
+    kind: str  # outcome, one of `CALL_METRICS`
+    text: str = ""  # text of the reply; empty where media are shown
+    media_segments: tuple[tuple[str, Segment], ...] = ()  # images and videos, each with the words that precede it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,10 +53,8 @@ class ToolRequest(NamedTuple):
 class ToolWorkers:
     """Runs the tools of a step in processes, from the first call until `close`."""
 
-    loaders: tuple[Callable[[], ToolFunction], ...]
-    """Loads each tool, in the process that calls it."""
-    options: ToolsConfig
-    """Options that set the number of processes and their limits."""
+    loaders: tuple[Callable[[], ToolFunction], ...]  # loads each tool, in the process that calls it
+    options: ToolsConfig  # options that set the number of processes and their limits
     _pool: WorkerPool[ToolRequest, ToolResult] | None = None
 
     def close(self) -> None:
