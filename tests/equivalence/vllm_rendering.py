@@ -1,6 +1,4 @@
-"""What vLLM's own processor would have told the model, given media that are resized already; and what transformers
-would have said of positions.
-"""
+"""What vLLM's own processor makes of media that are resized already, and the positions that transformers computes."""
 
 from __future__ import annotations
 
@@ -101,8 +99,8 @@ def _equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-class Upstream:
-    """Feeds the learner with the positions that transformers works out itself."""
+class PositionsOfTransformers:
+    """Gives the learner the positions that transformers computes itself."""
 
     def __init__(self, scene: Scene) -> None:
         self.placeholders = scene.processor.placeholders

@@ -38,8 +38,8 @@ REASONS = re.findall(r"^(\d+)\. ", PAGE, re.MULTILINE)
 def scenes():
     """The family of each scene that vLLM's tests play."""
     with pytest.MonkeyPatch.context() as patch:
-        for folder in ("unit", "integration", "equivalence", ""):
-            patch.syspath_prepend(ROOT / "tests" / folder)
+        for folder in {file.parent for file in (ROOT / "tests").rglob("*.py")}:
+            patch.syspath_prepend(folder)
         spec = importlib.util.spec_from_file_location("scenes", ROOT / "tests" / "equivalence" / "conftest.py")
         conftest = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(conftest)
