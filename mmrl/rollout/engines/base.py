@@ -57,12 +57,19 @@ class RolloutEngine(Protocol):
 
         `sampling_params.max_new_tokens` limits the new tokens alone. With `record_routes` the continuations carry the
         experts that prompt and response were sent to.
+
+        Raises:
+            UserError: a prompt cannot be used, or the engine failed and is not restarted.
         """
 
     def load_weights(self, weights: WeightStream) -> None:
         """Replace the weights and drop every cache that the old ones filled. Wakes the engine if it sleeps.
 
         Called once for each policy version, on all ranks together, and never while `generate` runs.
+
+        Raises:
+            UserError: they are another model's.
+            RuntimeError: they did not arrive.
         """
 
     def logits_dtypes(self) -> set[str]:

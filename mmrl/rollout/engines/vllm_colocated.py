@@ -96,12 +96,7 @@ class VllmEngine(RolloutEngine):
     def generate(
         self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams, *, record_routes: bool = False
     ) -> list[list[GeneratedTokens]]:
-        """Return the continuations of each request, in order.
-
-        Raises:
-            UserError: the placeholders of a prompt do not fit its media.
-            RuntimeError: the engine failed more often than it may be restarted.
-        """
+        """Return the continuations of each request. Raises RuntimeError after too many failures of the engine."""
         from mmrl.rollout.engines.vllm_inputs import build_engine_input
 
         self._wake_up()
@@ -122,12 +117,7 @@ class VllmEngine(RolloutEngine):
             self._restart(reason)
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Load the learner's tensors, by vLLM's own reloading, or the adapter's files; check that tensors arrived.
-
-        Raises:
-            UserError: they are another model's.
-            RuntimeError: they did not arrive.
-        """
+        """Load the learner's tensors, by vLLM's own reloading, or the adapter's files; check that tensors arrived."""
         self._wake_up()
         if self._takes_adapter:
             self._load_adapter(export_adapter(self._context))

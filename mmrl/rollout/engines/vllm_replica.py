@@ -4,12 +4,7 @@ The server is a process of its own, `python -m vllm.entrypoints.openai.api_serve
 output goes to a log file; or it runs already, at an address of `rollout.server.urls`, and is never started or ended.
 A server that the run starts is given a key, and refuses requests without it: others on the machine could otherwise read
 prompts, or replace the weights. The key travels in the environment, which other users cannot read, unlike arguments.
-
-    what hangs                   deadline                            what happens
-    the server as it starts      `rollout.server.startup_timeout_s`  the run ends with the last lines of the log
-    a request, also of weights   `rollout.server.timeout_s`          a restart, `max_restarts` times; then as above
-    the server as it is stopped  `_STOP_TIMEOUT_S`                   SIGKILL to it and all processes of its session
-    the run, which is killed     none                                the kernel sends SIGTERM to the server
+docs/design.md says what happens when a server hangs.
 """
 
 from __future__ import annotations
@@ -81,15 +76,14 @@ class Replica:
         command: Sequence[str] = (),
         device: str = "",
         log: Path = Path(),
-        key: str = "",
     ) -> None:
         """Create the client of the server at `url`, without a slash at the end; nothing is started yet.
 
         `command` starts the server, and is empty for one that runs already. `device` becomes CUDA_VISIBLE_DEVICES,
-        unless it is empty. The server's output is appended to `log`. Requests carry `key`; without one, a server that
-        is started gets a new key, and one that runs already is sent the variable VLLM_API_KEY, if that is set.
+        unless it is empty. The server's output is appended to `log`. A server that is started gets a new key; one that
+        runs already is sent the variable VLLM_API_KEY, if that is set.
         """
-        self.key = key or (secrets.token_urlsafe(32) if command else os.environ.get(KEY_VARIABLE, ""))
+        self.key = secrets.token_urlsafe(32) if command else os.environ.get(KEY_VARIABLE, "")
         self.url = url
         self.adapter_loaded = False
         self._options, self._command, self._device, self._log = options, command, device, log
@@ -203,9 +197,7 @@ class Replica:
         """
         timeout = timeout or self._options.timeout_s
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         outgoing = http.Request(f"{self.url}/{path}", data, headers)
         try:
             # Without proxies: those of the environment would be asked for servers on this machine, too.

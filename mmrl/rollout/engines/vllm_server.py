@@ -85,11 +85,7 @@ class ServerEngine(RolloutEngine):
     def generate(
         self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams, *, record_routes: bool = False
     ) -> list[list[GeneratedTokens]]:
-        """Return the continuations of each request, in order.
-
-        Raises:
-            UserError: a server refuses a request, or fails more often than it may be restarted.
-        """
+        """Return the continuations of each request; requests of a replica that fails are divided again."""
         layers = self._expert_layers if record_routes else ()
         answers: dict[int, list[GeneratedTokens]] = {}
         while len(answers) < len(requests):
@@ -114,12 +110,7 @@ class ServerEngine(RolloutEngine):
         return [answers[number] for number in range(len(requests))]
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Send weights, or the adapter's files, to all replicas, one after the other.
-
-        Raises:
-            UserError: they are another model's, or a replica fails more often than it may be restarted.
-            RuntimeError: they did not arrive.
-        """
+        """Send weights, or the adapter's files, to all replicas, one after the other."""
         if self._takes_adapter:
             folder = export_adapter(self._context)
             self._ranks.on_rank0(partial(self._send_to_all, methodcaller("load_adapter", folder)))
@@ -129,11 +120,7 @@ class ServerEngine(RolloutEngine):
         ShardedWeightStream(weights, self._ranks).load_on_rank0(self._load_weights_on_rank0)
 
     def logits_dtypes(self) -> set[str]:
-        """Return the dtypes that the workers of all replicas compute logits in, such as `float32`.
-
-        Raises:
-            UserError: a server does not say.
-        """
+        """Return the dtypes that the workers of all replicas compute logits in, such as `float32`."""
         found: set[str] = set()
         for replica in self._replicas:
             try:

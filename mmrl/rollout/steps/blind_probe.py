@@ -41,8 +41,7 @@ class BlindProbe:
     sampler: Sampler
     sampling_params: SamplingParams  # the distribution of first responses, the same as without corruption
     swap_samples: Sequence[Sample] = ()  # samples whose media may be shown in place of a prompt's own
-    steps: Sequence[RolloutStep] = ()
-    """Steps that all rollouts go through. Probes go through them too, so that the media are the only difference."""
+    steps: Sequence[RolloutStep] = ()  # all rollouts go through them, so the media are the only difference of probes
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with this probe's rollouts under its name, for each prompt that has media to hide."""
@@ -115,16 +114,14 @@ class BlindProbe:
         """Return the prompt with a random part of each image, the same part at every step. Videos stay whole."""
         rng = random.Random(derive_seed(step_name(self.options), prompt.sample.id))
         fraction = self.options.crop_fraction or _DEFAULT_CROP_FRACTION
-        media: list[MediaRef] = []
-        for ref, resize_map in zip(prompt.sample.media, prompt.resize_maps, strict=True):
+        media = list(prompt.sample.media)
+        for index, (ref, resize_map) in enumerate(zip(media, prompt.resize_maps, strict=True)):
             if isinstance(ref, ImageRef):
                 width, height = (max(1, round(fraction * side)) for side in resize_map.original)
                 # The image may itself be a part of its file, and a crop is in pixels of the file.
                 left = resize_map.offset[0] + rng.randint(0, resize_map.original.width - width)
                 top = resize_map.offset[1] + rng.randint(0, resize_map.original.height - height)
-                media.append(replace(ref, crop=(left, top, left + width, top + height)))
-            else:
-                media.append(ref)
+                media[index] = replace(ref, crop=(left, top, left + width, top + height))
         return self._build_prompt(_replace_media(prompt.sample, media))
 
     def _swap_media(self, sample: Sample, step: int) -> Prompt | None:

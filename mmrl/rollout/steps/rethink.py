@@ -95,19 +95,17 @@ class ForcedRethink:
         for attempt, rollout, is_correct in zip(attempts, extended, self.is_correct(extended), strict=True):
             continued.append(replace(attempt, rollout=replace(rollout, is_correct=is_correct)))
 
-        groups = []
-        num_kept = 0
-        for group_index, group in enumerate(batch.groups):
-            kept = []
-            for attempt in continued:
-                wanted = self.options.keep == "all" or attempt.rollout.is_correct
-                long_enough = len(attempt.rollout.segments[-1].token_ids) >= self.options.min_new_tokens
-                if attempt.group_index == group_index and wanted and long_enough:
-                    kept.append(attempt)
-            kept = kept[: self.options.max_kept_per_group]
-            num_kept += len(kept)
-            groups.append(self._merge_into_group(group, kept))
-        return with_metrics(replace(batch, groups=tuple(groups)), self._count_outcomes(continued, num_kept))
+        groups = list(map(list, batch.groups))
+        num_kept_of = [0] * len(groups)
+        for attempt in continued:
+            wanted = self.options.keep == "all" or attempt.rollout.is_correct
+            long_enough = len(attempt.rollout.segments[-1].token_ids) >= self.options.min_new_tokens
+            most = self.options.max_kept_per_group
+            if wanted and long_enough and (most is None or num_kept_of[attempt.group_index] < most):
+                num_kept_of[attempt.group_index] += 1
+                groups[attempt.group_index][attempt.position] = attempt.rollout
+        metrics = self._count_outcomes(continued, sum(num_kept_of))
+        return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)
 
     def _draw_attempts(
         self, group_index: int, group: Sequence[Rollout], correct: Sequence[bool], step: int
@@ -140,8 +138,7 @@ class ForcedRethink:
         num_kept = first_response.num_tokens - (first_response.finish_reason is FinishReason.EOS)
         if rng.random() < self.options.cut_answer_fraction:
             num_kept = min(num_kept, self._count_tokens_before_answer(first_response))
-        candidates: list[tuple[int, ...]] = []
-        weights: list[float] = []
+        candidates, weights = [], []
         for token_ids, trigger in zip(self.trigger_ids, self.options.triggers, strict=True):
             if trigger.only in ("any", "correct" if correct else "incorrect"):
                 candidates.append(token_ids)
@@ -173,24 +170,14 @@ class ForcedRethink:
         before = first_response.text[opening : start + answer_offset]
         return count_tokens_before(token_ids, before, self.processor.decode)
 
-    def _merge_into_group(self, group: Sequence[Rollout], kept: Sequence[_Attempt]) -> tuple[Rollout, ...]:
-        by_position = {attempt.position: attempt.rollout for attempt in kept}
-        return tuple(by_position.get(position, rollout) for position, rollout in enumerate(group))
-
     def _count_outcomes(self, continued: Sequence[_Attempt], num_kept: int) -> dict[str, float]:
         """Return counts of attempts, kept or not, by verdict before and after, and of what they cost."""
         name = self.options.name
         # All names are there, also with a count of 0: metrics files then have the same columns at every step.
-        counts = {
-            f"{name}/correct_to_correct": 0.0,
-            f"{name}/correct_to_incorrect": 0.0,
-            f"{name}/incorrect_to_correct": 0.0,
-            f"{name}/incorrect_to_incorrect": 0.0,
-            f"{name}/attempted": len(continued),
-            f"{name}/kept": num_kept,
-            f"{name}/new_tokens": 0,
-            f"{name}/truncated": 0,
-        }
+        moves = ("correct_to_correct", "correct_to_incorrect", "incorrect_to_correct", "incorrect_to_incorrect")
+        counts: dict[str, float] = {f"{name}/{move}": 0.0 for move in moves}
+        counts |= {f"{name}/attempted": len(continued), f"{name}/kept": num_kept}
+        counts |= {f"{name}/new_tokens": 0, f"{name}/truncated": 0}
         for attempt in continued:
             before = "correct" if attempt.was_correct else "incorrect"
             after = "correct" if attempt.rollout.is_correct else "incorrect"

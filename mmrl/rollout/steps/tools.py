@@ -25,8 +25,7 @@ class ToolStep:
 
     executor: ToolExecutor
     sampler: Sampler
-    sampling_params: SamplingParams
-    """The distribution of first responses, which holds behind results too. A call's closing tag is a stop string."""
+    sampling_params: SamplingParams  # those of first responses; a call's closing tag is a stop string
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with every call answered, as far as the limits of turns and tokens allow.

@@ -1,6 +1,6 @@
 """Executes tool calls and writes their results into responses.
 
-A text result is one segment. An image or video has a segment of its own, behind words that say what it is:
+A text result is one segment. An image or video has a segment of its own, after words that say what it is:
 
     <tool_response>Medium 2: the part [8, 8, 40, 40] of medium 1. | image | </tool_response>
 
@@ -43,9 +43,8 @@ class ToolRunner:
     def make_executor(self, options: ToolsConfig, processor: PromptProcessor) -> ToolExecutor:
         """Return the executor of a step's tools, with processes of its own. They start with the first call."""
         loaders = {tool.call_name: partial(self.load_tool, tool) for tool in options.tools}
-        workers = ToolWorkers(tuple(loaders.values()), options)
-        self._workers.append(workers)
-        return ToolExecutor(options=options, tool_loaders=loaders, workers=workers, processor=processor)
+        self._workers.append(ToolWorkers(loaders, options))
+        return ToolExecutor(options=options, workers=self._workers[-1], processor=processor)
 
     def close(self) -> None:
         """End all processes. A later call starts new ones."""
@@ -66,8 +65,6 @@ class ToolExecutor:
     """Executes the calls of one step's tools."""
 
     options: ToolsConfig
-    tool_loaders: Mapping[str, Callable[[], ToolFunction]]
-    """Loads each tool in the process that calls it, by the name that the model uses."""
     workers: ToolWorkers
     processor: PromptProcessor
 
@@ -83,7 +80,7 @@ class ToolExecutor:
         requests = []
         for call, rollout in zip(calls, rollouts, strict=True):
             if isinstance(call, Action):
-                requests.append(ToolRequest(self.tool_loaders[call.name], call.arguments, rollout.prompt.sample))
+                requests.append(ToolRequest(call, rollout.prompt.sample))
         # All calls are sent before any result is awaited, so one that hangs costs the batch its deadline once.
         results = iter(self.workers.run(requests))
         messages = []
@@ -104,8 +101,8 @@ class ToolExecutor:
         Only prefix and suffix may contain special tokens: text of a tool cannot end the turn or open another one.
         """
         options, text = self.options, message.text
-        excess = len(text) - options.max_result_chars
-        if excess > 0:
+        if len(text) > options.max_result_chars:
+            excess = len(text) - options.max_result_chars
             text = f"{text[: options.max_result_chars]}... ({excess} more characters)"
         segments: list[Segment] = []
         # The prefix waits for the text that comes next, so that a result of text alone is one segment.
@@ -124,8 +121,8 @@ class ToolExecutor:
             call: Action = parse_answer_value(AnswerType.TOOL_CALL, find_final_call(rollout.text) or "")
         except ValueError as error:
             return f'This is no call: {error}. Write {{"name": "...", "arguments": {{...}}}}.'
-        if call.name not in self.tool_loaders:
-            return f"There is no tool {call.name!r:.80}; there is {', '.join(self.tool_loaders)}."
+        if call.name not in self.workers.loaders:
+            return f"There is no tool {call.name!r:.80}; there is {', '.join(self.workers.loaders)}."
         return call
 
     def _encode_media(self, rollout: Rollout, media_result: MediaResult) -> tuple[tuple[str, Segment], ...]:
