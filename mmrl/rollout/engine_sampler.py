@@ -22,12 +22,7 @@ class WeightPublisher:
     published_version: int | None = None
 
     def publish(self, version: int) -> None:
-        """Send the weights unless the engine has those of `version`.
-
-        Raises:
-            UserError: the engine runs another model.
-            RuntimeError: the weights did not arrive.
-        """
+        """Send the weights unless the engine has those of `version`. Raises as `RolloutEngine.load_weights`."""
         if version != self.published_version:
             self.engine.load_weights(self.weights)
             self.published_version = version
@@ -56,7 +51,7 @@ class EngineSampler:
         """Return `group_size` rollouts for each prompt, in order.
 
         Raises:
-            UserError: a prompt and the longest response exceed the engine's limit.
+            UserError: a prompt and the longest response exceed the engine's limit, or the engine returned too few.
         """
         requests = []
         for prompt in prompts:
@@ -79,11 +74,7 @@ class EngineSampler:
         return groups
 
     def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> list[Rollout]:
-        """Continue each rollout after its last token, with one more segment by POLICY.
-
-        Raises:
-            UserError: a rollout and `max_new_tokens` more exceed the engine's limit.
-        """
+        """Continue each rollout after its last token, with one more segment by POLICY. Raises as `generate`."""
         requests = []
         for rollout in rollouts:
             seed_parts = (*self.seed_parts, step, rollout.prompt.sample.id, rollout.index)

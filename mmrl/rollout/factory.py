@@ -149,12 +149,7 @@ class SamplerFactory:
             self._rollout_thread.shutdown(cancel_futures=True)
 
     def _check_engine(self) -> None:
-        """Check that the engine can do what the config asks for.
-
-        Raises:
-            UserError: it computes logits in another type than the learner, returns no routes, or has no weights to
-                generate with while the learner updates its own.
-        """
+        """Raise UserError if the engine cannot do what the config asks for."""
         engine, name = self._engine, self._config.rollout.engine_name
         dtypes = engine.logits_dtypes() if self._config.model.float32_output_layer else {"float32"}
         if dtypes != {"float32"}:
@@ -178,7 +173,7 @@ class SamplerFactory:
         """Return `model.path`, or the folder that a model made from scratch is exported to. Collective."""
         if self._config.model.path is not None:
             return self._config.model.path
-        folder = run_dir.engine / "model"  # shared by the ranks: rank 0 alone writes it
+        folder = run_dir.engine / "model"  # shared by the ranks: only rank 0 writes it
         # Exported without its adapter: the engine gets that with the first weights.
         bare = without_adapter(self._policy.model) if self._context.adapter else self._policy.model
         parts = (ModelExport(bare, self._policy.family), self._processor.hf_processor)
@@ -208,7 +203,7 @@ def compute_max_response_tokens(config: Config | EvalConfig, policy: Policy) -> 
     """Return the tokens of the longest response of any stage or the evaluation, with all that steps may add to it.
 
     Raises:
-        UserError: the model's context has no room for so many; the error names the key.
+        UserError: the model's context is too short for one of them; the error names the key.
     """
     generating = [("evaluation", "evaluation", config.evaluation.max_new_tokens, config.evaluation.rollout_steps)]
     for index, stage in enumerate(config.stages):
@@ -237,7 +232,7 @@ def compute_max_response_tokens(config: Config | EvalConfig, policy: Policy) -> 
 
 
 def compute_max_model_len(config: Config | EvalConfig, policy: Policy) -> int:
-    """Return the tokens of the longest prompt and response together, as far as the engine takes so many."""
+    """Return the most tokens that a prompt and its response may have together: no more than the engine takes."""
     rollout = config.rollout
     # A smaller limit than the model's own saves the engine memory for keys and values.
     wanted = config.model.max_prompt_tokens + compute_max_response_tokens(config, policy)
@@ -261,8 +256,8 @@ def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]
     model_len = compute_max_model_len(config, policy)
     if model_len <= response:
         raise UserError(
-            f"rollout.engine {config.rollout.engine}: a response may come to {response} tokens, with all that it is "
-            f"made to say or shown, and the engine takes {model_len} with the prompt; lower max_new_tokens (of "
+            f"rollout.engine {config.rollout.engine}: a response may have {response} tokens, with all that "
+            f"steps add to it, and the engine takes {model_len} with the prompt; lower max_new_tokens (of "
             "`sampling`, `evaluation` or rethink), and max_total_tokens and max_result_chars of tools, whose "
             f"characters count as {_TOKENS_PER_CHAR} tokens"
         )

@@ -70,15 +70,9 @@ class LogprobCheck:
         return {_METRIC: self._worst_mean(all_diffs), **metrics}
 
     def measure_if_due(self, version: int) -> dict[str, float]:
-        """Return the result of `measure` for versions that are a multiple of `options.every`, else nothing.
-
-        Raises:
-            UserError: as `measure`.
-        """
+        """Return the result of `measure` for versions that are a multiple of `options.every`, else nothing."""
         every = _DEFAULT_EVERY if self.options.every is None else self.options.every
-        if not every or version % every:
-            return {}
-        return self.measure(version)
+        return self.measure(version) if every and version % every == 0 else {}
 
     def _choose_samples(self) -> list[Sample]:
         """Return the first samples of each modality, grouped by modality."""

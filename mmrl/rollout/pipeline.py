@@ -59,7 +59,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
     """Build the pipeline that `step_configs` describe.
 
     Raises:
-        UserError: a trigger contains tokens that no response may contain, or a step of the user's cannot be made.
+        UserError: a trigger contains tokens that no response may contain, or the user's step cannot be made.
     """
     if any(isinstance(config, ToolsConfig) for config in step_configs):
         # A tool call ends a response until the tool has replied, so the closing tag is one more stop string.
@@ -88,7 +88,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
             case CustomStepConfig():
                 name = step_name(config)
                 steps.append(CustomStep(name=name, function=context.custom_steps[name](context)))
-    # Probes come last and take all other steps along, wherever they stand in the config: what a rethink or a tool adds
+    # Probes come last and go through all other steps, wherever they are in the config: what a rethink or a tool adds
     # must not look like what seeing the image adds.
     probes = []
     for config in step_configs:

@@ -11,11 +11,11 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from vllm_rendering import PositionsOfTransformers, differences
 from vllm_scenes import SIBLINGS, STEP, Questions, Scene, ids, logprobs, refusal
 
 from mmrl.checkpoint import export_hf_folder
 from mmrl.config.schema import LogprobCheckConfig, LoraConfig
+from mmrl.policy.batch import PromptTensors
 from mmrl.policy.families import VideoTimeEncoding
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
@@ -25,7 +25,7 @@ from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.rollout.engines.vllm_colocated import VllmEngine
 from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.rollout.weight_sync import PolicyWeightStream
-from mmrl.types import FinishReason, Rollout
+from mmrl.types import FinishReason, MediaObservation, Prompt, Rollout
 
 Groups = list[list[Rollout]]
 Facts = dict[str, Any]
@@ -41,7 +41,7 @@ def agreement(questions: Questions) -> Facts:
     scene = Scene(questions)
     with closing(start_engine(scene)) as engine:
         sampler = scene.sampler(engine)
-        facts = _agreement(scene, engine, sampler) | _new_weights(scene, engine, sampler) | _merged(scene, engine)
+        facts = _agreement(scene, sampler) | _new_weights(scene, engine, sampler) | _merged(scene, engine)
         if scene.policy.routers:
             facts |= _unpacked(scene, engine)
     return facts
@@ -55,7 +55,7 @@ def hybrid(questions: Questions) -> Facts:
     scene = Scene(questions)
     with closing(start_engine(scene)) as engine:
         sampler = scene.sampler(engine)
-        facts = _agreement(scene, engine, sampler)
+        facts = _agreement(scene, sampler)
         facts["mean gap"] = scene.mean_gap(scene.draw(sampler))
         facts |= _new_weights(scene, engine, sampler)
         reloaded = scene.draw(sampler)
@@ -78,7 +78,7 @@ def in_process(questions: Questions) -> Facts:
         facts["second engine"] = refusal(lambda: start_engine(scene))
         sampler = scene.sampler(engine)
         sampler.sync(1)
-        facts |= _agreement(scene, engine, sampler)
+        facts |= _agreement(scene, sampler)
         groups = scene.draw(sampler)
         facts |= _seeds(scene, sampler, groups) | _continuation(scene, sampler, groups) | _ends(scene, sampler, groups)
         facts |= _new_weights(scene, engine, sampler)
@@ -132,19 +132,41 @@ def float32_layer(questions: Questions) -> Facts:
     return facts
 
 
-def _agreement(scene: Scene, engine: VllmEngine, sampler: EngineSampler) -> Facts:
-    """What is sampled after prompts, and after what tools show; and how the engine's inputs differ from vLLM's own."""
+def _agreement(scene: Scene, sampler: EngineSampler) -> Facts:
+    """What is sampled after prompts, and after what tools show."""
     groups = scene.draw(sampler)
     facts: Facts = {
         "ids": ids(groups),
         "gaps": scene.gaps(groups),
-        "differences": {name: differences(engine._llm, scene, name) for name in scene.prompts},
         **scene.show_media(sampler, groups),
     }
     if scene.processor.encoder.family.video_time is not VideoTimeEncoding.TEXT_TIMESTAMPS:
         video = groups[list(scene.prompts).index("video")]
         facts["gap with positions of transformers"] = scene.gap(video, PositionsOfTransformers(scene))
     return facts
+
+
+class PositionsOfTransformers:
+    """Gives the learner the positions that transformers computes itself."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.placeholders = scene.processor.placeholders
+        self._processor, self._model = scene.processor, scene.policy.model
+
+    def prompt_tensors(self, prompt: Prompt) -> PromptTensors:
+        ours = self._processor.prompt_tensors(prompt)
+        ids = torch.tensor([prompt.token_ids])
+        positions, _ = self._model.model.get_rope_index(
+            input_ids=ids,
+            mm_token_type_ids=self.placeholders.token_types(ids),
+            video_grid_thw=torch.tensor(prompt.grids),
+            second_per_grid_ts=ours.second_per_grid_V,
+            attention_mask=torch.ones_like(ids),
+        )
+        return replace(ours, position_ids_3P=positions[:, 0])
+
+    def tool_media_tensors(self, view: MediaObservation) -> PromptTensors:
+        return self._processor.tool_media_tensors(view)
 
 
 def _new_weights(scene: Scene, engine: VllmEngine, sampler: EngineSampler) -> Facts:

@@ -87,7 +87,7 @@ class Questions:
 
     @property
     def dtype(self) -> str:
-        """vLLM's Gated DeltaNet for CPUs works in bfloat16 alone."""
+        """vLLM's Gated DeltaNet for CPUs works only in bfloat16."""
         return "bfloat16" if self.processor.encoder.family.has_recurrent_layers else "float32"
 
 

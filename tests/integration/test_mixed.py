@@ -6,14 +6,68 @@ import json
 from collections import Counter
 
 import pytest
-from harness import TINY, metrics, mmrl, rl_stage, sft_stage, write
-from mixed_runs import KINDS, mixed_config
+from harness import TINY, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from PIL import Image
 from rounding import LOGPROBS
 from videos import blank_frame, write_video
 
 from mmrl.policy.families import FAMILIES
 
 FIRST = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+KINDS = ("text", "picture", "pictures", "video", "both")
+
+
+def turn(*said):
+    return {"role": "user", "content": list(said)}
+
+
+def text(words):
+    return {"type": "text", "text": words}
+
+
+def picture(name):
+    return {"type": "image_url", "image_url": {"url": name}}
+
+
+REWARD = '''
+from mmrl_rewards.contract import reward
+
+@reward(name="letters")
+def letters(response, sample):
+    """How many different letters there are: nothing a model must learn, only different from rollout to rollout."""
+    return min(1.0, len(set(response.text)) / 20)
+'''
+VIDEO = {"type": "video_url", "video_url": {"url": "clip.mp4"}}
+
+
+def mixed(folder, scratch, **sections):
+    """A run on four rows of each kind, in OpenAI's messages, beside their media."""
+    for name, colour in (("red.png", "red"), ("blue.png", "blue")):
+        Image.new("RGB", (40, 32), colour).save(folder / name)
+    write_video(folder / "clip.mp4", range(24), size=(64, 32))
+    questions = {
+        "text": turn(text("How many legs has a spider?")),
+        "picture": turn(picture("red.png"), text("How many colours?")),
+        "pictures": turn(picture("red.png"), text("and"), picture("blue.png"), text("How many colours?")),
+        "video": turn(VIDEO, text("How many squares run?")),
+        "both": turn(text("Is"), picture("blue.png"), text("in"), VIDEO, text("? How often?")),
+    }
+    lines = [
+        {"id": f"{kind}-{number}", "messages": [questions[kind], {"role": "assistant", "content": str(number)}]}
+        for number in range(4)
+        for kind in KINDS
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "letters.py").write_text(REWARD)
+    rows = {"path": "rows.jsonl", "columns": {"id": "id", "turns": "messages"}, "answer_type": "number"}
+    pixels = {"min_pixels": 1024, "max_pixels": 2048}
+    return experiment(
+        folder / "run",
+        model={"from_scratch": scratch, "dtype": "float32", "device": "cpu", **pixels, "video": pixels},
+        data={"train": [{"fn": "mmrl_datasets.readers.chat:rows", "args": rows}]},
+        rewards={"terms": [{"fn": "./letters.py:letters"}]},
+        **sections,
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +93,7 @@ def test_decord_trains_as_pyav_does(tmp_path):
 @pytest.mark.parametrize("reader", ["pyav", "decord"])
 def test_a_video_with_a_damaged_late_frame_ends_a_run_before_its_first_step(tmp_path, reader):
     pytest.importorskip("decord")
-    config = mixed_config(tmp_path, {"family": "qwen2_5_vl", **TINY}, stages=[rl_stage(steps=1)])
+    config = mixed(tmp_path, {"family": "qwen2_5_vl", **TINY}, stages=[rl_stage(steps=1)])
     write_video(tmp_path / "clip.mp4", range(24), size=(64, 32), options={"bf": "0"})
     blank_frame(tmp_path / "clip.mp4", 22)
     config["model"]["video"] |= {"fps": 12.0}
@@ -55,7 +109,7 @@ def test_a_video_with_a_damaged_late_frame_ends_a_run_before_its_first_step(tmp_
 
 
 def train_mixed(tmp_path, family, *, reader="pyav", workers=0):
-    config = mixed_config(
+    config = mixed(
         tmp_path,
         {**TINY, "family": family, "language": {**TINY["language"], "num_layers": 2}},
         stages=[

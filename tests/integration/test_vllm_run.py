@@ -15,7 +15,6 @@ import pytest
 import torch
 from family_runs import family_runs
 from harness import TINY, Done, alike, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
-from mixed_runs import mixed_config
 from peft import PeftModel
 from PIL import Image
 from rounding import LOGPROBS
@@ -65,7 +64,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     data, image = write_questions(folder / "questions")
     asked = ["--benchmark", "counting", "--data", str(data), "evaluation.max_new_tokens=6", "evaluation.batch_size=3"]
     question = {"image": str(image), "text": TEXT, "adapter": None}
-    (folder / "mixed").mkdir()
     family_questions = {}
     for family, dtype in FAMILY_TYPES.items():
         model = family_runs(tmp_path_factory, family) / "whole" / "model"
@@ -80,7 +78,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         {str(run / "model"): [question, {**question, "adapter": str(adapter)}], str(merged): [question]},
         *({str(model): [asked_of]} for model, asked_of in family_questions.items()),
         ["train", write(vllm_zoom_config(folder / "zoom"), folder / "zoom.yaml")],
-        ["train", write(vllm_mixed_config(folder / "mixed"), folder / "mixed.yaml")],
     ]
     steps = [list(map(str, step)) if isinstance(step, list) else step for step in steps]
     (folder / "steps.json").write_text(json.dumps(steps))
@@ -143,28 +140,6 @@ def vllm_zoom_config(run_dir: Path) -> dict[str, Any]:
     return config
 
 
-def vllm_mixed_config(folder: Path) -> dict[str, Any]:
-    """Text, images and videos in one step, whose responses come in parts, have continuations, and are replayed."""
-    rl = rl_stage(
-        steps=3,
-        prompts_per_step=10,
-        group_size=2,
-        sampling={"max_new_tokens": 12},
-        rollout_steps=[
-            {"kind": "generate", "partial_rollout_tokens": 4, "oversampling": 1.5, "max_tokens_per_step": 150},
-            {**RETHINK, "correct": ["letters"], "threshold": 0.2},
-        ],
-        replay={"capacity": 64, "drop_zero_advantage": False, "fill": "fraction", "target_fraction": 0.3},
-    )
-    return mixed_config(
-        folder,
-        {**VLLM_TINY, "family": "qwen3_vl"},
-        rollout=VLLM,
-        response_format={"add_instruction": False, "stop_strings": ["a", "e", "t", " "]},
-        stages=[sft_stage(steps=2, batch_size=10, target_field="target"), rl],
-    )
-
-
 def lora_config(run_dir: Path, base: Path) -> dict[str, Any]:
     """A run that trains an adapter, enough to change answers."""
     config = experiment(
@@ -202,9 +177,8 @@ def corner_question(folder: Path) -> dict[str, Any]:
     return {"image": sample.images[0].path, "text": question_of(sample)}
 
 
-def logprob_checks(run_dir: Path, modality: str = "") -> list[float]:
-    name = "logprob_check/diff_mean" + modality
-    return [record[name] for record in metrics(run_dir) if name in record]
+def logprob_checks(run_dir: Path) -> list[float]:
+    return [record["logprob_check/diff_mean"] for record in metrics(run_dir) if "logprob_check/diff_mean" in record]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU there are kernels for it")
@@ -214,7 +188,7 @@ def test_model_that_vllm_has_no_kernels_for_is_refused_before_training(runs: Run
     assert not (runs.folder / "odd" / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize(("name", "steps"), [("run", 3), ("divided", 4), ("zoom", 4), ("mixed/run", 3)])
+@pytest.mark.parametrize(("name", "steps"), [("run", 3), ("divided", 4), ("zoom", 4)])
 def test_engine_follows_the_learner_from_step_to_step(runs: Runs, name: str, steps: int) -> None:
     run_dir = runs.folder / name
     records = [record for record in metrics(run_dir) if record["stage"] == "rl"]
@@ -241,15 +215,6 @@ def test_two_ranks_with_an_engine_each_sample_what_one_does(runs: Runs) -> None:
 def test_engine_sees_in_a_response_what_tools_show(runs: Runs) -> None:
     steps = [record for record in metrics(runs.folder / "zoom") if "rollout/response_tokens_mean" in record]
     assert len(steps) == 4 and min(record["tools/media_shown"] for record in steps) > 0
-
-
-def test_samples_of_every_kind_come_in_parts_rethink_and_are_replayed(runs: Runs) -> None:
-    """Of a Qwen3-VL, whose videos have words between their frames."""
-    run_dir = runs.folder / "mixed" / "run"
-    for modality in ("/text", "/image", "/video"):
-        assert len(logprob_checks(run_dir, modality)) == 1 + 3
-    names = ("rollout/unfinished_groups", "rollout/resumed_rollouts", "rethink/attempted", "replay/frac")
-    check_all_occurred(metrics(run_dir), *names)
 
 
 def test_benchmark_in_training_has_the_verdicts_of_transformers(runs: Runs) -> None:

@@ -55,7 +55,7 @@ class RolloutEngine(Protocol):
     ) -> Sequence[Sequence[GeneratedTokens]]:
         """Return `num_samples` continuations of each request, in order. Wakes the engine if it sleeps.
 
-        `sampling_params.max_new_tokens` limits the new tokens alone. With `record_routes` the continuations carry the
+        `sampling_params.max_new_tokens` limits only the new tokens. With `record_routes` the continuations carry the
         experts that prompt and response were sent to.
 
         Raises:
@@ -107,6 +107,6 @@ class EngineContext:
     work_dir: Path
     """Folder for files of this rank's engine. It may not exist yet."""
     ranks: Ranks
-    """All processes of the run. Each rank's engine generates for that rank alone."""
+    """All processes of the run. Each rank's engine generates only for that rank."""
     warn: Callable[[str], None]
     """Prints a warning on the console."""

@@ -238,10 +238,10 @@ def _read_output(output: CompletionOutput, num_prompt_tokens: int, expert_layers
 
 @contextmanager
 def _keep_process_groups() -> Iterator[None]:
-    """Have an engine that shuts down inside this block destroy its own process groups alone.
+    """Have an engine that shuts down inside this block destroy only its own process groups.
 
     vLLM's shutdown destroys all process groups of torch, the learner's included. In its place the engine's own are
-    destroyed here, and vLLM's record of the world is cleared: an engine started next would take it for its own.
+    destroyed here, and vLLM's record of the world is cleared: the next engine would take it for its own.
     """
     from vllm.distributed import parallel_state
     from vllm.v1.engine import core

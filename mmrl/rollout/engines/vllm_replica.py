@@ -120,7 +120,7 @@ class Replica:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             with suppress(ReplicaError):
-                self.request_json("health", timeout=_HEALTH_TIMEOUT_S)
+                self.request("health", timeout=_HEALTH_TIMEOUT_S)
                 break
             if self._process is not None and self._process.poll() is not None:
                 raise UserError(
@@ -173,15 +173,13 @@ class Replica:
                 self._process.wait(timeout=_STOP_TIMEOUT_S)
         self._process = None
 
-    def request_json(
-        self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None
-    ) -> dict[str, Any]:
+    def request_json(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request as `request` does, and return the reply, read from JSON; {} for an empty one.
 
         Raises:
             ReplicaError: as `request`, and for a reply that is not JSON.
         """
-        reply = self.request(path, body, timeout=timeout)
+        reply = self.request(path, body)
         try:
             parsed: dict[str, Any] = json.loads(reply) if reply else {}
         except ValueError as error:
@@ -279,7 +277,7 @@ class Replica:
             self.request_json(f"reset_{cache}_cache", {})
 
     def _read_fingerprints(self) -> dict[str, TensorFingerprint]:
-        # Of the first worker alone: weights that tensor parallelism splits have another shape and are passed over.
+        # Only of the first worker: weights that tensor parallelism splits have another shape and are skipped.
         return parse_fingerprints(self.call_workers("fingerprints")[0])
 
     def _log_tail(self) -> str:

@@ -113,7 +113,7 @@ def build_engine_args(
     """
     if return_routes and not cuda:
         raise UserError(
-            "loss.routing_replay: engine: without a GPU vLLM does not tell which experts tokens went to; set "
+            "loss.routing_replay: engine: without a GPU vLLM does not return the experts that tokens went to; set "
             "rollout.engine: hf, or loss.routing_replay: learner"
         )
     engine_args: dict[str, Any] = {
@@ -150,11 +150,7 @@ def build_engine_args(
 
 
 def _cpu_engine_args(options: VllmConfig, dtype: str, max_model_len: int, family: ModelFamily) -> dict[str, Any]:
-    """Return the arguments that vLLM needs on a CPU alone.
-
-    Raises:
-        UserError: vLLM cannot run this family in this data type there.
-    """
+    """Return the arguments that vLLM needs only on a CPU. Raises UserError for a data type without kernels."""
     engine_args = {
         "kv_cache_memory_bytes": options.cpu_kv_cache_mib * 2**20,
         # Blocks of 128 tokens, vLLM's choice on a CPU, would keep short prompts out of the prefix cache.
@@ -168,9 +164,9 @@ def _cpu_engine_args(options: VllmConfig, dtype: str, max_model_len: int, family
     if family.has_recurrent_layers:
         if dtype != "bfloat16":
             raise UserError(
-                f"rollout.engine: on a CPU, vLLM runs the recurrent layers of {family.model_type} in bfloat16 alone; "
+                f"rollout.engine: on a CPU, vLLM runs the recurrent layers of {family.model_type} only in bfloat16; "
                 f"set model.dtype: bfloat16 instead of {dtype}, or rollout.engine: hf"
             )
-        # A recurrent state can be cached at the borders of chunks alone, and prompts are not read in chunks here.
+        # A recurrent state can be cached only at the borders of chunks, and prompts are not read in chunks here.
         engine_args["enable_prefix_caching"] = False
     return engine_args

@@ -31,7 +31,7 @@ _FILE_BYTES = 2**28
 class RequireKey:
     """Refuses every request to a server that does not carry its key; ASGI middleware for vLLM's `--middleware`.
 
-    vLLM's own check covers generation alone, and leaves weights, caches, sleeping and calls of workers open.
+    vLLM's own check covers only generation, and leaves weights, caches, sleeping and calls of workers open.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
@@ -52,7 +52,7 @@ class RequireKey:
                     await send({"type": "websocket.close", "code": 1008})
                     return
                 await send({"type": "http.response.start", "status": 401, "headers": []})
-                await send({"type": "http.response.body", "body": b"this server wants the key of its run"})
+                await send({"type": "http.response.body", "body": b"this server requires the key of its run"})
                 return
         await self._app(scope, receive, send)
 

@@ -193,7 +193,7 @@ def count_tokens_before(token_ids: Sequence[int], text: str, decode: Callable[[S
     `text` must be a prefix of what all `token_ids` spell.
     """
     count = bisect_right(range(len(token_ids) + 1), len(text), key=lambda n: len(decode(token_ids[:n]))) - 1
-    # A character may be spread over several tokens. Some of them alone decode to a replacement character, which has the
+    # A character may be spread over several tokens. Some of these decode to a replacement character, which has the
     # length of the character but not its text.
     while not text.startswith(decode(token_ids[:count])):
         count -= 1
@@ -204,11 +204,11 @@ def tokenize_trigger(text: str, processor: PromptProcessor, banned_token_ids: Se
     """Return the token ids of a trigger.
 
     Raises:
-        UserError: it comes to no token, or contains a token that no response may contain.
+        UserError: it has no token, or contains a token that no response may contain.
     """
     token_ids: list[int] = processor.tokenizer(text, add_special_tokens=False).input_ids
     if not token_ids:
-        raise UserError(f"the trigger {text!r} comes to no token; write words")
+        raise UserError(f"the trigger {text!r} has no token; write words")
     forbidden = {*banned_token_ids, *processor.tokenizer.all_special_ids}.intersection(token_ids)
     if forbidden:
         token = processor.tokenizer.convert_ids_to_tokens(min(forbidden))

@@ -28,7 +28,7 @@ class ToolStep:
     sampling_params: SamplingParams  # those of first responses; a call's closing tag is a stop string
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch with every call answered, as far as the limits of turns and tokens allow.
+        """Return the batch with every call answered, within the limits of turns and tokens.
 
         Raises:
             UserError: a tool failed, and `on_error` is `stop`.
@@ -53,7 +53,7 @@ class ToolStep:
             continued = self.sampler.extend(answered, self.sampling_params, step=step)
             for (group_index, position), rollout in zip(calling, continued, strict=True):
                 groups[group_index][position] = rollout
-        # Turns or tokens have run out for these; a call that the length limit cut is none.
+        # Calls beyond the limits of turns or tokens; one that the length limit cut does not count.
         counts["unanswered"] = sum(map(_ends_in_call, chain.from_iterable(groups)))
         metrics = {f"{options.name}/{name}": float(counts[name]) for name in (*CALL_METRICS, "unanswered")}
         return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)

@@ -25,19 +25,16 @@ from mmrl.rollout.tools.media_results import MediaResult, find_media
 from mmrl.rollout.tools.workers import ToolFunction, ToolRequest, ToolResult, ToolWorkers
 from mmrl.types import Action, AnswerType, Author, Rollout, Segment, UserError
 
-ToolLoader = Callable[[ToolConfig], ToolFunction]
-"""Loads the function that a config names and binds its options; called in whichever process runs the tool."""
+# Counts of calls: all; then by outcome; then images and videos shown.
 CALL_METRICS: Final = ("calls", "results", "refused", "invalid", "errors", "timeouts", "limits", "media_shown")
-"""Counts of calls: all; then by outcome; then images and videos shown."""
-FAILURE_KINDS: Final = ("errors", "timeouts", "limits")
-"""Outcomes that are the tool's own fault, not that of the model's call."""
+FAILURE_KINDS: Final = ("errors", "timeouts", "limits")  # outcomes that are the tool's own fault, not the call's
 
 
 @dataclass(slots=True)
 class ToolRunner:
     """Owns the processes that run tools. They stay from step to step, until `close`."""
 
-    load_tool: ToolLoader
+    load_tool: Callable[[ToolConfig], ToolFunction]  # loads a function and binds its options, in the tool's process
     _workers: list[ToolWorkers] = field(default_factory=list)
 
     def make_executor(self, options: ToolsConfig, processor: PromptProcessor) -> ToolExecutor:
@@ -105,7 +102,7 @@ class ToolExecutor:
             excess = len(text) - options.max_result_chars
             text = f"{text[: options.max_result_chars]}... ({excess} more characters)"
         segments: list[Segment] = []
-        # The prefix waits for the text that comes next, so that a result of text alone is one segment.
+        # The prefix is joined to the text that comes next, so that a result without media is one segment.
         pending = self.processor.tokenize(options.result_prefix, parse_special=True)
         for label, media_segment in message.media_segments:
             segments.append(_environment_segment((*pending, *self.processor.tokenize(label))))
@@ -155,7 +152,7 @@ class ToolExecutor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationTools:
-    """Executes the calls of demonstrations: after each call stands the tool's result, as in a rollout that makes it.
+    """Executes the calls of demonstrations, and puts the tool's result after each, as in a rollout.
 
         .. <tool_call>..</tool_call>, DEMONSTRATION | <tool_response>..</tool_response>, ENVIRONMENT | .., DEMONSTRATION
 
@@ -223,7 +220,7 @@ class DemonstrationTools:
         return turns
 
     def _append_segments(self, rollout: Rollout, segments: Sequence[Segment]) -> Rollout:
-        # The text becomes that of this turn alone: the executor looks for the call at its end.
+        # The text becomes only that of this turn: the executor looks for the call at its end.
         text = self.executor.processor.decode_segments(segments)
         return replace(rollout, segments=(*rollout.segments, *segments), text=text)
 

@@ -225,7 +225,7 @@ def test_vllm_returns_routes_only_on_a_gpu():
 def test_vllm_on_a_cpu_needs_bfloat16_for_recurrent_layers(family):
     assert engine_args(family, cuda=False)["enable_prefix_caching"] is False
     assert "enable_prefix_caching" not in engine_args(family, dtype="float32")
-    with pytest.raises(UserError, match=f"{family} in bfloat16 alone; set model.dtype: bfloat16"):
+    with pytest.raises(UserError, match=f"{family} only in bfloat16; set model.dtype: bfloat16"):
         engine_args(family, dtype="float32", cuda=False)
 
 
@@ -250,7 +250,7 @@ def test_servers_that_run_already_get_no_arguments_and_no_checks_of_this_machine
     tiny = make_tiny("qwen3_5")
     overrides = ["model.dtype=float32", "model.from_scratch.family=qwen3_5"]
     monkeypatch.setattr("mmrl.rollout.factory.compute_max_model_len", lambda config, policy: 99)
-    with pytest.raises(UserError, match="bfloat16 alone"):
+    with pytest.raises(UserError, match="only in bfloat16"):
         start_factory(tiny, tmp_path, *overrides)
     start_factory(tiny, tmp_path, *overrides, 'rollout.server.urls=["http://elsewhere:8000"]')
     assert server_args == [{}]
@@ -362,7 +362,7 @@ def test_longest_prompt_leaves_the_engine_room_for_the_response(make_tiny, tmp_p
 def test_response_that_leaves_no_room_for_a_prompt_is_refused(make_tiny, tmp_path):
     overrides = [VLLM, f"stages.rl.rollout_steps=[{{kind: generate}}, {{{ZOOM}}}]"]
     config = load_config(write(tmp_path, SMALL), overrides).config
-    with pytest.raises(UserError, match="may come to 12[0-9]{3} tokens, .* takes 4096 .* max_result_chars"):
+    with pytest.raises(UserError, match="may have 12[0-9]{3} tokens, .* takes 4096 .* max_result_chars"):
         prompt_limit(config, make_tiny().policy)
 
 

@@ -224,7 +224,7 @@ def test_cut_never_divides_a_character(tiny):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "comes to no token"), ("Wait<|im_start|>", r"'<\|im_start\|>', which no"), ("a<|im_end|>", "im_end")],
+    [("", "has no token"), ("Wait<|im_start|>", r"'<\|im_start\|>', which no"), ("a<|im_end|>", "im_end")],
 )
 def test_trigger_with_forbidden_tokens_is_refused(tiny, text, message):
     with pytest.raises(UserError, match=message):
