@@ -25,7 +25,7 @@ from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.rollout.steps.blind_probe import BlindProbe
 from mmrl.rollout.steps.custom import CustomStep
 from mmrl.rollout.steps.partial import PartialRollouts
-from mmrl.rollout.steps.rethink import CorrectnessCheck, ForcedRethink, tokenize_trigger
+from mmrl.rollout.steps.rethink import ForcedRethink, tokenize_trigger
 from mmrl.rollout.steps.tools import ToolStep
 from mmrl.types import Prompt, Rollout, RolloutBatch, SamplingParams
 
@@ -80,11 +80,12 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
                     token_budget=config.max_tokens_per_step,
                 )
             case RethinkConfig():
-                steps.append(_build_rethink(config, context))
+                banned = context.sampling_params.banned_token_ids
+                triggers = [tokenize_trigger(trigger.text, context.processor, banned) for trigger in config.triggers]
+                steps.append(ForcedRethink(options=config, context=context, trigger_ids=tuple(triggers)))
             case ToolsConfig():
                 executor = context.tool_runner.make_executor(config, context.processor)
-                sampling_params = context.sampling_params
-                steps.append(ToolStep(executor=executor, sampler=context.sampler, sampling_params=sampling_params))
+                steps.append(ToolStep(executor=executor, context=context))
             case CustomStepConfig():
                 name = step_name(config)
                 steps.append(CustomStep(name=name, function=context.custom_steps[name](context)))
@@ -93,15 +94,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
     probes = []
     for config in step_configs:
         if isinstance(config, BlindProbeConfig):
-            probe = BlindProbe(
-                options=config,
-                processor=context.processor,
-                sampler=context.sampler,
-                sampling_params=context.sampling_params,
-                swap_samples=context.swap_samples,
-                steps=tuple(steps),
-            )
-            probes.append(probe)
+            probes.append(BlindProbe(options=config, context=context, steps=tuple(steps)))
     return StepPipeline(
         sampler=context.sampler,
         group_size=context.group_size,
@@ -119,21 +112,3 @@ def check_triggers(
         if isinstance(config, RethinkConfig):
             for trigger in config.triggers:
                 tokenize_trigger(trigger.text, processor, tuple(banned_token_ids))
-
-
-def _build_rethink(config: RethinkConfig, context: RolloutContext) -> ForcedRethink:
-    first = context.sampling_params
-    temperature = first.temperature if config.temperature is None else config.temperature
-    longest = first.max_new_tokens - config.min_free_tokens if config.min_free_tokens else None
-    banned = first.banned_token_ids
-    triggers = [tokenize_trigger(trigger.text, context.processor, banned) for trigger in config.triggers]
-    return ForcedRethink(
-        options=config,
-        sampler=context.sampler,
-        is_correct=CorrectnessCheck(scorer=context.scorer, correct_terms=config.correct, threshold=config.threshold),
-        sampling_params=replace(first, temperature=temperature, max_new_tokens=config.max_new_tokens),
-        max_first_response_tokens=longest,
-        trigger_ids=tuple(triggers),
-        processor=context.processor,
-        seed=context.seed,
-    )

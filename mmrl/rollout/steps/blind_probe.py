@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 from mmrl.config.schema import BlindProbeConfig
 from mmrl.config.schema.rollout_steps import step_name
-from mmrl.protocols import Processor, Sampler
-from mmrl.rollout.steps.base import RolloutStep
+from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.types import (
     Corruption,
     ImageRef,
@@ -23,7 +22,6 @@ from mmrl.types import (
     PromptTooLongError,
     RolloutBatch,
     Sample,
-    SamplingParams,
     UserError,
     VideoRef,
 )
@@ -37,10 +35,7 @@ class BlindProbe:
     """Adds rollouts of corrupted prompts to the probes of a batch, every `options.every` steps."""
 
     options: BlindProbeConfig
-    processor: Processor
-    sampler: Sampler
-    sampling_params: SamplingParams  # the distribution of first responses, the same as without corruption
-    swap_samples: Sequence[Sample] = ()  # samples whose media may be shown in place of a prompt's own
+    context: RolloutContext
     steps: Sequence[RolloutStep] = ()  # all rollouts go through them, so the media are the only difference of probes
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
@@ -52,9 +47,8 @@ class BlindProbe:
             prompt = self._corrupt_prompt(group[0].prompt, step)
             if prompt is not None:
                 corrupted[group_index] = prompt
-        groups = self.sampler.generate(
-            list(corrupted.values()), self.options.rollouts_per_prompt, self.sampling_params, step=step
-        )
+        prompts, count = list(corrupted.values()), self.options.rollouts_per_prompt
+        groups = self.context.sampler.generate(prompts, count, self.context.sampling_params, step=step)
         probe_batch = RolloutBatch(groups=tuple(map(tuple, groups)))
         for rollout_step in self.steps:
             probe_batch = rollout_step(probe_batch, step=step)
@@ -95,7 +89,7 @@ class BlindProbe:
 
     def _build_prompt(self, sample: Sample) -> Prompt:
         # A sample id of its own: random numbers derive from it, and those of the ordinary rollouts are taken.
-        return self.processor.build(replace(sample, id=f"{sample.id}~{step_name(self.options)}"))
+        return self.context.processor.build(replace(sample, id=f"{sample.id}~{step_name(self.options)}"))
 
     def _corrupt_media(self, sample: Sample, corruption: Corruption) -> Prompt | None:
         """Return the prompt with its media marked as corrupted, or None if there are none to corrupt.
@@ -131,10 +125,10 @@ class BlindProbe:
         prompts of the round or on the number of ranks. None if no sample fits.
         """
         media_types = list(map(type, sample.media))
-        count = len(self.swap_samples)
+        count = len(self.context.swap_samples)
         start = derive_seed(step_name(self.options), step, sample.id) % max(count, 1)
         for offset in range(count):
-            media = self.swap_samples[(start + offset) % count].media
+            media = self.context.swap_samples[(start + offset) % count].media
             if list(map(type, media)) == media_types and media != sample.media:
                 # Media of another size may take more tokens than a prompt has room for; then the next sample is tried.
                 with suppress(PromptTooLongError):

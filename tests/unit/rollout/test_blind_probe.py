@@ -18,7 +18,6 @@ from mmrl.algo.step_metrics import compute_blind_gaps
 from mmrl.config.schema import BlindProbeConfig, MediaLimitsConfig, RethinkConfig, RethinkTriggerConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.video import FrameSampling
-from mmrl.rollout.steps.blind_probe import BlindProbe
 from mmrl.types import (
     Author,
     CoordinateSystem,
@@ -157,12 +156,14 @@ def test_media_that_make_a_prompt_too_long_are_not_swapped_in(tiny):
             return tiny.processor.build(sample)
 
     batch = run(tiny, [tiny.processor.build(sample)])
-    step = BlindProbe(
-        options=probe("swapped"), processor=LimitedProcessor(), sampler=tiny.sampler(), sampling_params=tiny.params
-    )
-    assert replace(step, swap_samples=(large, sample))(batch, step=0).probes == ({},)
-    (probes,) = replace(step, swap_samples=(large, sample, small))(batch, step=0).probes
-    assert probes["swapped"][0].prompt.sample.media == small.media
+
+    def swapped(*samples):
+        options = {"processor": LimitedProcessor(), "swap_samples": samples}
+        (step,) = make_pipeline(tiny, probe("swapped"), **options).steps
+        return step(batch, step=0).probes[0]
+
+    assert swapped(large, sample) == {}
+    assert swapped(large, sample, small)["swapped"][0].prompt.sample.media == small.media
 
 
 def test_several_probes_are_made_when_each_is_due(tiny, prompts):

@@ -11,7 +11,7 @@ from scoring import make_scorer, term
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RethinkConfig, RethinkTriggerConfig
-from mmrl.rollout.steps.rethink import CorrectnessCheck, ForcedRethink, count_tokens_before, tokenize_trigger
+from mmrl.rollout.steps.rethink import ForcedRethink, count_tokens_before, tokenize_trigger
 from mmrl.types import AnswerType, Author, FinishReason, RolloutBatch, Segment, UserError
 from mmrl_rewards.contract import reward
 
@@ -46,14 +46,16 @@ def batch(tiny):
 
 
 def rethink(tiny, *, stop=(), **options) -> ForcedRethink:
-    settings = RethinkConfig(kind="rethink", correct=("even",), **{"max_new_tokens": 4, "triggers": (WAIT,), **options})
+    settings = RethinkConfig(
+        kind="rethink", **{"correct": ("even",), "max_new_tokens": 4, "triggers": (WAIT,), **options}
+    )
     params = replace(tiny.params, stop=stop)
     pipeline = make_pipeline(tiny, settings, scorer=make_scorer(term(even)), sampling_params=params)
     return pipeline.steps[0]
 
 
 def is_correct(rollouts):
-    return CorrectnessCheck(scorer=make_scorer(term(even)), correct_terms=("even",), threshold=1.0)(rollouts)
+    return [even(rollout, None) == 1.0 for rollout in rollouts]
 
 
 def pairs(before, after):
@@ -231,10 +233,9 @@ def test_trigger_with_forbidden_tokens_is_refused(tiny, text, message):
         tokenize_trigger(text, tiny.processor, tiny.params.banned_token_ids)
 
 
-def test_sample_that_no_term_judges_is_named(batch):
-    check = CorrectnessCheck(scorer=make_scorer(term(even)), correct_terms=("accuracy",), threshold=1.0)
+def test_sample_that_no_term_judges_is_named(tiny, batch):
     with pytest.raises(UserError, match=r"correct: \[accuracy\].* sample .*; there is even"):
-        check(batch.groups[0])
+        rethink(tiny, correct=("accuracy",))(batch, step=0)
 
 
 THINKS = ResponseFormat(thinking="required")
