@@ -123,9 +123,7 @@ class Replica:
                 self.request("health", timeout=_HEALTH_TIMEOUT_S)
                 break
             if self._process is not None and self._process.poll() is not None:
-                raise UserError(
-                    f"the rollout server {self.url} exited during startup. End of its log:\n{self._log_tail()}"
-                )
+                raise UserError(f"the rollout server {self.url} exited during startup; {self._log_tail()}")
             time.sleep(_POLL_INTERVAL_S)
         else:
             if not self._command:
@@ -134,7 +132,7 @@ class Replica:
                 )
             raise UserError(
                 f"the rollout server {self.url} is not up within {timeout_s:g} s (rollout.server.startup_timeout_s); "
-                f"end of its log:\n{self._log_tail()}"
+                f"{self._log_tail()}"
             )
         if not self._command:
             return
@@ -143,7 +141,7 @@ class Replica:
             self.request_json("inference/v1/generate", request)
         except ReplicaError as failure:
             raise UserError(
-                f"rollout.engine: vLLM cannot run this model here: {failure}; end of its log:\n{self._log_tail()}"
+                f"rollout.engine: vLLM cannot run this model here: {failure}; {self._log_tail()}"
             ) from failure
 
     def restart(self, failure: ReplicaError) -> None:
@@ -153,7 +151,7 @@ class Replica:
             UserError: it does not belong to the run, or was restarted `max_restarts` times already.
         """
         if self._num_starts == 0 or self._num_starts > self._options.max_restarts:
-            hint = f"end of its log:\n{self._log_tail()}" if self._command else f"if it is gone, {START_HINT}"
+            hint = self._log_tail() if self._command else f"if it is gone, {START_HINT}"
             raise UserError(f"the rollout server {self.url} failed: {failure}; {hint}") from failure
         self.stop()
         self._sender = self._source = None
@@ -281,7 +279,7 @@ class Replica:
         return parse_fingerprints(self.call_workers("fingerprints")[0])
 
     def _log_tail(self) -> str:
-        return self._log.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
+        return f"end of its log:\n{self._log.read_text(errors='replace')[-_LOG_TAIL_CHARS:]}"
 
 
 class _WeightSyncClient(HTTPVLLMWeightSyncClient):
