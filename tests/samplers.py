@@ -1,14 +1,25 @@
-"""Samplers of the learner's own model, as runs with `rollout.engine: hf` have them."""
+"""Samplers of a tiny model, as runs with `rollout.engine: hf` have them, and rollout steps that use one."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from scoring import make_scorer
+
+from mmrl.config.schema import GenerateConfig
 from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
 from mmrl.rollout.engines.hf import HfEngine
+from mmrl.rollout.pipeline import StepPipeline, build_pipeline
+from mmrl.rollout.steps.base import RolloutContext
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.rollout.weight_sync import PolicyWeightStream
+from mmrl.scoring.registry import load_tool
+from mmrl.types import FinishReason, Rollout
 
 
 def hf_sampler(
@@ -22,3 +33,31 @@ def hf_sampler(
 ) -> EngineSampler:
     publisher = WeightPublisher(HfEngine(policy, processor, **engine), PolicyWeightStream(policy))
     return EngineSampler(publisher, processor, seed_parts=seed_parts, version=version, record_routes=record_routes)
+
+
+def make_pipeline(tiny: Any, *steps: Any, **context: Any) -> StepPipeline:
+    """A pipeline of a tiny model: first responses, then the steps with these configs.
+
+    `context` replaces fields of the RolloutContext.
+    """
+    fields = {
+        "sampler": tiny.sampler(),
+        "scorer": make_scorer(),
+        "processor": tiny.processor,
+        "sampling_params": tiny.params,
+        "group_size": 2,
+        "groups_per_step": 1,
+        "seed": 0,
+        "tool_runner": ToolRunner(partial(load_tool, Path.cwd())),
+    }
+    return build_pipeline((GenerateConfig(kind="generate"), *steps), RolloutContext(**(fields | context)))
+
+
+def reworded(tiny: Any, rollout: Rollout, text: str, finish_reason: FinishReason = FinishReason.STOP) -> Rollout:
+    """The rollout with `text` in place of its last segment; FinishReason.EOS appends the token."""
+    ids = tuple(tiny.processor.tokenizer(text).input_ids)
+    if finish_reason is FinishReason.EOS:
+        ids = (*ids, tiny.eos_id)
+    segment = replace(rollout.segments[-1], token_ids=ids, logprobs=(-1.0,) * len(ids))
+    segments = (*rollout.segments[:-1], segment)
+    return tiny.processor.parse_rollout(replace(rollout, segments=segments, finish_reason=finish_reason))

@@ -45,11 +45,11 @@ def check_family_engine(model_type: str, engine: str, *, takes_patches: bool, nu
     """Check that an engine can run a user's own model family.
 
     Raises:
-        UserError: the family gives images to its model in a form of its own, which transformers alone takes.
+        UserError: the family prepares images in its own form, which only transformers takes.
     """
     if not takes_patches and (engine in VLLM_ENGINES or num_ranks > 1):
         raise UserError(
-            f"model.family: {model_type} gives images to its model in a form of its own (takes_patches is false), so "
+            f"model.family: {model_type} prepares images in its own form (takes_patches is false), so "
             f"it runs in one process with rollout.engine: hf, not with rollout.engine: {engine} in {num_ranks}"
         )
 

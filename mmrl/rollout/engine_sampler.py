@@ -22,12 +22,7 @@ class WeightPublisher:
     published_version: int | None = None
 
     def publish(self, version: int) -> None:
-        """Send the weights unless the engine has those of `version`.
-
-        Raises:
-            UserError: the engine runs another model.
-            RuntimeError: the weights did not arrive.
-        """
+        """Send the weights unless the engine has those of `version`. Raises as `RolloutEngine.load_weights`."""
         if version != self.published_version:
             self.engine.load_weights(self.weights)
             self.published_version = version
@@ -42,10 +37,8 @@ class EngineSampler:
     _: KW_ONLY
     seed_parts: Sequence[str | int]
     """Parts that all random seeds derive from, such as the run's seed and the stage's name; unlike other samplers'."""
-    version: int = 0
-    """Policy version that segments carry."""
-    record_routes: bool = False
-    """True if rollouts carry the experts that their tokens were sent to."""
+    version: int = 0  # policy version that segments carry
+    record_routes: bool = False  # true if rollouts carry the experts that their tokens were sent to
 
     def sync(self, version: int) -> None:
         """Send the learner's weights to the engine and stamp further segments with `version`."""
@@ -58,7 +51,7 @@ class EngineSampler:
         """Return `group_size` rollouts for each prompt, in order.
 
         Raises:
-            UserError: a prompt and the longest response exceed the engine's limit.
+            UserError: a prompt and the longest response exceed the engine's limit, or the engine returned too few.
         """
         requests = []
         for prompt in prompts:
@@ -81,11 +74,7 @@ class EngineSampler:
         return groups
 
     def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> list[Rollout]:
-        """Continue each rollout after its last token, with one more segment by POLICY.
-
-        Raises:
-            UserError: a rollout and `max_new_tokens` more exceed the engine's limit.
-        """
+        """Continue each rollout after its last token, with one more segment by POLICY. Raises as `generate`."""
         requests = []
         for rollout in rollouts:
             seed_parts = (*self.seed_parts, step, rollout.prompt.sample.id, rollout.index)
@@ -101,18 +90,16 @@ class EngineSampler:
     def _generate(
         self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams
     ) -> Sequence[Sequence[GeneratedTokens]]:
-        engine = self.publisher.engine
-        if engine.max_model_len is not None:
-            # Checked here, where the sample is still known by name.
-            for request in requests:
-                _check_length(request.rollout, sampling_params.max_new_tokens, engine.max_model_len)
-        return engine.generate(requests, sampling_params, record_routes=self.record_routes)
-
-
-def _check_length(rollout: Rollout, max_new_tokens: int, max_model_len: int) -> None:
-    length = len(rollout.prompt.token_ids) + rollout.num_tokens
-    if length + max_new_tokens > max_model_len:
-        raise UserError(
-            f"sample {rollout.prompt.sample.id}: {length} tokens, and {max_new_tokens} more, are beyond the "
-            f"{max_model_len} that the rollout engine takes"
-        )
+        engine, max_new_tokens = self.publisher.engine, sampling_params.max_new_tokens
+        for request in requests:
+            rollout = request.rollout
+            length = len(rollout.prompt.token_ids) + rollout.num_tokens
+            if engine.max_model_len is not None and length + max_new_tokens > engine.max_model_len:
+                raise UserError(
+                    f"sample {rollout.prompt.sample.id}: {length} tokens, and {max_new_tokens} more, are beyond the "
+                    f"{engine.max_model_len} that the rollout engine takes"
+                )
+        continuations = engine.generate(requests, sampling_params, record_routes=self.record_routes)
+        if [len(generated) for generated in continuations] != [request.num_samples for request in requests]:
+            raise UserError("the rollout engine must return `num_samples` continuations for each request, in order")
+        return continuations

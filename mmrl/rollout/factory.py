@@ -37,11 +37,9 @@ from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import SamplingParams, UserError
 from mmrl.utils.torch_threads import init_worker_thread
 
-_MEDIA_LABEL_BYTES = 100
-"""Longest label that precedes an image or video shown by a tool, in bytes, hence an upper bound of its tokens."""
-
+# Upper bounds of tokens, each of which is a byte at least; UTF-8 takes four bytes for a character at most.
+_MEDIA_LABEL_BYTES = 100  # of the label that precedes an image or video shown by a tool
 _TOKENS_PER_CHAR = 4
-"""Upper bound of the tokens of a character: a token is a byte at least, and UTF-8 takes four bytes at most."""
 
 
 class SamplerFactory:
@@ -71,7 +69,6 @@ class SamplerFactory:
         check_family_engine(family.model_type, engine_name, takes_patches=family.takes_patches, num_ranks=ranks.size)
         self._config, self._policy, self._processor = config, policy, processor
         self._rollout_thread: ThreadPoolExecutor | None = None
-        self._make_custom_engine = make_custom_engine
         rl_stages = [stage for stage in config.stages if isinstance(stage, RlStage)]
         self._context = EngineContext(
             policy=policy,
@@ -85,7 +82,14 @@ class SamplerFactory:
             ranks=ranks,
             warn=warn,
         )
-        self._engine = self._start_engine()
+        match config.rollout.engine:
+            case "hf":
+                self._engine: RolloutEngine = HfEngine(policy, processor)
+            case CustomEngineConfig():
+                assert make_custom_engine is not None, engine_name
+                self._engine = make_custom_engine(self._context)
+            case _:
+                self._engine = start_vllm(config, self._context)
         self._weights = PolicyWeightStream(policy)
         self._publisher = WeightPublisher(self._engine, self._weights)
         try:
@@ -144,23 +148,8 @@ class SamplerFactory:
         if self._rollout_thread is not None:
             self._rollout_thread.shutdown(cancel_futures=True)
 
-    def _start_engine(self) -> RolloutEngine:
-        match self._config.rollout.engine:
-            case "hf":
-                return HfEngine(self._policy, self._processor)
-            case CustomEngineConfig() as custom:
-                assert self._make_custom_engine is not None, custom.fn
-                return self._make_custom_engine(self._context)
-            case _:
-                return start_vllm(self._config, self._context)
-
     def _check_engine(self) -> None:
-        """Check that the engine can do what the config asks for.
-
-        Raises:
-            UserError: it computes logits in another type than the learner, returns no routes, or has no weights to
-                generate with while the learner updates its own.
-        """
+        """Raise UserError if the engine cannot do what the config asks for."""
         engine, name = self._engine, self._config.rollout.engine_name
         dtypes = engine.logits_dtypes() if self._config.model.float32_output_layer else {"float32"}
         if dtypes != {"float32"}:
@@ -184,7 +173,7 @@ class SamplerFactory:
         """Return `model.path`, or the folder that a model made from scratch is exported to. Collective."""
         if self._config.model.path is not None:
             return self._config.model.path
-        folder = run_dir.engine / "model"  # shared by the ranks: rank 0 alone writes it
+        folder = run_dir.engine / "model"  # shared by the ranks: only rank 0 writes it
         # Exported without its adapter: the engine gets that with the first weights.
         bare = without_adapter(self._policy.model) if self._context.adapter else self._policy.model
         parts = (ModelExport(bare, self._policy.family), self._processor.hf_processor)
@@ -210,18 +199,25 @@ def build_sampling_params(
     )
 
 
-def compute_max_response_tokens(config: Config | EvalConfig) -> int:
-    """Return the tokens of the longest response of any stage or the evaluation, with all that steps may add to it."""
-    generating = [(config.evaluation.max_new_tokens, config.evaluation.rollout_steps)]
-    for stage in config.stages:
+def compute_max_response_tokens(config: Config | EvalConfig, policy: Policy) -> int:
+    """Return the tokens of the longest response of any stage or the evaluation, with all that steps may add to it.
+
+    Raises:
+        UserError: the model's context is too short for one of them; the error names the key.
+    """
+    generating = [("evaluation", "evaluation", config.evaluation.max_new_tokens, config.evaluation.rollout_steps)]
+    for index, stage in enumerate(config.stages):
         if isinstance(stage, RlStage | SampleStage):
-            generating.append((stage.sampling.max_new_tokens, stage.rollout_steps))
+            key = f"stages.{index}"
+            generating.append((key, f"{key}.sampling", stage.sampling.max_new_tokens, stage.rollout_steps))
     longest = 0
-    for max_new_tokens, steps in generating:
+    for key, sampling_key, max_new_tokens, steps in generating:
+        _check_fits_context(f"{sampling_key}.max_new_tokens", max_new_tokens, policy)
         length = max_new_tokens
-        for step in steps:
+        for index, step in enumerate(steps):
             match step:
                 case RethinkConfig():
+                    _check_fits_context(f"{key}.rollout_steps.{index}.max_new_tokens", step.max_new_tokens, policy)
                     # A token is a byte at least.
                     length += step.max_new_tokens + max(len(trigger.text.encode()) for trigger in step.triggers)
                 case ToolsConfig():
@@ -236,16 +232,15 @@ def compute_max_response_tokens(config: Config | EvalConfig) -> int:
 
 
 def compute_max_model_len(config: Config | EvalConfig, policy: Policy) -> int:
-    """Return the tokens of the longest prompt and response together, as far as the engine takes so many."""
+    """Return the most tokens that a prompt and its response may have together: no more than the engine takes."""
     rollout = config.rollout
     # A smaller limit than the model's own saves the engine memory for keys and values.
-    wanted = config.model.max_prompt_tokens + compute_max_response_tokens(config)
+    wanted = config.model.max_prompt_tokens + compute_max_response_tokens(config, policy)
     if rollout.engine == "vllm_server" and rollout.server.urls:
         from mmrl.rollout.engines.vllm_server import common_max_model_len
 
         return min(wanted, common_max_model_len(rollout.server.urls, rollout.server))
-    model_limit: int = policy.model.config.get_text_config().max_position_embeddings
-    return min(wanted, model_limit)
+    return min(wanted, _context_tokens(policy))
 
 
 def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]:
@@ -254,15 +249,15 @@ def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]
     Raises:
         UserError: a response may be longer than the model's context, or leaves the engine no room for a prompt.
     """
-    _check_response_lengths(config, policy)
+    response = compute_max_response_tokens(config, policy)
     limit = (config.model.max_prompt_tokens, "model.max_prompt_tokens")
     if config.rollout.engine not in VLLM_ENGINES:
         return limit
-    model_len, response = compute_max_model_len(config, policy), compute_max_response_tokens(config)
+    model_len = compute_max_model_len(config, policy)
     if model_len <= response:
         raise UserError(
-            f"rollout.engine {config.rollout.engine}: a response may come to {response} tokens, with all that it is "
-            f"made to say or shown, and the engine takes {model_len} with the prompt; lower max_new_tokens (of "
+            f"rollout.engine {config.rollout.engine}: a response may have {response} tokens, with all that "
+            f"steps add to it, and the engine takes {model_len} with the prompt; lower max_new_tokens (of "
             "`sampling`, `evaluation` or rethink), and max_total_tokens and max_result_chars of tools, whose "
             f"characters count as {_TOKENS_PER_CHAR} tokens"
         )
@@ -270,24 +265,15 @@ def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]
     return min(limit, engine_limit)
 
 
-def _check_response_lengths(config: Config | EvalConfig, policy: Policy) -> None:
-    """Raise a UserError that names the key of a response length that exceeds the model's context."""
-    context_tokens: int = policy.model.config.get_text_config().max_position_embeddings
-    lengths = {"evaluation.max_new_tokens": config.evaluation.max_new_tokens}
-    generating = [("evaluation", config.evaluation.rollout_steps)]
-    for index, stage in enumerate(config.stages):
-        if isinstance(stage, RlStage | SampleStage):
-            lengths[f"stages.{index}.sampling.max_new_tokens"] = stage.sampling.max_new_tokens
-            generating.append((f"stages.{index}", stage.rollout_steps))
-    for owner, steps in generating:
-        for index, step in enumerate(steps):
-            if isinstance(step, RethinkConfig):
-                lengths[f"{owner}.rollout_steps.{index}.max_new_tokens"] = step.max_new_tokens
-    for key, tokens in lengths.items():
-        if tokens >= context_tokens:
-            error = UserError(
-                f"{tokens} tokens of a response and its prompt do not fit the model's context of {context_tokens}; "
-                "use fewer"
-            )
-            error.key = key
-            raise error
+def _context_tokens(policy: Policy) -> int:
+    return int(policy.model.config.get_text_config().max_position_embeddings)
+
+
+def _check_fits_context(key: str, tokens: int, policy: Policy) -> None:
+    if tokens >= _context_tokens(policy):
+        error = UserError(
+            f"{tokens} tokens of a response and its prompt do not fit the model's context of "
+            f"{_context_tokens(policy)}; use fewer"
+        )
+        error.key = key
+        raise error

@@ -33,8 +33,7 @@ class LogprobCheck:
     policy: Policy
     processor: PromptProcessor
     _: KW_ONLY
-    samples: Sequence[Sample]
-    """The first of each modality are used, `options.prompts_per_modality` of them."""
+    samples: Sequence[Sample]  # the first of each modality are used, `options.prompts_per_modality` of them
     sampling_params: SamplingParams
     options: LogprobCheckConfig
     warn: Callable[[str], None]
@@ -46,8 +45,7 @@ class LogprobCheck:
         Raises:
             UserError: the difference of a modality is above `stop_above`, or a route leads to no expert of the policy.
         """
-        samples = take_per_modality(self.samples, self.options.prompts_per_modality)
-        prompts = list(map(self.processor.build, samples))
+        prompts = list(map(self.processor.build, self._choose_samples()))
         max_new_tokens = min(self.sampling_params.max_new_tokens, self.options.max_new_tokens)
         sampling_params = replace(self.sampling_params, max_new_tokens=max_new_tokens)
         diffs_of: dict[str, list[torch.Tensor]] = {}
@@ -72,15 +70,19 @@ class LogprobCheck:
         return {_METRIC: self._worst_mean(all_diffs), **metrics}
 
     def measure_if_due(self, version: int) -> dict[str, float]:
-        """Return the result of `measure` for versions that are a multiple of `options.every`, else nothing.
-
-        Raises:
-            UserError: as `measure`.
-        """
+        """Return the result of `measure` for versions that are a multiple of `options.every`, else nothing."""
         every = _DEFAULT_EVERY if self.options.every is None else self.options.every
-        if not every or version % every:
-            return {}
-        return self.measure(version)
+        return self.measure(version) if every and version % every == 0 else {}
+
+    def _choose_samples(self) -> list[Sample]:
+        """Return the first samples of each modality, grouped by modality."""
+        samples_of: dict[str, list[Sample]] = {}
+        for sample in self.samples:
+            samples_of.setdefault(sample.modality, []).append(sample)
+        chosen: list[Sample] = []
+        for of_modality in samples_of.values():
+            chosen += of_modality[: self.options.prompts_per_modality]
+        return chosen
 
     def _worst_mean(self, diffs: Sequence[torch.Tensor]) -> float:
         """Return the mean over tokens on the rank where it is largest, since each may have an engine of its own."""
@@ -100,14 +102,3 @@ class LogprobCheck:
             check_routes(self.policy.routers, batch.engine_routes_XTK)
         scores = self.policy.compute_logprobs(batch, batch.engine_routes_XTK)
         return (scores.logprobs_N.cpu() - recorded).abs()
-
-
-def take_per_modality(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Return the first `count` samples of each modality."""
-    samples_of: dict[str, list[Sample]] = {}
-    for sample in samples:
-        samples_of.setdefault(sample.modality, []).append(sample)
-    taken: list[Sample] = []
-    for of_modality in samples_of.values():
-        taken += of_modality[:count]
-    return taken

@@ -25,9 +25,9 @@ from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.rollout.steps.blind_probe import BlindProbe
 from mmrl.rollout.steps.custom import CustomStep
 from mmrl.rollout.steps.partial import PartialRollouts
-from mmrl.rollout.steps.rethink import CorrectnessCheck, ForcedRethink, tokenize_trigger
+from mmrl.rollout.steps.rethink import ForcedRethink, tokenize_trigger
 from mmrl.rollout.steps.tools import ToolStep
-from mmrl.types import Prompt, Rollout, RolloutBatch, SamplingParams, UserError
+from mmrl.types import Prompt, Rollout, RolloutBatch, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,8 @@ class StepPipeline:
     """A rollout pipeline that generates first responses, then calls each step on what the one before returned."""
 
     sampler: Sampler
-    group_size: int
-    """First responses to each prompt."""
-    sampling_params: SamplingParams
-    """The distribution of first responses."""
+    group_size: int  # first responses to each prompt
+    sampling_params: SamplingParams  # the distribution of first responses
     steps: tuple[RolloutStep, ...] = ()
     partial_rollouts: PartialRollouts | None = None
     """Generates first responses in chunks and leaves some of them unfinished; None to generate until all have ended."""
@@ -49,8 +47,6 @@ class StepPipeline:
         """Return a group of rollouts for each prompt, in order, after the groups of `unfinished` that are complete."""
         if self.partial_rollouts is None:
             groups = self.sampler.generate(prompts, self.group_size, self.sampling_params, step=step)
-            if len(groups) != len(prompts):
-                raise UserError(f"the rollout engine returned {len(groups)} groups for {len(prompts)} prompts")
             batch = RolloutBatch(groups=tuple(map(tuple, groups)))
         else:
             batch = self.partial_rollouts.generate(prompts, step=step, unfinished=unfinished)
@@ -63,7 +59,7 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
     """Build the pipeline that `step_configs` describe.
 
     Raises:
-        UserError: a trigger contains tokens that no response may contain, or a step of the user's cannot be made.
+        UserError: a trigger contains tokens that no response may contain, or the user's step cannot be made.
     """
     if any(isinstance(config, ToolsConfig) for config in step_configs):
         # A tool call ends a response until the tool has replied, so the closing tag is one more stop string.
@@ -84,28 +80,21 @@ def build_pipeline(step_configs: RolloutStepConfigs, context: RolloutContext) ->
                     token_budget=config.max_tokens_per_step,
                 )
             case RethinkConfig():
-                steps.append(_build_rethink(config, context))
+                banned = context.sampling_params.banned_token_ids
+                triggers = [tokenize_trigger(trigger.text, context.processor, banned) for trigger in config.triggers]
+                steps.append(ForcedRethink(options=config, context=context, trigger_ids=tuple(triggers)))
             case ToolsConfig():
                 executor = context.tool_runner.make_executor(config, context.processor)
-                sampling_params = context.sampling_params
-                steps.append(ToolStep(executor=executor, sampler=context.sampler, sampling_params=sampling_params))
+                steps.append(ToolStep(executor=executor, context=context))
             case CustomStepConfig():
                 name = step_name(config)
                 steps.append(CustomStep(name=name, function=context.custom_steps[name](context)))
-    # Probes come last and take all other steps along, wherever they stand in the config: what a rethink or a tool adds
+    # Probes come last and go through all other steps, wherever they are in the config: what a rethink or a tool adds
     # must not look like what seeing the image adds.
     probes = []
     for config in step_configs:
         if isinstance(config, BlindProbeConfig):
-            probe = BlindProbe(
-                options=config,
-                processor=context.processor,
-                sampler=context.sampler,
-                sampling_params=context.sampling_params,
-                swap_samples=context.swap_samples,
-                steps=tuple(steps),
-            )
-            probes.append(probe)
+            probes.append(BlindProbe(options=config, context=context, steps=tuple(steps)))
     return StepPipeline(
         sampler=context.sampler,
         group_size=context.group_size,
@@ -123,21 +112,3 @@ def check_triggers(
         if isinstance(config, RethinkConfig):
             for trigger in config.triggers:
                 tokenize_trigger(trigger.text, processor, tuple(banned_token_ids))
-
-
-def _build_rethink(config: RethinkConfig, context: RolloutContext) -> ForcedRethink:
-    first = context.sampling_params
-    temperature = first.temperature if config.temperature is None else config.temperature
-    longest = first.max_new_tokens - config.min_free_tokens if config.min_free_tokens else None
-    banned = first.banned_token_ids
-    triggers = [tokenize_trigger(trigger.text, context.processor, banned) for trigger in config.triggers]
-    return ForcedRethink(
-        options=config,
-        sampler=context.sampler,
-        is_correct=CorrectnessCheck(scorer=context.scorer, correct_terms=config.correct, threshold=config.threshold),
-        sampling_params=replace(first, temperature=temperature, max_new_tokens=config.max_new_tokens),
-        max_first_response_tokens=longest,
-        trigger_ids=tuple(triggers),
-        processor=context.processor,
-        seed=context.seed,
-    )

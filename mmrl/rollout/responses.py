@@ -53,7 +53,7 @@ def append_generated(
         num_tokens = rollout.num_tokens
         rollout = _complete_routes(rollout, generated.prompt_routes, generated.response_routes)
         routes = generated.response_routes.cut(num_tokens, num_tokens + len(generated.ids))
-    # None stands for the rollout's own parameters, so that records of most rollouts name them once.
+    # None means the rollout's own parameters, so that records of most rollouts name them once.
     segment = Segment(
         token_ids=tuple(generated.ids),
         logprobs=tuple(generated.logps),
@@ -116,7 +116,7 @@ def _cut_at_stop_string(
 ) -> GeneratedTokens:
     """Cut generated tokens after the one that completes a stop string which the policy began in an earlier segment.
 
-    Engines match stop strings in the tokens of one call alone, so a string that lies across two calls escapes them.
+    Engines match stop strings only within the tokens of one call, so they miss a string that lies across two calls.
     """
     if not (sampling_params.stop and rollout.segments) or rollout.finish_reason is not FinishReason.LENGTH:
         return generated

@@ -64,7 +64,7 @@ class ShardedWeightStream(WeightStream):
 
     weights: WeightStream
     ranks: Ranks
-    _specs: list[WeightSpec] | None = None
+    _specs: list[WeightSpec] = field(default_factory=list)
     _current_pass: Iterator[tuple[str, torch.Tensor]] = field(default_factory=lambda: iter(()))
 
     def load_on_rank0(self, load: Callable[[WeightStream], None]) -> None:
@@ -96,8 +96,7 @@ class ShardedWeightStream(WeightStream):
 
     def specs(self) -> list[WeightSpec]:
         """Return name, dtype and shape of each weight. The first call costs a pass."""
-        if self._specs is None:
-            self._specs = super().specs()
+        self._specs = self._specs or super().specs()
         return self._specs
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -113,19 +112,16 @@ class ShardedWeightStream(WeightStream):
             pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorFingerprint:
+class TensorFingerprint(NamedTuple):
     """Shape and digest of a tensor. Two tensors that differ have different ones, up to values that are not sampled."""
 
     shape: tuple[int, ...]
-    digest: str
-    """SHA-256, in hex, of about a thousand evenly spaced values as float32."""
+    digest: str  # SHA-256, in hex, of about a thousand evenly spaced values as float32
 
 
 def fingerprint(tensor: torch.Tensor) -> TensorFingerprint:
     """Return the fingerprint of a tensor of any shape and floating dtype."""
-    digest = hashlib.sha256(sample_bytes(tensor)).hexdigest()
-    return TensorFingerprint(shape=tuple(tensor.shape), digest=digest)
+    return TensorFingerprint(tuple(tensor.shape), hashlib.sha256(sample_bytes(tensor)).hexdigest())
 
 
 def iter_with_fingerprints(

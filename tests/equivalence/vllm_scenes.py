@@ -1,6 +1,6 @@
-"""What the scenes share in which real engines of vLLM are put through their paces, and how they are set up.
+"""What scenes with real vLLM engines share.
 
-A scene is a function of `Questions` that returns what it found out, for tests to judge. Engines want processes of their
+A scene is a function of `Questions` that returns facts for tests to judge. Engines need processes of their
 own, which load torch and vLLM for ten seconds: `start` has one process play several scenes, one after the other.
 """
 
@@ -11,7 +11,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class Questions:
 
     @property
     def dtype(self) -> str:
-        """vLLM's Gated DeltaNet for CPUs works in bfloat16 alone."""
+        """vLLM's Gated DeltaNet for CPUs works only in bfloat16."""
         return "bfloat16" if self.processor.encoder.family.has_recurrent_layers else "float32"
 
 
@@ -158,19 +159,25 @@ class Scene:
         self.processor, self.params, self.folder = questions.processor, questions.params, questions.folder
         self.samples = questions.samples
         self.prompts = {name: self.processor.build(sample) for name, sample in questions.samples.items()}
-        self.arguments = build_engine_args(
-            VllmConfig(gpu_memory_utilization=0.2, cpu_kv_cache_mib=64, max_num_seqs=64),
-            dtype=questions.dtype,
-            max_model_len=LONGEST,
-            cuda=self.cuda,
-            lora=lora,
-            family=family,
-        )
+        self.lora = lora
+        self.arguments = self.build_arguments(questions.dtype)
         self.warnings: list[str] = []
 
     @property
     def model(self) -> str:
         return str(self.folder / "model")
+
+    def build_arguments(self, dtype: str, *, float32_output_layer: bool = False) -> dict[str, Any]:
+        """Return the arguments of an engine."""
+        return build_engine_args(
+            VllmConfig(gpu_memory_utilization=0.2, cpu_kv_cache_mib=64, max_num_seqs=64),
+            dtype=dtype,
+            max_model_len=LONGEST,
+            cuda=self.cuda,
+            lora=self.lora,
+            family=self.policy.family,
+            float32_output_layer=float32_output_layer,
+        )
 
     def context(self, *, concurrent: bool = False, record_routes: bool = False) -> EngineContext:
         return EngineContext(
@@ -199,18 +206,20 @@ class Scene:
         """Largest |engine - learner|, nats, by prompt."""
         return {name: self.gap(group) for name, group in zip(self.prompts, groups, strict=True)}
 
-    def gap(self, rollouts: Sequence[Rollout], feeder: PromptProcessor | None = None) -> float:
-        return float(self._token_gaps(rollouts, feeder).max())
+    def gap(self, rollouts: Sequence[Rollout], tensor_provider: PromptProcessor | None = None) -> float:
+        return float(self._token_gaps(rollouts, tensor_provider).max())
 
     def mean_gap(self, groups: Sequence[Sequence[Rollout]]) -> float:
         """Mean |engine - learner| of a token, nats, over all prompts."""
         return float(torch.cat([self._token_gaps(group) for group in groups]).mean())
 
     @torch.no_grad()
-    def _token_gaps(self, rollouts: Sequence[Rollout], feeder: PromptProcessor | None = None) -> torch.Tensor:
-        made = [Experience(rollout=rollout, advantage=0.0) for rollout in rollouts]
-        batch = collate(group_by_prompt(made), feeder or self.processor, pad_id=self.processor.tokenizer.eos_token_id)
-        return (self.policy.compute_logprobs(batch.to(self.policy.device)).logprobs_N.cpu() - recorded(made)).abs()
+    def _token_gaps(self, rollouts: Sequence[Rollout], tensor_provider: PromptProcessor | None = None) -> torch.Tensor:
+        experiences = [Experience(rollout=rollout, advantage=0.0) for rollout in rollouts]
+        pad_id = self.processor.tokenizer.eos_token_id
+        batch = collate(group_by_prompt(experiences), tensor_provider or self.processor, pad_id=pad_id)
+        scores = self.policy.compute_logprobs(batch.to(self.policy.device))
+        return (scores.logprobs_N.cpu() - recorded(experiences)).abs()
 
     @torch.no_grad()
     def learn(self) -> None:
@@ -219,38 +228,46 @@ class Scene:
         for parameter in self.policy.trained.values():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter))
 
-    def views(self) -> dict[str, list[MediaRef]]:
-        """What tools show after some of the prompts: parts of a picture, what a video shows at a moment, a passage."""
-        (picture,) = self.samples["one image"].images
-        zoom = replace(picture, crop=(4, 8, 40, 32))
+    @contextmanager
+    def other_weights(self) -> Iterator[None]:
+        """Give the policy other weights inside this block."""
+        kept = {name: parameter.detach().clone() for name, parameter in self.policy.trained.items()}
+        self.learn()
+        yield
+        for name, parameter in self.policy.trained.items():
+            parameter.data.copy_(kept[name])
+
+    def show_media(self, sampler: EngineSampler, groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
+        """Show media to siblings, as tools do, and continue; then show them the last of the media again, and continue.
+
+        The media are parts of an image, a frame of a video, and a passage.
+        """
+        (image,) = self.samples["one image"].images
+        part = replace(image, crop=(4, 8, 40, 32))
         frame = ImageRef(path=self.clip.path, sha256=self.clip.sha256, timestamp=1)
         passage = replace(self.clip, start=1.0, end=4.0)
-        return {
+        media = {
             "text-only": [frame],
-            "one image": [zoom],
+            "one image": [part],
             "video": [passage],
-            "image-and-video": [zoom, passage, replace(frame, crop=(0, 0, 32, 32))],
+            "image-and-video": [part, passage, replace(frame, crop=(0, 0, 32, 32))],
         }
-
-    def shown(self, sampler: EngineSampler, groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
-        """Siblings are shown media, and continue; then they are shown the last of them again, and continue."""
-        views = self.views()
-        seen = {name: list(group) for name, group in zip(self.prompts, groups, strict=True) if name in views}
+        shown = {name: list(group) for name, group in zip(self.prompts, groups, strict=True) if name in media}
         for turn in (slice(None), slice(-1, None)):
-            asked = [self._behind(rollout, views[name][turn]) for name, group in seen.items() for rollout in group]
-            drawn = iter(sampler.extend(asked, self.params, step=STEP))
-            seen = {name: [next(drawn) for _ in group] for name, group in seen.items()}
+            rollouts = [self._append(rollout, media[name][turn]) for name, group in shown.items() for rollout in group]
+            extended = iter(sampler.extend(rollouts, self.params, step=STEP))
+            shown = {name: [next(extended) for _ in group] for name, group in shown.items()}
         return {
-            "ids behind views": ids(seen.values()),
-            "gaps behind views": {name: self.gap(group) for name, group in seen.items()},
-            "views": {name: len(group[0].observations) for name, group in seen.items()},
+            "ids after media": ids(shown.values()),
+            "gaps after media": {name: self.gap(group) for name, group in shown.items()},
+            "num shown": {name: len(group[0].observations) for name, group in shown.items()},
         }
 
-    def _behind(self, rollout: Rollout, media: Sequence[MediaRef]) -> Rollout:
-        words = tuple(self.processor.tokenizer("and").input_ids)
-        said = Segment(token_ids=words, logprobs=(0.0,) * len(words), author=Author.ENVIRONMENT)
-        views = [segment for ref in media for segment in (said, self.processor.build_tool_segment(ref), said)]
-        return replace(rollout, segments=(*rollout.segments, *views))
+    def _append(self, rollout: Rollout, media: Sequence[MediaRef]) -> Rollout:
+        token_ids = tuple(self.processor.tokenizer("and").input_ids)
+        text = Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.ENVIRONMENT)
+        segments = [segment for ref in media for segment in (text, self.processor.build_tool_segment(ref), text)]
+        return replace(rollout, segments=(*rollout.segments, *segments))
 
 
 def ids(groups: Any) -> list[list[list[int]]]:
@@ -259,12 +276,6 @@ def ids(groups: Any) -> list[list[list[int]]]:
 
 def logprobs(groups: Any) -> list[list[list[float]]]:
     return [[[value for segment in r.segments for value in segment.logprobs] for r in group] for group in groups]
-
-
-def without_videos(questions: Questions) -> Questions:
-    """The samples that a server of vLLM takes in a family with words between the frames of a video."""
-    pictured = {name: sample for name, sample in questions.samples.items() if "video" not in name}
-    return replace(questions, samples=pictured)
 
 
 def refusal(act: Callable[[], Any]) -> str:

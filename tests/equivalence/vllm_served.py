@@ -1,4 +1,4 @@
-"""A scene of a server of vLLM's: the same tokens as in process, weights through files, deaths, deadlines."""
+"""Scenes of vLLM servers: the tokens of an engine in process, weights through files, deaths, deadlines."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 from urllib import request as http
 from urllib.error import HTTPError
 
-from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-from vllm_scenes import LONGEST, Questions, Scene, ids, refusal, without_videos
+from vllm_scenes import LONGEST, Questions, Scene, ids, refusal
 
 from mmrl.config.schema import VllmServerConfig
 from mmrl.rollout.engines.base import GenerationRequest
-from mmrl.rollout.engines.vllm_replica import Replica, ReplicaError, _WeightSyncClient
+from mmrl.rollout.engines.vllm_replica import Replica, ReplicaError
 from mmrl.rollout.engines.vllm_server import ServerEngine, common_max_model_len, make_replicas
-from mmrl.rollout.engines.vllm_weight_transfer import FileTrainerInitInfo, FingerprintedSource
+from mmrl.rollout.engines.vllm_weight_transfer import send_files
 from mmrl.rollout.weight_sync import PolicyWeightStream, WeightStream
-from mmrl.types import Author, Segment
+from mmrl.types import Author, Rollout, Segment
 
 ROUTES = (
     *("health", "metrics", "v1/models", "v1/chat/completions", "inference/v1/generate", "v1/load_lora_adapter"),
@@ -45,105 +44,92 @@ def _status(url: str, path: str, key: str = "") -> int:
 
 
 def served(questions: Questions) -> dict[str, Any]:
-    """Start, draw, sync, die."""
+    """A server samples, gets new weights, refuses strangers, dies, and dies again."""
     scene = Scene(questions)
-    servers = make_replicas(scene.model, scene.arguments, VllmServerConfig(max_restarts=1), questions.folder / "logs")
-    engine = ServerEngine(servers, scene.context(concurrent=True), workers_per_replica=1)
-    try:
+    (server,) = make_replicas(scene.model, scene.arguments, VllmServerConfig(max_restarts=1), questions.folder / "logs")
+    with closing(ServerEngine([server], scene.context(concurrent=True), workers_per_replica=1)) as engine:
         sampler = scene.sampler(engine)
         sampler.sync(1)
         groups = scene.draw(sampler)
-        facts: dict[str, Any] = {"read ids": ids(groups), "gaps": scene.gaps(groups), **scene.shown(sampler, groups)}
+        facts: dict[str, Any] = {"ids": ids(groups), "gaps": scene.gaps(groups), **scene.show_media(sampler, groups)}
         facts["logits"] = sorted(engine.logits_dtypes())
-        (running,) = servers
-        slow = _engine(scene, Replica(running.url, VllmServerConfig(timeout_s=0.005), key=running.key))
-        facts["too slow"] = refusal(lambda: scene.draw(scene.sampler(slow)))
-        facts["without the key"] = {path: _status(running.url, path) for path in ROUTES}
-        facts["with another key"] = {path: _status(running.url, path, "other") for path in ROUTES}
-        facts["with the key"] = {path: _status(running.url, path, running.key) for path in ("health", "v1/models")}
-        facts["key in ps"] = running.key in " ".join(running._command)
-        keyless = Replica(running.url, VllmServerConfig())
-        facts["a run without the key"] = refusal(lambda: _engine(scene, keyless))
-        nobody = Replica("http://127.0.0.1:9", VllmServerConfig(timeout_s=0.5))
-        facts["nobody there"] = refusal(lambda: _engine(scene, nobody))
-        with _another_kind_of_server() as url:
-            facts["no vLLM"] = refusal(lambda: common_max_model_len([url], VllmServerConfig(timeout_s=5.0)))
-        fragile = ServerEngine([Fragile()], replace(scene.context(), warn=lambda text: None), workers_per_replica=1)
-        facts["broke as it was given weights"] = refusal(lambda: fragile.load_weights(PolicyWeightStream(scene.policy)))
-        words = Segment(
-            token_ids=(groups[0][0].prompt.token_ids[0],) * LONGEST,
-            logprobs=(0.0,) * LONGEST,
-            author=Author.ENVIRONMENT,
-        )
-        overlong = GenerationRequest(rollout=replace(groups[0][0], segments=(words,)), seed=0, sample_seeds=(0,))
-        facts["refused"] = refusal(lambda: engine.generate([overlong], scene.params))
+        facts |= _refusals(scene, server, engine, groups[0][0])
         scene.learn()
         facts["gaps with old weights"] = scene.gaps(scene.draw(sampler))
-        sender = WeightTransferTrainerFactory.trainer_init(
-            FileTrainerInitInfo(rank=0, piece_bytes=1),
-            client=_WeightSyncClient(running.request_json),
-            source=FingerprintedSource(PolicyWeightStream(scene.policy)),
-        )
-        sender.send_weights()  # every tensor in a piece of its own: query apart from key
-        running._reset_caches()
-        facts["gaps after pieces"] = scene.gaps(scene.draw(sampler))
+        # Every tensor in a file of its own: query apart from key.
+        send_files(PolicyWeightStream(scene.policy), server.call_workers, file_bytes=1)
+        server._reset_caches()
+        facts["gaps after files"] = scene.gaps(scene.draw(sampler))
         scene.learn()
         sampler.sync(2)
-        groups = scene.draw(sampler, replace(scene.params, max_new_tokens=60))
+        longer = replace(scene.params, max_new_tokens=60)
+        groups = scene.draw(sampler, longer)
         facts["gaps after sync"] = scene.gaps(groups)
-        drawn_by = {name: parameter.detach().clone() for name, parameter in scene.policy.trained.items()}
-        scene.learn()  # continues while rollouts are drawn: the server is to get what it had
-        with _killing(running):
-            again = scene.draw(sampler, replace(scene.params, max_new_tokens=60))
-        for name, parameter in scene.policy.trained.items():
-            parameter.data.copy_(drawn_by[name])
-        facts["same after death"] = ids(again) == ids(groups)
-        facts["gaps after death"] = scene.gaps(again)
-        os.killpg(running._process.pid, signal.SIGKILL)
+        with scene.other_weights(), _killed_at_work(server):  # the server is to get the weights that it had
+            again = scene.draw(sampler, longer)
+        facts |= {"same after death": ids(again) == ids(groups), "gaps after death": scene.gaps(again)}
+        _kill(server)
         facts["dead twice"] = refusal(lambda: scene.draw(sampler))
-    finally:
-        engine.close()
     return {**facts, "warnings": scene.warnings}
 
 
+def _refusals(scene: Scene, server: Replica, engine: ServerEngine, rollout: Rollout) -> dict[str, Any]:
+    slow = _connect(scene, _client(server, timeout_s=0.005))
+    fragile = ServerEngine([Fragile()], replace(scene.context(), warn=lambda text: None), workers_per_replica=1)
+    token_ids = rollout.prompt.token_ids[:1] * LONGEST
+    text = Segment(token_ids=token_ids, logprobs=(0.0,) * LONGEST, author=Author.ENVIRONMENT)
+    too_long = GenerationRequest(rollout=replace(rollout, segments=(text,)), seed=0, sample_seeds=(0,))
+    nobody = Replica("http://127.0.0.1:9", VllmServerConfig(timeout_s=0.5))
+    facts: dict[str, Any] = {
+        "too slow": refusal(lambda: scene.draw(scene.sampler(slow))),
+        "without the key": {path: _status(server.url, path) for path in ROUTES},
+        "with another key": {path: _status(server.url, path, "other") for path in ROUTES},
+        "with the key": {path: _status(server.url, path, server.key) for path in ("health", "v1/models")},
+        "key in ps": server.key in " ".join(server._command),
+        "a run without the key": refusal(lambda: _connect(scene, Replica(server.url, VllmServerConfig()))),
+        "nobody there": refusal(lambda: _connect(scene, nobody)),
+        "failed at new weights": refusal(lambda: fragile.load_weights(PolicyWeightStream(scene.policy))),
+        "refused": refusal(lambda: engine.generate([too_long], scene.params)),
+    }
+    with _another_kind_of_server() as url:
+        facts["no vLLM"] = refusal(lambda: common_max_model_len([url], VllmServerConfig(timeout_s=5.0)))
+    return facts
+
+
 def served_experts(questions: Questions) -> dict[str, Any]:
-    """Start, draw, sync; and what a server says of experts that it sent tokens to."""
-    scene, servers, engine = _start(questions)
-    try:
+    """A server with experts samples and gets new weights; it was not started to return routes."""
+    with _pictures_only(questions) as (scene, server, engine):
         facts = _synced(scene, engine, questions)
-        (running,) = servers
-        again = Replica(running.url, VllmServerConfig(), key=running.key)
-        routed = ServerEngine([again], scene.context(record_routes=True), workers_per_replica=1)
+        context = scene.context(record_routes=True)
+        routed = ServerEngine([_client(server)], context, workers_per_replica=1)
         facts["no routes"] = refusal(lambda: scene.draw(scene.sampler(routed, record_routes=True)))
-    finally:
-        engine.close()
     return facts
 
 
 def served_hybrid(questions: Questions) -> dict[str, Any]:
-    """Start, draw, sync, with recurrent layers."""
-    scene, _, engine = _start(questions)
-    try:
+    """A server with recurrent layers samples and gets new weights."""
+    with _pictures_only(questions) as (scene, _, engine):
         return _synced(scene, engine, questions)
-    finally:
-        engine.close()
 
 
-def _start(questions: Questions) -> tuple[Scene, list[Replica], ServerEngine]:
-    """A server that is asked about the samples that it takes."""
-    scene = Scene(without_videos(questions))
-    servers = make_replicas(scene.model, scene.arguments, VllmServerConfig(), questions.folder / "logs")
-    return scene, servers, ServerEngine(servers, scene.context(), workers_per_replica=1)
+@contextmanager
+def _pictures_only(questions: Questions) -> Iterator[tuple[Scene, Replica, ServerEngine]]:
+    """A server that is asked about the samples it takes, in a family with words between the frames of a video."""
+    samples = {name: sample for name, sample in questions.samples.items() if "video" not in name}
+    scene = Scene(replace(questions, samples=samples))
+    (server,) = make_replicas(scene.model, scene.arguments, VllmServerConfig(), questions.folder / "logs")
+    with closing(_connect(scene, server)) as engine:
+        yield scene, server, engine
 
 
 def _synced(scene: Scene, engine: ServerEngine, questions: Questions) -> dict[str, Any]:
-    """Sample from a server before and after it is given new weights, and ask it about a video."""
+    """Sample before and after new weights, and ask about a video."""
     sampler = scene.sampler(engine)
     sampler.sync(1)
     groups = scene.draw(sampler)
     facts: dict[str, Any] = {"gaps": scene.gaps(groups), "mean gap": scene.mean_gap(groups)}
-    film = scene.processor.build(questions.samples["video"])
-    facts["a video"] = refusal(lambda: sampler.generate([film], 1, scene.params, step=0))
+    video = scene.processor.build(questions.samples["video"])
+    facts["a video"] = refusal(lambda: sampler.generate([video], 1, scene.params, step=0))
     scene.learn()
     facts["gaps with old weights"] = scene.gaps(scene.draw(sampler))
     sampler.sync(2)
@@ -151,8 +137,15 @@ def _synced(scene: Scene, engine: ServerEngine, questions: Questions) -> dict[st
     return {**facts, "gaps after sync": scene.gaps(groups), "mean gap after sync": scene.mean_gap(groups)}
 
 
-def _engine(scene: Scene, replica: Replica) -> ServerEngine:
+def _connect(scene: Scene, replica: Replica) -> ServerEngine:
     return ServerEngine([replica], scene.context(), workers_per_replica=1)
+
+
+def _client(server: Replica, **options: Any) -> Replica:
+    """Another client of a running server."""
+    client = Replica(server.url, VllmServerConfig(**options))
+    client.key = server.key
+    return client
 
 
 class Fragile(Replica):
@@ -192,10 +185,14 @@ def _another_kind_of_server() -> Iterator[str]:
         other.shutdown()
 
 
+def _kill(server: Replica) -> None:
+    assert server._process is not None
+    os.killpg(server._process.pid, signal.SIGKILL)
+
+
 @contextmanager
-def _killing(server: Any) -> Iterator[None]:
-    """Kill a server while it is at work."""
-    timer = threading.Timer(0.1, lambda: os.killpg(server._process.pid, signal.SIGKILL))
+def _killed_at_work(server: Replica) -> Iterator[None]:
+    timer = threading.Timer(0.1, _kill, [server])
     timer.start()
     yield
     timer.join()

@@ -1,44 +1,43 @@
-"""Runs that draw the next step's rollouts while they learn this one: from YAML to the same bytes after a stop."""
+"""Runs that generate the next step's rollouts while this one learns: a stopped one ends with the same bytes."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, contents, experiment, metrics, mmrl, rl_stage, scheduled, sft_stage, write
+from harness import Command, alike, contents, experiment, metrics, mmrl, rl_stage, scheduled, sft_stage, write
+from interrupts import signal_at_call
 from rounding import LOGPROBS
-from test_launch import alike
+from zoom_runs import check_all_occurred, learned_steps
 
 from mmrl.checkpoint.snapshot import load_state
 from mmrl.cli import main
 from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
 
-LOOK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
+RETHINK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
 COLD = sft_stage(validation={"every": 4, "stop_at_mean_reward": 0.8})
 STEPS = 6
+RECOMPUTED = {"old_logprobs": "recomputed", "rollout_correction": {"method": "tis"}}
 
 
-def overlapping(run_dir: Path, loss: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    """A cold start, then steps that overlap; the bonus on entropy moves the weights, whatever is rewarded."""
-    loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.02}, **(loss or {})}
-    rl = rl_stage(steps=STEPS, async_rollouts=True, loss=loss, optimizer=scheduled(3e-3, STEPS))
-    stages = [COLD, {**rl, **options}]
-    return experiment(run_dir, stages=stages, checkpoints={"every": 2, "keep_last": 20})
+def async_config(run_dir: Path, **options: Any) -> dict[str, Any]:
+    """A cold start, then asynchronous steps; the entropy bonus moves the weights, whatever is rewarded."""
+    loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.02}, **options.pop("loss", {})}
+    rl = rl_stage(steps=STEPS, async_rollouts=True, loss=loss, **{"optimizer": scheduled(3e-3, STEPS), **options})
+    return experiment(run_dir, stages=[COLD, rl], checkpoints={"every": 2, "keep_last": 20})
 
 
-def with_everything(run_dir: Path) -> dict[str, Any]:
-    """All that reads or changes what a step is made of."""
-    config = overlapping(
+def full_config(run_dir: Path) -> dict[str, Any]:
+    """Everything that reads or changes what a step is made of."""
+    config = async_config(
         run_dir,
         rollout_steps=[
             {"kind": "generate"},
-            {**LOOK, "fraction": 0.5},
+            {**RETHINK, "fraction": 0.5},
             {"kind": "probe", "corruption": "grey", "every": 2},
         ],
         dynamic_sampling={"ranges": [{"term": "format", "low": 0.0, "high": 1.0}], "max_rounds": 2},
@@ -54,148 +53,134 @@ def with_everything(run_dir: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run that nobody disturbed."""
-    folder = tmp_path_factory.mktemp("overlap")
-    assert main(["train", str(write(with_everything(folder / "run"), folder / "tiny.yaml"))]) == 0
+    """The directory of a run that was not interrupted."""
+    folder = tmp_path_factory.mktemp("async")
+    assert main(["train", str(write(full_config(folder / "run"), folder / "tiny.yaml"))]) == 0
     return folder / "run"
 
 
-def steps_of(run_dir: Path) -> list[dict[str, Any]]:
-    return [record for record in metrics(run_dir) if record["stage"] == "rl" and "learner/loss" in record]
-
-
-def test_what_is_learned_is_one_version_old_from_the_second_step_on(whole: Path) -> None:
-    steps = steps_of(whole)
+def test_rollouts_are_one_version_old_from_the_second_step_on(whole: Path) -> None:
+    steps = learned_steps(whole)
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
-    gaps = [record["rollout/staleness_max"] for record in steps if "rollout/staleness_max" in record]
-    assert gaps[0] == 0.0 and 1.0 in gaps and max(gaps) <= 2.0  # 2: carried by the filter for a step
+    staleness = [record["rollout/staleness_max"] for record in steps if "rollout/staleness_max" in record]
+    assert staleness[0] == 0.0 and 1.0 in staleness and max(staleness) <= 2.0  # 2: carried over by the filter
     assert any("validation/mean" in record for record in metrics(whole))
-    told = ["rollout/stale_logprob_diff_mean" in record for record in steps if record["learner/loss"]]
-    assert not told[0] and all(told[1:])
+    is_stale = ["rollout/stale_logprob_diff_mean" in record for record in steps if record["learner/loss"]]
+    assert not is_stale[0] and all(is_stale[1:])
     checks = [record["logprob_check/diff_mean"] for record in metrics(whole) if "logprob_check/diff_mean" in record]
     assert len(checks) >= STEPS // 2 and max(checks) < LOGPROBS
     assert any(name.startswith("probe/blind_gap/grey/") for record in steps for name in record)
-    assert sum(record["rethink/attempted"] for record in steps) > 0
+    check_all_occurred(steps, "rethink/attempted")
 
 
-def test_no_step_is_drawn_for_nobody(whole: Path) -> None:
-    """A step of the tables that rollouts are kept in has as many as were learned; what lies ahead is in checkpoints."""
+def test_checkpoints_have_the_prefetched_round_except_the_last(whole: Path) -> None:
     assert load_state(whole / "checkpoints" / "01-000006").prefetched is None
-    ahead = load_state(whole / "checkpoints" / "01-000004").prefetched
-    assert ahead is not None and len(ahead.groups) == 4
+    prefetched = load_state(whole / "checkpoints" / "01-000004").prefetched
+    assert prefetched is not None and len(prefetched.groups) == 4
 
 
-def strike(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, nth: int, *signals: signal.Signals) -> None:
-    """Send this process signals at the Nth call of a method."""
-    method, calls = getattr(owner, name), count(1)
-
-    def struck(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) == nth:
-            for which in signals:
-                os.kill(os.getpid(), which)
-        return method(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, struck)
-
-
-MOMENTS = {
-    "the fifth step is about to be drawn": ("start", 4, (signal.SIGTERM,), 128 + signal.SIGTERM, "01-000004"),
-    "the sixth is drawn, and it is urgent": ("wait", 5, (signal.SIGINT,) * 2, 128 + signal.SIGINT, "01-000004"),
-}
-
-
-@pytest.mark.parametrize(("name", "nth", "signals", "code", "saved"), MOMENTS.values(), ids=MOMENTS)
-def test_a_run_stopped_while_steps_overlap_ends_like_the_whole_one(
+@pytest.mark.parametrize(
+    ("owner", "method", "nth", "signals"),
+    [(AsyncRollouts, "start", 4, (signal.SIGTERM,)), (PendingRound, "wait", 5, (signal.SIGINT,) * 2)],
+    ids=["before the fifth step is generated", "twice after the sixth is generated"],
+)
+def test_run_stopped_while_steps_overlap_ends_like_the_whole_one(
     tmp_path: Path,
     whole: Path,
     here: Command,
     monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    owner: type,
+    method: str,
     nth: int,
     signals: tuple[signal.Signals, ...],
-    code: int,
-    saved: str,
 ) -> None:
-    config = write(with_everything(tmp_path / "run"), tmp_path / "tiny.yaml")
-    strike(monkeypatch, AsyncRollouts if name == "start" else PendingRound, name, nth, *signals)
-    assert here("train", config).code == code
-    assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == saved
+    config = write(full_config(tmp_path / "run"), tmp_path / "tiny.yaml")
+    signal_at_call(monkeypatch, owner, method, nth, *signals)
+    assert here("train", config).code == 128 + signals[0]
+    assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == "01-000004"
     done = here("train", config)
     assert done.code == 0, done.errors
-    assert f"{saved}: stage rl, step 4" in done.output
+    assert "01-000004: stage rl, step 4" in done.output
     assert contents(tmp_path / "run") == contents(whole)
 
 
+def resume_with_two_ranks(
+    here: Command, monkeypatch: pytest.MonkeyPatch, config: Path, owner: type, method: str, nth: int
+) -> None:
+    """Stop a run of one process at a call, and end it with two ranks."""
+    with monkeypatch.context() as patched:
+        signal_at_call(patched, owner, method, nth, signal.SIGINT)
+        assert here("train", config).code == 128 + signal.SIGINT
+    done = mmrl("train", config, "--nproc", 2)
+    assert done.code == 0, done.errors
+
+
 @pytest.mark.slow
-def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what one has drawn ahead is dealt out when two continue."""
+def test_two_ranks_share_what_one_process_prefetched(
+    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     replay = {"capacity": 32, "drop_zero_advantage": False, "fill": "fraction", "target_fraction": 0.3}
-    replay["old_logprobs"] = "recomputed"
-    loss = {"old_logprobs": "recomputed", "rollout_correction": {"method": "tis"}}
-    more = {
+    options = {
         "num_mini_batches": 2,
-        "loss": loss,
-        "replay": replay,
+        "loss": RECOMPUTED,
+        "replay": {**replay, "old_logprobs": "recomputed"},
         "sampling": {"max_new_tokens": 6, "temperature": 0.6},
     }
-    once, twice = (overlapping(tmp_path / name, **more) for name in ("once", "twice"))
-    assert here("train", write(once, tmp_path / "once.yaml")).code == 0
-    steps = steps_of(tmp_path / "once")
-    assert [record["rollout/staleness_max"] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
-    assert [record["rollout/staleness_mean"] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
+    once, twice = (write(async_config(tmp_path / name, **options), tmp_path / f"{name}.yaml") for name in ("1", "2"))
+    assert here("train", once).code == 0
+    steps = learned_steps(tmp_path / "1")
+    for name in ("rollout/staleness_max", "rollout/staleness_mean"):
+        assert [record[name] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
     assert ["rollout/logprob_diff_mean" in record for record in steps] == [True] + [False] * (STEPS - 1)
     assert ["rollout/stale_logprob_diff_mean" in record for record in steps] == [False] + [True] * (STEPS - 1)
     assert min(record["replay/frac"] for record in steps[1:]) > 0.2
-    config = write(twice, tmp_path / "twice.yaml")
-    with monkeypatch.context() as patched:
-        strike(patched, AsyncRollouts, "start", 3, signal.SIGINT)
-        assert here("train", config).code == 128 + signal.SIGINT
-    done = mmrl("train", config, "--nproc", 2)
-    assert done.code == 0, done.errors
-    alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
+    resume_with_two_ranks(here, monkeypatch, twice, AsyncRollouts, "start", 3)
+    alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
 
 
 @pytest.mark.slow
-def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes continue with what one left waiting, and then step by step as one does, whoever opens pictures."""
-    chunked = [{"kind": "generate", "partial_rollout_tokens": 2, "oversampling": 1.5, "max_tokens_per_step": 60}]
-    loss = {"entropy": {"coef": 0.02}, "old_logprobs": "recomputed", "rollout_correction": {"method": "tis"}}
-    means = {"sampling": {"max_new_tokens": 16, "temperature": 1.2}, "loss": loss, "num_mini_batches": 2}
-    means["optimizer"] = scheduled(3e-3, STEPS)
-    stages = [COLD, rl_stage(steps=STEPS, rollout_steps=chunked, group_size=2, **means)]
-    once, twice = (experiment(tmp_path / name, stages=stages) for name in ("once", "twice"))
+def test_two_ranks_share_what_one_process_left_unfinished(
+    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then they continue as one process does, whichever rank opens the images."""
+    rl = rl_stage(
+        steps=STEPS,
+        rollout_steps=[
+            {"kind": "generate", "partial_rollout_tokens": 2, "oversampling": 1.5, "max_tokens_per_step": 60}
+        ],
+        group_size=2,
+        sampling={"max_new_tokens": 16, "temperature": 1.2},
+        loss={"entropy": {"coef": 0.02}, **RECOMPUTED},
+        num_mini_batches=2,
+        optimizer=scheduled(3e-3, STEPS),
+    )
+    once, twice = (experiment(tmp_path / name, stages=[COLD, rl]) for name in ("once", "twice"))
     twice["data"]["media_workers"] = 1
     assert here("train", write(once, tmp_path / "once.yaml")).code == 0
-    told = steps_of(tmp_path / "once")
-    assert told[0]["rollout/unfinished_groups"] > 0
-    gaps = [record["rollout/staleness_max"] for record in told]
-    assert gaps[0] == 0.0 and max(gaps) >= 1.0
-    config = write(twice, tmp_path / "twice.yaml")
-    with monkeypatch.context() as patched:
-        strike(patched, EngineSampler, "sync", 1, signal.SIGINT)
-        assert here("train", config).code == 128 + signal.SIGINT
-    done = mmrl("train", config, "--nproc", 2)
-    assert done.code == 0, done.errors
+    steps = learned_steps(tmp_path / "once")
+    assert steps[0]["rollout/unfinished_groups"] > 0
+    staleness = [record["rollout/staleness_max"] for record in steps]
+    assert staleness[0] == 0.0 and max(staleness) >= 1.0
+    resume_with_two_ranks(here, monkeypatch, write(twice, tmp_path / "twice.yaml"), EngineSampler, "sync", 1)
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
 
 
 @pytest.mark.slow
-def test_a_lengthened_run_says_whether_it_ends_like_a_longer_one(tmp_path: Path, here: Command) -> None:
-    """The last step of the shorter run generates nothing in advance; from an earlier checkpoint both are the same."""
-    longer = ["stages.rl.steps=7"]
-    run_dir = tmp_path / "run"
-    config = write(with_everything(run_dir), tmp_path / "tiny.yaml")
+def test_lengthened_run_says_whether_it_ends_like_a_longer_one(tmp_path: Path, here: Command) -> None:
+    """The last step of the shorter run prefetches nothing; from an earlier checkpoint both are the same."""
+    longer, run_dir = "stages.rl.steps=7", tmp_path / "run"
+    config = write(full_config(run_dir), tmp_path / "tiny.yaml")
     assert here("train", config).code == 0
     shutil.copytree(run_dir, tmp_path / "short")
-    done = here("train", config, *longer)
+    done = here("train", config, longer)
     assert done.code == 0, done.errors
-    assert "Stage rl will not end like one that had 7 steps from the start: step 6 was its last one" in done.output
+    assert "Stage rl will not end like one that had 7 steps from the start" in done.output
     shutil.rmtree(run_dir)
     shutil.copytree(tmp_path / "short", run_dir)
     shutil.rmtree(run_dir / "checkpoints" / "01-000006")
-    done = here("train", config, *longer)
+    done = here("train", config, longer)
     assert done.code == 0, done.errors
     assert "01-000004: stage rl, step 4" in done.output
     assert "The stage will end like one that had so many steps from the start." in done.output
-    assert here("train", config, *longer, "--run-dir", tmp_path / "fresh").code == 0
+    assert here("train", config, longer, "--run-dir", tmp_path / "fresh").code == 0
     assert contents(run_dir) == contents(tmp_path / "fresh")

@@ -104,7 +104,7 @@ def test_a_prompt_is_what_transformers_makes_of_it(folder, clip, tmp_path):
 def test_vllm_is_refused(folder, tmp_path, here):
     done = train(here, folder, tmp_path / "run", "rollout.engine=vllm")
     assert done.code == 2
-    assert "model.family: internvl gives images to its model in a form of its own" in done.errors
+    assert "model.family: internvl prepares images in its own form" in done.errors
 
 
 def test_several_processes_are_refused():

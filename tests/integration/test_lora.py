@@ -11,10 +11,22 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Command, alike, contents, counting, experiment, metrics, mmrl, rl_stage, scheduled, sft_stage, write
+from harness import (
+    Command,
+    alike,
+    contents,
+    counting,
+    experiment,
+    metrics,
+    mmrl,
+    rl_stage,
+    scheduled,
+    sft_stage,
+    strike,
+    write,
+)
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from test_launch import strike
 from transformers import AutoModelForImageTextToText
 
 from mmrl.checkpoint import find_latest
@@ -25,7 +37,7 @@ PIXELS = {"dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels":
 
 
 def adapting(run_dir: Path, base: Path) -> dict[str, Any]:
-    """Two steps of imitation, then GRPO with a penalty to what these made of the adapter."""
+    """Two supervised steps, then GRPO whose KL reference is the adapter after them."""
     rates = {**scheduled(3e-3, 4), "lr_by_component": {"projector": 1e-3}}
     return experiment(
         run_dir,
@@ -33,6 +45,10 @@ def adapting(run_dir: Path, base: Path) -> dict[str, Any]:
         data={"train": [counting("train", 12)], "test": [counting("test", 3)]},
         stages=[sft_stage(steps=2, optimizer=rates), rl_stage(steps=4, optimizer=rates)],
     )
+
+
+def reference_kl(run_dir: Path) -> list[float]:
+    return [record["policy/reference_kl_nats"] for record in metrics(run_dir) if "policy/reference_kl_nats" in record]
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +59,13 @@ def base(whole: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
-    """The directory of an undisturbed run."""
+    """The directory of a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("adapted")
     assert main(["train", str(write(adapting(folder / "run", base), folder / "lora.yaml"))]) == 0
     return folder / "run"
 
 
-def test_a_stopped_run_ends_like_the_whole_one(adapted: Path, base: Path, tmp_path: Path, here: Command) -> None:
+def test_stopped_run_ends_like_the_whole_one(adapted: Path, base: Path, tmp_path: Path, here: Command) -> None:
     config = write(adapting(tmp_path / "run", base), tmp_path / "lora.yaml")
     done = mmrl("train", config, strike=("mmrl.learner.learner:PolicyLearner.step", 2 + 2, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
@@ -61,14 +77,14 @@ def test_a_stopped_run_ends_like_the_whole_one(adapted: Path, base: Path, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, 3])
-def test_under_deepspeed_processes_come_and_go(zero: int, base: Path, tmp_path: Path, here: Command) -> None:
-    """Two begin, one continues, two end: with what one without DeepSpeed comes to."""
+def test_deepspeed_run_resumes_with_more_or_fewer_ranks(zero: int, base: Path, tmp_path: Path, here: Command) -> None:
+    """Two begin, one continues, two end; one without DeepSpeed ends with the same weights."""
     pytest.importorskip("deepspeed")
 
     def config(name: str, **sections: Any) -> Path:
         changed = {**adapting(tmp_path / name, base), "checkpoints": {"every": 50, "keep_last": 2}, **sections}
-        changed["model"] = {**changed["model"], "lora": {**LORA, "dropout": 0.0}}  # chance is of each process
-        changed["stages"][1] |= {"steps": 12}  # that none ends before it is struck
+        changed["model"] = {**changed["model"], "lora": {**LORA, "dropout": 0.0}}  # each rank draws its own
+        changed["stages"][1] |= {"steps": 12}  # so many that none ends before the signal
         return write(changed, tmp_path / f"{name}.yaml")
 
     assert here("train", config("alone")).code == 0
@@ -86,7 +102,7 @@ def test_under_deepspeed_processes_come_and_go(zero: int, base: Path, tmp_path: 
         torch.testing.assert_close(ours[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_only_what_is_trained_is_kept_and_told(adapted: Path) -> None:
+def test_only_trained_weights_are_saved_and_measured(adapted: Path) -> None:
     checkpoint = find_latest(adapted / "checkpoints", pytest.fail)
     assert checkpoint is not None
     for file in (checkpoint / "model.safetensors", adapted / "reference_weights" / "rl" / "model.safetensors"):
@@ -98,7 +114,7 @@ def test_only_what_is_trained_is_kept_and_told(adapted: Path) -> None:
     assert min(steps[-1][f"learner/grad_norm/{role}"] for role in ("projector", "language")) > 0.0
 
 
-def test_the_first_stage_needs_no_reference_of_its_own(base: Path, tmp_path: Path, here: Command) -> None:
+def test_first_stage_saves_no_reference_weights(base: Path, tmp_path: Path, here: Command) -> None:
     config = adapting(tmp_path / "run", base)
     config["stages"] = config["stages"][1:]
     done = here("train", write(config, tmp_path / "lora.yaml"))
@@ -106,16 +122,11 @@ def test_the_first_stage_needs_no_reference_of_its_own(base: Path, tmp_path: Pat
     assert re.search(r"^ *vision +13 +[\d,]+ +0 +float32 *$", done.output, re.MULTILINE), done.output
     assert re.search(r"^ *projector +9 +[\d,]+ +[1-9][\d,]* +float32 +0.001 *$", done.output, re.MULTILINE)
     assert not (tmp_path / "run" / "reference_weights").exists()
-    gone = [
-        record["policy/reference_kl_nats"]
-        for record in metrics(tmp_path / "run")
-        if "policy/reference_kl_nats" in record
-    ]
-    assert len(gone) == 4
-    assert max(gone) > 1e-4
+    divergences = reference_kl(tmp_path / "run")
+    assert len(divergences) == 4 and max(divergences) > 1e-4
 
 
-def test_a_run_on_another_base_model_is_not_resumed(base: Path, tmp_path: Path, here: Command) -> None:
+def test_resuming_on_another_base_model_is_refused(base: Path, tmp_path: Path, here: Command) -> None:
     mine = Path(shutil.copytree(base, tmp_path / "base"))
     config = write(adapting(tmp_path / "run", mine), tmp_path / "lora.yaml")
     assert here("train", config).code == 0
@@ -129,7 +140,7 @@ def test_a_run_on_another_base_model_is_not_resumed(base: Path, tmp_path: Path, 
     assert "was saved from another model: the weights that are not trained differ. Restore model.path" in done.errors
 
 
-def test_the_export_is_the_base_model_with_its_adapter(adapted: Path, base: Path) -> None:
+def test_export_is_the_base_model_with_its_adapter(adapted: Path, base: Path) -> None:
     described = json.loads((adapted / "adapter" / "adapter_config.json").read_text())
     assert (described["r"], described["base_model_name_or_path"]) == (4, str(base))
     merged = AutoModelForImageTextToText.from_pretrained(adapted / "model").eval()
@@ -142,7 +153,7 @@ def test_the_export_is_the_base_model_with_its_adapter(adapted: Path, base: Path
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
-def test_a_checkpoint_is_exported_as_an_adapter_or_merged(adapted: Path, tmp_path: Path, here: Command) -> None:
+def test_run_is_exported_as_an_adapter_or_merged(adapted: Path, tmp_path: Path, here: Command) -> None:
     for folder, options in (("adapter", []), ("model", ["--merge-lora"])):
         done = here("export", adapted, *options, "--out", tmp_path / folder)
         assert done.code == 0, done.errors
@@ -153,9 +164,7 @@ def test_a_checkpoint_is_exported_as_an_adapter_or_merged(adapted: Path, tmp_pat
     assert "PeftModel" in (tmp_path / "adapter" / "README.md").read_text()
 
 
-def test_gradients_that_are_not_finite_end_the_run_with_the_samples_named(
-    base: Path, tmp_path: Path, here: Command
-) -> None:
+def test_nonfinite_gradients_end_the_run_and_name_the_samples(base: Path, tmp_path: Path, here: Command) -> None:
     """The last norm of the base model is so large that the squares of gradients are infinite."""
     huge = shutil.copytree(base, tmp_path / "huge")
     weights = load_file(huge / "model.safetensors")
@@ -175,8 +184,8 @@ def test_gradients_that_are_not_finite_end_the_run_with_the_samples_named(
     assert (last["step"], last["learner/nonfinite_updates"], last["learner/grad_norm"]) == (2, 1.0, None)
 
 
-def test_a_later_stage_may_measure_from_the_base_model(base: Path, tmp_path: Path, here: Command) -> None:
-    """Its first step is as far from the base model as imitation led; from its own start it would be at home."""
+def test_later_stage_may_use_the_base_model_as_reference(base: Path, tmp_path: Path, here: Command) -> None:
+    """Its first step is as far from the base model as the supervised steps led, and not at its own start."""
     config = adapting(tmp_path / "run", base)
     imitate, reinforce = config["stages"]
     config["stages"] = [imitate, {**reinforce, "steps": 1, "ppo_epochs": 1, "reference": {"init_from": "base"}}]
@@ -184,14 +193,7 @@ def test_a_later_stage_may_measure_from_the_base_model(base: Path, tmp_path: Pat
     config["stages"][1].pop("reference")
     config["run"]["dir"] = str(tmp_path / "other")
     assert here("train", write(config, tmp_path / "stage.yaml")).code == 0
-    gone = [
-        [
-            record["policy/reference_kl_nats"]
-            for record in metrics(tmp_path / name)
-            if "policy/reference_kl_nats" in record
-        ]
-        for name in ("run", "other")
-    ]
-    assert gone[0][0] > 10 * gone[1][0]  # what is left is the adapter's dropout
+    # What is left of the second is the adapter's dropout.
+    assert reference_kl(tmp_path / "run")[0] > 10 * reference_kl(tmp_path / "other")[0]
     assert not (tmp_path / "run" / "reference_weights").exists()
     assert (tmp_path / "other" / "reference_weights" / "rl").is_dir()

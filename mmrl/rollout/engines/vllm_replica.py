@@ -4,12 +4,7 @@ The server is a process of its own, `python -m vllm.entrypoints.openai.api_serve
 output goes to a log file; or it runs already, at an address of `rollout.server.urls`, and is never started or ended.
 A server that the run starts is given a key, and refuses requests without it: others on the machine could otherwise read
 prompts, or replace the weights. The key travels in the environment, which other users cannot read, unlike arguments.
-
-    what hangs                   deadline                            what happens
-    the server as it starts      `rollout.server.startup_timeout_s`  the run ends with the last lines of the log
-    a request, also of weights   `rollout.server.timeout_s`          a restart, `max_restarts` times; then as above
-    the server as it is stopped  `_STOP_TIMEOUT_S`                   SIGKILL to it and all processes of its session
-    the run, which is killed     none                                the kernel sends SIGTERM to the server
+docs/design.md says what happens when a server hangs.
 """
 
 from __future__ import annotations
@@ -31,7 +26,6 @@ from typing import Any
 from urllib import request as http
 from urllib.error import HTTPError
 
-from vllm.distributed.weight_transfer.base import TrainerInitInfo
 from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
@@ -42,9 +36,9 @@ from mmrl.distributed.launch import find_free_port
 from mmrl.rollout.engines.vllm_requests import START_PROMPT, START_SAMPLING
 from mmrl.rollout.engines.vllm_weight_transfer import (
     KEY_VARIABLE,
-    FileTrainerInitInfo,
     FingerprintedSource,
     parse_fingerprints,
+    send_files,
 )
 from mmrl.rollout.engines.vllm_weights import check_same_model, check_weights_arrived
 from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream
@@ -82,15 +76,14 @@ class Replica:
         command: Sequence[str] = (),
         device: str = "",
         log: Path = Path(),
-        key: str = "",
     ) -> None:
         """Create the client of the server at `url`, without a slash at the end; nothing is started yet.
 
         `command` starts the server, and is empty for one that runs already. `device` becomes CUDA_VISIBLE_DEVICES,
-        unless it is empty. The server's output is appended to `log`. Requests carry `key`; without one, a server that
-        is started gets a new key, and one that runs already is sent the variable VLLM_API_KEY, if that is set.
+        unless it is empty. The server's output is appended to `log`. A server that is started gets a new key; one that
+        runs already is sent the variable VLLM_API_KEY, if that is set.
         """
-        self.key = key or (secrets.token_urlsafe(32) if command else os.environ.get(KEY_VARIABLE, ""))
+        self.key = secrets.token_urlsafe(32) if command else os.environ.get(KEY_VARIABLE, "")
         self.url = url
         self.adapter_loaded = False
         self._options, self._command, self._device, self._log = options, command, device, log
@@ -127,12 +120,10 @@ class Replica:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             with suppress(ReplicaError):
-                self.request_json("health", timeout=_HEALTH_TIMEOUT_S)
+                self.request("health", timeout=_HEALTH_TIMEOUT_S)
                 break
             if self._process is not None and self._process.poll() is not None:
-                raise UserError(
-                    f"the rollout server {self.url} exited during startup. End of its log:\n{self._log_tail()}"
-                )
+                raise UserError(f"the rollout server {self.url} exited during startup; {self._log_tail()}")
             time.sleep(_POLL_INTERVAL_S)
         else:
             if not self._command:
@@ -141,7 +132,7 @@ class Replica:
                 )
             raise UserError(
                 f"the rollout server {self.url} is not up within {timeout_s:g} s (rollout.server.startup_timeout_s); "
-                f"end of its log:\n{self._log_tail()}"
+                f"{self._log_tail()}"
             )
         if not self._command:
             return
@@ -150,7 +141,7 @@ class Replica:
             self.request_json("inference/v1/generate", request)
         except ReplicaError as failure:
             raise UserError(
-                f"rollout.engine: vLLM cannot run this model here: {failure}; end of its log:\n{self._log_tail()}"
+                f"rollout.engine: vLLM cannot run this model here: {failure}; {self._log_tail()}"
             ) from failure
 
     def restart(self, failure: ReplicaError) -> None:
@@ -160,10 +151,10 @@ class Replica:
             UserError: it does not belong to the run, or was restarted `max_restarts` times already.
         """
         if self._num_starts == 0 or self._num_starts > self._options.max_restarts:
-            hint = f"end of its log:\n{self._log_tail()}" if self._command else f"if it is gone, {START_HINT}"
+            hint = self._log_tail() if self._command else f"if it is gone, {START_HINT}"
             raise UserError(f"the rollout server {self.url} failed: {failure}; {hint}") from failure
         self.stop()
-        self._sender = None
+        self._sender = self._source = None
         self.adapter_loaded = False
         self.start()
         self.wait_until_ready()
@@ -180,15 +171,13 @@ class Replica:
                 self._process.wait(timeout=_STOP_TIMEOUT_S)
         self._process = None
 
-    def request_json(
-        self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None
-    ) -> dict[str, Any]:
+    def request_json(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request as `request` does, and return the reply, read from JSON; {} for an empty one.
 
         Raises:
             ReplicaError: as `request`, and for a reply that is not JSON.
         """
-        reply = self.request(path, body, timeout=timeout)
+        reply = self.request(path, body)
         try:
             parsed: dict[str, Any] = json.loads(reply) if reply else {}
         except ValueError as error:
@@ -204,9 +193,7 @@ class Replica:
         """
         timeout = timeout or self._options.timeout_s
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         outgoing = http.Request(f"{self.url}/{path}", data, headers)
         try:
             # Without proxies: those of the environment would be asked for servers on this machine, too.
@@ -236,26 +223,17 @@ class Replica:
             ReplicaError: the server failed meanwhile.
             RuntimeError: they did not arrive.
         """
-        if self._sender is None or self._source is None:
+        if self._source is None:
             check_same_model(weights, self._read_fingerprints())
             self._source = FingerprintedSource(weights)
-            init_info: TrainerInitInfo
-            match self._options.weight_transfer:  # the learner is rank 0 of the transfer
-                case "file":
-                    init_info = FileTrainerInitInfo(rank=0)
-                case "ipc":
-                    init_info = IPCTrainerInitInfo(rank=0)
-                case "nccl":
-                    address, port = socket.gethostname(), find_free_port()
-                    init_info = NCCLTrainerInitInfo(
-                        rank=0, master_address=address, master_port=port, world_size=1 + num_workers
-                    )
-            self._sender = WeightTransferTrainerFactory.trainer_init(
-                init_info, client=_WeightSyncClient(self.request_json), source=self._source
-            )
         # A sender keeps the source that it was created with, so the new weights go into that.
         self._source.weights = weights
-        self._sender.send_weights()
+        if self._options.weight_transfer == "file":
+            send_files(self._source, self.call_workers)
+        else:
+            if self._sender is None:
+                self._sender = self._make_sender(self._source, num_workers)
+            self._sender.send_weights()
         self._reset_caches()
         check_weights_arrived(self._source.fingerprints, self._read_fingerprints())
 
@@ -269,18 +247,39 @@ class Replica:
         self.adapter_loaded = True
         self._reset_caches()
 
+    def call_workers(self, method: str, *arguments: str) -> list[Any]:
+        """Call a method of `WorkerExtension` in all workers of the server, and return their results.
+
+        Raises:
+            ReplicaError: as `request_json`, and for a reply without results.
+        """
+        reply = self.request_json("collective_rpc", {"method": method, "args": arguments})
+        if "results" not in reply:
+            raise ReplicaError(f"collective_rpc {method} answers {reply!r:.200}")
+        results: list[Any] = reply["results"]
+        return results
+
+    def _make_sender(self, source: FingerprintedSource, num_workers: int) -> Any:  # noqa: ANN401  (vLLM's sender)
+        init_info: IPCTrainerInitInfo | NCCLTrainerInitInfo = IPCTrainerInitInfo(rank=0)
+        if self._options.weight_transfer == "nccl":  # the learner is rank 0 of the transfer
+            address, port = socket.gethostname(), find_free_port()
+            init_info = NCCLTrainerInitInfo(
+                rank=0, master_address=address, master_port=port, world_size=1 + num_workers
+            )
+        client = _WeightSyncClient(self.request_json)
+        return WeightTransferTrainerFactory.trainer_init(init_info, client=client, source=source)
+
     def _reset_caches(self) -> None:
         # Keys and values, media, and encoded media: old weights have filled these caches.
         for cache in ("prefix", "mm", "encoder"):
             self.request_json(f"reset_{cache}_cache", {})
 
     def _read_fingerprints(self) -> dict[str, TensorFingerprint]:
-        # Of the first worker alone: weights that tensor parallelism splits have another shape and are passed over.
-        results = self.request_json("collective_rpc", {"method": "fingerprints"})["results"]
-        return parse_fingerprints(results[0])
+        # Only of the first worker: weights that tensor parallelism splits have another shape and are skipped.
+        return parse_fingerprints(self.call_workers("fingerprints")[0])
 
     def _log_tail(self) -> str:
-        return self._log.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
+        return f"end of its log:\n{self._log.read_text(errors='replace')[-_LOG_TAIL_CHARS:]}"
 
 
 class _WeightSyncClient(HTTPVLLMWeightSyncClient):

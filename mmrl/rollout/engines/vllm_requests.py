@@ -36,7 +36,7 @@ def sampling_arguments(request: GenerationRequest, sampling_params: SamplingPara
         "top_p": sampling_params.top_p,
         "top_k": sampling_params.top_k,
         "max_tokens": sampling_params.max_new_tokens,
-        "logprobs": 0,  # of the sampled token alone
+        "logprobs": 0,  # only of the sampled token
         "logit_bias": dict.fromkeys(sampling_params.banned_token_ids, _BANNED_LOGIT_BIAS),
         "stop": list(sampling_params.stop),
         "stop_token_ids": [eos_id],

@@ -30,7 +30,7 @@ from mmrl.rollout.engines.base import EngineContext, GenerationRequest, RolloutE
 from mmrl.rollout.engines.vllm_inputs import build_engine_input
 from mmrl.rollout.engines.vllm_replica import ADAPTER_NAME, START_HINT, Replica, ReplicaError
 from mmrl.rollout.engines.vllm_requests import parse_completion, read_routes, sampling_arguments
-from mmrl.rollout.engines.vllm_weight_transfer import BACKEND, RequireKey, register
+from mmrl.rollout.engines.vllm_weight_transfer import RequireKey
 from mmrl.rollout.engines.vllm_weights import export_adapter
 from mmrl.rollout.responses import GeneratedTokens
 from mmrl.rollout.weight_sync import ShardedWeightStream, WeightStream
@@ -39,8 +39,7 @@ from mmrl.types import SamplingParams, UserError
 # The module that `vllm serve` runs. The command itself does not start in the build for CPUs.
 _SERVE = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 
-_REQUESTS_PER_REPLICA = 64
-"""Concurrent HTTP requests to a replica. It batches by itself; this only keeps its queue filled."""
+_REQUESTS_PER_REPLICA = 64  # at a time: a replica batches by itself, and only needs a queue that is filled
 
 
 class ServerEngine(RolloutEngine):
@@ -63,7 +62,6 @@ class ServerEngine(RolloutEngine):
         Raises:
             UserError: a replica does not answer in time.
         """
-        register()
         self._replicas, self._context, self._workers_per_replica = replicas, context, workers_per_replica
         self._takes_adapter, self._ranks = takes_adapter, context.ranks
         # A replica that is restarted while the learner already updates the weights is to get those that it had.
@@ -87,11 +85,7 @@ class ServerEngine(RolloutEngine):
     def generate(
         self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams, *, record_routes: bool = False
     ) -> list[list[GeneratedTokens]]:
-        """Return the continuations of each request, in order.
-
-        Raises:
-            UserError: a server refuses a request, or fails more often than it may be restarted.
-        """
+        """Return the continuations of each request; requests of a replica that fails are divided again."""
         layers = self._expert_layers if record_routes else ()
         answers: dict[int, list[GeneratedTokens]] = {}
         while len(answers) < len(requests):
@@ -116,12 +110,7 @@ class ServerEngine(RolloutEngine):
         return [answers[number] for number in range(len(requests))]
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Send weights, or the adapter's files, to all replicas, one after the other.
-
-        Raises:
-            UserError: they are another model's, or a replica fails more often than it may be restarted.
-            RuntimeError: they did not arrive.
-        """
+        """Send weights, or the adapter's files, to all replicas, one after the other."""
         if self._takes_adapter:
             folder = export_adapter(self._context)
             self._ranks.on_rank0(partial(self._send_to_all, methodcaller("load_adapter", folder)))
@@ -131,16 +120,12 @@ class ServerEngine(RolloutEngine):
         ShardedWeightStream(weights, self._ranks).load_on_rank0(self._load_weights_on_rank0)
 
     def logits_dtypes(self) -> set[str]:
-        """Return the dtypes that the workers of all replicas compute logits in, such as `float32`.
-
-        Raises:
-            UserError: a server does not say.
-        """
+        """Return the dtypes that the workers of all replicas compute logits in, such as `float32`."""
         found: set[str] = set()
         for replica in self._replicas:
             try:
-                found.update(replica.request_json("collective_rpc", {"method": "logits_dtype"})["results"])
-            except (ReplicaError, LookupError, TypeError) as error:
+                found.update(replica.call_workers("logits_dtype"))
+            except ReplicaError as error:
                 raise UserError(
                     f"the rollout server {replica.url} does not say what type its logits have ({error!r}); {START_HINT}"
                 ) from error
@@ -207,10 +192,11 @@ def make_replicas(
     """Return the replicas that `options` name: running ones by URL, or ones to start on `model` (folder or hub id)."""
     if options.urls:
         return [Replica(url, options) for url in options.urls]
-    backend = BACKEND if options.weight_transfer == "file" else options.weight_transfer
     flags = ["--served-model-name", "base", "--enable-scale-out", "--disable-uvicorn-access-log"]
     flags += ["--middleware", f"{RequireKey.__module__}.{RequireKey.__name__}"]
-    for name, value in {**engine_args, "weight_transfer_config": {"backend": backend}}.items():
+    if options.weight_transfer != "file":
+        engine_args = {**engine_args, "weight_transfer_config": {"backend": options.weight_transfer}}
+    for name, value in engine_args.items():
         flag = name.replace("_", "-")
         match value:
             case bool():

@@ -5,7 +5,6 @@ Imports without vLLM, which may be missing and takes seconds to import.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +19,7 @@ from mmrl.types import UserError
 
 _MIN_BATCHED_TOKENS = 8192
 
-_SUPPORTED_LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)
-"""Ranks that vLLM has kernels for."""
+_SUPPORTED_LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)  # ranks that vLLM has kernels for
 
 
 def start_vllm(config: Config | EvalConfig, context: EngineContext) -> RolloutEngine:
@@ -32,27 +30,27 @@ def start_vllm(config: Config | EvalConfig, context: EngineContext) -> RolloutEn
     """
     options, model = config.rollout, context.model_folder()
     takes_adapter = _takes_adapter_files(config, context.policy)
-    build_args = partial(
-        build_engine_args,
-        options.vllm,
-        dtype=config.model.dtype,
-        max_model_len=context.max_model_len,
-        cuda=torch.cuda.is_available(),
-        lora=config.model.lora if takes_adapter else None,
-        family=context.policy.family,
-        float32_output_layer=config.model.float32_output_layer,
-        return_routes=context.record_routes,
-    )
-    takes_adapter = takes_adapter and context.adapter is not None
-    if options.engine == "vllm":
-        from mmrl.rollout.engines.vllm_colocated import VllmEngine
-
-        # Weights are gathered by all ranks together, and the others do not notice that one engine has failed.
-        restarts = options.vllm.max_restarts if context.ranks.size == 1 else 0
-        return VllmEngine(model, build_args(), context, restarts=restarts, takes_adapter=takes_adapter)
+    engine_args: dict[str, Any] = {}
     # Servers that run already have arguments of their own, and perhaps a device that this machine lacks.
-    engine_args = {} if options.server.urls else build_args()
-    return start_servers(model, engine_args, options, context, takes_adapter=takes_adapter)
+    if options.engine == "vllm" or not options.server.urls:
+        engine_args = build_engine_args(
+            options.vllm,
+            dtype=config.model.dtype,
+            max_model_len=context.max_model_len,
+            cuda=torch.cuda.is_available(),
+            lora=config.model.lora if takes_adapter else None,
+            family=context.policy.family,
+            float32_output_layer=config.model.float32_output_layer,
+            return_routes=context.record_routes,
+        )
+    takes_adapter = takes_adapter and context.adapter is not None
+    if options.engine == "vllm_server":
+        return start_servers(model, engine_args, options, context, takes_adapter=takes_adapter)
+    from mmrl.rollout.engines.vllm_colocated import VllmEngine
+
+    # Weights are gathered by all ranks together, and the others do not notice that one engine has failed.
+    restarts = options.vllm.max_restarts if context.ranks.size == 1 else 0
+    return VllmEngine(model, engine_args, context, restarts=restarts, takes_adapter=takes_adapter)
 
 
 def start_servers(
@@ -79,9 +77,11 @@ def start_servers(
 
 
 def _takes_adapter_files(config: Config | EvalConfig, policy: Policy) -> bool:
-    """Return True if vLLM gets the adapter's files, False if it gets weights with the adapter merged into them."""
-    # vLLM knows adapters of the language model, without DoRA and not of fused experts. Its server must see the
-    # learner's file system.
+    """Return True if vLLM gets the adapter's files, False if it gets weights with the adapter merged into them.
+
+    vLLM knows adapters of the language model, without DoRA and not of fused experts. Its server must see the learner's
+    file system.
+    """
     lora, rollout = config.model.lora, config.rollout
     if lora is None or lora.use_dora or "language.experts" in (lora.targets or ()):
         return False
@@ -113,7 +113,7 @@ def build_engine_args(
     """
     if return_routes and not cuda:
         raise UserError(
-            "loss.routing_replay: engine: without a GPU vLLM does not tell which experts tokens went to; set "
+            "loss.routing_replay: engine: without a GPU vLLM does not return the experts that tokens went to; set "
             "rollout.engine: hf, or loss.routing_replay: learner"
         )
     engine_args: dict[str, Any] = {
@@ -122,7 +122,7 @@ def build_engine_args(
         "max_num_seqs": options.max_num_seqs,
         "tensor_parallel_size": options.tensor_parallel_size,
         "disable_log_stats": True,
-        "worker_extension_cls": "mmrl.rollout.engines.vllm_weight_transfer.FingerprintExtension",
+        "worker_extension_cls": "mmrl.rollout.engines.vllm_weight_transfer.WorkerExtension",
         # vLLM would normalise patches a second time that are normalised already. And if its processor had a cache, it
         # would keep copies of the patches in two places.
         "mm_device_do_normalize": False,
@@ -150,11 +150,7 @@ def build_engine_args(
 
 
 def _cpu_engine_args(options: VllmConfig, dtype: str, max_model_len: int, family: ModelFamily) -> dict[str, Any]:
-    """Return the arguments that vLLM needs on a CPU alone.
-
-    Raises:
-        UserError: vLLM cannot run this family in this data type there.
-    """
+    """Return the arguments that vLLM needs only on a CPU. Raises UserError for a data type without kernels."""
     engine_args = {
         "kv_cache_memory_bytes": options.cpu_kv_cache_mib * 2**20,
         # Blocks of 128 tokens, vLLM's choice on a CPU, would keep short prompts out of the prefix cache.
@@ -168,9 +164,9 @@ def _cpu_engine_args(options: VllmConfig, dtype: str, max_model_len: int, family
     if family.has_recurrent_layers:
         if dtype != "bfloat16":
             raise UserError(
-                f"rollout.engine: on a CPU, vLLM runs the recurrent layers of {family.model_type} in bfloat16 alone; "
+                f"rollout.engine: on a CPU, vLLM runs the recurrent layers of {family.model_type} only in bfloat16; "
                 f"set model.dtype: bfloat16 instead of {dtype}, or rollout.engine: hf"
             )
-        # A recurrent state can be cached at the borders of chunks alone, and prompts are not read in chunks here.
+        # A recurrent state can be cached only at the borders of chunks, and prompts are not read in chunks here.
         engine_args["enable_prefix_caching"] = False
     return engine_args

@@ -44,7 +44,7 @@ def check_weights_arrived(
 ) -> int:
     """Compare weights that were sent with those that an engine holds now.
 
-    Weights that the engine fuses or packs have another name or shape there, and are passed over.
+    Weights that the engine fuses or packs have another name or shape there, and are skipped.
 
     Returns:
         The number of weights that could be compared.

@@ -24,7 +24,7 @@ class RolloutStep(Protocol):
       - replace a rollout by a longer one of the same index, or add rollouts with indices that no sibling has;
       - put rollouts that are scored but never trained into `probes`, and counts into `metrics` (`with_metrics`).
 
-    It must leave alone the tokens, log-probabilities, author and version of every segment that it keeps: the learner
+    It must not change the tokens, log-probabilities, author and version of every segment that it keeps: the learner
     computes importance ratios from them. It must keep the number and the order of groups, one for each prompt. Random
     choices must derive from seed, step, sample id and rollout index, else a resumed run would differ. On several ranks
     each rank calls it with its own groups, and there may be none.
@@ -59,11 +59,11 @@ class RolloutContext:
     ranks: Ranks = field(default_factory=SingleProcess)
     """All processes of the run."""
     custom_steps: Mapping[str, StepFactory] = field(default_factory=dict)
-    """Makes each step of the user's, by the name of the step."""
+    """Makes each of the user's own steps, by the name of the step."""
 
 
 StepFactory = Callable[[RolloutContext], RolloutStep]
-"""Makes a rollout step of the user's."""
+"""Makes one of the user's own rollout steps."""
 
 
 def with_metrics(batch: RolloutBatch, metrics: Mapping[str, float]) -> RolloutBatch:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 from mmrl.config.schema import BlindProbeConfig
 from mmrl.config.schema.rollout_steps import step_name
-from mmrl.protocols import Processor, Sampler
-from mmrl.rollout.steps.base import RolloutStep
+from mmrl.rollout.steps.base import RolloutContext, RolloutStep
 from mmrl.types import (
     Corruption,
     ImageRef,
@@ -23,7 +22,6 @@ from mmrl.types import (
     PromptTooLongError,
     RolloutBatch,
     Sample,
-    SamplingParams,
     UserError,
     VideoRef,
 )
@@ -37,14 +35,8 @@ class BlindProbe:
     """Adds rollouts of corrupted prompts to the probes of a batch, every `options.every` steps."""
 
     options: BlindProbeConfig
-    processor: Processor
-    sampler: Sampler
-    sampling_params: SamplingParams
-    """The distribution of first responses, the same as without corruption."""
-    swap_samples: Sequence[Sample] = ()
-    """Samples whose media may be shown in place of a prompt's own."""
-    steps: Sequence[RolloutStep] = ()
-    """Steps that all rollouts go through. Probes go through them too, so that the media are the only difference."""
+    context: RolloutContext
+    steps: Sequence[RolloutStep] = ()  # all rollouts go through them, so the media are the only difference of probes
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with this probe's rollouts under its name, for each prompt that has media to hide."""
@@ -55,9 +47,8 @@ class BlindProbe:
             prompt = self._corrupt_prompt(group[0].prompt, step)
             if prompt is not None:
                 corrupted[group_index] = prompt
-        groups = self.sampler.generate(
-            list(corrupted.values()), self.options.rollouts_per_prompt, self.sampling_params, step=step
-        )
+        prompts, count = list(corrupted.values()), self.options.rollouts_per_prompt
+        groups = self.context.sampler.generate(prompts, count, self.context.sampling_params, step=step)
         probe_batch = RolloutBatch(groups=tuple(map(tuple, groups)))
         for rollout_step in self.steps:
             probe_batch = rollout_step(probe_batch, step=step)
@@ -98,7 +89,7 @@ class BlindProbe:
 
     def _build_prompt(self, sample: Sample) -> Prompt:
         # A sample id of its own: random numbers derive from it, and those of the ordinary rollouts are taken.
-        return self.processor.build(replace(sample, id=f"{sample.id}~{step_name(self.options)}"))
+        return self.context.processor.build(replace(sample, id=f"{sample.id}~{step_name(self.options)}"))
 
     def _corrupt_media(self, sample: Sample, corruption: Corruption) -> Prompt | None:
         """Return the prompt with its media marked as corrupted, or None if there are none to corrupt.
@@ -116,16 +107,14 @@ class BlindProbe:
     def _crop_media(self, prompt: Prompt) -> Prompt:
         """Return the prompt with a random part of each image, the same part at every step. Videos stay whole."""
         rng = random.Random(derive_seed(step_name(self.options), prompt.sample.id))
-        media: list[MediaRef] = []
-        for ref, resize_map in zip(prompt.sample.media, prompt.resize_maps, strict=True):
+        media = list(prompt.sample.media)
+        for index, (ref, resize_map) in enumerate(zip(media, prompt.resize_maps, strict=True)):
             if isinstance(ref, ImageRef):
                 width, height = (max(1, round(_CROP_FRACTION * side)) for side in resize_map.original)
                 # The image may itself be a part of its file, and a crop is in pixels of the file.
                 left = resize_map.offset[0] + rng.randint(0, resize_map.original.width - width)
                 top = resize_map.offset[1] + rng.randint(0, resize_map.original.height - height)
-                media.append(replace(ref, crop=(left, top, left + width, top + height)))
-            else:
-                media.append(ref)
+                media[index] = replace(ref, crop=(left, top, left + width, top + height))
         return self._build_prompt(_replace_media(prompt.sample, media))
 
     def _swap_media(self, sample: Sample, step: int) -> Prompt | None:
@@ -135,10 +124,10 @@ class BlindProbe:
         prompts of the round or on the number of ranks. None if no sample fits.
         """
         media_types = list(map(type, sample.media))
-        count = len(self.swap_samples)
+        count = len(self.context.swap_samples)
         start = derive_seed(step_name(self.options), step, sample.id) % max(count, 1)
         for offset in range(count):
-            media = self.swap_samples[(start + offset) % count].media
+            media = self.context.swap_samples[(start + offset) % count].media
             if list(map(type, media)) == media_types and media != sample.media:
                 # Media of another size may take more tokens than a prompt has room for; then the next sample is tried.
                 with suppress(PromptTooLongError):

@@ -1,4 +1,4 @@
-"""Rollout steps of the user's: `rollout_steps: [{kind: generate}, {fn: ./mine.py:make_step}]`."""
+"""The user's own rollout steps: `rollout_steps: [{kind: generate}, {fn: ./mine.py:make_step}]`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load_step_factory(config: CustomStepConfig, base_dir: Path) -> StepFactory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomStep:
-    """Calls a step of the user's and checks that training may rely on what it returns."""
+    """Calls the user's step and checks that training may rely on what it returns."""
 
     name: str
     function: RolloutStep

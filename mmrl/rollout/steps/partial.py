@@ -23,16 +23,12 @@ class PartialRollouts:
     """
 
     sampler: Sampler
-    group_size: int
-    """Responses to each prompt."""
+    group_size: int  # responses to each prompt
     sampling_params: SamplingParams
     """The distribution of whole responses; `max_new_tokens` bounds a response, not a chunk."""
-    chunk_tokens: int
-    """Tokens that every unfinished response is extended by between two counts."""
-    groups_per_step: int
-    """Complete groups, over all ranks, that end the step."""
-    token_budget: int | None = None
-    """New tokens, over all ranks, that end the step once a group is complete."""
+    chunk_tokens: int  # tokens that every unfinished response is extended by between two counts
+    groups_per_step: int  # complete groups, over all ranks, that end the step
+    token_budget: int | None = None  # new tokens, over all ranks, that end the step once a group is complete
     ranks: Ranks = field(default_factory=SingleProcess)
 
     def generate(

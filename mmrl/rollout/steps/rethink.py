@@ -21,41 +21,9 @@ from itertools import chain, islice
 
 from mmrl.config.schema import RethinkConfig
 from mmrl.policy.processor import PromptProcessor
-from mmrl.protocols import RewardScorer, Sampler
-from mmrl.rollout.steps.base import with_metrics
-from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, SamplingParams, Segment, UserError
+from mmrl.rollout.steps.base import RolloutContext, with_metrics
+from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, Segment, UserError
 from mmrl.utils.seeds import derive_seed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorrectnessCheck:
-    """Decides which rollouts are correct: all reward terms of `correct_terms` that apply must reach `threshold`."""
-
-    scorer: RewardScorer
-    correct_terms: tuple[str, ...]
-    threshold: float
-    """Least value of each of them, on the terms' own scale."""
-
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[bool]:
-        """Return one verdict per rollout, in order.
-
-        Raises:
-            UserError: none of the terms applies to a sample.
-        """
-        verdicts = []
-        for rollout, score in zip(rollouts, self.scorer.score_eval(rollouts), strict=True):
-            values = []
-            for name in self.correct_terms:
-                if name in score.terms:
-                    values.append(score.terms[name].value)
-            if not values:
-                sample = rollout.prompt.sample
-                raise UserError(
-                    f"no term of `correct: [{', '.join(self.correct_terms)}]` says whether sample {sample.id!r} of "
-                    f"task {sample.task!r} is right; there is {', '.join(score.terms)}"
-                )
-            verdicts.append(min(values) >= self.threshold)
-        return verdicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +31,10 @@ class _Attempt:
     """A first response that is continued."""
 
     group_index: int
-    position: int
-    """Its place in the group."""
+    position: int  # its place in the group
     rollout: Rollout
     """Its kept tokens and the trigger; then also the continuation, and the verdict on the whole in `is_correct`."""
-    was_correct: bool
-    """Verdict on the first response."""
+    was_correct: bool  # verdict on the first response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,44 +42,55 @@ class ForcedRethink:
     """Continues some first responses after a trigger; `RethinkConfig` says which, and what becomes of the results."""
 
     options: RethinkConfig
-    sampler: Sampler
-    is_correct: CorrectnessCheck
-    sampling_params: SamplingParams
-    """The distribution of continuations."""
-    max_first_response_tokens: int | None
-    """Longest first response that may be continued; None for any."""
-    trigger_ids: tuple[tuple[int, ...], ...]
-    """Token ids of each of `options.triggers`, in order."""
-    processor: PromptProcessor
-    seed: int
+    context: RolloutContext
+    trigger_ids: tuple[tuple[int, ...], ...]  # token ids of each of `options.triggers`, in order
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch with continuations in place of their first responses."""
-        verdicts = iter(self.is_correct(list(chain.from_iterable(batch.groups))))
+        """Return the batch with continuations in place of their first responses.
+
+        Raises:
+            UserError: none of the terms that decide whether a response is correct applies to a sample.
+        """
+        verdicts = iter(self._are_correct(list(chain.from_iterable(batch.groups))))
         attempts: list[_Attempt] = []
         for group_index, group in enumerate(batch.groups):
             correct = list(islice(verdicts, len(group)))
             attempts += self._draw_attempts(group_index, group, correct, step)
 
         # The policy continues all attempts of the batch at once: one large request to the engine.
-        extended = self.sampler.extend([attempt.rollout for attempt in attempts], self.sampling_params, step=step)
+        sampling_params = replace(self.context.sampling_params, max_new_tokens=self.options.max_new_tokens)
+        if self.options.temperature is not None:
+            sampling_params = replace(sampling_params, temperature=self.options.temperature)
+        extended = self.context.sampler.extend([attempt.rollout for attempt in attempts], sampling_params, step=step)
         continued = []
-        for attempt, rollout, is_correct in zip(attempts, extended, self.is_correct(extended), strict=True):
+        for attempt, rollout, is_correct in zip(attempts, extended, self._are_correct(extended), strict=True):
             continued.append(replace(attempt, rollout=replace(rollout, is_correct=is_correct)))
 
-        groups = []
-        num_kept = 0
-        for group_index, group in enumerate(batch.groups):
-            kept = []
-            for attempt in continued:
-                wanted = self.options.keep == "all" or attempt.rollout.is_correct
-                long_enough = len(attempt.rollout.segments[-1].token_ids) >= self.options.min_new_tokens
-                if attempt.group_index == group_index and wanted and long_enough:
-                    kept.append(attempt)
-            kept = kept[: self.options.max_kept_per_group]
-            num_kept += len(kept)
-            groups.append(self._merge_into_group(group, kept))
-        return with_metrics(replace(batch, groups=tuple(groups)), self._count_outcomes(continued, num_kept))
+        groups = list(map(list, batch.groups))
+        num_kept_of = [0] * len(groups)
+        for attempt in continued:
+            wanted = self.options.keep == "all" or attempt.rollout.is_correct
+            long_enough = len(attempt.rollout.segments[-1].token_ids) >= self.options.min_new_tokens
+            most = self.options.max_kept_per_group
+            if wanted and long_enough and (most is None or num_kept_of[attempt.group_index] < most):
+                num_kept_of[attempt.group_index] += 1
+                groups[attempt.group_index][attempt.position] = attempt.rollout
+        metrics = self._count_outcomes(continued, sum(num_kept_of))
+        return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)
+
+    def _are_correct(self, rollouts: Sequence[Rollout]) -> list[bool]:
+        """Return for each rollout whether all terms of `options.correct` that apply reach `options.threshold`."""
+        verdicts = []
+        for rollout, score in zip(rollouts, self.context.scorer.score_eval(rollouts), strict=True):
+            values = [score.terms[name].value for name in self.options.correct if name in score.terms]
+            if not values:
+                sample = rollout.prompt.sample
+                raise UserError(
+                    f"no term of `correct: [{', '.join(self.options.correct)}]` says whether sample {sample.id!r} of "
+                    f"task {sample.task!r} is right; there is {', '.join(score.terms)}"
+                )
+            verdicts.append(min(values) >= self.options.threshold)
+        return verdicts
 
     def _draw_attempts(
         self, group_index: int, group: Sequence[Rollout], correct: Sequence[bool], step: int
@@ -121,14 +98,15 @@ class ForcedRethink:
         """Draw the first responses of a group that are continued, and yield them with their trigger, in group order."""
         drawn: list[tuple[float, int, random.Random]] = []
         for position, rollout in enumerate(group):
-            longest = self.max_first_response_tokens
-            fits = longest is None or rollout.num_tokens <= longest
+            # A response with tool results may be longer than `max_new_tokens`.
+            longest = self.context.sampling_params.max_new_tokens - self.options.min_free_tokens
+            fits = not self.options.min_free_tokens or rollout.num_tokens <= longest
             # A response that was cut by its length limit has not finished thinking, so it cannot be made to rethink.
             may_continue = fits and rollout.finish_reason is not FinishReason.LENGTH
             # Chance derives from the response, not from a shared stream: whether it is continued must not depend on how
             # many others were tried before it, or a resumed run would differ.
             sample_id = rollout.prompt.sample.id
-            rng = random.Random(derive_seed(self.seed, self.options.name, step, sample_id, rollout.index))
+            rng = random.Random(derive_seed(self.context.seed, self.options.name, step, sample_id, rollout.index))
             if may_continue and rng.random() < self.options.fraction:
                 drawn.append((rng.random(), position, rng))
         # The lowest of their second random numbers win: taking the first ones would favour low indices.
@@ -146,8 +124,7 @@ class ForcedRethink:
         num_kept = first_response.num_tokens - (first_response.finish_reason is FinishReason.EOS)
         if rng.random() < self.options.cut_answer_fraction:
             num_kept = min(num_kept, self._count_tokens_before_answer(first_response))
-        candidates: list[tuple[int, ...]] = []
-        weights: list[float] = []
+        candidates, weights = [], []
         for token_ids, trigger in zip(self.trigger_ids, self.options.triggers, strict=True):
             if trigger.only in ("any", "correct" if correct else "incorrect"):
                 candidates.append(token_ids)
@@ -169,34 +146,24 @@ class ForcedRethink:
 
         Only text after the last tool result or trigger is searched: an answer before it does not count.
         """
-        start = len(self.processor.first_response_text(first_response) or "")
-        answer_offset = self.processor.response_format.find_last_answer(first_response.text[start:])
+        start = len(self.context.processor.first_response_text(first_response) or "")
+        answer_offset = self.context.processor.response_format.find_last_answer(first_response.text[start:])
         if answer_offset is None:
             return first_response.num_tokens
         token_ids = [token for segment in first_response.segments for token in segment.token_ids]
         # The text also has the thought that the prompt opens, which is none of these tokens.
-        opening = len(self.processor.encoder.response_opening)
+        opening = len(self.context.processor.encoder.response_opening)
         before = first_response.text[opening : start + answer_offset]
-        return count_tokens_before(token_ids, before, self.processor.decode)
-
-    def _merge_into_group(self, group: Sequence[Rollout], kept: Sequence[_Attempt]) -> tuple[Rollout, ...]:
-        by_position = {attempt.position: attempt.rollout for attempt in kept}
-        return tuple(by_position.get(position, rollout) for position, rollout in enumerate(group))
+        return count_tokens_before(token_ids, before, self.context.processor.decode)
 
     def _count_outcomes(self, continued: Sequence[_Attempt], num_kept: int) -> dict[str, float]:
         """Return counts of attempts, kept or not, by verdict before and after, and of what they cost."""
         name = self.options.name
         # All names are there, also with a count of 0: metrics files then have the same columns at every step.
-        counts = {
-            f"{name}/correct_to_correct": 0.0,
-            f"{name}/correct_to_incorrect": 0.0,
-            f"{name}/incorrect_to_correct": 0.0,
-            f"{name}/incorrect_to_incorrect": 0.0,
-            f"{name}/attempted": len(continued),
-            f"{name}/kept": num_kept,
-            f"{name}/new_tokens": 0,
-            f"{name}/truncated": 0,
-        }
+        moves = ("correct_to_correct", "correct_to_incorrect", "incorrect_to_correct", "incorrect_to_incorrect")
+        counts: dict[str, float] = {f"{name}/{move}": 0.0 for move in moves}
+        counts |= {f"{name}/attempted": len(continued), f"{name}/kept": num_kept}
+        counts |= {f"{name}/new_tokens": 0, f"{name}/truncated": 0}
         for attempt in continued:
             before = "correct" if attempt.was_correct else "incorrect"
             after = "correct" if attempt.rollout.is_correct else "incorrect"
@@ -212,7 +179,7 @@ def count_tokens_before(token_ids: Sequence[int], text: str, decode: Callable[[S
     `text` must be a prefix of what all `token_ids` spell.
     """
     count = bisect_right(range(len(token_ids) + 1), len(text), key=lambda n: len(decode(token_ids[:n]))) - 1
-    # A character may be spread over several tokens. Some of them alone decode to a replacement character, which has the
+    # A character may be spread over several tokens. Some of these decode to a replacement character, which has the
     # length of the character but not its text.
     while not text.startswith(decode(token_ids[:count])):
         count -= 1
@@ -223,11 +190,11 @@ def tokenize_trigger(text: str, processor: PromptProcessor, banned_token_ids: Se
     """Return the token ids of a trigger.
 
     Raises:
-        UserError: it comes to no token, or contains a token that no response may contain.
+        UserError: it has no token, or contains a token that no response may contain.
     """
     token_ids: list[int] = processor.tokenizer(text, add_special_tokens=False).input_ids
     if not token_ids:
-        raise UserError(f"the trigger {text!r} comes to no token; write words")
+        raise UserError(f"the trigger {text!r} has no token; write words")
     forbidden = {*banned_token_ids, *processor.tokenizer.all_special_ids}.intersection(token_ids)
     if forbidden:
         token = processor.tokenizer.convert_ids_to_tokens(min(forbidden))

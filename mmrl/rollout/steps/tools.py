@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from mmrl.answer.tool_calls import find_final_call
-from mmrl.protocols import Sampler
-from mmrl.rollout.steps.base import with_metrics
+from mmrl.rollout.steps.base import RolloutContext, with_metrics
 from mmrl.rollout.tools.executor import CALL_METRICS, FAILURE_KINDS, ToolExecutor, count_calls
-from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, SamplingParams, UserError
+from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +23,10 @@ class ToolStep:
     """Answers the calls that end rollouts and lets the policy continue, up to `max_turns` times."""
 
     executor: ToolExecutor
-    sampler: Sampler
-    sampling_params: SamplingParams
-    """The distribution of first responses, which holds behind results too. A call's closing tag is a stop string."""
+    context: RolloutContext  # its sampling parameters have a call's closing tag as a stop string
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """Return the batch with every call answered, as far as the limits of turns and tokens allow.
+        """Return the batch with every call answered, within the limits of turns and tokens.
 
         Raises:
             UserError: a tool failed, and `on_error` is `stop`.
@@ -51,10 +48,10 @@ class ToolStep:
                     raise UserError(f"step {options.name}: a tool failed: {message.text}")
             counts.update(count_calls(messages))
             answered = list(map(self.executor.append_message, calling.values(), messages))
-            continued = self.sampler.extend(answered, self.sampling_params, step=step)
+            continued = self.context.sampler.extend(answered, self.context.sampling_params, step=step)
             for (group_index, position), rollout in zip(calling, continued, strict=True):
                 groups[group_index][position] = rollout
-        # Turns or tokens have run out for these; a call that the length limit cut is none.
+        # Calls beyond the limits of turns or tokens; one that the length limit cut does not count.
         counts["unanswered"] = sum(map(_ends_in_call, chain.from_iterable(groups)))
         metrics = {f"{options.name}/{name}": float(counts[name]) for name in (*CALL_METRICS, "unanswered")}
         return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)

@@ -1,6 +1,6 @@
 """Executes tool calls and writes their results into responses.
 
-A text result is one segment. An image or video has a segment of its own, behind words that say what it is:
+A text result is one segment. An image or video has a segment of its own, after words that say what it is:
 
     <tool_response>Medium 2: the part [8, 8, 40, 40] of medium 1. | image | </tool_response>
 
@@ -25,27 +25,23 @@ from mmrl.rollout.tools.media_results import MediaResult, find_media
 from mmrl.rollout.tools.workers import ToolFunction, ToolRequest, ToolResult, ToolWorkers
 from mmrl.types import Action, AnswerType, Author, Rollout, Segment, UserError
 
-ToolLoader = Callable[[ToolConfig], ToolFunction]
-"""Loads the function that a config names and binds its options; called in whichever process runs the tool."""
+# Counts of calls: all; then by outcome; then images and videos shown.
 CALL_METRICS: Final = ("calls", "results", "refused", "invalid", "errors", "timeouts", "limits", "media_shown")
-"""Counts of calls: all; then by outcome; then images and videos shown."""
-FAILURE_KINDS: Final = ("errors", "timeouts", "limits")
-"""Outcomes that are the tool's own fault, not that of the model's call."""
+FAILURE_KINDS: Final = ("errors", "timeouts", "limits")  # outcomes that are the tool's own fault, not the call's
 
 
 @dataclass(slots=True)
 class ToolRunner:
     """Owns the processes that run tools. They stay from step to step, until `close`."""
 
-    load_tool: ToolLoader
+    load_tool: Callable[[ToolConfig], ToolFunction]  # loads a function and binds its options, in the tool's process
     _workers: list[ToolWorkers] = field(default_factory=list)
 
     def make_executor(self, options: ToolsConfig, processor: PromptProcessor) -> ToolExecutor:
         """Return the executor of a step's tools, with processes of its own. They start with the first call."""
         loaders = {tool.call_name: partial(self.load_tool, tool) for tool in options.tools}
-        workers = ToolWorkers(tuple(loaders.values()), options)
-        self._workers.append(workers)
-        return ToolExecutor(options=options, tool_loaders=loaders, workers=workers, processor=processor)
+        self._workers.append(ToolWorkers(loaders, options))
+        return ToolExecutor(options=options, workers=self._workers[-1], processor=processor)
 
     def close(self) -> None:
         """End all processes. A later call starts new ones."""
@@ -56,12 +52,9 @@ class ToolRunner:
 class ToolMessage(NamedTuple):
     """The reply to one call, as it is written into the response."""
 
-    kind: str
-    """Outcome, one of `CALL_METRICS`."""
-    text: str = ""
-    """Text of the reply; empty where media are shown."""
-    media_segments: tuple[tuple[str, Segment], ...] = ()
-    """Images and videos, each with the words that precede it."""
+    kind: str  # outcome, one of `CALL_METRICS`
+    text: str = ""  # text of the reply; empty where media are shown
+    media_segments: tuple[tuple[str, Segment], ...] = ()  # images and videos, each with the words that precede it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +62,6 @@ class ToolExecutor:
     """Executes the calls of one step's tools."""
 
     options: ToolsConfig
-    tool_loaders: Mapping[str, Callable[[], ToolFunction]]
-    """Loads each tool in the process that calls it, by the name that the model uses."""
     workers: ToolWorkers
     processor: PromptProcessor
 
@@ -86,7 +77,7 @@ class ToolExecutor:
         requests = []
         for call, rollout in zip(calls, rollouts, strict=True):
             if isinstance(call, Action):
-                requests.append(ToolRequest(self.tool_loaders[call.name], call.arguments, rollout.prompt.sample))
+                requests.append(ToolRequest(call, rollout.prompt.sample))
         # All calls are sent before any result is awaited, so one that hangs costs the batch its deadline once.
         results = iter(self.workers.run(requests))
         messages = []
@@ -107,11 +98,11 @@ class ToolExecutor:
         Only prefix and suffix may contain special tokens: text of a tool cannot end the turn or open another one.
         """
         options, text = self.options, message.text
-        excess = len(text) - options.max_result_chars
-        if excess > 0:
+        if len(text) > options.max_result_chars:
+            excess = len(text) - options.max_result_chars
             text = f"{text[: options.max_result_chars]}... ({excess} more characters)"
         segments: list[Segment] = []
-        # The prefix waits for the text that comes next, so that a result of text alone is one segment.
+        # The prefix is joined to the text that comes next, so that a result without media is one segment.
         pending = self.processor.tokenize(options.result_prefix, parse_special=True)
         for label, media_segment in message.media_segments:
             segments.append(_environment_segment((*pending, *self.processor.tokenize(label))))
@@ -127,8 +118,8 @@ class ToolExecutor:
             call: Action = parse_answer_value(AnswerType.TOOL_CALL, find_final_call(rollout.text) or "")
         except ValueError as error:
             return f'This is no call: {error}. Write {{"name": "...", "arguments": {{...}}}}.'
-        if call.name not in self.tool_loaders:
-            return f"There is no tool {call.name!r:.80}; there is {', '.join(self.tool_loaders)}."
+        if call.name not in self.workers.loaders:
+            return f"There is no tool {call.name!r:.80}; there is {', '.join(self.workers.loaders)}."
         return call
 
     def _encode_media(self, rollout: Rollout, media_result: MediaResult) -> tuple[tuple[str, Segment], ...]:
@@ -161,7 +152,7 @@ class ToolExecutor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationTools:
-    """Executes the calls of demonstrations: after each call stands the tool's result, as in a rollout that makes it.
+    """Executes the calls of demonstrations, and puts the tool's result after each, as in a rollout.
 
         .. <tool_call>..</tool_call>, DEMONSTRATION | <tool_response>..</tool_response>, ENVIRONMENT | .., DEMONSTRATION
 
@@ -229,7 +220,7 @@ class DemonstrationTools:
         return turns
 
     def _append_segments(self, rollout: Rollout, segments: Sequence[Segment]) -> Rollout:
-        # The text becomes that of this turn alone: the executor looks for the call at its end.
+        # The text becomes only that of this turn: the executor looks for the call at its end.
         text = self.executor.processor.decode_segments(segments)
         return replace(rollout, segments=(*rollout.segments, *segments), text=text)
 

@@ -45,7 +45,7 @@ MediaResult = ImageCrop | VideoFrames | VideoClip
 
 
 def find_media(result: MediaResult, rollout: Rollout) -> Iterator[tuple[str, MediaRef]]:
-    """Yield the images or videos that a result stands for, each with words for the model that describe it.
+    """Yield the images or videos of a result, each with words for the model that describe it.
 
     Raises:
         ValueError: there is no such medium, or it has no such part; in words for the model.

@@ -1,10 +1,7 @@
 """Tool calls in worker processes that can be killed. Nothing heavy is imported here: every process imports it.
 
-Tools run in processes of a `WorkerPool`, started by the process that samples at the first call: `workers` of them for
-each step with tools, on every rank. A call that takes longer than the step's `timeout_s` hangs: its process is killed
-and replaced, and the model is told that the tool did not answer, which counts as `timeouts`; one beyond the step's
-`worker_limits` counts as `limits`. A file of tools that takes longer than `STARTUP_TIMEOUT_S` to import ends the run
-with a UserError.
+Each step with tools has `workers` processes on every rank, which start at the first call. A call that takes longer than
+`timeout_s` hangs: its process is killed and replaced, and the model is told that the tool did not answer.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmrl.rollout.tools.media_results import ImageCrop, MediaResult, VideoClip, VideoFrames
-from mmrl.types import Sample, UserError
+from mmrl.types import Action, Sample, UserError
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import (
@@ -44,8 +41,7 @@ class ToolResult(NamedTuple):
 class ToolRequest(NamedTuple):
     """One call of a tool."""
 
-    load_tool: Callable[[], ToolFunction]
-    arguments: Mapping[str, Any]
+    call: Action
     sample: Sample
 
 
@@ -53,10 +49,8 @@ class ToolRequest(NamedTuple):
 class ToolWorkers:
     """Runs the tools of a step in processes, from the first call until `close`."""
 
-    loaders: tuple[Callable[[], ToolFunction], ...]
-    """Loads each tool, in the process that calls it."""
+    loaders: Mapping[str, Callable[[], ToolFunction]]  # loads each tool in a process, by the name the model uses
     options: ToolsConfig
-    """Options that set the number of processes and their limits."""
     _pool: WorkerPool[ToolRequest, ToolResult] | None = None
 
     def close(self) -> None:
@@ -103,19 +97,17 @@ class ToolWorkers:
 
 
 def _load_tools(
-    loaders: Sequence[Callable[[], ToolFunction]], report: ReportActivity
+    loaders: Mapping[str, Callable[[], ToolFunction]], report: ReportActivity
 ) -> Callable[[ToolRequest], ToolResult]:
     """Import the files of all tools, so that no deadline of a call pays for it."""
     report("loading tools")
-    for load_tool in loaders:
-        load_tool()
-    return _call_tool
+    return partial(_call_tool, {name: load_tool() for name, load_tool in loaders.items()})
 
 
-def _call_tool(request: ToolRequest) -> ToolResult:
-    # ErrorCatcher keeps whatever a tool raises, since an error of the user's code is an outcome and no crash.
+def _call_tool(tools: Mapping[str, ToolFunction], request: ToolRequest) -> ToolResult:
+    # ErrorCatcher keeps whatever a tool raises, since an error of the user's code is an outcome, not a crash.
     with ErrorCatcher() as caught:
-        match request.load_tool()(request.arguments, request.sample):
+        match tools[request.call.name](request.call.arguments, request.sample):
             case str() as text:
                 return ToolResult(text, "results")
             case ImageCrop() | VideoFrames() | VideoClip() as media:
