@@ -46,7 +46,7 @@ class VlmEvalKitLayout:
 
     open_answer_type: str  # answer type of questions without options, unless the column `answer_type` says it
     name: str = "VLMEvalKit's TSV"  # name of the layout in error messages
-    answer_column: str | tuple[str, ...] = "answer"  # column of the answer, or the columns of a box's corners
+    answer_column: str | Sequence[str] = "answer"  # column of the answer, or the columns of a box's corners
     box_format: str = "xyxy"  # `xyxy` for two corners, `xywh` for a corner with width and height
     coordinate_system: CoordinateSystem | None = None
     """Coordinate system of boxes; None when answers have none, or when the user still has to name it."""
@@ -63,7 +63,7 @@ class VlmEvalKitLayout:
         return frozenset({"question", *self._answer_columns, *self.signature_columns})
 
     @property
-    def _answer_columns(self) -> tuple[str, ...]:
+    def _answer_columns(self) -> Sequence[str]:
         return (self.answer_column,) if isinstance(self.answer_column, str) else self.answer_column
 
     def parse_row(self, cells: Cells, files: MediaResolver, file: str) -> Sequence[QuestionRow]:

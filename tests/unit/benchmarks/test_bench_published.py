@@ -15,7 +15,7 @@ from PIL import Image
 
 from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import ItemResponse
-from mmrl.benchmarks.readers.published import LAYOUTS, get_layouts
+from mmrl.benchmarks.readers.published import get_layouts, read_published_layouts
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions, read_questions
 from mmrl.benchmarks.registry import BENCHMARK_NAMES, BENCHMARKS, get_benchmark
 from mmrl.types import CoordinateSystem, Size, UserError
@@ -478,8 +478,8 @@ def test_unknown_columns_name_the_nearest_layout_of_every_benchmark(bench: str, 
 
 
 def test_every_benchmark_reads_canonical_rows_last(read: Any) -> None:
-    assert {*LAYOUTS} | {"coco"} == {*BENCHMARKS}
-    for bench in LAYOUTS:
+    assert {*read_published_layouts()} | {"coco"} == {*BENCHMARKS}
+    for bench in read_published_layouts():
         assert get_layouts(bench)[-1].name == "canonical JSONL"
         row = {"id": "1", "images": "p.png", "prompt": "A or B?", "options": ["x", "y"], "answer": "B"}
         (question,) = read(bench, {"c.jsonl": [row | {"answer_type": "choice"}]}).entries
