@@ -10,7 +10,7 @@ import pytest
 from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import ItemResponse, parse_canonical_item
 from mmrl.benchmarks.official_metrics.mathvista import parse_mathvista_item as mathvista_item
-from mmrl.benchmarks.registry import BENCHMARK_NAMES, BENCHMARKS
+from mmrl.benchmarks.registry import BENCHMARKS
 from mmrl.benchmarks.verdict import parse_verdict, read_rows, read_verdicts
 from mmrl.cli import main
 from mmrl.utils.stats import wilson_interval
@@ -250,7 +250,7 @@ def test_help_names_every_benchmark(capsys):
     with pytest.raises(SystemExit):
         main(["eval", "run", "--help"])
     said = {*re.findall(r"\w+", capsys.readouterr().out)}
-    assert {*BENCHMARK_NAMES} <= said
+    assert {*BENCHMARKS} <= said
 
 
 def test_verdicts_on_other_responses_are_not_overwritten(score):

@@ -78,7 +78,7 @@ def test_the_judge_is_asked_only_where_no_rule_reads(score):
     assert judge["accuracy"]["value"] == round(3 / 9, 4)
     assert "| strict, with judge | 33.3 |" in said.out
     assert "judge" not in json.loads((alone / "report.json").read_text())
-    assert compare_runs(verdicts, before, "with_judge").a_only_ids == ("2", "7")
+    assert compare_runs(verdicts, before, "correct_with_judge").a_only_ids == ("2", "7")
 
 
 def test_scoring_again_asks_no_judge_and_writes_the_same_bytes(score):

@@ -9,7 +9,7 @@ from PIL import Image
 from mmrl.benchmarks.grading import score_responses
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.readers.questions import read_questions
-from mmrl.benchmarks.registry import BENCHMARK_NAMES, BENCHMARKS, get_benchmark
+from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
 from mmrl.benchmarks.report import build_report, report_markdown
 from mmrl.config.schema import BenchmarkConfig
 from mmrl.evaluation.session import check_missing, make_batches
@@ -83,7 +83,7 @@ def test_a_malformed_row_is_named_and_refuses_no_other(tmp_path):
     check_missing(questions.problems, questions, allowed=True, remedy="--allow-missing", warn=lambda _: None)
     response = ItemResponse(id="validation_Accounting_1", text="Answer: B")
     malformed = {id: questions.items[id] for id in questions.problems}
-    for name in BENCHMARK_NAMES:
+    for name in BENCHMARKS:
         assert build_report(score_responses(get_benchmark(name), malformed, [], {}))["official"]["value"] == 0.0
     report = build_report(score_responses(BENCHMARKS["mmmu_pro"], questions.items, [response], {}))
     assert report["strict"]["value"] == report["official"]["value"] == 0.2

@@ -17,7 +17,7 @@ from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import ItemResponse
 from mmrl.benchmarks.readers.published import get_layouts, read_published_layouts
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions, read_questions
-from mmrl.benchmarks.registry import BENCHMARK_NAMES, BENCHMARKS, get_benchmark
+from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
 from mmrl.types import CoordinateSystem, Size, UserError
 from mmrl_datasets.media_files import RenderedVideo, save_mp4
 
@@ -471,14 +471,14 @@ def test_corners_in_columns_of_their_own_are_pixels(read: Any) -> None:
     assert (question.item.answer, question.item.coordinate_system) == ((4, 6.5, 8, 15), CoordinateSystem.PX_ORIGINAL)
 
 
-@pytest.mark.parametrize("bench", sorted({*BENCHMARK_NAMES} - {"coco"}))
+@pytest.mark.parametrize("bench", sorted({*BENCHMARKS} - {"coco"}))
 def test_unknown_columns_name_the_nearest_layout_of_every_benchmark(bench: str, read: Any) -> None:
     with pytest.raises(UserError, match=r"nearest known layout is .+, which needs '.+' too"):
         read(bench, {"odd.jsonl": [{"picture": "p.png", "what": "?", "right": 1}]})
 
 
 def test_every_benchmark_reads_canonical_rows_last(read: Any) -> None:
-    assert {*read_published_layouts()} | {"coco"} == {*BENCHMARKS}
+    assert {*read_published_layouts()} | {"coco", "megabench"} == {*BENCHMARKS}
     for bench in read_published_layouts():
         assert get_layouts(bench)[-1].name == "canonical JSONL"
         row = {"id": "1", "images": "p.png", "prompt": "A or B?", "options": ["x", "y"], "answer": "B"}
