@@ -20,7 +20,6 @@ from mmrl.scoring.scorer import make_response
 from mmrl.types import (
     AnswerType,
     CoordinateSystem,
-    Group,
     MediaRef,
     Region,
     Response,
@@ -158,10 +157,6 @@ class Policy:
 
 class _NoRewards:
     """Refuses to score: a question without a right answer has no reward."""
-
-    def score_groups(self, rollouts: object, *, step: int, probes: object = ()) -> Sequence[Group]:
-        """Raise a UserError."""
-        raise UserError(_NO_REWARDS)
 
     def score_eval(self, rollouts: object) -> Sequence[Score]:
         """Raise a UserError."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,7 @@ from mmrl.distributed.ranks import SingleProcess
 from mmrl.evaluation.eval_dir import EvalDir, evaluation_identity
 from mmrl.evaluation.eval_settings import RUN_DATA_PREFIX, EvalRequest, make_eval_config
 from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_source, load_model
-from mmrl.evaluation.question_set import (
-    QuestionSet,
-    benchmark_question_set,
-    hide_media,
-    run_question_set,
-)
+from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set, hide_media, run_question_set
 from mmrl.evaluation.session import (
     EvalBatches,
     EvalSession,
@@ -118,7 +113,9 @@ class _EvalCommand:
         if not batches.is_complete(predictions):
             self._refuse_rescore()
             predictions = self._answer_remaining(batches, predictions)
-        elif self._is_graded() and not request.rescore:
+        # The judge does not identify an evaluation: it may be named when all responses are there. The report is
+        # written after the verdicts, and its page last.
+        elif eval_config.judge is None and not request.rescore and (request.out_dir / "report.md").exists():
             self.console.info("This evaluation is finished. --rescore grades its responses again.")
             return EvalResult(report=json.loads((request.out_dir / "report.json").read_text(encoding="utf-8")))
         old_verdicts = read_verdicts(request.out_dir) if (request.out_dir / "verdicts.jsonl").exists() else []
@@ -136,28 +133,14 @@ class _EvalCommand:
         """Write the settings of a new evaluation, and return the questions that cannot be asked."""
         self._refuse_rescore()
         questions = self.question_set.questions
-        check = partial(
-            check_missing,
-            questions=questions,
-            allowed=self.request.allow_missing,
-            remedy="--allow-missing",
-            warn=self.console.warn,
-        )
-        if not self.request.allow_missing and questions.problems:
+        allowed, remedy, warn = self.request.allow_missing, "--allow-missing", self.console.warn
+        if not allowed and questions.problems:
             # Loading the model takes a while, so problems that the files alone show are refused first.
-            check(questions.problems)
+            check_missing(questions.problems, questions, allowed=allowed, remedy=remedy, warn=warn)
         missing = find_unusable_questions(questions, self._loaded_model.processor.encoder.measure)
-        check(missing)
+        check_missing(missing, questions, allowed=allowed, remedy=remedy, warn=warn)
         self.eval_dir.write_settings(identity, missing)
         return missing
-
-    def _is_graded(self) -> bool:
-        """Return True if the folder has a report to which these settings add nothing."""
-        # The judge is not part of what identifies an evaluation: it may be named when all responses are there.
-        if self.eval_config.judge is not None:
-            return False
-        # The report is written after the verdicts, and its page last.
-        return (self.request.out_dir / "report.md").exists()
 
     def _refuse_rescore(self) -> None:
         if self.request.rescore:
@@ -203,9 +186,8 @@ class _EvalCommand:
         if options is None:
             return run
         # The judge's replies are kept, so that grading again asks nothing twice.
-        service = JudgeService(
-            **options.model_dump(exclude={"max_concurrency"}), cache=str(self.eval_dir.path / "judge")
-        )
+        cache = str(self.eval_dir.path / "judge")
+        service = JudgeService(**options.model_dump(exclude={"max_concurrency"}), cache=cache)
         run = add_judge_verdicts(run, service, max_concurrent=options.max_concurrency)
         if run.judge_summary and run.judge_summary.failures:
             failures = run.judge_summary.failures

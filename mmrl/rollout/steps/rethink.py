@@ -21,7 +21,7 @@ from itertools import chain, islice
 
 from mmrl.config.schema import RethinkConfig
 from mmrl.policy.processor import PromptProcessor
-from mmrl.protocols import RewardScorer, Sampler
+from mmrl.protocols import EvalScorer, Sampler
 from mmrl.rollout.steps.base import with_metrics
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, SamplingParams, Segment, UserError
 from mmrl.utils.seeds import derive_seed
@@ -31,7 +31,7 @@ from mmrl.utils.seeds import derive_seed
 class CorrectnessCheck:
     """Decides which rollouts are correct: all reward terms of `correct_terms` that apply must reach `threshold`."""
 
-    scorer: RewardScorer
+    scorer: EvalScorer
     correct_terms: tuple[str, ...]
     threshold: float
     """Least value of each of them, on the terms' own scale."""
