@@ -1,10 +1,10 @@
-"""Extraction of the answer from a response: choices, numbers, coordinates, refusals."""
+"""Extraction of the answer from a response: choices, numbers, coordinates, refusals, in the wordings of many models."""
 
 import pytest
 
 from mmrl.benchmarks.extraction.extract import ExtractionQuery, extract
 from mmrl.benchmarks.extraction.numbers import find_number_words, find_numbers
-from mmrl.benchmarks.extraction.options import normalize_option, prepare_options
+from mmrl.benchmarks.extraction.options import normalize_option
 
 NUMBERS = ("3", "5", "7", "9")
 ANGLES = ("30°", "45°", "60°", "90°")
@@ -112,6 +112,90 @@ NOTHING = [
     ("What a lovely picture!", "nothing", "no_answer"),
 ]
 
+SIDES = ("12 cm", "7 cm", "9 cm", "5 cm")
+
+CHOICE_WORDINGS = [
+    # boxes, tags and headings
+    "So we get:\n\n\\[\\boxed{{{letter}}}\\]",
+    "Final Answer: The final answer is $\\boxed{{{letter}}}$",
+    "\\boxed{{\\text{{{letter}. {text}}}}}",
+    "<think>{other}?</think>\n<answer>{letter}</answer>",
+    "<think>{other}?</think><answer>The triangle is right-angled. Hence the correct answer is {letter}.</answer>",
+    "<SUMMARY> Options A and B are near. </SUMMARY>\n\n<CONCLUSION> {letter} </CONCLUSION>",
+    "<REASONING> Options A and B are near. </REASONING>\n\n<CONCLUSION> {text} </CONCLUSION>",
+    "<think>..</think>Of the options A and B we take <|begin_of_box|>{letter}<|end_of_box|>",
+    "<thinking>Answer: {other}?</thinking>\n{letter}",
+    "◁think▷Answer: {other}?◁/think▷\n\n**{letter}**",
+    '{{"reasoning": "The figure shows it.", "answer": "{letter}"}}',
+    '```json\n{{\n "answer": "{text}"\n}}\n```',
+    "### Reasoning\nWe see it.\n\n### Final Answer\n{letter}",
+    "## Answer\n\n**{letter}. {text}**",
+    "Ans: {letter}",
+    "【答案】{letter}\n【解析】根据图示。",
+    "通过分析,{letter}选项正确。",
+    "答：{letter}",
+    # LaTeX and marks around a letter
+    "The answer is $\\text{{{letter}}}$.",
+    "The answer is \\(\\mathbf{{{letter}}}\\).",
+    "The answer is ${letter}$.",
+    "The correct answer is **{letter}**.",
+    "Answer: <{letter}>",
+    "[{letter}]",
+    # sentences
+    "I'd say {letter}.",
+    "I cannot be certain without a clearer picture, but my best guess is {letter}.",
+    "The others fail. So {letter}.",
+    "We can rule out {other}, so {letter} it is.",
+    "The side is opposite, thus {letter}.",
+    "Not {other} but {letter} is correct.",
+    "We look at the triangle. A line is drawn.\n{letter}",
+    "We can eliminate {other}. This leaves {letter}.",
+    "The correct option is the one labelled {letter}.",
+    # second thoughts, suppositions, lists
+    "The answer is ({other}). Wait, actually, it should be ({letter}).",
+    "So the answer would be {other}. Wait, that is not right. Actually it's {letter}.",
+    "The answer is ({letter}).\n\nNote: If the diagram were different, the answer could be ({other}).",
+    "The options are (A) 12 cm, (B) 7 cm, (C) 9 cm, (D) 5 cm. By the theorem it is {text}.",
+]
+
+SEVERAL_OPTIONS = [
+    "The answer is either A or B.",
+    "Answer: A/B",
+    "Answer: A, B, C, D",
+    "答案:A或B",
+    "\\boxed{A, B}",
+    "\\boxed{A \\text{ or } B}",
+    "<answer>A and B</answer>",
+    "The answer is 12 cm or 7 cm.",
+    "Options A and B are both plausible.",
+    "If the line is straight, the answer is (A); otherwise the answer is (B).",
+    "The options are (A) 12 cm, (B) 7 cm, (C) 9 cm, (D) 5 cm.",
+    "As I have no access to the picture, I can't choose between the options.",
+]
+
+NUMBER_WORDINGS = [
+    "{value}\n\nExplanation: There were {other} objects on the left, and some of them were removed afterwards.",
+    "{value}. This is because, of the {other} objects in the picture, some are removed one after the other.",
+    "The answer is {other}. Wait, actually it should be {value}.",
+    "<think>{other}</think>There were {other} before. <|begin_of_box|>{value}<|end_of_box|>",
+    "<REASONING>{other} - 1 = 4.</REASONING>\n\n<CONCLUSION> {value} units </CONCLUSION>",
+    "<answer>In the year 2014 the total was {value}.</answer>",
+    "### Steps\n{other} first.\n\n### Final Answer\n{value}",
+    "x = {other}, so we continue.\n\nOutput: {value}",
+    "The answer is {value}, not {other}.",
+    "Answer: The value of f(4) is {value}.",
+]
+
+SEVERAL_NUMBERS = [
+    "The answer is either {value} or {other}.",
+    "The answer is between {value} and {other}.",
+    "Answer: {value}, {other}",
+    "\\boxed{{{value} \\text{{ or }} {other}}}",
+    "<answer>{value} or {other}</answer>",
+    "It is not {value}.",
+    "I cannot tell from the {value} pictures.",
+]
+
 
 def choice(options, text, question=COLOURED):
     return extract(text, ExtractionQuery(expected_type="choice", options=options, question=question))
@@ -121,106 +205,125 @@ def number(text, question=""):
     return extract(text, ExtractionQuery(expected_type="number", question=question))
 
 
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        ("2x = 10, so x is 5, and 5 / 2 is not among the given choices.", "refusal"),
-        ("It is 5 or so: none of the options fits.", "refusal"),
-        ("它是5,选项中没有。", "refusal"),
-        (r"It is \boxed{4}, which is less than 5.", "nothing"),
-    ],
-)
-def test_an_answer_outside_the_options_chooses_none_that_it_mentions(text, rule):
-    found = choice(NUMBERS, text)
-    assert (found.value, found.rule) == (None, rule)
-
-
 @pytest.mark.parametrize(("options", "text", "letter", "rule"), CHOICES)
-def test_extract_finds_the_chosen_option(options, text, letter, rule):
+def test_chosen_option_is_found(options, text, letter, rule):
     found = choice(options, text)
     assert (found.value, found.rule) == (letter, rule)
     assert 0 <= found.start < found.end <= len(text)
 
 
 @pytest.mark.parametrize(("text", "value", "rule"), FIGURES)
-def test_extract_finds_the_number(text, value, rule):
+def test_number_is_found(text, value, rule):
     found = number(text)
     assert (found.number, found.rule) == (value, rule)
     assert found.value == text[found.start : found.end].strip()
 
 
-@pytest.mark.parametrize(("text", "rule", "why"), NOTHING)
-@pytest.mark.parametrize("wants", ["choice", "number"])
-def test_extract_says_why_there_is_no_answer(text, rule, why, wants):
-    found = extract(text, ExtractionQuery(expected_type=wants, options=NUMBERS if wants == "choice" else ()))
-    assert (found.value, found.rule, found.no_answer_reason) == (None, rule, why)
+@pytest.mark.parametrize(("text", "rule", "reason"), NOTHING)
+@pytest.mark.parametrize("expected_type", ["choice", "number"])
+def test_missing_answer_has_a_reason(text, rule, reason, expected_type):
+    options = NUMBERS if expected_type == "choice" else ()
+    found = extract(text, ExtractionQuery(expected_type=expected_type, options=options))
+    assert (found.value, found.rule, found.no_answer_reason) == (None, rule, reason)
+
+
+MORE = "Are there more?"
 
 
 @pytest.mark.parametrize(
-    ("question", "text", "letter"),
+    ("options", "text", "rule", "question"),
     [
-        ("Is the glass full of water?", "The glass of water is empty.", "B"),
-        ("Is the gate of the garden open?", "The gate of the garden is closed.", "B"),
-        ("Is it false that the gate is shut?", "It is false that the gate is shut.", "A"),
+        # An answer outside the options chooses none of those it mentions.
+        (NUMBERS, "2x = 10, so x is 5, and 5 / 2 is not among the given choices.", "refusal", ""),
+        (NUMBERS, "It is 5 or so: none of the options fits.", "refusal", ""),
+        (NUMBERS, "它是5,选项中没有。", "refusal", ""),
+        (NUMBERS, r"It is \boxed{4}, which is less than 5.", "nothing", ""),
+        (YES_NO, "The answer is (E).", "nothing", ""),
+        # A list of the options chooses none, and neither do two letters.
+        (("red", "blue", "green"), "(A) red\n(B) blue\n(C) green", "nothing", ""),
+        (YES_NO, "(A) Yes\n(B) No", "nothing", ""),
+        (NUMBERS, "The answer is either A or C.", "nothing", ""),
+        # Answers in one case or the other, and then a refusal.
+        (
+            YES_NO,
+            "If there are more, the answer is (A) Yes. If not, it is (B) No. It is unclear which.",
+            "refusal",
+            MORE,
+        ),
+        # Articles are not options.
+        (("A", "B", "C"), "A line is drawn through the two points, and", "nothing", "Which point is nearest?"),
+        (SIDES, "The answer is a matter of taste", "nothing", ""),
+        *((SIDES, text, None, "How long is the side?") for text in SEVERAL_OPTIONS),
     ],
 )
-def test_a_statement_answers_yes_or_no(question, text, letter):
-    assert choice(YES_NO, text, question).value == letter
+def test_response_that_chooses_no_option_has_no_answer(options, text, rule, question):
+    found = choice(options, text, question)
+    assert found.value is None
+    assert rule is None or found.rule == rule
 
 
-def test_listing_the_options_chooses_none():
-    assert choice(("red", "blue", "green"), "(A) red\n(B) blue\n(C) green").value is None
-    assert choice(YES_NO, "(A) Yes\n(B) No").value is None
-    assert choice(NUMBERS, "The answer is either A or C.").value is None
+UNKNOWN = ("6", "7", "It cannot be determined from the information given")
 
 
-def test_a_letter_without_an_option_is_no_answer():
-    assert choice(YES_NO, "The answer is (E).").value is None
+@pytest.mark.parametrize(
+    ("options", "question", "text", "letter"),
+    [
+        # Statements answer yes-or-no questions.
+        (YES_NO, "Is the glass full of water?", "The glass of water is empty.", "B"),
+        (YES_NO, "Is the gate of the garden open?", "The gate of the garden is closed.", "B"),
+        (YES_NO, "Is it false that the gate is shut?", "It is false that the gate is shut.", "A"),
+        # Invented turns are left out.
+        (NUMBERS, "", "The answer is (B) 5.\n\nHint: Go.\nQuestion: What is 2+2?\nThe answer is (D) 9.", "B"),
+        (NUMBERS, "", "The answer is B.###Human: And now?###Assistant: The answer is C.", "B"),
+        # So is a repeated prompt.
+        (NUMBERS, "", "Question: Which?\nChoices:\n(A) 3\nAnswer: (B) 5\n\nQuestion: And?\nAnswer: (A) 3", "B"),
+        # An answer after a refusal counts, and a refusal may be an option.
+        (NUMBERS, "", "I can't see the picture, but the answer is (B).", "B"),
+        (UNKNOWN, "", "The length cannot be determined from the information given.", "C"),
+        # A letter names the place before an option of that text; the first of equal options is chosen.
+        (("(c)", "(a)", "(b)"), "", "A", "A"),
+        (("20", "15", "20"), "", "20", "A"),
+        (("A", "B", "C"), "Which point is nearest?", "The nearest is B", "B"),
+        (SIDES, "", "The answer is c.", "C"),
+    ],
+)
+def test_option_is_chosen_despite_its_surroundings(options, question, text, letter):
+    found = choice(options, text, question)
+    assert found.value == letter
+    assert text[found.start : found.end]
 
 
-def test_invented_turns_are_left_out():
-    text = "The answer is (B) 5.\n\nHint: Please answer.\nQuestion: What is 2+2?\nThe answer is (D) 9."
-    assert choice(NUMBERS, text).value == "B"
-    assert choice(NUMBERS, "The answer is B.###Human: And now?###Assistant: The answer is C.").value == "B"
+@pytest.mark.parametrize(
+    ("question", "text", "value"),
+    [
+        ("", "### Step 1\nCount.\n### Result\nThe answer is 7.", 7),  # headings are not turns
+        ("", "I cannot see it. However, based on the text, there are 5 cubes left in all.", 5),
+        # Numbers of the question are not the answer.
+        ("When was it lower than 0.2?", "The spending was lower than 0.2 percent of all spending in 1970 alone.", 1970),
+        *(("", f"\\boxed{{{text}}}", n) for text, n in (("9{,}079", 9079), ("10\\,000", 10000), ("1{,}234.5", 1234.5))),
+    ],
+)
+def test_number_is_read_despite_its_surroundings(question, text, value):
+    assert number(text, question).number == value
 
 
-def test_a_repeated_prompt_is_left_out():
-    text = "Question: Which?\nChoices:\n(A) 3\n(B) 5\nAnswer: (B) 5\n\nQuestion: And?\nAnswer: (A) 3"
-    found = choice(NUMBERS, text)
-    assert found.value == "B"
-    assert text[found.start : found.end] == "B"
+@pytest.mark.parametrize("wording", CHOICE_WORDINGS)
+@pytest.mark.parametrize("index", range(4))
+def test_choice_is_read_in_every_wording(wording, index):
+    letter, other = "ABCD"[index], "ABCD"[index - 1]
+    response = wording.format(letter=letter, other=other, text=SIDES[index])
+    assert choice(SIDES, response, "How long is the side?").value == letter
 
 
-def test_markdown_headings_are_no_turns():
-    assert number("### Step 1\nCount.\n### Result\nThe answer is 7.").number == 7
+@pytest.mark.parametrize("wording", NUMBER_WORDINGS)
+@pytest.mark.parametrize(("value", "other"), [("9", "11"), ("4.5", "7"), ("1024", "3")])
+def test_number_is_read_in_every_wording(wording, value, other):
+    assert number(wording.format(value=value, other=other), "How many are left?").number == float(value)
 
 
-def test_an_answer_after_a_refusal_counts():
-    assert choice(NUMBERS, "I can't see the picture, but the answer is (B).").value == "B"
-    assert number("I cannot see it. However, based on the text, there are 5 cubes left in all.").number == 5
-
-
-def test_conditional_answers_before_a_refusal_do_not_count():
-    text = "If there are more, the answer is (A) Yes. If not, the answer is (B) No. It is impossible to determine."
-    assert choice(YES_NO, text, "Are there more?").no_answer_reason == "refusal"
-
-
-def test_an_option_may_say_that_it_cannot_be_determined():
-    options = ("6", "7", "It cannot be determined from the information given")
-    assert choice(options, "The length cannot be determined from the information given.").value == "C"
-
-
-def test_numbers_of_the_question_are_not_the_answer():
-    text = "The military expenditure was lower than 0.2 percent of all that was spent in 1970 alone."
-    assert number(text, "When was the value lower than 0.2?").number == 1970
-
-
-def test_a_letter_names_the_place_before_an_option_of_that_text():
-    assert choice(("(c)", "(a)", "(b)"), "A").value == "A"
-
-
-def test_the_first_of_equal_options_is_chosen():
-    assert choice(("20", "15", "20"), "20").value == "A"
+@pytest.mark.parametrize("wording", SEVERAL_NUMBERS)
+def test_response_with_several_numbers_has_no_answer(wording):
+    assert number(wording.format(value="9", other="11"), "How many are left?").value is None
 
 
 @pytest.mark.parametrize(
@@ -235,19 +338,17 @@ def test_the_first_of_equal_options_is_chosen():
         ("see Figure 3, Table 2 and Step 1", []),
         ("x^2 + y_3 and cm2", []),
         ("-7 and −7", [-7, 7]),
-        ("10^99999", []),
-        ("9" * 100, []),
-        ("1/0", []),
+        *((text, []) for text in ("10^99999", "9" * 100, "1/0")),
     ],
 )
 def test_find_numbers_reads_digits(text, values):
-    assert [one.value for one in find_numbers(text)] == pytest.approx(values)
+    assert [found.value for found in find_numbers(text)] == pytest.approx(values)
 
 
 def test_find_number_words_reads_words():
     text = "twenty-five of the one hundred, no one, one of them and only one"
-    assert [one.value for one in find_number_words(text)] == [25, 1]
-    assert [one.value for one in find_number_words("three hundred thousand")] == [300]
+    assert [found.value for found in find_number_words(text)] == [25, 1]
+    assert [found.value for found in find_number_words("three hundred thousand")] == [300]
 
 
 @pytest.mark.parametrize(
@@ -265,49 +366,50 @@ def test_normalize_option_equates_notations(a, b):
     assert normalize_option(a) == normalize_option(b)
 
 
-def test_options_are_prepared_once():
-    assert prepare_options(NUMBERS) is prepare_options(("3", "5", "7", "9"))
-
-
 @pytest.mark.parametrize(
-    ("wants", "text", "coordinates"),
+    ("expected_type", "text", "coordinates"),
     [
         ("box", "<answer>[10, 20, 30, 40]</answer>", (10, 20, 30, 40)),
         ("box", 'Here: ```json\n{"bbox_2d": [10, 20, 30, 40], "label": "cat"}\n```', (10, 20, 30, 40)),
         ("box", "<|box_start|>(10,20),(30,40)<|box_end|>", (10, 20, 30, 40)),
         ("box", "first [1, 2, 3, 4], rather [10.5, 20, 30, 40]", (10.5, 20, 30, 40)),
+        ("box", "[1, 2, 3]", None),
         ("point", "pyautogui.click(x=10, y=20)", (10, 20)),
         ("point", '{"x": 10, "y": 20}', (10, 20)),
         ("point", "<point>10 20</point>", (10, 20)),
         ("point", "(0.1, 0.2)", (0.1, 0.2)),
         ("point", "[10, 20, 30, 40]", (20, 30)),
+        ("point", "nowhere", None),
     ],
 )
-def test_extract_finds_coordinates(wants, text, coordinates):
-    found = extract(text, ExtractionQuery(expected_type=wants))
-    assert found.regions[0].coordinates == coordinates
-    assert text[found.start : found.end] == found.value
+def test_coordinates_are_found(expected_type, text, coordinates):
+    found = extract(text, ExtractionQuery(expected_type=expected_type))
+    assert (found.regions[0].coordinates if found.regions else None) == coordinates
+    assert found.value is None or text[found.start : found.end] == found.value
 
 
-def test_text_without_coordinates_has_no_answer():
-    assert extract("[1, 2, 3]", ExtractionQuery(expected_type="box")).value is None
-    assert extract("nowhere", ExtractionQuery(expected_type="point")).value is None
+@pytest.mark.parametrize(
+    ("text", "value", "labels"),
+    [
+        ('```json\n[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}]\n```', True, ["cat"]),
+        ("no boxes", False, []),
+        ("[]", True, []),
+    ],
+)
+def test_labelled_boxes_are_found(text, value, labels):
+    found = extract(text, ExtractionQuery(expected_type="boxes"))
+    assert (found.value is not None, [region.label for region in found.regions]) == (value, labels)
 
 
-def test_extract_finds_labelled_boxes():
-    text = '```json\n[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}]\n```'
-    assert extract(text, ExtractionQuery(expected_type="boxes")).regions[0].label == "cat"
-    assert extract("no boxes", ExtractionQuery(expected_type="boxes")).value is None
-    assert extract("[]", ExtractionQuery(expected_type="boxes")).regions == ()
-
-
-def test_extract_finds_free_text_and_lists():
-    assert extract("The answer is: Paris.", ExtractionQuery(expected_type="text")).value == "Paris"
-    assert extract("Paris", ExtractionQuery(expected_type="text")).value == "Paris"
-    assert extract("<answer>The answer is Paris.</answer> Bye.", ExtractionQuery(expected_type="text")).value == "Paris"
-    assert (
-        extract("The answer is Rome. <answer> Paris </answer>", ExtractionQuery(expected_type="text")).value == "Paris"
-    )
-    assert (
-        extract("Between [1, 2] or rather [2014, 2016].", ExtractionQuery(expected_type="list")).value == "[2014, 2016]"
-    )
+@pytest.mark.parametrize(
+    ("expected_type", "text", "value"),
+    [
+        ("text", "The answer is: Paris.", "Paris"),
+        ("text", "Paris", "Paris"),
+        ("text", "<answer>The answer is Paris.</answer> Bye.", "Paris"),
+        ("text", "The answer is Rome. <answer> Paris </answer>", "Paris"),
+        ("list", "Between [1, 2] or rather [2014, 2016].", "[2014, 2016]"),
+    ],
+)
+def test_text_and_list_are_found(expected_type, text, value):
+    assert extract(text, ExtractionQuery(expected_type=expected_type)).value == value
