@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,12 +47,14 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     if path.suffix == ".parquet":
         write_parquet(path, rows)
     elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path.write_text(_json_lines(rows))
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress(_json_lines(rows).encode()))
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows))
     else:
-        lines = ["\t".join(rows[0]), *("\t".join(_cell(value) for value in row.values()) for row in rows)]
-        path.write_text("\n".join(lines) + "\n")
+        table = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+        path.write_text("".join("\t".join(cells) + "\n" for cells in table))
 
 
 def as_text(question: Question) -> str:
@@ -59,6 +62,10 @@ def as_text(question: Question) -> str:
     assert question.sample is not None, question.problem
     parts = question.sample.parts
     return "".join(part if isinstance(part, str) else "~" if isinstance(part, VideoRef) else "*" for part in parts)
+
+
+def _json_lines(rows: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def _cell(value: object) -> str:
