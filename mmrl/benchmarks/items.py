@@ -240,7 +240,7 @@ def read_items(path: Path, parse: Callable[[Mapping[str, Any]], Item]) -> tuple[
     The item of a malformed row has nothing but its id: the row's own, or its line where it has none.
 
     Raises:
-        UserError: an id repeats, the file has no rows, or a line is not JSON object.
+        UserError: an id repeats, the file has no rows, or a line is not a JSON object.
     """
     items: dict[str, Item] = {}
     problems: dict[str, str] = {}

@@ -277,6 +277,6 @@ def _answer_batch(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> 
             for rollout in group:
                 first_response = session.processor.first_response_text(rollout)
                 predictions.append(make_prediction(item_id, rollout, first_response))
-    # A rank without a share takes part all the same, or the others would wait for it.
+    # A rank without a share takes part, too, or the others would wait for it.
     shares = session.ranks.all_gather(predictions)
     return list(chain.from_iterable(shares))

@@ -62,7 +62,7 @@ def pixel_iou(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def score_screenspot(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """Score as ScreenSpot: the point lies in the box."""
+    """Score as ScreenSpot: the point is in the box."""
     if extraction.regions:
         return float(is_point_in_box(item, response, extraction))
     # In the published code an unreadable answer is the point (0, 0), the top left corner.

@@ -90,7 +90,7 @@ class VlmEvalKitLayout:
             "question": question,
             "options": list(options),
             "answer": answer,
-            # Other tables have a column of this name, too, with words that are no type of ours.
+            # Other tables have a column of this name, too, with words that are not our types.
             "answer_type": answer_type if answer_type in ITEM_ANSWER_TYPES else self.open_answer_type,
             "meta": _parse_subsets(cells),
         }
@@ -132,7 +132,7 @@ def _parse_options(cells: Cells, question: str) -> tuple[tuple[str, ...], bool]:
     choices = parse_choices(cells.get("choices") or None)
     if choices:
         letters = ascii_uppercase[: len(choices)]
-        # A question lists its options if every letter is in it with a mark behind.
+        # A question lists its options if every letter is in it, followed by a mark.
         return choices, not all(re.search(rf"\b{letter}[).:]", question) for letter in letters)
     if cells.get("question_type") in _CHOICE_QUESTION_TYPES:
         return parse_option_texts(None, question, question_lists_options=True), False
