@@ -42,7 +42,7 @@ def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], c
     unshared = correct_a.keys() ^ correct_b.keys()
     if unshared:
         raise UserError(
-            f"{len(unshared)} questions are in one run alone ({', '.join(sorted(unshared)[:_MAX_LISTED])}); "
+            f"{len(unshared)} questions are in only one run ({', '.join(sorted(unshared)[:_MAX_LISTED])}); "
             "runs to compare must have the same items"
         )
     cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts_a}

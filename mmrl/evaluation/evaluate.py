@@ -217,7 +217,7 @@ def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_con
 def _make_benchmark_question_set(request: EvalRequest, eval_config: EvalConfig) -> QuestionSet:
     benchmark = get_benchmark(request.benchmark)
     if not request.data_files:
-        raise UserError(f"--data: where are the files of {benchmark.name}? Nothing is fetched")
+        raise UserError(f"--data: name the files of {benchmark.name}; nothing is downloaded")
     folders = benchmark_folders(request.data_files, request.media_root, Path.cwd())
     media_policy = make_media_policy(
         eval_config.media_limits, (*folders, request.out_dir), schemes=("data",), media=eval_config.media

@@ -124,7 +124,7 @@ def check_box_range(answer: object, coordinate_system: object) -> object:
         )
     limit = _COORDINATE_LIMITS.get(CoordinateSystem(str(coordinate_system)))
     if limit is not None and largest > _LIMIT_TOLERANCE * limit:
-        raise BadRowError(f"the box {short_repr(answer)} lies outside of {coordinate_system}, which ends at {limit:g}")
+        raise BadRowError(f"the box {short_repr(answer)} is outside of {coordinate_system}, which ends at {limit:g}")
     return answer
 
 

@@ -246,8 +246,7 @@ def _select_layout(
         )
     if coordinate_system is not None and not layout.needs_coordinate_system:
         raise UserError(
-            f"{location}: {layout.name} says itself what boxes are measured in; leave out --coordinates "
-            f"{coordinate_system}"
+            f"{location}: {layout.name} states its own coordinate system; leave out --coordinates {coordinate_system}"
         )
     return layout
 

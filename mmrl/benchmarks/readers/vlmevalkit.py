@@ -110,8 +110,8 @@ class VlmEvalKitLayout:
         written = [cells[name] for name in self._answer_columns]
         if self.needs_coordinate_system and self.coordinate_system is None:
             raise UserError(
-                f"{self.name}: the table does not say what boxes such as {short_repr(written[0])} are measured in; "
-                f"name it with --coordinates, or `coordinates` of the benchmark: {', '.join(_NAMEABLE_COORDINATES)}"
+                f"{self.name}: the table does not state the coordinate system of boxes such as "
+                f"{short_repr(written[0])}; name it with --coordinates, or `coordinates` of the benchmark: {', '.join(_NAMEABLE_COORDINATES)}"
             )
         if self.coordinate_system is None:
             return normalize_answer(written[0], self.box_format)

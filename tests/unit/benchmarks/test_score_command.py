@@ -146,7 +146,7 @@ ANSWERED = {"pid": "1", "response": "x"}
         ([], RESPONSES, "holds no items"),
         (ITEMS, [{"pid": "1"}], "responses.jsonl:1: has no column 'response'"),
         (ITEMS, [{"id": "1", "response": "x"}], "has no column 'pid'"),
-        (ITEMS, [ANSWERED | {"pid": "9"}], "the id '9' is that of no item"),
+        (ITEMS, [ANSWERED | {"pid": "9"}], "no item has the id '9'"),
         (ITEMS, [ANSWERED, ANSWERED], "responses.jsonl:2: a second response to '1'"),
         (ITEMS, [ANSWERED | {"response": 3}], "the response is 3"),
         (ITEMS, [ANSWERED | {"sample": -1}], "sample is -1"),
@@ -293,7 +293,7 @@ def test_compare_refuses_runs_on_other_questions(score, tmp_path, capsys):
     score(out="a")
     score(ITEMS[:2], RESPONSES[:2], out="b")
     assert main(["eval", "compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
-    assert "1 questions are in one run alone (3)" in capsys.readouterr().err
+    assert "1 questions are in only one run (3)" in capsys.readouterr().err
     assert main(["eval", "compare", str(tmp_path / "a"), str(tmp_path / "nowhere")]) == 2
 
 
