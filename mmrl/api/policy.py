@@ -16,6 +16,7 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.rollout.available import check_model_and_engine
 from mmrl.scoring.answer_and_score import answer_samples
+from mmrl.scoring.registry import load_custom_steps
 from mmrl.scoring.scorer import make_response
 from mmrl.types import (
     AnswerType,
@@ -108,7 +109,14 @@ class Policy:
         model = console.wait_for("loading the model", partial(load_model, source, settings, media_policy))
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="mmrl-policy-")))
-            opened = open_pipeline(settings, model, _NoRewards(), run_dir=RunDir(folder), warn=console.warn)
+            opened = open_pipeline(
+                settings,
+                model,
+                _NoRewards(),
+                custom_steps=load_custom_steps(settings.evaluation.rollout_steps, Path.cwd()),
+                run_dir=RunDir(folder),
+                warn=console.warn,
+            )
             return cls(model.processor, stack.enter_context(opened), folder, stack.pop_all())
 
     def generate(

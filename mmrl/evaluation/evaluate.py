@@ -37,7 +37,8 @@ from mmrl.evaluation.session import (
 from mmrl.log.console import Console
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
-from mmrl.scoring import registry
+from mmrl.rollout.steps.base import StepFactory
+from mmrl.scoring.registry import load_steps
 from mmrl.types import DatasetContext, UserError
 from mmrl_rewards.services.judge import JudgeService
 
@@ -71,11 +72,13 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
         log_library_messages(out_dir.log),
         closing(_make_question_set(request, model_source, eval_config)) as question_set,
     ):
+        steps, key = eval_config.evaluation.rollout_steps, "evaluation.rollout_steps"
         command = _EvalCommand(
             request=request,
             model_source=model_source,
             eval_config=eval_config,
             question_set=question_set,
+            custom_steps=load_steps(steps, Path.cwd(), question_set.term_names, key=key),
             eval_dir=EvalDir(request.out_dir),
             console=console,
         )
@@ -90,6 +93,7 @@ class _EvalCommand:
     model_source: ModelSource
     eval_config: EvalConfig
     question_set: QuestionSet
+    custom_steps: Mapping[str, StepFactory]
     eval_dir: EvalDir
     console: Console
 
@@ -157,9 +161,14 @@ class _EvalCommand:
         return loaded
 
     def _answer_remaining(self, batches: EvalBatches, earlier: Sequence[Prediction]) -> list[Prediction]:
-        model, run_dir = self._loaded_model, RunDir(self.request.out_dir)
+        model = self._loaded_model
         with open_pipeline(
-            self.eval_config, model, self.question_set.scorer, run_dir=run_dir, warn=self.console.warn
+            self.eval_config,
+            model,
+            self.question_set.scorer,
+            custom_steps=self.custom_steps,
+            run_dir=RunDir(self.request.out_dir),
+            warn=self.console.warn,
         ) as pipeline:
             session = EvalSession(
                 name=self.question_set.name,
@@ -209,8 +218,6 @@ def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_con
     else:
         base_dir = Path(request.data_files[0]) if request.data_files else Path.cwd()
         question_set = run_question_set(request.benchmark, model_source.config, eval_config, base_dir, request.out_dir)
-    steps, terms = eval_config.evaluation.rollout_steps, question_set.term_names
-    registry.load_steps(steps, Path.cwd(), terms, key="evaluation.rollout_steps")
     return hide_media(question_set, eval_config.corruption) if eval_config.corruption else question_set
 
 

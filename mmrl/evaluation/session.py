@@ -29,7 +29,7 @@ from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext, StepFactory
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.answer_and_score import answer_samples
-from mmrl.scoring.registry import load_custom_steps, load_tool
+from mmrl.scoring.registry import load_tool
 from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.digests import text_digest
 from mmrl.utils.messages import first_lines
@@ -204,7 +204,13 @@ def build_eval_pipeline(
 
 @contextmanager
 def open_pipeline(
-    eval_config: EvalConfig, model: LoadedModel, scorer: EvalScorer, *, run_dir: RunDir, warn: Callable[[str], None]
+    eval_config: EvalConfig,
+    model: LoadedModel,
+    scorer: EvalScorer,
+    *,
+    custom_steps: Mapping[str, StepFactory],
+    run_dir: RunDir,
+    warn: Callable[[str], None],
 ) -> Iterator[RolloutPipeline]:
     """Start the rollout engine of a loaded model, and yield the pipeline that answers questions.
 
@@ -232,7 +238,7 @@ def open_pipeline(
             processor=model.processor,
             banned_token_ids=model.banned_token_ids,
             tool_runner=tool_runner,
-            custom_steps=load_custom_steps(eval_config.evaluation.rollout_steps, Path.cwd()),
+            custom_steps=custom_steps,
         )
 
 
