@@ -119,10 +119,17 @@ class DemonstrationCompleter(Protocol):
         """
 
 
-class RewardScorer(Protocol):
+class EvalScorer(Protocol):
+    """Says how good responses are, for `rethink` steps and held-out data; a benchmark's rules fill it, too."""
+
+    def score_eval(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
+        """Return one score for each rollout, in order, without training-only terms. No rollout is dropped."""
+
+
+class RewardScorer(EvalScorer, Protocol):
     """Calls the reward functions of `rewards.terms`.
 
-    Called by the loops, evaluation and `rethink` steps; implemented by `mmrl.scoring.scorer.RewardFunctionScorer`.
+    Called by the loops; implemented by `mmrl.scoring.scorer.RewardFunctionScorer`.
     """
 
     def score_groups(
@@ -137,9 +144,6 @@ class RewardScorer(Protocol):
         Rollouts that cannot be scored move to `Group.dropped`. `probes` has, for each prompt, the rollouts of each
         blind probe; it is empty when the pipeline has no probes.
         """
-
-    def score_eval(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
-        """Return one score for each rollout, in order, without training-only terms. No rollout is dropped."""
 
 
 class Selector(Protocol):

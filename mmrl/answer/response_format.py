@@ -81,7 +81,7 @@ class ResponseFormat:
         """Check the names of tags.
 
         Raises:
-            UserError: a name cannot be a tag, or stands for two parts.
+            UserError: a name cannot be a tag, or names two parts.
         """
         names = [self.answer_tag, self.think_tag, *(section.tag for section in self.sections)]
         for name in names:
@@ -200,7 +200,7 @@ class ResponseFormat:
         """Read a response that was continued after a forced trigger; `text` begins with the trigger.
 
         An answer of the first response does not count, so that there is one answer after all: the last. The parts
-        before an answer may be in the first response or be repeated, and the words of a trigger are no flaw.
+        before an answer may be in the first response or be repeated, and the words of a trigger are not a flaw.
         """
         start = 0 if self.style == "boxed" else text.find("{")
         if self.style == "tags":

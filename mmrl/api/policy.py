@@ -16,11 +16,11 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.rollout.available import check_model_and_engine
 from mmrl.scoring.answer_and_score import answer_samples
+from mmrl.scoring.registry import load_custom_steps
 from mmrl.scoring.scorer import make_response
 from mmrl.types import (
     AnswerType,
     CoordinateSystem,
-    Group,
     MediaRef,
     Region,
     Response,
@@ -109,7 +109,14 @@ class Policy:
         model = console.wait_for("loading the model", partial(load_model, source, settings, media_policy))
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="mmrl-policy-")))
-            opened = open_pipeline(settings, model, _NoRewards(), run_dir=RunDir(folder), warn=console.warn)
+            opened = open_pipeline(
+                settings,
+                model,
+                _NoRewards(),
+                custom_steps=load_custom_steps(settings.evaluation.rollout_steps, Path.cwd()),
+                run_dir=RunDir(folder),
+                warn=console.warn,
+            )
             return cls(model.processor, stack.enter_context(opened), folder, stack.pop_all())
 
     def generate(
@@ -158,10 +165,6 @@ class Policy:
 
 class _NoRewards:
     """Refuses to score: a question without a right answer has no reward."""
-
-    def score_groups(self, rollouts: object, *, step: int, probes: object = ()) -> Sequence[Group]:
-        """Raise a UserError."""
-        raise UserError(_NO_REWARDS)
 
     def score_eval(self, rollouts: object) -> Sequence[Score]:
         """Raise a UserError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean
 from typing import Final, Literal
 
@@ -12,8 +13,8 @@ from mmrl.benchmarks.verdict import Verdict
 from mmrl.types import UserError
 from mmrl.utils.stats import Interval, McNemarResult, mcnemar_test, paired_cluster_bootstrap
 
-VerdictColumn = Literal["strict", "official", "with_judge"]
-"""Verdict that is compared; `with_judge` is strict, and the judge's where the rules found no answer."""
+VerdictColumn = Literal["strict", "official", "correct_with_judge"]
+"""Field of `Verdict` that is compared."""
 _MAX_LISTED: Final = 5  # questions that an error names
 
 
@@ -41,13 +42,13 @@ def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], c
     unshared = correct_a.keys() ^ correct_b.keys()
     if unshared:
         raise UserError(
-            f"{len(unshared)} questions are in one run alone ({', '.join(sorted(unshared)[:_MAX_LISTED])}); "
+            f"{len(unshared)} questions are in only one run ({', '.join(sorted(unshared)[:_MAX_LISTED])}); "
             "runs to compare must have the same items"
         )
     cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts_a}
-    means_a = list(map(fmean, correct_a.values()))
-    means_b = list(map(fmean, map(correct_b.__getitem__, correct_a)))
-    clusters = list(map(cluster_of.__getitem__, correct_a))
+    means_a = [fmean(values) for values in correct_a.values()]
+    means_b = [fmean(correct_b[id]) for id in correct_a]
+    clusters = [cluster_of[id] for id in correct_a]
     mcnemar = None
     # McNemar's pairs must be independent, and responses to one question are not.
     if all(len(values) == 1 for values in (*correct_a.values(), *correct_b.values())):
@@ -101,14 +102,8 @@ def changed_verdicts(before: Sequence[Verdict], after: Sequence[Verdict]) -> lis
 
 
 def _correct_by_question(verdicts: Sequence[Verdict], column: VerdictColumn) -> dict[str, list[bool]]:
+    is_correct = attrgetter(column)
     by_question: dict[str, list[bool]] = defaultdict(list)
     for verdict in verdicts:
-        match column:
-            case "strict":
-                correct = verdict.strict
-            case "official":
-                correct = verdict.official
-            case "with_judge":
-                correct = verdict.correct_with_judge
-        by_question[verdict.id].append(correct)
+        by_question[verdict.id].append(is_correct(verdict))
     return by_question

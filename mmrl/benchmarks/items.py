@@ -128,7 +128,7 @@ def parse_answer(answer_type: ItemAnswerType, answer: object, options: tuple[str
                 raise ValueError(f"the answer {answer!r:.60} is not a list of numbers")
             return answer
         case "text" if answer is None or answer in ("", [], {}):
-            raise ValueError(f"the answer is {answer!r}: nothing could be right")
+            raise ValueError(f"the answer is {answer!r}: no response could be correct")
         case _:
             return answer
 
@@ -240,7 +240,7 @@ def read_items(path: Path, parse: Callable[[Mapping[str, Any]], Item]) -> tuple[
     The item of a malformed row has nothing but its id: the row's own, or its line where it has none.
 
     Raises:
-        UserError: an id repeats, the file has no rows, or a line is not JSON object.
+        UserError: an id repeats, the file has no rows, or a line is not a JSON object.
     """
     items: dict[str, Item] = {}
     problems: dict[str, str] = {}
@@ -266,7 +266,7 @@ def read_responses(path: Path, items: Mapping[str, Item]) -> list[ItemResponse]:
     ignored: published files have some.
 
     Raises:
-        UserError: a row has no id or response, its id is that of no item, or it repeats id and `sample` of another.
+        UserError: a row has no id or response, no item has its id, or it repeats id and `sample` of another.
     """
     responses: dict[tuple[str, int], ItemResponse] = {}
     for number, row in read_rows(path):
@@ -275,7 +275,7 @@ def read_responses(path: Path, items: Mapping[str, Item]) -> list[ItemResponse]:
         except ValueError as error:
             raise UserError(f"{path}:{number}: {error}") from error
         if response.id not in items:
-            raise UserError(f"{path}:{number}: the id {response.id!r} is that of no item; are these the right items?")
+            raise UserError(f"{path}:{number}: no item has the id {response.id!r}; are these the right items?")
         key = response.id, response.response_index
         if key in responses:
             raise UserError(

@@ -118,5 +118,5 @@ def read_complete_batches(path: Path, batch_sizes: Sequence[int]) -> list[Predic
         try:
             predictions.append(parse_prediction(json.loads(line)))
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}:{number}: no prediction of mmrl ({error}); choose another --out") from error
+            raise UserError(f"{path}:{number}: not a prediction of mmrl ({error}); choose another --out") from error
     return predictions

@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from mmrl.benchmarks.benchmark import Benchmark, OverallMetric
+from mmrl.benchmarks.megabench.layout import MegaBenchLayout
+from mmrl.benchmarks.megabench.scoring import is_correct_megabench, macro_mean, score_megabench
 from mmrl.benchmarks.official_metrics import formulas, grounding, mathvista, multiple_choice, reading
 from mmrl.benchmarks.readers.layouts import RowLayout
 from mmrl.types import UserError
@@ -32,6 +34,13 @@ _BENCHMARKS: Final = (
         default_split="testmini",
     ),
     Benchmark(
+        name="megabench",
+        official_score=score_megabench,
+        is_correct=is_correct_megabench,
+        overall_metric=OverallMetric("macro mean over tasks", macro_mean),
+        layouts=(MegaBenchLayout(),),
+    ),
+    Benchmark(
         name="mmmu",
         official_score=multiple_choice.score_mmmu,
         draw_letters=multiple_choice.draw_mmmu_letters,
@@ -48,39 +57,31 @@ _BENCHMARKS: Final = (
 )
 BENCHMARKS: Final[Mapping[str, Benchmark]] = MappingProxyType({benchmark.name: benchmark for benchmark in _BENCHMARKS})
 """Benchmarks whose rules are in this package, by name."""
-PLUGIN_BENCHMARKS: Final[Mapping[str, str]] = MappingProxyType(
-    {"megabench": "mmrl.benchmarks.megabench:make_benchmark"}
-)
-"""Shipped benchmarks that are loaded by `fn:`, as a user's own are: function by name."""
-BENCHMARK_NAMES: Final = tuple(sorted((*BENCHMARKS, *PLUGIN_BENCHMARKS)))
 
-_CALLED_WITH: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
-    {
-        "official_score": ("item", "response", "extraction"),
-        "is_correct": ("item", "response", "extraction"),
-        "draw_letters": ("graded",),
-        "parse_item": ("row",),
-    }
-)
+# Positional arguments of the functions of a `Benchmark`.
+_PARAMETERS: Final[Mapping[str, Sequence[str]]] = {
+    "official_score": ("item", "response", "extraction"),
+    "is_correct": ("item", "response", "extraction"),
+    "draw_letters": ("graded",),
+    "parse_item": ("row",),
+}
 
 
 def get_benchmark(name: str, base_dir: Path | None = None) -> Benchmark:
     """Return the benchmark of a name, or the one that a function returns.
 
-    `name` is in `BENCHMARK_NAMES`, or it is `package.module:function` or `./file.py:function`. A relative file starts
-    from `base_dir`, by default the working directory.
+    `name` is in `BENCHMARKS`, or it is `package.module:function` or `./file.py:function`. A relative file starts from
+    `base_dir`, by default the working directory.
 
     Raises:
         UserError: there is no such benchmark or function.
     """
     if name in BENCHMARKS:
         return BENCHMARKS[name]
-    if name in PLUGIN_BENCHMARKS:
-        return load_benchmark(PLUGIN_BENCHMARKS[name])
     if ":" in name:
         return load_benchmark(name, base_dir)
     raise UserError(
-        f"there is no benchmark {name!r}; there are {', '.join(BENCHMARK_NAMES)}, and your own as ./file.py:function"
+        f"there is no benchmark {name!r}; there are {', '.join(BENCHMARKS)}, and your own as ./file.py:function"
     )
 
 
@@ -95,7 +96,7 @@ def load_benchmark(fn: str, base_dir: Path | None = None, args: Mapping[str, Any
     if not isinstance(benchmark, Benchmark):
         raise UserError(f"{fn!r} returned {type(benchmark).__name__}, not a mmrl.Benchmark")
     owner, metric = f"benchmark {fn!r} returned {benchmark.name!r}", benchmark.overall_metric
-    for name, parameters in _CALLED_WITH.items():
+    for name, parameters in _PARAMETERS.items():
         function = getattr(benchmark, name)
         if function is not None:
             check_call(function, parameters, name=name, owner=owner)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -23,12 +23,6 @@ from mmrl.utils.stats import cluster_bootstrap, maj_at_k, pass_at_k, wilson_inte
 
 _BOOTSTRAP_SEED: Final = 0  # fixed, so that equal verdicts give equal bytes
 _DECIMALS: Final = 4  # of every share in a report
-
-_Column = Callable[[Verdict], float]
-_STRICT: Final[_Column] = attrgetter("strict")
-_OFFICIAL: Final[_Column] = attrgetter("official")
-_SCORE: Final[_Column] = attrgetter("score")
-_CORRECT_WITH_JUDGE: Final[_Column] = attrgetter("correct_with_judge")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +66,11 @@ def build_report(run: ScoredRun) -> dict[str, Any]:
     report["items"] = len(run.items)
     report["responses"] = len(run.responses)
     report["missing"] = len(run.missing_ids)
-    report["strict"] = _clustered_mean(verdicts, _STRICT)
-    report["official"] = _clustered_mean(verdicts, _OFFICIAL)
+    report["strict"] = _clustered_mean(verdicts, "strict")
+    report["official"] = _clustered_mean(verdicts, "official")
     if run.judge_summary:
         report["judge"] = _judge_section(run.judge_summary, verdicts)
-    report["score"] = _round(fmean(_mean_by_item(verdicts, _SCORE).values()))
+    report["score"] = _round(fmean(_mean_by_item(verdicts, "score").values()))
     report["overall"] = {name: _round(value) for name, value in run.overall_scores.items()}
     report["outcomes"] = {str(outcome): outcomes[outcome] for outcome in ResponseOutcome}
     report["truncated_rate"] = _round(num_truncated / max(1, len(run.responses)))
@@ -142,26 +136,27 @@ def _judge_section(summary: JudgeSummary, verdicts: Sequence[Verdict]) -> dict[s
         "asked": summary.num_asked,
         "correct": sum(verdict.judge_correct is True for verdict in verdicts),
         "failed": len(summary.failures),
-        "accuracy": _clustered_mean(verdicts, _CORRECT_WITH_JUDGE),
+        "accuracy": _clustered_mean(verdicts, "correct_with_judge"),
     }
 
 
-def _mean_by_item(verdicts: Sequence[Verdict], column: _Column) -> dict[str, float]:
-    """Return the mean over each item's responses, so that items count alike however many responses they have."""
+def _mean_by_item(verdicts: Sequence[Verdict], field_name: str) -> dict[str, float]:
+    """Return a field's mean over each item's responses: every item counts once, however many responses it has."""
+    get_value = attrgetter(field_name)
     by_item: dict[str, list[float]] = defaultdict(list)
     for verdict in verdicts:
-        by_item[verdict.id].append(column(verdict))
+        by_item[verdict.id].append(get_value(verdict))
     return {id: fmean(item_values) for id, item_values in by_item.items()}
 
 
-def _clustered_mean(verdicts: Sequence[Verdict], column: _Column) -> dict[str, float]:
+def _clustered_mean(verdicts: Sequence[Verdict], field_name: str) -> dict[str, float]:
     """Return the mean over items with an interval that resamples clusters."""
     cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts}
-    means = _mean_by_item(verdicts, column)
-    clusters = list(map(cluster_of.__getitem__, means))
+    means = _mean_by_item(verdicts, field_name)
+    clusters = [cluster_of[id] for id in means]
     interval = cluster_bootstrap([*means.values()], clusters, seed=_BOOTSTRAP_SEED)
     if interval.low == interval.high:
-        # Where all clusters are alike, resampling gives no width, and Wilson's interval does.
+        # Where all clusters have one mean, resampling gives no width, and Wilson's interval does.
         num_clusters = len({*clusters})
         interval = wilson_interval(num_clusters * interval.value, num_clusters)
     return {"value": _round(interval.value), "low": _round(interval.low), "high": _round(interval.high)}
@@ -182,7 +177,7 @@ def _subset_section(run: ScoredRun) -> dict[str, dict[str, Any]]:
 
 def _subset_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     # Wilson's interval counts items: several responses to one question are not several questions.
-    strict_by_item = _mean_by_item(verdicts, _STRICT)
+    strict_by_item = _mean_by_item(verdicts, "strict")
     num_items = len(strict_by_item)
     strict = wilson_interval(num_items * fmean(strict_by_item.values()), num_items)
     return {
@@ -190,8 +185,8 @@ def _subset_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "strict": _round(strict.value),
         "low": _round(strict.low),
         "high": _round(strict.high),
-        "official": _round(fmean(_mean_by_item(verdicts, _OFFICIAL).values())),
-        "score": _round(fmean(_mean_by_item(verdicts, _SCORE).values())),
+        "official": _round(fmean(_mean_by_item(verdicts, "official").values())),
+        "score": _round(fmean(_mean_by_item(verdicts, "score").values())),
     }
 
 
@@ -280,9 +275,7 @@ def _outcome_lines(report: Mapping[str, Any]) -> list[str]:
     """Return the table of outcomes, and a line on length and truncation."""
     outcomes = report["outcomes"]
     total = max(1, sum(outcomes.values()))
-    rows = []
-    for name, count in outcomes.items():
-        rows.append((name, str(count), _percent(count / total)))
+    rows = [(name, str(count), _percent(count / total)) for name, count in outcomes.items()]
     line = f"{_percent(report['truncated_rate'])} % of responses reached the limit of tokens."
     if report["mean_tokens"] is not None:
         line += f" They are {report['mean_tokens']:.1f} tokens long on average."

@@ -1,4 +1,4 @@
-"""Training rewards applied to benchmark answers, so that evaluation and training measure alike."""
+"""Training rewards applied to benchmark answers, so that evaluation and training measure the same."""
 
 from __future__ import annotations
 
@@ -71,9 +71,8 @@ def formulas_equal(value: str, target: str, decimals: int = 6) -> bool:
     """Return True when math-verify finds two formulas equal to so many decimals."""
     if value.strip() == target.strip():
         return True
-    # Formulas that are too long or too expensive to expand are equal only if written alike.
-    if max(len(value), len(target)) > _MAX_FORMULA_CHARS:
-        return False
-    if _EXPENSIVE_FORMULA.search(value) or _EXPENSIVE_FORMULA.search(target):
-        return False
+    # Formulas that are too long or too expensive to expand are equal only if their texts are.
+    for formula in (value, target):
+        if len(formula) > _MAX_FORMULA_CHARS or _EXPENSIVE_FORMULA.search(formula):
+            return False
     return reward_score(maths.equal, AnswerType.LATEX, value, target, decimals=decimals) == 1.0

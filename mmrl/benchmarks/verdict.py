@@ -20,7 +20,7 @@ _EXCERPT_CHARS: Final = 120  # characters of answers and texts that a row of ver
 
 
 class ResponseOutcome(StrEnum):
-    """The end that a response came to. All but `correct` count as incorrect."""
+    """How a response ended. All but `correct` count as incorrect."""
 
     CORRECT = "correct"
     INCORRECT = "incorrect"
@@ -126,7 +126,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line number and object of every line of a .jsonl or .jsonl.gz file; blank lines are skipped.
 
     Raises:
-        UserError: the file cannot be read, or a line is not JSON object.
+        UserError: the file cannot be read, or a line is not a JSON object.
     """
     # `utf-8-sig` below skips the mark that some editors put before the first line.
     open_text = gzip.open if path.suffix == ".gz" else open

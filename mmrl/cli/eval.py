@@ -241,9 +241,9 @@ def _compare(arguments: argparse.Namespace) -> int:
     a, b = read_verdicts(arguments.a), read_verdicts(arguments.b)
     columns: tuple[VerdictColumn, ...] = ("strict", "official")
     if any(verdict.judge_correct is not None for verdict in (*a, *b)):
-        columns = (*columns, "with_judge")
+        columns = (*columns, "correct_with_judge")
     for column in columns:
-        _print_comparison(column, compare_runs(a, b, column), arguments.flips)
+        _print_comparison(column.removeprefix("correct_"), compare_runs(a, b, column), arguments.flips)
     for name, rows in compare_subsets(a, b, "strict").items():
         _print_subset_table(name, rows)
     return 0

@@ -52,7 +52,7 @@ def default_out_dir(model: str, benchmark: str) -> Path:
 
 
 def split_checkpoint_path(path: Path, name: str | None) -> tuple[Path, str | None]:
-    """Return the run that a checkpoint's folder belongs to, and its name; any other path unchanged, and `name`."""
+    """Return the run of a checkpoint's folder and the checkpoint's name; any other path and `name` unchanged."""
     # A checkpoint is found through its run, which has the config.
     if path.parent.name == "checkpoints" and (path.parent.parent / "config.yaml").is_file():
         return path.parent.parent, path.name
@@ -60,7 +60,7 @@ def split_checkpoint_path(path: Path, name: str | None) -> tuple[Path, str | Non
 
 
 def find_settings_file(path: Path, checkpoint_name: str | None) -> Path | None:
-    """Return the config that comes with a run or a folder of transformers; None for a folder that has none.
+    """Return the config of a run or a folder of transformers; None for a folder without one.
 
     Raises:
         UserError: the path is neither, or has no checkpoints where one is named.
@@ -70,14 +70,14 @@ def find_settings_file(path: Path, checkpoint_name: str | None) -> Path | None:
         return run.config
     if checkpoint_name is not None:
         raise UserError(
-            f"--checkpoint {checkpoint_name}: {path} is not a run directory of mmrl, which alone has checkpoints"
+            f"--checkpoint {checkpoint_name}: {path} is not an mmrl run directory, so it has no checkpoints"
         )
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         raise UserError(f"{path} is an adapter alone; name its run, or export it with `mmrl export --merge-lora`")
     if not (path / "config.json").is_file():
         raise UserError(
-            f"{path} is neither a folder of transformers (no config.json) nor a run of mmrl (no config.yaml); nothing "
-            "is fetched: download a model of the hub first"
+            f"{path} is neither a folder of transformers (no config.json) nor an mmrl run (no config.yaml); download a "
+            "model from the hub first"
         )
     exported = path / EXPORTED_CONFIG_FILE
     return exported if exported.is_file() else None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,7 @@ from mmrl.distributed.ranks import SingleProcess
 from mmrl.evaluation.eval_dir import EvalDir, evaluation_identity
 from mmrl.evaluation.eval_settings import RUN_DATA_PREFIX, EvalRequest, make_eval_config
 from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_source, load_model
-from mmrl.evaluation.question_set import (
-    QuestionSet,
-    benchmark_question_set,
-    hide_media,
-    run_question_set,
-)
+from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set, hide_media, run_question_set
 from mmrl.evaluation.session import (
     EvalBatches,
     EvalSession,
@@ -42,7 +37,8 @@ from mmrl.evaluation.session import (
 from mmrl.log.console import Console
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
-from mmrl.scoring import registry
+from mmrl.rollout.steps.base import StepFactory
+from mmrl.scoring.registry import load_steps
 from mmrl.types import DatasetContext, UserError
 from mmrl_rewards.services.judge import JudgeService
 
@@ -76,11 +72,13 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
         log_library_messages(out_dir.log),
         closing(_make_question_set(request, model_source, eval_config)) as question_set,
     ):
+        steps, key = eval_config.evaluation.rollout_steps, "evaluation.rollout_steps"
         command = _EvalCommand(
             request=request,
             model_source=model_source,
             eval_config=eval_config,
             question_set=question_set,
+            custom_steps=load_steps(steps, Path.cwd(), question_set.term_names, key=key),
             eval_dir=EvalDir(request.out_dir),
             console=console,
         )
@@ -95,6 +93,7 @@ class _EvalCommand:
     model_source: ModelSource
     eval_config: EvalConfig
     question_set: QuestionSet
+    custom_steps: Mapping[str, StepFactory]
     eval_dir: EvalDir
     console: Console
 
@@ -118,7 +117,9 @@ class _EvalCommand:
         if not batches.is_complete(predictions):
             self._refuse_rescore()
             predictions = self._answer_remaining(batches, predictions)
-        elif self._is_graded() and not request.rescore:
+        # The judge does not identify an evaluation: it may be named when all responses are there. The report is
+        # written after the verdicts, and its page last.
+        elif eval_config.judge is None and not request.rescore and (request.out_dir / "report.md").exists():
             self.console.info("This evaluation is finished. --rescore grades its responses again.")
             return EvalResult(report=json.loads((request.out_dir / "report.json").read_text(encoding="utf-8")))
         old_verdicts = read_verdicts(request.out_dir) if (request.out_dir / "verdicts.jsonl").exists() else []
@@ -136,28 +137,14 @@ class _EvalCommand:
         """Write the settings of a new evaluation, and return the questions that cannot be asked."""
         self._refuse_rescore()
         questions = self.question_set.questions
-        check = partial(
-            check_missing,
-            questions=questions,
-            allowed=self.request.allow_missing,
-            remedy="--allow-missing",
-            warn=self.console.warn,
-        )
-        if not self.request.allow_missing and questions.problems:
+        allowed, remedy, warn = self.request.allow_missing, "--allow-missing", self.console.warn
+        if not allowed and questions.problems:
             # Loading the model takes a while, so problems that the files alone show are refused first.
-            check(questions.problems)
+            check_missing(questions.problems, questions, allowed=allowed, remedy=remedy, warn=warn)
         missing = find_unusable_questions(questions, self._loaded_model.processor.encoder.measure)
-        check(missing)
+        check_missing(missing, questions, allowed=allowed, remedy=remedy, warn=warn)
         self.eval_dir.write_settings(identity, missing)
         return missing
-
-    def _is_graded(self) -> bool:
-        """Return True if the folder has a report to which these settings add nothing."""
-        # The judge is not part of what identifies an evaluation: it may be named when all responses are there.
-        if self.eval_config.judge is not None:
-            return False
-        # The report is written after the verdicts, and its page last.
-        return (self.request.out_dir / "report.md").exists()
 
     def _refuse_rescore(self) -> None:
         if self.request.rescore:
@@ -174,9 +161,14 @@ class _EvalCommand:
         return loaded
 
     def _answer_remaining(self, batches: EvalBatches, earlier: Sequence[Prediction]) -> list[Prediction]:
-        model, run_dir = self._loaded_model, RunDir(self.request.out_dir)
+        model = self._loaded_model
         with open_pipeline(
-            self.eval_config, model, self.question_set.scorer, run_dir=run_dir, warn=self.console.warn
+            self.eval_config,
+            model,
+            self.question_set.scorer,
+            custom_steps=self.custom_steps,
+            run_dir=RunDir(self.request.out_dir),
+            warn=self.console.warn,
         ) as pipeline:
             session = EvalSession(
                 name=self.question_set.name,
@@ -203,9 +195,8 @@ class _EvalCommand:
         if options is None:
             return run
         # The judge's replies are kept, so that grading again asks nothing twice.
-        service = JudgeService(
-            **options.model_dump(exclude={"max_concurrency"}), cache=str(self.eval_dir.path / "judge")
-        )
+        cache = str(self.eval_dir.path / "judge")
+        service = JudgeService(**options.model_dump(exclude={"max_concurrency"}), cache=cache)
         run = add_judge_verdicts(run, service, max_concurrent=options.max_concurrency)
         if run.judge_summary and run.judge_summary.failures:
             failures = run.judge_summary.failures
@@ -227,15 +218,13 @@ def _make_question_set(request: EvalRequest, model_source: ModelSource, eval_con
     else:
         base_dir = Path(request.data_files[0]) if request.data_files else Path.cwd()
         question_set = run_question_set(request.benchmark, model_source.config, eval_config, base_dir, request.out_dir)
-    steps, terms = eval_config.evaluation.rollout_steps, question_set.term_names
-    registry.load_steps(steps, Path.cwd(), terms, key="evaluation.rollout_steps")
     return hide_media(question_set, eval_config.corruption) if eval_config.corruption else question_set
 
 
 def _make_benchmark_question_set(request: EvalRequest, eval_config: EvalConfig) -> QuestionSet:
     benchmark = get_benchmark(request.benchmark)
     if not request.data_files:
-        raise UserError(f"--data: where are the files of {benchmark.name}? Nothing is fetched")
+        raise UserError(f"--data: name the files of {benchmark.name}; nothing is downloaded")
     folders = benchmark_folders(request.data_files, request.media_root, Path.cwd())
     media_policy = make_media_policy(
         eval_config.media_limits, (*folders, request.out_dir), schemes=("data",), media=eval_config.media

@@ -14,7 +14,7 @@ from mmrl.benchmarks.predictions import Prediction
 from mmrl.benchmarks.report import ScoredRun
 from mmrl.benchmarks.verdict import ResponseOutcome, Verdict
 from mmrl.scoring import RewardFunctionScorer
-from mmrl.types import FinishReason, Group, Response, RewardValue, Rollout, Sample, Score
+from mmrl.types import FinishReason, Response, RewardValue, Rollout, Sample, Score
 from mmrl.utils.stats import mean_with_interval
 
 CORRECT_TERM: Final = "correct"
@@ -22,7 +22,7 @@ CORRECT_TERM: Final = "correct"
 
 
 class Grader(Protocol):
-    """Turns predictions into verdicts. `EvalSession` grades batches; `mmrl eval` and training grade the whole run."""
+    """Turns predictions into verdicts: `run_session` grades batches, `mmrl eval` and training grade the whole run."""
 
     def grade(self, predictions: Sequence[Prediction]) -> list[Verdict]:
         """Return a verdict on each prediction, in order."""
@@ -150,28 +150,12 @@ class RuleScorer:
 
     def score_eval(self, rollouts: Sequence[Rollout]) -> tuple[Score, ...]:
         """Return one score per rollout, in order."""
-        predictions = []
-        for rollout in rollouts:
-            predictions.append(make_prediction(self.item_ids[rollout.prompt.sample.id], rollout))
+        predictions = [make_prediction(self.item_ids[rollout.prompt.sample.id], rollout) for rollout in rollouts]
         scores = []
         for verdict in self.grader.grade(predictions):
             value = float(verdict.strict)
             scores.append(Score(terms={CORRECT_TERM: RewardValue(value, "by rule")}, total=value))
         return tuple(scores)
-
-    def score_groups(
-        self,
-        rollouts: Sequence[Sequence[Rollout]],
-        *,
-        step: int,
-        probes: Sequence[Mapping[str, Sequence[Rollout]]] = (),
-    ) -> tuple[Group, ...]:
-        """Return one scored group per prompt, in order."""
-        groups = []
-        for group_rollouts in rollouts:
-            scores = self.score_eval(group_rollouts)
-            groups.append(Group(prompt=group_rollouts[0].prompt, rollouts=tuple(group_rollouts), scores=scores))
-        return tuple(groups)
 
 
 def make_prediction(item_id: str, rollout: Rollout, first_response: str | None = None) -> Prediction:

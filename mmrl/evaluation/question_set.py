@@ -15,7 +15,7 @@ from mmrl.data.rows import load_dataset_function, read_source, separate_rejected
 from mmrl.evaluation.eval_settings import RUN_DATA_PREFIX
 from mmrl.evaluation.graders import CORRECT_TERM, Grader, RewardGrader, RuleGrader, RuleScorer
 from mmrl.policy.build import build_response_format
-from mmrl.protocols import RewardScorer
+from mmrl.protocols import EvalScorer
 from mmrl.scoring import RewardFunctionScorer
 from mmrl.scoring.build import build_scorer
 from mmrl.types import Corruption, MediaPolicy, RejectedRow, Sample, UserError
@@ -30,7 +30,7 @@ class QuestionSet:
     name: str  # name in reports and metrics
     questions: BenchmarkQuestions  # questions with their items
     grader: Grader  # grades responses
-    scorer: RewardScorer  # answers rollout steps that ask which responses are correct
+    scorer: EvalScorer  # answers rollout steps that ask which responses are correct
     term_names: Sequence[str]  # reward terms that such steps may name
     media_policy: MediaPolicy  # folders and schemes that media may come from
     reward_scorer: RewardFunctionScorer | None = None  # owner of worker processes, for a run's own data

@@ -22,14 +22,14 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
-from mmrl.protocols import RewardScorer, RolloutPipeline
+from mmrl.protocols import EvalScorer, RolloutPipeline
 from mmrl.rollout.engines.custom import load_engine
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext, StepFactory
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.answer_and_score import answer_samples
-from mmrl.scoring.registry import load_custom_steps, load_tool
+from mmrl.scoring.registry import load_tool
 from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.digests import text_digest
 from mmrl.utils.messages import first_lines
@@ -90,8 +90,6 @@ def describe_generation(
 ) -> dict[str, Any]:
     """Return the `generation` section of a report; `identity` is the result of `evaluation_identity`."""
     generation = eval_config.evaluation
-    # A prompt's own digest covers its text, images and positions.
-    prompts_digest = text_digest("".join(prediction.prompt_digest for prediction in predictions))
     return {
         "model": model,
         "revision": identity["model"],
@@ -111,7 +109,8 @@ def describe_generation(
         "response_format": eval_config.response_format.model_dump(mode="json"),
         "rollout_steps": [step.model_dump(mode="json") for step in generation.rollout_steps],
         "corruption": eval_config.corruption,
-        "prompts": prompts_digest,
+        # A prompt's own digest covers its text, images and positions.
+        "prompts": text_digest("".join(prediction.prompt_digest for prediction in predictions)),
     }
 
 
@@ -131,14 +130,16 @@ def find_unusable_questions(questions: BenchmarkQuestions, measure: Callable[[Sa
 
     `measure` opens the media of a sample and measures its prompt; it raises UserError when it does not fit.
     """
-    problems = questions.problems
+    problems = {}
     for question in questions.entries:
-        if question.sample is not None:
-            try:
-                measure(question.sample)
-            except UserError as error:
-                problems[question.item.id] = str(error)
-    return {id: problems[id] for id in questions.items if id in problems}
+        if question.sample is None:
+            problems[question.item.id] = question.problem
+            continue
+        try:
+            measure(question.sample)
+        except UserError as error:
+            problems[question.item.id] = str(error)
+    return problems
 
 
 def check_missing(
@@ -171,7 +172,7 @@ def check_missing(
 
 def build_eval_pipeline(
     eval_config: EvalConfig,
-    scorer: RewardScorer,
+    scorer: EvalScorer,
     *,
     samplers: SamplerFactory,
     processor: PromptProcessor,
@@ -203,7 +204,13 @@ def build_eval_pipeline(
 
 @contextmanager
 def open_pipeline(
-    eval_config: EvalConfig, model: LoadedModel, scorer: RewardScorer, *, run_dir: RunDir, warn: Callable[[str], None]
+    eval_config: EvalConfig,
+    model: LoadedModel,
+    scorer: EvalScorer,
+    *,
+    custom_steps: Mapping[str, StepFactory],
+    run_dir: RunDir,
+    warn: Callable[[str], None],
 ) -> Iterator[RolloutPipeline]:
     """Start the rollout engine of a loaded model, and yield the pipeline that answers questions.
 
@@ -231,7 +238,7 @@ def open_pipeline(
             processor=model.processor,
             banned_token_ids=model.banned_token_ids,
             tool_runner=tool_runner,
-            custom_steps=load_custom_steps(eval_config.evaluation.rollout_steps, Path.cwd()),
+            custom_steps=custom_steps,
         )
 
 
@@ -276,6 +283,6 @@ def _answer_batch(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> 
             for rollout in group:
                 first_response = session.processor.first_response_text(rollout)
                 predictions.append(make_prediction(item_id, rollout, first_response))
-    # A rank without a share takes part all the same, or the others would wait for it.
+    # A rank without a share takes part, too, or the others would wait for it.
     shares = session.ranks.all_gather(predictions)
     return list(chain.from_iterable(shares))

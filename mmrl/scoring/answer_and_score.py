@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mmrl.protocols import Processor, RewardScorer, RolloutPipeline
+from mmrl.protocols import EvalScorer, Processor, RolloutPipeline
 from mmrl.types import Group, Rollout, RolloutBatch, Sample
 
 
@@ -32,7 +32,7 @@ def answer_and_score(
     samples: Sequence[Sample],
     processor: Processor,
     rollout_pipeline: RolloutPipeline,
-    scorer: RewardScorer,
+    scorer: EvalScorer,
     *,
     step: int,
 ) -> ScoredAnswers:

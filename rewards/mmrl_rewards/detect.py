@@ -183,11 +183,11 @@ def _label_precision(
             if best is not None and row[best] >= threshold:
                 free.remove(best)
                 hits.append(rank)
-        precisions.append(_interpolated_precision(hits, num_targets))
+        precisions.append(interpolated_precision(hits, num_targets))
     return fmean(precisions)
 
 
-def _interpolated_precision(hits: Sequence[int], num_targets: int) -> float:
+def interpolated_precision(hits: Sequence[int], num_targets: int) -> float:
     """Return the mean precision at 101 levels of recall, given the ranks of the answers that find a target.
 
     The precision at a recall level is the largest at that recall or above.

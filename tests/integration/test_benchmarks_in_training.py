@@ -1,4 +1,4 @@
-"""Benchmarks that a run takes: the verdicts of `mmrl eval`, killed and resumed, by two processes, refused at start."""
+"""Benchmarks during training: the verdicts of `mmrl eval`, killed and resumed, by two processes, refused at start."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def again(taken: Path, tmp_path: Path) -> Path:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl that tell of a benchmark."""
+    """The lines of metrics.jsonl with a benchmark's metrics."""
     return [record for record in metrics(folder / "run") if "benchmark/ten/accuracy" in record]
 
 
 def same(one: Path, other: Path) -> None:
-    """Two runs took their benchmarks to the same byte."""
+    """Check that the benchmarks of two runs have the same bytes."""
     for place in TAKEN:
         for name in FILES:
             left, right = (folder / "run" / "benchmarks" / "ten" / place / name for folder in (one, other))
@@ -63,7 +63,7 @@ def same(one: Path, other: Path) -> None:
     assert records(one) == records(other)
 
 
-def test_they_are_taken_before_every_seventh_step_and_as_each_stage_ends(taken: Path) -> None:
+def test_benchmark_runs_every_seventh_step_and_at_the_end_of_each_stage(taken: Path) -> None:
     assert sorted(path.name for path in (taken / "run" / "benchmarks" / "ten").iterdir()) == TAKEN
     stages = {"cold": 0, "rl": 1}
     told = {f"{stages[record['stage']]:02d}-{record['step']:06d}": record for record in records(taken)}
@@ -78,7 +78,7 @@ def test_they_are_taken_before_every_seventh_step_and_as_each_stage_ends(taken: 
     assert len(accuracies) > 1  # something is measured
 
 
-def test_the_best_checkpoint_goes_by_them(taken: Path) -> None:
+def test_best_checkpoint_is_chosen_by_a_benchmark(taken: Path) -> None:
     for name, scored in (("00-000007", "00-000007"), ("01-000000", "00-000014"), ("02-000000", "01-000008")):
         report = json.loads((taken / "run" / "benchmarks" / "ten" / scored / "report.json").read_text())
         score = json.loads((taken / "run" / "checkpoints" / name / "score.json").read_text())
@@ -95,12 +95,11 @@ def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsew
         done = here("eval", given, "--benchmark", "counting", "--data", taken / "asked" / "ten.jsonl", "--out", out)
         assert done.code == 0, done.errors
         for name in ("predictions.jsonl", "verdicts.jsonl"):
-            assert (out / name).read_bytes() == (taken / "run" / "benchmarks" / "ten" / place / name).read_bytes(), (
-                given
-            )
+            in_training = taken / "run" / "benchmarks" / "ten" / place / name
+            assert (out / name).read_bytes() == in_training.read_bytes(), given
 
 
-def test_killed_amid_a_benchmark_the_run_goes_on_with_it(taken: Path, again: Path, here: Command) -> None:
+def test_run_killed_during_a_benchmark_resumes_it(taken: Path, again: Path, here: Command) -> None:
     done = mmrl("train", again, strike=("mmrl.evaluation.session:append_predictions", 3 * 3 + 2, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     folder = again.parent / "run" / "benchmarks" / "ten" / "01-000007"
@@ -111,12 +110,11 @@ def test_killed_amid_a_benchmark_the_run_goes_on_with_it(taken: Path, again: Pat
     same(taken, again.parent)
 
 
-def test_what_was_taken_is_not_taken_again_unless_the_weights_are_others(
+def test_finished_benchmark_is_not_repeated_unless_the_weights_differ(
     taken: Path, again: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = mmrl(
-        "train", again, strike=("mmrl.training.checkpoints:RunCheckpoints.save", 4, "SIGKILL")
-    )  # just after it was taken
+    # Just after it was evaluated.
+    done = mmrl("train", again, strike=("mmrl.training.checkpoints:RunCheckpoints.save", 4, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     settings = again.parent / "run" / "benchmarks" / "ten" / "01-000008" / "settings.json"
     settings.parent.mkdir()
@@ -136,13 +134,8 @@ def test_what_was_taken_is_not_taken_again_unless_the_weights_are_others(
 
 def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path: Path, here: Command) -> None:
     path = questions(tmp_path / "asked")
-    ten = {
-        "name": "ten",
-        "benchmark": "counting",
-        "data": ["asked/ten.jsonl"],
-        "responses_per_question": 4,
-        "temperature": 1.0,
-    }
+    ten = {"name": "ten", "benchmark": "counting", "data": ["asked/ten.jsonl"]}
+    ten |= {"responses_per_question": 4, "temperature": 1.0}
     evaluation = {"max_new_tokens": 6, "batch_size": 4, "benchmarks": [ten]}
     config = experiment(tmp_path / "run", evaluation=evaluation, stages=[sft_stage(steps=7)])
     done = here("train", write(config, tmp_path / "c.yaml"))
@@ -180,10 +173,7 @@ def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
     ("changed", "said"),
     [
         ({"benchmark": "countin"}, "evaluation.benchmarks.ten: there is no benchmark 'countin'; there are"),
-        (
-            {"data": ["asked/odd.jsonl"]},
-            "asked/odd.jsonl:1: the columns are id, q; the nearest known layout is",
-        ),
+        ({"data": ["asked/odd.jsonl"]}, "asked/odd.jsonl:1: the columns are id, q; the nearest known layout is"),
         ({"data": ["asked/no.jsonl"]}, "no such file"),
         ({"data": ["asked/gaps.jsonl"]}, "evaluation.benchmarks.ten: 1 of 10 questions cannot be asked"),
         ({"data": ["asked/gaps.jsonl"]}, "count them as incorrect with evaluation.benchmarks.ten.allow_missing=true"),
@@ -192,7 +182,7 @@ def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
         ({"best": "benchmark/eleven/accuracy"}, "best.metric 'benchmark/eleven/accuracy' is of no benchmark"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_before_anything_is_trained(
+def test_unusable_benchmark_is_refused_before_anything_is_trained(
     changed: dict[str, Any], said: str, tmp_path: Path, here: Command
 ) -> None:
     path = questions(tmp_path / "asked")

@@ -1,4 +1,4 @@
-"""`mmrl eval MODEL`: training's own numbers again, killed and resumed, without a socket, and refusals that say why."""
+"""`mmrl eval MODEL`: the numbers of training, killed and resumed, without a socket, and refusals with the reason."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def report(out: Path) -> dict[str, Any]:
     return json.loads((out / "report.json").read_text())
 
 
-def test_a_run_on_its_held_out_data_has_exactly_the_reward_that_training_told(
+def test_held_out_data_has_exactly_the_reward_that_training_reported(
     whole: Path, tmp_path: Path, here: Command
 ) -> None:
-    """The run, its last checkpoint, its model, and an export that has left its run behind."""
+    """The run, its last checkpoint, its model, and an export in another folder."""
     told = {task["task"]: task["after"] for task in json.loads((whole / "summary.json").read_text())["tasks"]}
     assert [told["count"]] == [record["test/count"] for record in metrics(whole) if "test/count" in record][1:]
     saved = max((whole / "checkpoints").iterdir())
@@ -44,7 +44,7 @@ def test_a_run_on_its_held_out_data_has_exactly_the_reward_that_training_told(
         assert (out / "verdicts.jsonl").read_bytes() == (tmp_path / "0" / "verdicts.jsonl").read_bytes()
 
 
-def test_a_model_of_unknown_origin_is_asked_with_the_defaults_and_that_is_said(
+def test_model_without_settings_is_evaluated_with_the_defaults(
     whole: Path, questions: Path, tmp_path: Path, here: Command
 ) -> None:
     mine = shutil.copytree(whole / "model", tmp_path / "mine")
@@ -64,7 +64,9 @@ def test_a_model_of_unknown_origin_is_asked_with_the_defaults_and_that_is_said(
     assert "mine has no mmrl.yaml, so it has no data of its own" in gone.errors
 
 
-def test_a_judge_is_asked_where_no_rule_can_read(whole: Path, questions: Path, tmp_path: Path, here: Command) -> None:
+def test_judge_is_asked_where_no_rule_finds_an_answer(
+    whole: Path, questions: Path, tmp_path: Path, here: Command
+) -> None:
     rows = [json.loads(line) for line in questions.read_text().splitlines()]
     for row in rows:
         row |= {"answer_type": "choice", "options": ["apple", "pear"], "answer": "pear"}
@@ -83,26 +85,19 @@ def test_a_judge_is_asked_where_no_rule_can_read(whole: Path, questions: Path, t
     found = report(tmp_path / "out")
     assert found["judge"]["asked"] == found["judge"]["correct"] == unread >= len(requests)
     assert found["strict"]["value"] + unread / 10 == pytest.approx(found["judge"]["accuracy"]["value"])
-    refused = here(
-        "eval", whole, "--benchmark", "run:test", f"judge.url={url}", "judge.model=m", "--out", tmp_path / "b"
-    )
+    judge = (f"judge.url={url}", "judge.model=m")
+    refused = here("eval", whole, "--benchmark", "run:test", *judge, "--out", tmp_path / "b")
     assert refused.code == 2
     assert "the run's rewards judge its data; leave out judge" in refused.errors
 
 
-def test_killed_and_resumed_every_file_is_as_if_nothing_had_happened(
+def test_killed_and_resumed_evaluation_has_the_same_bytes(
     whole: Path, questions: Path, tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("--benchmark", "counting", "--data", questions, "evaluation.batch_size=3", "responses_per_question=2")
     asked = (*asked, "evaluation.temperature=1")
-    killed = mmrl(
-        "eval",
-        whole,
-        *asked,
-        "--out",
-        tmp_path / "a",
-        strike=("mmrl.evaluation.session:append_predictions", 3, "SIGKILL"),
-    )
+    strike = ("mmrl.evaluation.session:append_predictions", 3, "SIGKILL")
+    killed = mmrl("eval", whole, *asked, "--out", tmp_path / "a", strike=strike)
     assert killed.code == -signal.SIGKILL
     assert not (tmp_path / "a" / "report.json").exists()
     with (tmp_path / "a" / "predictions.jsonl").open("a") as torn:
@@ -123,7 +118,7 @@ def test_killed_and_resumed_every_file_is_as_if_nothing_had_happened(
     assert found["generation"]["pixels"] == [1024, 1024]
 
 
-def test_another_evaluation_in_the_same_folder_is_refused_and_marking_again_needs_no_model(
+def test_other_settings_are_refused_and_rescoring_needs_no_model(
     whole: Path, questions: Path, tmp_path: Path, here: Command
 ) -> None:
     asked = ("eval", whole, "--benchmark", "counting", "--data", questions, "--out", tmp_path / "out")
@@ -153,23 +148,15 @@ def test_another_evaluation_in_the_same_folder_is_refused_and_marking_again_need
     assert (tmp_path / "out" / "verdicts.jsonl").read_bytes() == before
 
 
-def test_missing_pictures_are_named_and_may_count_as_wrong(
+def test_missing_images_are_named_and_may_count_as_incorrect(
     whole: Path, questions: Path, tmp_path: Path, here: Command
 ) -> None:
     rows = [json.loads(line) for line in questions.read_text().splitlines()]
     for row in rows[2:5]:
         row["images"] = "gone.png"
     (questions.parent / "gaps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = (
-        "eval",
-        whole,
-        "--benchmark",
-        "counting",
-        "--data",
-        questions.parent / "gaps.jsonl",
-        "--out",
-        tmp_path / "out",
-    )
+    data = ("--benchmark", "counting", "--data", questions.parent / "gaps.jsonl")
+    asked = ("eval", whole, *data, "--out", tmp_path / "out")
     refused = here(*asked)
     assert refused.code == 2
     assert "3 of 10 questions cannot be asked" in refused.errors
@@ -185,18 +172,15 @@ def test_missing_pictures_are_named_and_may_count_as_wrong(
     [
         (("nowhere", "--benchmark", "canonical"), "nowhere is neither a folder of transformers"),
         (("nowhere", "--benchmark", "mathvist"), "there is no benchmark 'mathvist'"),
-        (("{run}", "--benchmark", "canonical"), "--data: where are the files of canonical? Nothing is fetched"),
+        (("{run}", "--benchmark", "canonical"), "--data: name the files of canonical"),
         (("{run}", "--benchmark", "run:exam"), "a run has run:validation, run:test, run:train"),
-        (
-            ("{run}", "--benchmark", "canonical", "responses_per_question=4"),
-            "all 4 responses to a question are the same at temperature 0",
-        ),
+        (("{run}", "--benchmark", "canonical", "responses_per_question=4"), "the same at temperature 0"),
         (("{run}", "--benchmark", "canonical", "model.max_pixel=4"), "did you mean `max_pixels`?"),
         (("{run}", "--benchmark", "canonical", "--data", "no.jsonl"), f"--data: {Path.cwd()}/no.jsonl: no such file"),
-        (("{run}/model", "--benchmark", "canonical", "--checkpoint", "best"), "is not a run directory of mmrl"),
+        (("{run}/model", "--benchmark", "canonical", "--checkpoint", "best"), "is not an mmrl run directory"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(
+def test_unusable_argument_is_refused_with_the_reason(
     arguments: tuple[str, ...], said: str, whole: Path, tmp_path: Path, here: Command
 ) -> None:
     done = here("eval", *(word.format(run=whole) for word in arguments), "--out", tmp_path / "out")
@@ -204,7 +188,7 @@ def test_what_cannot_be_is_refused_with_the_reason(
     assert said in done.errors
 
 
-def test_one_process_alone_takes_a_benchmark(
+def test_evaluation_by_two_processes_is_refused(
     whole: Path, tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from mmrl.benchmarks.extraction import letters, open_answer, phrases
-from mmrl.benchmarks.extraction.letters import ChosenOption
 from mmrl.benchmarks.extraction.numbers import find_numbers
-from mmrl.benchmarks.extraction.options import AnswerOptions, OptionMention
+from mmrl.benchmarks.extraction.options import AnswerOptions, ChosenOption
 from mmrl.benchmarks.extraction.text import (
     HEAD_CHARS,
     CharSpan,
     content_words,
     iter_sentences_backwards,
-    last_answer_tag_span,
-    last_boxed_span,
     sentence_end,
 )
 
@@ -65,10 +62,7 @@ def announced_option(text: str, options: AnswerOptions) -> ChosenOption | None:
 
 def is_ambiguous(text: str, options: AnswerOptions) -> bool:
     """Return True when a box, answer tags or the last announcement leaves open which of several options it is."""
-    # The last announcement alone: a response may weigh several options before.
-    position = next(phrases.find_answer_phrases(text), None)
-    announced = None if position is None else CharSpan(position, sentence_end(text, position))
-    span = last_boxed_span(text) or last_answer_tag_span(text) or announced
+    span = phrases.find_explicit_span(text)
     if span is None or not _OR_WORD.search(text, *span):
         return False
     return len({mention.option_index for mention in options.find_mentions(text, *span)}) > 1
@@ -168,10 +162,9 @@ def _option_in_sentence(
         sentence = CharSpan(condition.end(), sentence.end)
     mentions = list(options.find_mentions(text, *sentence))
     # A text that the question has, too, may be repeated from there.
-    new_mentions = []
-    for mention in mentions:
-        if text[mention.start : mention.end].lower() not in question.lower():
-            new_mentions.append(mention)
+    new_mentions = [
+        mention for mention in mentions if text[mention.start : mention.end].lower() not in question.lower()
+    ]
     found = _only_option(mentions, "concluding_text") or _only_option(new_mentions, "concluding_text")
     if found is not None:
         return found
@@ -219,11 +212,11 @@ def _option_by_number(text: str, options: AnswerOptions) -> ChosenOption | None:
     return hits[0] if len({hit.option_index for hit in hits}) == 1 else None
 
 
-def _only_option(found: Sequence[ChosenOption | OptionMention], rule: str) -> ChosenOption | None:
+def _only_option(found: Sequence[ChosenOption], rule: str) -> ChosenOption | None:
     """Return the last of the places found, if all name one option."""
     if len({place.option_index for place in found}) != 1:
         return None
-    return ChosenOption(found[-1].option_index, rule, found[-1].start, found[-1].end)
+    return found[-1]._replace(rule=rule)
 
 
 def _yes_no_option(text: str, options: AnswerOptions, question: str) -> ChosenOption | None:

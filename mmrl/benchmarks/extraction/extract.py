@@ -2,7 +2,7 @@
 
 Rules are tried from the most explicit to the least: a box, answer tags, a phrase that announces the answer, an answer
 given alone or first, and then the conclusion. A response that declines to answer has no answer, unless it announces one
-all the same.
+anyway.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Final, Literal
 
 from mmrl.answer import parse_answer_value
 from mmrl.benchmarks.extraction import choice, open_answer, phrases
-from mmrl.benchmarks.extraction.letters import ChosenOption
 from mmrl.benchmarks.extraction.numbers import BOX_PATTERN, POINT_PATTERN, find_coordinates, find_numbers
-from mmrl.benchmarks.extraction.options import prepare_options
+from mmrl.benchmarks.extraction.options import ChosenOption, prepare_options
 from mmrl.benchmarks.extraction.text import (
     TAIL_CHARS,
     CharSpan,
@@ -40,7 +39,7 @@ class ExtractionQuery:
     """A question as the rules see it."""
 
     expected_type: ExpectedType  # type of the answer
-    question: str = ""  # text of the question; its numbers and words tell a repetition from an answer
+    question: str = ""  # text of the question; its numbers and words distinguish a repetition from an answer
     options: tuple[str, ...] = ()  # texts of the options, where the answer is one of them
 
 
@@ -65,7 +64,7 @@ def extract(response: str, query: ExtractionQuery) -> Extraction:
         return Extraction(None, "unclosed_thinking", 0, len(response), "truncated")
     if not response[answer.start : answer.end].strip():
         return Extraction(None, "empty", answer.start, answer.end, "no_answer")
-    # Only the end is searched for words: a conclusion stands there, and the patterns take time.
+    # Only the end is searched for words: a conclusion is there, and the patterns take time.
     start = max(answer.start, answer.end - TAIL_CHARS)
     text_with_emphasis = response[start : answer.end]
     # One rule for numbers looks for bold type, which plain text has lost.
@@ -105,7 +104,7 @@ def _extract_choice(text: str, query: ExtractionQuery) -> Extraction:
     if boxed and next(find_numbers(text[slice(*boxed)]), None):
         # The response does answer, with a number that is none of the options.
         return _no_answer(text)
-    # Where one option is that there is no telling, a refusal may be the answer.
+    # Where one option is that the answer is unknown, a refusal may be the answer.
     start = 0 if options.has_refusal_option else _resumption_start(text)
     if start is None:
         return _no_answer(text)
@@ -216,7 +215,7 @@ def _resumption_start(text: str) -> int | None:
     refusal = phrases.find_refusal(text)
     if refusal is None:
         return 0
-    # After a refusal a response may continue to answer all the same.
+    # After a refusal a response may still continue to answer.
     resumption = phrases.RESUMPTION.search(text, refusal[1])
     return resumption and resumption.start()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from mmrl.benchmarks.extraction import phrases
-from mmrl.benchmarks.extraction.options import AnswerOptions
+from mmrl.benchmarks.extraction.options import AnswerOptions, ChosenOption
 from mmrl.benchmarks.extraction.text import CharSpan
 
 # LaTeX command around a letter or text, to its opening brace.
@@ -61,15 +61,6 @@ _LAST_SENTENCE_LETTER: Final = re.compile(
 _CONCLUDING_LETTER: Final = re.compile(
     rf"[,;] (?i:(?:and )?{phrases.CONCLUSION_WORD},? (?:it is |option )?)\(?([A-Z])\)?(?: it is)?[.!]?\s*\Z"
 )
-
-
-class ChosenOption(NamedTuple):
-    """An option that a response names."""
-
-    option_index: int  # 0 is A
-    rule: str  # name of the rule that found it
-    start: int  # first character of the words that name it
-    end: int  # character after them
 
 
 def label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 from mmrl.benchmarks.extraction.text import CharSpan
 
-_MAX_NUMBER_CHARS: Final = 40  # characters of the longest number; more digits are no answer
+_MAX_NUMBER_CHARS: Final = 40  # characters of the longest number; more digits are not an answer
 _MAX_SINGLE_CHARS: Final = 200  # characters of the longest text that may be one number
-_MAX_EXPONENT: Final = 300  # exponents from here on overflow or are no answer
+_MAX_EXPONENT: Final = 300  # exponents from here on overflow or are not an answer
 _LABEL_WINDOW: Final = 14  # characters before a number in which a word such as "Step" makes it a label
 _PRONOUN_WINDOW: Final = 9  # characters before "one" in which a word such as "the" makes it a pronoun
 _NUMBER: Final = re.compile(

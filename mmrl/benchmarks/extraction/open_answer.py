@@ -14,8 +14,6 @@ from mmrl.benchmarks.extraction.text import (
     CharSpan,
     content_words,
     iter_sentences_backwards,
-    last_answer_tag_span,
-    last_boxed_span,
     sentence_end,
     sentence_start,
 )
@@ -46,7 +44,7 @@ _CLOSING_REMARK: Final = re.compile(r"\s*(?:I hope|let me know|please let|note t
 _MAX_LONE_CHARS: Final = 60  # characters of a text whose only number is its answer
 _MAX_SENTENCES: Final = 60  # sentences at the end of a response in which a conclusion is looked for
 _MIN_SHARED_WORDS: Final = 0.4  # share of the question's words that a sentence must have to answer it
-_EQUATION_WINDOW: Final = 40  # characters after the last = in which its result stands
+_EQUATION_WINDOW: Final = 40  # characters after the last = in which its result is looked for
 
 
 class OpenAnswer(NamedTuple):
@@ -117,9 +115,7 @@ def leading_number(text: str) -> OpenAnswer | None:
 
 def is_ambiguous(text: str) -> bool:
     """Return True when a box, answer tags or the last announcement leaves open which of several numbers it is."""
-    position = next(phrases.find_answer_phrases(text), None)
-    announced = None if position is None else CharSpan(position, sentence_end(text, position))
-    span = last_boxed_span(text) or last_answer_tag_span(text) or announced
+    span = phrases.find_explicit_span(text)
     inner = text[slice(*span)] if span else ""
     return _leaves_open(inner, CharSpan(0, len(inner)), list(find_numbers(inner)))
 
@@ -134,12 +130,10 @@ def bold_number(text: str, text_with_emphasis: str, question_numbers: frozenset[
         number = _stated_number(text, CharSpan(*match.span()), question_numbers)
         if number is not None and number.value not in question_numbers:
             stated.append(number)
-    if not stated:
-        return None
     for number in reversed(stated):
         if phrases.is_conclusion(text, sentence_start(text, number.start), number.start):
             return _to_open_answer(text, number, "bold_number")
-    return _to_open_answer(text, stated[0], "bold_number")
+    return _to_open_answer(text, stated[0], "bold_number") if stated else None
 
 
 def concluding_number(text: str, question: str, question_numbers: frozenset[float]) -> OpenAnswer | None:
@@ -180,7 +174,7 @@ def _stated_number(
 ) -> Number | None:
     """Return the number that a part of a text states; one that the question gives only if there is no other.
 
-    Of several numbers it is the one behind the last equals sign, else the first. With `prefer_last` it is the one
+    Of several numbers it is the one after the last equals sign, else the first. With `prefer_last` it is the one
     after the last verb, else the last.
     """
     candidates = _candidate_numbers(text, span, question_numbers)
@@ -210,14 +204,10 @@ def _stated_number(
 def _candidate_numbers(text: str, span: CharSpan, question_numbers: frozenset[float]) -> list[Number]:
     """Return the numbers in digits that the question does not give, else those in words, else all in digits."""
     digits = [number for number in find_numbers(text, *span) if not _is_negated(text, number)]
+    words = list(find_number_words(text, *span))
     new_digits = [number for number in digits if number.value not in question_numbers]
-    if new_digits:
-        return new_digits
-    in_words = []
-    for number in find_number_words(text, *span):
-        if number.value not in question_numbers or not digits:
-            in_words.append(number)
-    return in_words or digits
+    new_words = [number for number in words if number.value not in question_numbers]
+    return new_digits or (new_words if digits else words) or digits
 
 
 def _leaves_open(text: str, span: CharSpan, numbers: Sequence[Number], *, single_expected: bool = True) -> bool:

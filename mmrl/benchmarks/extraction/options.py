@@ -42,12 +42,13 @@ _YES_WORDS: Final = frozenset({"yes", "true", "correct", "right", "是", "对", 
 _NO_WORDS: Final = frozenset({"no", "false", "incorrect", "wrong", "not", "否", "不是", "错", "错误"})
 
 
-class OptionMention(NamedTuple):
-    """The text of an option in a response."""
+class ChosenOption(NamedTuple):
+    """An option that a response names."""
 
     option_index: int  # 0 is A
-    start: int
-    end: int
+    rule: str  # name of the rule that found it
+    start: int  # first character of the words that name it
+    end: int  # character after them
 
 
 class AnswerOptions:
@@ -60,7 +61,7 @@ class AnswerOptions:
         self._normalized_texts = tuple(map(normalize_option, self.texts))
         self._numbers = tuple(map(parse_single_number, self.texts))
         self.all_numeric = None not in self._numbers
-        # One option may be that there is no telling; a refusal is then an answer.
+        # One option may be that the answer is unknown; a refusal is then an answer.
         self.has_refusal_option = any(map(phrases.find_refusal, self.texts))
 
     def index_of_letter(self, letter: str) -> int | None:
@@ -84,10 +85,9 @@ class AnswerOptions:
 
     def index_of_number(self, value: float) -> int | None:
         """Return the one option that is this number, whatever its unit."""
-        indices = []
-        for index, number in enumerate(self._numbers):
-            if number is not None and abs(number - value) <= _RELATIVE_TOLERANCE * abs(value):
-                indices.append(index)
+        tolerance = _RELATIVE_TOLERANCE * abs(value)
+        numbers = enumerate(self._numbers)
+        indices = [index for index, number in numbers if number is not None and abs(number - value) <= tolerance]
         # Options of one text count as one.
         is_single = len({self._normalized_texts[index] for index in indices}) == 1
         return indices[0] if is_single else None
@@ -105,7 +105,7 @@ class AnswerOptions:
                 return None
         return best
 
-    def find_mentions(self, text: str, start: int, end: int) -> Iterator[OptionMention]:
+    def find_mentions(self, text: str, start: int, end: int) -> Iterator[ChosenOption]:
         """Yield the places of option texts in reading order; at one place, the longest."""
         if self._pattern is None:
             return
@@ -114,7 +114,7 @@ class AnswerOptions:
             for form in (match[0], f"{match[0]}s", match[0].removesuffix("s"), match[0].removesuffix("es")):
                 index = self.index_of_text(form)
                 if index is not None:
-                    yield OptionMention(index, match.start(), match.end())
+                    yield ChosenOption(index, "mention", match.start(), match.end())
                     break
 
     @cached_property

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
-from mmrl.benchmarks.extraction.text import sentence_start
+from mmrl.benchmarks.extraction.text import (
+    CharSpan,
+    last_answer_tag_span,
+    last_boxed_span,
+    sentence_end,
+    sentence_start,
+)
 
 
 def _any_of(*patterns: str) -> str:
@@ -83,7 +89,7 @@ LETTER_IS_ANSWER: Final = re.compile(
     r"(?:\(([A-Za-z])\)|\b([A-Z])\b[).]?)\s+(?:is|would be)\s+the\s+(?:answer|solution)\b"
 )
 
-# Words that tell one of two cases from the other.
+# Words that separate one of two cases from the other.
 _ALTERNATIVE: Final = re.compile(r"\b(?:otherwise|else|if not)\b", re.IGNORECASE)
 
 # Verbs that announce an answer only in an imagined case.
@@ -205,6 +211,14 @@ def find_answer_phrases(text: str) -> Iterator[int]:
         else:
             yield match.end()
     yield from imagined
+
+
+def find_explicit_span(text: str) -> CharSpan | None:
+    """Return the content of the last box or answer tags, else the sentence that the last announcement begins."""
+    # The last announcement alone: a response may weigh several answers before.
+    position = next(find_answer_phrases(text), None)
+    announced = None if position is None else CharSpan(position, sentence_end(text, position))
+    return last_boxed_span(text) or last_answer_tag_span(text) or announced
 
 
 def find_refusal(text: str) -> tuple[int, int] | None:

@@ -110,7 +110,7 @@ def last_boxed_span(text: str) -> CharSpan | None:
         start = text.index("{", position) + 1
         depth = 1
         for brace in _BRACES.finditer(text, start, start + _MAX_BOXED_CHARS):
-            # An escaped brace matches, too, and counts for nothing.
+            # An escaped brace matches, too, and is not counted.
             depth += {"{": 1, "}": -1}.get(brace[0], 0)
             if depth == 0:
                 return CharSpan(start, brace.start())

@@ -50,7 +50,7 @@ _CLOSING_BRACKETS: Final = {"(": ")", "[": "]", "{": "}"}
 
 def _exact_match(prediction: object, reference: object, *, lowercase: bool = False) -> float:
     """Compare texts exactly; where the reference is a letter, the first letter of the prediction."""
-    predicted, expected = _to_text(prediction).strip(), _to_text(reference).strip()
+    predicted, expected = str(prediction).strip(), str(reference).strip()
     if lowercase:
         predicted, expected = predicted.lower(), expected.lower()
     if len(expected) == 1 and expected.isalpha() and len(predicted) > 1:
@@ -62,20 +62,20 @@ def _exact_match(prediction: object, reference: object, *, lowercase: bool = Fal
 
 def _simple_match(prediction: object, reference: object) -> float:
     """Compare texts ignoring white space, hyphens, full stops and case."""
-    predicted = _to_text(prediction).translate(_IGNORED_CHARS).lower()
-    expected = _to_text(reference).translate(_IGNORED_CHARS).lower()
+    predicted = str(prediction).translate(_IGNORED_CHARS).lower()
+    expected = str(reference).translate(_IGNORED_CHARS).lower()
     return _exact_match(predicted, expected)
 
 
 def _near_match(prediction: object, reference: object) -> float:
     """Return the similarity of texts without articles, accents and case; 0 below a similarity of 0.9."""
-    predicted, expected = _strip_accents(_to_text(prediction)), _strip_accents(_to_text(reference))
+    predicted, expected = _strip_accents(str(prediction)), _strip_accents(str(reference))
     return float(DamerauLevenshtein.normalized_similarity(predicted, expected, score_cutoff=_MIN_SIMILARITY))
 
 
 def _edit_similarity(prediction: object, reference: object) -> float:
     """Return one minus the edit distance over the longer text's length."""
-    return DamerauLevenshtein.normalized_similarity(_to_text(prediction)[:MAX_FIELD_CHARS], _to_text(reference))
+    return DamerauLevenshtein.normalized_similarity(str(prediction)[:MAX_FIELD_CHARS], str(reference))
 
 
 def _strip_accents(text: str) -> str:
@@ -160,7 +160,7 @@ def _line_set_equality(prediction: object, reference: object) -> float:
     line_sets = []
     for value in (prediction, reference):
         # Tables may write a line break as a backslash and an n.
-        line_sets.append({*_to_text(value).replace("\\n", "\n").lower().split("\n")})
+        line_sets.append({*str(value).replace("\\n", "\n").lower().split("\n")})
     return float(line_sets[0] == line_sets[1])
 
 
@@ -177,7 +177,7 @@ def _mapping_mean(
 
 
 def _to_mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else parse_fields(_to_text(value))
+    return value if isinstance(value, Mapping) else parse_fields(str(value))
 
 
 def _mapping_precision(prediction: object, reference: object) -> float:
@@ -196,13 +196,13 @@ def _chess_moves_jaccard(prediction: object, reference: object) -> float:
     """Return the Jaccard index of chess moves, ignoring the marks of mate (#) and praise (!)."""
     moves = []
     for value in (prediction, reference):
-        moves.append([_to_text(move).removesuffix("!").removesuffix("#") for move in _parse_entries(value)])
+        moves.append([str(move).removesuffix("!").removesuffix("#") for move in _parse_entries(value)])
     return _overlap_ratio(*moves, over_union=True)
 
 
 def _match_any_phrase(prediction: object, reference: object) -> float:
     """Return 1 when the prediction is one of the phrases in the reference list, compared as `_simple_match` does."""
-    phrases = _parse_entries(_to_text(reference).replace("\uff0c", ","))
+    phrases = _parse_entries(str(reference).replace("\uff0c", ","))
     return max((_simple_match(prediction, phrase) for phrase in phrases), default=0.0)
 
 
@@ -210,7 +210,7 @@ def _code_output_match(prediction: object, reference: object) -> float:
     """Compare texts exactly, without the code fence around either."""
     texts = []
     for value in (prediction, reference):
-        text = _to_text(value)[:MAX_FIELD_CHARS]
+        text = str(value)[:MAX_FIELD_CHARS]
         _, fence, rest = text.partition("```")
         inner, closing_fence, _ = rest.partition("```")
         texts.append(inner.lstrip(_FENCE_LANGUAGE_CHARS).strip("\n") if fence and closing_fence else text)
@@ -218,7 +218,7 @@ def _code_output_match(prediction: object, reference: object) -> float:
 
 
 def _latex_equality(prediction: object, reference: object) -> float:
-    return float(formulas_equal(_to_text(prediction), _to_text(reference)))
+    return float(formulas_equal(str(prediction), str(reference)))
 
 
 def _text_with_formulas_match(prediction: object, reference: object) -> float:
@@ -233,7 +233,7 @@ def _text_with_formulas_match(prediction: object, reference: object) -> float:
 
 def _split_formulas(value: object) -> tuple[str, str]:
     """Return the text outside of dollar signs and the text within, each in one piece."""
-    pieces = _DOLLAR_FORMULA.split(_to_text(value)[:MAX_FIELD_CHARS].replace(",", ""))
+    pieces = _DOLLAR_FORMULA.split(str(value)[:MAX_FIELD_CHARS].replace(",", ""))
     outside = "".join(map(str.strip, pieces[::2]))
     inside = " ".join(piece[1:-1].strip() for piece in pieces[1::2])
     return outside, inside
@@ -289,7 +289,7 @@ def _is_point_in_any_box(prediction: object, reference: object) -> float:
     """Return 1 when the one point in tags lies in a box of the context, or of the answer."""
     point = _parse_point(prediction)
     if isinstance(reference, Mapping):
-        reference = " ".join(map(_to_text, reference["bounding_boxes"]))
+        reference = " ".join(map(str, reference["bounding_boxes"]))
     boxes = _parse_boxes(reference)
     return float(bool(point) and any(x1 <= point[0] <= x2 and y1 <= point[1] <= y2 for x1, y1, x2, y2 in boxes))
 
@@ -333,7 +333,7 @@ def _angle_closeness(prediction: object, reference: object) -> float:
 
 
 def _parse_boxes(value: object) -> list[tuple[float, ...]]:
-    text = _BOX_TAG.sub(lambda tag: ")" if tag[1] else "(", _to_text(value)[:MAX_FIELD_CHARS])
+    text = _BOX_TAG.sub(lambda tag: ")" if tag[1] else "(", str(value)[:MAX_FIELD_CHARS])
     return [box for box, _ in find_coordinates(BOX_PATTERN, text)]
 
 
@@ -345,7 +345,7 @@ def _ordered_iou(predicted_box: Sequence[float], reference_box: Sequence[float])
 
 def _parse_point(value: object) -> tuple[float, ...]:
     """Return the one point in tags; empty for none or several."""
-    tags = _POINT_TAG.findall(_to_text(value)[:MAX_FIELD_CHARS])
+    tags = _POINT_TAG.findall(str(value)[:MAX_FIELD_CHARS])
     point = tuple(_parse_numbers(tags[0])) if len(tags) == 1 else ()
     return point if len(point) == 2 else ()
 
@@ -388,14 +388,9 @@ def _parse_entries(value: object, *, lowercase: bool = False) -> list[Any]:
     return entries
 
 
-def _to_text(value: object) -> str:
-    """Return text as it is, and any other value as Python prints it."""
-    return value if isinstance(value, str) else str(value)
-
-
 def _parse_numbers(value: object) -> list[float]:
     """Return the numbers in a text in reading order."""
-    return [number.value for number in find_numbers(_to_text(value))]
+    return [number.value for number in find_numbers(str(value))]
 
 
 def _parse_text_entries(text: str) -> object:

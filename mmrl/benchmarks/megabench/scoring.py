@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from statistics import fmean
 from typing import Any
 
+from mmrl.benchmarks.benchmark import GradedResponse
 from mmrl.benchmarks.extraction import match
 from mmrl.benchmarks.extraction.extract import Extraction
 from mmrl.benchmarks.extraction.fields import MAX_FIELD_CHARS, select_fields
@@ -69,7 +70,7 @@ def is_correct_megabench(item: Item, response: ItemResponse, extraction: Extract
     )
 
 
-def macro_mean(results: Sequence[tuple[Item, ItemResponse, Extraction]]) -> float:
+def macro_mean(results: Sequence[GradedResponse]) -> float:
     """Return MEGA-Bench's headline number: the mean over tasks of each task's mean score."""
     scores_by_task: dict[str, list[float]] = {}
     for item, response, extraction in results:

@@ -10,31 +10,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from statistics import fmean
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmrl.benchmarks.benchmark import GradedResponse
 from mmrl.benchmarks.extraction.extract import Extraction
 from mmrl.benchmarks.extraction.match import image_resize_map, is_point_in_box
 from mmrl.benchmarks.extraction.text import first_answer_tag
 from mmrl.benchmarks.items import Item, ItemResponse
-from mmrl.types import CoordinateSystem
+from mmrl.types import CoordinateSystem, Region, ResizeMap
 from mmrl_rewards import matching
+from mmrl_rewards.detect import interpolated_precision
 from mmrl_rewards.geometry import COCO_THRESHOLDS
 
 _INTEGER_BOX: Final = re.compile(r"\[(\d{1,9}),\s{0,9}(\d{1,9}),\s{0,9}(\d{1,9}),\s{0,9}(\d{1,9})\]")
 _IOU_THRESHOLD: Final = 0.5
-_RECALL_POINTS: Final = np.linspace(0.0, 1.0, 101)
 _MAX_BOXES: Final = 100  # boxes of one label in one image that count, the most confident first; COCO's maxDets
-
-
-class RankedBoxes(NamedTuple):
-    """Predicted boxes of one label over all images. N boxes, T IoU thresholds."""
-
-    confidences: NDArray[np.float64]  # [N], as the model states them; 1 where it states none
-    is_match: NDArray[np.bool_]  # [N, T], True where the box found a target at the threshold
-    num_targets: int  # boxes to find
 
 
 def score_refcoco(item: Item, response: ItemResponse, extraction: Extraction) -> float:
@@ -62,7 +56,7 @@ def pixel_iou(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def score_screenspot(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """Score as ScreenSpot: the point lies in the box."""
+    """Score as ScreenSpot: the point is in the box."""
     if extraction.regions:
         return float(is_point_in_box(item, response, extraction))
     # In the published code an unreadable answer is the point (0, 0), the top left corner.
@@ -70,36 +64,43 @@ def score_screenspot(item: Item, response: ItemResponse, extraction: Extraction)
     return float(x1 <= 0 and y1 <= 0)
 
 
-def average_precision(results: Sequence[tuple[Item, ItemResponse, Extraction]]) -> float:
+def average_precision(results: Sequence[GradedResponse]) -> float:
     """Return COCO's AP: the mean over labels and ten IoU thresholds of precision interpolated at 101 recalls."""
     labels = sorted({region.label for item, _, _ in results for region in item.answer})
-    values = [_label_average_precision(_rank_boxes(results, label)) for label in labels]
-    return float(np.mean(values)) if values else 0.0
+    return fmean(_label_precision(results, label) for label in labels) if labels else 0.0
 
 
-def _rank_boxes(results: Sequence[tuple[Item, ItemResponse, Extraction]], label: str) -> RankedBoxes:
+def _label_precision(results: Sequence[GradedResponse], label: str) -> float:
+    """Return the AP of one label over all images, averaged over the thresholds."""
     confidences: list[float] = []
-    matches: list[NDArray[np.bool_]] = []
+    is_match: list[NDArray[np.bool_]] = []  # for each box, True where it found a target at the threshold
     num_targets = 0
     for item, response, extraction in results:
-        resize = image_resize_map(item, response)
-        targets = []
-        for region in item.answer:
-            if region.label == label:
-                targets.append(resize.convert(region.coordinates, item.coordinate_system, CoordinateSystem.PX_ORIGINAL))
-        predicted = [region for region in extraction.regions if region.label == label]
-        image_confidences = np.array([1.0 if region.confidence is None else region.confidence for region in predicted])
         # A stable sort, as pycocotools uses: equal confidences keep the order of the response.
-        order = np.argsort(-image_confidences, kind="mergesort")[:_MAX_BOXES]
-        boxes = []
-        for index in order:
-            corners = predicted[index].coordinates
-            boxes.append(resize.convert(corners, response.coordinate_system, CoordinateSystem.PX_ORIGINAL))
-        confidences += image_confidences[order].tolist()
-        matches += _match_boxes(np.array(boxes).reshape(-1, 4), np.array(targets).reshape(-1, 4))
+        predicted = [region for region in extraction.regions if region.label == label]
+        predicted = sorted(predicted, key=_confidence, reverse=True)[:_MAX_BOXES]
+        targets = [region for region in item.answer if region.label == label]
+        resize = image_resize_map(item, response)
+        boxes = _to_pixels(predicted, resize, response.coordinate_system)
+        is_match += _match_boxes(boxes, _to_pixels(targets, resize, item.coordinate_system))
+        confidences += map(_confidence, predicted)
         num_targets += len(targets)
-    is_match = np.array(matches, dtype=np.bool_).reshape(-1, len(COCO_THRESHOLDS))
-    return RankedBoxes(np.array(confidences), is_match, num_targets)
+    ranking = sorted(range(len(is_match)), key=confidences.__getitem__, reverse=True)
+    precisions = []
+    for column in range(len(COCO_THRESHOLDS)):
+        hits = [rank for rank, index in enumerate(ranking, 1) if is_match[index][column]]
+        precisions.append(interpolated_precision(hits, num_targets))
+    return fmean(precisions)
+
+
+def _confidence(region: Region) -> float:
+    return 1.0 if region.confidence is None else region.confidence
+
+
+def _to_pixels(regions: Sequence[Region], resize: ResizeMap, source: CoordinateSystem) -> NDArray[np.float64]:
+    """Return the boxes [N, 4] in pixels of the original image."""
+    boxes = [resize.convert(region.coordinates, source, CoordinateSystem.PX_ORIGINAL) for region in regions]
+    return np.array(boxes).reshape(-1, 4)
 
 
 def _match_boxes(boxes: NDArray[np.float64], target_boxes: NDArray[np.float64]) -> list[NDArray[np.bool_]]:
@@ -118,21 +119,3 @@ def _match_boxes(boxes: NDArray[np.float64], target_boxes: NDArray[np.float64]) 
                 if free[best] and overlap[best] > 0.0:
                     free[best], is_match[row, column] = False, True
     return list(is_match)
-
-
-def _label_average_precision(ranked: RankedBoxes) -> float:
-    num_boxes = len(ranked.confidences)
-    if not ranked.num_targets or not num_boxes:
-        return 0.0
-    order = np.argsort(-ranked.confidences, kind="mergesort")
-    num_matched = np.cumsum(ranked.is_match[order], axis=0)
-    precision = num_matched / np.arange(1, num_boxes + 1)[:, None]
-    # Interpolated precision at a recall is the best at that recall or any higher one.
-    envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
-    values = []
-    for column in range(len(COCO_THRESHOLDS)):
-        recall = num_matched[:, column] / ranked.num_targets
-        positions = np.searchsorted(recall, _RECALL_POINTS, side="left")
-        reached = positions < num_boxes
-        values.append(np.where(reached, envelope[np.minimum(positions, num_boxes - 1), column], 0.0).mean())
-    return float(np.mean(values))

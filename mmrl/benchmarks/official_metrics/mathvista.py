@@ -65,7 +65,7 @@ def normalize_extraction(
 ) -> str | None:
     """Return MathVista's prediction for an extraction, or None where it makes none.
 
-    A letter in brackets stands for its choice, and any other text for the nearest one. Integers are cut off, floats
+    A letter in brackets means its choice, and any other text for the nearest one. Integers are cut off, floats
     rounded to `precision` decimals. With `digits_only`, "18.0" is not an integer, as in the verdicts of 2023.
     """
     if choices:

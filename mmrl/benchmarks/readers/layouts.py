@@ -37,7 +37,7 @@ class UnscorableRowError(BadRowError):
 class QuestionRow(NamedTuple):
     """One question in canonical columns, before its media are opened."""
 
-    columns: dict[str, Any]  # values by canonical column name; None stands for a missing column
+    columns: dict[str, Any]  # values by canonical column name; None means a missing column
     images: object = None  # images as the cell names them: bytes, a path, or a list of these
     videos: object = None  # videos as the cell names them
     clip: TimeRange = (None, None)  # start and end of the part of the video to show, in seconds
@@ -57,7 +57,7 @@ class RowLayout(Protocol):
 
     @property
     def required_columns(self) -> frozenset[str]:
-        """Columns that every row of this layout has; they tell it from other layouts."""
+        """Columns that every row of this layout has; they distinguish it from other layouts."""
 
     @property
     def needs_coordinate_system(self) -> bool:
@@ -124,7 +124,7 @@ def check_box_range(answer: object, coordinate_system: object) -> object:
         )
     limit = _COORDINATE_LIMITS.get(CoordinateSystem(str(coordinate_system)))
     if limit is not None and largest > _LIMIT_TOLERANCE * limit:
-        raise BadRowError(f"the box {short_repr(answer)} lies outside of {coordinate_system}, which ends at {limit:g}")
+        raise BadRowError(f"the box {short_repr(answer)} is outside of {coordinate_system}, which ends at {limit:g}")
     return answer
 
 

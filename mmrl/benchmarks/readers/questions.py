@@ -86,13 +86,13 @@ class BenchmarkQuestions:
         return {question.item.id: question.problem for question in self.entries if question.sample is None}
 
     def digest(self) -> str:
-        """Return a hash of questions, answers and media contents; it does not depend on where the media lie."""
+        """Return a hash of questions, answers and media contents; it does not depend on the folder of the media."""
         digest = hashlib.sha256()
         for question in self.entries:
             parts = question.sample.parts if question.sample else ()
             contents = []
             for part in parts:
-                # Contents, not paths: the same question may lie elsewhere on another machine.
+                # Contents, not paths: the same file may have another path on another machine.
                 contents.append(part if isinstance(part, str) else part.sha256)
             digest.update(repr((question.item, contents)).encode())
         return digest.hexdigest()
@@ -246,8 +246,7 @@ def _select_layout(
         )
     if coordinate_system is not None and not layout.needs_coordinate_system:
         raise UserError(
-            f"{location}: {layout.name} says itself what boxes are measured in; leave out --coordinates "
-            f"{coordinate_system}"
+            f"{location}: {layout.name} states its own coordinate system; leave out --coordinates {coordinate_system}"
         )
     return layout
 

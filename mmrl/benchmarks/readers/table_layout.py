@@ -53,7 +53,7 @@ class TableLayout:
     """Folder of the videos, by the name of the file that asks about them."""
     fps: float | None = None  # frames per second of videos that are stored as folders of frames
     image_numbering: ImageNumbering = "each"  # meaning of numbered placeholders in the question
-    signature_columns: tuple[str, ...] = ()  # columns without a role that tell this layout from a similar one
+    signature_columns: tuple[str, ...] = ()  # columns without a role that distinguish this layout
     needs_coordinate_system: bool = False  # True when the user must name the coordinate system
 
     @cached_property

@@ -46,7 +46,7 @@ class VlmEvalKitLayout:
 
     open_answer_type: str  # answer type of questions without options, unless the column `answer_type` says it
     name: str = "VLMEvalKit's TSV"  # name of the layout in error messages
-    answer_column: str | tuple[str, ...] = "answer"  # column of the answer, or the columns of a box's corners
+    answer_column: str | Sequence[str] = "answer"  # column of the answer, or the columns of a box's corners
     box_format: str = "xyxy"  # `xyxy` for two corners, `xywh` for a corner with width and height
     coordinate_system: CoordinateSystem | None = None
     """Coordinate system of boxes; None when answers have none, or when the user still has to name it."""
@@ -63,7 +63,7 @@ class VlmEvalKitLayout:
         return frozenset({"question", *self._answer_columns, *self.signature_columns})
 
     @property
-    def _answer_columns(self) -> tuple[str, ...]:
+    def _answer_columns(self) -> Sequence[str]:
         return (self.answer_column,) if isinstance(self.answer_column, str) else self.answer_column
 
     def parse_row(self, cells: Cells, files: MediaResolver, file: str) -> Sequence[QuestionRow]:
@@ -90,7 +90,7 @@ class VlmEvalKitLayout:
             "question": question,
             "options": list(options),
             "answer": answer,
-            # Other tables have a column of this name, too, with words that are no type of ours.
+            # Other tables have a column of this name, too, with words that are not our types.
             "answer_type": answer_type if answer_type in ITEM_ANSWER_TYPES else self.open_answer_type,
             "meta": _parse_subsets(cells),
         }
@@ -110,8 +110,9 @@ class VlmEvalKitLayout:
         written = [cells[name] for name in self._answer_columns]
         if self.needs_coordinate_system and self.coordinate_system is None:
             raise UserError(
-                f"{self.name}: the table does not say what boxes such as {short_repr(written[0])} are measured in; "
-                f"name it with --coordinates, or `coordinates` of the benchmark: {', '.join(_NAMEABLE_COORDINATES)}"
+                f"{self.name}: the table does not state the coordinate system of boxes such as "
+                f"{short_repr(written[0])}; name it with --coordinates, or `coordinates` of the benchmark: "
+                f"{', '.join(_NAMEABLE_COORDINATES)}"
             )
         if self.coordinate_system is None:
             return normalize_answer(written[0], self.box_format)
@@ -132,7 +133,7 @@ def _parse_options(cells: Cells, question: str) -> tuple[tuple[str, ...], bool]:
     choices = parse_choices(cells.get("choices") or None)
     if choices:
         letters = ascii_uppercase[: len(choices)]
-        # A question lists its options if every letter is in it with a mark behind.
+        # A question lists its options if every letter is in it, followed by a mark.
         return choices, not all(re.search(rf"\b{letter}[).:]", question) for letter in letters)
     if cells.get("question_type") in _CHOICE_QUESTION_TYPES:
         return parse_option_texts(None, question, question_lists_options=True), False

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.policy.processor import PromptProcessor
-from mmrl.protocols import RewardScorer, Sampler
+from mmrl.protocols import EvalScorer, Sampler
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import RolloutBatch, Sample, SamplingParams
 
@@ -40,7 +40,7 @@ class RolloutContext:
 
     sampler: Sampler
     """Generates and extends responses with the current policy."""
-    scorer: RewardScorer
+    scorer: EvalScorer
     """Says whether a response is correct, for steps that depend on it."""
     processor: PromptProcessor
     """Builds prompts, tokenizes, and parses responses."""

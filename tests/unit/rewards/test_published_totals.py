@@ -11,7 +11,6 @@ from mmrl.algo.select_experiences import rejection_reason
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
 from mmrl.types import UserError
-from mmrl.utils.stats import pass_at_k
 from mmrl_rewards import format, number, reasoning
 
 THINKING = ResponseFormat(thinking="required")
@@ -97,15 +96,10 @@ def test_gates_in_a_circle_are_refused():
     make_scorer(of(1, "a", requires="b"), of(1, "b", requires="c"), of(1, "c"), of(1, "d", requires="c"))
 
 
-def test_pass_at_2_of_four_of_which_two_are_right():
-    assert pass_at_k(2, 4, 2) == pytest.approx(0.8333, abs=1e-4)
-
-
 def test_a_log_difference_of_20_is_clamped_to_11_before_exp():
     gap = torch.tensor([20.0], dtype=torch.float64)
-    assert estimate_kl(torch.zeros_like(gap), gap, "k3", log_ratio_clip=11.0).item() == pytest.approx(
-        math.exp(11) - 11 - 1
-    )
+    clamped = estimate_kl(torch.zeros_like(gap), gap, "k3", log_ratio_clip=11.0)
+    assert clamped.item() == pytest.approx(math.exp(11) - 11 - 1)
 
 
 def test_a_group_that_differs_in_format_alone_is_left_out_by_a_filter_on_accuracy():
@@ -113,15 +107,6 @@ def test_a_group_that_differs_in_format_alone_is_left_out_by_a_filter_on_accurac
     texts = ["<answer>3</answer>", "So <answer>3</answer>"]
     (group,) = judge.score_groups([[rollout(text, index=index) for index, text in enumerate(texts)]], step=0)
     assert group.totals == (1.5, 1.0)
-    assert (
-        rejection_reason(
-            group, DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="number", require_mixed=True),))
-        )
-        == "number"
-    )
-    assert (
-        rejection_reason(
-            group, DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="format", require_mixed=True),))
-        )
-        is None
-    )
+    for term_name, reason in (("number", "number"), ("format", None)):
+        ranges = (GroupRewardRangeConfig(term=term_name, require_mixed=True),)
+        assert rejection_reason(group, DynamicSamplingConfig(ranges=ranges)) == reason

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmark_rows import place, shown
+from benchmark_rows import as_text, read, write_rows
 from config_samples import SMALL, refused, write
 from factories import png_bytes
 
-from mmrl.benchmarks.readers.questions import read_questions
 from mmrl.benchmarks.registry import get_benchmark, load_benchmark
 from mmrl.cli import main
 from mmrl.config import load_config
@@ -22,63 +21,65 @@ ROWS = [{"file": "a.png", "kind": "wall", "time": "3:40"}, {"file": "a.png", "ki
 
 
 @pytest.fixture
-def clocks(tmp_path):
+def folder(tmp_path):
     (tmp_path / "a.png").write_bytes(png_bytes())
-    (tmp_path / "clocks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return tmp_path
 
 
-def test_the_example_is_short():
+def test_example_has_at_most_40_lines():
     assert len(EXAMPLE.read_text().splitlines()) <= 40
 
 
-def test_responses_are_scored_by_its_rule(tmp_path, capsys, monkeypatch):
+def test_responses_are_scored_by_its_rule(tmp_path, monkeypatch):
     answers = {"1": ("3:40", "The answer is 15:40."), "2": ("12:05", "<answer>11:35</answer>"), "3": ("9:00", "Dunno.")}
     items = [{"id": id, "answer": time, "answer_type": "text"} for id, (time, _) in answers.items()]
-    responses = [{"pid": id, "response": text} for id, (_, text) in answers.items()]
-    for name, rows in (("items", items), ("responses", responses)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "items.jsonl", items)
+    write_rows(tmp_path / "responses.jsonl", [{"pid": id, "response": text} for id, (_, text) in answers.items()])
     monkeypatch.chdir(EXAMPLE.parents[1])
-    files = ("--items", str(tmp_path / "items.jsonl"), "--responses", str(tmp_path / "responses.jsonl"))
+    files = [f"--{name}={tmp_path / name}.jsonl" for name in ("items", "responses")]
     out = tmp_path / "out"
-    assert (
-        main(["eval", "score", "--benchmark", "./examples/benchmark.py:make_benchmark", *files, "--out", str(out)]) == 0
-    )
+    assert main(["eval", "score", "--benchmark=./examples/benchmark.py:make_benchmark", *files, f"--out={out}"]) == 0
     verdicts = [json.loads(line) for line in (out / "verdicts.jsonl").read_text().splitlines()]
-    assert [row["score"] for row in verdicts] == [1.0, 0.5, 0.0]
-    assert [row["official"] for row in verdicts] == [True, False, False]
+    assert [(row["score"], row["official"]) for row in verdicts] == [(1.0, True), (0.5, False), (0.0, False)]
     assert json.loads((out / "report.json").read_text())["benchmark"] == "clocks"
 
 
-def test_its_own_layout_is_read(clocks):
-    benchmark = get_benchmark(FN)
-    first, second = read_questions(benchmark, ["clocks.jsonl"], place(clocks), split="test", media_root=None).entries
-    assert shown(first) == "*What time does this wall clock show?"
+def test_its_own_layout_is_read(folder):
+    first, second = read(folder, FN, *ROWS).entries
+    assert as_text(first) == "*What time does this wall clock show?"
     assert (second.item.answer, second.item.subsets) == ("12:05", {"kind": ("pocket",)})
     assert second.sample.task == "clocks"
 
 
-def test_a_config_names_it_with_arguments(clocks):
+def test_config_names_it_with_arguments(folder):
+    write_rows(folder / "clocks.jsonl", ROWS)
     entry = f"{{name: mine, fn: '{FN}', args: {{tolerance: 30}}, data: [clocks.jsonl], subsets: [kind]}}"
-    path = write(clocks, SMALL + f"\nevaluation:\n  benchmarks: [{entry}]\n")
+    path = write(folder, SMALL + f"\nevaluation:\n  benchmarks: [{entry}]\n")
     config = load_config(path).config
     [options] = config.evaluation.benchmarks
-    benchmark = load_configured_benchmark(options, clocks)
-    questions = read_benchmark_questions(options, benchmark, config, clocks, clocks / "work")
-    assert len(questions.samples) == 2
+    benchmark = load_configured_benchmark(options, folder)
+    assert len(read_benchmark_questions(options, benchmark, config, folder, folder / "work").samples) == 2
     assert "leave out one" in refused(path, "evaluation.benchmarks.mine.benchmark=mmmu")
 
 
-def test_loading_something_else_than_a_benchmark_is_refused(clocks):
-    with pytest.raises(UserError, match="has no option 'tolerence'; did you mean 'tolerance'"):
-        load_benchmark(FN, args={"tolerence": 3})
-    with pytest.raises(UserError, match="has no 'make_benchmrk'; did you mean 'make_benchmark'"):
-        get_benchmark(f"{EXAMPLE}:make_benchmrk")
-    (clocks / "other.py").write_text("def make():\n    return 3\n")
-    with pytest.raises(UserError, match="returned int, not a mmrl.Benchmark"):
-        get_benchmark("./other.py:make", clocks)
-    with pytest.raises(UserError, match="there is no file"):
-        get_benchmark("./gone.py:make", clocks)
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        (FN, {"tolerence": 3}, "did you mean 'tolerance'"),
+        (f"{EXAMPLE}:make_benchmrk", {}, "did you mean 'make_benchmark'"),
+        ("./other.py:make", {}, "returned int, not a mmrl.Benchmark"),
+        ("./gone.py:make", {}, "there is no file"),
+    ],
+)
+def test_function_that_makes_no_benchmark_is_refused(tmp_path, name, args, message):
+    (tmp_path / "other.py").write_text("def make():\n    return 3\n")
+    with pytest.raises(UserError, match=message):
+        load_benchmark(name, tmp_path, args)
+
+
+def test_unknown_name_is_refused():
+    with pytest.raises(UserError, match="there is no benchmark 'mathvist'"):
+        get_benchmark("mathvist")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_loading_something_else_than_a_benchmark_is_refused(clocks):
         ("layouts=(Rows(),)", r"parse_row\(cells, files, file\), but: too many"),
     ],
 )
-def test_a_rule_with_other_parameters_is_refused_as_it_is_loaded(tmp_path, field, message):
+def test_rule_with_other_parameters_is_refused_when_it_is_loaded(tmp_path, field, message):
     text = f"""from mmrl.benchmarks.benchmark import Benchmark, OverallMetric
 class Rows:
     def parse_row(self, cells): ...

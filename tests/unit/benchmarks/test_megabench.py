@@ -4,12 +4,11 @@ import math
 
 import pytest
 
-from mmrl.benchmarks.grading import extract_answer, grade_response
+from mmrl.benchmarks.grading import grade_response, score_responses
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.megabench.metrics import FIELD_METRICS
 from mmrl.benchmarks.megabench.planning import parse_problem
-from mmrl.benchmarks.megabench.scoring import macro_mean
-from mmrl.benchmarks.registry import get_benchmark
+from mmrl.benchmarks.registry import BENCHMARKS
 from mmrl.types import UserError
 
 CASES = [
@@ -118,160 +117,142 @@ PLANS = [
 ]
 
 
-def credit(text, answer, **extra):
-    asked = Item(id="1", answer_type="text", answer=answer, meta=extra)
-    response = ItemResponse(id="1", text=text)
-    return get_benchmark("megabench").official_score(asked, response, extract_answer(asked, response))
+CONTEXT = {"domain_pddl": DOMAIN, "task_pddl": TASK}
 
 
-@pytest.mark.parametrize(("metric", "said", "due", "expected"), CASES)
-def test_each_metric_scores_its_row(metric, said, due, expected):
-    assert FIELD_METRICS[metric](said, due) == pytest.approx(expected)
-    assert credit(f"<answer>{said}</answer>", due, metric=metric) == pytest.approx(expected)
+def grade(text, answer, **meta):
+    """Return the verdict on a response to an item with this answer, by the metrics of `meta`."""
+    item = Item(id="1", answer_type="text", answer=answer, meta=meta)
+    return grade_response(BENCHMARKS["megabench"], item, ItemResponse(id="1", text=text))
+
+
+@pytest.mark.parametrize(("metric", "prediction", "reference", "score"), CASES)
+def test_metric_scores_its_row(metric, prediction, reference, score):
+    assert FIELD_METRICS[metric](prediction, reference) == pytest.approx(score)
+    assert grade(f"<answer>{prediction}</answer>", reference, metric=metric).score == pytest.approx(score)
 
 
 def test_every_metric_has_a_row():
     assert {metric for metric, *_ in CASES} | {"symbolic_planning_test"} == {*FIELD_METRICS}
 
 
-@pytest.mark.parametrize(("plan", "expected"), PLANS)
-def test_plans_are_simulated(plan, expected):
-    context = {"domain_pddl": DOMAIN, "task_pddl": TASK}
-    assert FIELD_METRICS["symbolic_planning_test"](plan, context) == expected
-    assert FIELD_METRICS["symbolic_planning_test"](plan.split("\n"), context) == expected
-    extra = {"metric": {"plan": "symbolic_planning_test"}, "context": context}
-    asked = Item(id="1", answer_type="text", answer={"plan": "(as the authors did)"}, meta=extra)
-    verdict = grade_response(get_benchmark("megabench"), asked, ItemResponse(id="1", text=f"<answer>{plan}</answer>"))
-    assert (verdict.strict, verdict.official) == (bool(expected), bool(expected))
-
-
-def test_an_announced_answer_may_have_several_lines():
-    context = {"domain_pddl": DOMAIN, "task_pddl": TASK}
-    plan = f"I think first.\n\nAnswer:\n{PLANS[0][0]}"
-    assert credit(plan, {"plan": "(gt)"}, metric={"plan": "symbolic_planning_test"}, context=context) == 1.0
-    assert credit("Answer: x\nY", "y\nx", metric="str_set_equality_line_break") == 1.0
-    assert credit("Answer: a\nb", "a\nb", metric="simple_str_match") == 1.0
-    assert credit("Answer: a\nThat is what I see.", "a", metric="simple_str_match") == 1.0
-
-
-def test_a_goal_may_be_one_fact_and_a_broken_problem_is_refused():
-    task = TASK.replace("(and (at r loft) (rested r))", "(at r hall)")
-    context = {"domain_pddl": DOMAIN, "task_pddl": task}
-    assert FIELD_METRICS["symbolic_planning_test"]("(move r den hall)", context) == 1.0
-    assert FIELD_METRICS["symbolic_planning_test"]("", context) == 0.0
-    with pytest.raises(UserError, match="no domain_pddl with actions"):
-        FIELD_METRICS["symbolic_planning_test"](
-            "(move r den hall)", {"domain_pddl": "(define)", "task_pddl": "(define)"}
-        )
-    for broken in (DOMAIN[:-1], DOMAIN + ")", "", "(define (domain rooms))"):
-        with pytest.raises(ValueError, match="PDDL|domain_pddl"):
-            parse_problem({"domain_pddl": broken, "task_pddl": task})
-    with pytest.raises(ValueError, match="no task_pddl with :init and :goal"):
-        parse_problem({"domain_pddl": DOMAIN, "task_pddl": "(define (problem p))"})
-
-
-def test_a_list_of_texts_has_one_corpus_bleu():
-    # 6 + 4 words: 5 + 4 found; pairs 4 + 3 of 5 + 3, triples 3 + 2 of 4 + 2, fours 2 + 1 of 3 + 1
-    said = ["the cat sat on the rug", "it is a dog"]
-    due = ["the cat sat on the mat", "it is a dog"]
-    expected = (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25
-    assert FIELD_METRICS["bleu"](said, due) == pytest.approx(expected)
-    assert (
-        FIELD_METRICS["bleu"](said[:1], due)
-        == FIELD_METRICS["bleu"]("x", due)
-        == FIELD_METRICS["bleu"]([1], ["x"])
-        == 0.0
-    )
-
-
-def test_strict_accepts_sets_in_any_order_but_no_quirks():
-    for metric, said, strict in (("set_equality", "b, a", True), ("exact_str_match", "a, b, c", False)):
-        asked = Item(id="1", answer_type="text", answer="a, b", meta={"metric": metric})
-        assert (
-            grade_response(
-                get_benchmark("megabench"), asked, ItemResponse(id="1", text=f"<answer>{said}</answer>")
-            ).strict
-            is strict
-        )
-    asked = Item(id="1", answer_type="text", answer="B", meta={"metric": "exact_str_match"})
-    verdict = grade_response(
-        get_benchmark("megabench"), asked, ItemResponse(id="1", text="<answer>Best of all</answer>")
-    )
-    assert (verdict.strict, verdict.official) == (False, True)
-
-
-@pytest.mark.parametrize("metric", FIELD_METRICS)
 @pytest.mark.parametrize(
-    "said",
+    ("metric", "prediction", "reference", "score"),
     [
-        "",
-        "[" * 9000,
-        "{" * 50,
-        "1e999",
-        "\ud800",
-        "<point>,</point>",
-        "{'a': {1: 2}}",
-        "[" + "9" * 4000 + "]",
-        "[(NaN, 1e999)]",
-        "[NaN]",
+        # 6 + 4 words: 5 + 4 found; pairs 4 + 3 of 5 + 3, triples 3 + 2 of 4 + 2, fours 2 + 1 of 3 + 1.
+        (
+            *("bleu", ["the cat sat on the rug", "it is a dog"], ["the cat sat on the mat", "it is a dog"]),
+            (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25,
+        ),
+        ("bleu", ["the cat"], ["the cat", "it is a dog"], 0.0),
+        ("bleu", "x", ["x"], 0.0),
+        ("bleu", [1], ["x"], 0.0),
+        # Of an empty prediction every entry is right, as in MEGA-Bench.
+        ("set_precision", "", "a", 1.0),
+        ("jaccard_index", "", "a", 0.0),
     ],
 )
-def test_no_metric_raises_on_hostile_text(metric, said):
-    assert 0.0 <= FIELD_METRICS[metric](said, "[(0, 0, 1, 1)]") <= 1.0
+def test_metric_of_lists_and_empty_values(metric, prediction, reference, score):
+    assert FIELD_METRICS[metric](prediction, reference) == pytest.approx(score)
 
 
-def test_an_empty_set_has_precision_one_as_in_megabench():
-    assert FIELD_METRICS["set_precision"]("", "a") == 1.0
-    assert FIELD_METRICS["jaccard_index"]("", "a") == 0.0
+@pytest.mark.parametrize(("plan", "score"), PLANS)
+def test_plan_is_simulated(plan, score):
+    assert FIELD_METRICS["symbolic_planning_test"](plan.split("\n"), CONTEXT) == score
+    meta = {"metric": {"plan": "symbolic_planning_test"}, "context": CONTEXT}
+    verdict = grade(f"<answer>{plan}</answer>", {"plan": "(as the authors did)"}, **meta)
+    assert (verdict.strict, verdict.official) == (bool(score), bool(score))
+
+
+def test_goal_may_be_one_fact():
+    context = {"domain_pddl": DOMAIN, "task_pddl": TASK.replace("(and (at r loft) (rested r))", "(at r hall)")}
+    assert FIELD_METRICS["symbolic_planning_test"]("(move r den hall)", context) == 1.0
+    assert FIELD_METRICS["symbolic_planning_test"]("", context) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        *(
+            ({"domain_pddl": text}, "PDDL|domain_pddl")
+            for text in (DOMAIN[:-1], DOMAIN + ")", "", "(define (domain r))")
+        ),
+        ({"task_pddl": "(define (problem p))"}, "no task_pddl with :init and :goal"),
+    ],
+)
+def test_broken_planning_problem_is_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        parse_problem(CONTEXT | changed)
+    with pytest.raises(UserError, match=message):
+        FIELD_METRICS["symbolic_planning_test"]("(move r den hall)", CONTEXT | changed)
 
 
 FIELDS = {"metric": {"x": "exact_str_match", "y": "positive_int_match"}}
+CAT = {"x": "cat", "y": 3}
+BOXES = {"bounding_boxes": ["(0.0, 0.0, 0.1, 0.1)", "(0.4, 0.4, 0.6, 0.6)"]}
+IN_BOX = {"metric": {"p": "xml_norm_point_in_bbox"}, "context": BOXES}
+SET, EXACT = {"metric": "set_equality"}, {"metric": "exact_str_match"}
 
 
 @pytest.mark.parametrize(
-    ("text", "how", "expected"),
+    ("text", "answer", "meta", "strict", "score"),
     [
-        ('```json\n{"x": "cat", "y": 3}\n```', {}, 1.0),
-        ('So {"x": "cat", "y": 4}.', {}, 0.5),
-        ("<think>{}</think>{'x': 'cat', 'y': 4}", {"function": "min"}, 0.0),
-        ('{"x": "cat"}', {"function": "mean", "field_weights": {"x": 3, "y": 1}}, 0.75),
-        ("cat", {}, 0.5),  # no object: the whole response, for each field
-        ("", {}, 0.0),
+        # Fields are aggregated as the task says.
+        ('```json\n{"x": "cat", "y": 3}\n```', CAT, FIELDS, True, 1.0),
+        ('So {"x": "cat", "y": 4}.', CAT, FIELDS, False, 0.5),
+        ("<think>{}</think>{'x': 'cat', 'y': 4}", CAT, FIELDS | {"aggregation": {"function": "min"}}, False, 0.0),
+        ('{"x": "cat"}', CAT, FIELDS | {"aggregation": {"field_weights": {"x": 3, "y": 1}}}, False, 0.75),
+        ("cat", CAT, FIELDS, False, 0.5),  # no object: the whole response, for each field
+        ("", CAT, FIELDS, False, 0.0),
+        # Strict wants every field, and accepts sets in any order, but no quirks.
+        ('{"x": "Cat", "y": 3}', CAT, FIELDS, True, 0.5),
+        ("<answer>b, a</answer>", "a, b", SET, True, 1.0),
+        ("<answer>a, b, c</answer>", "a, b", EXACT, False, 0.0),
+        ("<answer>Best of all</answer>", "B", EXACT, False, 1.0),
+        # An announced answer may have several lines.
+        (
+            f"I think.\n\nAnswer:\n{PLANS[0][0]}",
+            "(gt)",
+            {"metric": "symbolic_planning_test", "context": CONTEXT},
+            None,
+            1.0,
+        ),
+        ("Answer: x\nY", "y\nx", {"metric": "str_set_equality_line_break"}, None, 1.0),
+        ("Answer: a\nb", "a\nb", {"metric": "simple_str_match"}, None, 1.0),
+        ("Answer: a\nThat is what I see.", "a", {"metric": "simple_str_match"}, None, 1.0),
+        # Points are compared with the boxes of the context.
+        ("<answer><point>0.5, 0.5</point></answer>", "", IN_BOX, None, 1.0),
+        ("<answer><point>0.3, 0.3</point></answer>", "", IN_BOX, None, 0.0),
     ],
 )
-def test_scores_of_fields_are_aggregated(text, how, expected):
-    assert credit(text, {"x": "cat", "y": 3}, **FIELDS, aggregation=how) == pytest.approx(expected)
+def test_answer_is_scored_by_the_metrics_of_its_item(text, answer, meta, strict, score):
+    verdict = grade(text, answer, **meta)
+    assert verdict.score == pytest.approx(score)
+    assert strict is None or verdict.strict is strict
 
 
-def test_strict_wants_every_field():
-    asked = Item(id="1", answer_type="text", answer={"x": "cat", "y": 3}, meta=FIELDS)
-    verdicts = [
-        grade_response(get_benchmark("megabench"), asked, ItemResponse(id="1", text=text))
-        for text in ('{"x": "Cat", "y": 3}', "cat")
-    ]
-    assert [(one.strict, one.official, one.score) for one in verdicts] == [(True, False, 0.5), (False, False, 0.5)]
+HOSTILE = (
+    *("", "[" * 9000, "{" * 50, "1e999", "\ud800", "<point>,</point>", "{'a': {1: 2}}", "[" + "9" * 4000 + "]"),
+    *("[(NaN, 1e999)]", "[NaN]"),
+)
 
 
-def test_points_are_compared_with_boxes_of_the_context():
-    context = {"bounding_boxes": ["(0.0, 0.0, 0.1, 0.1)", "(0.4, 0.4, 0.6, 0.6)"]}
-    for point, right in (("0.5, 0.5", 1.0), ("0.3, 0.3", 0.0)):
-        text = f"<answer><point>{point}</point></answer>"
-        assert credit(text, "", metric={"p": "xml_norm_point_in_bbox"}, context=context) == right
+@pytest.mark.parametrize("metric", FIELD_METRICS)
+def test_no_metric_raises_on_hostile_text(metric):
+    for text in HOSTILE:
+        assert 0.0 <= FIELD_METRICS[metric](text, "[(0, 0, 1, 1)]") <= 1.0, text[:20]
 
 
-def test_the_score_is_the_mean_over_tasks():
-    asked = [
-        Item(
-            id=str(n), answer_type="text", answer="a", meta={"metric": "exact_str_match", "task": "one" if n else "two"}
-        )
-        for n in range(4)
-    ]
-    responses = [ItemResponse(id=item.id, text="a" if item.id == "0" else "b") for item in asked]
-    judged = [(item, response, extract_answer(item, response)) for item, response in zip(asked, responses, strict=True)]
-    assert macro_mean(judged) == 0.5
-    assert get_benchmark("megabench").overall_metric == ("macro mean over tasks", macro_mean)
+def test_overall_score_is_the_mean_over_tasks():
+    items = {}
+    for id in "0123":
+        meta = EXACT | {"task": "one" if id == "0" else "other"}
+        items[id] = Item(id=id, answer_type="text", answer="a", meta=meta)
+    responses = [ItemResponse(id=id, text="a" if id == "0" else "b") for id in items]
+    run = score_responses(BENCHMARKS["megabench"], items, responses, {})
+    assert run.overall_scores == {"macro mean over tasks": 0.5}
 
 
-def test_metrics_that_need_a_judge_are_refused():
+def test_metric_that_needs_a_judge_is_refused():
     with pytest.raises(UserError, match="gpt_4o_as_judge"):
-        credit("x", "x", metric="gpt_4o_as_judge")
+        grade("x", "x", metric="gpt_4o_as_judge")
