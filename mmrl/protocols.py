@@ -169,18 +169,3 @@ class Learner(Protocol):
 
         Every rank passes the same experiences and trains on its own share of them.
         """
-
-
-class MetricsLogger(Protocol):
-    """Writes what a run did to the console and its files.
-
-    Called by `mmrl.training.callbacks.StepLogger`; implemented by `mmrl.log.logger`.
-    """
-
-    def log(self, state: TrainingState, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
-        """Record one step. `times` are wall-clock seconds, kept apart from the reproducible `metrics`."""
-
-    def log_rollouts(
-        self, state: TrainingState, groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, force: bool
-    ) -> str | None:
-        """Write the step's rollouts if the schedule or `force` says so; return the file's path, None if not written."""

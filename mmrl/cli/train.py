@@ -28,7 +28,7 @@ def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "train", "train a model as a config says, or resume where it stopped", DETAILS)
     add_config_arguments(parser)
-    parser.add_argument("--steps", type=positive_int, metavar="N", help="at most N optimizer steps in every stage")
+    parser.add_argument("--steps", type=positive_int, metavar="N", help="at most N training steps in every stage")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="write the run here instead of `run.dir`")
     parser.add_argument(
         "--verify-resume",

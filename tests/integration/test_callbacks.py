@@ -45,14 +45,14 @@ class Measuring:
     def on_step_end(self, state, result):
         return {"my/peak": 1 - abs(state.step - 3) / 10, "my/rank": self.rank, "my/nothing": float("nan")}
 
-def make(context):
-    return Measuring(context.ranks.rank)
+def make(run):
+    return Measuring(run.ranks.rank)
 
 class Reading:
     def on_step_end(self, state, result):
         return {"my/twice": 2 * result.metrics["my/peak"]}
 
-def read(context):
+def read(run):
     return Reading()
 """
 
@@ -100,7 +100,7 @@ class Mine:
     metrics = {metrics}
     def on_step_end(self, state, result):
         {line}
-def make(context):
+def make(run):
     return Mine()
 """
 
@@ -134,13 +134,13 @@ def test_a_step_whose_callback_fails_is_in_the_files(tmp_path: Path, here: Comma
     ("text", "args", "message"),
     [
         (
-            "def make(context):\n    return 3\n",
+            "def make(run):\n    return 3\n",
             {},
             "returned 3, which has no method 'on_step_end'",
         ),
-        ("def make():\n    pass\n", {}, "mine.py:1: make: a callback is called with (context)"),
-        ("def make(context, *, every: int):\n    pass\n", {"evry": 2}, "has no option 'evry'; did you mean 'every'?"),
-        ("def make(context:\n", {}, "mine.py:1: syntax error"),
+        ("def make():\n    pass\n", {}, "mine.py:1: make: a callback is called with (run)"),
+        ("def make(run, *, every: int):\n    pass\n", {"evry": 2}, "has no option 'evry'; did you mean 'every'?"),
+        ("def make(run:\n", {}, "mine.py:1: syntax error"),
         (source("('my/x',)"), {}, "`metrics` are ('my/x',), not a tuple of mmrl.Metric"),
         (source("Metric('my/x', 'X.')"), {}, "not a tuple of mmrl.Metric"),
         (

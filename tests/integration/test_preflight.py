@@ -171,7 +171,7 @@ MISTAKES: list[tuple[Callable[[Path], Settings], list[str]]] = [
     (tool_option, ["has no option 'limt'; did you mean 'limit'?"]),
     (data_option, ["has no option 'spilt'; did you mean 'split'?"]),
     (rethink_term, ["stages.0.rollout_steps.1.correct: ", "there is no reward term 'cuont', but count, format"]),
-    (callback_signature, ["mine.py:9", "a callback is called with (context)"]),
+    (callback_signature, ["mine.py:9", "a callback is called with (run)"]),
     (taken_directory, ["thesis.tex", "no run of mmrl"]),
     (file_in_the_way, ["file/run cannot be written", "is a file"]),
 ]

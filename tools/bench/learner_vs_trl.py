@@ -60,7 +60,7 @@ from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
 from mmrl.rollout.engines.hf import HfEngine
 from mmrl.rollout.weight_sync import PolicyWeightStream
-from mmrl.training.build import RunContext, RunSetup, build_run_context
+from mmrl.training.build import RunComponents, RunSetup, build_run
 from mmrl.training.functions import load_functions
 from mmrl.training.stage import build_learner
 from mmrl.types import Experience, Group, Rollout, SamplingParams, Score
@@ -268,7 +268,7 @@ def mmrl_config(folder: Path, weights: str) -> dict[str, Any]:
     }
 
 
-def open_run_context(folder: Path, weights: str) -> RunContext:
+def open_run_context(folder: Path, weights: str) -> RunComponents:
     (path := folder / f"{weights}.yaml").write_text(json.dumps(mmrl_config(folder, weights)))
     with (folder / f"{weights}.log").open("w") as log:
         config = load_config(path).config
@@ -281,7 +281,7 @@ def open_run_context(folder: Path, weights: str) -> RunContext:
             ranks=SingleProcess(),
         )
         with ExitStack() as resources:
-            return build_run_context(setup, resources)
+            return build_run(setup, resources)
 
 
 def write_inputs(folder: Path, workload: Workload) -> None:

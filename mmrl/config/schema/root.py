@@ -106,8 +106,8 @@ class CallbackConfig(StrictModel):
     """A function of yours whose result is called after each training step; see docs/extending/callback.md."""
 
     fn: str
-    """`module:function` or `./file.py:function`. It is called once, as `fn(context, **args)` with the run's
-    `RunContext`, and returns an object with the method `on_step_end(state, result)`."""
+    """`module:function` or `./file.py:function`. It is called once, as `fn(run, **args)` with the run's
+    `RunComponents`, and returns an object with the method `on_step_end(state, result)`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Options of the function."""
 

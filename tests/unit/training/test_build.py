@@ -13,7 +13,7 @@ from mmrl.data.rows import load_dataset_function, read_source
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.training.build import RunSetup, build_run_context
+from mmrl.training.build import RunSetup, build_run
 from mmrl.training.functions import load_functions
 from mmrl.types import AnswerType, DatasetContext, ImageRef, Sample, Target, UserError
 
@@ -47,7 +47,7 @@ def open_context(config, folder):
         ranks=SingleProcess(),
     )
     with ExitStack() as resources:
-        return build_run_context(setup, resources)
+        return build_run(setup, resources)
 
 
 @pytest.fixture
