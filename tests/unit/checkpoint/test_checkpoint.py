@@ -1,22 +1,22 @@
-"""Checkpoints: whole or absent, whatever the disk does, and exact."""
+"""Checkpoints: complete or absent, whatever the disk does, and exact."""
 
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Barrier, Event
-from time import sleep
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
 import torch
+from thread_ranks import run_on_ranks
 from torch import nn
+from waiting import wait_for
 
 from mmrl import checkpoint
-from mmrl.checkpoint import CheckpointManager, CheckpointWeights, Snapshot, json_codec
+from mmrl.checkpoint import CheckpointManager, CheckpointWeights, Snapshot
 from mmrl.checkpoint.atomic_folder import atomic_folder, find_damage, merge_part_hashes
 from mmrl.checkpoint.snapshot import part_file_names, write_part
 from mmrl.config.schema import BestCheckpointConfig, CheckpointsConfig
@@ -24,10 +24,12 @@ from mmrl.distributed.ranks import SingleProcess, balanced_range
 from mmrl.types import TrainingState, UserError
 
 FILES = ("hashes.json", "model.safetensors", "optimizer.pt", "rng.pt", "state.json", "score.json", "config.yaml")
+ASYNC = CheckpointsConfig(async_save=True)
+BEST = BestCheckpointConfig(metric="m")
 
 
-def trained(seed):
-    """A small net with tied weights, and an optimizer that has moments."""
+def train_net(seed):
+    """Return a small net with tied weights, and an optimizer that has moments."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 7, bias=False))
     net[1].weight = net[0].weight
@@ -39,481 +41,438 @@ def trained(seed):
     return net, optimizer
 
 
-def weights(net):
+def weights_of(net):
     return CheckpointWeights(trained=dict(net.named_parameters()))
 
 
-def snapshot(seed=0, score=None, **state):
-    net, optimizer = trained(seed)
-    moments, rng = {"moments": optimizer.state_dict()["state"]}, checkpoint.read_rng_states()
+def make_snapshot(seed=0, score=None, **state):
+    net, optimizer = train_net(seed)
     return Snapshot(
-        weights=weights(net),
-        optimizer=moments,
-        rng=rng,
+        weights=weights_of(net),
+        optimizer={"moments": optimizer.state_dict()["state"]},
+        rng=checkpoint.read_rng_states(),
         state=TrainingState(**state),
         config_yaml="run:",
         best_metric=score,
     )
 
 
-def write_down(folder, taken):
-    """A checkpoint of one process under any name, as a shelf makes it."""
-    with atomic_folder(folder) as aside:
-        write_part(aside, taken, SingleProcess())
-        merge_part_hashes(aside, part_file_names(1))
+def write_checkpoint(folder, snapshot):
+    """Write a checkpoint of one process under any name."""
+    with atomic_folder(folder) as partial_folder:
+        write_part(partial_folder, snapshot, SingleProcess())
+        merge_part_hashes(partial_folder, part_file_names(1))
 
 
 def save(folder, seed=0, **state):
-    write_down(folder, snapshot(seed, **state))
-    return trained(seed)[0]
+    """Write a checkpoint and return its net."""
+    write_checkpoint(folder, make_snapshot(seed, **state))
+    return train_net(seed)[0]
+
+
+def save_two(folder):
+    """Write two checkpoints; return the folder of the newer one."""
+    for name in ("00-000001", "00-000002"):
+        save(folder / name)
+    return folder / "00-000002"
 
 
 def refuse_warnings(text):
     raise AssertionError(text)
 
 
+def do_nothing():
+    pass
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
-    net, optimizer = trained(1)
-    evals = {"before": {"count": {"a": 0.1 + 0.2, "b": 1 / 3}}}
+def step_of(folder):
+    return checkpoint.load_state(folder).step
+
+
+def flip_last_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 0x81
+    path.write_bytes(content)
+
+
+# What a checkpoint holds
+
+
+def test_loaded_checkpoint_equals_the_saved_one_bit_for_bit(tmp_path):
+    net, optimizer = train_net(1)
     state = TrainingState(
-        stage_index=1, step=7, data_position=70, version=9, steps_without_signal=2, metrics_bytes=11, eval_rewards=evals
+        stage_index=1,
+        step=7,
+        data_position=70,
+        version=9,
+        steps_without_signal=2,
+        metrics_bytes=11,
+        eval_rewards={"before": {"count": {"a": 0.1 + 0.2, "b": 1 / 3}}},
     )
-    kept = {"moments": optimizer.state_dict()["state"], "masters": {}}
-    taken = replace(snapshot(), weights=weights(net), optimizer=kept, state=state)
-    write_down(tmp_path / "c", replace(taken, rng=checkpoint.read_rng_states()))
-    expected = torch.rand(4)
-    other, _ = trained(2)
-    found, tables = checkpoint.load_checkpoint(tmp_path / "c", weights=weights(other))
-    assert found == state
-    assert torch.equal(torch.rand(4), expected)
+    tables = {"moments": optimizer.state_dict()["state"], "masters": {}}
+    snapshot = replace(make_snapshot(), weights=weights_of(net), optimizer=tables, state=state)
+    write_checkpoint(tmp_path / "c", replace(snapshot, rng=checkpoint.read_rng_states()))
+    random_numbers = torch.rand(4)
+    other, _ = train_net(2)
+    found_state, found_tables = checkpoint.load_checkpoint(tmp_path / "c", weights=weights_of(other))
+    assert found_state == state
+    assert torch.equal(torch.rand(4), random_numbers)
     assert torch.equal(other[0].weight, net[0].weight)
     assert other[1].weight is other[0].weight
-    assert tables.keys() == kept.keys() and tables["masters"] == {}
-    theirs, ours = kept["moments"][0], tables["moments"][0]
-    assert theirs.keys() == ours.keys() == {"step", "exp_avg", "exp_avg_sq"}
-    assert all(torch.equal(theirs[key], ours[key]) for key in theirs)
+    assert found_tables.keys() == tables.keys() and found_tables["masters"] == {}
+    saved, found = tables["moments"][0], found_tables["moments"][0]
+    assert saved.keys() == found.keys() == {"step", "exp_avg", "exp_avg_sq"}
+    assert all(torch.equal(saved[key], found[key]) for key in saved)
 
 
-def test_what_another_version_saved_is_refused(tmp_path):
-    write_down(tmp_path / "c", replace(snapshot(), optimizer={"optimizer": {"state": {}}}))
-    with pytest.raises(UserError, match=r"c/optimizer.pt holds 'optimizer', which this version .* does not know"):
-        checkpoint.load_checkpoint(tmp_path / "c", weights=weights(trained(1)[0]))
+def test_optimizer_table_of_another_version_is_refused(tmp_path):
+    write_checkpoint(tmp_path / "c", replace(make_snapshot(), optimizer={"optimizer": {"state": {}}}))
+    with pytest.raises(UserError, match=r"optimizer.pt holds 'optimizer'.* version"):
+        checkpoint.load_checkpoint(tmp_path / "c", weights=weights_of(train_net(1)[0]))
 
 
-def test_weights_that_will_be_divided_are_the_files_own_and_outlive_it(tmp_path):
-    net, other = save(tmp_path / "c"), trained(1)[0]
-    _, tables = checkpoint.load_checkpoint(tmp_path / "c", weights=weights(other), mmap=True)
+def test_mapped_weights_are_memory_of_the_files_and_outlive_them(tmp_path):
+    net, other = save(tmp_path / "c"), train_net(1)[0]
+    _, tables = checkpoint.load_checkpoint(tmp_path / "c", weights=weights_of(other), mmap=True)
     moments = tables["moments"]
-    assert file_behind(other[0].weight) == str(tmp_path / "c" / "model.safetensors")
-    assert file_behind(moments[0]["exp_avg"]) == str(tmp_path / "c" / "optimizer.pt")
+    assert mapped_file(other[0].weight) == str(tmp_path / "c" / "model.safetensors")
+    assert mapped_file(moments[0]["exp_avg"]) == str(tmp_path / "c" / "optimizer.pt")
     shutil.rmtree(tmp_path / "c")
     assert torch.equal(other[0].weight, net[0].weight)
     moments[0]["exp_avg"].add_(1.0)
 
 
-def file_behind(tensor):
-    """What a tensor's memory is a map of."""
+def mapped_file(tensor):
+    """Return the file that a tensor's memory is a map of."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         extent, *_, name = line.split(maxsplit=5)
         start, end = (int(edge, 16) for edge in extent.split("-"))
         if start <= tensor.data_ptr() < end:
             return name
-    raise AssertionError("no memory of this process")
+    raise AssertionError("the tensor is not in a map")
 
 
-def test_the_newest_whole_checkpoint_is_found(tmp_path):
-    for name in ("00-000100", "01-000000", "00-000200"):
+def test_snapshot_on_the_cpu_does_not_change_with_the_run(tmp_path):
+    net, optimizer = train_net(1)
+    state = TrainingState(step=1, eval_rewards={"before": {"count": {"a": 0.5}}})
+    tables = {"moments": optimizer.state_dict()["state"]}
+    live = Snapshot(weights=weights_of(net), optimizer=tables, rng=checkpoint.read_rng_states(), state=state)
+    copied = checkpoint.copy_to_cpu(live)
+    write_checkpoint(tmp_path / "before", live)
+    with torch.no_grad():
+        net[0].weight.add_(1.0)
+    optimizer.state_dict()["state"][0]["exp_avg"].add_(1.0)
+    state.step, state.eval_rewards["before"]["count"]["a"] = 2, 0.0
+    write_checkpoint(tmp_path / "after", copied)
+    before, after = ((tmp_path / name / "hashes.json").read_text() for name in ("before", "after"))
+    assert before == after
+
+
+# Finding and pruning
+
+
+@pytest.mark.parametrize(
+    ("saved", "newest"),
+    [
+        (("00-000100", "01-000000", "00-000200"), "01-000000"),
+        (("00-999999", "00-1000000", "00-20000000"), "00-20000000"),  # compared as numbers
+        (("99-000005", "100-000000"), "100-000000"),
+    ],
+)
+def test_newest_checkpoint_is_found_and_kept(tmp_path, saved, newest):
+    for name in saved:
         save(tmp_path / name)
-    assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / "01-000000"
+    (tmp_path / "mine").mkdir()  # not named like a checkpoint, so it must stay
+    assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / newest
+    checkpoint.prune_checkpoints(tmp_path, CheckpointsConfig(keep_last=1))
+    assert names(tmp_path) == [newest, "mine"]
+
+
+def test_no_checkpoints_are_none(tmp_path):
     assert checkpoint.find_latest(tmp_path / "nowhere", refuse_warnings) is None
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, name, damage):
-    save(tmp_path / "00-000001")
-    save(tmp_path / "00-000002")
-    file = tmp_path / "00-000002" / name
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 0x81
-    match damage:
-        case "missing":
-            file.unlink()
-        case "cut":
-            file.write_bytes(content[: len(content) // 2])
-        case "flipped":
-            file.write_bytes(content)
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9]), flip_last_byte])
+def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, name, damage):
+    damage(save_two(tmp_path) / name)
     warnings = []
     assert checkpoint.find_latest(tmp_path, warnings.append) == tmp_path / "00-000001"
-    assert len(warnings) == 1
-    assert "00-000002 is damaged" in warnings[0]
+    [warning] = warnings
+    assert "00-000002 is damaged" in warning
 
 
-def test_hashes_that_leave_a_file_out_do_not_vouch_for_it(tmp_path):
-    save(tmp_path / "00-000001")
-    save(tmp_path / "00-000002")
-    (tmp_path / "00-000002" / "hashes.json").write_text("{}")
-    assert checkpoint.find_latest(tmp_path, [].append) == tmp_path / "00-000001"
-
-
-def test_a_run_does_not_begin_anew_because_every_checkpoint_is_damaged(tmp_path):
-    for name in ("00-000001", "00-000002"):
-        save(tmp_path / name)
-        (tmp_path / name / "rng.pt").unlink()
-    warnings = []
-    with pytest.raises(UserError, match=r"00-000002 is damaged \(rng.pt is missing\), and no other is whole"):
-        checkpoint.find_latest(tmp_path, warnings.append)
-    assert len(warnings) == 2
-
-
-@pytest.mark.parametrize("content", ["{}", "[]", '"hashes"', "", "null"])
-def test_hashes_that_say_nothing_do_not_vouch(tmp_path, content):
-    save(tmp_path / "00-000001")
-    save(tmp_path / "00-000002")
-    (tmp_path / "00-000002" / "hashes.json").write_text(content)
+@pytest.mark.parametrize("content", ["{}", "[]", '"hashes"', "", "null", None])
+def test_checkpoint_without_hashes_is_damaged(tmp_path, content):
+    newest = save_two(tmp_path)
+    if content is None:
+        shutil.rmtree(newest)
+        newest.mkdir()
+    else:
+        (newest / "hashes.json").write_text(content)
     warnings = []
     assert checkpoint.find_latest(tmp_path, warnings.append) == tmp_path / "00-000001"
     assert "hashes.json" in warnings[0] or "does not match its hash" in warnings[0]
 
 
-def test_an_empty_folder_is_a_damaged_checkpoint(tmp_path):
-    save(tmp_path / "00-000001")
-    (tmp_path / "00-000002").mkdir()
+def test_run_does_not_start_over_because_every_checkpoint_is_damaged(tmp_path):
+    save_two(tmp_path)
+    for folder in list(tmp_path.iterdir()):
+        (folder / "rng.pt").unlink()
     warnings = []
-    assert checkpoint.find_latest(tmp_path, warnings.append) == tmp_path / "00-000001"
-    assert "00-000002 is damaged (hashes.json is missing)" in warnings[0]
-
-
-def test_what_is_no_checkpoint_is_left_alone(tmp_path):
-    save(tmp_path / "00-000001")
-    (tmp_path / "mine").mkdir()
-    checkpoint.prune_checkpoints(tmp_path, CheckpointsConfig(keep_last=1))
-    assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / "00-000001"
-    assert names(tmp_path) == ["00-000001", "mine"]
-
-
-def test_steps_are_compared_as_numbers(tmp_path):
-    for step in (999_999, 1_000_000, 20_000_000):
-        save(tmp_path / str(checkpoint.StepId(0, step)))
-    assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / "00-20000000"
-    checkpoint.prune_checkpoints(tmp_path, CheckpointsConfig(keep_last=1))
-    assert names(tmp_path) == ["00-20000000"]
-    save(tmp_path / str(checkpoint.StepId(100, 0)))
-    save(tmp_path / str(checkpoint.StepId(99, 5)))
-    assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / "100-000000"
+    with pytest.raises(UserError, match=r"00-000002 is damaged \(rng.pt is missing\)"):
+        checkpoint.find_latest(tmp_path, warnings.append)
+    assert len(warnings) == 2
 
 
 SCORES = (0.2, None, 0.9, 0.9, 0.1, 0.5)
-POLICIES = [
-    (CheckpointsConfig(keep_last=2), [4, 5]),
-    (CheckpointsConfig(keep_last=9), [0, 1, 2, 3, 4, 5]),
-    (CheckpointsConfig(keep_last=1, keep_every=2), [2, 4, 5]),
-    (CheckpointsConfig(keep_last=1, best=BestCheckpointConfig(metric="m")), [2, 5]),
-    (CheckpointsConfig(keep_last=1, best=BestCheckpointConfig(metric="m", mode="min")), [4, 5]),
-    (CheckpointsConfig(keep_last=1, keep_every=3, best=BestCheckpointConfig(metric="m", mode="min")), [3, 4, 5]),
-]
 
 
 @pytest.fixture(scope="module")
-def six(tmp_path_factory):
-    """Six checkpoints with SCORES."""
+def six_checkpoints(tmp_path_factory):
+    """A folder of six checkpoints with SCORES."""
     folder = tmp_path_factory.mktemp("six")
     for step, score in enumerate(SCORES):
         save(folder / f"00-{step:06d}", score=score)
     return folder
 
 
-@pytest.mark.parametrize(("policy", "kept"), POLICIES)
-def test_what_stays(tmp_path, six, policy, kept):
-    manager = Path(shutil.copytree(six, tmp_path / "checkpoints"))
-    (manager / ".00-000009.partial").mkdir()
-    (manager / ".00-000004.retired").mkdir()
-    checkpoint.prune_checkpoints(manager, policy)
-    assert names(manager) == [f"00-{step:06d}" for step in kept]
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"keep_last": 2}, [4, 5]),
+        ({"keep_last": 9}, [0, 1, 2, 3, 4, 5]),
+        ({"keep_last": 1, "keep_every": 2}, [2, 4, 5]),
+        ({"keep_last": 1, "best": BEST}, [2, 5]),
+        ({"keep_last": 1, "best": BestCheckpointConfig(metric="m", mode="min")}, [4, 5]),
+        ({"keep_last": 1, "keep_every": 3, "best": BestCheckpointConfig(metric="m", mode="min")}, [3, 4, 5]),
+    ],
+)
+def test_pruning_keeps_the_last_the_best_and_every_nth(tmp_path, six_checkpoints, options, kept):
+    folder = Path(shutil.copytree(six_checkpoints, tmp_path / "checkpoints"))
+    (folder / ".00-000009.partial").mkdir()
+    (folder / ".00-000004.retired").mkdir()
+    checkpoint.prune_checkpoints(folder, CheckpointsConfig(**options))
+    assert names(folder) == [f"00-{step:06d}" for step in kept]
 
 
-def test_a_checkpoint_is_found_by_name_and_by_rank(tmp_path, six):
-    best = BestCheckpointConfig(metric="m")
-    assert checkpoint.find_checkpoint(six, None, best, refuse_warnings) == six / "00-000005"
-    assert checkpoint.find_checkpoint(six, "00-000001", best, refuse_warnings) == six / "00-000001"
-    assert checkpoint.find_checkpoint(six, "best", best, refuse_warnings) == six / "00-000002"
-    for name, rank in (("00-000007", best), ("best", None)):
-        with pytest.raises(UserError, match=rf"no checkpoint '{name}'; there is 00-000000, .*00-000005"):
-            checkpoint.find_checkpoint(six, name, rank, refuse_warnings)
-    manager = Path(shutil.copytree(six, tmp_path / "checkpoints"))
-    (manager / "00-000002" / "score.json").write_text("0.95")
-    with pytest.raises(UserError, match=r"00-000002 is damaged \(score.json does not match"):
-        checkpoint.find_checkpoint(manager, "best", best, refuse_warnings)
+@pytest.mark.parametrize(("name", "step"), [(None, 5), ("00-000001", 1), ("best", 2)])
+def test_checkpoint_is_found_by_its_name(six_checkpoints, name, step):
+    assert checkpoint.find_checkpoint(six_checkpoints, name, BEST, refuse_warnings).name == f"00-{step:06d}"
 
 
-def test_a_checkpoint_whose_score_is_damaged_is_not_the_best(tmp_path, six):
-    manager = Path(shutil.copytree(six, tmp_path / "checkpoints"))
+@pytest.mark.parametrize(("name", "best"), [("00-000007", BEST), ("best", None)])
+def test_unknown_checkpoint_is_refused_with_those_that_exist(six_checkpoints, name, best):
+    with pytest.raises(UserError, match=rf"no checkpoint '{name}'.* 00-000000, .*00-000005"):
+        checkpoint.find_checkpoint(six_checkpoints, name, best, refuse_warnings)
+
+
+def test_checkpoint_with_a_damaged_score_is_not_the_best_or_refused(tmp_path, six_checkpoints):
+    folder = Path(shutil.copytree(six_checkpoints, tmp_path / "checkpoints"))
     for step, content in ((2, "0."), (3, '"high"')):
-        (manager / f"00-00000{step}" / "score.json").write_text(content)
-    assert (
-        checkpoint.find_checkpoint(manager, "best", BestCheckpointConfig(metric="m"), refuse_warnings)
-        == manager / "00-000005"
-    )
+        (folder / f"00-00000{step}" / "score.json").write_text(content)
+    assert checkpoint.find_checkpoint(folder, "best", BEST, refuse_warnings).name == "00-000005"
+    (folder / "00-000002" / "score.json").write_text("0.95")
+    with pytest.raises(UserError, match=r"00-000002 is damaged \(score.json"):
+        checkpoint.find_checkpoint(folder, "best", BEST, refuse_warnings)
 
 
-BACKGROUND = CheckpointsConfig(async_save=True)
+# Saving in the background
 
 
-def test_a_snapshot_does_not_follow_the_run(tmp_path):
-    net, optimizer = trained(1)
-    state = TrainingState(step=1, eval_rewards={"before": {"count": {"a": 0.5}}})
-    moments = {"moments": optimizer.state_dict()["state"]}
-    live = Snapshot(weights=weights(net), optimizer=moments, rng=checkpoint.read_rng_states(), state=state)
-    taken = checkpoint.copy_to_cpu(live)
-    write_down(tmp_path / "00-000001", live)
-    with torch.no_grad():
-        net[0].weight.add_(1.0)
-    optimizer.state_dict()["state"][0]["exp_avg"].add_(1.0)
-    state.step, state.eval_rewards["before"]["count"]["a"] = 2, 0.0
-    write_down(tmp_path / "00-000002", taken)
-    one, two = ((tmp_path / f"00-00000{n}" / "hashes.json").read_text() for n in (1, 2))
-    assert one == two
-
-
-def test_a_write_in_the_background_lets_the_run_go_on_and_the_next_one_waits(tmp_path):
-    may, order = Event(), []
-    with CheckpointManager(tmp_path, BACKGROUND, refuse_warnings) as manager:
-        manager.save(snapshot(step=1), before_write=lambda: order.append(may.wait(10)))
+def test_run_continues_during_a_write_in_the_background_and_the_next_write_waits(tmp_path):
+    may_write, events = Event(), []
+    with CheckpointManager(tmp_path, ASYNC, refuse_warnings) as manager:
+        manager.save(make_snapshot(step=1), before_write=lambda: events.append(may_write.wait(10)))
         manager.raise_if_failed()
-        assert names(tmp_path) == [".00-000001.partial"]  # nothing is in it, and nobody waited
-        assert names(tmp_path / ".00-000001.partial") == []
-        may.set()
-        manager.save(snapshot(step=2), before_write=lambda: order.append(names(tmp_path)))
-    assert order == [True, [".00-000002.partial", "00-000001"]]
+        assert names(tmp_path) == [".00-000001.partial"] and not names(tmp_path / ".00-000001.partial")
+        may_write.set()
+        manager.save(make_snapshot(step=2), before_write=lambda: events.append(names(tmp_path)))
+    assert events == [True, [".00-000002.partial", "00-000001"]]
     assert names(tmp_path) == ["00-000001", "00-000002"]
 
 
-def test_a_failure_in_the_background_surfaces_at_the_next_step(tmp_path):
+def test_failure_in_the_background_is_raised_at_the_next_step(tmp_path):
     folder = tmp_path / "run" / "checkpoints"
     folder.parent.mkdir()
-    with (
-        pytest.raises(UserError, match=r"cannot save .*00-000002"),
-        CheckpointManager(folder, BACKGROUND, print) as manager,
-    ):
-        manager.save(snapshot(step=1), before_write=lambda: None)
+    with pytest.raises(UserError, match=r"cannot save .*00-000002"), CheckpointManager(folder, ASYNC, print) as manager:
+        manager.save(make_snapshot(step=1), before_write=do_nothing)
         manager.wait()
-        manager.save(snapshot(step=2), before_write=(folder / ".00-000002.partial").rmdir)
+        manager.save(make_snapshot(step=2), before_write=(folder / ".00-000002.partial").rmdir)
         while True:  # as the loop does, step after step
             manager.raise_if_failed()
     assert checkpoint.find_latest(folder, refuse_warnings) == folder / "00-000001"
 
 
-def test_a_deleted_run_directory_is_not_made_anew(tmp_path):
-    with (
-        pytest.raises(UserError, match="run was deleted or moved while the run was writing to it"),
-        CheckpointManager(tmp_path / "run" / "checkpoints", BACKGROUND, refuse_warnings) as manager,
-    ):
-        manager.save(snapshot(step=1), before_write=lambda: None)
+def test_failure_in_the_background_does_not_hide_what_ended_the_run(tmp_path):
+    warnings = []
+    with pytest.raises(KeyboardInterrupt), CheckpointManager(tmp_path, ASYNC, warnings.append) as manager:
+        manager.save(make_snapshot(step=2), before_write=(tmp_path / ".00-000002.partial").rmdir)
+        raise KeyboardInterrupt
+    [warning] = warnings
+    assert "cannot save" in warning
+
+
+def test_deleted_run_directory_is_not_made_again(tmp_path):
+    folder = tmp_path / "run" / "checkpoints"
+    with pytest.raises(UserError, match="run was deleted"), CheckpointManager(folder, ASYNC, print) as manager:
+        manager.save(make_snapshot(step=1), before_write=do_nothing)
     assert names(tmp_path) == []
 
 
-def test_a_failure_in_the_background_does_not_hide_what_ended_the_run(tmp_path):
-    warnings = []
-    with pytest.raises(KeyboardInterrupt), CheckpointManager(tmp_path, BACKGROUND, warnings.append) as manager:
-        manager.save(snapshot(step=2), before_write=(tmp_path / ".00-000002.partial").rmdir)
-        raise KeyboardInterrupt
-    assert len(warnings) == 1 and "cannot save" in warnings[0]
-
-
-class Together:
-    """One of several ranks that are threads of this process."""
-
-    def __init__(self, rank, meeting, places):
-        self.rank, self.size = rank, meeting.parties
-        self._meeting, self._places = meeting, places
-
-    def all_gather(self, mine):
-        self._places[self.rank] = mine
-        self._meeting.wait(60)
-        every = list(self._places)
-        self._meeting.wait(60)
-        return every
-
-    def on_rank0(self, work):
-        result = None
-        if self.rank == 0:
-            try:
-                result = work()
-            except UserError as error:
-                result = error
-        result = self.all_gather(result)[0]
-        if isinstance(result, UserError):
-            raise result
-        return result
-
-
-def by_ranks(count, work):
-    """What `work` returns on each of so many ranks."""
-    meeting, places = Barrier(count), [None] * count
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(lambda rank: work(Together(rank, meeting, places)), range(count)))
-
+# Several ranks
 
 SIZES, RNG = (5, 1, 40, 3, 3, 30, 2), checkpoint.read_rng_states()
 
 
-def part_of(ranks, **state):
-    """This rank's part of seven weights, each as many times its place as it has values."""
+def part_of(ranks, step):
+    """Return this rank's part of seven weights; the values of each are its index."""
     own = balanced_range(SIZES, ranks)
-    learned = {f"w{place}": torch.full((SIZES[place],), float(place)) for place in own}
-    moments = {place: {"exp_avg": torch.full((SIZES[place],), place / 2)} for place in own}
-    optimizer = {"moments": moments, "masters": {}}
+    weights = {f"w{index}": torch.full((SIZES[index],), float(index)) for index in own}
+    moments = {index: {"exp_avg": torch.full((SIZES[index],), index / 2)} for index in own}
     return Snapshot(
-        weights=CheckpointWeights(trained=learned), optimizer=optimizer, rng=RNG, state=TrainingState(**state)
+        weights=CheckpointWeights(trained=weights),
+        optimizer={"moments": moments, "masters": {}},
+        rng=RNG,
+        state=TrainingState(step=step),
     )
 
 
-def save_twice(folder, ranks):
-    """What each rank does to save its part of two checkpoints."""
-    with CheckpointManager(folder, CheckpointsConfig(), refuse_warnings, ranks) as manager:
+def save_twice(folder, ranks, *, is_async=False):
+    with CheckpointManager(folder, CheckpointsConfig(async_save=is_async), refuse_warnings, ranks) as manager:
         for step in (1, 2):
-            manager.save(part_of(ranks, step=step), before_write=lambda: None)
+            manager.save(part_of(ranks, step), before_write=do_nothing)
+        while manager._writing:  # as the loop does, step after step
+            manager.raise_if_failed()
+        assert checkpoint.find_latest(folder, refuse_warnings).name == "00-000002"
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
-def test_each_rank_writes_its_part_and_any_number_goes_on(tmp_path, count, asynchronous):
+def test_each_rank_writes_its_part_and_any_number_of_ranks_can_continue(tmp_path, count, is_async):
     """Nine ranks are more than there are weights."""
-
-    def keep(ranks):
-        with CheckpointManager(tmp_path, CheckpointsConfig(async_save=asynchronous), refuse_warnings, ranks) as manager:
-            for step in (1, 2):
-                manager.save(part_of(ranks, step=step), before_write=lambda: None)
-            while manager._writing:  # as the loop does, step after step
-                manager.raise_if_failed()
-                assert checkpoint.find_latest(tmp_path, refuse_warnings).name in ("00-000001", "00-000002")
-            assert checkpoint.find_latest(tmp_path, refuse_warnings).name == "00-000002"
-
-    by_ranks(count, keep)
+    run_on_ranks(count, partial(save_twice, tmp_path, is_async=is_async))
     assert names(tmp_path) == ["00-000001", "00-000002"]
     assert len(names(tmp_path / "00-000002")) == 5 + 2 * count
-    learned = {f"w{place}": torch.zeros(size) for place, size in enumerate(SIZES)}
-    state, tables = checkpoint.load_checkpoint(tmp_path / "00-000002", weights=CheckpointWeights(trained=learned))
+    weights = {f"w{index}": torch.zeros(size) for index, size in enumerate(SIZES)}
+    state, tables = checkpoint.load_checkpoint(tmp_path / "00-000002", weights=CheckpointWeights(trained=weights))
     assert state.step == 2
     assert list(tables["moments"]) == list(range(len(SIZES))) and tables["masters"] == {}
-    for place, size in enumerate(SIZES):
-        assert torch.equal(learned[f"w{place}"], torch.full((size,), float(place)))
-        assert torch.equal(tables["moments"][place]["exp_avg"], torch.full((size,), place / 2))
+    for index, size in enumerate(SIZES):
+        assert torch.equal(weights[f"w{index}"], torch.full((size,), float(index)))
+        assert torch.equal(tables["moments"][index]["exp_avg"], torch.full((size,), index / 2))
 
 
 @pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "optimizer-00003-of-00003.pt"])
-def test_a_checkpoint_without_the_part_of_one_rank_is_damaged(tmp_path, name):
-    by_ranks(3, partial(save_twice, tmp_path))
+def test_checkpoint_without_the_part_of_one_rank_is_damaged(tmp_path, name):
+    run_on_ranks(3, partial(save_twice, tmp_path))
     (tmp_path / "00-000002" / name).unlink()
-    flipped = tmp_path / "00-000001" / name
-    flipped.write_bytes(flipped.read_bytes()[:-1] + b"?")
+    flip_last_byte(tmp_path / "00-000001" / name)
     warnings = []
-    with pytest.raises(UserError, match=f"00-000002 is damaged .{name} is missing., and no other is whole"):
+    with pytest.raises(UserError, match=f"00-000002 is damaged .{name} is missing"):
         checkpoint.find_latest(tmp_path, warnings.append)
-    assert f"00-000001 is damaged ({name} does not match its hash)" in warnings[1]
+    assert f"00-000001 is damaged ({name}" in warnings[1]
 
 
 @pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "optimizer-00003-of-00003.pt", "state.json"])
-def test_ranks_check_a_checkpoint_together(tmp_path, name):
-    """Each reads a part of the files, and all hear of what is wrong with any."""
-    by_ranks(3, partial(save_twice, tmp_path))
-    assert (
-        by_ranks(2, lambda ranks: checkpoint.find_latest(tmp_path, refuse_warnings, ranks))
-        == [tmp_path / "00-000002"] * 2
-    )
-    flipped = tmp_path / "00-000002" / name
-    flipped.write_bytes(flipped.read_bytes()[:-1] + b"?")
+def test_ranks_check_a_checkpoint_together_and_agree(tmp_path, name):
+    run_on_ranks(3, partial(save_twice, tmp_path))
     warnings = []
-    found = by_ranks(2, lambda ranks: checkpoint.find_latest(tmp_path, warnings.append, ranks))
-    assert found == [tmp_path / "00-000001"] * 2
-    assert len(warnings) == 2 and f"00-000002 is damaged ({name} does not match" in warnings[0]
+
+    def find_on_two_ranks():
+        found = run_on_ranks(2, lambda ranks: checkpoint.find_latest(tmp_path, warnings.append, ranks))
+        return [folder.name for folder in found]
+
+    assert find_on_two_ranks() == ["00-000002"] * 2 and not warnings
+    flip_last_byte(tmp_path / "00-000002" / name)
+    assert find_on_two_ranks() == ["00-000001"] * 2
+    assert len(warnings) == 2 and f"00-000002 is damaged ({name}" in warnings[0]
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("failing", [0, 1])
-def test_what_one_rank_cannot_write_ends_all_and_leaves_the_checkpoint_before(tmp_path, failing, asynchronous):
-    def keep(ranks):
-        def first():
+def test_rank_that_cannot_write_ends_all_and_leaves_the_checkpoint_before(tmp_path, failing, is_async):
+    def save_and_fail(ranks):
+        def fail():
             if ranks.rank == failing:
                 raise OSError(28, "No space left on device")
 
-        with CheckpointManager(tmp_path, CheckpointsConfig(async_save=asynchronous), refuse_warnings, ranks) as manager:
-            manager.save(part_of(ranks, step=1), before_write=lambda: None)
-            with pytest.raises(UserError, match="cannot save .*00-000002: No space left on device .*free some space"):
-                manager.save(part_of(ranks, step=2), before_write=first)
+        options = CheckpointsConfig(async_save=is_async)
+        with CheckpointManager(tmp_path, options, refuse_warnings, ranks) as manager:
+            manager.save(part_of(ranks, 1), before_write=do_nothing)
+            with pytest.raises(UserError, match="00-000002: No space left on device .*free some space"):
+                manager.save(part_of(ranks, 2), before_write=fail)
                 manager.wait()
 
-    by_ranks(2, keep)
+    run_on_ranks(2, save_and_fail)
     assert names(tmp_path) == ["00-000001"]
 
 
-def test_what_ranks_were_writing_when_one_of_them_failed_is_given_up(tmp_path):
-    """Nobody waits for a rank that will not come."""
-    left = Event()
+def test_write_of_several_ranks_is_abandoned_when_one_of_them_fails(tmp_path):
+    """No rank waits for one that will not come."""
+    failed = Event()
 
-    def keep(ranks):
-        with pytest.raises(ValueError, match="a bug"), CheckpointManager(tmp_path, BACKGROUND, print, ranks) as manager:
-            manager.save(part_of(ranks, step=1), before_write=lambda: None)
+    def save_and_raise(ranks):
+        with pytest.raises(ValueError, match="a bug"), CheckpointManager(tmp_path, ASYNC, print, ranks) as manager:
+            manager.save(part_of(ranks, 1), before_write=do_nothing)
             manager.wait()
-            manager.save(part_of(ranks, step=2), before_write=lambda: left.wait(60) if ranks.rank else None)
+            manager.save(part_of(ranks, 2), before_write=lambda: failed.wait(60) if ranks.rank else None)
             raise ValueError("a bug, or its effect on the others")
-        left.set()
+        failed.set()
 
-    by_ranks(2, keep)
+    run_on_ranks(2, save_and_raise)
     assert names(tmp_path) == [".00-000002.partial", "00-000001"]
 
 
-def test_a_checkpoint_of_several_ranks_is_there_before_anybody_looks(tmp_path):
-    def keep(ranks):
-        with CheckpointManager(tmp_path, BACKGROUND, refuse_warnings, ranks) as manager:
-            manager.save(part_of(ranks, step=1), before_write=lambda: None)
-            for _ in range(1200):
-                if (tmp_path / "00-000001").exists():
-                    return
-                sleep(0.05)
+def test_checkpoint_of_several_ranks_is_completed_in_the_background(tmp_path):
+    def save_and_look(ranks):
+        with CheckpointManager(tmp_path, ASYNC, refuse_warnings, ranks) as manager:
+            manager.save(part_of(ranks, 1), before_write=do_nothing)
+            wait_for((tmp_path / "00-000001").exists)
 
-    by_ranks(3, keep)
+    run_on_ranks(3, save_and_look)
     assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / "00-000001"
     assert not [name for name in names(tmp_path / "00-000001") if name.startswith("part")]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 48])
-def test_ranks_share_evenly(count):
-    """No part is larger than an even one by more than the largest of its things."""
+def test_no_rank_has_more_than_an_even_share_and_one_item(count):
     sizes = [7, 1, 1, 500, 20, 300, 0, 300, 2, 60, 60, 60, 0]
     parts = [balanced_range(sizes, SimpleNamespace(rank=rank, size=count)) for rank in range(count)]
-    assert [place for part in parts for place in part] == list(range(len(sizes)))
-    assert all(sum(sizes[place] for place in part) <= sum(sizes) / count + 500 for part in parts)
+    assert [index for part in parts for index in part] == list(range(len(sizes)))
+    assert all(sum(sizes[index] for index in part) <= sum(sizes) / count + max(sizes) for part in parts)
     assert balanced_range([], SimpleNamespace(rank=0, size=count)) == range(0)
 
 
-def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
+# Replacing a folder, and failures on the way
+
+
+def test_checkpoint_of_the_same_name_is_replaced(tmp_path):
     save(tmp_path / "c", seed=1, step=1)
-    net = save(tmp_path / "c", seed=2, step=2)
-    other, _ = trained(3)
-    state, _ = checkpoint.load_checkpoint(tmp_path / "c", weights=weights(other))
-    assert state.step == 2
-    assert torch.equal(other[0].weight, net[0].weight)
-    assert names(tmp_path) == ["c"]
     (tmp_path / ".c.retired").mkdir()  # left by a save that was killed at its very end
     (tmp_path / ".c.retired" / "file").touch()
-    save(tmp_path / "c", step=3)
+    net = save(tmp_path / "c", seed=2, step=2)
+    other, _ = train_net(3)
+    state, _ = checkpoint.load_checkpoint(tmp_path / "c", weights=weights_of(other))
+    assert state.step == 2 and torch.equal(other[0].weight, net[0].weight)
     assert names(tmp_path) == ["c"]
 
 
-def test_a_replacement_killed_between_its_renames_is_undone(tmp_path):
+def test_replacement_that_was_killed_between_its_renames_is_undone(tmp_path):
     save(tmp_path / "00-000001")
     (tmp_path / "00-000001").rename(tmp_path / ".00-000001.retired")
     (tmp_path / ".00-000001.partial").mkdir()
     assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / "00-000001"
 
 
-@pytest.mark.parametrize(("failure", "seen"), [(OSError(5, "Input/output error"), UserError), (KeyboardInterrupt,) * 2])
-def test_a_replacement_that_fails_between_its_renames_is_undone(tmp_path, monkeypatch, failure, seen):
+@pytest.mark.parametrize(
+    ("failure", "raised"), [(OSError(5, "Input/output error"), UserError), (KeyboardInterrupt, KeyboardInterrupt)]
+)
+def test_replacement_that_fails_between_its_renames_is_undone(tmp_path, monkeypatch, failure, raised):
     save(tmp_path / "c", step=1)
     rename = Path.rename
 
@@ -523,75 +482,46 @@ def test_a_replacement_that_fails_between_its_renames_is_undone(tmp_path, monkey
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(seen):
+    with pytest.raises(raised):
         save(tmp_path / "c", step=2)
-    assert names(tmp_path) == ["c"]
-    assert json_codec.loads((tmp_path / "c" / "state.json").read_text(), TrainingState).step == 1
+    assert names(tmp_path) == ["c"] and step_of(tmp_path / "c") == 1
 
 
-def test_what_fails_while_writing_leaves_the_old_checkpoint(tmp_path):
+def test_failed_write_leaves_the_old_checkpoint(tmp_path):
     save(tmp_path / "c", step=1)
     with pytest.raises(UserError, match="a checkpoint cannot hold 1j"):
         save(tmp_path / "c", eval_rewards={"before": {"x": 1j}})
-    assert names(tmp_path) == ["c"]
-    assert json_codec.loads((tmp_path / "c" / "state.json").read_text(), TrainingState).step == 1
+    assert names(tmp_path) == ["c"] and step_of(tmp_path / "c") == 1
     assert find_damage(tmp_path / "c", FILES[1:]) is None
 
 
-def run(code, *arguments):
-    """Run code in a process of its own, which may limit or kill itself."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
-
-
-KILLED = """
-import os, sys
+# Runs in a process of its own, which may kill or limit itself. A limit on the size of files simulates a full disk:
+# writes fail in the middle, with EFBIG for ENOSPC.
+SAVING_PROCESS = """
+import os, resource, sys
 from pathlib import Path
 import torch
-from mmrl import checkpoint
-from mmrl.checkpoint.atomic_folder import atomic_folder
-from mmrl.checkpoint.snapshot import write_part
-from mmrl.distributed.ranks import SingleProcess
-from mmrl.types import TrainingState
-class Killer:
-    def __reduce__(self):
-        os._exit(9)
-weights = checkpoint.CheckpointWeights(trained={"w": torch.ones(2)})
-taken = checkpoint.Snapshot(weights=weights, optimizer={"x": {0: Killer()}}, rng={}, state=TrainingState(step=2))
-with atomic_folder(Path(sys.argv[1])) as aside:
-    write_part(aside, taken, SingleProcess())
-"""
-
-
-def test_a_kill_while_writing_leaves_the_old_checkpoint(tmp_path):
-    save(tmp_path / "c", step=1)
-    assert run(KILLED, tmp_path / "c").returncode == 9
-    assert names(tmp_path) == [".c.partial", "c"]
-    assert find_damage(tmp_path / "c", FILES[1:]) is None
-    save(tmp_path / "c", step=3)
-    assert names(tmp_path) == ["c"]
-
-
-# A limit on the size of files stands for a full disk: writes fail in the middle, with EFBIG for ENOSPC.
-FULL = """
-import resource, sys
-from pathlib import Path
-import torch
+from safetensors.torch import save_file
 from mmrl import checkpoint
 from mmrl.checkpoint.atomic_folder import atomic_folder
 from mmrl.checkpoint.snapshot import write_part
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.types import TrainingState, UserError
+class Killer:
+    def __reduce__(self):
+        os._exit(9)
 class Model:
     def save_pretrained(self, folder):
-        from safetensors.torch import save_file
         save_file({"w": torch.zeros(10_000)}, folder / "model.safetensors")
 def save(size=4, optimizer={}, state=TrainingState()):
     weights = checkpoint.CheckpointWeights(trained={"w": torch.zeros(size)})
-    taken = checkpoint.Snapshot(weights=weights, optimizer=optimizer, rng={}, state=state)
-    with atomic_folder(folder) as aside:
-        write_part(aside, taken, SingleProcess())
+    with atomic_folder(folder) as partial_folder:
+        snapshot = checkpoint.Snapshot(weights=weights, optimizer=optimizer, rng={}, state=state)
+        write_part(partial_folder, snapshot, SingleProcess())
 folder = Path(sys.argv[1])
+"""
+KILLED = 'save(optimizer={"x": {0: Killer()}})'
+FULL = """
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 for attempt in (
     lambda: save(size=10_000),
@@ -606,60 +536,68 @@ for attempt in (
 """
 
 
-def test_a_full_disk_is_a_clear_error_and_leaves_the_old_checkpoint(tmp_path):
+def run_saving_process(code, folder):
+    command = [sys.executable, "-c", SAVING_PROCESS + code, str(folder)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def test_kill_during_a_write_leaves_the_old_checkpoint(tmp_path):
     save(tmp_path / "c", step=1)
-    done = run(FULL, tmp_path / "c")
-    assert done.returncode == 0, done.stderr
+    assert run_saving_process(KILLED, tmp_path / "c").returncode == 9
+    assert names(tmp_path) == [".c.partial", "c"]
+    assert find_damage(tmp_path / "c", FILES[1:]) is None
+    save(tmp_path / "c", step=3)
+    assert names(tmp_path) == ["c"]
+
+
+def test_full_disk_is_reported_and_leaves_the_old_checkpoint(tmp_path):
+    save(tmp_path / "c", step=1)
+    done = run_saving_process(FULL, tmp_path / "c")
     messages = done.stdout.splitlines()
-    assert len(messages) == 4  # weights, optimizer, state, export
+    assert len(messages) == 4, done.stderr  # weights, optimizer, state, export
     for message in messages:
-        assert f"cannot save {tmp_path / 'c'}: File too large" in message
-        assert "free some space" in message
+        assert f"cannot save {tmp_path / 'c'}: File too large" in message and "free some space" in message
     assert names(tmp_path) == ["c"]
     assert find_damage(tmp_path / "c", FILES[1:]) is None
 
 
-def test_a_place_that_cannot_hold_folders_is_a_clear_error(tmp_path):
+def test_place_that_cannot_hold_folders_is_reported(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"cannot save .*file/c: .*make the folder writable"):
-        save(tmp_path / "file" / "c")
-    with pytest.raises(UserError, match="cannot save /proc/c"):  # nobody, root included, may write there
-        save(Path("/proc/c"))
+    for folder in (tmp_path / "file" / "c", Path("/proc/c")):  # not even root may write to /proc
+        with pytest.raises(UserError, match=f"cannot save {folder}: .*make the folder writable"):
+            save(folder)
+
+
+# Weights alone
 
 
 def test_weights_alone_round_trip(tmp_path):
-    net, _ = trained(1)
-    other, _ = trained(2)
-    checkpoint.save_weights(tmp_path / "w", weights(net))
-    checkpoint.load_weights(tmp_path / "w", weights(other))
+    (net, _), (other, _) = train_net(1), train_net(2)
+    checkpoint.save_weights(tmp_path / "w", weights_of(net))
+    checkpoint.load_weights(tmp_path / "w", weights_of(other))
     assert torch.equal(other[0].weight, net[0].weight)
 
 
-def test_weights_of_another_shape_are_refused(tmp_path):
-    checkpoint.save_weights(tmp_path / "w", CheckpointWeights(trained={"w": torch.ones(2, 3)}))
-    with pytest.raises(UserError, match="another model: the weights that are trained differ"):
-        checkpoint.load_weights(tmp_path / "w", CheckpointWeights(trained={"w": torch.ones(3, 2)}))
-
-
-def test_weights_of_another_model_are_refused(tmp_path):
-    net, _ = trained(1)
-    learned, given = {"1.weight": net[1].weight}, {"0.weight": net[0].weight.detach().clone()}
-    saved = CheckpointWeights(trained=learned, frozen_fingerprint=checkpoint.fingerprint_weights(given.items()))
+def test_weights_of_another_model_are_refused_before_any_is_changed(tmp_path):
+    net, _ = train_net(1)
+    trained, frozen = {"1.weight": net[1].weight}, {"0.weight": net[0].weight.detach().clone()}
+    saved = CheckpointWeights(trained=trained, frozen_fingerprint=checkpoint.fingerprint_weights(frozen.items()))
     checkpoint.save_weights(tmp_path / "w", saved)
     checkpoint.load_weights(tmp_path / "w", saved)
     before = net[1].weight.detach().clone()
-    given["0.weight"][3, 2] += 1e-4
+    frozen["0.weight"][3, 2] += 1e-4
     for other in (
-        CheckpointWeights(trained=learned, frozen_fingerprint=checkpoint.fingerprint_weights(given.items())),
-        CheckpointWeights(trained={**learned, "more": torch.ones(1)}, frozen_fingerprint=saved.frozen_fingerprint),
-        CheckpointWeights(trained={}, frozen_fingerprint=saved.frozen_fingerprint),
+        replace(saved, frozen_fingerprint=checkpoint.fingerprint_weights(frozen.items())),
+        replace(saved, trained={**trained, "more": torch.ones(1)}),
+        replace(saved, trained={"1.weight": torch.ones(5, 7)}),
+        replace(saved, trained={}),
     ):
-        with pytest.raises(UserError, match="w was saved from another model: .* Restore model.path as it was"):
+        with pytest.raises(UserError, match=r"saved from another model: .* Restore model.path"):
             checkpoint.load_weights(tmp_path / "w", other)
     assert torch.equal(net[1].weight, before)
 
 
-def test_a_fingerprint_follows_names_types_shapes_and_values():
+def test_fingerprint_depends_on_names_dtypes_shapes_and_values_but_not_on_order():
     weights = {"a": torch.arange(6.0), "b": torch.ones(2)}
     others = [
         {"c": weights["a"], "b": weights["b"]},
@@ -668,20 +606,16 @@ def test_a_fingerprint_follows_names_types_shapes_and_values():
         {**weights, "a": weights["a"] + 1e-3},
         {"a": weights["a"]},
     ]
-    prints = [checkpoint.fingerprint_weights(each.items()) for each in (weights, *others)]
-    assert len(set(prints)) == len(prints)
-    assert checkpoint.fingerprint_weights(reversed(weights.items())) == prints[0]
+    fingerprints = [checkpoint.fingerprint_weights(tensors.items()) for tensors in (weights, *others)]
+    assert len(set(fingerprints)) == len(fingerprints)
+    assert checkpoint.fingerprint_weights(reversed(weights.items())) == fingerprints[0]
 
 
-def test_an_export_replaces_the_one_before(tmp_path):
-    class Part:
-        def __init__(self, name):
-            self.name = name
+def test_export_replaces_the_one_before(tmp_path):
+    def part(name):
+        return SimpleNamespace(save_pretrained=lambda folder: (folder / name).touch())
 
-        def save_pretrained(self, folder):
-            (folder / self.name).touch()
-
-    checkpoint.export_hf_folder(tmp_path / "m", Part("old"))
-    checkpoint.export_hf_folder(tmp_path / "m", Part("weights"), Part("tokenizer"))
+    checkpoint.export_hf_folder(tmp_path / "m", part("old"))
+    checkpoint.export_hf_folder(tmp_path / "m", part("weights"), part("tokenizer"))
     assert names(tmp_path / "m") == ["tokenizer", "weights"]
     assert names(tmp_path) == ["m"]
