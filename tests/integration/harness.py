@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a whole experiment of seconds, and ways to run it."""
+"""A complete experiment of seconds for the end-to-end tests, and ways to run it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from fork_server import ONE_THREAD, Forked
 from PIL import Image
+from waiting import PATIENCE_S, wait_for
 
 TINY = {
     "vision": {"num_layers": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16},
@@ -42,7 +44,7 @@ Command = Callable[..., Done]
 
 
 def counting(split: str, size: int, **options: object) -> dict[str, Any]:
-    """An origin of counting questions."""
+    """Return a source of counting questions."""
     return {
         "fn": "mmrl_datasets.generators.scenes:counting",
         "args": {"split": split, "size": size, "image_px": 32, **options},
@@ -50,7 +52,7 @@ def counting(split: str, size: int, **options: object) -> dict[str, Any]:
 
 
 def jsonl(folder: Path, rows: list[dict[str, Any]], name: str = "rows", **columns: str) -> dict[str, Any]:
-    """An origin of counting questions in NAME.jsonl; each row gets a picture unless it has one."""
+    """Return a source of counting questions in NAME.jsonl; each row gets a picture unless it has one."""
     for number, row in enumerate(rows):
         if "picture" not in row:
             row["picture"] = f"{number}.png"
@@ -149,6 +151,49 @@ def mmrl(
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+def stop_in_rl(config: Path, nth: int) -> None:
+    """Train until Ctrl-C arrives in the `nth` RL step of the process, which saves it and ends."""
+    done = mmrl("train", config, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", nth, "SIGINT"))
+    assert done.code == 128 + signal.SIGINT, done.errors
+    assert f"Saved. Continue with: mmrl train {config}" in done.output
+    assert not done.errors
+
+
+def processes_of(config: Path) -> list[int]:
+    """Return the processes that train this config, without the launcher, in the order of their ranks."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:  # it has just ended
+                continue
+            if str(config).encode() in words and b"--nproc" not in words:
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def strike(config: Path, run_dir: Path, which: signal.Signals, *, rank: int | None, lines: int = 8) -> Done:
+    """Train with two ranks, and signal one of them, or the launcher, once metrics.jsonl has so many lines."""
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "mmrl", "train", str(config), "--nproc", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **ONE_THREAD},
+    )
+    written = run_dir / "metrics.jsonl"
+
+    def is_due() -> bool:
+        assert launcher.poll() is None, launcher.communicate()
+        return written.exists() and written.read_bytes().count(b"\n") >= lines
+
+    wait_for(is_due)
+    os.kill(launcher.pid if rank is None else processes_of(config)[rank], which)
+    output, errors = launcher.communicate(timeout=PATIENCE_S)
+    return Done(launcher.returncode, output, errors)
+
+
 def shared(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """Return a folder that `make` has filled once for all processes of pytest-xdist: the first to ask fills it."""
     root = tmp_path_factory.getbasetemp()
@@ -165,7 +210,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[
 
 
 def contents(run_dir: Path) -> dict[str, bytes]:
-    """What a seed decides of a finished run: weights, metrics, summary and rollouts, by name."""
+    """Return the files of a finished run that its seed decides: weights, metrics, summary and rollouts, by name."""
     files = [run_dir / "model" / "model.safetensors", run_dir / "metrics.jsonl", run_dir / "summary.json"]
     rollouts = sorted((run_dir / "rollouts").iterdir())
     placeless = {file.name: re.sub(rb'"/[^"]*/data/', b'"data/', file.read_bytes()) for file in rollouts}
@@ -204,7 +249,7 @@ def questions(folder: Path) -> Path:
 
 
 def alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    """Records are the same, numbers except for rounding."""
+    """Check that records are equal, numbers up to rounding."""
     assert len(ours) == len(theirs)
     for here, there in zip(ours, theirs, strict=True):
         words = {key for key, value in there.items() if not isinstance(value, float)}

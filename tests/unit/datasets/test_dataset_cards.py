@@ -24,7 +24,7 @@ from mmrl.types import (
 from mmrl.utils.plugin_args import read_plugin_options, validate_args
 from mmrl.utils.plugins import load_object
 
-CARDS = Path(__file__).parents[2] / "datasets/cards"
+CARDS = Path(__file__).parents[3] / "datasets/cards"
 READERS = ("table", "chat", "coco", "reason_seg")
 LAYOUTS = ("table.md", "chat.md", "vlmevalkit.md")  # cards of readers, tested with them
 PNG = b"\x89PNG\r\n\x1a\n"

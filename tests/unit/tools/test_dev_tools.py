@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-DEV = Path(__file__).parents[2] / "tools" / "dev"
+DEV = Path(__file__).parents[3] / "tools" / "dev"
 
 
 def load_tool(name: str) -> ModuleType:

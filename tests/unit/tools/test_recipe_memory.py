@@ -8,7 +8,7 @@ import pytest
 
 from mmrl.config import load_config
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "configs" / "recipes").glob("qwen3*.yaml"))
 
 
