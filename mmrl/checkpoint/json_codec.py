@@ -21,7 +21,6 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from mmrl import types
@@ -30,15 +29,12 @@ from mmrl.types import UserError
 Value = TypeVar("Value")
 
 _JSON_SCALAR_TYPES: Final = frozenset({type(None), bool, int})
-_CODEC_TYPES: Final[Mapping[str, type[Any]]] = MappingProxyType(
-    {
-        name: kind
-        for name, kind in vars(types).items()
-        if isinstance(kind, type)
-        and kind.__module__.startswith(f"{types.__name__}.")
-        and (is_dataclass(kind) or issubclass(kind, tuple | Enum))
-    }
-)
+_CODEC_TYPES: Final[Mapping[str, type[Any]]] = {
+    name: kind
+    for name, kind in vars(types).items()
+    if isinstance(kind, type) and kind.__module__.startswith(f"{types.__name__}.")
+    if is_dataclass(kind) or issubclass(kind, tuple | Enum)
+}
 
 
 def dumps(value: object) -> str:
@@ -48,7 +44,7 @@ def dumps(value: object) -> str:
         UserError: it holds something that is neither a type of `mmrl.types` nor plain Python.
     """
     encoder = _ValueEncoder()
-    text = _dump(encoder.encode(value))
+    text = json.dumps(encoder.encode(value), allow_nan=False)
     return f'{{"$objects": [{", ".join(encoder.object_numbers)}], "$value": {text}}}'
 
 
@@ -85,8 +81,7 @@ class _ValueEncoder:
         # By exact type: an instance of a subclass would come back as one of its base class.
         if type(value) in _JSON_SCALAR_TYPES:
             return value
-        encoder = self._encoders.get(type(value), self._encode_object)
-        return encoder(value)
+        return self._encoders.get(type(value), self._encode_object)(value)
 
     def _encode_items(self, values: Sequence[object]) -> list[object]:
         # Rollouts are mostly token ids, and for these the call is saved.
@@ -113,12 +108,10 @@ class _ValueEncoder:
         if isinstance(value, tuple):
             return {tag: self._encode_items(value)}
         if id(value) not in self._numbers_by_id:
-            content = {}
-            for field in fields(kind):
-                content[field.name] = self.encode(getattr(value, field.name))
+            content = {field.name: self.encode(getattr(value, field.name)) for field in fields(kind)}
             # Inner instances are in this text by their numbers, so equal instances have equal texts. It tells 0, 0.0,
             # -0.0 and False apart, which `==` does not.
-            text = _dump({tag: content})
+            text = json.dumps({tag: content}, allow_nan=False)
             self._numbers_by_id[id(value)] = self.object_numbers.setdefault(text, len(self.object_numbers))
         return {"$ref": self._numbers_by_id[id(value)]}
 
@@ -160,10 +153,6 @@ class _ValueDecoder:
             raise UserError(
                 f"{name}: written by another version of mmrl ({error}); continue with that version, or start a new run"
             ) from error
-
-
-def _dump(content: object) -> str:
-    return json.dumps(content, allow_nan=False)
 
 
 def _is_plain_key(key: object) -> bool:
