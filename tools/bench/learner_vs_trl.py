@@ -16,7 +16,6 @@ tower attends to the whole picture in every block, without the windows of the re
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import json
@@ -43,7 +42,7 @@ import numpy as np
 import torch
 from family_spec import make_spec
 from PIL import Image
-from results import add_json_option, write_results
+from results import make_parser, write_results
 from rich.console import Console as Screen
 from rich.table import Table
 from torch import nn
@@ -446,13 +445,12 @@ COLUMNS = ("cell", "TRL", "mmrl", "ratio [least, most]", "of user time", "target
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--cell", choices=WORKLOADS, action="append", help=f"one or more; by default {', '.join(DEFAULT_WORKLOADS)}"
     )
     parser.add_argument("--family", choices=tuple(FAMILIES), default=MODEL.family)
     parser.add_argument("--pairs", type=int, default=5, help="passes of each side, in turns")
-    add_json_option(parser)
     options = parser.parse_args()
     table = Table(*COLUMNS)
     rows = {}
