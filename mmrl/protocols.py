@@ -58,7 +58,7 @@ class Processor(Protocol):
         with_thinking: bool,
         loss_on: Literal["response", "answer"],
     ) -> Rollout:
-        """Return a rollout to imitate: a response that states a Target, or the text of a full response as it stands.
+        """Return a rollout to imitate: a response that states a Target, or the text of a full response, unchanged.
 
         `with_thinking` keeps the thinking of a full response; `loss_on` trains on all of it, or on the answer alone.
         """
@@ -80,7 +80,7 @@ class Sampler(Protocol):
         """
 
     def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> Sequence[Rollout]:
-        """Continue each rollout after its last token, whoever wrote that; add one segment written by the policy.
+        """Continue each rollout after its last token, by any author; add one segment written by the policy.
 
         `sampling_params.max_new_tokens` bounds the added tokens alone. Random choices derive from the segments that
         are there, too.

@@ -142,13 +142,13 @@ def collect_card_facts(run_dir: RunDir, config: Config, state: TrainingState, na
 
 
 def write_model(folder: Path, model_bundle: ModelBundle, facts: ModelCardFacts) -> None:
-    """Write a folder that transformers and vLLM load; an earlier one is replaced as a whole.
+    """Write a folder that transformers and vLLM load; an earlier one is replaced.
 
     Raises:
         UserError: the disk is full or not writable.
     """
     generation, tokenizer = model_bundle.model.generation_config, model_bundle.processor.tokenizer
-    # A model made from scratch has no generation config of its own, and would not stop at its end token.
+    # A model made from scratch has no generation config, and would not stop at its end token.
     if generation.eos_token_id is None:
         generation.eos_token_id = tokenizer.eos_token_id
     if generation.pad_token_id is None:
@@ -160,7 +160,7 @@ def write_model(folder: Path, model_bundle: ModelBundle, facts: ModelCardFacts) 
 
 
 def write_adapter(folder: Path, adapter: LoraAdapter, facts: ModelCardFacts) -> None:
-    """Write a folder that peft and vLLM load onto the base model; an earlier one is replaced as a whole.
+    """Write a folder that peft and vLLM load onto the base model; an earlier one is replaced.
 
     Raises:
         UserError: the disk is full or not writable.

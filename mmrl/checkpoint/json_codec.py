@@ -1,6 +1,6 @@
 """Values of a run as JSON text and back, exactly: types of `mmrl.types`, tuples, enums, and floats bit for bit.
 
-JSON's own values stand for themselves. Everything else is an object of one key that begins with `$`:
+JSON's own values are written as they are. Everything else is an object of one key that begins with `$`:
 
     (1, 2)                       {"$tuple": [1, 2]}
     AnswerType.BOX               {"$AnswerType": "box"}
@@ -77,7 +77,7 @@ class _ValueEncoder:
         }
 
     def encode(self, value: object) -> object:
-        """Return what stands for a value in JSON."""
+        """Return the JSON form of a value."""
         # By exact type: an instance of a subclass would come back as one of its base class.
         if type(value) in _JSON_SCALAR_TYPES:
             return value
@@ -109,8 +109,8 @@ class _ValueEncoder:
             return {tag: self._encode_items(value)}
         if id(value) not in self._numbers_by_id:
             content = {field.name: self.encode(getattr(value, field.name)) for field in fields(kind)}
-            # Inner instances are in this text by their numbers, so equal instances have equal texts. It tells 0, 0.0,
-            # -0.0 and False apart, which `==` does not.
+            # Inner instances are in this text by their numbers, so equal instances have equal texts. 0, 0.0, -0.0
+            # and False have different texts, though they are equal.
             text = json.dumps({tag: content}, allow_nan=False)
             self._numbers_by_id[id(value)] = self.object_numbers.setdefault(text, len(self.object_numbers))
         return {"$ref": self._numbers_by_id[id(value)]}
@@ -134,7 +134,7 @@ class _ValueDecoder:
         }
 
     def decode(self, json_object: dict[str, object]) -> object:
-        """Return the value that a JSON object stands for."""
+        """Return the value of a JSON object."""
         tag, content = next(iter(json_object.items()), ("", None))
         if not tag.startswith("$"):
             return json_object

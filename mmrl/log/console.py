@@ -24,7 +24,7 @@ from rich.text import Text
 from mmrl.log.metrics import METRICS, Metric
 from mmrl.utils.control_chars import escape_controls
 
-# Columns of tables in a pipe, which has no width of its own.
+# Columns of tables in a pipe, which has no width.
 _PIPE_WIDTH = 160
 # A piped stage prints a line at the end of a step if it has printed none for longer.
 _MAX_SILENCE_S = 60.0

@@ -2,7 +2,7 @@
 
 Source: Noukhovitch et al., "Asynchronous RLHF", arXiv:2410.18252. A prefetched round, one that was generated ahead of
 its step, is complete before the sampler receives new weights and before anything is saved. Its tokens therefore depend
-on the policy version and on seeds, not on which of the two threads was faster, and a checkpoint holds it whole.
+on the policy version and on seeds, not on which of the two threads was faster, and a checkpoint holds all of it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AsyncRollouts:
     """
 
     pipeline: RolloutPipeline
-    executor: Executor  # runs one call at a time in a thread of its own
+    executor: Executor  # runs one call at a time, in a thread
 
     def start(self, prompts: Sequence[Prompt], *, step: int, version: int) -> PendingRound:
         """Start generating for `step` with policy `version`.

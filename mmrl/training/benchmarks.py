@@ -109,7 +109,7 @@ class TrainingBenchmarks:
         """
         self._run, config = run, run.config
         self._first_training_stage = config.stages.index(config.training_stages[0])
-        # `mmrl eval` prints its progress; a stage has a progress bar of its own.
+        # `mmrl eval` prints its progress; a stage has its own progress bar.
         self._silent_console = null_console()
         self._benchmarks: list[_PreparedBenchmark] = []
         benchmarks = run.functions.benchmarks

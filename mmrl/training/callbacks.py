@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,14 +16,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from mmrl.config.schema import ValidationConfig
 from mmrl.log.logger import MetricsLogger
 from mmrl.log.metrics import Metric, find_builtin_metric
-from mmrl.protocols import Processor, RewardScorer, RolloutPipeline
-from mmrl.scoring.answer_and_score import answer_and_score
-from mmrl.types import EvalRewards, RunInterrupted, Sample, SelectedExperiences, TrainingState, UserError
+from mmrl.types import EvalRewards, RunInterrupted, SelectedExperiences, TrainingState, UserError
 from mmrl.utils.plugin_args import check_methods, locate_function
 
 if TYPE_CHECKING:
     from mmrl.checkpoint import CheckpointManager
-    from mmrl.log.console import Console
     from mmrl.training.build import RunComponents
 
 EvalMoment = Literal["before", "step", "after"]
@@ -45,7 +41,7 @@ class Callback(Protocol):
     """Something to do after each training step.
 
     Callbacks run on every rank, after the weights were updated and `state.step` was advanced. A callback ends its stage
-    by setting `state.stage_done`, on all ranks alike.
+    by setting `state.stage_done`, on all ranks.
     """
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> Mapping[str, float] | None:
@@ -167,40 +163,6 @@ class Validation:
         goal = self.options.stop_at_mean_reward
         if goal is not None and mean >= goal:
             state.stage_done = True
-
-
-def evaluate_samples(
-    samples: Sequence[Sample],
-    *,
-    processor: Processor,
-    rollout_pipeline: RolloutPipeline,
-    scorer: RewardScorer,
-    batch_size: int,
-    console: Console,
-    step: int,
-) -> EvalRewards:
-    """Answer held-out samples under the current weights, and return the total reward of each without learning from it.
-
-    The pipeline generates one rollout for each prompt. The console shows progress, and each reward term that failed.
-    """
-    rewards: dict[str, dict[str, float]] = {}
-    metrics: Counter[str] = Counter()
-    failures: Counter[tuple[str, str]] = Counter()
-    batches = [samples[start : start + batch_size] for start in range(0, len(samples), batch_size)]
-    for batch in console.track("answering held-out samples, batches", batches, len(batches)):
-        answers = answer_and_score(batch, processor, rollout_pipeline, scorer, step=step)
-        metrics.update(answers.metrics)
-        for group in answers.groups:
-            sample = group.prompt.sample
-            [score] = group.scores
-            rewards.setdefault(sample.task, {})[sample.id] = score.total
-            for term, failure in score.failures.items():
-                failures[term, failure.error_kind] += 1
-    for (term, error_kind), count in failures.items():
-        console.warn(
-            f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts"
-        )
-    return EvalRewards(rewards, metrics)
 
 
 @dataclass(frozen=True, slots=True)

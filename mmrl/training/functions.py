@@ -76,7 +76,7 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
                 from mmrl.learner.loss import load_policy_loss
 
                 policy_losses[stage.name] = load_policy_loss(stage.loss, base_dir)
-    # A term that is left out of evaluation says of no response that it is correct.
+    # A term that is left out of evaluation cannot decide if a response is correct.
     scored = [term.name for term in rewards if not term.options.training_only]
     rollout_steps = {}
     for index, stage in enumerate(config.stages):

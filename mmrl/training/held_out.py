@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 
@@ -10,8 +12,8 @@ from mmrl.distributed.exchanges import measure_on_all_ranks
 from mmrl.log.logger import MetricsLogger
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
+from mmrl.scoring.answer_and_score import answer_and_score
 from mmrl.training.build import RunComponents
-from mmrl.training.callbacks import evaluate_samples
 from mmrl.types import EvalRewards, Sample, TrainingState
 from mmrl.utils.seeds import derive_seed
 
@@ -38,19 +40,32 @@ class HeldOutEvaluation:
 
     def measure(self, samples: tuple[Sample, ...], state: TrainingState) -> EvalRewards:
         """Return the reward of each sample under the weights of `state.version`."""
-        run = self._run
-        measure = partial(
-            evaluate_samples,
-            processor=run.processor,
-            rollout_pipeline=self._pipeline,
-            scorer=run.scorer,
-            batch_size=run.config.evaluation.batch_size,
-            console=run.console,
-            step=state.step,
-        )
-        run.samplers.sync_weights(state.version)
-        with run.samplers.gather_for_sampling():
-            return measure_on_all_ranks(measure, samples, run.ranks)
+        samplers, ranks = self._run.samplers, self._run.ranks
+        samplers.sync_weights(state.version)
+        with samplers.gather_for_sampling():
+            return measure_on_all_ranks(partial(self._measure_own, step=state.step), samples, ranks)
+
+    def _measure_own(self, samples: Sequence[Sample], *, step: int) -> EvalRewards:
+        """Answer samples with one rollout each. The console shows progress, and each reward term that failed."""
+        run, size = self._run, self._run.config.evaluation.batch_size
+        rewards: dict[str, dict[str, float]] = {}
+        metrics: Counter[str] = Counter()
+        failures: Counter[tuple[str, str]] = Counter()
+        batches = [samples[start : start + size] for start in range(0, len(samples), size)]
+        for batch in run.console.track("answering held-out samples, batches", batches, len(batches)):
+            answers = answer_and_score(batch, run.processor, self._pipeline, run.scorer, step=step)
+            metrics.update(answers.metrics)
+            for group in answers.groups:
+                sample = group.prompt.sample
+                [score] = group.scores
+                rewards.setdefault(sample.task, {})[sample.id] = score.total
+                for term, failure in score.failures.items():
+                    failures[term, failure.error_kind] += 1
+        for (term, error_kind), count in failures.items():
+            run.console.warn(
+                f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts"
+            )
+        return EvalRewards(rewards, metrics)
 
     def measure_test_samples(self, state: TrainingState, moment: str) -> None:
         """Measure the test samples `before` or `after`, unless that was done, and keep the rewards in the state."""

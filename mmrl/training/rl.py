@@ -136,7 +136,7 @@ def score_batch(components: RlComponents, state: TrainingState, batch: RolloutBa
         own_groups = components.scorer.score_groups(batch.groups, step=state.step, probes=batch.probes)
         groups = gather_groups(own_groups, components.ranks, components.media_owners, step=state.step)
         for group in groups:
-            # Rank 0 calls group rewards that run in a process of their own, for all ranks: a collective call, too.
+            # Rank 0 calls group rewards that run in another process, for all ranks: this call is collective, too.
             collected.groups.append(components.add_group_rewards(group, state.step))
     collected.rounds += 1
 

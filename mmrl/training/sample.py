@@ -81,7 +81,7 @@ def count_finished_steps(table_path: Path, stage: SampleStage, num_samples: int)
 
 
 def compute_table_metrics(path: Path) -> dict[str, float]:
-    """Return the metrics of a whole table: mean rewards by term, and the numbers and fractions of its rollouts."""
+    """Return the metrics of a table: mean rewards by term, and the numbers and fractions of its rollouts."""
     rows = read_table(path)
     totals: list[float] = []
     rewards: dict[str, list[float]] = {"reward/mean": totals}

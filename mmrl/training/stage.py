@@ -82,7 +82,7 @@ def build_learner(
         micro_batch_groups = stage.micro_batch_groups
     else:
         loss, epochs, mini_batches = LossConfig(), 1, 1
-        # Each demonstration is a group of its own.
+        # Each demonstration is a group by itself.
         micro_batch_groups = stage.micro_batch_sequences
     learner_config = LearnerConfig(
         loss=loss,

@@ -128,7 +128,7 @@ def mmrl(
     timeout: float = 1200.0,
     fresh: bool = False,
 ) -> Done:
-    """Run `python -m mmrl ARGUMENTS` in a process of its own; `strike` is what fault_injection.py takes before them.
+    """Run `python -m mmrl ARGUMENTS` in another process; `strike` is what fault_injection.py takes before them.
 
     It is forked from a process that has the imports after it. `fresh` starts a new interpreter instead.
     """

@@ -1,32 +1,44 @@
 """The callbacks after a step (validation, checkpoints), and the evaluation of held-out samples."""
 
 import io
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from factories import make_score
+from factories import make_config, make_score
 from scoring import constant, make_scorer, term
 
 from mmrl.config.schema import ValidationConfig
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.console import Console
+from mmrl.log.logger import NullLogger
 from mmrl.rollout.pipeline import StepPipeline
-from mmrl.training.callbacks import PeriodicCheckpointer, Validation, evaluate_samples
+from mmrl.training.callbacks import PeriodicCheckpointer, Validation
+from mmrl.training.held_out import HeldOutEvaluation
 from mmrl.types import EvalRewards, RunInterrupted, TrainingState, Unscorable, UserError
 
 
 def evaluate(tiny, scorer, *, batch_size):
     """Return the rewards of seven samples, and what the console showed."""
     out = io.StringIO()
-    found = evaluate_samples(
-        tiny.samples[:7],
-        processor=tiny.processor,
-        rollout_pipeline=StepPipeline(sampler=tiny.sampler(), group_size=1, sampling_params=tiny.params),
-        scorer=scorer,
-        batch_size=batch_size,
-        console=Console(out),
-        step=3,
+    samplers = SimpleNamespace(
+        make_sampler=lambda *seed_parts: tiny.sampler(),
+        sync_weights=lambda version: None,
+        gather_for_sampling=nullcontext,
     )
-    return found.rewards, out.getvalue()
+    run = SimpleNamespace(
+        config=make_config(evaluation={"batch_size": batch_size}),
+        samplers=samplers,
+        scorer=scorer,
+        processor=tiny.processor,
+        build_sampling_params=lambda options: tiny.params,
+        tool_runner=None,
+        functions=SimpleNamespace(evaluation_steps={}),
+        console=Console(out),
+        ranks=SingleProcess(),
+    )
+    evaluation = HeldOutEvaluation(run, NullLogger())
+    return evaluation.measure(tiny.samples[:7], TrainingState(step=3)).rewards, out.getvalue()
 
 
 def test_each_held_out_sample_is_measured_once_in_batches_of_any_size(make_tiny):
