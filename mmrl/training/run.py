@@ -70,11 +70,11 @@ def train(
                 console=console,
                 ranks=ranks,
             )
-            with claim_folder(setup, stop) as claimed:
-                if claimed.is_finished:
+            with claim_folder(setup, stop) as has_begun:
+                if has_begun and ranks.on_rank0(setup.run_dir.is_finished):
                     console.info(FINISHED_MESSAGE)
                 else:
-                    complete_run(setup, loaded.warnings, stop, has_begun=claimed.has_begun)
+                    complete_run(setup, loaded.warnings, stop, has_begun=has_begun)
                 ranks.on_rank0(partial(print_summary, setup.run_dir, console))
         except (RunInterrupted, KeyboardInterrupt, RankLostError) as stopped:
             # A signal reaches all ranks, and those that stop first are lost to the others.
@@ -89,16 +89,9 @@ def train(
     return 0
 
 
-class ClaimedFolder(NamedTuple):
-    """State of a run directory that this process alone may write to."""
-
-    has_begun: bool  # it has a checkpoint to resume from
-    is_finished: bool  # nothing is left to do
-
-
 @contextmanager
-def claim_folder(setup: RunSetup, stop: StopSignal) -> Iterator[ClaimedFolder]:
-    """Lock the run directory inside this block, and make it ready for the run. Collective.
+def claim_folder(setup: RunSetup, stop: StopSignal) -> Iterator[bool]:
+    """Lock the run directory and make it ready for the run; yield True if it has a checkpoint. Collective.
 
     Raises:
         UserError: another process runs there, or it holds something else than this run.
@@ -107,8 +100,7 @@ def claim_folder(setup: RunSetup, stop: StopSignal) -> Iterator[ClaimedFolder]:
     # SIGTERM too should unwind and clean up, as Ctrl-C does.
     with stop.handle(signal.SIGTERM, finish_step=False), ExitStack() as lock:
         ranks.on_rank0(partial(lock.enter_context, run_dir.lock()))
-        has_begun = ranks.on_rank0(partial(run_dir.claim, setup.config, setup.console.info))
-        yield ClaimedFolder(has_begun, has_begun and ranks.on_rank0(run_dir.is_finished))
+        yield ranks.on_rank0(partial(run_dir.claim, setup.config, setup.console.info))
 
 
 def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, has_begun: bool) -> None:

@@ -225,16 +225,6 @@ def test_a_second_process_in_a_run_directory_is_refused(stopped: Path, stopped_c
     assert _everything(stopped_copy) == before
 
 
-def test_another_config_in_a_run_directory_is_refused_by_key(stopped_copy: Path, here: Command) -> None:
-    before = _everything(stopped_copy)
-    other = experiment(stopped_copy)
-    other["stages"][1]["group_size"] = 2
-    done = here("train", write(other, stopped_copy.parent / "other.yaml"))
-    assert done.code == 2
-    assert "stages.1.group_size: 4 -> 2" in done.errors
-    assert _everything(stopped_copy) == before
-
-
 def test_a_checkpoint_of_another_config_is_refused_by_key(stopped: Path, stopped_copy: Path, here: Command) -> None:
     """One that was copied from another run."""
     folder = stopped_copy / "checkpoints" / "01-000005"
