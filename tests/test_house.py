@@ -66,7 +66,7 @@ ONLY_IN = {
         "mmrl/rollout/steps/custom.py",
         "mmrl/scoring/build.py",
         "mmrl/scoring/registry.py",
-        "mmrl/training/callbacks.py",
+        "mmrl/training/functions.py",
     ),
 }
 # What a reader, a reward process or `mmrl --help` needs: none of these may load a heavy library.
