@@ -43,8 +43,8 @@ KILLS = (  # in each process in turn: at the Nth call of a function
 
 
 @pytest.fixture
-def again(tmp_path: Path) -> Path:
-    """The config of the undisturbed run, for a run of its own."""
+def own_config(tmp_path: Path) -> Path:
+    """The config of the undisturbed run, with another run directory."""
     return write(experiment(tmp_path / "run"), tmp_path / "tiny.yaml")
 
 
@@ -75,15 +75,15 @@ def test_undisturbed_run_has_stages_rates_and_weights_that_a_wrong_resume_would_
 
 
 @pytest.mark.slow
-def test_run_killed_again_and_again_equals_the_undisturbed_one(again: Path, whole: Path) -> None:
+def test_run_killed_again_and_again_equals_the_undisturbed_one(own_config: Path, whole: Path) -> None:
     for name, function, nth in KILLS:
-        done = mmrl("train", again, strike=(function, nth, "SIGKILL"))
+        done = mmrl("train", own_config, strike=(function, nth, "SIGKILL"))
         assert done.code == -signal.SIGKILL, f"not killed {name}: {done}"
-    assert (again.parent / "run" / ".model.partial" / "model.safetensors").is_file()  # the last blow hit an export
-    done = mmrl("train", again)
+    assert (own_config.parent / "run" / ".model.partial" / "model.safetensors").is_file()  # the last blow hit an export
+    done = mmrl("train", own_config)
     assert done.code == 0, done.errors
-    assert contents(again.parent / "run") == contents(whole)
-    assert not [*again.parent.rglob("*.partial"), *again.parent.rglob("*.tmp")]
+    assert contents(own_config.parent / "run") == contents(whole)
+    assert not [*own_config.parent.rglob("*.partial"), *own_config.parent.rglob("*.tmp")]
 
 
 def test_run_resumed_after_ctrl_c_equals_the_undisturbed_one(
@@ -105,31 +105,29 @@ TERMS = (  # at the Nth call of a function; what is then saved last
 
 @pytest.mark.parametrize(("function", "nth", "saved"), [term[1:] for term in TERMS], ids=[term[0] for term in TERMS])
 def test_run_resumed_after_sigterm_equals_the_undisturbed_one(
-    again: Path, whole: Path, here: Command, function: str, nth: int, saved: str
+    own_config: Path, whole: Path, here: Command, function: str, nth: int, saved: str
 ) -> None:
-    done = mmrl("train", again, strike=(function, nth, "SIGTERM"))
+    done = mmrl("train", own_config, strike=(function, nth, "SIGTERM"))
     assert done.code == 128 + signal.SIGTERM
-    run = again.parent / "run"
+    run = own_config.parent / "run"
     assert max(path.name for path in (run / "checkpoints").iterdir()) == saved
-    assert here("train", again).code == 0
+    assert here("train", own_config).code == 0
     assert contents(run) == contents(whole)
 
 
 def test_run_killed_during_a_write_in_the_background_equals_the_undisturbed_one(
-    again: Path, whole: Path, here: Command
+    own_config: Path, whole: Path, here: Command
 ) -> None:
     """It resumes with another `checkpoints.every`, which no result depends on."""
     blow = ("mmrl.checkpoint.atomic_folder:file_digest", 6 + 2, "SIGKILL")  # the second checkpoint
-    done = mmrl("train", again, "checkpoints.async_save=true", strike=blow)
+    done = mmrl("train", own_config, "checkpoints.async_save=true", strike=blow)
     assert done.code == -signal.SIGKILL
-    assert {path.name for path in (again.parent / "run" / "checkpoints").iterdir()} == {
-        ".00-000006.partial",
-        "00-000003",
-    }
-    done = here("train", again, "checkpoints.async_save=true", "checkpoints.every=2")
+    checkpoints = own_config.parent / "run" / "checkpoints"
+    assert {path.name for path in checkpoints.iterdir()} == {".00-000006.partial", "00-000003"}
+    done = here("train", own_config, "checkpoints.async_save=true", "checkpoints.every=2")
     assert done.code == 0
     assert "This run continues with checkpoints.every: 3 -> 2 (no result depends on it)." in done.output
-    assert contents(again.parent / "run") == contents(whole)
+    assert contents(own_config.parent / "run") == contents(whole)
 
 
 @pytest.mark.parametrize(
@@ -144,14 +142,8 @@ def test_moving_reference_continues_where_it_was(tmp_path: Path, here: Command, 
     assert here("train", once).code == 0
     stop_in_rl(twice, 4)
     assert here("train", twice).code == 0
-    ours, theirs = contents(tmp_path / "twice"), contents(tmp_path / "once")
-    assert ours.pop("summary.json") and theirs.pop("summary.json")
-    assert ours == theirs
-    kls = [
-        record["policy/reference_kl_nats"]
-        for record in metrics(tmp_path / "once")
-        if "policy/reference_kl_nats" in record
-    ]
+    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
+    kls = [record["policy/reference_kl_nats"] for record in metrics(tmp_path / "once") if "learner/lr" in record]
     assert len(kls) == 5 and max(kls) > 1e-4
 
 
@@ -179,9 +171,7 @@ def test_stages_that_freeze_different_parts_resume_exactly(
         stop_in_rl(tmp_path / "twice.yaml", nth)
     assert "02-000002" in {path.name for path in (tmp_path / "twice" / "checkpoints").iterdir()}
     assert here("train", tmp_path / "twice.yaml").code == 0
-    ours, theirs = contents(tmp_path / "twice"), contents(tmp_path / "once")
-    assert ours.pop("summary.json") and theirs.pop("summary.json")
-    assert ours == theirs
+    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
 
     once = tmp_path / "once"
     assert moved_parts(once, "01-000000", "02-000000") == {"model.language_model"}
@@ -205,15 +195,15 @@ def test_run_with_a_damaged_checkpoint_warns_and_resumes_from_the_one_before(
 
 
 def test_finished_run_that_is_started_again_shows_its_table_and_changes_nothing(
-    again: Path, whole: Path, here: Command
+    own_config: Path, whole: Path, here: Command
 ) -> None:
-    shutil.copytree(whole, again.parent / "run")
+    shutil.copytree(whole, own_config.parent / "run")
     before = _everything(whole)
-    done = here("train", again)
+    done = here("train", own_config)
     assert done.code == 0
     assert "Held-out reward before stage rl and at the end" in done.output
     assert "count" in done.output
-    assert _everything(again.parent / "run") == before
+    assert _everything(own_config.parent / "run") == before
 
 
 def test_a_second_process_in_a_run_directory_is_refused(stopped: Path, stopped_copy: Path, here: Command) -> None:
@@ -342,13 +332,12 @@ def test_run_may_continue_with_changed_data_and_the_manifest_says_so(table_copy:
 @pytest.mark.slow
 def test_all_ranks_refuse_changed_data(table_copy: Path) -> None:
     CHANGES["a redrawn picture"][0](table_copy)
-    done = mmrl("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "--nproc", 2, timeout=120)
+    command = ("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "--nproc", 2)
+    done = mmrl(*command, timeout=120)
     assert done.code == 2
     assert "media 0 (" in done.errors and "was lost" not in done.errors
-    told = mmrl(
-        "train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "--nproc", 2, "data.on_changed_data=warn"
-    )
-    assert told.code == 0, told.errors
+    done = mmrl(*command, "data.on_changed_data=warn")
+    assert done.code == 0, done.errors
 
 
 @pytest.mark.slow
@@ -404,8 +393,8 @@ def test_a_finished_run_may_be_lengthened_and_equals_one_that_was_longer_from_th
     assert here("train", fresh).code == 0
     assert contents(run_dir) == contents(tmp_path / "fresh")
     assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {"01-000009", "02-000000"}
-    again = here("train", tmp_path / "tiny.yaml")
-    assert again.code == 0 and "This run is finished" in again.output
+    repeated = here("train", tmp_path / "tiny.yaml")
+    assert repeated.code == 0 and "This run is finished" in repeated.output
 
 
 def test_a_stopped_run_that_decays_may_be_lengthened_where_its_decay_ends_as_before(
