@@ -7,7 +7,7 @@ Use it in a config with
 
 from statistics import fmean
 
-from mmrl import Metric, RunContext, StepResult, TrainingState
+from mmrl import Metric, RunComponents, StepResult, TrainingState
 
 
 class EarlyStopping:
@@ -15,8 +15,8 @@ class EarlyStopping:
 
     metrics = (Metric("my/best_of_group", "Mean over groups of the largest total reward.", label="best", form=".3f"),)
 
-    def __init__(self, patience: int, context: RunContext) -> None:
-        self.patience, self.console = patience, context.console
+    def __init__(self, patience: int, run: RunComponents) -> None:
+        self.patience, self.console = patience, run.console
         self.best, self.best_step = float("-inf"), 0
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> dict[str, float] | None:
@@ -32,6 +32,6 @@ class EarlyStopping:
         return {"my/best_of_group": best}
 
 
-def stop_without_progress(context: RunContext, *, patience: int = 50) -> EarlyStopping:
+def stop_without_progress(run: RunComponents, *, patience: int = 50) -> EarlyStopping:
     """Make the callback; mmrl calls this once, when the run starts."""
-    return EarlyStopping(patience, context)
+    return EarlyStopping(patience, run)

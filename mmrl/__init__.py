@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mmrl.rollout.tools.media_results import VideoClip as VideoClip
     from mmrl.rollout.tools.media_results import VideoFrames as VideoFrames
     from mmrl.rollout.weight_sync import PolicyWeightStream as PolicyWeightStream
-    from mmrl.training.build import RunContext as RunContext
+    from mmrl.training.build import RunComponents as RunComponents
     from mmrl.training.callbacks import Callback as Callback
     from mmrl.training.callbacks import StepResult as StepResult
     from mmrl.types import Action as Action
@@ -103,7 +103,7 @@ _PUBLIC = {
     "mmrl.rollout.steps.base": ("RolloutContext", "RolloutStep", "with_metrics"),
     "mmrl.rollout.tools.media_results": ("ImageCrop", "VideoClip", "VideoFrames"),
     "mmrl.rollout.weight_sync": ("PolicyWeightStream",),
-    "mmrl.training.build": ("RunContext",),
+    "mmrl.training.build": ("RunComponents",),
     "mmrl.training.callbacks": ("Callback", "StepResult"),
     "mmrl.types": (
         *("Action", "Answer", "AnswerType", "Author", "CoordinateSystem", "DatasetContext", "Experience"),

@@ -58,7 +58,7 @@ class Processor(Protocol):
         with_thinking: bool,
         loss_on: Literal["response", "answer"],
     ) -> Rollout:
-        """Return a rollout to imitate: a response that states a Target, or the text of a full response as it stands.
+        """Return a rollout to imitate: a response that states a Target, or the text of a full response, unchanged.
 
         `with_thinking` keeps the thinking of a full response; `loss_on` trains on all of it, or on the answer alone.
         """
@@ -80,7 +80,7 @@ class Sampler(Protocol):
         """
 
     def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> Sequence[Rollout]:
-        """Continue each rollout after its last token, whoever wrote that; add one segment written by the policy.
+        """Continue each rollout after its last token, by any author; add one segment written by the policy.
 
         `sampling_params.max_new_tokens` bounds the added tokens alone. Random choices derive from the segments that
         are there, too.
@@ -173,18 +173,3 @@ class Learner(Protocol):
 
         Every rank passes the same experiences and trains on its own share of them.
         """
-
-
-class MetricsLogger(Protocol):
-    """Writes what a run did to the console and its files.
-
-    Called by `mmrl.training.callbacks.StepLogger`; implemented by `mmrl.log.logger`.
-    """
-
-    def log(self, state: TrainingState, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
-        """Record one step. `times` are wall-clock seconds, kept apart from the reproducible `metrics`."""
-
-    def log_rollouts(
-        self, state: TrainingState, groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, force: bool
-    ) -> str | None:
-        """Write the step's rollouts if the schedule or `force` says so; return the file's path, None if not written."""

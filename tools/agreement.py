@@ -69,28 +69,17 @@ class AgreementThreshold(NamedTuple):
 class RunAgreement:
     """Agreement on the responses of one published run."""
 
-    run: str
-    """Name of the run."""
-    excluded: bool
-    """True when GPT-4's extractions are unfit to judge the rules."""
-    metric_2023: Count
-    """Verdicts of 2023 that the metric reproduces on stored extractions."""
-    metric_head: Count
-    """Verdicts of the code at head that the metric reproduces on stored extractions."""
-    table_cells: Count
-    """Cells of the published score table that the stored verdicts reproduce."""
-    clean_rows: Count
-    """Equal verdicts of rules and GPT-4 where the extraction is an answer."""
-    free_form_rows: Count
-    """Equal verdicts of rules and GPT-4 on questions without options."""
-    adjudicated_rows: Count
-    """Strict verdicts that equal those of a person."""
-    false_positives: int
-    """Responses that the rules call correct and a person does not."""
-    our_accuracy: float
-    """By our official rule, in [0, 1]."""
-    published_accuracy: float
-    """By the official code at head, in [0, 1]."""
+    run: str  # name of the run
+    excluded: bool  # True when GPT-4's extractions are unfit to judge the rules
+    metric_2023: Count  # verdicts of 2023 that the metric reproduces on stored extractions
+    metric_head: Count  # verdicts of the code at head that the metric reproduces on stored extractions
+    table_cells: Count  # cells of the published score table that the stored verdicts reproduce
+    clean_rows: Count  # equal verdicts of rules and GPT-4 where the extraction is an answer
+    free_form_rows: Count  # equal verdicts of rules and GPT-4 on questions without options
+    adjudicated_rows: Count  # strict verdicts that equal those of a person
+    false_positives: int  # responses that the rules call correct and a person does not
+    our_accuracy: float  # by our official rule, in [0, 1]
+    published_accuracy: float  # by the official code at head, in [0, 1]
 
 
 class PublishedRow(NamedTuple):

@@ -105,21 +105,11 @@ def make_read_only(harness: FaultHarness) -> Iterator[FaultRow]:
     places = [half, *(path for path in half.rglob("*") if path.is_dir())]
     for path in places:
         path.chmod(0o555)
-
-    code = harness.run_to_end(prepare=drop_capabilities)
-    lost = (
-        []
-        if code == 2 and "cannot be written" in harness.log_text
-        else [f"ended with {code}: {harness.log_text[-300:]}"]
-    )
+    lost = harness.run_and_check(words="cannot be written", prepare=drop_capabilities)
     for path in places:
         path.chmod(0o755)
-    yield FaultRow(
-        "read-only run directory",
-        "1",
-        "refused with the path, exit code 2; then resumed; all bytes equal",
-        lost + harness.finish_and_compare(),
-    )
+    outcome = "refused with the path, exit code 2; then resumed; all bytes equal"
+    yield FaultRow("read-only run directory", "1", outcome, lost + harness.finish_and_compare())
 
 
 def drop_capabilities() -> None:
@@ -154,34 +144,23 @@ def change_config(harness: FaultHarness) -> Iterator[FaultRow]:
     """Resume a run with another config."""
     half = harness.restore_half_run()
     before = {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
-    code = harness.run_to_end("stages.rl.group_size=8", "run.seed=1")
-    lost = (
-        []
-        if code == 2 and "run.seed: 0 -> 1" in harness.log_text
-        else [f"ended with {code}: {harness.log_text[-300:]}"]
-    )
+    lost = harness.run_and_check("stages.rl.group_size=8", "run.seed=1", words="run.seed: 0 -> 1")
     lost += ["the directory changed"] if before != {path: path.read_bytes() for path in before} else []
-    yield FaultRow(
-        "another config",
-        "1",
-        "refused with the diff, nothing touched; then resumed; all bytes equal",
-        lost + harness.finish_and_compare(),
-    )
+    outcome = "refused with the diff, nothing touched; then resumed; all bytes equal"
+    yield FaultRow("another config", "1", outcome, lost + harness.finish_and_compare())
 
 
 def make_gradients_nan(harness: FaultHarness) -> Iterator[FaultRow]:
     """Gradients that are not finite."""
     (harness.folder / "nan_loss.py").write_text(NAN_LOSS)
     policy_loss = "stages.rl.loss.policy_loss={fn: ./nan_loss.py:nan_loss}"
-    code = harness.run_to_end(policy_loss, "stages.rl.max_nonfinite_steps=2")
-    lost = [] if code == 2 and "not finite" in harness.log_text else [f"ended with {code}: {harness.log_text[-300:]}"]
+    lost = harness.run_and_check(policy_loss, "stages.rl.max_nonfinite_steps=2", words="not finite")
     newest = find_latest(harness.run_dir / "checkpoints", lost.append)
     if newest is None or not all(tensor.isfinite().all() for tensor in load_file(newest / WEIGHTS_FILE).values()):
         lost.append("weights that are not finite were saved")
     shutil.rmtree(harness.run_dir)
-    yield FaultRow(
-        "NaN loss", "1", "no weight changed, exit code 2, the samples' file named; saved weights finite", lost
-    )
+    outcome = "no weight changed, exit code 2, the samples' file named; saved weights finite"
+    yield FaultRow("NaN loss", "1", outcome, lost)
 
 
 def jump_clocks(harness: FaultHarness) -> Iterator[FaultRow]:

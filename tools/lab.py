@@ -1,4 +1,4 @@
-"""Runs that things happen to: real ones of seconds, always in the same place, and what an undisturbed one ends with."""
+"""Real runs of seconds that faults are caused in, always in the same folder, and the undisturbed runs beside them."""
 
 from __future__ import annotations
 
@@ -154,19 +154,23 @@ class FaultHarness:
             if self.run_to_end(*overrides):
                 sys.exit(f"the undisturbed run failed:\n{self.log_text}")
             took = time.perf_counter() - start
-            self.undisturbed_runs[overrides] = (
-                self.run_dir.rename(self.folder / f"whole{len(self.undisturbed_runs)}"),
-                took,
-            )
+            folder = self.run_dir.rename(self.folder / f"whole{len(self.undisturbed_runs)}")
+            self.undisturbed_runs[overrides] = (folder, took)
         return self.undisturbed_runs[overrides]
 
     def finish_and_compare(self, *overrides: str) -> list[str]:
-        """Go on to the end, compare with an undisturbed run, and clean up; returns what is lost."""
+        """Resume the run to its end, compare it with an undisturbed one, and clean up; returns what is lost."""
         whole, _ = self.undisturbed_run(*overrides)  # made before, as it would take the run's place
         code = self.run_to_end(*overrides)
         lost = [f"ended with {code}: {self.log_text[-300:]}"] if code else find_differing_files(whole, self.run_dir)
         shutil.rmtree(self.run_dir, ignore_errors=True)
         return lost
+
+    def run_and_check(self, *overrides: str, words: str, prepare: Callable[[], None] | None = None) -> list[str]:
+        """Run until it is refused with exit code 2 and these words; returns what is wrong otherwise."""
+        code = self.run_to_end(*overrides, prepare=prepare)
+        is_refused = code == 2 and words in self.log_text
+        return [] if is_refused else [f"ended with {code}: {self.log_text[-300:]}"]
 
     def restore_half_run(self) -> Path:
         """Put a copy of a run that was killed half-way, with its checkpoints, in the place of the run under test."""

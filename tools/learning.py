@@ -8,33 +8,19 @@ Every run is an ordinary `mmrl train`; runs that are finished are read, not repe
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+from finished_runs import train_unless_finished
+
+EXACT_LABELS = ("stages.more.target_field=target", "stages.more.steps=800")
 ARMS = {
-    "GRPO": [str(CONFIGS / "quickstart.yaml")],
-    "GRPO, vLLM": [str(CONFIGS / "quickstart.yaml"), "rollout.engine=vllm"],
-    "more cold start": [str(CONFIGS / "quickstart_control.yaml")],
-    "more cold start, exact labels": [
-        str(CONFIGS / "quickstart_control.yaml"),
-        "stages.more.target_field=target",
-        "stages.more.steps=800",
-    ],
+    "GRPO": ("quickstart.yaml",),
+    "GRPO, vLLM": ("quickstart.yaml", "rollout.engine=vllm"),
+    "more cold start": ("quickstart_control.yaml",),
+    "more cold start, exact labels": ("quickstart_control.yaml", *EXACT_LABELS),
 }
-
-
-def train_once(arguments: Sequence[str], seed: int, folder: Path) -> dict[str, Any]:
-    """Train once (or continue, or read) and return the summary."""
-    command = [sys.executable, "-m", "mmrl", "train", *arguments, f"run.seed={seed}", "--run-dir", str(folder)]
-    subprocess.run(command, check=True)
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return summary
 
 
 def markdown_rows(arm: str, seed: int, result: dict[str, Any]) -> list[str]:
@@ -47,10 +33,7 @@ def markdown_rows(arm: str, seed: int, result: dict[str, Any]) -> list[str]:
     ]
     before = fmean(t["before"] for t in result["tasks"])
     after = fmean(t["after"] for t in result["tasks"])
-    return [
-        *lines,
-        f"{head}| **mean** | | {before:.3f} | {after:.3f} | **{after - before:+.3f}** |",
-    ]
+    return [*lines, f"{head}| **mean** | | {before:.3f} | {after:.3f} | **{after - before:+.3f}** |"]
 
 
 def main() -> None:
@@ -62,14 +45,12 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/learning"))
     options = parser.parse_args()
-    table = [
-        "| arm | seed | task | n | before | after | rise [95 %] |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    table = ["| arm | seed | task | n | before | after | rise [95 %] |", "|---|---|---|---|---|---|---|"]
     for arm in options.arms:
         for seed in options.seeds:
-            result = train_once(ARMS[arm], seed, options.out / f"{arm.replace(' ', '_').replace(',', '')}-{seed}")
-            table += markdown_rows(arm, seed, result)
+            folder = options.out / f"{arm.replace(' ', '_').replace(',', '')}-{seed}"
+            config, *overrides = ARMS[arm]
+            table += markdown_rows(arm, seed, train_unless_finished(config, folder, *overrides, f"run.seed={seed}"))
     print("\n".join(table))
 
 

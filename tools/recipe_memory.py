@@ -7,7 +7,7 @@ The model is made on torch's meta device, where tensors have shapes and no memor
 keeps for its backward pass, are counted on the model's real classes. Left out are the CUDA context, workspaces of
 kernels, pixels of the prompts and what the allocator leaves unused: a few GB.
 
-Shapes of the checkpoints are in CHECKPOINTS; for others name their config.json with `--config-json`.
+Shapes of checkpoints are in checkpoint_shapes.json; for others name their config.json with `--config-json`.
 """
 
 from __future__ import annotations
@@ -38,61 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Source: config.json of each checkpoint on huggingface.co, without what the class of transformers has as its default.
-CHECKPOINTS: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen3.5-4B": {
-        "model_type": "qwen3_5",
-        "tie_word_embeddings": True,
-        "text_config": {
-            "hidden_size": 2560,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "vocab_size": 248320,
-            "tie_word_embeddings": True,
-        },
-        "vision_config": {
-            "depth": 24,
-            "hidden_size": 1024,
-            "intermediate_size": 4096,
-            "num_heads": 16,
-            "num_position_embeddings": 2304,
-            "out_hidden_size": 2560,
-            "patch_size": 16,
-        },
-    },
-    "Qwen/Qwen3-VL-30B-A3B-Instruct": {
-        "model_type": "qwen3_vl_moe",
-        "tie_word_embeddings": False,
-        "text_config": {
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "head_dim": 128,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-            "vocab_size": 151936,
-        },
-        "vision_config": {
-            "depth": 27,
-            "hidden_size": 1152,
-            "intermediate_size": 4304,
-            "num_heads": 16,
-            "num_position_embeddings": 2304,
-            "out_hidden_size": 2048,
-            "patch_size": 16,
-            "deepstack_visual_indexes": [8, 16, 24],
-        },
-    },
-}
+CHECKPOINT_SHAPES = Path(__file__).with_name("checkpoint_shapes.json")
 ROW = (768, (512,) * 8)
 """Tokens of the prompt and of the responses in the row that a block is counted with."""
 
@@ -136,10 +82,10 @@ def main() -> None:
 
 def find_shapes(config: Config) -> dict[str, Any]:
     """Return the shapes of the checkpoint that a recipe names."""
-    path = config.model.path or ""
-    if path not in CHECKPOINTS:
-        raise SystemExit(f"model.path: no shapes of {path!r}; name its config.json with --config-json")
-    return CHECKPOINTS[path]
+    known = json.loads(CHECKPOINT_SHAPES.read_text())
+    if config.model.path not in known:
+        raise SystemExit(f"model.path: no shapes of {config.model.path!r}; name its config.json with --config-json")
+    return known[config.model.path]
 
 
 def describe(config: Config, shapes: dict[str, Any], ranks: int, gpu_gb: float) -> list[str]:

@@ -12,19 +12,18 @@ rethinking. Runs are compared on the latter, paired over the same held-out sampl
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from finished_runs import read_metrics, train_unless_finished
+
 from mmrl import checkpoint
 from mmrl.log.run_dir import RunDir
 from mmrl.utils.stats import paired_improvement
 
-CONFIGS = Path(__file__).parent.parent / "configs"
 ARMS: Mapping[str, tuple[str, ...]] = {"plain": ("stages.rl.rollout_steps=[{kind: generate}]",), "rethink": ()}
 METRIC_PREFIX = "test/rethink/"
 
@@ -56,12 +55,9 @@ def rethink_accuracy(record: Mapping[str, Any], samples: int) -> RethinkAccuracy
 
 def train_or_read(config: str, folder: Path, *overrides: str) -> RethinkAccuracy:
     """Train a config, or resume it, unless its run is finished; return the last measurement."""
-    if not (folder / "summary.json").exists():
-        command = [sys.executable, "-m", "mmrl", "train", str(CONFIGS / config), *overrides, "--run-dir", str(folder)]
-        subprocess.run(command, check=True)
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    (task,) = json.loads((folder / "summary.json").read_text())["tasks"]
-    return rethink_accuracy([record for record in records if METRIC_PREFIX + "attempted" in record][-1], task["n"])
+    (task,) = train_unless_finished(config, folder, *overrides)["tasks"]
+    records = [record for record in read_metrics(folder) if METRIC_PREFIX + "attempted" in record]
+    return rethink_accuracy(records[-1], task["n"])
 
 
 def final_rewards(folder: Path) -> Mapping[str, float]:

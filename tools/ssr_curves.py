@@ -9,15 +9,13 @@ both at twice the rate. Every run is an ordinary `mmrl train`; runs that are fin
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+from finished_runs import read_metrics, train_unless_finished
+
 ARMS: Mapping[str, tuple[str, ...]] = {
     "plain": ("stages.rl.replay=null",),
     "replay": (),
@@ -30,14 +28,6 @@ MetricsByArm = dict[str, dict[int, list[dict[str, Any]]]]
 """Metrics by arm and seed."""
 RewardCurves = Mapping[str, Mapping[int, Mapping[int, float]]]
 """Held-out reward by arm, seed and step."""
-
-
-def train_or_read(config: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    """Train a config, or resume it, unless its run is finished; return its metrics."""
-    if not (folder / "summary.json").exists():
-        command = [sys.executable, "-m", "mmrl", "train", str(CONFIGS / config), *overrides, "--run-dir", str(folder)]
-        subprocess.run(command, check=True)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def reward_curve(metrics: Sequence[Mapping[str, Any]]) -> dict[int, float]:
@@ -96,10 +86,11 @@ def main() -> None:
     runs: MetricsByArm = {arm: {} for arm in ARMS}
     for seed in options.seeds:
         cold = options.out / f"cold-{seed}"
-        train_or_read("ssr_cold.yaml", cold, f"run.seed={seed}")
+        train_unless_finished("ssr_cold.yaml", cold, f"run.seed={seed}")
         for arm, overrides in ARMS.items():
             own = (f"run.seed={seed}", f"model.path={cold / 'model'}", *overrides)
-            runs[arm][seed] = train_or_read("ssr.yaml", options.out / f"{arm}-{seed}", *own)
+            train_unless_finished("ssr.yaml", options.out / f"{arm}-{seed}", *own)
+            runs[arm][seed] = read_metrics(options.out / f"{arm}-{seed}")
     curves = {}
     for arm, metrics_by_seed in runs.items():
         curves[arm] = {seed: reward_curve(metrics) for seed, metrics in metrics_by_seed.items()}

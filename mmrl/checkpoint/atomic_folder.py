@@ -70,7 +70,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 def partial_path(folder: Path) -> Path:
     """Return the sibling that a folder is written to until it is complete."""
-    # A sibling is on the same disk, where a rename is atomic. The dot hides it from whoever lists checkpoints.
+    # A sibling is on the same disk, where a rename is atomic. The dot hides it where checkpoints are listed.
     return folder.parent / f".{folder.name}{PARTIAL_SUFFIX}"
 
 
@@ -104,7 +104,7 @@ def _find_os_error(error: Exception) -> OSError | None:
         number = re.search(r"\(os error (\d+)\)", str(error))
         return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
     if isinstance(error, RuntimeError):
-        # torch.save raises a RuntimeError of its own while it handles the OSError of the file it writes to.
+        # torch.save raises its own RuntimeError while it handles the OSError of the file it writes to.
         return error.__context__ if isinstance(error.__context__, OSError) else None
     return error if isinstance(error, OSError) else None
 
@@ -118,7 +118,7 @@ def create_partial(folder: Path) -> Path:
     partial_folder = partial_path(folder)
     with report_save_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # A killed run may have left one behind, with files of another number of ranks.
+        # A killed run may have left one, with files of another number of ranks.
         shutil.rmtree(partial_folder, ignore_errors=True)
         partial_folder.mkdir()
     return partial_folder
@@ -159,7 +159,7 @@ def restore_retired(parent: Path) -> None:
 
 def write_part_hashes(folder: Path, names: Sequence[str], part_file: str) -> None:
     """Write the hashes of one rank's files to `part_file`."""
-    # The part file tells the other ranks that these files are on the disk, so they must be there first.
+    # The part file shows the other ranks that these files are on the disk, so they must be there first.
     for name in names:
         fsync_path(folder / name)
     hashes = {name: file_digest(folder / name) for name in names}

@@ -127,7 +127,7 @@ def collect_card_facts(run_dir: RunDir, config: Config, state: TrainingState, na
     rewards = state.eval_rewards
     is_compared = rewards.keys() >= {"before", "after"}
     last_metrics: Mapping[str, Any] = {}
-    # Up to the checkpoint's own position: the run may have gone on since.
+    # Up to the checkpoint's own position: the run may have continued since.
     for record in read_records(run_dir.metrics, state.metrics_bytes):
         # Training steps alone have a learning rate; benchmarks and `sample` stages write records too.
         if "learner/lr" in record:
@@ -142,13 +142,13 @@ def collect_card_facts(run_dir: RunDir, config: Config, state: TrainingState, na
 
 
 def write_model(folder: Path, model_bundle: ModelBundle, facts: ModelCardFacts) -> None:
-    """Write a folder that transformers and vLLM load; an earlier one is replaced as a whole.
+    """Write a folder that transformers and vLLM load; an earlier one is replaced.
 
     Raises:
         UserError: the disk is full or not writable.
     """
     generation, tokenizer = model_bundle.model.generation_config, model_bundle.processor.tokenizer
-    # A model made from scratch has no generation config of its own, and would not stop at its end token.
+    # A model made from scratch has no generation config, and would not stop at its end token.
     if generation.eos_token_id is None:
         generation.eos_token_id = tokenizer.eos_token_id
     if generation.pad_token_id is None:
@@ -160,7 +160,7 @@ def write_model(folder: Path, model_bundle: ModelBundle, facts: ModelCardFacts) 
 
 
 def write_adapter(folder: Path, adapter: LoraAdapter, facts: ModelCardFacts) -> None:
-    """Write a folder that peft and vLLM load onto the base model; an earlier one is replaced as a whole.
+    """Write a folder that peft and vLLM load onto the base model; an earlier one is replaced.
 
     Raises:
         UserError: the disk is full or not writable.
@@ -211,9 +211,5 @@ def _comparison_table(rows: Sequence[TaskComparison]) -> Iterator[str]:
     for row in rows:
         cells = []
         for mean in (row.before, row.after, row.improvement):
-            cells.append(f"{mean.value:.3f} [{_format_bound(mean.low)}, {_format_bound(mean.high)}]")
+            cells.append(f"{mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}]")
         yield f"| {row.task} | {row.after.n} | {' | '.join(cells)} |"
-
-
-def _format_bound(value: float | None) -> str:
-    return "?" if value is None else f"{value:.3f}"

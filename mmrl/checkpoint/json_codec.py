@@ -1,6 +1,6 @@
 """Values of a run as JSON text and back, exactly: types of `mmrl.types`, tuples, enums, and floats bit for bit.
 
-JSON's own values stand for themselves. Everything else is an object of one key that begins with `$`:
+JSON's own values are written as they are. Everything else is an object of one key that begins with `$`:
 
     (1, 2)                       {"$tuple": [1, 2]}
     AnswerType.BOX               {"$AnswerType": "box"}
@@ -21,7 +21,6 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from mmrl import types
@@ -30,15 +29,12 @@ from mmrl.types import UserError
 Value = TypeVar("Value")
 
 _JSON_SCALAR_TYPES: Final = frozenset({type(None), bool, int})
-_CODEC_TYPES: Final[Mapping[str, type[Any]]] = MappingProxyType(
-    {
-        name: kind
-        for name, kind in vars(types).items()
-        if isinstance(kind, type)
-        and kind.__module__.startswith(f"{types.__name__}.")
-        and (is_dataclass(kind) or issubclass(kind, tuple | Enum))
-    }
-)
+_CODEC_TYPES: Final[Mapping[str, type[Any]]] = {
+    name: kind
+    for name, kind in vars(types).items()
+    if isinstance(kind, type) and kind.__module__.startswith(f"{types.__name__}.")
+    if is_dataclass(kind) or issubclass(kind, tuple | Enum)
+}
 
 
 def dumps(value: object) -> str:
@@ -48,7 +44,7 @@ def dumps(value: object) -> str:
         UserError: it holds something that is neither a type of `mmrl.types` nor plain Python.
     """
     encoder = _ValueEncoder()
-    text = _dump(encoder.encode(value))
+    text = json.dumps(encoder.encode(value), allow_nan=False)
     return f'{{"$objects": [{", ".join(encoder.object_numbers)}], "$value": {text}}}'
 
 
@@ -81,12 +77,11 @@ class _ValueEncoder:
         }
 
     def encode(self, value: object) -> object:
-        """Return what stands for a value in JSON."""
+        """Return the JSON form of a value."""
         # By exact type: an instance of a subclass would come back as one of its base class.
         if type(value) in _JSON_SCALAR_TYPES:
             return value
-        encoder = self._encoders.get(type(value), self._encode_object)
-        return encoder(value)
+        return self._encoders.get(type(value), self._encode_object)(value)
 
     def _encode_items(self, values: Sequence[object]) -> list[object]:
         # Rollouts are mostly token ids, and for these the call is saved.
@@ -113,12 +108,10 @@ class _ValueEncoder:
         if isinstance(value, tuple):
             return {tag: self._encode_items(value)}
         if id(value) not in self._numbers_by_id:
-            content = {}
-            for field in fields(kind):
-                content[field.name] = self.encode(getattr(value, field.name))
-            # Inner instances are in this text by their numbers, so equal instances have equal texts. It tells 0, 0.0,
-            # -0.0 and False apart, which `==` does not.
-            text = _dump({tag: content})
+            content = {field.name: self.encode(getattr(value, field.name)) for field in fields(kind)}
+            # Inner instances are in this text by their numbers, so equal instances have equal texts. 0, 0.0, -0.0
+            # and False have different texts, though they are equal.
+            text = json.dumps({tag: content}, allow_nan=False)
             self._numbers_by_id[id(value)] = self.object_numbers.setdefault(text, len(self.object_numbers))
         return {"$ref": self._numbers_by_id[id(value)]}
 
@@ -141,7 +134,7 @@ class _ValueDecoder:
         }
 
     def decode(self, json_object: dict[str, object]) -> object:
-        """Return the value that a JSON object stands for."""
+        """Return the value of a JSON object."""
         tag, content = next(iter(json_object.items()), ("", None))
         if not tag.startswith("$"):
             return json_object
@@ -160,10 +153,6 @@ class _ValueDecoder:
             raise UserError(
                 f"{name}: written by another version of mmrl ({error}); continue with that version, or start a new run"
             ) from error
-
-
-def _dump(content: object) -> str:
-    return json.dumps(content, allow_nan=False)
 
 
 def _is_plain_key(key: object) -> bool:

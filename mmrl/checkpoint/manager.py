@@ -115,7 +115,7 @@ class CheckpointManager:
         _, future = self._writing
         outcomes = self._ranks.all_gather((future.done(), future.result() if future.done() else None))
         done, errors = zip(*outcomes, strict=True)
-        # A failure anywhere ends the write on all ranks, even if others are still at it.
+        # A failure anywhere ends the write on all ranks, even if others are still writing.
         if all(done) or any(errors):
             self.wait()
 
@@ -134,7 +134,7 @@ class CheckpointManager:
 
     def _write_part(self, folder: Path, snapshot: Snapshot, before_write: Callable[[], None]) -> UserError | None:
         """Write this rank's part, and return the error if it fails."""
-        # Returned rather than raised: the other ranks must hear of it before this one ends.
+        # Returned rather than raised: the other ranks must know of it before this one ends.
         try:
             with report_save_errors(folder):
                 before_write()
@@ -243,7 +243,7 @@ def find_checkpoint(
 
 
 def prune_checkpoints(checkpoints: Path, options: CheckpointsConfig) -> None:
-    """Remove the checkpoints that need not stay, and what an interrupted save left behind."""
+    """Remove the checkpoints that need not stay, and what an interrupted save has left."""
     saved = _list_checkpoints(checkpoints)
     kept = set(sorted(saved)[-options.keep_last :])
     if options.keep_every:
@@ -272,7 +272,7 @@ def _find_newest_intact(
         warn(damaged[-1])
     if damaged:
         raise UserError(
-            f"{damaged[0]}, and no other is whole; restore one, or delete {checkpoints} to begin the run anew"
+            f"{damaged[0]}, and no other is intact; restore one, or delete {checkpoints} to start the run over"
         )
     return None
 

@@ -15,7 +15,7 @@ their hashes, and `merge_part_hashes` joins the hashes of all ranks. The last li
 `atomic_folder.commit_partial`: before it there is no checkpoint, after it a complete one.
 
 Several ranks write a checkpoint together, each its share of weights and optimizer as `model-00001-of-00004.safetensors`
-and so on. Every weight is whole in one of the files, so any number of ranks can continue from them.
+and so on. Every weight is complete in one of the files, so any number of ranks can continue from them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RNG_FILE: Final = "rng.pt"
 STATE_FILE: Final = "state.json"
 SCORE_FILE: Final = "score.json"
 CONFIG_FILE: Final = "config.yaml"
-# Rank 0 writes these; every rank writes weights and optimizer files of its own.
+# Rank 0 writes these; every rank writes its own weights and optimizer files.
 COMMON_FILES: Final = (RNG_FILE, STATE_FILE, SCORE_FILE, CONFIG_FILE)
 OPTIMIZER_TABLES: Final = ("moments", "masters", "reference")
 
@@ -73,7 +73,7 @@ class Snapshot:
 
 def read_rng_states() -> dict[str, torch.Tensor]:
     """Return the states of torch's random generators, by device."""
-    # Python's and NumPy's are not among them: every use of those makes a generator of its own, from a derived seed.
+    # Python's and NumPy's are not among them: every use of those makes its own generator, from a derived seed.
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -94,7 +94,7 @@ def fingerprint_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Return a hash over the names, dtypes, shapes and about a thousand values of each tensor."""
     descriptions = {}
     for name, tensor in tensors:
-        # A sample of the values tells models apart, and a start need not read every byte of a large model.
+        # A sample of the values distinguishes models, without reading every byte of a large one at each start.
         descriptions[name] = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + sample_bytes(tensor)
     digest = hashlib.sha256()
     # Sorted, so that the order in which a model lists its weights does not matter.
@@ -126,7 +126,7 @@ def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> None:
         (folder / STATE_FILE).write_text(json_codec.dumps(snapshot.state))
         (folder / SCORE_FILE).write_text(json.dumps(snapshot.best_metric))
         (folder / CONFIG_FILE).write_text(snapshot.config_yaml)
-    # Last, since this file tells the other ranks that the part is complete.
+    # Last, since this file shows the other ranks that the part is complete.
     write_part_hashes(folder, names, part_file_names(ranks.size)[ranks.rank])
 
 
@@ -152,7 +152,7 @@ def load_checkpoint(
             if table not in OPTIMIZER_TABLES:
                 raise UserError(
                     f"{path} holds {table!r}, which this version of mmrl does not know; continue with the version that "
-                    "saved it, or begin the run anew in another directory"
+                    "saved it, or start over in another directory"
                 )
             optimizer.setdefault(table, {}).update(entries)
     return load_state(folder), optimizer
@@ -207,7 +207,7 @@ def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False
             which = "that are not trained" if saved == expected else "that are trained"
             raise UserError(
                 f"{folder} was saved from another model: the weights {which} differ. Restore model.path "
-                "as it was, or begin the run anew in another directory"
+                "as it was, or start over in another directory"
             )
         for name, tensor in weights.trained.items():
             # `copy_` keeps the tensor's own memory; assigning `data` puts the map of the file in its place.

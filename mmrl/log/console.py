@@ -24,7 +24,7 @@ from rich.text import Text
 from mmrl.log.metrics import METRICS, Metric
 from mmrl.utils.control_chars import escape_controls
 
-# Columns of tables in a pipe, which has no width of its own.
+# Columns of tables in a pipe, which has no width.
 _PIPE_WIDTH = 160
 # A piped stage prints a line at the end of a step if it has printed none for longer.
 _MAX_SILENCE_S = 60.0
@@ -57,7 +57,6 @@ class _StageProgress:
     first_step: int  # steps that were done when the stage started here: more than 0 in a resumed run
     started_at: float
     last_printed_at: float
-    step: int  # steps that are done now
     pending_line: str = ""  # line of the last step, if it has not been printed
 
 
@@ -151,9 +150,7 @@ class Console:
     def start_stage(self, name: str, total: int, done: int = 0) -> None:
         """Begin the display of a stage with `total` steps, of which `done` are finished."""
         now = time.monotonic()
-        self._stage = _StageProgress(
-            name=name, total_steps=total, first_step=done, started_at=now, last_printed_at=now, step=done
-        )
+        self._stage = _StageProgress(name=name, total_steps=total, first_step=done, started_at=now, last_printed_at=now)
         if self._screen.is_terminal:
             columns = (
                 TextColumn("[bold]{task.description}"),
@@ -171,9 +168,7 @@ class Console:
     def show_step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Show the step that just ended, counted from 1, with those of its values that have a label."""
         stage = self._stage
-        if stage is None:
-            raise RuntimeError("no stage has been started")
-        stage.step = step
+        assert stage is not None, "start_stage comes first"
         shown = {**metrics, **times}
         labelled = [metric for metric in self._metrics if metric.label and metric.name in shown]
         values = "  ".join(f"{metric.label} {shown[metric.name]:{metric.form}}" for metric in labelled)

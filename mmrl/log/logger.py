@@ -24,7 +24,7 @@ _MAX_LINE_BYTES = 1 << 20
 
 
 class RunLogger:
-    """The logger of rank 0. It implements `mmrl.protocols.MetricsLogger` for a claimed run directory."""
+    """The logger of rank 0, for a claimed run directory."""
 
     def __init__(self, run_dir: RunDir, console: Console, *, save_rollouts_every: int) -> None:
         """Open the run's files. Rollouts are saved after the first and every `save_rollouts_every`-th step."""
@@ -125,6 +125,10 @@ class NullLogger:
     def log_stage(self, name: str, steps: int, done: int = 0) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return nullcontext()
+
+
+MetricsLogger = RunLogger | NullLogger
+"""The logger of any rank."""
 
 
 class MetricsFile:

@@ -14,7 +14,7 @@ from typing import Final
 class Metric:
     """Name and meaning of a number that is logged after a step, and how the console shows it."""
 
-    name: str  # as in metrics.jsonl or timings.jsonl; `<...>` stands for a name that the config or the data chooses
+    name: str  # as in metrics.jsonl or timings.jsonl; `<...>` is a name that the config or the data chooses
     meaning: str  # a sentence, with the unit
     label: str = ""  # label on the console; a metric without one is not shown there
     form: str = ".3f"  # format of the value after the label, as Python's `format` takes it

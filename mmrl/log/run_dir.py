@@ -31,7 +31,7 @@ _LOCK_WAIT_S: Final = 3.0
 
 
 class RunDir:
-    """Paths inside a run directory, and what keeps it in the hands of one config and one process."""
+    """Paths inside a run directory, and locks that give one config and one process exclusive use of it."""
 
     def __init__(self, path: Path) -> None:
         """Name the files and folders; nothing is made yet."""
@@ -156,7 +156,7 @@ class RunDir:
         with report_write_errors(self.path):
             remove_leftovers(self.path)
             for folder in (self.model, self.adapter):
-                # Renamed first: a folder that is half deleted would still stand for a finished run.
+                # Renamed first: a folder that is half deleted would still look like a finished run.
                 if folder.exists():
                     shutil.rmtree(folder.rename(temporary_path(folder)))
             self.summary.unlink(missing_ok=True)

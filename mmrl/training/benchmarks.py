@@ -32,7 +32,7 @@ from mmrl.evaluation.session import (
 )
 from mmrl.log.console import null_console
 from mmrl.protocols import RolloutPipeline
-from mmrl.training.build import RunContext
+from mmrl.training.build import RunComponents
 from mmrl.training.callbacks import EvalMoment
 from mmrl.types import DatasetContext, TrainingState, UserError
 
@@ -101,18 +101,18 @@ class _PreparedBenchmark(NamedTuple):
 class TrainingBenchmarks:
     """The benchmarks of a training run."""
 
-    def __init__(self, run_context: RunContext, question_lists: Sequence[BenchmarkQuestions]) -> None:
+    def __init__(self, run: RunComponents, question_lists: Sequence[BenchmarkQuestions]) -> None:
         """Check all benchmarks; `question_lists` is the result of `read_all_benchmark_questions`.
 
         Raises:
             UserError: questions cannot be asked, or not with the evaluation's rollout steps.
         """
-        self._run_context, config = run_context, run_context.config
+        self._run, config = run, run.config
         self._first_training_stage = config.stages.index(config.training_stages[0])
-        # `mmrl eval` prints its progress; a stage has a progress bar of its own.
+        # `mmrl eval` prints its progress; a stage has its own progress bar.
         self._silent_console = null_console()
         self._benchmarks: list[_PreparedBenchmark] = []
-        benchmarks = run_context.functions.benchmarks
+        benchmarks = run.functions.benchmarks
         for options, benchmark, questions in zip(config.evaluation.benchmarks, benchmarks, question_lists, strict=True):
             self._benchmarks.append(self._prepare(options, benchmark, questions))
 
@@ -133,7 +133,7 @@ class TrainingBenchmarks:
             if moment == "before" or due_at_step == (moment == "step"):
                 due.append(prepared)
         # Hashing all weights takes a while, so only when a benchmark is due.
-        policy = self._run_context.policy
+        policy = self._run.policy
         revision = checkpoint.fingerprint_weights(policy.runner.iter_params(policy.trained)) if due else ""
         metrics: dict[str, float] = {}
         for prepared in due:
@@ -143,27 +143,27 @@ class TrainingBenchmarks:
     def _prepare(
         self, options: BenchmarkConfig, benchmark: Benchmark, questions: BenchmarkQuestions
     ) -> _PreparedBenchmark:
-        context = self._run_context
-        settings = inherit_settings(context.config, by_rule=True)
-        settings["evaluation"]["temperature"] = context.config.evaluation.benchmark_temperature(options)
+        run = self._run
+        settings = inherit_settings(run.config, by_rule=True)
+        settings["evaluation"]["temperature"] = run.config.evaluation.benchmark_temperature(options)
         settings["responses_per_question"] = options.responses_per_question
         eval_config = load_eval_config(settings, "the config", ())
-        dataset_context = _make_dataset_context(options, context.config, context.base_dir, context.run_dir.data)
+        dataset_context = _make_dataset_context(options, run.config, run.base_dir, run.run_dir.data)
         question_set = benchmark_question_set(options.name, benchmark, questions, dataset_context.media_policy)
-        missing = context.ranks.on_rank0(partial(self._check_questions, options, questions))
+        missing = run.ranks.on_rank0(partial(self._check_questions, options, questions))
         pipeline = build_eval_pipeline(
             eval_config,
             question_set.scorer,
-            samplers=context.samplers,
-            processor=context.processor,
-            banned_token_ids=context.banned_token_ids,
-            tool_runner=context.tool_runner,
-            custom_steps=context.functions.evaluation_steps,
+            samplers=run.samplers,
+            processor=run.processor,
+            banned_token_ids=run.banned_token_ids,
+            tool_runner=run.tool_runner,
+            custom_steps=run.functions.evaluation_steps,
         )
         return _PreparedBenchmark(options, benchmark, eval_config, question_set, pipeline, missing)
 
     def _check_questions(self, options: BenchmarkConfig, questions: BenchmarkQuestions) -> dict[str, str]:
-        missing = find_unusable_questions(questions, self._run_context.processor.encoder.measure)
+        missing = find_unusable_questions(questions, self._run.processor.encoder.measure)
         name = f"evaluation.benchmarks.{options.name}"
         try:
             check_missing(
@@ -171,7 +171,7 @@ class TrainingBenchmarks:
                 questions,
                 allowed=options.allow_missing,
                 remedy=f"{name}.allow_missing=true",
-                warn=self._run_context.console.warn,
+                warn=self._run.console.warn,
             )
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
@@ -179,9 +179,9 @@ class TrainingBenchmarks:
 
     def _evaluate(self, prepared: _PreparedBenchmark, state: TrainingState, revision: str) -> dict[str, float]:
         """Take a benchmark in a folder named as the checkpoint of this step would be, and return its metrics."""
-        ranks = self._run_context.ranks
+        ranks = self._run.ranks
         step_id = str(checkpoint.StepId(state.stage_index, state.step))
-        eval_dir = EvalDir(self._run_context.run_dir.benchmarks / prepared.question_set.name / step_id)
+        eval_dir = EvalDir(self._run.run_dir.benchmarks / prepared.question_set.name / step_id)
         questions = prepared.question_set.questions
         identity = ranks.on_rank0(
             partial(evaluation_identity, prepared.benchmark.name, revision, questions, prepared.eval_config)
@@ -189,19 +189,19 @@ class TrainingBenchmarks:
         ranks.on_rank0(partial(eval_dir.claim_or_reset, identity, prepared.missing))
         predictions = self._answer_questions(prepared, eval_dir, state)
         generation = describe_generation(
-            f"{self._run_context.config.run.name}, {step_id}",
+            f"{self._run.config.run.name}, {step_id}",
             prepared.options.data,
             identity,
             prepared.eval_config,
             questions=questions,
             predictions=predictions,
         )
-        run = prepared.question_set.grader.grade_run(predictions, generation)
-        report = ranks.on_rank0(partial(write_report, run, eval_dir.path, rescore=True))
+        graded = prepared.question_set.grader.grade_run(predictions, generation)
+        report = ranks.on_rank0(partial(write_report, graded, eval_dir.path, rescore=True))
         strict, official = report["strict"], report["official"]["value"]
         low, high = 100 * strict["low"], 100 * strict["high"]
-        stage = self._run_context.config.stages[state.stage_index].name
-        self._run_context.console.info(
+        stage = self._run.config.stages[state.stage_index].name
+        self._run.console.info(
             f"{prepared.question_set.name} after {state.step} steps of {stage}: strict {100 * strict['value']:.1f} % "
             f"(95 % from {low:.1f} to {high:.1f}), official {100 * official:.1f} %"
         )
@@ -211,29 +211,29 @@ class TrainingBenchmarks:
         self, prepared: _PreparedBenchmark, eval_dir: EvalDir, state: TrainingState
     ) -> list[Prediction]:
         """Return all predictions, of which those on disk are not generated again. Collective over ranks."""
-        context = self._run_context
+        run = self._run
         batches = make_batches(
             prepared.question_set.questions,
             prepared.missing,
-            batch_size=prepared.eval_config.evaluation.batch_size * context.ranks.size,
+            batch_size=prepared.eval_config.evaluation.batch_size * run.ranks.size,
             responses_per_question=prepared.eval_config.responses_per_question,
         )
-        predictions = context.ranks.on_rank0(partial(batches.read_predictions, eval_dir))
+        predictions = run.ranks.on_rank0(partial(batches.read_predictions, eval_dir))
         if batches.is_complete(predictions):
             return predictions
-        context.samplers.sync_weights(state.version)
+        run.samplers.sync_weights(state.version)
         session = EvalSession(
             name=prepared.question_set.name,
             eval_dir=eval_dir,
-            processor=context.processor,
+            processor=run.processor,
             pipeline=prepared.pipeline,
             grader=prepared.question_set.grader,
             console=self._silent_console,
-            ranks=context.ranks,
+            ranks=run.ranks,
         )
-        with context.samplers.gather_for_sampling():
+        with run.samplers.gather_for_sampling():
             answer = partial(run_session, batches, predictions, session)
-            return context.console.wait_for(f"answering benchmark {session.name}", answer)
+            return run.console.wait_for(f"answering benchmark {session.name}", answer)
 
 
 def _make_dataset_context(options: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:

@@ -1,6 +1,6 @@
 """Builds what outlives the stages of a run: rewards, data, model, rollout engine.
 
-`mmrl.training.run` calls `build_run_context`. What one stage works with is built by that stage.
+`mmrl.training.run` calls `build_run`. What one stage works with is built by that stage.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from mmrl.utils.torch_threads import set_thread_count
 IMAGE_CACHE_BYTES = 256 * 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunSetup:
     """Config, functions, folder and ranks that a run is built from."""
 
@@ -102,16 +102,10 @@ class TrainedModel:
     policy: Policy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunContext:
+@dataclass(frozen=True, kw_only=True)
+class RunComponents(RunSetup):
     """Everything of a run that outlives its stages. The functions of `callbacks` are called with it."""
 
-    config: Config
-    base_dir: Path  # folder that relative files of the config start from
-    functions: Functions
-    run_dir: RunDir
-    console: Console
-    ranks: Ranks
     scorer: RewardFunctionScorer
     group_rewards: tuple[BoundGroupReward, ...]
     tool_runner: ToolRunner
@@ -158,19 +152,21 @@ def is_zero3(config: Config) -> bool:
     return config.deepspeed is not None and config.deepspeed.zero_stage == 3
 
 
-def build_run_context(setup: RunSetup, resources: ExitStack) -> RunContext:
+def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     """Build and check everything of a run that outlives its stages; `resources` closes it. Collective.
 
     Raises:
         UserError: something in the config, the data or the rewards would fail during training.
     """
     config, base_dir, functions = setup.config, setup.base_dir, setup.functions
-    run_dir, console, ranks = setup.run_dir, setup.console, setup.ranks
+    console, ranks = setup.console, setup.ranks
     set_thread_count(config.run.cpu_threads, ranks.size)
     torch.manual_seed(config.run.seed)
     # A device that is missing and a damaged tokenizer are refused before images are opened for an hour.
     select_device(config)
-    processor_bundle = _load_processor(setup)
+    processor_bundle = None
+    if config.model.from_scratch is None:
+        processor_bundle = load_processor(config.model, base_dir, family=functions.family)
     rewards = build_rewards(setup, resources)
     console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
     data = load_data(setup)
@@ -194,19 +190,21 @@ def build_run_context(setup: RunSetup, resources: ExitStack) -> RunContext:
     start = partial(start_engine, setup, model, processor)
     samplers = resources.enter_context(closing(console.wait_for("starting the rollout engine", start)))
     tool_runner = resources.enter_context(closing(ToolRunner(partial(registry.load_tool, base_dir))))
-    return RunContext(
-        config=config,
-        base_dir=base_dir,
-        functions=functions,
-        run_dir=run_dir,
-        console=console,
-        ranks=ranks,
+    return RunComponents(
+        **vars(setup),
         scorer=rewards.scorer,
         group_rewards=rewards.group_rewards,
         tool_runner=tool_runner,
         samples=samples,
         data_record=data.record,
-        stage_data=make_stage_data(setup, data, samples, processor),
+        stage_data=StageData(
+            config,
+            data.dataset_context,
+            samples,
+            train_functions=functions.datasets["train"],
+            processor=processor,
+            outputs=setup.run_dir.outputs,
+        ),
         model_bundle=model.bundle,
         adapter=model.adapter,
         policy=policy,
@@ -313,18 +311,6 @@ def leave_out_unusable_samples(data: LoadedData, encoder: PromptEncoder, ranks: 
     return ranks.on_rank0(partial(data.loader.filter_by_prompt, data.samples, encoder.measure))
 
 
-def make_stage_data(setup: RunSetup, data: LoadedData, samples: DataSplits, processor: PromptProcessor) -> StageData:
-    """Return the source of each stage's samples."""
-    return StageData(
-        setup.config,
-        data.dataset_context,
-        samples,
-        train_functions=setup.functions.datasets["train"],
-        processor=processor,
-        outputs=setup.run_dir.outputs,
-    )
-
-
 def start_engine(setup: RunSetup, model: TrainedModel, processor: PromptProcessor) -> SamplerFactory:
     """Start the rollout engine. Raises as `SamplerFactory`."""
     return SamplerFactory(
@@ -371,10 +357,3 @@ def print_overview(config: Config, samples: DataSplits, bundle: ModelBundle, con
         rows.append((component.component, *(f"{size:,}" for size in sizes), "+".join(component.dtypes), *rates))
     columns = ("part", "tensors", "parameters", "trained", "type", *(f"lr in {stage.name}" for stage in stages))
     console.print_table(f"{type(model).__name__} on {model.device}", columns, rows)
-
-
-def _load_processor(setup: RunSetup) -> ProcessorBundle | None:
-    """Return the processor of the model at `model.path`; None for a model from scratch, which needs samples first."""
-    if setup.config.model.from_scratch is not None:
-        return None
-    return load_processor(setup.config.model, setup.base_dir, family=setup.functions.family)

@@ -6,27 +6,22 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from mmrl.config.schema import CallbackConfig, ValidationConfig
+from mmrl.config.schema import ValidationConfig
+from mmrl.log.logger import MetricsLogger
 from mmrl.log.metrics import Metric, find_builtin_metric
-from mmrl.protocols import MetricsLogger, Processor, RewardScorer, RolloutPipeline
-from mmrl.scoring.answer_and_score import answer_and_score
-from mmrl.types import EvalRewards, RunInterrupted, Sample, SelectedExperiences, TrainingState, UserError
+from mmrl.types import EvalRewards, RunInterrupted, SelectedExperiences, TrainingState, UserError
 from mmrl.utils.plugin_args import check_methods, locate_function
-from mmrl.utils.plugins import load_plugin
 
 if TYPE_CHECKING:
     from mmrl.checkpoint import CheckpointManager
-    from mmrl.log.console import Console
-    from mmrl.training.build import RunContext
+    from mmrl.training.build import RunComponents
 
 EvalMoment = Literal["before", "step", "after"]
 """Moment at which benchmarks may be due: before the first stage, after a step, or at the end of a stage."""
@@ -46,7 +41,7 @@ class Callback(Protocol):
     """Something to do after each training step.
 
     Callbacks run on every rank, after the weights were updated and `state.step` was advanced. A callback ends its stage
-    by setting `state.stage_done`, on all ranks alike.
+    by setting `state.stage_done`, on all ranks.
     """
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> Mapping[str, float] | None:
@@ -170,40 +165,6 @@ class Validation:
             state.stage_done = True
 
 
-def evaluate_samples(
-    samples: Sequence[Sample],
-    *,
-    processor: Processor,
-    rollout_pipeline: RolloutPipeline,
-    scorer: RewardScorer,
-    batch_size: int,
-    console: Console,
-    step: int,
-) -> EvalRewards:
-    """Answer held-out samples under the current weights, and return the total reward of each without learning from it.
-
-    The pipeline generates one rollout for each prompt. The console shows progress, and each reward term that failed.
-    """
-    rewards: dict[str, dict[str, float]] = {}
-    metrics: Counter[str] = Counter()
-    failures: Counter[tuple[str, str]] = Counter()
-    batches = [samples[start : start + batch_size] for start in range(0, len(samples), batch_size)]
-    for batch in console.track("answering held-out samples, batches", batches, len(batches)):
-        answers = answer_and_score(batch, processor, rollout_pipeline, scorer, step=step)
-        metrics.update(answers.metrics)
-        for group in answers.groups:
-            sample = group.prompt.sample
-            [score] = group.scores
-            rewards.setdefault(sample.task, {})[sample.id] = score.total
-            for term, failure in score.failures.items():
-                failures[term, failure.error_kind] += 1
-    for (term, error_kind), count in failures.items():
-        console.warn(
-            f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts"
-        )
-    return EvalRewards(rewards, metrics)
-
-
 @dataclass(frozen=True, slots=True)
 class PeriodicCheckpointer:
     """Saves every `checkpoints.every` steps, and at once when the user has asked to stop."""
@@ -230,19 +191,7 @@ class PeriodicCheckpointer:
             raise RunInterrupted
 
 
-def load_callback_makers(configs: Sequence[CallbackConfig], base_dir: Path) -> list[Callable[..., Callback]]:
-    """Load the functions that make the user's callbacks; file paths in `fn` start from `base_dir`.
-
-    Raises:
-        UserError: a function cannot be loaded, or has another signature or other options.
-    """
-    makers = []
-    for config in configs:
-        makers.append(load_plugin(config.fn, base_dir, config.args, role="callback", parameters=("context",)))
-    return makers
-
-
-def make_callbacks(context: RunContext) -> list[UserCallback]:
+def make_callbacks(run: RunComponents) -> list[UserCallback]:
     """Make the user's callbacks, and let the console show the metrics that they declare.
 
     Raises:
@@ -250,8 +199,8 @@ def make_callbacks(context: RunContext) -> list[UserCallback]:
     """
     callbacks = []
     declared: list[str] = []
-    for config, make in zip(context.config.callbacks, context.functions.callbacks, strict=True):
-        owner, callback = f"callback {config.fn!r}", make(context)
+    for config, make in zip(run.config.callbacks, run.functions.callbacks, strict=True):
+        owner, callback = f"callback {config.fn!r}", make(run)
         check_methods(callback, Callback, ("on_step_end",), owner=owner)
         metrics = getattr(callback, "metrics", ())
         if not isinstance(metrics, tuple) or not all(isinstance(metric, Metric) for metric in metrics):
@@ -259,6 +208,6 @@ def make_callbacks(context: RunContext) -> list[UserCallback]:
         for metric in metrics:
             check_metric_name(owner, metric.name, taken=declared)
             declared.append(metric.name)
-        context.console.add_metrics(metrics)
+        run.console.add_metrics(metrics)
         callbacks.append(UserCallback(config.fn, callback))
     return callbacks

@@ -10,10 +10,10 @@ from typing import Any
 from mmrl import checkpoint
 from mmrl.config import diff_configs, dump_yaml, read_flat_settings
 from mmrl.config.schema import RlStage
-from mmrl.log.logger import NullLogger, RunLogger
+from mmrl.log.logger import MetricsLogger
 from mmrl.log.run_dir import check_same_run
 from mmrl.policy.policy import Policy
-from mmrl.training.build import RunContext, is_zero3
+from mmrl.training.build import RunComponents, is_zero3
 from mmrl.types import TrainingState
 
 OptimizerState = Mapping[str, Mapping[int, Any]]
@@ -31,13 +31,13 @@ class ResumePoint:
 class RunCheckpoints:
     """Saves and loads the checkpoints of one run. Every call is collective."""
 
-    def __init__(self, context: RunContext, logger: RunLogger | NullLogger) -> None:
+    def __init__(self, run: RunComponents, logger: MetricsLogger) -> None:
         """Prepare to save. The frozen weights must be those that the run begins with."""
-        self._context, self._logger = context, logger
-        self._config_yaml = dump_yaml(context.config)
-        self._frozen_fingerprint = checkpoint.fingerprint_weights(context.policy.frozen.items())
+        self._run, self._logger = run, logger
+        self._config_yaml = dump_yaml(run.config)
+        self._frozen_fingerprint = checkpoint.fingerprint_weights(run.policy.frozen.items())
         self.manager = checkpoint.CheckpointManager(
-            context.run_dir.checkpoints, context.config.checkpoints, context.console.warn, context.ranks
+            run.run_dir.checkpoints, run.config.checkpoints, run.console.warn, run.ranks
         )
 
     def load(self) -> ResumePoint:
@@ -46,8 +46,8 @@ class RunCheckpoints:
         Raises:
             UserError: the checkpoint belongs to another config, or metrics.jsonl was changed since.
         """
-        context, ranks = self._context, self._context.ranks
-        config, run_dir, console = context.config, context.run_dir, context.console
+        run, ranks = self._run, self._run.ranks
+        config, run_dir, console = run.config, run.run_dir, run.console
         # A stage with more steps than it had continues from its own last checkpoint, even if the run was finished.
         lengthened = ranks.on_rank0(run_dir.find_lengthened_stage)
         folder = checkpoint.find_latest(run_dir.checkpoints, console.warn, ranks, until=lengthened)
@@ -56,7 +56,7 @@ class RunCheckpoints:
         check_same_run(folder, diff_configs(read_flat_settings(folder / checkpoint.CONFIG_FILE), config))
         state, optimizer = checkpoint.load_checkpoint(
             folder,
-            weights=self.weights_of(context.policy),
+            weights=self.weights_of(run.policy),
             # ZeRO-3 copies the weights when it shards them, so they need not be read into memory before.
             mmap=is_zero3(config),
         )
@@ -64,7 +64,7 @@ class RunCheckpoints:
         if lengthened is not None:
             ranks.on_rank0(partial(checkpoint.remove_later_stages, run_dir.checkpoints, lengthened))
             console.info(describe_lengthening(config.stages[lengthened], state))
-        if any(ranks.all_gather(bool(context.data_record.differences))):
+        if any(ranks.all_gather(bool(run.data_record.differences))):
             # Their prompts may not be the same any more; replay and carried-over groups check theirs themselves.
             state.unfinished, state.prefetched = (), None
         if state.stage_index < len(config.stages):
@@ -74,8 +74,8 @@ class RunCheckpoints:
     def save(self, state: TrainingState, optimizer: OptimizerState) -> None:
         """Save the run; every rank writes its own share."""
         state.metrics_bytes = self._logger.metrics.position()
-        best, policy = self._context.config.checkpoints.best, self._context.policy
-        trained = policy.runner.local_shard(policy.trained, self._context.ranks)
+        best, policy = self._run.config.checkpoints.best, self._run.policy
+        trained = policy.runner.local_shard(policy.trained, self._run.ranks)
         snapshot = checkpoint.Snapshot(
             weights=checkpoint.CheckpointWeights(trained=trained, frozen_fingerprint=self._frozen_fingerprint),
             optimizer=optimizer,

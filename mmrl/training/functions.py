@@ -23,7 +23,8 @@ from mmrl.rollout.available import check_family_engine
 from mmrl.scoring import BoundTerm
 from mmrl.scoring.build import load_group_rewards, load_reward_terms
 from mmrl.scoring.registry import check_names, load_steps
-from mmrl.training.callbacks import Callback, load_callback_makers
+from mmrl.training.callbacks import Callback
+from mmrl.utils.plugins import load_plugin
 
 if TYPE_CHECKING:
     from mmrl.policy.families import ModelFamily
@@ -40,7 +41,7 @@ class Functions:
 
     rewards: tuple[BoundTerm, ...]  # `rewards.terms`, in order
     group_rewards: tuple[BoundGroupReward, ...]  # `rewards.group_rewards`, in order
-    callbacks: tuple[Callable[..., Callback], ...]  # make the callbacks from a `RunContext`, in order
+    callbacks: tuple[Callable[..., Callback], ...]  # make the callbacks from a `RunComponents`, in order
     advantages: Mapping[str, CustomAdvantage | None]  # of each RL stage, by name; None for a built-in formula
     policy_losses: Mapping[str, Callable[..., Any] | None]  # of the RL stages that have their own, by name
     rollout_steps: Mapping[str, Mapping[str, StepFactory]]  # make the user's steps, by name of stage and of step
@@ -62,7 +63,9 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
     group_rewards = load_group_rewards(config, base_dir, rewards)
     terms = list(map(attrgetter("name"), rewards))
     _check_reward_names(config.stages, terms, list(map(attrgetter("name"), group_rewards)))
-    callbacks = load_callback_makers(config.callbacks, base_dir)
+    callbacks = []
+    for callback in config.callbacks:
+        callbacks.append(load_plugin(callback.fn, base_dir, callback.args, role="callback", parameters=("run",)))
     advantages: dict[str, CustomAdvantage | None] = {}
     policy_losses: dict[str, Callable[..., Any] | None] = {}
     for stage in config.stages:
@@ -73,7 +76,7 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
                 from mmrl.learner.loss import load_policy_loss
 
                 policy_losses[stage.name] = load_policy_loss(stage.loss, base_dir)
-    # A term that is left out of evaluation says of no response that it is correct.
+    # A term that is left out of evaluation cannot decide if a response is correct.
     scored = [term.name for term in rewards if not term.options.training_only]
     rollout_steps = {}
     for index, stage in enumerate(config.stages):

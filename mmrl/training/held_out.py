@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 
 from mmrl.config import Config
 from mmrl.distributed.exchanges import measure_on_all_ranks
-from mmrl.log.logger import NullLogger, RunLogger
+from mmrl.log.logger import MetricsLogger
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
-from mmrl.training.build import RunContext
-from mmrl.training.callbacks import evaluate_samples
+from mmrl.scoring.answer_and_score import answer_and_score
+from mmrl.training.build import RunComponents
 from mmrl.types import EvalRewards, Sample, TrainingState
 from mmrl.utils.seeds import derive_seed
 
@@ -19,44 +21,57 @@ from mmrl.utils.seeds import derive_seed
 class HeldOutEvaluation:
     """Answers held-out samples with the current weights and scores the answers. Every call is collective."""
 
-    def __init__(self, context: RunContext, logger: RunLogger | NullLogger) -> None:
+    def __init__(self, run: RunComponents, logger: MetricsLogger) -> None:
         """Build the pipeline of the config's `evaluation`."""
-        self._context, self._logger = context, logger
-        options, seed = context.config.evaluation, context.config.run.seed
+        self._run, self._logger = run, logger
+        options, seed = run.config.evaluation, run.config.run.seed
         rollout_context = RolloutContext(
-            sampler=context.samplers.make_sampler(seed, "evaluation"),
-            scorer=context.scorer,
-            processor=context.processor,
-            sampling_params=context.build_sampling_params(options),
+            sampler=run.samplers.make_sampler(seed, "evaluation"),
+            scorer=run.scorer,
+            processor=run.processor,
+            sampling_params=run.build_sampling_params(options),
             group_size=1,
             groups_per_step=options.batch_size,
             seed=derive_seed(seed, "evaluation"),
-            tool_runner=context.tool_runner,
-            custom_steps=context.functions.evaluation_steps,
+            tool_runner=run.tool_runner,
+            custom_steps=run.functions.evaluation_steps,
         )
         self._pipeline = build_pipeline(options.rollout_steps, rollout_context)
 
     def measure(self, samples: tuple[Sample, ...], state: TrainingState) -> EvalRewards:
         """Return the reward of each sample under the weights of `state.version`."""
-        context = self._context
-        measure = partial(
-            evaluate_samples,
-            processor=context.processor,
-            rollout_pipeline=self._pipeline,
-            scorer=context.scorer,
-            batch_size=context.config.evaluation.batch_size,
-            console=context.console,
-            step=state.step,
-        )
-        context.samplers.sync_weights(state.version)
-        with context.samplers.gather_for_sampling():
-            return measure_on_all_ranks(measure, samples, context.ranks)
+        samplers, ranks = self._run.samplers, self._run.ranks
+        samplers.sync_weights(state.version)
+        with samplers.gather_for_sampling():
+            return measure_on_all_ranks(partial(self._measure_own, step=state.step), samples, ranks)
+
+    def _measure_own(self, samples: Sequence[Sample], *, step: int) -> EvalRewards:
+        """Answer samples with one rollout each. The console shows progress, and each reward term that failed."""
+        run, size = self._run, self._run.config.evaluation.batch_size
+        rewards: dict[str, dict[str, float]] = {}
+        metrics: Counter[str] = Counter()
+        failures: Counter[tuple[str, str]] = Counter()
+        batches = [samples[start : start + size] for start in range(0, len(samples), size)]
+        for batch in run.console.track("answering held-out samples, batches", batches, len(batches)):
+            answers = answer_and_score(batch, run.processor, self._pipeline, run.scorer, step=step)
+            metrics.update(answers.metrics)
+            for group in answers.groups:
+                sample = group.prompt.sample
+                [score] = group.scores
+                rewards.setdefault(sample.task, {})[sample.id] = score.total
+                for term, failure in score.failures.items():
+                    failures[term, failure.error_kind] += 1
+        for (term, error_kind), count in failures.items():
+            run.console.warn(
+                f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts"
+            )
+        return EvalRewards(rewards, metrics)
 
     def measure_test_samples(self, state: TrainingState, moment: str) -> None:
         """Measure the test samples `before` or `after`, unless that was done, and keep the rewards in the state."""
-        if moment in state.eval_rewards or not self._context.samples.test:
+        if moment in state.eval_rewards or not self._run.samples.test:
             return
-        rewards, rollout_metrics = self.measure(self._context.samples.test, state)
+        rewards, rollout_metrics = self.measure(self._run.samples.test, state)
         kept, values = {}, {}
         for task, by_sample in rewards.items():
             kept[task], values[task] = dict(by_sample), fmean(by_sample.values())

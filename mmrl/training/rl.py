@@ -18,7 +18,7 @@ from mmrl.algo.step_metrics import compute_step_metrics
 from mmrl.distributed.exchanges import count_dropped_samples, gather_batch, gather_groups, gather_items, sum_metrics
 from mmrl.distributed.ranks import MediaOwners, Ranks, rank_slice
 from mmrl.protocols import Learner, Processor, RewardScorer, RolloutPipeline, SampleSource, Selector
-from mmrl.training.async_rollouts import AsyncRollouts, PendingRound, check_staleness
+from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
 from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Group, Prompt, RolloutBatch, SelectedExperiences, TrainingState
 
@@ -92,7 +92,6 @@ def collect_groups(settings: RlSettings, components: RlComponents, state: Traini
     """Build prompts, generate and score: once, several times with dynamic sampling, or never if enough groups wait."""
     if state.prefetched is not None:
         batch, state.prefetched = state.prefetched, None
-        check_staleness(batch, state.version)
         own_places = rank_slice(len(batch.groups), components.ranks)
         own_batch = replace(batch, groups=batch.groups[own_places], probes=batch.probes[own_places])
         score_batch(components, state, own_batch, collected)
@@ -137,7 +136,7 @@ def score_batch(components: RlComponents, state: TrainingState, batch: RolloutBa
         own_groups = components.scorer.score_groups(batch.groups, step=state.step, probes=batch.probes)
         groups = gather_groups(own_groups, components.ranks, components.media_owners, step=state.step)
         for group in groups:
-            # Rank 0 calls group rewards that run in a process of their own, for all ranks: a collective call, too.
+            # Rank 0 calls group rewards that run in another process, for all ranks: this call is collective, too.
             collected.groups.append(components.add_group_rewards(group, state.step))
     collected.rounds += 1
 

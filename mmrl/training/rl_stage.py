@@ -20,7 +20,7 @@ from mmrl.protocols import Sampler, SampleSource, Selector
 from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.scoring.build import reward_weights
 from mmrl.training.async_rollouts import AsyncRollouts
-from mmrl.training.build import RunContext
+from mmrl.training.build import RunComponents
 from mmrl.training.checkpoints import OptimizerState
 from mmrl.training.health import HealthMonitor
 from mmrl.training.rl import RlComponents, RlSettings, run_rl_stage
@@ -38,10 +38,10 @@ def train_rl_stage(
     stage: RlStage, services: StageServices, state: TrainingState, resumed_optimizer: OptimizerState
 ) -> None:
     """Train an RL stage from `state.step` to its end; `resumed_optimizer` is that of its last checkpoint."""
-    context = services.context
-    health = HealthMonitor(stage.health, context.console.warn)
+    run = services.run
+    health = HealthMonitor(stage.health, run.console.warn)
     with open_stage(stage, services, state) as source:
-        optimizer = build_optimizer(stage, context, services.sharded_model)
+        optimizer = build_optimizer(stage, run, services.sharded_model)
         reference = build_reference(stage, services, state, resumed_optimizer)
         if resumed_optimizer:
             optimizer.load_state(resumed_optimizer)
@@ -50,11 +50,11 @@ def train_rl_stage(
         )
         settings = RlSettings(num_steps=stage.steps, prompts_per_round=stage.prompts_per_round)
         run_rl_stage(settings, components, state)
-        context.console.info(health.summary())
+        run.console.info(health.summary())
     if stage.track_rewards:
         # What each sample of the stage earned, for stages of kind `select`.
-        table_path, samples = context.run_dir.outputs / f"{stage.name}.jsonl", context.stage_data.stage_samples(stage)
-        context.ranks.on_rank0(partial(write_history_table, table_path, samples, state.reward_history))
+        table_path, samples = run.run_dir.outputs / f"{stage.name}.jsonl", run.stage_data.stage_samples(stage)
+        run.ranks.on_rank0(partial(write_history_table, table_path, samples, state.reward_history))
 
 
 def build_components(
@@ -68,16 +68,16 @@ def build_components(
     health: HealthMonitor,
 ) -> RlComponents:
     """Build what the loop of the stage calls."""
-    context, samplers, media_owners = services.context, services.context.samplers, MediaOwners()
+    run, samplers, media_owners = services.run, services.run.samplers, MediaOwners()
     moving_reference = reference if reference is not None and not reference.is_frozen else None
 
     def save_optimizer() -> OptimizerState:
         return {**optimizer.state(), **(reference.state() if reference else {})}
 
-    learner = build_learner(stage, context, optimizer, reference.policy if reference else None, media_owners)
+    learner = build_learner(stage, run, optimizer, reference.policy if reference else None, media_owners)
     callbacks = build_callbacks(stage, services, save_optimizer, health)
     sampler = samplers.make_sampler(
-        context.config.run.seed,
+        run.config.run.seed,
         stage.name,
         version=state.version,
         concurrent=stage.async_rollouts,
@@ -85,7 +85,7 @@ def build_components(
     )
     samplers.sync_weights(state.version)
     logprob_check = check_logprobs(stage, services, sampler, state)
-    pipeline = context.build_rollout_pipeline(stage, sampler)
+    pipeline = run.build_rollout_pipeline(stage, sampler)
     async_rollouts = None
     if stage.async_rollouts:
         async_rollouts = AsyncRollouts(pipeline=pipeline, executor=samplers.rollout_thread)
@@ -100,19 +100,19 @@ def build_components(
 
     return RlComponents(
         source=source,
-        processor=context.processor,
+        processor=run.processor,
         rollout_pipeline=pipeline,
         gather_policy=samplers.gather_for_sampling,
         async_rollouts=async_rollouts,
-        scorer=context.scorer,
-        add_group_rewards=partial(add_group_rewards, group_rewards=context.group_rewards),
-        selector=build_selector(stage, context, media_owners),
+        scorer=run.scorer,
+        add_group_rewards=partial(add_group_rewards, group_rewards=run.group_rewards),
+        selector=build_selector(stage, run, media_owners),
         sleep_engine=samplers.sleep,
         learner=learner,
         update_reference=update_reference,
         sync_weights=sync_weights,
         callbacks=callbacks,
-        ranks=context.ranks,
+        ranks=run.ranks,
         media_owners=media_owners,
     )
 
@@ -126,21 +126,21 @@ def build_reference(
     """
     if not stage.loss.kl.coef:
         return None
-    context, options, checkpoints = services.context, stage.reference, services.checkpoints
-    earlier_stages = context.config.stages[: state.stage_index]
+    run, options, checkpoints = services.run, stage.reference, services.checkpoints
+    earlier_stages = run.config.stages[: state.stage_index]
     trained_before = any(isinstance(earlier, SftStage | RlStage) for earlier in earlier_stages)
     # A new adapter has changed nothing yet, so the model without it is the policy at the stage's start.
-    adapter_is_new = context.config.model.lora is not None and not trained_before
+    adapter_is_new = run.config.model.lora is not None and not trained_before
     if options.init_from == "base" or (options.update == "never" and adapter_is_new):
-        return ReferencePolicy(context.policy, options, initial_copy=context.policy.without_adapter())
-    reference = ReferencePolicy(context.policy, options, ranks=context.ranks)
-    folder = context.run_dir.reference_weights / stage.name
+        return ReferencePolicy(run.policy, options, initial_copy=run.policy.without_adapter())
+    reference = ReferencePolicy(run.policy, options, ranks=run.ranks)
+    folder = run.run_dir.reference_weights / stage.name
     if not reference.is_frozen:
         if resumed_optimizer:
             reference.load_state(resumed_optimizer)
     elif state.step == 0:
         weights = checkpoints.weights_of(reference.policy)
-        context.ranks.on_rank0(partial(checkpoint.save_weights, folder, weights))
+        run.ranks.on_rank0(partial(checkpoint.save_weights, folder, weights))
     else:
         checkpoint.load_weights(folder, checkpoints.weights_of(reference.policy))
     return reference
@@ -153,35 +153,35 @@ def check_logprobs(
 
     By default the policy itself samples, and there is nothing to check.
     """
-    context, options = services.context, services.context.config.rollout
+    run, options = services.run, services.run.config.rollout
     if options.engine == "hf" and not options.logprob_check.every:
         return None
     check = LogprobCheck(
         sampler,
-        context.policy,
-        context.processor,
-        samples=context.samples.train,
-        sampling_params=context.build_sampling_params(stage.sampling),
+        run.policy,
+        run.processor,
+        samples=run.samples.train,
+        sampling_params=run.build_sampling_params(stage.sampling),
         options=options.logprob_check,
-        warn=context.console.warn,
-        ranks=context.ranks,
+        warn=run.console.warn,
+        ranks=run.ranks,
     )
     measure: Callable[[], Mapping[str, float]] = partial(check.measure, state.version)
-    metrics = context.console.wait_for("comparing the rollout engine with the learner", measure)
+    metrics = run.console.wait_for("comparing the rollout engine with the learner", measure)
     # A resumed stage has logged its first check already.
     if state.step == 0:
         services.logger.log_metrics(state, metrics)
     return check
 
 
-def build_selector(stage: RlStage, context: RunContext, media_owners: MediaOwners) -> Selector:
+def build_selector(stage: RlStage, run: RunComponents, media_owners: MediaOwners) -> Selector:
     """Return what decides which experiences a step of the stage trains on."""
-    seed = context.config.run.seed
+    seed = run.config.run.seed
     # Collective: one rank may still hold in memory what another would find changed, so they have to agree.
     check_media = partial(
         find_media_problems_on_all_ranks,
-        check=partial(find_media_problems, context.processor.build),
-        ranks=context.ranks,
+        check=partial(find_media_problems, run.processor.build),
+        ranks=run.ranks,
         media_owners=media_owners,
     )
     replay = None
@@ -193,14 +193,14 @@ def build_selector(stage: RlStage, context: RunContext, media_owners: MediaOwner
         compute_advantages=partial(
             compute_advantages,
             options=stage.advantage,
-            weights=reward_weights(context.scorer, context.group_rewards),
-            custom_advantage=context.functions.advantages[stage.name],
+            weights=reward_weights(run.scorer, run.group_rewards),
+            custom_advantage=run.functions.advantages[stage.name],
         ),
         prompts_per_step=stage.prompts_per_step,
         dynamic_sampling=stage.dynamic_sampling,
         carry_over=stage.carries_groups,
         replay=replay,
-        find_changed_media=partial(find_changed_media, find_problems=check_media, warn=context.console.warn),
+        find_changed_media=partial(find_changed_media, find_problems=check_media, warn=run.console.warn),
         stale_old_logprobs="recorded" if stage.loss.rollout_correction.method == "none" else None,
         rollouts_may_be_stale=stage.async_rollouts or stage.has_partial_rollouts,
         tracked_terms=stage.track_rewards,

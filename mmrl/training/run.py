@@ -18,10 +18,10 @@ from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.log.comparison import compare_rewards, comparison_summary, print_summary
 from mmrl.log.console import Console, null_console
 from mmrl.log.library_messages import log_library_messages
-from mmrl.log.logger import NullLogger, RunLogger
+from mmrl.log.logger import MetricsLogger, NullLogger, RunLogger
 from mmrl.log.run_dir import run_dir_of
 from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_all_benchmark_questions
-from mmrl.training.build import RunContext, RunSetup, build_run_context
+from mmrl.training.build import RunComponents, RunSetup, build_run
 from mmrl.training.callbacks import BenchmarkRunner, Callback, make_callbacks
 from mmrl.training.checkpoints import ResumePoint, RunCheckpoints
 from mmrl.training.functions import Functions, load_functions
@@ -70,11 +70,11 @@ def train(
                 console=console,
                 ranks=ranks,
             )
-            with claim_folder(setup, stop) as claimed:
-                if claimed.is_finished:
+            with claim_folder(setup, stop) as has_begun:
+                if has_begun and ranks.on_rank0(setup.run_dir.is_finished):
                     console.info(FINISHED_MESSAGE)
                 else:
-                    complete_run(setup, loaded.warnings, stop, has_begun=claimed.has_begun)
+                    complete_run(setup, loaded.warnings, stop, has_begun=has_begun)
                 ranks.on_rank0(partial(print_summary, setup.run_dir, console))
         except (RunInterrupted, KeyboardInterrupt, RankLostError) as stopped:
             # A signal reaches all ranks, and those that stop first are lost to the others.
@@ -89,16 +89,9 @@ def train(
     return 0
 
 
-class ClaimedFolder(NamedTuple):
-    """State of a run directory that this process alone may write to."""
-
-    has_begun: bool  # it has a checkpoint to resume from
-    is_finished: bool  # nothing is left to do
-
-
 @contextmanager
-def claim_folder(setup: RunSetup, stop: StopSignal) -> Iterator[ClaimedFolder]:
-    """Lock the run directory inside this block, and make it ready for the run. Collective.
+def claim_folder(setup: RunSetup, stop: StopSignal) -> Iterator[bool]:
+    """Lock the run directory and make it ready for the run; yield True if it has a checkpoint. Collective.
 
     Raises:
         UserError: another process runs there, or it holds something else than this run.
@@ -107,8 +100,7 @@ def claim_folder(setup: RunSetup, stop: StopSignal) -> Iterator[ClaimedFolder]:
     # SIGTERM too should unwind and clean up, as Ctrl-C does.
     with stop.handle(signal.SIGTERM, finish_step=False), ExitStack() as lock:
         ranks.on_rank0(partial(lock.enter_context, run_dir.lock()))
-        has_begun = ranks.on_rank0(partial(run_dir.claim, setup.config, setup.console.info))
-        yield ClaimedFolder(has_begun, has_begun and ranks.on_rank0(run_dir.is_finished))
+        yield ranks.on_rank0(partial(run_dir.claim, setup.config, setup.console.info))
 
 
 def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, has_begun: bool) -> None:
@@ -132,9 +124,9 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
                     case RlStage():
                         train_rl_stage(stage, services, state, optimizer)
                     case SampleStage():
-                        run_sample_stage(stage, services.context, services.logger, state, services.stop_requested)
+                        run_sample_stage(stage, services.run, services.logger, state, services.stop_requested)
                     case SelectStage():
-                        run_select_stage(stage, services.context, services.logger, state)
+                        run_select_stage(stage, services.run, services.logger, state)
                 state, optimizer = next_stage_state(state), {}
                 checkpoints.save(state, {})
                 # A stage that is over must be on the disk before the next one begins.
@@ -147,7 +139,7 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
         checkpoints.manager.wait()
         if services.sharded_model is not None:
             # Rank 0 then holds all of the model.
-            services.sharded_model.unwrap(services.context.policy)
+            services.sharded_model.unwrap(services.run.policy)
         setup.ranks.on_rank0(partial(write_results, services, state))
         services.logger.close()
 
@@ -155,7 +147,7 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
 class OpenedRun(NamedTuple):
     """A run that is built, before its latest checkpoint is loaded."""
 
-    context: RunContext
+    run: RunComponents
     benchmarks: TrainingBenchmarks
     user_callbacks: Sequence[Callback]
 
@@ -175,22 +167,22 @@ def open_run(setup: RunSetup, *, has_begun: bool) -> Iterator[OpenedRun]:
         questions = ranks.on_rank0(
             partial(read_all_benchmark_questions, config, benchmarks, setup.base_dir, setup.run_dir.data)
         )
-        context = build_run_context(setup, building)
-        opened = OpenedRun(context, TrainingBenchmarks(context, questions), make_callbacks(context))
-        ranks.on_rank0(partial(write_run_info, context, digest_questions(config, questions)))
+        run = build_run(setup, building)
+        opened = OpenedRun(run, TrainingBenchmarks(run, questions), make_callbacks(run))
+        ranks.on_rank0(partial(write_run_info, run, digest_questions(config, questions)))
         resources = building.pop_all()
     with resources:
         yield opened
 
 
-def write_run_info(context: RunContext, benchmarks: Mapping[str, str]) -> None:
+def write_run_info(run: RunComponents, benchmarks: Mapping[str, str]) -> None:
     """Write the manifest, the record of data and `benchmarks`, and for a model made from scratch its processor."""
-    run_dir = context.run_dir
-    context.data_record.check_benchmarks(benchmarks)
-    run_dir.write_manifest(context.config, context.samples.content_hashes(), context.data_record.differences)
-    context.data_record.save()
-    if context.config.model.from_scratch and not run_dir.processor.exists():
-        checkpoint.export_hf_folder(run_dir.processor, context.processor.hf_processor, context.policy.model.config)
+    run_dir = run.run_dir
+    run.data_record.check_benchmarks(benchmarks)
+    run_dir.write_manifest(run.config, run.samples.content_hashes(), run.data_record.differences)
+    run.data_record.save()
+    if run.config.model.from_scratch and not run_dir.processor.exists():
+        checkpoint.export_hf_folder(run_dir.processor, run.processor.hf_processor, run.policy.model.config)
 
 
 @contextmanager
@@ -200,13 +192,13 @@ def resume_run(opened: OpenedRun, stop: StopSignal) -> Iterator[tuple[StageServi
     Raises:
         UserError: the checkpoint belongs to another config, or metrics.jsonl was changed since.
     """
-    context = opened.context
-    config, ranks, run_dir = context.config, context.ranks, context.run_dir
+    run = opened.run
+    config, ranks, run_dir = run.config, run.ranks, run.run_dir
     # Rank 0 alone writes; the others log into nothing, so that all make the same calls.
-    logger: RunLogger | NullLogger = NullLogger()
+    logger: MetricsLogger = NullLogger()
     if ranks.rank == 0:
-        logger = RunLogger(run_dir, context.console, save_rollouts_every=config.logging.save_rollouts_every)
-    held_out, checkpoints = HeldOutEvaluation(context, logger), RunCheckpoints(context, logger)
+        logger = RunLogger(run_dir, run.console, save_rollouts_every=config.logging.save_rollouts_every)
+    held_out, checkpoints = HeldOutEvaluation(run, logger), RunCheckpoints(run, logger)
     resumed = checkpoints.load()
     ranks.on_rank0(partial(run_dir.reopen, config))
     sharded_model = None
@@ -214,10 +206,10 @@ def resume_run(opened: OpenedRun, stop: StopSignal) -> Iterator[tuple[StageServi
         from mmrl.learner.optimizer_deepspeed import DeepspeedModel
 
         # After the weights of the checkpoint were loaded into the whole model.
-        sharded_model = DeepspeedModel(context.policy, config.deepspeed, ranks)
+        sharded_model = DeepspeedModel(run.policy, config.deepspeed, ranks)
     ranks.on_rank0(partial(logger.resume_from, resumed.state.metrics_bytes))
     services = StageServices(
-        context=context,
+        run=run,
         sharded_model=sharded_model,
         logger=logger,
         checkpoints=checkpoints,
@@ -237,10 +229,10 @@ def next_stage_state(state: TrainingState) -> TrainingState:
 
 def write_results(services: StageServices, state: TrainingState) -> None:
     """Compare the held-out rewards before and after training, and export the model."""
-    context = services.context
-    config, run_dir, best = context.config, context.run_dir, context.config.checkpoints.best
+    run = services.run
+    config, run_dir, best = run.config, run.run_dir, run.config.checkpoints.best
     if best and services.logger.last_value(best.metric) is None:
-        context.console.warn(f"checkpoints.best: this run recorded no {best.metric!r}; its metrics.jsonl has the names")
+        run.console.warn(f"checkpoints.best: this run recorded no {best.metric!r}; its metrics.jsonl has the names")
     rewards = state.eval_rewards
     rows = compare_rewards(rewards["before"], rewards["after"]) if rewards.keys() >= {"before", "after"} else []
     since = config.stages[first_compared_stage(config)].name
@@ -249,8 +241,8 @@ def write_results(services: StageServices, state: TrainingState) -> None:
     )
     step_id = str(checkpoint.StepId(state.stage_index, 0))
     facts = collect_card_facts(run_dir, config, state, step_id)
-    if context.adapter is not None:
+    if run.adapter is not None:
         # Before the model's folder: merging ends the adapter.
-        write_adapter(run_dir.adapter, context.adapter, facts)
-        context.adapter.merge()
-    context.console.wait_for("writing the model", partial(write_model, run_dir.model, context.model_bundle, facts))
+        write_adapter(run_dir.adapter, run.adapter, facts)
+        run.adapter.merge()
+    run.console.wait_for("writing the model", partial(write_model, run_dir.model, run.model_bundle, facts))

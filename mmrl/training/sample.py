@@ -14,19 +14,19 @@ from mmrl.config.schema import SampleStage
 from mmrl.data.stage_tables import build_sample_row, read_table
 from mmrl.distributed.exchanges import gather_items
 from mmrl.distributed.ranks import rank_slice
-from mmrl.log.logger import NullLogger, RunLogger
+from mmrl.log.logger import MetricsLogger
 from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Group, RunInterrupted, Score, TrainingState
 from mmrl.utils.files import check_not_deleted, json_line, report_write_errors
 
 if TYPE_CHECKING:
-    from mmrl.training.build import RunContext
+    from mmrl.training.build import RunComponents
 
 
 def run_sample_stage(
     stage: SampleStage,
-    context: RunContext,
-    logger: RunLogger | NullLogger,
+    run: RunComponents,
+    logger: MetricsLogger,
     state: TrainingState,
     stop_requested: Callable[[], bool],
 ) -> None:
@@ -39,23 +39,23 @@ def run_sample_stage(
         RunInterrupted: the user asked to stop; the table is complete up to here.
         UserError: the table cannot be written.
     """
-    ranks, size = context.ranks, stage.prompts_per_step
-    table_path = context.run_dir.outputs / f"{stage.name}.jsonl"
-    samples = context.stage_data.stage_samples(stage)
+    ranks, size = run.ranks, stage.prompts_per_step
+    table_path = run.run_dir.outputs / f"{stage.name}.jsonl"
+    samples = run.stage_data.stage_samples(stage)
     if stage.steps is not None:
         samples = samples[: stage.steps * size]
-    sampler = context.samplers.make_sampler(context.config.run.seed, stage.name, version=state.version)
-    context.samplers.sync_weights(state.version)
-    pipeline = context.build_rollout_pipeline(stage, sampler)
+    sampler = run.samplers.make_sampler(run.config.run.seed, stage.name, version=state.version)
+    run.samplers.sync_weights(state.version)
+    pipeline = run.build_rollout_pipeline(stage, sampler)
     num_steps = -(-len(samples) // size)  # the last step may have fewer samples
     first_step = ranks.on_rank0(partial(count_finished_steps, table_path, stage, len(samples)))
     with logger.log_stage(stage.name, num_steps, first_step):
         for step in range(first_step, num_steps):
             step_samples = samples[step * size : (step + 1) * size]
             own_samples = step_samples[rank_slice(len(step_samples), ranks)]
-            with context.samplers.gather_for_sampling():
-                batch = answer_samples(own_samples, context.processor, pipeline, step=step)
-            groups = gather_items(context.scorer.score_groups(batch.groups, step=step), ranks)
+            with run.samplers.gather_for_sampling():
+                batch = answer_samples(own_samples, run.processor, pipeline, step=step)
+            groups = gather_items(run.scorer.score_groups(batch.groups, step=step), ranks)
             ranks.on_rank0(partial(_append_rows, table_path, groups))
             logger.log_progress(step + 1)
             if stop_requested():
@@ -81,7 +81,7 @@ def count_finished_steps(table_path: Path, stage: SampleStage, num_samples: int)
 
 
 def compute_table_metrics(path: Path) -> dict[str, float]:
-    """Return the metrics of a whole table: mean rewards by term, and the numbers and fractions of its rollouts."""
+    """Return the metrics of a table: mean rewards by term, and the numbers and fractions of its rollouts."""
     rows = read_table(path)
     totals: list[float] = []
     rewards: dict[str, list[float]] = {"reward/mean": totals}

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mmrl.algo.reward_history import measure_samples
 from mmrl.config.schema import SelectStage
 from mmrl.data.stage_tables import read_table, save_table
-from mmrl.log.logger import NullLogger, RunLogger
+from mmrl.log.logger import MetricsLogger
 from mmrl.types import SampleStats, TrainingState, UserError
 
 if TYPE_CHECKING:
-    from mmrl.training.build import RunContext
+    from mmrl.training.build import RunComponents
 
 TableRow = Mapping[str, Any]
 _ROLLOUT_COLUMNS = ("rollout", "finish", "rethink", "tokens", "terms", "total", "skipped", "visits")
@@ -41,12 +41,10 @@ class _SampleMetric(NamedTuple):
     correct_rollouts: Sequence[TableRow] = ()  # rows of the rollouts that were correct, in the order of generation
 
 
-def run_select_stage(
-    stage: SelectStage, context: RunContext, logger: RunLogger | NullLogger, state: TrainingState
-) -> None:
+def run_select_stage(stage: SelectStage, run: RunComponents, logger: MetricsLogger, state: TrainingState) -> None:
     """Write the table of selected samples that later stages train on. Raises as `select_samples`."""
-    counts = context.ranks.on_rank0(partial(select_samples, stage, context.run_dir.outputs))
-    context.console.info(
+    counts = run.ranks.on_rank0(partial(select_samples, stage, run.run_dir.outputs))
+    run.console.info(
         f"Stage {stage.name} kept {counts.kept} of {counts.total} samples of {stage.results_of}, in {counts.rows} "
         f"rows; their median {stage.metric} is {counts.median:g}."
     )

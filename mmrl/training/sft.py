@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from mmrl.config.schema import SftStage
 from mmrl.data.demonstrations import TargetField, demonstration_text
 from mmrl.distributed.exchanges import count_dropped_samples, gather_demonstrations, sum_metrics
 from mmrl.distributed.ranks import MediaOwners, Ranks
@@ -26,24 +25,12 @@ from mmrl.utils.seeds import derive_seed
 class SftSettings:
     """Sizes and options of one supervised stage."""
 
-    num_steps: int  # optimizer steps of the stage
+    num_steps: int  # training steps of the stage
     batch_size: int  # demonstrations of a step, over all ranks
     target_field: TargetField  # field of the sample that is imitated
     loss_on: Literal["response", "answer"]  # part of the demonstration that is learned
     drop_thinking_prob: float  # probability that a demonstration is learned without its thinking, in [0, 1]
-    seed_parts: tuple[str | int, ...]  # run's seed, stage's name: with step and sample, what random choices derive from
-
-
-def build_sft_settings(stage: SftStage, seed: int) -> SftSettings:
-    """Return the settings of `stage` in a run with this seed."""
-    return SftSettings(
-        num_steps=stage.steps,
-        batch_size=stage.batch_size,
-        target_field=stage.target_field,
-        loss_on=stage.loss_on,
-        drop_thinking_prob=stage.drop_thinking_prob,
-        seed_parts=(seed, stage.name),
-    )
+    seed_parts: tuple[str | int, ...]  # the run's seed and the stage's name, from which random choices derive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

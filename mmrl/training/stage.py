@@ -13,10 +13,10 @@ from mmrl.distributed.ranks import MediaOwners
 from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.optimizer_torch import TorchOptimizer
-from mmrl.log.logger import NullLogger, RunLogger
+from mmrl.log.logger import MetricsLogger
 from mmrl.policy.policy import Policy
 from mmrl.protocols import Learner, SampleSource
-from mmrl.training.build import RunContext
+from mmrl.training.build import RunComponents
 from mmrl.training.callbacks import BenchmarkRunner, Callback, PeriodicCheckpointer, StepLogger, Validation
 from mmrl.training.checkpoints import OptimizerState, RunCheckpoints
 from mmrl.training.health import FailedStepCounter, FailedStepLimit, HealthMonitor
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageServices:
-    """Logger, checkpoints and measurements that the stages of a run use besides its `RunContext`."""
+    """Logger, checkpoints and measurements that the stages of a run use besides its `RunComponents`."""
 
-    context: RunContext
+    run: RunComponents
     sharded_model: DeepspeedModel | None  # the policy's model in the hands of DeepSpeed, where the config has it
-    logger: RunLogger | NullLogger
+    logger: MetricsLogger
     checkpoints: RunCheckpoints
     held_out: HeldOutEvaluation
     benchmarks: BenchmarkRunner
@@ -44,34 +44,34 @@ class StageServices:
 @contextmanager
 def open_stage(stage: SftStage | RlStage, services: StageServices, state: TrainingState) -> Iterator[SampleSource]:
     """Freeze what the stage freezes, and yield its samples; measure what is due before and after the block."""
-    context = services.context
+    run = services.run
     with (
-        context.policy.freeze(context.config.model.with_freeze(stage.freeze).freeze),
+        run.policy.freeze(run.config.model.with_freeze(stage.freeze).freeze),
         services.logger.log_stage(stage.name, stage.steps, state.step),
         # The order of the samples may depend on rewards recorded in `state`.
-        context.stage_data.open_source(stage, state, context.console, context.ranks) as source,
+        run.stage_data.open_source(stage, state, run.console, run.ranks) as source,
     ):
-        if state.stage_index == first_compared_stage(context.config):
+        if state.stage_index == first_compared_stage(run.config):
             services.held_out.measure_test_samples(state, "before")
         services.benchmarks.run(state, "before")
         yield source
         services.benchmarks.run(state, "after")
     reason = ", its goal reached" if state.stage_done else ""
-    context.console.info(f"Stage {stage.name} ended after {state.step} steps{reason}.")
+    run.console.info(f"Stage {stage.name} ended after {state.step} steps{reason}.")
 
 
-def build_optimizer(stage: SftStage | RlStage, context: RunContext, sharded_model: DeepspeedModel | None) -> Optimizer:
+def build_optimizer(stage: SftStage | RlStage, run: RunComponents, sharded_model: DeepspeedModel | None) -> Optimizer:
     """Return a new optimizer for a stage."""
     if sharded_model is not None:
         from mmrl.learner.optimizer_deepspeed import DeepspeedOptimizer
 
         return DeepspeedOptimizer(sharded_model, stage.optimizer)
-    return TorchOptimizer(context.policy.trained_by_component, stage.optimizer, context.ranks)
+    return TorchOptimizer(run.policy.trained_by_component, stage.optimizer, run.ranks)
 
 
 def build_learner(
     stage: SftStage | RlStage,
-    context: RunContext,
+    run: RunComponents,
     optimizer: Optimizer,
     reference: Policy | None,
     media_owners: MediaOwners,
@@ -82,7 +82,7 @@ def build_learner(
         micro_batch_groups = stage.micro_batch_groups
     else:
         loss, epochs, mini_batches = LossConfig(), 1, 1
-        # Each demonstration is a group of its own.
+        # Each demonstration is a group by itself.
         micro_batch_groups = stage.micro_batch_sequences
     learner_config = LearnerConfig(
         loss=loss,
@@ -92,17 +92,17 @@ def build_learner(
         micro_batch_tokens=stage.micro_batch_tokens,
         epochs=epochs,
         mini_batches=mini_batches,
-        shared_prefix=stage.shared_prefix != "off" and context.policy.supports_shared_prefix,
-        pad_id=context.processor.tokenizer.eos_token_id,
-        policy_loss_fn=context.functions.policy_losses.get(stage.name),
+        shared_prefix=stage.shared_prefix != "off" and run.policy.supports_shared_prefix,
+        pad_id=run.processor.tokenizer.eos_token_id,
+        policy_loss_fn=run.functions.policy_losses.get(stage.name),
     )
     return PolicyLearner(
-        context.policy,
-        context.processor,
+        run.policy,
+        run.processor,
         optimizer,
         learner_config,
         reference,
-        ranks=context.ranks,
+        ranks=run.ranks,
         media_owners=media_owners,
     )
 
@@ -114,7 +114,7 @@ def build_callbacks(
     health: HealthMonitor | None,
 ) -> list[Callback]:
     """Return what happens after each step, in order. `save_optimizer` returns what a checkpoint of the stage adds."""
-    config, console, logger = services.context.config, services.context.console, services.logger
+    config, console, logger = services.run.config, services.run.console, services.logger
     is_rl = isinstance(stage, RlStage)
 
     def save(state: TrainingState) -> None:
@@ -133,7 +133,7 @@ def build_callbacks(
     if config.evaluation.benchmarks:
         callbacks.append(services.benchmarks)
     if stage.validation is not None:
-        measure = partial(services.held_out.measure, services.context.samples.validation)
+        measure = partial(services.held_out.measure, services.run.samples.validation)
         callbacks.append(Validation(measure, stage.validation, logger.log_metrics, console.info))
     # The checkpoint comes last: it holds what the others decided (`stage_done`) and the end of what they logged.
     every = config.checkpoints.every

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: how a run learns that it is to stop."""
+"""Ctrl-C and SIGTERM, which ask a run to stop."""
 
 from __future__ import annotations
 

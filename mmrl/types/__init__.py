@@ -4,13 +4,13 @@ Each is made from the one before it, by the part of the loop that is named above
 
     Sample ──prompt──► Prompt ──rollout──► Rollout ──score──► Group ──select──► Experience ──learn──► new weights
 
-    type          made by                         module          holds
-    Sample        a dataset function              sample          question, media references, Target
-    Prompt        protocols.Processor                 rollout         the sample's tokens, grids, digest
-    Rollout       protocols.RolloutPipeline           rollout         Segments of tokens, each with its Author
-    Group         protocols.RewardScorer              rollout         a prompt's rollouts, a Score for each
-    Experience    protocols.Selector                  state           a rollout with its advantage
-    TrainingState the loop, step by step          state           all that a checkpoint adds to weights and optimizer
+    type           made by                     module   holds
+    Sample         a dataset function          sample   question, media references, Target
+    Prompt         protocols.Processor         rollout  the sample's tokens, grids, digest
+    Rollout        protocols.RolloutPipeline   rollout  Segments of tokens, each with its Author
+    Group          protocols.RewardScorer      rollout  a prompt's rollouts, a Score for each
+    Experience     protocols.Selector          state    a rollout with its advantage
+    TrainingState  the loop, step by step      state    all that a checkpoint adds to weights and optimizer
 
 `errors` has what may be raised across packages. Example, one counting question on its way through the loop:
 

@@ -199,7 +199,7 @@ class Sample:
     target: Target  # the correct answer, which rewards compare with
     label: Target | None = None  # an annotator's answer, correct or not, for supervised training
     thinking: str | None = None  # thinking that leads to the answer, for supervised training
-    response: str | None = None  # a whole response in the model's format and coordinates, for supervised training
+    response: str | None = None  # a full response in the model's format and coordinates, for supervised training
     meta: Mapping[str, Any] = field(default_factory=dict)  # other columns of the row, for `when`, row filters, orders
 
     @property

@@ -1,4 +1,4 @@
-"""Run the `mmrl` command and strike at one exact moment: when a function is called for the Nth time.
+"""Run the `mmrl` command, and kill it or limit its files when a function is called for the Nth time.
 
 python fault_injection.py mmrl.checkpoint.manager:prune_checkpoints 2 SIGKILL train c.yaml    # a signal
 python fault_injection.py mmrl.checkpoint.manager:write_part 2 60000 train c.yaml      # no file grows past 60000 bytes

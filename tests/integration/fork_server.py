@@ -103,7 +103,7 @@ def _exactly(pipe: int, size: int) -> bytes:
 
 @cache
 def _server() -> socket.socket:
-    """Start this file as a process of its own; it ends when the test process closes its socket by ending."""
+    """Start this file in another process; it ends when the test process closes its socket by ending."""
     here, there = socket.socketpair()
     subprocess.Popen(
         [sys.executable, __file__, str(there.fileno())],

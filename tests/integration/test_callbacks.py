@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
-from harness import Command, contents, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from harness import Command, contents, experiment, metrics, mmrl, rl_stage, sft_stage, stop_in_rl, write
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "callback.py"
 
@@ -18,7 +17,7 @@ def config_of(folder: Path, fn: str, **args: object) -> Path:
     return write(config, folder / "tiny.yaml")
 
 
-def test_the_example_ends_a_stage_that_makes_no_progress(tmp_path: Path, here: Command) -> None:
+def test_example_callback_ends_a_stage_that_makes_no_progress(tmp_path: Path, here: Command) -> None:
     shutil.copy(EXAMPLE, tmp_path)
     done = here("train", config_of(tmp_path, "./callback.py:stop_without_progress", patience=1))
     assert done.code == 0, done.errors
@@ -45,14 +44,14 @@ class Measuring:
     def on_step_end(self, state, result):
         return {"my/peak": 1 - abs(state.step - 3) / 10, "my/rank": self.rank, "my/nothing": float("nan")}
 
-def make(context):
-    return Measuring(context.ranks.rank)
+def make(run):
+    return Measuring(run.ranks.rank)
 
 class Reading:
     def on_step_end(self, state, result):
         return {"my/twice": 2 * result.metrics["my/peak"]}
 
-def read(context):
+def read(run):
     return Reading()
 """
 
@@ -77,8 +76,7 @@ def test_metrics_of_callbacks_are_logged_with_the_step_and_resumed_exactly(tmp_p
     assert [record["my/twice"] for record in steps] == [1.6, 1.8, 2.0, 1.8, 1.6]
     assert all(record["my/nothing"] is None and record["my/rank"] == 0.0 for record in steps)
     assert "lr 3.0e-03  peak 0.80" in done.output and "rank 0" not in done.output
-    stopped = mmrl("train", twice, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 4, "SIGINT"))
-    assert stopped.code == 128 + signal.SIGINT
+    stop_in_rl(twice, 4)
     assert here("train", twice).code == 0
     assert contents(tmp_path / "twice") == contents(tmp_path / "once")
     for name in ("once", "twice"):
@@ -100,7 +98,7 @@ class Mine:
     metrics = {metrics}
     def on_step_end(self, state, result):
         {line}
-def make(context):
+def make(run):
     return Mine()
 """
 
@@ -133,30 +131,22 @@ def test_a_step_whose_callback_fails_is_in_the_files(tmp_path: Path, here: Comma
 @pytest.mark.parametrize(
     ("text", "args", "message"),
     [
-        (
-            "def make(context):\n    return 3\n",
-            {},
-            "returned 3, which has no method 'on_step_end'",
-        ),
-        ("def make():\n    pass\n", {}, "mine.py:1: make: a callback is called with (context)"),
-        ("def make(context, *, every: int):\n    pass\n", {"evry": 2}, "has no option 'evry'; did you mean 'every'?"),
-        ("def make(context:\n", {}, "mine.py:1: syntax error"),
+        ("def make(run):\n    return 3\n", {}, "returned 3, which has no method 'on_step_end'"),
+        ("def make():\n    pass\n", {}, "mine.py:1: make: a callback is called with (run)"),
+        ("def make(run, *, every: int):\n    pass\n", {"evry": 2}, "has no option 'evry'; did you mean 'every'?"),
+        ("def make(run:\n", {}, "mine.py:1: syntax error"),
         (source("('my/x',)"), {}, "`metrics` are ('my/x',), not a tuple of mmrl.Metric"),
         (source("Metric('my/x', 'X.')"), {}, "not a tuple of mmrl.Metric"),
-        (
-            source("(Metric('my/x', 'X.', form='3g3'),)"),
-            {},
-            "mine.py:4: ValueError: Invalid format specifier",
-        ),
+        (source("(Metric('my/x', 'X.', form='3g3'),)"), {}, "mine.py:4: ValueError: Invalid format specifier"),
         (
             source("(Metric('reward/term/x', 'X.'),)"),
             {},
-            "callback './mine.py:make': the metric 'reward/term/x' is taken, as mmrl writes 'reward/term/<term>'",
+            "'reward/term/x' is taken, as mmrl writes 'reward/term/<term>'",
         ),
         (source("(Metric('my/x', 'X.'),) * 2"), {}, "'my/x' is taken, as another callback has it"),
     ],
 )
-def test_what_is_no_callback_is_refused_before_the_run_begins(
+def test_unusable_callback_is_refused_before_the_run_begins(
     tmp_path: Path, here: Command, text: str, args: dict[str, object], message: str
 ) -> None:
     (tmp_path / "mine.py").write_text(text)

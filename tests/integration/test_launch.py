@@ -3,61 +3,36 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from harness import Command, Done, alike, counting, experiment, metrics, mmrl, moved_parts, rl_stage, sft_stage, write
-from waiting import PATIENCE_S, wait_for
+from harness import (
+    Command,
+    alike,
+    counting,
+    experiment,
+    metrics,
+    mmrl,
+    moved_parts,
+    processes_of,
+    rl_stage,
+    sft_stage,
+    strike,
+    write,
+)
+from waiting import PATIENCE_S
 
 from mmrl.checkpoint import find_latest
 from mmrl.distributed import launch
 
 pytestmark = pytest.mark.slow
 
-LINES = 8  # of metrics.jsonl when we strike
-
-
-def processes_of(config: Path) -> list[int]:
-    """The processes that train this config, the launcher left out, rank after rank."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:  # it has just ended
-                continue
-            if str(config).encode() in words and b"--nproc" not in words:
-                found.append(int(entry.name))
-    return sorted(found)
-
-
-def strike(config: Path, run_dir: Path, which: signal.Signals, *, rank: int | None, lines: int = LINES) -> Done:
-    """Two processes, the launcher or one rank of them struck once `lines` have been written."""
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "mmrl", "train", str(config), "--nproc", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    written = run_dir / "metrics.jsonl"
-
-    def due() -> bool:
-        assert launcher.poll() is None, launcher.communicate()
-        return written.exists() and written.read_bytes().count(b"\n") >= lines
-
-    wait_for(due)
-    os.kill(launcher.pid if rank is None else processes_of(config)[rank], which)
-    output, errors = launcher.communicate(timeout=PATIENCE_S)
-    return Done(launcher.returncode, output, errors)
-
 
 @pytest.mark.parametrize("engine", [None, {"zero_stage": 3}], ids=["torch", "zero3"])
-def test_a_lost_rank_ends_the_run_and_one_process_goes_on(
+def test_lost_rank_ends_the_run_and_one_process_continues(
     engine: dict[str, int] | None, whole: Path, tmp_path: Path, here: Command
 ) -> None:
     if engine:
@@ -77,9 +52,9 @@ def test_a_lost_rank_ends_the_run_and_one_process_goes_on(
 
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+DEEPSPEED = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", [None, {"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}])
 def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path: Path, engine: dict[str, int] | None) -> None:
     if engine:
@@ -101,9 +76,6 @@ def test_two_processes_leave_what_a_stage_freezes_as_it_is(tmp_path: Path, engin
     assert norms == [True, False, False, True, True]
 
 
-DEEPSPEED = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port"]
-
-
 @pytest.mark.parametrize(("launcher", "module"), [(TORCHRUN, ["-m"]), (DEEPSPEED, ["--module"])])
 def test_other_launchers_start_the_same_run(launcher: list[str], module: list[str], tmp_path: Path) -> None:
     data = {"train": [counting("train", 6)], "test": [counting("test", 2)]}
@@ -120,7 +92,7 @@ def test_other_launchers_start_the_same_run(launcher: list[str], module: list[st
 
 
 def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
-    """They see it within a second, in a stage that lasts much longer."""
+    """They notice within a second, in a stage that lasts much longer."""
     stages = [sft_stage(steps=100_000)]
     config = write(experiment(tmp_path / "run", checkpoints={"every": 50}, stages=stages), tmp_path / "tiny.yaml")
     done = strike(config, tmp_path / "run", signal.SIGKILL, rank=None)
@@ -130,8 +102,8 @@ def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
     assert find_latest(tmp_path / "run" / "checkpoints", pytest.fail) is not None
 
 
-def test_a_stopped_run_is_saved_and_two_processes_go_on(whole: Path, tmp_path: Path) -> None:
-    """Under ZeRO-2: stopped by a signal, gone on with by a single process, stopped again, ended by two."""
+def test_stopped_run_is_saved_and_two_processes_continue(whole: Path, tmp_path: Path) -> None:
+    """Under ZeRO-2: stopped by a signal, continued by a single process, stopped again, finished by two."""
     pytest.importorskip("deepspeed")
     sections = {"deepspeed": {"zero_stage": 2}, "checkpoints": {"every": 50, "keep_last": 2}}
     config = write(experiment(tmp_path / "run", **sections), tmp_path / "tiny.yaml")
@@ -147,7 +119,7 @@ def test_a_stopped_run_is_saved_and_two_processes_go_on(whole: Path, tmp_path: P
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
 
 
-def test_a_users_mistake_is_told_and_ends_all(tmp_path: Path) -> None:
+def test_user_error_is_reported_and_ends_all_ranks(tmp_path: Path) -> None:
     config = experiment(tmp_path / "run")
     config["data"]["train"][0]["args"]["size"] = 2
     done = mmrl("train", write(config, tmp_path / "tiny.yaml"), "--nproc", 2)

@@ -1,23 +1,34 @@
-"""What a run remembers of earlier steps, replay and carried groups: it outlives a stop and is the same on all ranks."""
+"""Replay buffer and carried-over groups outlive a stop, and are the same on all ranks."""
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
-from harness import Command, alike, contents, counting, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from harness import (
+    Command,
+    alike,
+    contents,
+    counting,
+    experiment,
+    metrics,
+    mmrl,
+    rl_stage,
+    sft_stage,
+    stop_in_rl,
+    write,
+)
 
 
-def remembering(folder: Path, name: str) -> Path:
-    """The config of eight steps after a short cold start. The filter passes groups with one right answer or none."""
+def replay_config(folder: Path, name: str) -> Path:
+    """Write a config of eight steps after a cold start; its filter passes groups with one right answer or none."""
     band = {"term": "count", "high": 0.2, "require_mixed": False}
     rl = rl_stage(
         steps=8,
         prompts_per_step=3,
         group_size=6,
         ppo_epochs=1,
-        loss={"entropy": {"coef": 0.02}},  # moves the weights by every rollout that is learned
+        loss={"entropy": {"coef": 0.02}},  # moves the weights by every rollout that is trained on
         dynamic_sampling={"ranges": [band], "max_rounds": 2, "extra": "carry"},
         replay={"max_staleness": 3},
     )
@@ -26,16 +37,17 @@ def remembering(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_that_remembers_ends_alike_when_stopped_or_shared_by_two_ranks(tmp_path: Path, here: Command) -> None:
-    once, twice, shared = (remembering(tmp_path, name) for name in ("once", "twice", "shared"))
+def test_run_with_replay_and_carried_groups_ends_the_same_when_stopped_or_on_two_ranks(
+    tmp_path: Path, here: Command
+) -> None:
+    once, twice, shared = (replay_config(tmp_path, name) for name in ("once", "twice", "shared"))
     assert here("train", once).code == 0
     whole = metrics(tmp_path / "once")
     later = [record for record in whole if record["stage"] == "rl"][5:]
     assert max(record["replay/staleness_max"] for record in later) >= 2
     assert max(record["groups/carried_over"] for record in later) >= 1
 
-    stopped = mmrl("train", twice, strike=("mmrl.rollout.engine_sampler:EngineSampler.sync", 5, "SIGINT"))
-    assert stopped.code == 128 + signal.SIGINT
+    stop_in_rl(twice, 5)
     assert here("train", twice).code == 0
     assert contents(tmp_path / "twice") == contents(tmp_path / "once")
 

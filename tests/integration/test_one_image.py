@@ -17,7 +17,7 @@ from mmrl.config import load_config
 from mmrl.distributed.ranks import MediaOwners, SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.training.build import RunContext, RunSetup, build_run_context
+from mmrl.training.build import RunComponents, RunSetup, build_run
 from mmrl.training.functions import load_functions
 from mmrl.training.stage import build_learner, build_optimizer
 from mmrl.types import AnswerType, Author, CoordinateSystem, Experience, SamplingParams, Size
@@ -48,7 +48,7 @@ stages:
 """
 
 
-def build(folder: Path, *, frozen: str = "[]") -> RunContext:
+def build(folder: Path, *, frozen: str = "[]") -> RunComponents:
     """Build what `mmrl train` builds before its first step."""
     file = folder / "one-image.yaml"
     file.write_text(YAML.replace("FROZEN", frozen))
@@ -62,7 +62,7 @@ def build(folder: Path, *, frozen: str = "[]") -> RunContext:
         ranks=SingleProcess(),
     )
     with ExitStack() as resources:
-        return build_run_context(setup, resources)
+        return build_run(setup, resources)
 
 
 def test_an_image_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def process_independently(path: str) -> torch.Tensor:
     return processor(images=[resized], do_resize=False, return_tensors="pt")["pixel_values"]
 
 
-def learn(tiny: RunContext, experiences: list[Experience]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def learn(tiny: RunComponents, experiences: list[Experience]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Make one update; return its metrics, and the gradient of each parameter that got one, by name."""
     gradients: dict[str, torch.Tensor] = {}
     for name, parameter in tiny.policy.model.named_parameters():
@@ -152,11 +152,11 @@ def learn(tiny: RunContext, experiences: list[Experience]) -> tuple[dict[str, fl
     return dict(learner.step(experiences, step=0)), gradients
 
 
-def patch_embedding_name(tiny: RunContext) -> str:
+def patch_embedding_name(tiny: RunComponents) -> str:
     """Return the name of the vision tower's first layer, a convolution over patches."""
     (name,) = [name for name, _ in tiny.policy.model.named_parameters() if name.endswith("patch_embed.proj.weight")]
     return name
 
 
-def patch_embedding(tiny: RunContext) -> torch.nn.Parameter:
+def patch_embedding(tiny: RunComponents) -> torch.nn.Parameter:
     return tiny.policy.model.get_parameter(patch_embedding_name(tiny))

@@ -146,7 +146,7 @@ MISTAKES = {
         ["stages.0.rollout_steps.1.correct: ", "there is no reward term 'cuont', but count, format"],
     ),
     "callback signature": Mistake(
-        {"callbacks": [{"fn": "./mine.py:callback"}]}, ["mine.py:9", "a callback is called with (context)"]
+        {"callbacks": [{"fn": "./mine.py:callback"}]}, ["mine.py:9", "a callback is called with (run)"]
     ),
     "taken directory": Mistake({}, ["thesis.tex", "no run of mmrl"], {"run/thesis.tex": ""}),
     "file in the way": Mistake(

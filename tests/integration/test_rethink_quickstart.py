@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType
 
 import pytest
 from harness import Command, metrics
+from tool_modules import load_tool
 
-ROOT = Path(__file__).parents[2]
-CONFIGS = ROOT / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 SIZES = ("data.train.0.args.size=16", "data.validation.0.args.size=8", "data.test.0.args.size=8")
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("rethink_curves", ROOT / "tools/rethink_curves.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("rethink_curves")
 
 
-def test_the_chain_runs_and_the_table_reads_it(here: Command, tool: ModuleType, tmp_path: Path) -> None:
+def test_cold_start_and_rl_run_and_the_table_reads_them(here: Command, tool: ModuleType, tmp_path: Path) -> None:
     cold, rl = tmp_path / "cold", tmp_path / "rl"
     few = ("stages.cold.steps=8", "stages.cold.batch_size=8", "stages.cold.validation.every=4")
     done = here("train", CONFIGS / "rethink_cold.yaml", *SIZES, *few, "--run-dir", cold)
@@ -42,7 +37,7 @@ def test_the_chain_runs_and_the_table_reads_it(here: Command, tool: ModuleType, 
     assert tool.paired_improvement(tool.final_rewards(cold), tool.final_rewards(rl)).n == 8
 
 
-def test_the_table_reads_drafts_and_continuations(tool: ModuleType) -> None:
+def test_table_has_accuracy_before_and_after_rethinking(tool: ModuleType) -> None:
     moves = {
         "correct_to_correct": 20,
         "correct_to_incorrect": 5,

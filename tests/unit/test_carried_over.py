@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
+from factories import make_sample, make_score
+from rl_loop import ImmediateExecutor, centred
 from selection import SAMPLING_PARAMS, make_prompt
-from test_async_rollouts import AtOnce
-from test_rl_loop import centred, sample, score
 
 from mmrl.algo.replay import ReplaySettings, find_changed_media
 from mmrl.algo.select_experiences import ExperienceSelector
@@ -33,6 +33,10 @@ from mmrl.types import Answer, Author, FinishReason, Group, Rollout, Segment, Tr
 
 LONGEST, GROUP, STEPS = 12, 2, 14
 PARAMS = replace(SAMPLING_PARAMS, max_new_tokens=LONGEST)
+
+
+def take_samples(start, count):
+    return [make_sample(id=str(start + index)) for index in range(count)]
 
 
 class ThreadRanks(Ranks):
@@ -129,7 +133,7 @@ class Run:
         for siblings in rollouts:
             prompt = siblings[0].prompt
             rewards = (0.0, 1.0) if self.plan.is_mixed(prompt.sample.id) else (1.0, 1.0)
-            groups.append(Group(prompt=prompt, rollouts=siblings, scores=tuple(score(right=r) for r in rewards)))
+            groups.append(Group(prompt=prompt, rollouts=siblings, scores=tuple(make_score(right=r) for r in rewards)))
         return tuple(groups)
 
     def find_problems(self, prompts):
@@ -192,13 +196,15 @@ class Run:
         )
         components = rl.RlComponents(
             source=RankShard(
-                lambda start, count: [sample(start + i) for i in range(count)], ranks, plan.prompts_per_round
+                lambda start, count: [make_sample(id=str(start + i)) for i in range(count)],
+                ranks,
+                plan.prompts_per_round,
             ),
             processor=self,
             rollout_pipeline=pipeline,
             gather_policy=nullcontext,
             sleep_engine=lambda: None,
-            async_rollouts=AsyncRollouts(pipeline=pipeline, executor=AtOnce()) if plan.is_async else None,
+            async_rollouts=AsyncRollouts(pipeline=pipeline, executor=ImmediateExecutor()) if plan.is_async else None,
             scorer=self,
             add_group_rewards=lambda group, step: group,
             selector=self,

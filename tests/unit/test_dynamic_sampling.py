@@ -1,16 +1,14 @@
 """Filters: which groups pass, how many rounds are asked, and what becomes of a surplus."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from rl_loop import FakeRun, train_rl
 from selection import NO_CHANGED_MEDIA, Bank, group, make_prompt, select_all
-from test_rl_loop import FakeRun, components_of
 
 from mmrl.algo.replay import find_changed_media, find_media_problems
 from mmrl.algo.select_experiences import rejection_reason
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
-from mmrl.training import rl
 from mmrl.types import Group, TrainingState, UserError
 
 ACCURACY = DynamicSamplingConfig(
@@ -148,11 +146,10 @@ def test_more_groups_than_a_step_has_room_for_wait_for_the_next_ones():
 def test_a_filter_that_rejects_everything_for_ever_ends_by_a_sentence():
     run, state = FakeRun(rewards=(1.0, 1.0)), TrainingState()
     selector = dynamic_sampling(DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="count"),), max_rounds=3), 2)
-    settings = rl.RlSettings(num_steps=10, prompts_per_round=2)
     with pytest.raises(UserError, match="2 steps in a row had no group to learn from: .*`dynamic_sampling` rejected"):
-        rl.run_rl_stage(settings, replace(components_of(run), selector=selector), state)
+        train_rl(run, state, steps=10, selector=selector)
     assert [call for call in run.calls if call[0] == "take"] == [("take", 2 * i) for i in range(6)]
     assert state.data_position == 12
-    assert run.learned == [(), ()]
-    assert run.logged[0][0]["dynamic_sampling/rejected/count"] == 6.0
-    assert run.logged[0][0]["groups/nonzero_advantage_frac"] == 0.0
+    assert run.learner.learned == [(), ()]
+    assert run.logger.metrics[0]["dynamic_sampling/rejected/count"] == 6.0
+    assert run.logger.metrics[0]["groups/nonzero_advantage_frac"] == 0.0

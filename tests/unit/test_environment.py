@@ -61,4 +61,4 @@ def test_doctor_loads_the_functions_of_a_config_and_tells_of_all_that_is_wrong(t
     assert done.returncode == 1, done.stderr
     assert f" torch {installed_build('torch')} " in " ".join(done.stdout.split())
     assert "problem: model.path: there is no folder './gone'" in done.stdout
-    assert "problem: " in done.stdout and "mine.py:1: callback: a callback is called with (context)" in done.stdout
+    assert "problem: " in done.stdout and "mine.py:1: callback: a callback is called with (run)" in done.stdout

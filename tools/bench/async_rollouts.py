@@ -21,20 +21,19 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from results import add_json_option, write_results
+from results import make_parser, write_results
 
 SKIPPED_STEPS = 2
 PHASES = ("prompt", "rollout", "score", "select", "learn")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--engine", choices=["vllm_server", "hf"], default="vllm_server")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
-    add_json_option(parser)
     asked = parser.parse_args()
     steps: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     for _ in range(asked.rounds):

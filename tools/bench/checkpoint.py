@@ -16,7 +16,6 @@ Exits 1 when the first takes more than 15 s longer than the second.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from results import add_json_option, write_results
+from results import format_spread, make_parser, write_results
 
 from mmrl.cli import main as mmrl_command
 from mmrl.training.callbacks import PeriodicCheckpointer, StepResult
@@ -105,11 +104,6 @@ def benchmark_saving(rounds: int, steps: int, prompts: int, clock: Callable[[], 
     return complaint, {**numbers, "stall_fraction_of_an_rl_step": share}
 
 
-def format_spread(values: list[float]) -> str:
-    """Median, least and most."""
-    return f"{median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
-
-
 def benchmark_resume(rounds: int) -> tuple[str, dict[str, float]]:
     """Print how long it takes. Return a complaint, empty if it is fast enough, and the numbers."""
     with TemporaryDirectory() as folder:
@@ -151,13 +145,12 @@ def count_lines(path: Path) -> int:
 
 def main() -> None:
     """Measure, print, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=4, help="runs of each kind")
     parser.add_argument("--steps", type=int, default=12, help="of each stage")
     parser.add_argument("--prompts", type=int, default=32, help="of a step of reinforcement learning")
     parser.add_argument("--resume", action="store_true", help="measure how soon a run continues, instead of saving")
     parser.add_argument("--busy", action="store_true", help="count processor time of the loop's thread")
-    add_json_option(parser)
     arguments = parser.parse_args()
     clock = time.thread_time if arguments.busy else time.perf_counter
     complaint, numbers = (

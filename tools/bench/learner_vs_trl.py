@@ -16,7 +16,6 @@ tower attends to the whole picture in every block, without the windows of the re
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import json
@@ -43,7 +42,7 @@ import numpy as np
 import torch
 from family_spec import make_spec
 from PIL import Image
-from results import add_json_option, write_results
+from results import make_parser, write_results
 from rich.console import Console as Screen
 from rich.table import Table
 from torch import nn
@@ -60,7 +59,7 @@ from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
 from mmrl.rollout.engines.hf import HfEngine
 from mmrl.rollout.weight_sync import PolicyWeightStream
-from mmrl.training.build import RunContext, RunSetup, build_run_context
+from mmrl.training.build import RunComponents, RunSetup, build_run
 from mmrl.training.functions import load_functions
 from mmrl.training.stage import build_learner
 from mmrl.types import Experience, Group, Rollout, SamplingParams, Score
@@ -268,7 +267,7 @@ def mmrl_config(folder: Path, weights: str) -> dict[str, Any]:
     }
 
 
-def open_run_context(folder: Path, weights: str) -> RunContext:
+def open_run_context(folder: Path, weights: str) -> RunComponents:
     (path := folder / f"{weights}.yaml").write_text(json.dumps(mmrl_config(folder, weights)))
     with (folder / f"{weights}.log").open("w") as log:
         config = load_config(path).config
@@ -281,7 +280,7 @@ def open_run_context(folder: Path, weights: str) -> RunContext:
             ranks=SingleProcess(),
         )
         with ExitStack() as resources:
-            return build_run_context(setup, resources)
+            return build_run(setup, resources)
 
 
 def write_inputs(folder: Path, workload: Workload) -> None:
@@ -446,13 +445,12 @@ COLUMNS = ("cell", "TRL", "mmrl", "ratio [least, most]", "of user time", "target
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--cell", choices=WORKLOADS, action="append", help=f"one or more; by default {', '.join(DEFAULT_WORKLOADS)}"
     )
     parser.add_argument("--family", choices=tuple(FAMILIES), default=MODEL.family)
     parser.add_argument("--pairs", type=int, default=5, help="passes of each side, in turns")
-    add_json_option(parser)
     options = parser.parse_args()
     table = Table(*COLUMNS)
     rows = {}

@@ -10,7 +10,6 @@ over 15 % longer than math-verify.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 import time
@@ -21,23 +20,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import math_verify
-from results import add_json_option, write_results
+from made_rollouts import make_prompt, make_rollout
+from results import make_parser, write_results
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardTermConfig, ScoringConfig
 from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
-from mmrl.types import (
-    AnswerType,
-    Author,
-    CoordinateSystem,
-    FinishReason,
-    Prompt,
-    Rollout,
-    Sample,
-    SamplingParams,
-    Segment,
-    Target,
-)
+from mmrl.types import AnswerType, Rollout, Sample, Target
 
 MIN_PER_SECOND, MAX_OVERHEAD = 300, 0.15
 ANSWERS = {
@@ -74,26 +63,12 @@ def forget(response, sample) -> float:
 def make_rollouts(target: str, answers: Sequence[str], task: str = "maths") -> list[Rollout]:
     """One response to a question for each answer."""
     sample = Sample(id=target, task=task, parts=("?",), target=Target(answer_type=AnswerType.LATEX, value=target))
-    prompt = Prompt(
-        sample=sample,
-        token_ids=(1,),
-        grids=(),
-        resize_maps=(),
-        coordinate_system=CoordinateSystem.PX_ORIGINAL,
-        digest="",
-    )
-    return [
-        Rollout(
-            prompt=prompt,
-            index=index,
-            segments=(Segment(token_ids=(1,), logprobs=(-1.0,), author=Author.POLICY),),
-            text=answer,
-            answer=ResponseFormat().parse(f"<answer>{answer}</answer>", AnswerType.LATEX),
-            finish_reason=FinishReason.EOS,
-            sampling_params=SamplingParams(max_new_tokens=100),
-        )
-        for index, answer in enumerate(answers)
-    ]
+    prompt = make_prompt(sample)
+    rollouts = []
+    for index, answer in enumerate(answers):
+        parsed = ResponseFormat().parse(f"<answer>{answer}</answer>", AnswerType.LATEX)
+        rollouts.append(make_rollout(prompt, index, answer, parsed))
+    return rollouts
 
 
 def make_scorer(folder: Path) -> RewardFunctionScorer:
@@ -127,9 +102,8 @@ def call_math_verify() -> None:
 
 def main() -> None:
     """Print both rates."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="how often each is timed")
-    add_json_option(parser)
     options = parser.parse_args()
     rounds = options.rounds
     logging.getLogger("math_verify").setLevel(logging.ERROR)

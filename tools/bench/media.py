@@ -8,7 +8,6 @@ Files are made from two photographs that come with scikit-learn.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import subprocess
@@ -24,7 +23,7 @@ from typing import Any
 
 import torch
 from PIL import Image, ImageOps
-from results import add_json_option, write_results
+from results import make_parser, write_results
 from sklearn.datasets import load_sample_images
 
 from mmrl.answer import ResponseFormat
@@ -212,12 +211,11 @@ def _run_step_timings(folder: Path, name: str, workers: int, steps: int) -> list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("what", choices=["throughput", "ahead"])
     parser.add_argument("--files", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8)
-    add_json_option(parser)
     options = parser.parse_args()
     if options.what == "throughput":
         numbers = benchmark_throughput(options.files, options.rounds)

@@ -8,7 +8,6 @@ shortest that learns anything). Asking for the media of what is drawn is the lea
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -17,67 +16,26 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 
-from results import add_json_option, write_results
+from made_rollouts import make_prompt, make_rollout
+from results import make_parser, write_results
 
 from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
 from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import ReplayConfig
 from mmrl.protocols import Selector
-from mmrl.types import (
-    Answer,
-    AnswerType,
-    Author,
-    CoordinateSystem,
-    FinishReason,
-    Group,
-    Prompt,
-    Rollout,
-    Sample,
-    SamplingParams,
-    Score,
-    Segment,
-    Target,
-    TrainingState,
-)
+from mmrl.types import Answer, AnswerType, Group, Prompt, Sample, Score, Target, TrainingState
 
 NUM_PROMPTS, GROUP_SIZE, ROUNDS = 32, 8, 60
-SAMPLING_PARAMS = SamplingParams(max_new_tokens=512)
 MAX_STEP_FRACTION = 0.01
-
-
-def make_prompt(name: str) -> Prompt:
-    """Return a prompt."""
-    sample = Sample(id=name, task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1))
-    return Prompt(
-        sample=sample,
-        token_ids=(1,) * 300,
-        grids=(),
-        resize_maps=(),
-        coordinate_system=CoordinateSystem.NORM_1,
-        digest=name,
-    )
 
 
 def make_group(name: str, version: int, rewards: Sequence[float]) -> Group:
     """Return a group with these rewards."""
-    prompt = make_prompt(name)
-    segment = Segment(token_ids=(5,) * 100, logprobs=(-1.0,) * 100, author=Author.POLICY, version=version)
-    answer = Answer(text="1", thinking=None, value=1)
-    rollouts = [
-        Rollout(
-            prompt=prompt,
-            index=i,
-            segments=(segment,),
-            text="",
-            answer=answer,
-            finish_reason=FinishReason.EOS,
-            sampling_params=SAMPLING_PARAMS,
-        )
-        for i in range(len(rewards))
-    ]
-    return Group(
-        prompt=prompt, rollouts=tuple(rollouts), scores=tuple(Score(terms={}, total=reward) for reward in rewards)
-    )
+    sample = Sample(id=name, task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1))
+    prompt, answer = make_prompt(sample), Answer(text="1", thinking=None, value=1)
+    rollouts = tuple(make_rollout(prompt, index, "", answer, version=version) for index in range(len(rewards)))
+    scores = tuple(Score(terms={}, total=reward) for reward in rewards)
+    return Group(prompt=prompt, rollouts=rollouts, scores=scores)
 
 
 def center_rewards(groups: Sequence[Group]) -> list[list[float]]:
@@ -107,10 +65,9 @@ def time_selection(selector: Selector, prompts: dict[str, Prompt]) -> tuple[floa
 
 def main() -> None:
     """Measure, print, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--capacity", type=int, default=4096)
     parser.add_argument("--step-s", type=float, default=0.3)
-    add_json_option(parser)
     options = parser.parse_args()
     asked: dict[str, Prompt] = {}
     media = partial(

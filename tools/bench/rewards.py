@@ -9,63 +9,32 @@ is not timed here. Exits 1 if a reward is below its floor.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from results import add_json_option, write_results
+from results import make_parser, write_results
 
 from mmrl.utils.plugins import load_object
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, bind
 
 CASES = Path(__file__).parents[2] / "rewards" / "cases"
-MIN_CALLS_PER_SECOND = {
-    "mmrl_rewards.box:iou": 20_000,
-    "mmrl_rewards.box:giou": 20_000,
-    "mmrl_rewards.box:diou": 20_000,
-    "mmrl_rewards.number:exact": 20_000,
-    "mmrl_rewards.number:quantity": 20_000,
-    "mmrl_rewards.count:exact": 20_000,
-    "mmrl_rewards.choice:exact": 20_000,
-    "mmrl_rewards.choice:option": 20_000,
-    "mmrl_rewards.choice:yes_no": 20_000,
-    "mmrl_rewards.classify:label": 20_000,
-    "mmrl_rewards.classify:fuzzy": 0,
-    "mmrl_rewards.format:tags": 20_000,
-    "mmrl_rewards.format:partial": 20_000,
-    "mmrl_rewards.schema:valid": 0,
-    "mmrl_rewards.jigsaw:positions": 20_000,
-    "mmrl_rewards.jigsaw:neighbours": 0,
-    "mmrl_rewards.jigsaw:order": 0,
-    "mmrl_rewards.gui:step": 0,
-    "mmrl_rewards.detect:iou": 0,
-    "mmrl_rewards.detect:f1": 0,
-    "mmrl_rewards.detect:average_precision": 0,
-    "mmrl_rewards.point:in_box": 0,
-    "mmrl_rewards.point:f1": 0,
-    "mmrl_rewards.span:iou": 0,
-    "mmrl_rewards.video:tube": 0,
-    "mmrl_rewards.reasoning:boxes": 0,
-    "mmrl_rewards.reasoning:consistency": 0,
-    "mmrl_rewards.reasoning:reflection": 0,
-    "mmrl_rewards.ocr:cer": 2_000,
-    "mmrl_rewards.ocr:wer": 2_000,
-    "mmrl_rewards.ocr:anls": 2_000,
-    "mmrl_rewards.ocr:exact": 2_000,
-    "mmrl_rewards.ocr:fields": 0,
-    "mmrl_rewards.text:exact": 0,
-    "mmrl_rewards.text:rouge": 0,
-    "mmrl_rewards.text:bleu": 0,
-    "mmrl_rewards.text:chrf": 0,
-    "mmrl_rewards.text:repetition": 0,
-    "mmrl_rewards.table:teds": 0,
-    "mmrl_rewards.ranking:ndcg": 0,
-    "mmrl_rewards.length:cosine": 0,
+REWARDS_BY_FLOOR = {
+    20_000: (
+        "box:iou box:giou box:diou number:exact number:quantity count:exact choice:exact choice:option "
+        "choice:yes_no classify:label format:tags format:partial jigsaw:positions"
+    ),
+    0: (
+        "classify:fuzzy schema:valid jigsaw:neighbours jigsaw:order gui:step detect:iou detect:f1 "
+        "detect:average_precision point:in_box point:f1 span:iou video:tube reasoning:boxes "
+        "reasoning:consistency reasoning:reflection ocr:fields text:exact text:rouge text:bleu text:chrf "
+        "text:repetition table:teds ranking:ndcg length:cosine"
+    ),
+    2_000: ("ocr:cer ocr:wer ocr:anls ocr:exact"),
 }
-"""Calls a second that a reward must reach; 0 for what is only shown."""
+"""Rewards by the calls a second that they must reach; 0 for those that are only shown."""
 PAGE_TEXT = ("Goods received in Zürich on 3 May, net weight 1,250 kg, 12 boxes, total due 93.50 EUR. " * 3)[:200]
 MISREAD_TEXT = "".join("x" if place % 20 == 7 else letter for place, letter in enumerate(PAGE_TEXT))
 
@@ -96,15 +65,15 @@ def make_call(case: Case, reward: BoundReward) -> Callable[[], object]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each is timed")
-    add_json_option(parser)
     options = parser.parse_args()
     seconds = options.seconds
     rows = [case for table in sorted(CASES.glob("*.json")) for case in load_case_table(table)]
     slow, numbers = [], {}
+    floors = {f"mmrl_rewards.{name}": floor for floor, names in REWARDS_BY_FLOOR.items() for name in names.split()}
     print("| reward | a second | floor | times the floor |\n|---|---|---|---|")
-    for fn, floor in MIN_CALLS_PER_SECOND.items():
+    for fn, floor in floors.items():
         cases = [case for case in rows if case.fn == fn and case.expected not in (0, "unscorable") and case.repeat == 1]
         if floor == 2_000:
             cases = [make_page_case(fn)]

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from family_spec import make_spec
 from PIL import Image, ImageOps
-from results import add_json_option, write_results
+from results import make_parser, write_results
 from sklearn.datasets import load_sample_images
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 
@@ -195,13 +195,12 @@ def make_sample(folder: Path, photograph: Image.Image, index: int) -> Sample:
 
 def main() -> None:
     """Measure in pairs, and say the median of their ratios."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = make_parser(__doc__)
     options.add_argument("--family", choices=tuple(FAMILIES), default=MODEL.family)
     options.add_argument("--prompts", type=int, default=2)
     options.add_argument("--group", type=int, default=8)
     options.add_argument("--completion", type=int, default=100)
     options.add_argument("--pairs", type=int, default=5)
-    add_json_option(options)
     asked = options.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

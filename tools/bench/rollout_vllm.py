@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from results import add_json_option, write_results
+from results import make_parser, write_results
 
 from mmrl.answer import ResponseFormat
 from mmrl.checkpoint import export_hf_folder
@@ -63,13 +63,12 @@ MAX_SEQUENCE_TOKENS = 2048
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--siblings", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
-    add_json_option(parser)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         numbers = measure_all(asked, Path(folder))

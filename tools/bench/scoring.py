@@ -8,7 +8,6 @@ Exits 1 when a cheap reward is judged less than 20 000 times a second in this pr
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,32 +17,18 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from results import add_json_option, write_results
+from made_rollouts import make_prompt, make_rollout
+from results import make_parser, write_results
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardTermConfig as Options
 from mmrl.config.schema import ScoringConfig
 from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
-from mmrl.types import (
-    AnswerType,
-    Author,
-    CoordinateSystem,
-    FinishReason,
-    Group,
-    ImageRef,
-    Prompt,
-    ResizeMap,
-    Rollout,
-    Sample,
-    SamplingParams,
-    Segment,
-    Size,
-    Target,
-)
+from mmrl.types import AnswerType, CoordinateSystem, Group, ImageRef, ResizeMap, Rollout, Sample, Size, Target
 
 MIN_ROLLOUTS_PER_SECOND = 20_000
 MAX_SECONDS = 10.0
-GRAMMAR = ResponseFormat(thinking="required")
+RESPONSE_FORMAT = ResponseFormat(thinking="required")
 THOUGHT = "<think>" + "The picture shows it at the left, beside the other one. " * 4 + "</think>"
 TARGETS_AND_ANSWERS = {
     "mmrl_rewards.box:iou": (
@@ -68,26 +53,11 @@ def sleepy(response, sample) -> float:
 """
 
 
-def make_rollout(target: Target, text: str, index: int) -> Rollout:
+def make_response(target: Target, text: str, index: int) -> Rollout:
     """Return a response to a question about one image."""
     sample = Sample(id="s", task="t", parts=(ImageRef(path="a.png", sha256=""), "Where?"), target=target)
-    prompt = Prompt(
-        sample=sample,
-        token_ids=(1,) * 300,
-        grids=((1, 10, 10),),
-        resize_maps=(ResizeMap(Size(100, 100), Size(56, 56)),),
-        coordinate_system=CoordinateSystem.PX_ORIGINAL,
-        digest="",
-    )
-    return Rollout(
-        prompt=prompt,
-        index=index,
-        segments=(Segment(token_ids=(1,) * 100, logprobs=(-1.0,) * 100, author=Author.POLICY),),
-        text=text,
-        answer=GRAMMAR.parse(text, target.answer_type),
-        finish_reason=FinishReason.EOS,
-        sampling_params=SamplingParams(max_new_tokens=100),
-    )
+    prompt = make_prompt(sample, (ResizeMap(Size(100, 100), Size(56, 56)),))
+    return make_rollout(prompt, index, text, RESPONSE_FORMAT.parse(text, target.answer_type))
 
 
 def make_scorer(names: Sequence[str], base: Path, workers: int) -> RewardFunctionScorer:
@@ -103,7 +73,7 @@ def make_scorer(names: Sequence[str], base: Path, workers: int) -> RewardFunctio
 def make_groups(fn: str) -> list[list[Rollout]]:
     """Prompts with eight responses each."""
     target, answer = TARGETS_AND_ANSWERS[fn]
-    one = [make_rollout(target, f"{THOUGHT}<answer>{answer}</answer>", index) for index in range(8)]
+    one = [make_response(target, f"{THOUGHT}<answer>{answer}</answer>", index) for index in range(8)]
     groups = []
     for _ in range(64):
         groups.append([replace(rollout, prompt=one[0].prompt) for rollout in one])
@@ -158,7 +128,7 @@ def benchmark_hanging_calls(numbers: dict[str, object], num_calls: int = 1000, n
     """Time calls of which some hang, with four workers and a deadline of one second; add the time to `numbers`."""
     texts = ["hang" if index % (num_calls // num_hanging) == 7 else "right" for index in range(num_calls)]
     target = Target(answer_type=AnswerType.TEXT, value="right")
-    groups = [[make_rollout(target, text, 0)] for text in texts]
+    groups = [[make_response(target, text, 0)] for text in texts]
     with TemporaryDirectory() as folder:
         (Path(folder) / "sleepy.py").write_text(HANGING_REWARD)
         with warm_scorer(make_scorer(["./sleepy.py:sleepy"], Path(folder), 4), [groups[0][:1]]) as judge:
@@ -175,9 +145,8 @@ def benchmark_hanging_calls(numbers: dict[str, object], num_calls: int = 1000, n
 
 def main() -> None:
     """Print what is measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each is timed")
-    add_json_option(parser)
     options = parser.parse_args()
     numbers: dict[str, object] = {}
     results = [benchmark_cheap_rewards(options.seconds, numbers), benchmark_hanging_calls(numbers)]

@@ -13,7 +13,6 @@ as one, or when ZeRO-0 on one process takes more than 10 % longer than plain tor
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -25,7 +24,7 @@ from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from results import add_json_option, write_results
+from results import format_spread, make_parser, write_results
 
 CONFIG = Path(__file__).with_name("steps.yaml")
 MODEL = {
@@ -82,20 +81,14 @@ def step_seconds(arm: tuple[str, ...], steps: int, prompts: int, *, busy: bool) 
     return (long.cpu - short.cpu) / (steps - 1) / (2 if "--nproc" in arm else 1)
 
 
-def format_spread(values: list[float]) -> str:
-    """Median, least and most."""
-    return f"{median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
-
-
 def main() -> int:
     """Measure, print, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each arm")
     parser.add_argument("--steps", type=int, default=4, help="steps measured in each")
     parser.add_argument("--prompts", type=int, default=32, help="prompts of a step, each with 8 responses")
     parser.add_argument("--only", choices=ARM_BY_OPTION, help="what is held against one process with plain torch")
     parser.add_argument("--busy", action="store_true", help="count processor time, where others need the machine too")
-    add_json_option(parser)
     arguments = parser.parse_args()
     others = [ARM_BY_OPTION[arguments.only]] if arguments.only else list(ARM_BY_OPTION.values())
     found: dict[str, list[float]] = {name: [] for name in (BASELINE, *others)}

@@ -5,13 +5,12 @@ python tools/bench/verdicts.py --data ../shared/eval/mathvista
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from results import add_json_option, write_results
+from results import make_parser, write_results
 
 from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import Item, ItemResponse, read_items
@@ -50,10 +49,9 @@ REPEATED_UNITS: Mapping[str, str] = {
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/eval/mathvista"))
     parser.add_argument("--repeat", type=int, default=5, help="passes over all responses; the median counts")
-    add_json_option(parser)
     arguments = parser.parse_args()
     bench = BENCHMARKS["mathvista"]
     items, _ = read_items(arguments.data / "items.jsonl.gz", bench.parse_item)

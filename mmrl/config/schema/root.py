@@ -110,7 +110,7 @@ class DeepspeedConfig(StrictModel):
 class CallbackConfig(FunctionConfig):
     """A callback of the user's, run after each training step (docs/extending/callback.md).
 
-    `fn` is called once, with the run's `RunContext`, and returns an object with `on_step_end(state, result)`.
+    `fn` is called once, with the run's `RunComponents`, and returns an object with `on_step_end(state, result)`.
     """
 
 

@@ -1,7 +1,7 @@
 """Each statistic against an independent computation: scipy, enumeration, or simulation by hand."""
 
 from itertools import combinations, product
-from math import comb
+from math import comb, inf
 
 import numpy as np
 import pytest
@@ -101,3 +101,31 @@ def test_pairing_removes_what_both_share():
     gap = stats.paired_cluster_bootstrap(a, b, range(200))
     assert gap.value == pytest.approx(np.mean(a) - np.mean(b))
     assert 0.0 < gap.low < gap.value < gap.high < 0.12
+
+
+def test_mean_and_its_interval_equal_numpy():
+    values = np.random.default_rng(0).random(50).tolist()
+    found = stats.mean_with_interval(values)
+    half = 1.959964 * np.std(values, ddof=1) / 50**0.5
+    assert (found.value, found.low, found.high) == pytest.approx(
+        (np.mean(values), np.mean(values) - half, np.mean(values) + half)
+    )
+    assert found.n == 50
+    single = stats.mean_with_interval([0.5])
+    assert (single.value, single.low, single.high, single.n) == (0.5, -inf, inf, 1)
+
+
+def test_interval_of_a_mean_covers_the_truth_about_95_times_in_100():
+    generator = np.random.default_rng(0)
+    found = [stats.mean_with_interval(generator.random(40).tolist()) for _ in range(1000)]
+    assert 0.93 < np.mean([interval.low < 0.5 < interval.high for interval in found]) < 0.97
+
+
+def test_improvement_is_paired_by_id():
+    before = {"a": 0.1, "b": 0.5, "c": 0.9}
+    found = stats.paired_improvement(before, {"c": 1.0, "b": 0.6, "a": 0.2})
+    assert (found.value, found.n) == (pytest.approx(0.1), 3)
+    assert found.high - found.low == pytest.approx(0.0, abs=1e-12)  # every sample improved by the same
+    for after in ({"a": 0.2, "b": 0.6}, {"a": 0.2, "b": 0.6, "d": 1.0}):
+        with pytest.raises(ValueError, match="cannot pair 3 samples"):
+            stats.paired_improvement(before, after)

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tool_modules import load_tool
 
-DEV = Path(__file__).parents[2] / "tools" / "dev"
-
-
-def load_tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, DEV / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # a dataclass looks its module up
-    spec.loader.exec_module(module)
-    return module
-
-
-golden_runs, mutate = load_tool("golden_runs"), load_tool("mutate")
+golden_runs, mutate = load_tool("dev/golden_runs"), load_tool("dev/mutate")
 
 
 def write_run(run_dir: Path, *, loss_name: str = "learner/loss", loss: float = 0.5, weight: float = 1.0) -> Path:
@@ -56,13 +42,13 @@ def test_two_folders_of_the_same_run_have_equal_digests(tmp_path: Path) -> None:
     assert differences(tmp_path) == []
 
 
-def test_a_renamed_metric_is_told_from_a_changed_value(tmp_path: Path) -> None:
+def test_renamed_metric_is_told_from_a_changed_value(tmp_path: Path) -> None:
     renamed = ["renamed metrics learner/loss to metrics loss", "renamed keys in metrics"]
     assert differences(tmp_path / "a", loss_name="loss") == renamed
     assert differences(tmp_path / "b", loss=0.6) == ["changed metrics", "changed metrics learner/loss"]
 
 
-def test_a_changed_weight_is_found_in_checkpoint_and_export(tmp_path: Path) -> None:
+def test_changed_weight_is_found_in_checkpoint_and_export(tmp_path: Path) -> None:
     changed = ["changed model weights", "changed checkpoint 00-000001 weights"]
     assert differences(tmp_path, weight=1.5) == changed
 
@@ -93,7 +79,7 @@ TEST = "from mmrl.moved import double\n\n\ndef test_double():\n    assert double
         ("return 2 * x", "return 3 * x", "test_gone.py", "broken test"),
     ],
 )
-def test_the_outcome_of_a_mutation(
+def test_outcome_of_a_mutation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, test: str, outcome: str
 ) -> None:
     """The function that is mutated has moved to another file since the mutation was written."""

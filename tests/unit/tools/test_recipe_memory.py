@@ -1,27 +1,24 @@
 """tools/recipe_memory.py: the comments of recipes hold what it prints, and it counts as a model does."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+from tool_modules import load_tool
 
 from mmrl.config import load_config
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "configs" / "recipes").glob("qwen3*.yaml"))
 
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("recipe_memory", ROOT / "tools" / "recipe_memory.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("recipe_memory")
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_states_the_memory_that_the_tool_computes(tool, recipe):
+def test_recipe_states_the_memory_that_the_tool_computes(tool, recipe):
     text = recipe.read_text(encoding="utf-8")
     command = re.search(r"`python tools/recipe_memory.py \S+/(\w+)\.yaml(?: --ranks (\d+))?`", text)
     assert command[1] == recipe.stem
@@ -33,13 +30,13 @@ def test_a_recipe_states_the_memory_that_the_tool_computes(tool, recipe):
     assert stated == lines
 
 
-def test_no_gpu_holds_more_than_it_has(tool):
+def test_recipes_leave_a_tenth_of_each_gpu_free(tool):
     for recipe in RECIPES:
         found = re.findall(r"(?:learns|generates|server): (\d+) GB", recipe.read_text(encoding="utf-8"))
         assert found and max(map(int, found)) < 0.9 * 80, recipe.stem
 
 
-def test_zero_divides_and_an_adapter_has_numbers_of_its_own(tool):
+def test_zero_divides_memory_over_ranks_and_an_adapter_has_its_own_parameters(tool):
     config = load_config(RECIPES[0].with_name("qwen3_5_4b_full_8x80gb.yaml")).config
     shapes = tool.find_shapes(config)
     shapes = shapes | {"text_config": shapes["text_config"] | {"num_hidden_layers": 4}}
@@ -57,7 +54,7 @@ def test_zero_divides_and_an_adapter_has_numbers_of_its_own(tool):
     assert parts["gradients"] == parts["adapter of rank 32, float32"]
 
 
-def test_shapes_that_are_not_known_are_asked_for(tool):
+def test_unknown_checkpoint_is_refused_with_the_option_that_names_its_shapes(tool):
     config = load_config(ROOT / "configs" / "recipes" / "qwen2_5_vl_3b_full_80gb.yaml").config
     with pytest.raises(SystemExit, match="--config-json"):
         tool.find_shapes(config)

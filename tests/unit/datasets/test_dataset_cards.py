@@ -1,4 +1,4 @@
-"""Cards: the YAML of each reads a tiny file of the very columns that the card lists."""
+"""Cards of datasets: the YAML of each reads a tiny file with the columns that the card lists."""
 
 import json
 import re
@@ -7,39 +7,30 @@ from pathlib import Path
 
 import pyarrow
 import pytest
+from factories import make_context
 from pyarrow import parquet
 from ruamel.yaml import YAML
 
-from mmrl.types import (
-    AnswerType,
-    CoordinateSystem,
-    DatasetContext,
-    ImageRef,
-    MediaPolicy,
-    Region,
-    Sample,
-    Target,
-    VideoRef,
-)
+from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Region, Sample, Target, VideoRef
 from mmrl.utils.plugin_args import read_plugin_options, validate_args
 from mmrl.utils.plugins import load_object
 
-CARDS = Path(__file__).parents[2] / "datasets/cards"
+CARDS = Path(__file__).parents[3] / "datasets/cards"
 READERS = ("table", "chat", "coco", "reason_seg")
 LAYOUTS = ("table.md", "chat.md", "vlmevalkit.md")  # cards of readers, tested with them
 PNG = b"\x89PNG\r\n\x1a\n"
 EMBEDDED = {"bytes": PNG, "path": None}
 PX, FRACTIONS = CoordinateSystem.PX_ORIGINAL, CoordinateSystem.NORM_1
-IMAGE, VIDEO = object(), object()  # stand for any picture and any video in what is expected
+IMAGE, VIDEO = object(), object()  # any image and any video of an expected sample
 
 
-def snippets(card):
+def yaml_blocks(card):
     """Each YAML block of a card with the columns named before it."""
     blocks = re.findall(r"\*\*Columns\*\*: (.*?)\n\n```yaml\n(.*?)```", card.read_text(encoding="utf-8"), re.DOTALL)
     return [(re.findall(r"`(\w+)`", columns), YAML(typ="safe").load(block)) for columns, block in blocks]
 
 
-def row(columns, **known):
+def make_row(columns, **known):
     """A row with these columns, null where nothing is known of them."""
     assert known.keys() <= set(columns)
     return {column: known.get(column) for column in columns}
@@ -59,7 +50,7 @@ def box(*corners, frame=PX):
     return Target(answer_type=AnswerType.BOX, value=corners, coordinate_system=frame)
 
 
-def told(kind, value):
+def target(kind, value):
     return Target(answer_type=AnswerType(kind), value=value)
 
 
@@ -68,7 +59,7 @@ CASES = [
     ("virl39k", 0, [
         {"qid": "Geo-1", "question": "<image>How large?", "answer": r"\boxed{17^\circ}", "image": ["images/1.jpg"]},
         {"qid": "Txt-2", "question": "1+1?", "answer": r"\boxed{2}", "image": []},
-    ], [((IMAGE, "How large?"), told("latex", r"17^\circ")), (("1+1?",), told("latex", "2"))]),
+    ], [((IMAGE, "How large?"), target("latex", r"17^\circ")), (("1+1?",), target("latex", "2"))]),
     ("refcoco", 0, [{"ref_id": 7, "image_path": "coco/train2014/1.jpg", "bbox": [1.5, 2.0, 30.0, 40.0],
                      "captions": ["the left cup", "cup"], "sentences": [{"sent": "the left cup"}]}],
      [((IMAGE, "Where is the left cup?"), box(1.5, 2, 30, 40))]),
@@ -79,13 +70,13 @@ CASES = [
     ("refcoco", 3, [{"id": 1, "image": "train2014/1.jpg", "conversations": TALK}],
      [((IMAGE, "\nWhere is the cup?"), box(1, 2, 30, 40))]),
     ("geometry3k", 0, [{"images": [EMBEDDED], "problem": "<image>Find x.", "answer": r"8 \sqrt { 3 }"}],
-     [((IMAGE, "Find x."), told("latex", r"8 \sqrt { 3 }"))]),
+     [((IMAGE, "Find x."), target("latex", r"8 \sqrt { 3 }"))]),
     ("clevr", 0, [{"image": EMBEDDED, "problem": "How many items?", "solution": "<answer> 3 </answer>"}],
-     [((IMAGE, "How many items?"), told("number", 3))]),
+     [((IMAGE, "How many items?"), target("number", 3))]),
     ("clevr", 1, [{"images": [EMBEDDED], "problem": "<image>How many?", "answer": "10"}],
-     [((IMAGE, "How many?"), told("number", 10))]),
+     [((IMAGE, "How many?"), target("number", 10))]),
     ("superclevr", 0, [{"image_path": "./images/superCLEVR_1.png", "question": "How many cars?", "ground_truth": 4}],
-     [((IMAGE, "How many cars?"), told("number", 4))]),
+     [((IMAGE, "How many cars?"), target("number", 4))]),
     ("mathvista", 0, [
         {"pid": "1", "decoded_image": EMBEDDED, "question": "Which?", "choices": ["1.2 m", "1.5 m"], "answer": "1.5 m",
          "question_type": "multi_choice", "answer_type": "text"},
@@ -96,23 +87,23 @@ CASES = [
         {"pid": "4", "decoded_image": EMBEDDED, "question": "Both?", "answer": "[1, 2]",
          "question_type": "free_form", "answer_type": "list"},
     ], [
-        ((IMAGE, "Which?\nA. 1.2 m\nB. 1.5 m"), told("choice", "B")),
-        ((IMAGE, "How old? (Unit: years)"), told("number", 14)),
-        ((IMAGE, "How far?"), told("number", 1.2)),
-        ((IMAGE, "Both?"), told("text", "[1, 2]")),
+        ((IMAGE, "Which?\nA. 1.2 m\nB. 1.5 m"), target("choice", "B")),
+        ((IMAGE, "How old? (Unit: years)"), target("number", 14)),
+        ((IMAGE, "How far?"), target("number", 1.2)),
+        ((IMAGE, "Both?"), target("text", "[1, 2]")),
     ]),
     ("mathverse", 0, [
         {"sample_index": "1", "image": EMBEDDED, "query_wo": "Find x.\nChoices:\nA:1\nB:2", "question": "",
          "answer": "B", "question_type": "multi-choice"},
         {"sample_index": "2", "image": EMBEDDED, "query_wo": "Find x.", "answer": "2°", "question_type": "free-form"},
-    ], [((IMAGE, "Find x.\nChoices:\nA:1\nB:2"), told("choice", "B")), ((IMAGE, "Find x."), told("text", "2°"))]),
+    ], [((IMAGE, "Find x.\nChoices:\nA:1\nB:2"), target("choice", "B")), ((IMAGE, "Find x."), target("text", "2°"))]),
     ("mathvision", 0, [
         {"id": "4", "question": "Which kite?\n<image1>", "options": ["A", "B", "C"], "decoded_image": EMBEDDED,
          "image": "images/4.jpg", "answer": "C"},
         {"id": "5", "question": "How many?\n<image1>", "options": [], "decoded_image": EMBEDDED, "answer": "12"},
     ], [
-        (("Which kite?\n", IMAGE, "\nA. A\nB. B\nC. C"), told("choice", "C")),
-        (("How many?\n", IMAGE), told("text", "12")),
+        (("Which kite?\n", IMAGE, "\nA. A\nB. B\nC. C"), target("choice", "C")),
+        (("How many?\n", IMAGE), target("text", "12")),
     ]),
     ("mmmu", 0, [
         {"id": "validation_Accounting_1", "question": "<image 1> fits?", "options": "['it\\'s <image 2>', '$6']",
@@ -120,22 +111,22 @@ CASES = [
         {"id": "validation_Accounting_2", "question": "<image 1> or <image 2>?", "options": "[]", "answer": "8",
          "question_type": "open", **MMMU_IMAGES},
     ], [
-        ((IMAGE, " fits?\nA. it's ", IMAGE, "\nB. $6"), told("choice", "B")),
-        ((IMAGE, " or ", IMAGE, "?"), told("text", "8")),
+        ((IMAGE, " fits?\nA. it's ", IMAGE, "\nB. $6"), target("choice", "B")),
+        ((IMAGE, " or ", IMAGE, "?"), target("text", "8")),
     ]),
     ("mmmu_pro", 0, [{"id": "1", "question": "<image 1> and <image 2>?", "options": str([*"123456789", "ten"]),
                       "answer": "J", **MMMU_IMAGES}],
      [((IMAGE, " and ", IMAGE, "?" + "".join(f"\n{a}. {n}" for n, a in enumerate("ABCDEFGHI", 1)) + "\nJ. ten"),
-       told("choice", "J"))]),
+       target("choice", "J"))]),
     ("mmmu_pro", 1, [{"id": "1", "image": EMBEDDED, "options": "['1', '2']", "answer": "B"}],
-     [((IMAGE, "Answer the question in the picture."), told("choice", "B"))]),
+     [((IMAGE, "Answer the question in the picture."), target("choice", "B"))]),
     ("emma", 0, [
         {"pid": "math_1", "question": "<image_1> or?", "options": ["a", "b"], "answer": "A", "image_1": EMBEDDED,
          "context": "A puzzle."},
         {"pid": "math_2", "question": "How many in <image_1>?", "options": [], "answer": "7", "image_1": EMBEDDED},
     ], [
-        (("A puzzle.\n", IMAGE, " or?\nA. a\nB. b"), told("choice", "A")),
-        (("How many in ", IMAGE, "?"), told("text", "7")),
+        (("A puzzle.\n", IMAGE, " or?\nA. a\nB. b"), target("choice", "A")),
+        (("How many in ", IMAGE, "?"), target("text", "7")),
     ]),
     ("screenspot", 0, [{"image": EMBEDDED, "instruction": "close this window", "bbox": [0.1, 0.2, 0.3, 0.4]}],
      [((IMAGE, "close this window"), box(0.1, 0.2, 0.3, 0.4, frame=FRACTIONS))]),
@@ -149,15 +140,15 @@ CASES = [
         {**EGO, **CHOICES, "golden_choice_idx": "B"},
         {**EGO, **CHOICES, "golden_choice_idx": "B", "sample_id": 116, "task_progress_metadata": []},
     ], [
-        ((VIDEO, IMAGE, "What next?\nA. take cup\nB. open door\nC. sit\nD. go"), told("choice", "B")),
-        ((IMAGE, "What next?\nA. take cup\nB. open door\nC. sit\nD. go"), told("choice", "B")),
+        ((VIDEO, IMAGE, "What next?\nA. take cup\nB. open door\nC. sit\nD. go"), target("choice", "B")),
+        ((IMAGE, "What next?\nA. take cup\nB. open door\nC. sit\nD. go"), target("choice", "B")),
     ]),
     ("seed_bench_r1", 1, [{**EGO, "negative_answers": ["take cup", "sit", "go", "run"]}],
-     [((VIDEO, IMAGE, "What next?\nA. go\nB. open door\nC. sit\nD. take cup"), told("choice", "B"))]),
+     [((VIDEO, IMAGE, "What next?\nA. go\nB. open door\nC. sit\nD. take cup"), target("choice", "B"))]),
     ("textvqa", 0, [{"question_id": 34602, "question": "what brand?", "answers": ["nokia", "nokia", "Nokia"],
-                     "image": EMBEDDED}], [((IMAGE, "what brand?"), told("text", "nokia"))]),
+                     "image": EMBEDDED}], [((IMAGE, "what brand?"), target("text", "nokia"))]),
     ("ocrbench", 0, [{"question": "what is written?", "answer": ["CENTRE", "CENTER"], "image": EMBEDDED}],
-     [((IMAGE, "what is written?"), told("text", "CENTRE"))]),
+     [((IMAGE, "what is written?"), target("text", "CENTRE"))]),
     ("coco", 0, [{
         "images": [{"id": 9, "file_name": "000000000009.jpg"}],
         "categories": [{"id": 17, "name": "cat"}, {"id": 18, "name": "dog"}, {"id": 1, "name": "person"}],
@@ -180,71 +171,69 @@ CASES = [
           ((IMAGE, "Find what this means: the seat"), box(5, 20, 30.5, 40))]),
     ("mvbench", 0, [{"video": "ZS9XR.mp4", "question": "What happened?", "candidates": ["sat", "ran"], "answer": "ran",
                      "start": 11.1, "end": 19.6}],
-     [((VIDEO, "What happened?\nA. sat\nB. ran"), told("choice", "B"))]),
+     [((VIDEO, "What happened?\nA. sat\nB. ran"), target("choice", "B"))]),
     ("video_mme", 0, [{"question_id": "001-1", "videoID": "fFjv93ACGo8", "question": "When?", "answer": "B",
                        "options": ["A. At dawn.", "B. At noon."]}],
-     [((VIDEO, "When?\nA. At dawn.\nB. At noon."), told("choice", "B"))]),
+     [((VIDEO, "When?\nA. At dawn.\nB. At noon."), target("choice", "B"))]),
     ("visual_rft", 0, [{"image": EMBEDDED, "problem": "Which flower?", "solution": "<answer>sweet pea</answer>"}],
-     [((IMAGE, "Which flower?"), told("text", "sweet pea"))]),
+     [((IMAGE, "Which flower?"), target("text", "sweet pea"))]),
     ("mm_eureka", 0, [{"id": "0", "answer": r"\frac{1}{2}", "image_urls": ["file://{base}/1.png"], "conversations": [
         {"role": "system", "content": "Think."}, {"role": "user", "content": "<image>\nHow much?"}]}],
-     [((IMAGE, "\nHow much?"), told("latex", r"\frac{1}{2}"))]),
+     [((IMAGE, "\nHow much?"), target("latex", r"\frac{1}{2}"))]),
     ("mm_eureka", 1, [{"id": "1", "image": EMBEDDED, "question": "<image>Which?\nA. 1\nB. 2", "answer": "B"}],
-     [((IMAGE, "Which?\nA. 1\nB. 2"), told("choice", "B"))]),
+     [((IMAGE, "Which?\nA. 1\nB. 2"), target("choice", "B"))]),
     ("visual_jigsaw", 0, [{"images": ["1.png", "2.png"], "question": "Order?", "order": [2, 1]}],
-     [((IMAGE, IMAGE, "Order?"), told("permutation", (2, 1)))]),
+     [((IMAGE, IMAGE, "Order?"), target("permutation", (2, 1)))]),
     ("llava_video", 0, [{"id": "1", "video": "a/1.mp4", "conversations": [
         {"from": "human", "value": "<image>\nWhat is done?"}, {"from": "gpt", "value": "A swim."}, TALK[0]]}],
-     [((VIDEO, "\nWhat is done?"), told("text", "A swim."))]),
+     [((VIDEO, "\nWhat is done?"), target("text", "A swim."))]),
 ]  # fmt: skip
 
 IDS = [f"{card}-{number}" for card, number, *_ in CASES]
 
 
 @pytest.mark.parametrize(("card", "number", "known", "expected"), CASES, ids=IDS)
-def test_the_yaml_of_a_card_reads_its_columns(tmp_path, card, number, known, expected):
-    columns, block = snippets(CARDS / f"{card}.md")[number]
-    rows = [row(columns, **each) for each in known]
-    place = DatasetContext(work_dir=tmp_path / "work", base_dir=tmp_path, seed=0,
-                  media_policy=MediaPolicy(roots=(tmp_path,), schemes=("file",)))  # fmt: skip
-    write(
-        tmp_path, block, json.loads(json.dumps(rows, default=hexed).replace("{base}", str(tmp_path)), object_hook=raw)
-    )
+def test_yaml_of_a_card_reads_the_columns_that_it_lists(tmp_path, card, number, known, expected):
+    columns, block = yaml_blocks(CARDS / f"{card}.md")[number]
+    rows = [make_row(columns, **each) for each in known]
+    place = make_context(tmp_path, schemes=("file",))
+    text = json.dumps(rows, default=encode_bytes).replace("{base}", str(tmp_path))
+    write(tmp_path, block, json.loads(text, object_hook=decode_bytes))
     fn = load_object(block["fn"], tmp_path)
     samples = list(fn(place, **validate_args(card, read_plugin_options(fn, skip=1), block["args"])))
-    assert [(tuple(map(anonymous, sample.parts)), sample.target) for sample in samples] == [
-        (parts, replace(target, value=as_given(target.value, sample.target.value)))
-        for (parts, target), sample in zip(expected, samples, strict=True)
+    assert [(tuple(map(hide_media, sample.parts)), sample.target) for sample in samples] == [
+        (parts, replace(expected_target, value=as_type_of(expected_target.value, sample.target.value)))
+        for (parts, expected_target), sample in zip(expected, samples, strict=True)
     ]
 
 
-def test_every_yaml_of_every_card_is_tried():
+def test_every_yaml_of_every_card_has_a_case():
     written = {
         f"{card.stem}-{number}"
         for card in CARDS.glob("*.md")
         if card.name not in LAYOUTS
-        for number, (_, block) in enumerate(snippets(card))
+        for number, (_, block) in enumerate(yaml_blocks(card))
         if block["fn"].split(":")[0].removeprefix("mmrl_datasets.readers.") in READERS
     }
     assert written == set(IDS)
 
 
-def test_no_card_hides_a_yaml_behind_missing_columns():
+def test_every_yaml_of_a_card_has_columns_before_it():
     for card in CARDS.glob("*.md"):
         text = card.read_text(encoding="utf-8")
         if card.name not in LAYOUTS and re.search(rf"fn: mmrl_datasets\.readers\.({'|'.join(READERS)}):", text):
-            assert text.count("```yaml") == len(snippets(card)), card.name
+            assert text.count("```yaml") == len(yaml_blocks(card)), card.name
 
 
 @pytest.mark.parametrize("card", LAYOUTS)
-def test_the_examples_of_a_reader_are_options_of_it(tmp_path, card):
+def test_examples_of_a_reader_have_its_options(tmp_path, card):
     blocks = re.findall(r"```yaml\n(.*?)```", (CARDS / card).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     for block in map(YAML(typ="safe").load, blocks):
         validate_args(card, read_plugin_options(load_object(block["fn"], tmp_path), skip=1), block["args"])
 
 
-def anonymous(part):
+def hide_media(part):
     match part:
         case ImageRef():
             return IMAGE
@@ -253,16 +242,16 @@ def anonymous(part):
     return part
 
 
-def as_given(expected, value):
-    """Whether corners are a list or a tuple is not what cards are about."""
+def as_type_of(expected, value):
+    """Return `expected` as a list or tuple, as `value` is: cards do not say which."""
     return type(value)(expected) if isinstance(expected, tuple) else expected
 
 
-def hexed(content):
+def encode_bytes(content):
     return {"hex": content.hex()}
 
 
-def raw(mapping):
+def decode_bytes(mapping):
     return bytes.fromhex(mapping["hex"]) if mapping.keys() == {"hex"} else mapping
 
 
@@ -298,12 +287,10 @@ def write(base, block, rows):
             file.write_bytes(PNG)
 
 
-def test_a_sample_keeps_what_its_card_says_is_kept(tmp_path):
-    _, block = snippets(CARDS / "coco.md")[0]
+def test_sample_keeps_the_columns_that_its_card_names(tmp_path):
+    _, block = yaml_blocks(CARDS / "coco.md")[0]
     write(tmp_path, block, next(known for card, _, known, _ in CASES if card == "coco"))
-    place = DatasetContext(
-        work_dir=tmp_path / "work", base_dir=tmp_path, seed=0, media_policy=MediaPolicy(roots=(tmp_path,))
-    )
+    place = make_context(tmp_path)
     cat, dog = load_object(block["fn"], tmp_path)(place, **block["args"])
     assert isinstance(cat, Sample)
     assert (cat.id, cat.meta) == (

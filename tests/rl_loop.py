@@ -1,0 +1,178 @@
+"""Fakes of the parts of a training loop. They share one list, `calls`, in which each records when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import nullcontext
+
+from factories import make_group, make_prompt, make_rollout, make_sample, make_score
+from selection import select_all
+
+from mmrl.distributed.ranks import MediaOwners, SingleProcess
+from mmrl.training import rl
+from mmrl.training.callbacks import StepLogger
+from mmrl.training.health import FailedStepCounter, FailedStepLimit
+from mmrl.types import RolloutBatch, Target, UserError
+
+LABEL = make_sample(1).target
+
+
+def numbered_sample(number: int, label: Target | None = LABEL):
+    return make_sample(1, id=str(number), task="t", label=label)
+
+
+class FakeSource:
+    """Yields samples whose ids are their positions."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def take(self, start_position, count):
+        self.calls.append(("take", start_position))
+        return [numbered_sample(start_position + index) for index in range(count)]
+
+
+class FakeProcessor:
+    def build(self, sample):
+        return make_prompt(sample)
+
+    def build_demonstration(self, prompt, demonstration, *, with_thinking, loss_on):
+        return make_rollout(prompt)
+
+
+class FakePipeline:
+    """Returns two rollouts for each prompt."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def run(self, prompts, *, step, unfinished=()):
+        self.calls.append(("rollout", step))
+        return RolloutBatch(groups=tuple((make_rollout(prompt, 0), make_rollout(prompt, 1)) for prompt in prompts))
+
+
+class FakeScorer:
+    """Gives the rollouts of each group the same rewards, or those that a function of step and group's index returns."""
+
+    def __init__(self, calls, rewards):
+        self.calls = calls
+        self.rewards = rewards if isinstance(rewards, Callable) else lambda step, index: rewards
+
+    def score_groups(self, rollouts, *, step, probes=()):
+        self.calls.append(("score", step))
+        groups = []
+        for index, group in enumerate(rollouts):
+            scores = [make_score(count=reward) for reward in self.rewards(step, index)]
+            groups.append(make_group(group[0].prompt, group, scores))
+        return groups
+
+
+class FakeLearner:
+    """Keeps the experiences of each step; `nonfinite_updates` are counts by step, of steps that attempt an update."""
+
+    def __init__(self, calls):
+        self.calls, self.learned, self.nonfinite_updates = calls, [], {}
+
+    def step(self, experiences, *, step):
+        self.calls.append(("learn", step))
+        self.learned.append(experiences)
+        metrics = {"learner/loss": 0.25}
+        if step in self.nonfinite_updates:
+            metrics["learner/nonfinite_updates"] = self.nonfinite_updates[step]
+        return metrics
+
+
+class FakeLogger:
+    """Keeps the metrics and times of each step, and the steps whose rollouts had to be saved."""
+
+    def __init__(self, calls):
+        self.calls, self.metrics, self.times, self.forced = calls, [], [], []
+
+    def log_rollouts(self, state, groups, advantages, *, force):
+        self.calls.append(("log rollouts", state.step))
+        self.forced += [state.step] * force
+        return f"kept-{state.step}"
+
+    def log(self, state, metrics, times):
+        self.calls.append(("log", state.step))
+        self.metrics.append(metrics)
+        self.times.append(times)
+
+
+class FakeRun:
+    """The fakes of one run; its callback ends the stage after step `done_at`."""
+
+    def __init__(self, rewards=(0.0, 1.0), done_at=None):
+        self.calls, self.done_at = [], done_at
+        self.source, self.processor, self.pipeline = FakeSource(self.calls), FakeProcessor(), FakePipeline(self.calls)
+        self.scorer, self.learner = FakeScorer(self.calls, rewards), FakeLearner(self.calls)
+        self.logger = FakeLogger(self.calls)
+
+    def on_step_end(self, state, result):
+        self.calls.append(("callback", state.step))
+        state.stage_done = state.step == self.done_at
+
+    def callbacks(self, *, max_steps_without_signal=None):
+        """Return the callbacks of a stage in the order of a run; this one is the last."""
+        is_rl = max_steps_without_signal is not None
+        return [
+            FailedStepCounter(count_steps_without_signal=is_rl),
+            StepLogger(self.logger, only_failed_rollouts=not is_rl),
+            FailedStepLimit(max_nonfinite_steps=2, max_steps_without_signal=max_steps_without_signal),
+            self,
+        ]
+
+    def rl_components(self, *, max_steps_without_signal=2, **replaced):
+        def record(name, result=None):
+            def call(value=None):
+                self.calls.append((name, value))
+                return result
+
+            return call
+
+        parts = {
+            "source": self.source,
+            "processor": self.processor,
+            "rollout_pipeline": self.pipeline,
+            "scorer": self.scorer,
+            "learner": self.learner,
+            "gather_policy": nullcontext,
+            "sleep_engine": record("sleep"),
+            "async_rollouts": None,
+            "selector": select_all(centred),
+            "add_group_rewards": lambda group, step: group,
+            "update_reference": record("update reference", {"learner/reference_resets": 0.0}),
+            "sync_weights": record("sync"),
+            "callbacks": self.callbacks(max_steps_without_signal=max_steps_without_signal),
+            "ranks": SingleProcess(),
+            "media_owners": MediaOwners(),
+        }
+        return rl.RlComponents(**parts | replaced)
+
+
+def centred(groups):
+    """Return each reward minus its group's mean."""
+    rows = []
+    for group in groups:
+        mean = sum(group.totals) / max(len(group.totals), 1)
+        rows.append([total - mean for total in group.totals])
+    return rows
+
+
+class ImmediateExecutor:
+    """An executor that works when it is asked."""
+
+    def submit(self, work, *args, **options):
+        done = Future()
+        try:
+            done.set_result(work(*args, **options))
+        except UserError as error:
+            done.set_exception(error)
+        return done
+
+
+def train_rl(run, state, *, steps=3, prompts_per_round=2, **parts):
+    """Train an RL stage with the fakes of `run`, except for `parts`."""
+    settings = rl.RlSettings(num_steps=steps, prompts_per_round=prompts_per_round)
+    rl.run_rl_stage(settings, run.rl_components(**parts), state)

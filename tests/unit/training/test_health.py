@@ -1,0 +1,150 @@
+"""Health: each warning when it begins, once, with advice; duplicates among siblings; the summary of a stage."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score
+
+from mmrl.algo.step_metrics import compute_step_metrics
+from mmrl.config.schema import HealthConfig
+from mmrl.training.callbacks import StepResult
+from mmrl.training.health import HealthMonitor
+from mmrl.types import SelectedExperiences, TrainingState, WorstToken
+
+HEALTHY = {
+    "groups/nonzero_advantage_frac": 0.5,
+    "rollout/truncated_frac": 0.0,
+    "rollout/duplicate_frac": 0.3,
+    "policy/entropy_nats": 0.4,
+    "policy/reference_kl_nats": 0.01,
+    "policy/importance_ratio_max": 1.5,
+    "rollout/logprob_diff_mean": 0.01,
+    "rollout/logprob_diff_max": 0.4,
+    "rollout/stale_logprob_diff_mean": 0.1,
+    "replay/staleness_max": 4.0,
+    "probe/blind_gap/grey/count": 0.3,
+    "probe/blind_gap/grey/format": 0.0,
+    "tools/calls": 8.0,
+    "tools/errors": 1.0,
+    "tools/timeouts": 0.0,
+    "reward/term/count": 0.6,
+    "reward/mean": 0.5,
+}
+
+
+def monitor_steps(monitor, steps):
+    selected = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=False)
+    for number, metrics in enumerate(steps, 1):
+        monitor.on_step_end(TrainingState(step=number), StepResult(selected=selected, metrics=metrics, seconds={}))
+
+
+def warnings_of(steps, **options):
+    """Return the warnings over steps whose metrics differ from HEALTHY."""
+    warnings = []
+    monitor = HealthMonitor(HealthConfig(window=3, **options), warnings.append)
+    monitor_steps(monitor, [{**HEALTHY, **metrics} for metrics in steps])
+    return warnings
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"groups/nonzero_advantage_frac": 0.05}, "5% of the groups.*`replay`"),
+        ({"rollout/truncated_frac": 0.6}, "60% of the rollouts.*sampling.max_new_tokens"),
+        ({"rollout/duplicate_frac": 0.97}, "97% of the rollouts.*sampling.temperature"),
+        ({"policy/entropy_nats": 0.001}, r"\(entropy 0.0010 nats\).*loss.clip_high"),
+        ({"policy/reference_kl_nats": 1.5}, "1.50 nats a token from its reference"),
+        ({"policy/importance_ratio_max": 30.0}, "30 times.*replay.max_staleness.*rollout/logprob_diff_mean"),
+        ({"rollout/logprob_diff_mean": 0.2}, "0.2 nats a token.*logprob_check.every=1.*loss.rollout_correction"),
+        ({"rollout/stale_logprob_diff_mean": 0.3}, "0.3 nats from the learner.*logprob_check/diff_mean"),
+        ({"replay/staleness_max": 57.0}, "57 policy versions old.*replay.max_staleness"),
+        ({"tools/errors": 2.0, "tools/timeouts": 2.0}, "50% of the tool calls in step tools.*`on_error: stop`"),
+        ({"probe/blind_gap/grey/count": 0.01}, "probe grey.* 0.010 when the media are hidden"),
+    ],
+)
+def test_problem_is_reported_once_while_it_lasts(metrics, words):
+    [warning] = warnings_of([metrics] * 12)
+    assert re.search(words, warning)
+    assert warning.startswith("step ") and "mean of 3 steps" in warning
+
+
+def test_healthy_run_and_an_incomplete_window_give_no_warning():
+    assert warnings_of([{}] * 20) == []
+    assert warnings_of([{"rollout/truncated_frac": 1.0}] * 2) == []
+
+
+def test_problem_is_reported_again_only_after_a_window_without_it():
+    ill = {"policy/reference_kl_nats": 9.0}
+    assert len(warnings_of([ill] * 3 + [{}] * 3 + [ill] + [{}] * 3)) == 1
+    assert len(warnings_of([ill] * 3 + [{}] * 9 + [ill] * 3)) == 2
+
+
+def worst_token(value):
+    token = WorstToken(value)
+    token.owner = "rollout 3 of image sample a-7"
+    return token
+
+
+@pytest.mark.parametrize("metric", ["policy/importance_ratio_max", "rollout/logprob_diff_max"])
+def test_token_beyond_its_limit_is_reported_in_its_step_and_again_after_a_window_without_one(metric):
+    def token_warnings(steps):
+        return [text for text in warnings_of(steps) if "mean of" not in text]
+
+    ill = {metric: worst_token(20_000.0)}
+    [warning] = token_warnings([{}, ill])
+    assert warning.startswith("step 2: ") and "2e+04" in warning and "rollout 3 of image sample a-7" in warning
+    assert len(token_warnings([ill] * 9)) == 1
+    assert len(token_warnings([ill, {}, {}, ill])) == 1
+    assert len(token_warnings([ill, {}, {}, {}, ill])) == 2
+    assert warnings_of([{metric: worst_token(4.9)}]) == []
+    [warning] = token_warnings([{metric: worst_token(float("nan"))}])
+    assert "nan" in warning and "image sample a-7" in warning
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "option", "higher"),
+    [
+        ("rollout/logprob_diff_mean", 0.2, "max_logprob_diff", 0.3),
+        ("rollout/stale_logprob_diff_mean", 1.0, "max_stale_logprob_diff", 2.0),
+        ("replay/staleness_max", 57.0, "max_replay_staleness", 60),
+    ],
+)
+def test_configured_limit_may_be_raised_or_switched_off(metric, value, option, higher):
+    steps = [{metric: value}] * 5
+    assert len(warnings_of(steps)) == 1
+    assert warnings_of(steps, **{option: higher}) == warnings_of(steps, **{option: None}) == []
+
+
+def test_term_that_falls_while_the_total_rises_is_reported():
+    fallen = {"reward/term/count": 0.4, "reward/mean": 0.9}
+    [warning] = warnings_of([{}] * 3 + [fallen] * 5)
+    assert "count fell from 0.600 to 0.467" in warning and "requires: count" in warning
+    assert warnings_of([{}] * 3 + [{**fallen, "reward/mean": 0.4}] * 5) == []  # everything fell
+
+
+def test_metrics_that_only_some_steps_have_are_averaged_over_those():
+    monitor = HealthMonitor(HealthConfig(window=2), print)
+    monitor_steps(monitor, [{"a": 1.0}, {"a": 3.0, "b": 5.0}])
+    assert monitor.window_means() == {"a": 2.0, "b": 5.0}
+
+
+def test_summary_has_the_means_that_exist():
+    monitor = HealthMonitor(HealthConfig(), print)
+    metrics = {"replay/frac": 0.25, "groups/nonzero_advantage_frac": 0.5, "rollout/duplicate_frac": 0.5}
+    monitor_steps(monitor, [metrics])
+    assert monitor.summary() == "Health at the end: 50% of groups informative, 25% replayed, 50% duplicates"
+
+
+def test_duplicates_are_counted_within_groups():
+    groups = []
+    for name, texts in (("a", ("so 3", "so 3", "thus 3", "so 4")), ("b", ("so 3", "so 3"))):
+        prompt = make_prompt(make_sample(id=name))
+        rollouts = []
+        for index, text in enumerate(texts):
+            answer = replace(make_answer(), text=text.split()[-1])
+            rollouts.append(make_rollout(prompt, index, text, answer))
+        groups.append(make_group(prompt, rollouts, [make_score(count=0.0)] * len(texts)))
+    metrics = compute_step_metrics(groups, [group.totals for group in groups])
+    assert metrics["rollout/duplicate_frac"] == pytest.approx(2 / 6)
+    assert metrics["rollout/duplicate_answer_frac"] == pytest.approx(3 / 6)
