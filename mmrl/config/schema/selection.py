@@ -75,11 +75,8 @@ class ReplayConfig(StrictModel):
     step."""
     priority_exponent: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
     """A rollout is drawn in proportion to |A| to this power; 0 draws uniformly."""
-    fill: Literal["size", "fraction"] = "size"
-    """`size` replays what is missing from `target_fraction` of a full step; `fraction` makes replayed rollouts
-    `target_fraction` of all that are trained on."""
     target_fraction: PositiveFraction = 1.0
-    """See `fill`; a full step is prompts_per_step x group_size rollouts."""
+    """Replayed rollouts fill a step up to this share of a full one, which has prompts_per_step x group_size."""
     max_staleness: PositiveInt | None = 4
     """A rollout leaves the buffer when its oldest token is more policy versions old; null keeps it."""
     without_replacement: bool = True
@@ -92,8 +89,6 @@ class ReplayConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_options(self) -> ReplayConfig:
-        if self.fill == "fraction" and self.target_fraction == 1.0:
-            raise ValueError("`fill: fraction` with target_fraction 1 leaves nothing fresh; use a value below 1")
         if self.resample_fresh and self.without_replacement:
             raise ValueError(
                 "`resample_fresh` draws with replacement, which `without_replacement` forbids; "

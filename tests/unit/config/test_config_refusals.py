@@ -110,7 +110,7 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("stages.rl.replay.priority_exponent=.inf", "stages.1.replay.priority_exponent: .inf is not a finite number"),
         ("stages.rl.replay.max_staleness=0", "stages.1.replay.max_staleness: must be greater than or equal to 1, got"),
         ("stages.rl.replay.target_fraction=0", "stages.1.replay.target_fraction: must be greater than 0, got 0"),
-        ("stages.rl.replay.fill=fraction", "stages.1.replay: `fill: fraction` with target_fraction 1 leaves nothing"),
+        ("stages.rl.replay.fill=fraction", "stages.1.replay.fill: this key is gone; replay fills a step"),
         ("stages.rl.replay.resample_fresh=true", "stages.1.replay: `resample_fresh` draws with replacement, which"),
         ("stages.rl.replay.preset=papre", "stages.1.replay.preset: must be 'default', 'paper' or 'code', got the text"),
         ("stages.rl.replay.scope=global", "stages.1.replay.scope: unknown key; the keys here are preset, drop_zero"),

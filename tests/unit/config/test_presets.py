@@ -245,15 +245,15 @@ def test_replay_made_in_code_must_spell_out_its_preset():
         ),
         (
             "replay={preset: code}",
-            ["target_fraction 0.5: See `fill`", "max_staleness null: ", "resample_fresh true: Draw fresh rollouts"],
+            [
+                "target_fraction 0.5: Replayed rollouts fill",
+                "max_staleness null: ",
+                "resample_fresh true: Draw fresh rollouts",
+            ],
         ),
         (
             "replay={priority_exponent: 0.5}",
             ["priority_exponent 0.5: A rollout is drawn in proportion to |A| to this power"],
-        ),
-        (
-            "replay={fill: fraction, target_fraction: 0.25}",
-            ["fill fraction: `size` replays what is missing", "except for replayed rollouts"],
         ),
         (
             "replay={old_logprobs: recomputed}",
