@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 import torch
+from fake_ranks import FakeRanks
 from samplers import hf_sampler
 from selection import NO_CHANGED_MEDIA
-from test_micro_batches import Rank
 from test_rl_loop import FakeRun, build_prompt, components_of, make_rollout, sample
 
 from mmrl.algo.select_experiences import ExperienceSelector
@@ -173,7 +173,7 @@ def test_no_rollout_is_more_than_a_version_old():
 
 
 def test_a_prefetched_round_is_gathered_from_all_ranks_and_shared_out_again():
-    class Between(Rank):
+    class Between(FakeRanks):
         """The second of three; the first gave two groups, the last none."""
 
         def all_gather(self, mine):
@@ -186,7 +186,7 @@ def test_a_prefetched_round_is_gathered_from_all_ranks_and_shared_out_again():
             batch = super().run(prompts, step=step)
             return replace(batch, probes=({},) * len(prompts), metrics={"n": float(len(prompts))})
 
-    class Gathering(Rank):
+    class Gathering(FakeRanks):
         def all_gather(self, mine):
             return [(), mine, ()]
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from learning import make_learner
 from samplers import hf_sampler
-from test_learner import learner
 
 from mmrl.checkpoint import json_codec
 from mmrl.config.schema import LogprobCheckConfig
@@ -175,22 +175,22 @@ def test_all_updates_replay_the_engines_routes(drawn, monkeypatch, epochs, mini_
 
     monkeypatch.setattr(Policy, "compute_logprobs", watched)
     options = {"lr": 0.05, "epochs": epochs, "mini_batches": mini_batches, "shared_prefix": False}
-    metrics = learner(tiny, routing_replay="engine", **options).step(experiences, step=0)
+    metrics = make_learner(tiny, routing_replay="engine", **options).step(experiences, step=0)
     assert len(follows) >= 2 * epochs * mini_batches and all(follows)
     assert 0 < metrics["rollout/route_diff_choices_frac"] < metrics["rollout/route_diff_tokens_frac"] < 1
 
 
 def test_the_share_of_other_routes_is_that_of_the_first_update_and_no_matter_of_micro_batches(drawn):
     found = []
-    for options in ({"micro_batch": 1}, {"micro_batch": 2}, {"micro_batch": 2, "epochs": 3}):
+    for options in ({"micro_batch_groups": 1}, {"micro_batch_groups": 2}, {"micro_batch_groups": 2, "epochs": 3}):
         tiny, experiences = drawn()
-        metrics = learner(tiny, routing_replay="engine", lr=0.05, **options).step(experiences, step=0)
+        metrics = make_learner(tiny, routing_replay="engine", lr=0.05, **options).step(experiences, step=0)
         found.append([metrics[f"rollout/route_diff_{of}_frac"] for of in ("tokens", "choices")])
     assert found[0] == pytest.approx(found[1]) and found[1] == found[2]
     tiny, experiences = drawn(engine=lambda policy: policy)
-    metrics = learner(tiny, routing_replay="engine").step(experiences, step=0)
+    metrics = make_learner(tiny, routing_replay="engine").step(experiences, step=0)
     assert metrics["rollout/route_diff_tokens_frac"] == 0.0
-    assert "rollout/route_diff_tokens_frac" not in learner(tiny).step(experiences, step=1)
+    assert "rollout/route_diff_tokens_frac" not in make_learner(tiny).step(experiences, step=1)
 
 
 def without_routes(rollout):
@@ -208,12 +208,12 @@ def test_replayed_rollouts_and_demonstrations_may_have_no_routes(drawn):
     known = batch.engine_routes_XTK[0, :, 0] != UNKNOWN_EXPERT
     # The prompt that they share, and the one response that was recorded.
     assert int(known.sum()) == len(prompt.token_ids) + experiences[0].rollout.num_tokens - 1
-    assert learner(tiny, routing_replay="engine", epochs=2).step(mixed, step=0)["learner/grad_norm"] > 0
+    assert make_learner(tiny, routing_replay="engine", epochs=2).step(mixed, step=0)["learner/grad_norm"] > 0
     nobody = [
         replace(experience, rollout=without_routes(experience.rollout), staleness=1) for experience in experiences
     ]
     assert packed(tiny, nobody).engine_routes_XTK is None
-    assert learner(tiny, routing_replay="engine", epochs=2).step(nobody, step=0)["learner/grad_norm"] > 0
+    assert make_learner(tiny, routing_replay="engine", epochs=2).step(nobody, step=0)["learner/grad_norm"] > 0
 
 
 def test_routes_of_no_token_differ_nowhere(drawn):
@@ -223,7 +223,7 @@ def test_routes_of_no_token_differ_nowhere(drawn):
     (segment,) = ended.segments
     segment = replace(segment.cut(1), routes=segment.routes.cut(0, 0))
     unread = replace(experiences[-1], rollout=replace(ended, segments=(segment,), prompt_routes=None))
-    metrics = learner(tiny, routing_replay="engine").step([unread], step=0)
+    metrics = make_learner(tiny, routing_replay="engine").step([unread], step=0)
     assert metrics["rollout/route_diff_tokens_frac"] == metrics["rollout/route_diff_choices_frac"] == 0.0
 
 
@@ -231,13 +231,7 @@ def test_an_engine_that_records_no_routes_is_refused(drawn):
     tiny, experiences = drawn()
     unrecorded = [replace(experience, rollout=without_routes(experience.rollout)) for experience in experiences]
     with pytest.raises(UserError, match="routing_replay: engine: the rollout engine recorded no routes of sample "):
-        learner(tiny, routing_replay="engine").step(unrecorded, step=0)
-
-
-@pytest.mark.parametrize("routing_replay", ["learner", "engine"])
-def test_a_model_without_experts_has_no_routes_to_replay(make_tiny, routing_replay):
-    with pytest.raises(UserError, match="loss.routing_replay: this qwen2_5_vl has no experts; leave it out"):
-        learner(make_tiny(), routing_replay=routing_replay)
+        make_learner(tiny, routing_replay="engine").step(unrecorded, step=0)
 
 
 def logprob_check(tiny, sampler):
@@ -269,7 +263,7 @@ def test_routes_of_another_model_are_refused(drawn):
     ):
         wrong = [replace(lone, rollout=replace(lone.rollout, prompt_routes=routes))]
         with pytest.raises(UserError, match=message):
-            learner(tiny, routing_replay="engine", shared_prefix=False).step(wrong, step=0)
+            make_learner(tiny, routing_replay="engine", shared_prefix=False).step(wrong, step=0)
         sampler = SimpleNamespace(generate=lambda *_, **__: [(wrong[0].rollout,)])  # noqa: B023
         with pytest.raises(UserError, match=message):
             logprob_check(tiny, sampler).measure(0)

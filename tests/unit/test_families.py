@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_learner import learner, trained_on
+from learning import make_experiences, make_learner
 from transformers.models.auto import modeling_auto
 from videos import SMALL
 
@@ -101,8 +101,8 @@ def test_a_family_behind_the_plug_in_trains_what_the_built_in_one_trains(make_ti
             bundle, known.response_format, cache, video=SMALL, add_instruction=False, max_prompt_tokens=500
         )
         own = replace(tiny, policy=Policy(bundle.model, family=bundle.family), processor=PromptProcessor(encoder))
-        experiences = trained_on(own, advantages=(1.0, -1.0))
-        metrics = learner(own).step(experiences, step=0)
+        experiences = make_experiences(own, advantages=(1.0, -1.0))
+        metrics = make_learner(own).step(experiences, step=0)
         tokens = [experience.rollout.segments[0].token_ids for experience in experiences]
         results.append((tokens, metrics, bundle.model.state_dict()))
     (tokens, metrics, weights), (same_tokens, same_metrics, same_weights) = results

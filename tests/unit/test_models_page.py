@@ -38,8 +38,8 @@ REASONS = re.findall(r"^(\d+)\. ", PAGE, re.MULTILINE)
 def scenes():
     """The family of each scene that vLLM's tests play."""
     with pytest.MonkeyPatch.context() as patch:
-        for folder in ("unit", "integration", "equivalence", ""):
-            patch.syspath_prepend(ROOT / "tests" / folder)
+        for folder in {path.parent for path in (ROOT / "tests").rglob("*.py")}:
+            patch.syspath_prepend(folder)
         spec = importlib.util.spec_from_file_location("scenes", ROOT / "tests" / "equivalence" / "conftest.py")
         conftest = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(conftest)
@@ -112,7 +112,7 @@ def test_each_cell_is_a_test_of_that_family_or_a_reason(row, scenes):
 
 
 def test_the_families_of_a_test_are_found_in_its_parameters_fixtures_and_scenes(scenes):
-    routers = families_of("unit/test_expert_routing", "test_a_frozen_router_stays_and_the_experts_learn", scenes)
+    routers = families_of("unit/policy/test_expert_routing", "test_a_frozen_router_stays_and_the_experts_learn", scenes)
     exported = families_of("integration/test_export", "test_generation_ends_where_training_ended", scenes)
     served = families_of("equivalence/test_vllm_engine", "test_a_server_says_what_it_computes_logits_in", scenes)
     ranks = families_of("equivalence/test_ranks", "test_two_ranks_learn_what_one_learns", scenes)

@@ -1,6 +1,6 @@
-"""Groups that wait for room, over random runs: in order, none lost, never more than a step holds, alike on all ranks.
+"""Groups that wait for room, over random runs: in order, none lost, never more than a step holds, equal on all ranks.
 
-The loops, partial and asynchronous rollouts, the exchange between ranks and the selection are the real ones. Ranks are
+The loop, partial and asynchronous rollouts, the exchange between ranks and the selection are the real ones. Ranks are
 threads; lengths, rewards and changed media derive from the sample, so that one process and two meet the same ones.
 """
 
@@ -9,15 +9,14 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
-from selection import SAMPLING_PARAMS, make_prompt
-from test_async_rollouts import AtOnce
-from test_rl_loop import centred, sample, score
+from factories import make_group, make_prompt, make_rollout, make_sample, make_score
+from selection import centered
 
 from mmrl.algo.replay import ReplaySettings, find_changed_media
 from mmrl.algo.select_experiences import ExperienceSelector
@@ -29,10 +28,10 @@ from mmrl.rollout.pipeline import StepPipeline
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.training import rl
 from mmrl.training.async_rollouts import AsyncRollouts
-from mmrl.types import Answer, Author, FinishReason, Group, Rollout, Segment, TrainingState
+from mmrl.types import Author, FinishReason, SamplingParams, Segment, TrainingState
 
-LONGEST, GROUP, STEPS = 12, 2, 14
-PARAMS = replace(SAMPLING_PARAMS, max_new_tokens=LONGEST)
+LONGEST, GROUP_SIZE, STEPS = 12, 2, 14
+PARAMS = SamplingParams(max_new_tokens=LONGEST)
 
 
 class ThreadRanks(Ranks):
@@ -49,6 +48,15 @@ class ThreadRanks(Ranks):
         return gathered
 
 
+class ImmediateExecutor:
+    """An executor that does the work at once."""
+
+    def submit(self, work, *args, **options):
+        future = Future()
+        future.set_result(work(*args, **options))
+        return future
+
+
 class RandomSampler:
     """A sampler whose responses have random lengths, by sample and index."""
 
@@ -56,11 +64,10 @@ class RandomSampler:
         self.version = 0
 
     def generate(self, prompts, group_size, sampling_params, *, step):
-        empty = partial(Rollout, segments=(), text="", finish_reason=FinishReason.LENGTH, sampling_params=PARAMS)
-        nothing = Answer(text=None, thinking=None, value=None)
         groups = []
         for prompt in prompts:
-            rollouts = [empty(prompt=prompt, index=index, answer=nothing) for index in range(group_size)]
+            empty = replace(make_rollout(prompt), segments=(), sampling_params=PARAMS)
+            rollouts = [replace(empty, index=index) for index in range(group_size)]
             groups.append(self.extend(rollouts, sampling_params, step=step))
         return groups
 
@@ -129,14 +136,14 @@ class Run:
         for siblings in rollouts:
             prompt = siblings[0].prompt
             rewards = (0.0, 1.0) if self.plan.is_mixed(prompt.sample.id) else (1.0, 1.0)
-            groups.append(Group(prompt=prompt, rollouts=siblings, scores=tuple(score(right=r) for r in rewards)))
+            groups.append(make_group(prompt, siblings, [make_score(right=reward) for reward in rewards]))
         return tuple(groups)
 
     def find_problems(self, prompts):
         return {p.digest: "changed" for p in prompts if self.plan.media_changed(p.sample.id)}
 
-    def build(self, sample_):
-        return make_prompt(sample_.id)
+    def build(self, sample):
+        return make_prompt(sample)
 
     def step(self, experiences, *, step):
         self.learned.append([(e.rollout.prompt.sample.id, e.rollout.index, e.staleness) for e in experiences])
@@ -145,12 +152,9 @@ class Run:
     def on_step_end(self, state, result):
         self.metrics.append(dict(result.metrics))
         # What waits is part of every checkpoint: from here on the run continues with what was read.
-        again = loads(dumps(state), TrainingState)
-        state.carried_over, state.unfinished, state.replay_buffer = (
-            again.carried_over,
-            again.unfinished,
-            again.replay_buffer,
-        )
+        saved = loads(dumps(state), TrainingState)
+        for name in ("carried_over", "unfinished", "replay_buffer"):
+            setattr(state, name, getattr(saved, name))
 
     def select(self, groups, state):
         self.arrived.append([group.prompt.sample.id for group in groups])
@@ -171,19 +175,19 @@ class Run:
         if plan.chunk:
             parts = PartialRollouts(
                 sampler=sampler,
-                group_size=GROUP,
+                group_size=GROUP_SIZE,
                 sampling_params=PARAMS,
                 chunk_tokens=plan.chunk,
                 groups_per_step=plan.prompts_per_step,
                 ranks=ranks,
             )
-        pipeline = StepPipeline(sampler=sampler, group_size=GROUP, sampling_params=PARAMS, partial_rollouts=parts)
+        pipeline = StepPipeline(sampler=sampler, group_size=GROUP_SIZE, sampling_params=PARAMS, partial_rollouts=parts)
         problems = partial(
             find_media_problems_on_all_ranks, check=self.find_problems, ranks=ranks, media_owners=media_owners
         )
         replay = ReplayConfig(max_staleness=2, capacity=9)
         self.selector = ExperienceSelector(
-            compute_advantages=centred,
+            compute_advantages=centered,
             prompts_per_step=plan.prompts_per_step,
             dynamic_sampling=plan.dynamic_sampling,
             carry_over=plan.carry_over,
@@ -192,13 +196,15 @@ class Run:
         )
         components = rl.RlComponents(
             source=RankShard(
-                lambda start, count: [sample(start + i) for i in range(count)], ranks, plan.prompts_per_round
+                lambda start, count: [make_sample(id=str(start + i)) for i in range(count)],
+                ranks,
+                plan.prompts_per_round,
             ),
             processor=self,
             rollout_pipeline=pipeline,
             gather_policy=nullcontext,
             sleep_engine=lambda: None,
-            async_rollouts=AsyncRollouts(pipeline=pipeline, executor=AtOnce()) if plan.is_async else None,
+            async_rollouts=AsyncRollouts(pipeline=pipeline, executor=ImmediateExecutor()) if plan.is_async else None,
             scorer=self,
             add_group_rewards=lambda group, step: group,
             selector=self,
@@ -242,7 +248,7 @@ def check_against_a_queue(run):
         if plan.replay:
             assert all(age <= 2 for each, _, age in run.learned[step] if each not in expected)
         else:
-            assert len(run.learned[step]) == GROUP * len(expected)
+            assert len(run.learned[step]) == GROUP_SIZE * len(expected)
     all_trained = [each for step in run.trained for each in step]
     assert len(set(all_trained)) == len(all_trained)
 
@@ -255,7 +261,7 @@ def train_on_two_ranks(plan):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_groups_wait_in_order_and_alike_on_all_ranks(seed):
+def test_groups_wait_in_order_and_equally_on_all_ranks(seed):
     plan = Plan(seed)
     one = Run(plan, SingleProcess()).train()
     check_against_a_queue(one)
@@ -265,7 +271,7 @@ def test_groups_wait_in_order_and_alike_on_all_ranks(seed):
             assert [step.get(name) for step in rank.metrics] == [step.get(name) for step in one.metrics]
 
 
-def test_the_random_runs_meet_what_they_are_for():
+def test_the_random_runs_contain_full_queues_and_changed_media():
     plans = [Plan(seed) for seed in range(40)]
     overfull = [plan for plan in plans if plan.carry_over and plan.prompts_per_round > plan.prompts_per_step]
     assert sum(plan.dynamic_sampling is not None for plan in overfull) > 3
