@@ -170,11 +170,15 @@ def test_rollouts_without_advantage_have_no_gradient_but_count_in_the_denominato
     experiences = [replace(e, advantage=0.0) if i % 4 == 1 else e for i, e in enumerate(experiences)]
     active = [experience for experience in experiences if experience.advantage]
     metrics, skipping = step_gradient(tiny, experiences)
-    _, alone = step_gradient(tiny, active)
+    active_metrics, alone = step_gradient(tiny, active)
     num_tokens, num_active = (sum(e.rollout.num_tokens for e in own) for own in (experiences, active))
     assert metrics["learner/no_gradient_frac"] == 0.25
     scaled = {name: gradient * num_active / num_tokens for name, gradient in alone.items()}
     assert relative_difference(skipping, scaled) < GRADIENTS
+    # Metrics are over the tokens in the forward pass, whatever the loss divides by.
+    for name in active_metrics:
+        if name.startswith(("policy/", "rollout/")):
+            assert metrics[name] == pytest.approx(active_metrics[name], rel=1e-4), name
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -82,33 +82,23 @@ class RandomSampler:
         return replace(rollout, segments=(*rollout.segments, segment), finish_reason=reason)
 
 
-@dataclass
 class Plan:
     """Settings of one random run."""
 
-    seed: int
-    prompts_per_step: int = 0
-    prompts_per_round: int = 0
-    chunk: int | None = None
-    is_async: bool = False
-    dynamic_sampling: DynamicSamplingConfig | None = None
-    carry_over: bool = False
-    replay: bool = False
-
-    def __post_init__(self):
-        rng = random.Random(self.seed)
+    def __init__(self, seed):
+        rng = random.Random(seed)
+        self.seed = seed
         self.prompts_per_step = rng.randrange(2, 6)
         self.chunk = rng.choice((None, 2, 4))
         self.is_async = self.chunk is None and rng.random() < 0.5
         factor = rng.choice((1.0, 1.5, 2.0, 3.0)) if self.chunk else 1.0
         self.prompts_per_round = int(self.prompts_per_step * factor)
+        self.dynamic_sampling, self.carry_over = None, factor > 1.0
         if rng.random() < 0.7:
             ranges = (GroupRewardRangeConfig(term="right"),)
             extra = rng.choice(("drop", "carry", "carry"))
             self.dynamic_sampling = DynamicSamplingConfig(ranges=ranges, max_rounds=rng.randrange(1, 4), extra=extra)
             self.carry_over = extra == "carry"
-        else:
-            self.carry_over = factor > 1.0
         self.replay = rng.random() < 0.5
 
     def is_mixed(self, sample_id):
@@ -118,18 +108,12 @@ class Plan:
         return random.Random(f"media {self.seed} {sample_id}").random() < 0.1
 
 
-@dataclass
 class Run:
     """One rank of a run: its parts, and what it saw, step by step."""
 
-    plan: Plan
-    ranks: Ranks
-    state: TrainingState = field(default_factory=TrainingState)
-    arrived: list = field(default_factory=list)
-    trained: list = field(default_factory=list)
-    waiting: list = field(default_factory=list)
-    learned: list = field(default_factory=list)
-    metrics: list = field(default_factory=list)
+    def __init__(self, plan, ranks):
+        self.plan, self.ranks, self.state = plan, ranks, TrainingState()
+        self.arrived, self.trained, self.waiting, self.learned, self.metrics = [], [], [], [], []
 
     def score_groups(self, rollouts, *, step, probes=()):
         groups = []

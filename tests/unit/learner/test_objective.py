@@ -32,6 +32,7 @@ RESPONSES = [
     ("pp", -3.0),
     ("tpp", 2.0),
 ]
+SFT, SFT_RESPONSE = SftLossConfig(coef=0.1), SftLossConfig(coef=0.1, on="response")
 RIGHT = {"ppttppp": True, "pppptp": True, "tpp": False}
 
 
@@ -285,7 +286,8 @@ def test_the_update_is_measured_token_by_token(sources):
     low = fmean(ratio < 0.97 and sign < 0 for ratio, sign in tokens)
     high = fmean(ratio > 1.05 and sign > 0 for ratio, sign in tokens)
     dual = fmean(ratio > 1.06 and sign < 0 for ratio, sign in tokens)
-    metrics = metrics_of(LossConfig(clip_low=0.03, clip_high=0.05, dual_clip=1.06), experiences, scores)
+    options = LossConfig(clip_low=0.03, clip_high=0.05, dual_clip=1.06, sft_loss=SFT_RESPONSE)
+    metrics = metrics_of(options, experiences, scores)
     expected = {
         "approx_kl": fmean((ratio - 1) - math.log(ratio) for ratio in ratios),
         "clip_frac_low": low,
@@ -296,6 +298,8 @@ def test_the_update_is_measured_token_by_token(sources):
         "importance_ratio_min": min(ratios),
     }
     assert {name: metrics[f"policy/{name}"] for name in expected} == pytest.approx(expected, rel=1e-4)
+    rows = [row for row, experience, *_ in sampled_tokens(experiences) if experience.advantage > 0]
+    assert metrics["learner/sft_loss_nats"] == pytest.approx(-float(scores.current_logprobs_N[rows].mean()), rel=1e-4)
     assert min(low, high, dual) > 0 and low + high < 1
     # CISPO clips whatever the sign of the advantage.
     metrics = metrics_of(LossConfig(clip_low=0.03, clip_high=0.05, policy_loss="cispo"), experiences, scores)
@@ -322,9 +326,6 @@ def test_every_setting_changes_the_gradient(name):
             entropy_gradient = torch.zeros_like(part.entropies_N)
         gradients.append(torch.cat([part.current_logprobs_N.grad, entropy_gradient]))
     assert distance(*gradients) > 5e-3
-
-
-SFT, SFT_RESPONSE = SftLossConfig(coef=0.1), SftLossConfig(coef=0.1, on="response")
 
 
 def test_denominators_count_tokens_by_author_age_and_loss():
