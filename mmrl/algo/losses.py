@@ -32,10 +32,10 @@ def importance_ratios(log_ratio_N: Tensor, response_N: Tensor, level: Literal["t
 def clipped_surrogate(
     ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> Tensor:
-    """Return -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) for each token's ratio r and advantage A.
+    """Return -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) for each token, shaped like `ratio`.
 
-    `dual_clip` is a number c above 1: where A < 0, the loss is then at most -c A. At r = 1 the gradient is REINFORCE's,
-    -A grad log policy.
+    r is the ratio of a token, A its advantage. `dual_clip` is a number c above 1: where A < 0, the loss is then at most
+    -c A. At r = 1 the gradient is REINFORCE's, -A grad log policy.
 
     Source: PPO (arXiv:1707.06347, eq. 7), GRPO (arXiv:2402.03300 v3, eq. 3); separate bounds as in DAPO
     (arXiv:2503.14476, eq. 8); dual clip (arXiv:1912.09729, eq. 5), which has no effect while r <= c.
@@ -50,10 +50,10 @@ def clipped_surrogate(
 
 
 def cispo(logprobs: Tensor, ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Return -clip(r, 1 - clip_low, 1 + clip_high) A log policy for each token, with no gradient through r.
+    """Return -clip(r, 1 - clip_low, 1 + clip_high) A log policy for each token, shaped like `logprobs`.
 
-    A clipped token keeps its gradient, unlike under PPO. Where nothing is clipped the gradient is the surrogate's. A
-    `clip_low` of 1 sets no lower bound.
+    No gradient flows through r. A clipped token keeps its gradient, unlike under PPO. Where nothing is clipped the
+    gradient is the surrogate's. A `clip_low` of 1 sets no lower bound.
 
     Source: MiniMax-M1 (arXiv:2506.13585, eq. 4 and 5).
     """
@@ -64,7 +64,7 @@ def cispo(logprobs: Tensor, ratio: Tensor, advantage: Tensor, clip_low: float, c
 def estimate_kl(
     logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k1", "k2", "k3"], *, log_ratio_clip: float | None = None
 ) -> Tensor:
-    """Return an estimate of KL(policy || reference) at each token, in nats.
+    """Return an estimate of KL(policy || reference) at each token, nats, shaped like `logprobs`.
 
     With d = ref_logprobs - logprobs at a token that the policy sampled, k1 is -d, k2 is d^2 / 2, and k3 is
     exp(d) - d - 1. As a loss, k2 has the gradient of the KL on average, k3 that of KL(reference || policy), and k1 has
