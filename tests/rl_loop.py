@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
-from selection import select_all
+from selection import centered, select_all
 
 from mmrl.distributed.ranks import MediaOwners, SingleProcess
 from mmrl.training import rl
@@ -140,7 +140,7 @@ class FakeRun:
             "gather_policy": nullcontext,
             "sleep_engine": record("sleep"),
             "async_rollouts": None,
-            "selector": select_all(centred),
+            "selector": select_all(centered),
             "add_group_rewards": lambda group, step: group,
             "update_reference": record("update reference", {"learner/reference_resets": 0.0}),
             "sync_weights": record("sync"),
@@ -149,15 +149,6 @@ class FakeRun:
             "media_owners": MediaOwners(),
         }
         return rl.RlComponents(**parts | replaced)
-
-
-def centred(groups):
-    """Return each reward minus its group's mean."""
-    rows = []
-    for group in groups:
-        mean = sum(group.totals) / max(len(group.totals), 1)
-        rows.append([total - mean for total in group.totals])
-    return rows
 
 
 class ImmediateExecutor:

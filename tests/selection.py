@@ -1,93 +1,74 @@
-"""Groups of rollouts by their rewards, for tests of what is chosen of them."""
+"""Groups of rollouts by their rewards, and selectors, for tests of what a step trains on."""
+
+from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
+
+from factories import make_group, make_prompt, make_rollout, make_sample, make_score
 
 from mmrl.algo.replay import find_changed_media
-from mmrl.algo.select_experiences import ExperienceSelector
-from mmrl.types import (
-    Answer,
-    AnswerType,
-    Author,
-    CoordinateSystem,
-    FinishReason,
-    Group,
-    Prompt,
-    RewardValue,
-    Rollout,
-    Sample,
-    SamplingParams,
-    Score,
-    Segment,
-    Target,
-)
-
-SAMPLING_PARAMS = SamplingParams(max_new_tokens=4)
-
-
-def make_prompt(name):
-    sample = Sample(id=name, task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1))
-    return Prompt(
-        sample=sample,
-        token_ids=(1,),
-        grids=(),
-        resize_maps=(),
-        coordinate_system=CoordinateSystem.NORM_1,
-        digest=f"digest of {name}",
-    )
-
+from mmrl.algo.select_experiences import AdvantageFunction, ExperienceSelector
+from mmrl.types import FinishReason, Group, Rollout
 
 NO_CHANGED_MEDIA = partial(find_changed_media, find_problems=lambda prompts: {}, warn=lambda text: None)
 """A finder for media that never change."""
 
 
-def select_all(compute_advantages, **settings):
-    """A pipeline that trains on every rollout of one round, unless `settings` say otherwise."""
+def select_all(compute_advantages: AdvantageFunction, **settings: Any) -> ExperienceSelector:
+    """A selector that trains on every rollout of one round, unless `settings` say otherwise."""
     return ExperienceSelector(
         compute_advantages=compute_advantages, **{"find_changed_media": NO_CHANGED_MEDIA, **settings}
     )
 
 
-def rollout(prompt, index, *, version=0, finish=FinishReason.EOS):
-    segment = Segment(token_ids=(5, 6), logprobs=(-1.0, -1.0), author=Author.POLICY, version=version)
-    nothing = Answer(text=None, thinking=None, value=None)
-    return Rollout(
-        prompt=prompt,
-        index=index,
-        segments=(segment,),
-        text="",
-        answer=nothing,
-        finish_reason=finish,
-        sampling_params=SAMPLING_PARAMS,
-    )
+def centered(groups: Sequence[Group]) -> list[list[float]]:
+    """Advantages without a scale: rewards minus their mean in the group."""
+    return [[total - sum(group.totals) / len(group.totals) for total in group.totals] for group in groups]
 
 
-def group(name, *rewards, version=0, cut=0, term="right"):
+def at_version(rollout: Rollout, *versions: int) -> Rollout:
+    """The rollout with a segment for each of these policy versions."""
+    segments = tuple(replace(rollout.segments[0], version=version) for version in versions)
+    return replace(rollout, segments=segments)
+
+
+def group(name: str, *rewards: float, version: int = 0, cut: int = 0, term: str = "right") -> Group:
     """A group of one term; the first `cut` rollouts are truncated."""
-    prompt = make_prompt(name)
-    finishes = [FinishReason.LENGTH] * cut + [FinishReason.EOS] * (len(rewards) - cut)
-    return Group(
-        prompt=prompt,
-        rollouts=tuple(rollout(prompt, i, version=version, finish=finish) for i, finish in enumerate(finishes)),
-        scores=tuple(Score(terms={term: RewardValue(reward, "")}, total=reward) for reward in rewards),
-    )
+    prompt = make_prompt(make_sample(id=name))
+    rollouts = []
+    for index in range(len(rewards)):
+        finish = FinishReason.LENGTH if index < cut else FinishReason.EOS
+        rollouts.append(replace(at_version(make_rollout(prompt, index), version), finish_reason=finish))
+    return make_group(prompt, rollouts, [make_score(**{term: reward}) for reward in rewards])
 
 
 class Bank:
-    """Steps of groups; the first `informative` of a step differ in reward, half and half or, `graded`, at random."""
+    """Steps of groups; the first `informative` of a step differ in reward, half and half or, `graded`, at random.
 
-    def __init__(self, *, groups, informative, size=4, seed=0, graded=False):
+    Partial rollouts have waited for up to `longest` policy versions.
+    """
+
+    def __init__(
+        self, *, groups: int, informative: int, size: int = 4, seed: int = 0, graded: bool = False, longest: int = 0
+    ) -> None:
         self.groups, self.num_informative, self.size, self.graded = groups, informative, size, graded
-        self._rng = random.Random(seed)
+        self._rng, self._longest = random.Random(seed), longest
 
-    def step(self, version):
-        return [group(f"{version}-{g}", *self._rewards(g), version=version) for g in range(self.groups)]
+    def step(self, version: int) -> list[Group]:
+        made = [group(f"{version}-{g}", *self._rewards(g), version=version) for g in range(self.groups)]
+        return [self._age(each, version) for each in made] if self._longest else made
 
-    def _rewards(self, g):
+    def _rewards(self, g: int) -> list[float]:
         if g >= self.num_informative:
             return [1.0] * self.size
         right = self._rng.randrange(1, self.size) if self.graded else self.size // 2
         return [1.0] * right + [0.0] * (self.size - right)
 
-    def advantages(self, groups):
-        return [[reward - sum(g.totals) / len(g.totals) for reward in g.totals] for g in groups]
+    def _age(self, each: Group, version: int) -> Group:
+        oldest = max(0, version - self._rng.randrange(self._longest + 1))
+        rollouts = tuple(at_version(rollout, version, oldest, version) for rollout in each.rollouts)
+        return replace(each, rollouts=rollouts)

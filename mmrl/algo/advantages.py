@@ -38,11 +38,8 @@ def compute_advantages(
 ) -> list[tuple[float, ...]]:
     """Return the advantages of a step's groups, an empty row for a group without scored rollouts.
 
-    Args:
-        groups: groups of one step; some formulas compare all of them.
-        options: the stage's `advantage` section.
-        weights: weight of each reward term, read with `combine: per_term`.
-        custom_advantage: the function that `options.fn` names; it replaces `combine`, `baseline` and `scale`.
+    `weights` are those of the reward terms, read with `combine: per_term`. `custom_advantage` is the function that
+    `options.fn` names; it replaces `combine`, `baseline` and `scale`.
 
     Raises:
         ValueError: a group has a reward that is not finite.

@@ -21,12 +21,10 @@ from typing import Annotated
 from pydantic import Field
 
 from mmrl.config.schema import GroupRewardConfig, matches_conditions
+from mmrl.config.schema.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt
 from mmrl.types import Author, Dropped, Group, RewardFailure, RewardValue, Rollout, Score, UserError
 
 TermNames = Annotated[tuple[str, ...], Field(min_length=1)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveInt = Annotated[int, Field(ge=1)]
 
 _WORD = re.compile(r"\w+")
 # Coordinates and arguments: two answers that mean the same are hardly ever exactly equal.
@@ -152,7 +150,7 @@ def blind_contrast(
     correct: TermNames,
     probe: str,
     threshold: float = 1.0,
-    ratio: Annotated[float, Field(ge=0.0)] = 0.8,
+    ratio: NonNegativeFloat = 0.8,
 ) -> tuple[RewardValue, ...]:
     """Give 1 to each correct response if p >= ratio x p_probe, else 0 to all.
 
@@ -244,7 +242,7 @@ def correct_with_tool_media(group: Group, *, correct: TermNames, threshold: floa
     return tuple(values)
 
 
-def curiosity(group: Group, *, target: Annotated[float, Field(gt=0.0, le=1.0)] = 0.3) -> tuple[RewardValue, ...]:
+def curiosity(group: Group, *, target: PositiveFraction = 0.3) -> tuple[RewardValue, ...]:
     """Give max(0, target - s) / s to responses that called a tool, s the fraction of the group that did; 0 to others.
 
     Source: Pixel Reasoner's code (arXiv:2505.15966), with weight 0.25 / 2 for images and 0.25 / 1.5 for videos.

@@ -1,11 +1,8 @@
 """The terms of the RL loss, as pure functions of per-token tensors.
 
 The suffix N of tensor names means trained tokens, those of any number of responses one after the other. `response_N` is
-the index of the response that a token belongs to, int64 from 0. Log-probs and log ratios are in nats.
-
-In the order of their use: importance ratios, the policy loss of each token, the KL penalty, correction weights for a
-sampler whose probabilities differ from the learner's, the weight of each token in the loss of an update, and the
-schedules of the learning rate and of the terms' coefficients.
+the index of the response that a token belongs to, int64 from 0. Log-probs and log ratios are in nats. Arguments without
+a suffix have one entry for each token, too, in any shape that they share.
 """
 
 from __future__ import annotations
@@ -16,9 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmrl.config.schema import LossCoefficientConfig
-
-DecayCurve = Literal["constant", "linear", "cosine"]
+from mmrl.config.schema import LossCoefficientConfig, OptimizerConfig, RolloutCorrectionConfig
 
 
 def importance_ratios(log_ratio_N: Tensor, response_N: Tensor, level: Literal["token", "sequence"]) -> Tensor:
@@ -39,17 +34,11 @@ def clipped_surrogate(
 ) -> Tensor:
     """Return -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) for each token, shaped like `ratio`.
 
-    With dual clip, the loss is at most -c A where A < 0. At r = 1 the gradient is REINFORCE's, -A grad log policy.
+    r is the ratio of a token, A its advantage. `dual_clip` is a number c above 1: where A < 0, the loss is then at most
+    -c A. At r = 1 the gradient is REINFORCE's, -A grad log policy.
 
     Source: PPO (arXiv:1707.06347, eq. 7), GRPO (arXiv:2402.03300 v3, eq. 3); separate bounds as in DAPO
     (arXiv:2503.14476, eq. 8); dual clip (arXiv:1912.09729, eq. 5), which has no effect while r <= c.
-
-    Args:
-        ratio: r of each token, any shape.
-        advantage: A of each token; broadcasts to `ratio`.
-        clip_low: how far below 1 a ratio may fall and still matter.
-        clip_high: how far above 1 a ratio may rise and still matter.
-        dual_clip: c, above 1; None for no such bound.
     """
     bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     # The minimum is pessimistic: clipping can only reduce the gain, so a token that has moved in the wrong direction
@@ -61,18 +50,12 @@ def clipped_surrogate(
 
 
 def cispo(logprobs: Tensor, ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Return -clip(r, 1 - clip_low, 1 + clip_high) A log policy for each token, with no gradient through r.
+    """Return -clip(r, 1 - clip_low, 1 + clip_high) A log policy for each token, shaped like `logprobs`.
 
-    A clipped token keeps its gradient, unlike under PPO. Where nothing is clipped the gradient is the surrogate's.
+    No gradient flows through r. A clipped token keeps its gradient, unlike under PPO. Where nothing is clipped the
+    gradient is the surrogate's. A `clip_low` of 1 sets no lower bound.
 
     Source: MiniMax-M1 (arXiv:2506.13585, eq. 4 and 5).
-
-    Args:
-        logprobs: log-probs of the sampled tokens under the policy in training, any shape.
-        ratio: r of each token, same shape.
-        advantage: A of each token; broadcasts to `ratio`.
-        clip_low: 1 - clip_low is the lower bound of r; 1 for none.
-        clip_high: 1 + clip_high is the upper bound of r.
     """
     # Detached, because the ratio only weights REINFORCE's gradient, which comes from `logprobs`.
     return -ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high) * advantage * logprobs
@@ -85,16 +68,11 @@ def estimate_kl(
 
     With d = ref_logprobs - logprobs at a token that the policy sampled, k1 is -d, k2 is d^2 / 2, and k3 is
     exp(d) - d - 1. As a loss, k2 has the gradient of the KL on average, k3 that of KL(reference || policy), and k1 has
-    none (arXiv:2506.09477); as part of the reward, k1 is the unbiased one.
+    none (arXiv:2506.09477); as part of the reward, k1 is the unbiased one. No gradient flows into the reference, nor
+    where `log_ratio_clip` keeps d within +- so many nats, lest exp(d) overflow (Video-R1).
 
     Source: Schulman, "Approximating KL Divergence" (2020). k2 is the penalty of REINFORCE++ (arXiv:2501.03262), k3 that
     of GRPO (arXiv:2402.03300 v3, eq. 4).
-
-    Args:
-        logprobs: log-probs of the sampled tokens under the policy in training, nats, any shape.
-        ref_logprobs: the same under the reference, same shape; no gradient flows into it.
-        estimator: which of the three.
-        log_ratio_clip: keep d within +- this many nats, lest exp(d) overflow (Video-R1); no gradient flows beyond it.
     """
     # The papers write d as log ref - log policy: the sign is opposite to that of PPO's ratio.
     log_ratio = ref_logprobs.detach() - logprobs
@@ -110,21 +88,26 @@ def estimate_kl(
             return torch.expm1(log_ratio) - log_ratio
 
 
-def truncate_weights(weight: Tensor, high: float) -> Tensor:
-    """Return min(w, high) for correction weights w of any shape: truncated importance sampling.
+def correction_weights(log_weight_N: Tensor, response_N: Tensor, options: RolloutCorrectionConfig) -> Tensor:
+    """Return the importance weight w of the learner against the sampler for each token, [N] without gradient.
 
-    Source: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025), TIS; the idea
-    is Ionides, "Truncated Importance Sampling" (2008).
-    """
-    return weight.clamp(max=high)
-
-
-def mask_weights(weight: Tensor, low: float, high: float) -> Tensor:
-    """Return w inside [low, high] and 0 outside: tokens that sampler and learner disagree on too much do not train.
-
+    tis: min(w, high), truncated importance sampling. Source: Yao et al., "Your Efficient RL Framework Secretly Brings
+    You Off-Policy RL Training" (2025); the idea is Ionides, "Truncated Importance Sampling" (2008).
+    mask: w inside [low, high] and 0 outside, so tokens that sampler and learner disagree on too much do not train.
     Source: IcePop, Ling team, "Small Leak Can Sink a Great Ship" (2025); there low 0.5, high 5.
+
+    `log_weight_N` are old minus recorded log-probs.
     """
-    return torch.where((weight >= low) & (weight <= high), weight, 0.0)
+    if options.method == "none":
+        return torch.ones_like(log_weight_N)
+    # A weight carries no gradient: it corrects for tokens that are already sampled.
+    log_weight_N = log_weight_N.detach()
+    if options.level == "sequence":
+        log_weight_N = response_sums(log_weight_N, response_N)
+    weight_N = log_weight_N.exp()
+    if options.method == "tis":
+        return weight_N.clamp(max=options.high)
+    return torch.where((weight_N >= options.low) & (weight_N <= options.high), weight_N, 0.0)
 
 
 def aggregation_weights(
@@ -141,14 +124,9 @@ def aggregation_weights(
     v3, eq. 3). fixed: 1 / (sequences x length) (Dr.GRPO, arXiv:2503.20783, 3.2); with length 1 it is the sum over
     tokens of REINFORCE. All three are equal where every response has `length` tokens.
 
-    Args:
-        response_N: response of each token.
-        aggregation: which of the three.
-        num_tokens: tokens that the policy sampled for the whole update, over all micro-batches and ranks.
-        num_responses: responses of the whole update.
-        lengths_N: length that `fixed` divides by, for each token, [N].
+    `num_tokens` and `num_responses` count what the policy sampled for the whole update, over all micro-batches and
+    ranks, so the gradient does not depend on how it is cut. `lengths_N` has the length that `fixed` divides by.
     """
-    # Denominators are those of the whole update, so the gradient does not depend on the cut into micro-batches.
     ones_N = torch.ones(len(response_N), device=response_N.device)
     match aggregation:
         case "token":
@@ -178,57 +156,39 @@ def suffix_sums(values_N: Tensor, response_N: Tensor) -> Tensor:
     return (running_N[ends_N] - running_N).to(values_N.dtype) + values_N
 
 
-def learning_rate(
-    step: int,
-    *,
-    total: int,
-    peak: float,
-    warmup: int,
-    decay: DecayCurve,
-    final_frac: float,
-    decay_steps: int | None = None,
-) -> float:
+def learning_rate(step: int, *, total: int, options: OptimizerConfig) -> float:
     """Return the learning rate of a training step, counted from 0 to `total` - 1.
 
-    Warm-up is the straight line from 0 before the first step to `peak` at step `warmup` - 1. Then the rate falls to
-    `final_frac` * `peak`, linearly or as half a cosine. It arrives at step `decay_steps` - 1, by default the last one,
-    and stays there.
-
-    Source: SGDR (arXiv:1608.03983, eq. 5) for the cosine, without its restarts.
-
-    Raises:
-        ValueError: `step` is outside the stage.
+    Warm-up is the straight line from 0 before the first step to the peak at step `warmup_steps` - 1. Then the rate
+    falls to `final_lr_frac` of the peak.
     """
-    if not 0 <= step < total:
-        raise ValueError(f"step {step} is outside a stage of {total} steps")
+    warmup = options.warmup_steps
     if step < warmup:
         # `step + 1`, or the rate of the first step would be 0.
-        return peak * (step + 1) / warmup
-    peak_step = max(warmup - 1, 0)
-    decay_end = (decay_steps or total) - 1
-    progress = min((step - peak_step) / max(decay_end - peak_step, 1), 1.0)
-    match decay:
+        return options.lr * (step + 1) / warmup
+    last = (options.decay_steps or total) - 1
+    return options.lr * _decay(step, max(warmup - 1, 0), last, options.lr_schedule, options.final_lr_frac)
+
+
+def coefficient(step: int, *, total: int, options: LossCoefficientConfig) -> float:
+    """Return the coefficient of a loss term at one step. It follows the learning rate's curve, without warm-up."""
+    last = (options.decay_steps or total) - 1
+    return options.coef * _decay(step, 0, last, options.schedule, options.final_frac)
+
+
+def _decay(
+    step: int, first: int, last: int, curve: Literal["constant", "linear", "cosine"], final_frac: float
+) -> float:
+    """Return the factor of a schedule: 1 at step `first`, `final_frac` from step `last` on.
+
+    Source: SGDR (arXiv:1608.03983, eq. 5) for the cosine, without its restarts.
+    """
+    progress = min((step - first) / max(last - first, 1), 1.0)
+    match curve:
         case "constant":
             left = 1.0
         case "linear":
             left = 1.0 - progress
         case "cosine":
             left = (1.0 + cos(pi * progress)) / 2.0
-    return peak * (final_frac + (1.0 - final_frac) * left)
-
-
-def coefficient(step: int, *, total: int, options: LossCoefficientConfig) -> float:
-    """Return the coefficient of a loss term at one step. It follows the learning rate's curve, without warm-up.
-
-    Raises:
-        ValueError: `step` is outside the stage.
-    """
-    return learning_rate(
-        step,
-        total=total,
-        peak=options.coef,
-        warmup=0,
-        decay=options.schedule,
-        final_frac=options.final_frac,
-        decay_steps=options.decay_steps,
-    )
+    return final_frac + (1.0 - final_frac) * left

@@ -13,7 +13,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from operator import attrgetter
 from statistics import fmean
 
@@ -25,9 +24,6 @@ from mmrl.utils.seeds import derive_seed
 
 ReplayBuffer = tuple[Experience, ...]
 """Rollouts with an advantage: the oldest policy version first, equally old ones in order of arrival."""
-
-MediaProblemFinder = Callable[[Sequence[Prompt]], Mapping[str, str]]
-"""Returns the problems with the media of prompts, by prompt digest; prompts without a problem are left out."""
 
 ChangedMediaFinder = Callable[[Iterable[Prompt]], set[str]]
 """Returns the digests of the prompts whose media have changed."""
@@ -58,18 +54,7 @@ def replay_experiences(
     """Return what the step trains on, fresh experiences before replayed ones, and metrics of the replay.
 
     Fresh experiences with an advantage enter `state.replay_buffer`. A sampled one whose media changed since leaves it.
-
-    Raises:
-        ValueError: an advantage is not finite.
     """
-    # Checked before the buffer changes: neither a sampling weight nor a gradient can be made of such an advantage.
-    for experience in fresh:
-        if not isfinite(experience.advantage):
-            rollout = experience.rollout
-            raise ValueError(
-                f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: advantage {experience.advantage} is not "
-                "finite"
-            )
     options = settings.options
     informative = [experience for experience in fresh if experience.advantage]
     buffer = update_buffer(
@@ -132,9 +117,15 @@ def find_media_problems(build_prompt: Callable[[Sample], Prompt], prompts: Seque
 
 
 def find_changed_media(
-    prompts: Iterable[Prompt], *, find_problems: MediaProblemFinder, warn: Callable[[str], None]
+    prompts: Iterable[Prompt],
+    *,
+    find_problems: Callable[[Sequence[Prompt]], Mapping[str, str]],
+    warn: Callable[[str], None],
 ) -> set[str]:
-    """Return the digests of prompts of earlier steps that cannot be used any more, and warn of each."""
+    """Return the digests of prompts of earlier steps that cannot be used any more, and warn of each.
+
+    `find_problems` returns what is wrong with the media of prompts, by digest.
+    """
     # The rollouts of a group share one prompt, which need not be built again for each.
     by_digest = {prompt.digest: prompt for prompt in prompts}
     problems = find_problems(list(by_digest.values()))
@@ -155,14 +146,11 @@ def log_weights(experiences: Sequence[Experience], options: ReplayConfig) -> np.
 def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_replacement: bool) -> list[int]:
     """Sample `count` of E experiences in proportion to their weights, and return their indices in the order drawn.
 
+    `log_weights_E` are logs of unnormalised weights, float64 [E]. `without_replacement` samples each once at most, and
+    so fewer than `count` where E is smaller.
+
     Source: Gumbel-max trick for draws without replacement, the largest of log weight + Gumbel noise (Kool et al.,
     arXiv:1903.06059).
-
-    Args:
-        log_weights_E: log of the unnormalised weights, float64 [E].
-        count: how many to sample; none if it is 0 or less.
-        seed: seeds a generator that serves only this draw.
-        without_replacement: sample each once at most, and so fewer than `count` where E is smaller.
     """
     size = len(log_weights_E)
     if without_replacement:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from operator import attrgetter
 from statistics import fmean
 from typing import Literal, NamedTuple
@@ -72,7 +73,7 @@ class ExperienceSelector:
         """Return what the step trains on, and update what the state keeps of the groups.
 
         Raises:
-            ValueError: an advantage is not finite, and `replay` would keep it.
+            ValueError: an advantage is not finite.
         """
         sample_means: Sequence[float] = ()
         if self.tracked_terms:
@@ -86,17 +87,10 @@ class ExperienceSelector:
         num_carried = len(filtered.carried)
         trained_groups = [*filtered.carried, *(groups[index] for index in filtered.passed)]
         advantages = list(map(tuple, self.compute_advantages(trained_groups)))
-        experiences: list[Experience] = []
-        for index, (group, row) in enumerate(zip(trained_groups, advantages, strict=True)):
-            # Groups carried over were sampled by an older policy in any case: their ratio uses what was recorded then.
-            stale_source: OldLogprobs | None = "recorded" if index < num_carried else self.stale_old_logprobs
-            for rollout, advantage in zip(group.rollouts, row, strict=True):
-                staleness = state.version - rollout.oldest_version
-                # only `loss.old_logprobs` decides about a fresh rollout.
-                source = stale_source if staleness else None
-                experiences.append(
-                    Experience(rollout=rollout, advantage=advantage, staleness=staleness, old_logprobs_source=source)
-                )
+        # Groups carried over were sampled by an older policy in any case: their ratio uses what was recorded then.
+        experiences = make_experiences(filtered.carried, advantages[:num_carried], state.version, "recorded")
+        own_groups = trained_groups[num_carried:]
+        experiences += make_experiences(own_groups, advantages[num_carried:], state.version, self.stale_old_logprobs)
         metrics: dict[str, float] = {}
         if self.rollouts_may_be_stale and experiences:
             ages = [experience.staleness for experience in experiences]
@@ -169,6 +163,32 @@ class FilteredGroups(NamedTuple):
     passed: list[int]  # indices of this step's groups that are trained on now
     waiting: list[int]  # indices of this step's groups that are carried over to the next
     metrics: dict[str, float]  # metrics of the filter and of the groups carried over
+
+
+def make_experiences(
+    groups: Sequence[Group],
+    advantages: Sequence[Sequence[float]],
+    version: int,
+    stale_old_logprobs: OldLogprobs | None,
+) -> list[Experience]:
+    """Return the rollouts of the groups with their advantages, at a policy version.
+
+    Raises:
+        ValueError: an advantage is not finite; neither a gradient nor a sampling weight can be made of it.
+    """
+    experiences = []
+    for group, row in zip(groups, advantages, strict=True):
+        for rollout, advantage in zip(group.rollouts, row, strict=True):
+            if not isfinite(advantage):
+                owner = f"sample {rollout.prompt.sample.id}, rollout {rollout.index}"
+                raise ValueError(f"{owner}: advantage {advantage} is not finite")
+            staleness = version - rollout.oldest_version
+            # Only `loss.old_logprobs` decides about a fresh rollout.
+            source = stale_old_logprobs if staleness else None
+            experiences.append(
+                Experience(rollout=rollout, advantage=advantage, staleness=staleness, old_logprobs_source=source)
+            )
+    return experiences
 
 
 def rejection_reason(group: Group, options: DynamicSamplingConfig) -> str | None:

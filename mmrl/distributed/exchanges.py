@@ -10,15 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from typing import TypeVar
 
 from mmrl.distributed.ranks import MediaOwners, Ranks
 from mmrl.types import EvalRewards, Experience, Group, Prompt, Rollout, RolloutBatch, Sample, UserError
 
 ItemT = TypeVar("ItemT")
-
-MediaCheck = Callable[[Sequence[Prompt]], Mapping[str, str]]
-"""Returns what is wrong with the media of prompts, by digest."""
 
 
 def sum_metrics(metrics: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
@@ -40,22 +38,16 @@ def gather_groups(groups: Iterable[Group], ranks: Ranks, media_owners: MediaOwne
     `media_owners` records which rank has the media of each prompt in memory.
     """
     groups_by_rank = ranks.all_gather(tuple(groups))
-    prompts_by_rank = []
-    for rank_groups in groups_by_rank:
-        prompts_by_rank.append([group.prompt for group in rank_groups])
-    media_owners.record(prompts_by_rank, step)
+    media_owners.record([list(map(attrgetter("prompt"), own)) for own in groups_by_rank], step)
     return list(chain.from_iterable(groups_by_rank))
 
 
 def gather_demonstrations(
-    demonstrations: Sequence[Experience], ranks: Ranks, media_owners: MediaOwners, *, step: int
+    demonstrations: Iterable[Experience], ranks: Ranks, media_owners: MediaOwners, *, step: int
 ) -> list[Experience]:
     """Return the demonstrations of all ranks, in the order of the samples; `media_owners` as in `gather_groups`."""
-    demonstrations_by_rank = ranks.all_gather(list(demonstrations))
-    prompts_by_rank = []
-    for rank_demonstrations in demonstrations_by_rank:
-        prompts_by_rank.append([experience.rollout.prompt for experience in rank_demonstrations])
-    media_owners.record(prompts_by_rank, step)
+    demonstrations_by_rank = ranks.all_gather(tuple(demonstrations))
+    media_owners.record([list(map(attrgetter("rollout.prompt"), own)) for own in demonstrations_by_rank], step)
     return list(chain.from_iterable(demonstrations_by_rank))
 
 
@@ -85,7 +77,11 @@ def count_dropped_samples(num_requested: int, num_usable: int, ranks: Ranks) -> 
 
 
 def find_media_problems_on_all_ranks(
-    prompts: Sequence[Prompt], *, check: MediaCheck, ranks: Ranks, media_owners: MediaOwners
+    prompts: Sequence[Prompt],
+    *,
+    check: Callable[[Sequence[Prompt]], Mapping[str, str]],
+    ranks: Ranks,
+    media_owners: MediaOwners,
 ) -> dict[str, str]:
     """Check the media of each prompt on one rank; return on all ranks what is wrong with them, by digest.
 

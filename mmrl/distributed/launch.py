@@ -22,9 +22,6 @@ from mmrl.utils.processes import kill_processes, list_tree
 
 SHUTDOWN_GRACE_S: Final = 15.0
 """Time that the other ranks have to report what they lost, once one has failed."""
-_POLL_INTERVAL_S: Final = 0.1
-
-_LAUNCHER_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 RankProcess = subprocess.Popen[bytes]
 
@@ -75,7 +72,7 @@ def _wait_for_ranks(processes: Sequence[RankProcess]) -> int:
     failed: tuple[int, int] | None = None
     deadline = float("inf")
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
-        time.sleep(_POLL_INTERVAL_S)
+        time.sleep(0.1)
         if failed is None:
             failed = _find_failed_rank(processes)
             if failed is not None:
@@ -115,7 +112,7 @@ def _signal_process_group(process: RankProcess, signal_number: int) -> None:
 
 def is_launched() -> bool:
     """Return True if a launcher (`mmrl train --nproc`, torchrun, deepspeed) started this process as one of several."""
-    return os.environ.keys() >= set(_LAUNCHER_VARIABLES)
+    return os.environ.keys() >= {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def find_free_port() -> int:

@@ -114,10 +114,9 @@ class TorchRanks(Ranks):
     def rank_lost_error(self, error: RuntimeError) -> RankLostError:
         """Return the error to raise when a collective fails: what this rank did, and what the others did last."""
         # A message of gloo's may have many lines, of which the first says what broke.
-        lines = str(error).strip().splitlines()
-        cause = lines[0] if lines else type(error).__name__
+        cause = str(error).strip().partition("\n")[0] or type(error).__name__
         return RankLostError(
-            f"rank {self.rank}, {self._heartbeat.activity}, lost another ({cause}). Last heard: "
+            f"rank {self.rank}, {self._heartbeat.activity}, lost another ({cause}). Last reports: "
             f"{self._heartbeat.describe_others()}. Run the same command again: it continues from the last checkpoint"
         )
 
@@ -167,9 +166,7 @@ class Heartbeat(threading.Thread):
                 if self._warned or waited_s <= self._patience_s:
                     continue
                 self._warned = True
-                line = (
-                    f"rank {self._rank} has been at it for {waited_s:.0f} s: {self.activity}. {self.describe_others()}"
-                )
+                line = f"rank {self._rank} is still {self.activity} after {waited_s:.0f} s. {self.describe_others()}"
                 # Activities name samples, whose ids may hold control characters.
                 print(f"warning: {escape_controls(line)}", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback(sys.stderr)
@@ -191,11 +188,11 @@ class Heartbeat(threading.Thread):
             try:
                 # `get` would wait for a key that was never written.
                 if not self._store.check([f"heartbeat/{rank}"]):
-                    descriptions.append(f"rank {rank} has never been heard of")
+                    descriptions.append(f"rank {rank} has not reported yet")
                     continue
                 entry = json.loads(self._store.get(f"heartbeat/{rank}"))
             except dist.DistError:
-                descriptions.append(f"rank {rank} cannot be asked any more")
+                descriptions.append(f"rank {rank} cannot be reached")
                 continue
             duration_s = entry["published"] - entry["since"]
             age_s = time.time() - entry["published"]
@@ -216,8 +213,8 @@ def require_single_process(command: str) -> None:
     """
     if is_launched() and int(os.environ["WORLD_SIZE"]) > 1:
         raise UserError(
-            f"{command} works in one process, and a launcher has started {os.environ['WORLD_SIZE']}; start it alone. "
-            "With rollout.engine=vllm_server it uses engines on several GPUs"
+            f"{command} works in one process, but a launcher has started {os.environ['WORLD_SIZE']}; run it without "
+            "the launcher. With rollout.engine=vllm_server it uses engines on several GPUs"
         )
 
 
@@ -225,9 +222,7 @@ def require_single_process(command: str) -> None:
 def join_ranks(options: DistributedConfig, *, force_group: bool = False) -> Iterator[Ranks]:
     """Join the ranks of this run and leave them when the block ends.
 
-    Args:
-        options: Deadlines of collectives and heartbeats.
-        force_group: Make a process group for a single process too, which DeepSpeed needs.
+    `force_group` makes a process group for a single process too, which DeepSpeed needs.
 
     Raises:
         RankLostError: a collective failed inside the block.

@@ -20,7 +20,7 @@ from mmrl.distributed.ranks import MediaOwners, Ranks, SingleProcess
 from mmrl.learner.loss import Objective, PolicyLossFn
 from mmrl.learner.metrics import Metrics, merge_updates
 from mmrl.learner.micro_batches import (
-    RankMicroBatch,
+    MicroBatch,
     add_dummy_media,
     dummy_batch,
     pack_micro_batches,
@@ -29,7 +29,7 @@ from mmrl.learner.micro_batches import (
 )
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.shared_prefix_check import check_shared_prefix, pick_check_groups
-from mmrl.learner.tokens import LossDenominators, make_token_table, select_for_loss
+from mmrl.learner.tokens import LossDenominators, make_token_table
 from mmrl.policy.batch import Batch, collate
 from mmrl.policy.expert_routing import (
     check_routes,
@@ -41,7 +41,7 @@ from mmrl.policy.expert_routing import (
 )
 from mmrl.policy.policy import Policy, TokenLogprobs
 from mmrl.policy.processor import PromptProcessor
-from mmrl.types import Experience, UserError
+from mmrl.types import Experience, FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,6 @@ class PolicyLearner:
         media.
         """
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
-        if (reference is not None) != self._objective.needs_reference:
-            found = "missing" if reference is None else "given"
-            raise ValueError(f"kl.coef {config.loss.kl.coef} and a {found} reference")
         self._policy, self._processor, self._optimizer = policy, processor, optimizer
         self._config, self._reference = config, reference
         self._ranks, self._media_owners = ranks or SingleProcess(), media_owners or MediaOwners()
@@ -100,7 +97,6 @@ class PolicyLearner:
         self._replays_engine_routes = config.loss.routing_replay == "engine"
         # A single pass over a single mini-batch has no earlier routes to replay.
         self._replays_routes = config.loss.routing_replay != "none" and config.epochs * config.mini_batches > 1
-        check_routing_replay(config.loss, policy)
         self._pack = partial(
             pack_micro_batches,
             max_groups=config.micro_batch_groups,
@@ -116,13 +112,14 @@ class PolicyLearner:
             `learner/nonfinite_updates` counts over all epochs.
 
         Raises:
-            ValueError: an advantage is not finite.
             UserError: the first shared-prefix forward differs from the plain one, or a user's policy loss does not
                 return a loss for each token.
         """
-        in_loss = select_for_loss(experiences, self._config.loss)
+        in_loss = list(experiences)
+        if self._config.loss.mask_truncated:
+            in_loss = [each for each in in_loss if each.rollout.finish_reason is not FinishReason.LENGTH]
         active = list(filter(self._objective.has_gradient, in_loss))
-        lr = self._learning_rate(step)
+        lr = learning_rate(step, total=self._config.total_steps, options=self._config.optimizer)
         no_gradient_frac = 1.0 - len(active) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
         if not active:
@@ -144,18 +141,6 @@ class PolicyLearner:
             nonfinite_updates += metrics["learner/nonfinite_updates"]
         return metrics | {"learner/nonfinite_updates": nonfinite_updates}
 
-    def _learning_rate(self, step: int) -> float:
-        options = self._config.optimizer
-        return learning_rate(
-            step,
-            total=self._config.total_steps,
-            peak=options.lr,
-            warmup=options.warmup_steps,
-            decay=options.lr_schedule,
-            final_frac=options.final_lr_frac,
-            decay_steps=options.decay_steps,
-        )
-
     def _check_shared_prefix_once(self, active: Sequence[Experience]) -> None:
         """Check the shared-prefix forward before the first update, in the first step that can reveal an error."""
         if self._shared_prefix_checked:
@@ -175,7 +160,7 @@ class PolicyLearner:
                 own = rank_micro_batches(active, self._media_owners.rank_by_digest, self._ranks, self._pack)
                 # Not over `active`: the loss is also a mean over experiences that the forward pass leaves out.
                 denominators = self._objective.count_denominators(part)
-                mini_batches.append(_MiniBatch(list(map(_MicroBatch, own)), denominators))
+                mini_batches.append(_MiniBatch(own, denominators))
         # Only the first update shows how sampler and learner differ, so its tokens must be recent enough to show it.
         mini_batches.sort(key=_MiniBatch.lacks_recent_tokens)
         return mini_batches
@@ -185,7 +170,7 @@ class PolicyLearner:
         """Score mini-batches before the first update of the step. Collective under ZeRO-3, as any forward is."""
         for micro_batch in chain.from_iterable(mini_batch.micro_batches for mini_batch in mini_batches):
             self._ranks.set_activity("recomputing old log-probs")
-            self._forward(micro_batch, self._build_batch(micro_batch.content))
+            self._forward(micro_batch, self._build_batch(micro_batch))
 
     def _update(self, mini_batch: _MiniBatch, *, step: int, lr: float, is_first: bool) -> Metrics:
         """Make one pass over a mini-batch and one update; return its metrics over all ranks.
@@ -196,8 +181,8 @@ class PolicyLearner:
         routing_sums = []
         for micro_batch in mini_batch.micro_batches:
             # One at a time: the patches of a whole mini-batch would fill the memory.
-            batch = self._build_batch(micro_batch.content)
-            sample_ids = ", ".join(group[0].rollout.prompt.sample.id for group in micro_batch.content.groups)
+            batch = self._build_batch(micro_batch)
+            sample_ids = ", ".join(group[0].rollout.prompt.sample.id for group in micro_batch.groups)
             self._ranks.set_activity(f"learning from {sample_ids or 'a dummy'}")
             loss, metrics = self._compute_loss(
                 micro_batch, batch, mini_batch.denominators, step=step, is_first=is_first
@@ -223,17 +208,17 @@ class PolicyLearner:
         return all_metrics
 
     def _compute_loss(
-        self, micro_batch: _MicroBatch, batch: Batch, denominators: LossDenominators, *, step: int, is_first: bool
+        self, micro_batch: MicroBatch, batch: Batch, denominators: LossDenominators, *, step: int, is_first: bool
     ) -> tuple[torch.Tensor, Metrics]:
         """Return the share of a micro-batch in the loss and the metrics of an update. Collective under ZeRO-3."""
         scores = self._forward(micro_batch, batch)
         self._score_reference(micro_batch, batch)
-        if not micro_batch.content.groups:
+        if not micro_batch.groups:
             # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
             return scores.logprobs_N.sum(), Metrics()
         assert micro_batch.recomputed_logprobs_N is not None  # set by `_forward`
         tokens = make_token_table(
-            list(chain.from_iterable(micro_batch.content.groups)),
+            list(chain.from_iterable(micro_batch.groups)),
             self._config.loss,
             current_logprobs_N=scores.logprobs_N,
             entropies_N=scores.entropies_N,
@@ -245,7 +230,7 @@ class PolicyLearner:
             metrics.merge(self._compare_routes(batch.engine_routes_XTK))
         return loss, metrics
 
-    def _forward(self, micro_batch: _MicroBatch, batch: Batch) -> TokenLogprobs:
+    def _forward(self, micro_batch: MicroBatch, batch: Batch) -> TokenLogprobs:
         """Score a micro-batch, and keep what its later passes in this step compare with or replay."""
         routes_XTK = batch.engine_routes_XTK if micro_batch.routes_XTK is None else micro_batch.routes_XTK
         scores = self._policy.compute_logprobs(batch, routes_XTK)
@@ -256,7 +241,7 @@ class PolicyLearner:
         return scores
 
     @torch.no_grad()
-    def _score_reference(self, micro_batch: _MicroBatch, batch: Batch) -> None:
+    def _score_reference(self, micro_batch: MicroBatch, batch: Batch) -> None:
         """Score a micro-batch under the reference, once a step; do nothing without a KL penalty."""
         if self._reference is not None and micro_batch.reference_logprobs_N is None:
             micro_batch.reference_logprobs_N = self._reference.compute_logprobs(batch).logprobs_N
@@ -279,7 +264,7 @@ class PolicyLearner:
         metrics.mean("policy/router_margin", summary.margin, scored_tokens)
         return metrics
 
-    def _build_batch(self, micro_batch: RankMicroBatch) -> Batch:
+    def _build_batch(self, micro_batch: MicroBatch) -> Batch:
         """Return the tensors of a micro-batch, with dummy media where other ranks have media and this one has none.
 
         It has routes of the engine only if these are replayed.
@@ -306,38 +291,11 @@ class PolicyLearner:
         return add_dummy_media(batch, processor.placeholders, images=images, videos=videos)
 
 
-def check_routing_replay(loss: LossConfig, policy: Policy) -> None:
-    """Check that a model whose routes are to be replayed has any.
-
-    Raises:
-        UserError: it has no experts.
-    """
-    if loss.routing_replay != "none" and not policy.routers:
-        raise UserError(f"loss.routing_replay: this {policy.family.model_type} has no experts; leave it out")
-
-
-@dataclass(slots=True)
-class _MicroBatch:
-    """A micro-batch of this rank, and what the first of its passes in a step computes for the later ones."""
-
-    content: RankMicroBatch
-    recomputed_logprobs_N: torch.Tensor | None = None
-    """Log-probs under the policy before the first update of the step, float32.
-
-    `_recompute_logprobs` computes them if the loss needs them. Otherwise they are those of the first pass in `_update`;
-    other mini-batches may have been trained on by then, and nothing reads them.
-    """
-    reference_logprobs_N: torch.Tensor | None = None
-    """Log-probs under the reference, float32; None without a KL penalty."""
-    routes_XTK: torch.Tensor | None = None
-    """Experts of each token in the first pass, int16; None if later passes do not replay them."""
-
-
 @dataclass(frozen=True, slots=True)
 class _MiniBatch:
     """The part of a step that one update trains on."""
 
-    micro_batches: Sequence[_MicroBatch]
+    micro_batches: Sequence[MicroBatch]
     """Those of this rank."""
     denominators: LossDenominators
     """Counts over all ranks."""

@@ -9,6 +9,7 @@ Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`, S 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,21 +22,14 @@ from mmrl.algo.losses import (
     cispo,
     clipped_surrogate,
     coefficient,
+    correction_weights,
     estimate_kl,
     importance_ratios,
-    mask_weights,
-    response_sums,
     suffix_sums,
-    truncate_weights,
 )
 from mmrl.config.schema import CustomPolicyLossConfig, LossConfig
 from mmrl.learner.metrics import Metrics, find_worst_token, measure_sampler, measure_tokens
-from mmrl.learner.tokens import (
-    LossDenominators,
-    TokenTable,
-    count_denominators,
-    iter_trained_tokens,
-)
+from mmrl.learner.tokens import LossDenominators, TokenTable, iter_trained_tokens
 from mmrl.types import Author, Experience, UserError
 from mmrl.utils.plugins import load_plugin
 
@@ -54,8 +48,6 @@ class Objective:
 
         `policy_loss_fn` comes from `load_policy_loss`.
         """
-        if isinstance(options.policy_loss, CustomPolicyLossConfig) != (policy_loss_fn is not None):
-            raise ValueError(f"loss.policy_loss is {options.policy_loss!r}, but its function is {policy_loss_fn!r}")
         self._options, self._policy_loss_fn = options, policy_loss_fn
         self._coefficient = partial(coefficient, total=total_steps)
         self.needs_reference = options.kl.coef > 0.0
@@ -87,7 +79,26 @@ class Objective:
 
     def count_denominators(self, experiences: Sequence[Experience]) -> LossDenominators:
         """Count what the loss and the metrics of an update over these experiences divide by."""
-        return count_denominators(experiences, self._options, self.has_gradient)
+        policy_tokens = responses = demonstration_tokens = sft_loss_tokens = 0
+        forward_tokens: Counter[int] = Counter()  # by age
+        for experience in experiences:
+            authors = {segment.author for segment in experience.rollout.segments}
+            responses += Author.POLICY in authors
+            in_forward = self.has_gradient(experience)
+            for token in iter_trained_tokens(experience, self._options):
+                is_policy = token.author is Author.POLICY
+                policy_tokens += is_policy
+                forward_tokens[token.age] += is_policy and in_forward
+                demonstration_tokens += token.author is Author.DEMONSTRATION
+                sft_loss_tokens += token.in_sft_loss
+        return LossDenominators(
+            policy_tokens=policy_tokens,
+            forward_tokens=forward_tokens.total(),
+            forward_tokens_by_age=(forward_tokens[0], forward_tokens[1]),
+            responses=responses,
+            demonstration_tokens=demonstration_tokens,
+            sft_loss_tokens=sft_loss_tokens,
+        )
 
     def __call__(
         self, tokens: TokenTable, denominators: LossDenominators, *, step: int, compare_with_sampler: bool = True
@@ -127,10 +138,11 @@ class Objective:
             # Avoids the exponential of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
             log_ratio_N = log_ratio_N.clamp(-bound, bound)
         ratio_N = importance_ratios(log_ratio_N, sampled.response_N, options.importance_ratio_level)
-        correction_N = self._rollout_correction(old_N - sampled.recorded_logprobs_N, sampled.response_N)
+        log_weight_N = old_N - sampled.recorded_logprobs_N
+        correction_N = correction_weights(log_weight_N, sampled.response_N, options.rollout_correction)
         advantage_N, penalty_N = sampled.advantages_N, torch.zeros_like(ratio_N)
         metrics = Metrics()
-        if sampled.reference_logprobs_N is not None:
+        if self.needs_reference:
             kl_N, kl_coefficient = self._reference_kl(sampled), self._coefficient(step, options=options.kl)
             metrics.mean("policy/reference_kl_nats", float(kl_N.detach().sum()) / count, count)
             if options.kl.apply_to == "reward":
@@ -209,23 +221,6 @@ class Objective:
                 )
             losses.append(loss_S)
         return torch.cat(losses)
-
-    def _rollout_correction(self, log_weight_N: Tensor, response_N: Tensor) -> Tensor:
-        """Return importance weights of the learner against the sampler, [N] without gradient.
-
-        `log_weight_N` are old minus recorded log-probs.
-        """
-        options = self._options.rollout_correction
-        if options.method == "none":
-            return torch.ones_like(log_weight_N)
-        # A weight carries no gradient: it corrects for tokens that are already sampled.
-        log_weight_N = log_weight_N.detach()
-        if options.level == "sequence":
-            log_weight_N = response_sums(log_weight_N, response_N)
-        weight_N = log_weight_N.exp()
-        if options.method == "tis":
-            return truncate_weights(weight_N, options.high)
-        return mask_weights(weight_N, options.low, options.high)
 
 
 def load_policy_loss(options: LossConfig, base_dir: Path) -> PolicyLossFn | None:

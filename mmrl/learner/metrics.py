@@ -17,12 +17,6 @@ from mmrl.config.schema import LossConfig
 from mmrl.learner.tokens import LossDenominators, TokenTable
 from mmrl.types import WorstToken
 
-LOGPROB_DIFF_MEANS = ("rollout/logprob_diff_mean", "rollout/stale_logprob_diff_mean")
-"""Mean differences of sampler and learner, over tokens of the current policy version and of the one before.
-
-Before the first update the former come from the rollout engine alone; the latter also contain one step's learning.
-"""
-
 
 class _Metric(NamedTuple):
     kind: Literal["sum", "mean", "ratio", "max", "min"]
@@ -152,14 +146,19 @@ def measure_tokens(
 
 
 def measure_sampler(sampled: TokenTable, denominators: LossDenominators) -> Metrics:
-    """Return how far the learner's log-probs are from those that the sampler recorded, in nats."""
+    """Return how far the learner's log-probs are from those that the sampler recorded, in nats.
+
+    Before the first update, differences of tokens of the current policy version come from the rollout engine alone.
+    Those of the version before also contain one step's learning.
+    """
     difference_N = (sampled.current_logprobs_N.detach() - sampled.recorded_logprobs_N).abs()
     metrics = Metrics()
+    names = ("rollout/logprob_diff_mean", "rollout/stale_logprob_diff_mean")
     for age, count in enumerate(denominators.forward_tokens_by_age):
         if count:
             share = float(difference_N.where(sampled.age_N == age, 0.0).sum()) / count
             # A sum, because a step measures this in its first update alone: there is no mean over updates.
-            metrics.sum(LOGPROB_DIFF_MEANS[age], share)
+            metrics.sum(names[age], share)
     if any(denominators.forward_tokens_by_age):
         worst = find_worst_token(difference_N.where(sampled.age_N <= 1, 0.0), sampled)
         metrics.max("rollout/logprob_diff_max", worst)
@@ -172,7 +171,6 @@ def find_worst_token(values_N: Tensor, tokens: TokenTable) -> WorstToken:
     # One transfer from the device, not two.
     value, response = torch.stack([values_N[index], tokens.response_N[index].to(values_N)]).tolist()
     rollout = tokens.experiences[int(response)].rollout
-    sample = rollout.prompt.sample
     worst = WorstToken(value)
-    worst.owner = f"rollout {rollout.index} of {sample.modality} sample {sample.id}"
+    worst.owner = f"rollout {rollout.index} of {rollout.prompt.sample.modality} sample {rollout.prompt.sample.id}"
     return worst

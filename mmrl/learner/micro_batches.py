@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 
 import torch
 from torch.nn import functional as F
@@ -19,18 +20,27 @@ from mmrl.types import Experience, ImageRef, VideoRef
 
 ExperienceGroups = Sequence[Sequence[Experience]]
 """Experiences of a micro-batch, in groups of one prompt each."""
-PackFn = Callable[[Sequence[Experience]], Sequence[ExperienceGroups]]
-"""Cuts experiences into micro-batches."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankMicroBatch:
-    """One micro-batch of this rank, and the media of the micro-batches that other ranks run at the same time."""
+@dataclass(slots=True)
+class MicroBatch:
+    """A micro-batch of this rank, and what the first of its passes in a step computes for the later ones."""
 
     groups: ExperienceGroups
     """Empty where other ranks have more micro-batches than this one."""
     any_rank_has_images: bool
+    """True if this micro-batch, or one that another rank runs at the same time, has an image."""
     any_rank_has_videos: bool
+    recomputed_logprobs_N: torch.Tensor | None = None
+    """Log-probs under the policy before the first update of the step, float32, if the loss needs them.
+
+    Otherwise they are those of the first pass; other mini-batches may have been trained on by then, and nothing reads
+    them.
+    """
+    reference_logprobs_N: torch.Tensor | None = None
+    """Log-probs under the reference, float32; None without a KL penalty."""
+    routes_XTK: torch.Tensor | None = None
+    """Experts of each token in the first pass, int16; None if later passes do not replay them."""
 
 
 def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> list[list[Experience]]:
@@ -45,30 +55,25 @@ def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> li
 
 
 def rank_micro_batches(
-    experiences: Sequence[Experience], rank_by_digest: Mapping[str, int], ranks: Ranks, pack: PackFn
-) -> list[RankMicroBatch]:
+    experiences: Sequence[Experience],
+    rank_by_digest: Mapping[str, int],
+    ranks: Ranks,
+    pack: Callable[[Sequence[Experience]], Sequence[ExperienceGroups]],
+) -> list[MicroBatch]:
     """Return the micro-batches of this rank, as many as any rank has.
 
-    `experiences` are those of all ranks. `rank_by_digest` tells which rank holds the images and videos of a prompt.
+    `experiences` are those of all ranks; `pack` cuts those of one rank into micro-batches. `rank_by_digest` tells which
+    rank holds the images and videos of a prompt.
     """
     # Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks, so all must run equally many passes
     # through the same layers, including those of the vision tower.
     by_rank = list(map(pack, assign_to_ranks(experiences, rank_by_digest, ranks.size)))
     micro_batches = []
-    for index in range(max(map(len, by_rank))):
-        concurrent: list[ExperienceGroups] = [own[index] if index < len(own) else () for own in by_rank]
+    for concurrent in zip_longest(*by_rank, fillvalue=()):
         media_types: set[type] = set()
-        for groups in concurrent:
-            for group in groups:
-                for experience in group:
-                    media_types.update(map(type, experience.rollout.media))
-        micro_batches.append(
-            RankMicroBatch(
-                groups=concurrent[ranks.rank],
-                any_rank_has_images=ImageRef in media_types,
-                any_rank_has_videos=VideoRef in media_types,
-            )
-        )
+        for experience in chain.from_iterable(chain.from_iterable(concurrent)):
+            media_types.update(map(type, experience.rollout.media))
+        micro_batches.append(MicroBatch(concurrent[ranks.rank], ImageRef in media_types, VideoRef in media_types))
     return micro_batches
 
 
@@ -132,15 +137,13 @@ def add_dummy_media(batch: Batch, placeholders: Placeholders, *, images: bool, v
     """Return the batch with a dummy image if `images` and it has none, and likewise a dummy video."""
     # Each dummy is a separate sequence of one untrained placeholder, so it changes no other sequence and, except for
     # rounding, no gradient.
-    media = batch.media
-    merge_size = placeholders.merge_size
+    media, merge_size = batch.media, placeholders.merge_size
+    patches = torch.zeros(merge_size**2, media.image_patches_MD.shape[1])
     grid = torch.tensor([[1, merge_size, merge_size]])
     if images and not media.image_keys:
-        patches = torch.zeros(merge_size**2, media.image_patches_MD.shape[1])
         media = replace(media, image_patches_MD=patches, image_grids_I3=grid, image_keys=("dummy:image",))
         batch = _append_dummy_token(batch, placeholders.image_id, token_type=1)
     if videos and not media.video_keys:
-        patches = torch.zeros(merge_size**2, media.video_patches_MD.shape[1])
         media = replace(media, video_patches_MD=patches, video_grids_V3=grid, video_keys=("dummy:video",))
         batch = _append_dummy_token(batch, placeholders.video_id, token_type=2)
     return replace(batch, media=media)

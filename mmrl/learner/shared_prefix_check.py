@@ -29,23 +29,12 @@ class ForwardDifference(NamedTuple):
     gradient: float
     """Norm of the difference of the gradients, relative to the norm of the second."""
 
-    def within(self, bound: ForwardDifference) -> bool:
-        """Return True if neither exceeds its bound; a NaN does."""
-        return self.logprobs <= bound.logprobs and self.gradient <= bound.gradient
-
-
-_RECURRENT_ADVICE = (
-    ", which runs each response after its own copy of the prompt and does not fork the recurrent state; or, if "
-    "flash-linear-attention computes the recurrent layers, uninstall it or install another version"
-)
 
 TOLERANCES = {
     torch.float32: ForwardDifference(logprobs=1e-4, gradient=1e-3),
     torch.bfloat16: ForwardDifference(logprobs=0.1, gradient=0.1),
 }
 """Largest differences that rounding explains, by the data type of the model."""
-_RECURRENT_TOLERANCE = ForwardDifference(logprobs=0.1, gradient=0.5)
-"""The same for recurrent layers in bfloat16, where rounding changes half of the gradient."""
 
 
 def pick_check_groups(experiences: Sequence[Experience]) -> list[list[Experience]]:
@@ -87,11 +76,17 @@ def check_shared_prefix(
     finally:
         for module, rate in rates.items():
             module.p = rate
-    bound = TOLERANCES[policy.model.dtype]
-    if policy.family.has_recurrent_layers and policy.model.dtype == torch.bfloat16:
-        bound = _RECURRENT_TOLERANCE
-    if not found.within(bound):
-        advice = _RECURRENT_ADVICE if policy.family.has_recurrent_layers else ""
+    bound, advice = TOLERANCES[policy.model.dtype], ""
+    if policy.family.has_recurrent_layers:
+        advice = (
+            ", which runs each response after its own copy of the prompt and does not fork the recurrent state; or, if "
+            "flash-linear-attention computes the recurrent layers, uninstall it or install another version"
+        )
+        if policy.model.dtype == torch.bfloat16:
+            # Rounding changes half of the gradient of recurrent layers in bfloat16.
+            bound = ForwardDifference(logprobs=0.1, gradient=0.5)
+    # Not `any exceeds`: a NaN is neither above nor below a bound.
+    if not (found.logprobs <= bound.logprobs and found.gradient <= bound.gradient):
         raise UserError(
             f"shared_prefix: on sample {groups[0][0].rollout.prompt.sample.id} it differs from the plain forward by "
             f"{found.logprobs:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logprobs:g} and "

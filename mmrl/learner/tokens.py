@@ -5,18 +5,16 @@ Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from math import isfinite
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mmrl.config.schema import LossConfig
-from mmrl.types import TRAINED_AUTHORS, Author, Experience, FinishReason
+from mmrl.types import TRAINED_AUTHORS, Author, Experience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,48 +89,6 @@ class LossDenominators(NamedTuple):
     demonstration_tokens: int
     sft_loss_tokens: int
     """Tokens sampled by the policy that `loss.sft_loss` trains on."""
-
-
-def select_for_loss(experiences: Sequence[Experience], options: LossConfig) -> list[Experience]:
-    """Return the experiences that enter the loss and its denominators: all, or all but truncated ones.
-
-    Raises:
-        ValueError: an advantage is not finite.
-    """
-    for experience in experiences:
-        if not isfinite(experience.advantage):
-            rollout = experience.rollout
-            owner = f"sample {rollout.prompt.sample.id}, rollout {rollout.index}"
-            raise ValueError(f"{owner}: advantage {experience.advantage} is not finite")
-    if not options.mask_truncated:
-        return list(experiences)
-    return [experience for experience in experiences if experience.rollout.finish_reason is not FinishReason.LENGTH]
-
-
-def count_denominators(
-    experiences: Sequence[Experience], options: LossConfig, has_gradient: Callable[[Experience], bool]
-) -> LossDenominators:
-    """Count what loss and metrics of an update divide by. `has_gradient` is that of the `Objective`."""
-    policy_tokens = responses = demonstration_tokens = sft_loss_tokens = 0
-    forward_tokens: Counter[int] = Counter()  # by age
-    for experience in experiences:
-        authors = {segment.author for segment in experience.rollout.segments}
-        responses += Author.POLICY in authors
-        in_forward = has_gradient(experience)
-        for token in iter_trained_tokens(experience, options):
-            is_policy = token.author is Author.POLICY
-            policy_tokens += is_policy
-            forward_tokens[token.age] += is_policy and in_forward
-            demonstration_tokens += token.author is Author.DEMONSTRATION
-            sft_loss_tokens += token.in_sft_loss
-    return LossDenominators(
-        policy_tokens=policy_tokens,
-        forward_tokens=forward_tokens.total(),
-        forward_tokens_by_age=(forward_tokens[0], forward_tokens[1]),
-        responses=responses,
-        demonstration_tokens=demonstration_tokens,
-        sft_loss_tokens=sft_loss_tokens,
-    )
 
 
 def make_token_table(

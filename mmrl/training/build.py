@@ -23,7 +23,6 @@ from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import DatasetLoader, DataSplits
 from mmrl.data.stage_data import StageData
 from mmrl.distributed.ranks import Ranks
-from mmrl.learner.learner import check_routing_replay
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.media.cache import MediaCache
@@ -55,7 +54,7 @@ from mmrl.scoring import RewardFunctionScorer, registry
 from mmrl.scoring.build import check_group_rewards, isolate_group_rewards
 from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.training.functions import Functions
-from mmrl.types import DatasetContext, SamplingParams
+from mmrl.types import DatasetContext, SamplingParams, UserError
 from mmrl.utils.seeds import derive_seed
 from mmrl.utils.torch_threads import set_thread_count
 
@@ -330,8 +329,8 @@ def check_rollout_steps(
 ) -> None:
     """Refuse rollout steps that cannot run, before anything is trained."""
     for owner in configs_with_rollout_steps(config):
-        if isinstance(owner, RlStage):
-            check_routing_replay(owner.loss, policy)
+        if isinstance(owner, RlStage) and owner.loss.routing_replay != "none" and not policy.routers:
+            raise UserError(f"loss.routing_replay: this {policy.family.model_type} has no experts; leave it out")
         check_triggers(owner.rollout_steps, processor, banned_token_ids)
 
 

@@ -1,22 +1,22 @@
-"""A low-rank adapter against dense weights: the same law, the same gradients, and nothing at all when it is new."""
+"""A low-rank adapter against dense weights: equal log-probs and gradients, and no effect when it is new."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
+from learning import make_off_policy_experiences, perturbed_copy, relative_difference, step_gradient
 from peft import PeftModel
 from rounding import GRADIENTS, LOGPROBS
-from test_gradients import FAMILIES, difference, experiences, gradient
 from torch import nn
 
 from mmrl.config.schema import LoraConfig, OptimizerConfig
 from mmrl.learner.optimizer_torch import TorchOptimizer
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.build import enable_gradient_checkpointing
-from mmrl.policy.families import FAMILIES as KNOWN
-from mmrl.policy.families import get_family
+from mmrl.policy.families import FAMILIES, get_family
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
 from mmrl.types import UserError
@@ -34,7 +34,7 @@ def everywhere(family, variant="lora"):
     targets = [target for target in EVERYWHERE if (family, target) != ("qwen3_vl_moe", "language.mlp")]
     # peft knows no DoRA of a fused parameter.
     if variant != "dora":
-        targets += KNOWN[family].lora_parameters
+        targets += FAMILIES[family].lora_parameters
     return LoraConfig(**VARIANTS[variant], targets=tuple(targets))
 
 
@@ -46,7 +46,7 @@ def adapted(tiny, lora, *, learned=True):
         with torch.no_grad():
             for parameter in (p for p in tiny.policy.model.parameters() if p.requires_grad):
                 parameter.add_(0.1 * parameter.std() + 0.02 * torch.randn(parameter.shape, generator=generator))
-    return type(tiny)(Policy(tiny.policy.model), tiny.processor, tiny.samples, tiny.params), adapter
+    return replace(tiny, policy=Policy(tiny.policy.model)), adapter
 
 
 def layers(model):
@@ -85,11 +85,11 @@ def densified(tiny, lora):
     with torch.no_grad():
         for name, layer in own.items():
             plain.get_parameter(adapted_name(name, layer)).copy_(dense_weight(layer, lora))
-    return type(tiny)(Policy(plain), tiny.processor, tiny.samples, tiny.params), own
+    return replace(tiny, policy=Policy(plain)), own
 
 
-def scores(policy, tiny, trained_on):
-    batch = collate(group_by_prompt(trained_on), tiny.processor, pad_id=tiny.eos_id)
+def scores(policy, tiny, experiences):
+    batch = collate(group_by_prompt(experiences), tiny.processor, pad_id=tiny.eos_id)
     with torch.no_grad():
         return policy.compute_logprobs(batch).logprobs_N
 
@@ -120,10 +120,10 @@ def test_targets_are_all_linear_layers_of_their_roles(make_tiny, family):
 def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(make_tiny, family, variant):
     lora = everywhere(family, variant)
     tiny, _ = adapted(make_tiny(family), lora)
-    trained_on = experiences(tiny, group_size=2)
-    metrics, ours = gradient(tiny, trained_on)
+    experiences = make_off_policy_experiences(tiny, group_size=2)
+    metrics, ours = step_gradient(tiny, experiences)
     plain, own = densified(tiny, lora)
-    expected, dense = gradient(plain, trained_on)
+    expected, dense = step_gradient(plain, experiences)
     assert metrics["learner/loss"] == pytest.approx(expected["learner/loss"], rel=1e-4)
     theirs = {}
     for name, layer in own.items():
@@ -132,50 +132,37 @@ def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(make_tiny, f
         gradients = torch.autograd.grad(dense_weight(layer, lora), factors.values(), dense[adapted_name(name, layer)])
         theirs |= {f"{name}.{factor}": slope for factor, slope in zip(factors, gradients, strict=True)}
     assert {tiny.policy.family.component_of(name) for name in ours} == {"vision", "projector", "language"}
-    assert difference(theirs, ours) < GRADIENTS
+    assert relative_difference(theirs, ours) < GRADIENTS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputing(make_tiny, family):
     tiny, _ = adapted(make_tiny(family), everywhere(family))
-    trained_on = experiences(tiny)
-    metrics, whole = gradient(tiny, trained_on, kl_coef=0.1)
+    experiences = make_off_policy_experiences(tiny)
+    penalty = {"kl": {"coef": 0.1}, "reference": perturbed_copy(tiny.policy)}
+    metrics, whole = step_gradient(tiny, experiences, **penalty)
     assert metrics["policy/reference_kl_nats"] > 0
-    _, plain = gradient(tiny, trained_on, shared_prefix=False, micro_batch=2, kl_coef=0.1)
-    assert difference(whole, plain) < GRADIENTS
+    _, plain = step_gradient(tiny, experiences, shared_prefix=False, micro_batch_groups=2, **penalty)
+    assert relative_difference(whole, plain) < GRADIENTS
     enable_gradient_checkpointing(tiny.policy.model, ("vision", "language"))
-    _, recomputed = gradient(tiny, trained_on, kl_coef=0.1)
-    assert difference(whole, recomputed) < GRADIENTS
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("target", ["language.attention", "vision.mlp"])
-def test_recomputed_activations_reach_an_adapter_beneath_frozen_weights(make_tiny, family, target):
-    """Inputs of the recomputed blocks need no gradient, as all embeddings are frozen."""
-    tiny, _ = adapted(make_tiny(family), LoraConfig(targets=(target,)))
-    trained_on = experiences(tiny, group_size=2)
-    _, kept = gradient(tiny, trained_on)
-    enable_gradient_checkpointing(tiny.policy.model, ("vision", "language"))
-    _, recomputed = gradient(tiny, trained_on)
-    assert len(kept) == len(tiny.policy.trained)
-    assert all(slope.any() for slope in kept.values())
-    assert difference(kept, recomputed) < GRADIENTS
+    _, recomputed = step_gradient(tiny, experiences, **penalty)
+    assert relative_difference(whole, recomputed) < GRADIENTS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_without_its_adapter_the_policy_is_the_base_model(make_tiny, family, variant):
     base = make_tiny(family)
-    trained_on = experiences(base, group_size=2)
-    expected = scores(base.policy, base, trained_on)
+    experiences = make_off_policy_experiences(base, group_size=2)
+    expected = scores(base.policy, base, experiences)
     new, _ = adapted(make_tiny(family), everywhere(family, variant), learned=False)
-    torch.testing.assert_close(scores(new.policy, new, trained_on), expected, rtol=0, atol=LOGPROBS)
+    torch.testing.assert_close(scores(new.policy, new, experiences), expected, rtol=0, atol=LOGPROBS)
     tiny, _ = adapted(make_tiny(family), everywhere(family, variant))
     off = tiny.policy.without_adapter()
-    torch.testing.assert_close(scores(off, tiny, trained_on), expected, rtol=0, atol=LOGPROBS)
-    assert (scores(tiny.policy, tiny, trained_on) - expected).abs().max() > 1e-2
+    torch.testing.assert_close(scores(off, tiny, experiences), expected, rtol=0, atol=LOGPROBS)
+    assert (scores(tiny.policy, tiny, experiences) - expected).abs().max() > 1e-2
     own = set(map(id, tiny.policy.model.parameters()))
-    assert {id(parameter) for parameter in off.model.parameters()} < own  # it has no weight to itself
+    assert {id(parameter) for parameter in off.model.parameters()} < own  # it shares all of its weights
 
 
 @pytest.mark.parametrize("freeze", [(), ("vision", "projector")])
@@ -184,46 +171,46 @@ def test_a_reference_shares_what_is_frozen_and_stays_when_the_policy_moves(make_
     tiny = make_tiny()
     if lora:
         tiny, _ = adapted(tiny, lora)
-    tiny = type(tiny)(Policy(tiny.policy.model, freeze=freeze), tiny.processor, tiny.samples, tiny.params)
-    trained_on = experiences(tiny, group_size=2)
-    reference, before = tiny.policy.frozen_copy(), scores(tiny.policy, tiny, trained_on)
+    tiny = replace(tiny, policy=Policy(tiny.policy.model, freeze=freeze))
+    experiences = make_off_policy_experiences(tiny, group_size=2)
+    reference, before = tiny.policy.frozen_copy(), scores(tiny.policy, tiny, experiences)
     given = {name: id(parameter) for name, parameter in tiny.policy.frozen.items()}
     assert {name: id(parameter) for name, parameter in reference.frozen.items()} == given
     assert reference.trained.keys() == tiny.policy.trained.keys()
     assert not {id(p) for p in reference.trained.values()} & {id(p) for p in tiny.policy.trained.values()}
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
-    gradient(tiny, trained_on)
+    step_gradient(tiny, experiences)
     optimizer = TorchOptimizer(tiny.policy.trained_by_component, OptimizerConfig(lr=0.01))
     optimizer.update(0.01)
-    assert (scores(tiny.policy, tiny, trained_on) - before).abs().max() > 1e-2
-    assert torch.equal(scores(reference, tiny, trained_on), before)
+    assert (scores(tiny.policy, tiny, experiences) - before).abs().max() > 1e-2
+    assert torch.equal(scores(reference, tiny, experiences), before)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_merged_weights_and_the_adapter_alone_say_the_same(make_tiny, family, variant, tmp_path):
+def test_merged_weights_and_a_loaded_adapter_give_the_same_log_probs(make_tiny, family, variant, tmp_path):
     tiny, adapter = adapted(make_tiny(family), everywhere(family, variant))
-    trained_on = experiences(tiny, group_size=2)
-    expected = scores(tiny.policy, tiny, trained_on)
+    experiences = make_off_policy_experiences(tiny, group_size=2)
+    expected = scores(tiny.policy, tiny, experiences)
     adapter.save_pretrained(tmp_path)
     again = PeftModel.from_pretrained(make_tiny(family).policy.model, str(tmp_path))
     loaded = Policy(again.get_base_model())
-    torch.testing.assert_close(scores(loaded, tiny, trained_on), expected, rtol=0, atol=LOGPROBS)
+    torch.testing.assert_close(scores(loaded, tiny, experiences), expected, rtol=0, atol=LOGPROBS)
     adapter.merge()
     assert not layers(tiny.policy.model)
-    torch.testing.assert_close(scores(tiny.policy, tiny, trained_on), expected, rtol=0, atol=LOGPROBS)
+    torch.testing.assert_close(scores(tiny.policy, tiny, experiences), expected, rtol=0, atol=LOGPROBS)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])
 def test_an_adapter_of_experts_alone_learns_and_is_merged(make_tiny, family):
     tiny, adapter = adapted(make_tiny(family), LoraConfig(rank=2, targets=("language.experts",)))
-    trained_on = experiences(tiny, group_size=2)
-    expected = scores(tiny.policy, tiny, trained_on)
-    _, learned = gradient(tiny, trained_on)
+    experiences = make_off_policy_experiences(tiny, group_size=2)
+    expected = scores(tiny.policy, tiny, experiences)
+    _, learned = step_gradient(tiny, experiences)
     assert learned and all(".experts." in name for name in learned)
     assert all(own.any() for own in learned.values())
     adapter.merge()
-    torch.testing.assert_close(scores(tiny.policy, tiny, trained_on), expected, rtol=0, atol=LOGPROBS)
+    torch.testing.assert_close(scores(tiny.policy, tiny, experiences), expected, rtol=0, atol=LOGPROBS)
 
 
 def test_an_adapter_depends_on_its_seed_alone_and_stays_float32(make_tiny):
@@ -242,12 +229,12 @@ def test_an_adapter_depends_on_its_seed_alone_and_stays_float32(make_tiny):
     assert {parameter.dtype for parameter in narrow.values()} == {torch.float32}
 
 
-def test_dropout_is_for_learning_alone(make_tiny):
+def test_dropout_is_for_training_alone(make_tiny):
     tiny, _ = adapted(make_tiny(), LoraConfig(dropout=0.5))
-    trained_on = experiences(tiny, group_size=2)
-    assert torch.equal(scores(tiny.policy, tiny, trained_on), scores(tiny.policy, tiny, trained_on))
-    (_, one), (_, two) = gradient(tiny, trained_on), gradient(tiny, trained_on)
-    assert difference(one, two) > 1e-2
+    experiences = make_off_policy_experiences(tiny, group_size=2)
+    assert torch.equal(scores(tiny.policy, tiny, experiences), scores(tiny.policy, tiny, experiences))
+    (_, one), (_, two) = step_gradient(tiny, experiences), step_gradient(tiny, experiences)
+    assert relative_difference(one, two) > 1e-2
 
 
 def test_a_target_that_the_model_does_not_have_is_refused(make_tiny):
@@ -256,7 +243,7 @@ def test_a_target_that_the_model_does_not_have_is_refused(make_tiny):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_left_to_the_family_an_adapter_is_on_layers_that_every_token_passes(make_tiny, family):
+def test_by_default_an_adapter_is_on_layers_that_every_token_passes(make_tiny, family):
     model = make_tiny(family).policy.model
     LoraAdapter(model, LoraConfig(), seed=0)
     names = list(layers(model))

@@ -1,4 +1,4 @@
-"""The gradient of a step depends on what is learned, not on how it is cut into batches; and it is the right one."""
+"""The gradient of a step does not depend on how it is cut into batches, and it is the right one."""
 
 from __future__ import annotations
 
@@ -6,166 +6,83 @@ from dataclasses import replace
 
 import pytest
 import torch
+from learning import (
+    cut_response,
+    gradients_of,
+    make_off_policy_experiences,
+    perturbed_copy,
+    relative_difference,
+    replace_segments,
+    step_gradient,
+)
 from rounding import GRADIENTS
 
-from mmrl.config.schema import KlConfig, LossConfig, OptimizerConfig
-from mmrl.learner.learner import LearnerConfig, PolicyLearner
 from mmrl.policy.families import FAMILIES
 from mmrl.types import Author, Experience, ImageRef, Segment, VideoRef
 
 
-class Accumulate:
-    """An optimizer that keeps the gradient and leaves the weights alone."""
-
-    def backward(self, loss, *, last):
-        loss.backward()
-
-    def update(self, lr):
-        return {}
-
-
-def experiences(tiny, group_size=4, teacher=False, sampler=None):
-    """Rollouts whose behaviour policy differs a little from the current one, so that ratios are not 1."""
-    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:5]]
-    made = []
-    sampler = sampler or tiny.sampler()
-    for g, group in enumerate(sampler.generate(prompts, group_size, tiny.params, step=0)):
-        for i, rollout in enumerate(group):
-            (segment,) = rollout.segments
-            moved = tuple(logp + 0.15 * ((7 * i + 3 * t + g) % 5 - 2) for t, logp in enumerate(segment.logprobs))
-            older = replace(rollout, segments=(replace(segment, logprobs=moved),))
-            made.append(Experience(rollout=older, advantage=(i - 1.2) * (g + 1) / 3))
-    if teacher:
-        lessons = [tiny.processor.build_demonstration(prompt, prompt.sample.target) for prompt in prompts]
-        made += [Experience(rollout=replace(lesson, sampling_params=tiny.params), advantage=0.0) for lesson in lessons]
-    return made
+def check_cuts(tiny, experiences, cuts, **options):
+    """Compare the gradient and the metrics of a step with those of the same step cut otherwise; return the metrics."""
+    metrics, whole = step_gradient(tiny, experiences, **options)
+    for cut in cuts:
+        cut_metrics, parts = step_gradient(tiny, experiences, **options, **cut)
+        assert relative_difference(parts, whole) < GRADIENTS, cut
+        assert cut_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6), cut
+    assert any("visual" in name for name in whole)
+    return metrics
 
 
-def gradient(tiny, trained_on, *, micro_batch=100, token_budget=10_000, shared_prefix=True, kl_coef=0.0, epochs=1):
-    plan = LearnerConfig(
-        loss=LossConfig(kl=KlConfig(coef=kl_coef)),
-        optimizer=OptimizerConfig(),
-        total_steps=1,
-        micro_batch_groups=micro_batch,
-        micro_batch_tokens=token_budget,
-        epochs=epochs,
-        shared_prefix=shared_prefix,
-        pad_id=tiny.eos_id,
-    )
-    reference = None
-    if kl_coef:
-        reference = tiny.policy.frozen_copy()
-        with torch.no_grad():
-            for parameter in reference.trained.values():
-                parameter.mul_(1.05)
-    tiny.policy.model.zero_grad()
-    metrics = PolicyLearner(tiny.policy, tiny.processor, Accumulate(), plan, reference).step(trained_on, step=0)
-    return metrics, {n: p.grad.clone() for n, p in tiny.policy.model.named_parameters() if p.grad is not None}
-
-
-def difference(a, b):
-    assert a.keys() == b.keys()
-    square = sum(float(((a[n] - b[n]) ** 2).sum()) for n in a)
-    return (square / sum(float((g**2).sum()) for g in a.values())) ** 0.5
-
-
-def test_odd_batches_have_one_gradient_too(make_tiny):
-    """A group of one, one of two, responses of one token and of none, a prompt without a picture among ones with."""
+def test_small_groups_and_short_responses_have_the_same_gradient_in_every_cut(make_tiny):
+    """A group of one, one of two, responses of one token and of none, a prompt without an image among others."""
     tiny = make_tiny()
-    one, _, _, _, two, other, _, _, *rest = experiences(tiny)
-    shortened = [cut(experience, tokens) for experience, tokens in zip(rest, (1, 1, 0, 2), strict=False)]
-    trained_on = [one, two, other, *shortened, *rest[4:]]
-    told, whole = gradient(tiny, trained_on)
-    for options in ({"micro_batch": 1}, {"shared_prefix": False}, {"token_budget": 1}):
-        again, parts = gradient(tiny, trained_on, **options)
-        assert difference(whole, parts) < GRADIENTS
-        assert again == pytest.approx(told, rel=1e-4, abs=1e-6)
-
-
-def cut(experience, tokens):
-    """An experience whose response ends early."""
-    (segment,) = experience.rollout.segments
-    segment = replace(segment, token_ids=segment.token_ids[:tokens], logprobs=segment.logprobs[:tokens])
-    return replace(experience, rollout=replace(experience.rollout, segments=(segment,)))
+    one, _, _, _, two, other, _, _, *rest = make_off_policy_experiences(tiny)
+    shortened = [cut_response(experience, length) for experience, length in zip(rest, (1, 1, 0, 2), strict=False)]
+    experiences = [one, two, other, *shortened, *rest[4:]]
+    check_cuts(tiny, experiences, ({"micro_batch_groups": 1}, {"shared_prefix": False}, {"micro_batch_tokens": 1}))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kl_coef", [0.0, 0.1])
 def test_gradient_does_not_depend_on_batching(make_tiny, family, kl_coef):
     tiny = make_tiny(family)
-    trained_on = experiences(tiny, teacher=True)
-    metrics, whole = gradient(tiny, trained_on, kl_coef=kl_coef)
-    assert any("visual" in name for name in whole)
+    experiences = make_off_policy_experiences(tiny, demonstrations=True)
+    cuts = [{"micro_batch_groups": groups} for groups in (1, 2, 4)]
+    cuts += [{"micro_batch_tokens": tokens} for tokens in (1, 150)]  # the second splits some groups
+    cuts += [{"micro_batch_groups": 2, "shared_prefix": False}]
+    reference = perturbed_copy(tiny.policy) if kl_coef else None
+    metrics = check_cuts(tiny, experiences, cuts, reference=reference, kl={"coef": kl_coef})
     assert metrics["policy/clip_frac"] > 0
-    for micro_batch in (1, 2, 4):
-        again, parts = gradient(tiny, trained_on, micro_batch=micro_batch, kl_coef=kl_coef)
-        assert difference(whole, parts) < GRADIENTS
-        assert again == pytest.approx(metrics, rel=1e-4, abs=1e-6)
-    for token_budget in (1, 150):  # of the second, some groups are split
-        again, parts = gradient(tiny, trained_on, token_budget=token_budget, kl_coef=kl_coef)
-        assert difference(whole, parts) < GRADIENTS
-        assert again == pytest.approx(metrics, rel=1e-4, abs=1e-6)
-    _, plain = gradient(tiny, trained_on, shared_prefix=False, micro_batch=2, kl_coef=kl_coef)
-    assert difference(whole, plain) < GRADIENTS
-
-
-def test_gradient_does_not_depend_on_order(make_tiny):
-    tiny = make_tiny()
-    trained_on = experiences(tiny)
-    _, whole = gradient(tiny, trained_on)
-    siblings = [e for start in range(0, len(trained_on), 4) for e in reversed(trained_on[start : start + 4])]
-    _, swapped = gradient(tiny, siblings)
-    _, backwards = gradient(tiny, trained_on[::-1], micro_batch=2)
-    assert difference(whole, swapped) < GRADIENTS
-    assert difference(whole, backwards) < GRADIENTS
-
-
-def test_gradient_does_not_depend_on_padding(make_tiny):
-    """One long prompt and one long response in the batch pad all others."""
-    tiny = make_tiny()
-    trained_on = experiences(tiny)
-    _, alone = gradient(tiny, trained_on, micro_batch=1, shared_prefix=False)
-    _, padded = gradient(tiny, trained_on, micro_batch=100, shared_prefix=False)
-    assert difference(alone, padded) < GRADIENTS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("rethought", [False, True], ids=["drawn at once", "continued after a trigger"])
+@pytest.mark.parametrize("rethought", [False, True], ids=["one segment", "continued after a trigger"])
 def test_loss_and_gradient_equal_a_slow_independent_version(make_tiny, family, rethought):
-    """One sequence at a time, token by token, with position ids counted out and no code of ours in between."""
+    """One sequence and one token at a time, with position ids counted out, without code of the learner."""
     tiny = make_tiny(family)
-    trained_on = experiences(tiny)
-    trained_on = [add_continuation(e) if rethought else e for e in trained_on]
-    metrics, ours = gradient(tiny, trained_on)
+    experiences = make_off_policy_experiences(tiny)
+    if rethought:
+        experiences = list(map(add_continuation, experiences))
+    metrics, ours = step_gradient(tiny, experiences)
     tiny.policy.model.zero_grad()
-    total = sum(len(s.token_ids) for e in trained_on for s in e.rollout.segments if s.author is Author.POLICY)
-    loss = sum(_slow_surrogate(tiny, experience) for experience in trained_on) / total
+    total = sum(len(s.token_ids) for e in experiences for s in e.rollout.segments if s.author is Author.POLICY)
+    loss = sum(slow_surrogate(tiny, experience) for experience in experiences) / total
     loss.backward()
-    theirs = {n: p.grad for n, p in tiny.policy.model.named_parameters() if p.grad is not None}
     assert metrics["learner/loss"] == pytest.approx(loss.item(), rel=1e-4)
-    assert difference(ours, theirs) < GRADIENTS
+    assert relative_difference(ours, gradients_of(tiny.policy)) < GRADIENTS
 
 
 def add_continuation(experience):
-    """The response cut in two, with a trigger between, the second part drawn at another temperature."""
-    rollout = experience.rollout
-    (whole,) = rollout.segments
+    """Return the response cut in two with a trigger between, the second part sampled at another temperature."""
+    (whole,) = experience.rollout.segments
     first = replace(whole, token_ids=whole.token_ids[:2], logprobs=whole.logprobs[:2])
-    second = replace(
-        whole,
-        token_ids=whole.token_ids[2:],
-        logprobs=whole.logprobs[2:],
-        sampling_params=replace(rollout.sampling_params, temperature=0.6),
-    )
-    trigger = Segment(
-        token_ids=(*first.token_ids, *first.token_ids[:1]),
-        logprobs=(0.0,) * (len(first.token_ids) + 1),
-        author=Author.FORCED,
-    )
-    return replace(experience, rollout=replace(rollout, segments=(first, trigger, second)))
+    cooler = replace(experience.rollout.sampling_params, temperature=0.6)
+    second = replace(whole, token_ids=whole.token_ids[2:], logprobs=whole.logprobs[2:], sampling_params=cooler)
+    trigger_ids = (*first.token_ids, *first.token_ids[:1])
+    trigger = Segment(token_ids=trigger_ids, logprobs=(0.0,) * len(trigger_ids), author=Author.FORCED)
+    return replace_segments(experience, first, trigger, second)
 
 
-def _slow_surrogate(tiny, experience):
+def slow_surrogate(tiny, experience):
     rollout, prompt = experience.rollout, experience.rollout.prompt
     tokens = [
         (token, logp, (segment.sampling_params or rollout.sampling_params).temperature, segment.author is Author.POLICY)
@@ -188,7 +105,7 @@ def _slow_surrogate(tiny, experience):
     logits = tiny.policy.model(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
-        position_ids=_slow_positions(tiny, ids[0].tolist(), prompt),
+        position_ids=slow_positions(tiny, ids[0].tolist(), prompt),
         mm_token_type_ids=tiny.processor.placeholders.token_types(ids),
         **media,
     ).logits[0]
@@ -205,7 +122,7 @@ def _slow_surrogate(tiny, experience):
     return loss
 
 
-def _slow_positions(tiny, ids, prompt):
+def slow_positions(tiny, ids, prompt):
     """Token by token: text stands one after the largest position so far, a patch where its time, row and column say.
 
     The clip has 4 frames in 2 seconds, so its pairs of frames are 1 second apart: 2 positions in Qwen2.5-VL.
@@ -229,12 +146,12 @@ def _slow_positions(tiny, ids, prompt):
     return torch.tensor(positions).T[:, None]
 
 
-def test_likelihood_of_a_teacher_equals_transformers_loss(make_tiny):
+def test_likelihood_of_a_demonstration_equals_the_loss_of_transformers(make_tiny):
     tiny = make_tiny()
     prompt = tiny.processor.build(tiny.samples[0])
-    lesson = tiny.processor.build_demonstration(prompt, prompt.sample.target)
-    metrics, _ = gradient(tiny, [Experience(rollout=lesson, advantage=0.0)])
-    ids = torch.tensor([[*prompt.token_ids, *lesson.segments[0].token_ids]])
+    demonstration = tiny.processor.build_demonstration(prompt, prompt.sample.target)
+    metrics, _ = step_gradient(tiny, [Experience(rollout=demonstration, advantage=0.0)])
+    ids = torch.tensor([[*prompt.token_ids, *demonstration.segments[0].token_ids]])
     labels = ids.clone()
     labels[:, : len(prompt.token_ids)] = -100
     loss = tiny.policy.model(
@@ -247,51 +164,35 @@ def test_likelihood_of_a_teacher_equals_transformers_loss(make_tiny):
     assert metrics["learner/loss"] == pytest.approx(loss.item(), rel=1e-4)
 
 
-def test_only_the_policys_own_tokens_carry_the_policy_term(make_tiny):
-    """A trigger between two segments is context, not a lesson: its log-prob has no gradient and no weight."""
+def test_rollouts_without_advantage_have_no_gradient_but_count_in_the_denominator(make_tiny):
     tiny = make_tiny()
-    prompt = tiny.processor.build(tiny.samples[0])
-    rollout = tiny.sampler().generate([prompt], 1, tiny.params, step=0)[0][0]
-    forced = Segment(token_ids=rollout.segments[0].token_ids[:3], logprobs=(0.0,) * 3, author=Author.FORCED)
-    both = replace(rollout, segments=(rollout.segments[0], forced))
-    _, without = gradient(tiny, [Experience(rollout=rollout, advantage=1.0)])
-    _, with_trigger = gradient(tiny, [Experience(rollout=both, advantage=1.0)])
-    assert difference(without, with_trigger) < GRADIENTS
-    only = replace(rollout, segments=(forced,))
-    metrics, nothing = gradient(tiny, [Experience(rollout=only, advantage=1.0)])
-    assert nothing == {}
-    assert metrics["learner/no_gradient_frac"] == 1.0
-
-
-def test_rollouts_without_advantage_are_not_run_but_count(make_tiny):
-    tiny = make_tiny()
-    trained_on = experiences(tiny)
-    idle = [replace(e, advantage=0.0) if i % 4 == 1 else e for i, e in enumerate(trained_on)]
-    metrics, skipping = gradient(tiny, idle)
+    experiences = make_off_policy_experiences(tiny)
+    experiences = [replace(e, advantage=0.0) if i % 4 == 1 else e for i, e in enumerate(experiences)]
+    active = [experience for experience in experiences if experience.advantage]
+    metrics, skipping = step_gradient(tiny, experiences)
+    active_metrics, alone = step_gradient(tiny, active)
+    num_tokens, num_active = (sum(e.rollout.num_tokens for e in own) for own in (experiences, active))
     assert metrics["learner/no_gradient_frac"] == 0.25
-    tokens = sum(e.rollout.num_tokens for e in idle)
-    active = [e for e in idle if e.advantage]
-    _, alone = gradient(tiny, active)
-    scale = sum(e.rollout.num_tokens for e in active) / tokens
-    assert difference(skipping, {n: g * scale for n, g in alone.items()}) < GRADIENTS
+    scaled = {name: gradient * num_active / num_tokens for name, gradient in alone.items()}
+    assert relative_difference(skipping, scaled) < GRADIENTS
+    # Metrics are over the tokens in the forward pass, whatever the loss divides by.
+    for name in active_metrics:
+        if name.startswith(("policy/", "rollout/")):
+            assert metrics[name] == pytest.approx(active_metrics[name], rel=1e-4), name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recomputed_activations_give_the_same_gradient(make_tiny, family):
     tiny = make_tiny(family)
-    trained_on = experiences(tiny)
+    experiences = make_off_policy_experiences(tiny)
     calls = []
     layer = tiny.policy.model.model.language_model.layers[0].mlp
     # The check at the start makes a pass without gradient first, for the routes of experts.
     layer.register_forward_pre_hook(lambda *_: calls.append(1) if torch.is_grad_enabled() else None)
-    _, kept = gradient(tiny, trained_on)
+    _, kept = step_gradient(tiny, experiences)
     once = len(calls)
     tiny.policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    _, recomputed = gradient(tiny, trained_on)
+    _, recomputed = step_gradient(tiny, experiences)
     assert len(calls) - once == 2 * once
-    assert difference(kept, recomputed) < GRADIENTS
-    assert ids_of(experiences(tiny)) == ids_of(trained_on)
-
-
-def ids_of(trained_on):
-    return [experience.rollout.segments[0].token_ids for experience in trained_on]
+    assert relative_difference(recomputed, kept) < GRADIENTS
+    assert make_off_policy_experiences(tiny) == experiences  # sampling does not change either

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
+from learning import make_off_policy_experiences
+from rank_trials import furthest, launch, same_metrics, zero
 from ranks_worker import CHUNK_ELEMENTS, Trial, TrialSet, run_trial
 from rounding import LOGPROBS
-from test_gradients import experiences
 
-from mmrl.config.schema import DeepspeedConfig, LoraConfig
+from mmrl.config.schema import LoraConfig
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy.batch import group_by_prompt
 
@@ -36,48 +31,11 @@ def silence(experiences_, kept):
     return [e if e.rollout.prompt.digest in loud else replace(e, advantage=0.0) for e in experiences_]
 
 
-def zero(stage, **options):
-    return DeepspeedConfig(zero_stage=stage, param_persistence_elements=0, **options)
-
-
-def launch(folder: Path, trial_sets: list[TrialSet], size: int) -> dict:
-    """Return the results of `size` processes to the trials of all sets."""
-    (folder / "trials").write_bytes(pickle.dumps(trial_sets))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, str(Path(__file__).with_name("ranks_worker.py")), str(folder / "trials")]
-    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    logs = [folder / f"rank{rank}.log" for rank in range(size)]
-    processes = []
-    for rank, log in enumerate(logs):
-        # Not pipes, which would be read one rank after another: the second rank stops once it has written 64 KiB that
-        # nobody reads, and the first waits for it in a collective call. DeepSpeed's warnings alone are more than that.
-        with log.open("w") as output:
-            processes.append(
-                subprocess.Popen(
-                    [*command, str(folder / "results")],
-                    env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    try:
-        for process in processes:
-            process.wait(timeout=1200)
-    finally:
-        for process in processes:
-            process.kill()
-    said = "\n".join(log.read_text()[-6000:] for log in logs)
-    assert [process.returncode for process in processes] == [0] * size, said
-    return torch.load(folder / "results", weights_only=False)
-
-
 @pytest.fixture(scope="module")
 def trial_set(make_tiny) -> TrialSet:
     """Five steps: all groups; text against a picture; a video against text; a picture against nothing; text alone."""
     tiny = make_tiny("qwen2_5_vl")
-    image, _, text, video, _ = groups = group_by_prompt(experiences(tiny, group_size=3))
+    image, _, text, video, _ = groups = group_by_prompt(make_off_policy_experiences(tiny, group_size=3))
     every = [experience for group in groups for experience in group]
     steps = (every, [*text, *image], [*video, *text], list(image), list(text))
     plain = Trial(deepspeed=None, steps=steps, resume_after=2)
@@ -126,17 +84,6 @@ def results(trial_set, tmp_path_factory):
 def single(trial_set):
     """Return what a single process learns with plain torch."""
     return run_trial(trial_set, replace(trial_set.trials["torch"], resume_after=None), SingleProcess())
-
-
-def furthest(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    return max(float((ours[name].float() - theirs[name].float()).detach().abs().max()) for name in theirs)
-
-
-def same_metrics(ours, theirs, rel=1e-4):
-    assert len(ours) == len(theirs)
-    for here, there in zip(ours, theirs, strict=True):
-        assert here == pytest.approx(there, rel=rel, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", PLAIN)

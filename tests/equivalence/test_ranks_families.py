@@ -7,10 +7,10 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from learning import make_off_policy_experiences
+from rank_trials import furthest, launch, same_metrics, zero
 from ranks_worker import CHUNK_ELEMENTS, Trial, TrialSet, for_engines, run_trial
 from samplers import hf_sampler
-from test_gradients import experiences
-from test_ranks import furthest, launch, same_metrics, zero
 
 from mmrl.config.schema import LoraConfig
 from mmrl.distributed.ranks import SingleProcess
@@ -36,7 +36,7 @@ def trial_sets(make_tiny) -> dict[str, TrialSet]:
     found = {}
     for family, targets in TARGETS.items():
         tiny = make_tiny(family)
-        image, _, text, video, _ = group_by_prompt(experiences(tiny, group_size=3))
+        image, _, text, video, _ = group_by_prompt(make_off_policy_experiences(tiny, group_size=3))
         for module in tiny.policy.model.modules():
             module.__dict__.pop("forward", None)  # what was put into layers cannot be pickled
         steps = ([*image, *text, *video], [*text, *image], list(text))
@@ -65,7 +65,7 @@ def routed_by_an_engine(tiny):
         for router in engine.routers:
             router.weight.add_(0.5 * router.weight.flip(0))
     sampler = hf_sampler(engine, tiny.processor, seed_parts=("test",), record_routes=True)
-    image, _, text, *_ = group_by_prompt(experiences(tiny, group_size=3, sampler=sampler))
+    image, _, text, *_ = group_by_prompt(make_off_policy_experiences(tiny, group_size=3, sampler=sampler))
     return ([*image, *text],)
 
 

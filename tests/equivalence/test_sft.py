@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from learning import relative_difference, step_gradient
 from processors import make_prompt_processor
 from rounding import GRADIENTS
-from test_gradients import difference, gradient
 
 from mmrl.answer import ResponseFormat, ResponseSection
 from mmrl.distributed.ranks import MediaOwners, SingleProcess
@@ -38,20 +38,20 @@ def lessons(tiny, samples, **options):
 def test_a_packed_step_has_the_gradient_of_a_padded_one(make_tiny, family, learn):
     tiny = make_tiny(family)
     tiny = replace(tiny, processor=thinking(tiny, thinking="required"))
-    trained_on = lessons(
+    experiences = lessons(
         tiny, [replace(s, thinking=THOUGHT * k) for k, s in enumerate(tiny.samples[:6], 1)], loss_on=learn
     )
-    told, packed = gradient(tiny, trained_on)
-    again, plain = gradient(tiny, trained_on, shared_prefix=False)
-    assert difference(packed, plain) < GRADIENTS
+    told, packed = step_gradient(tiny, experiences)
+    again, plain = step_gradient(tiny, experiences, shared_prefix=False)
+    assert relative_difference(packed, plain) < GRADIENTS
     assert told == pytest.approx(again, rel=1e-4, abs=1e-6)
-    _, few = gradient(tiny, trained_on, token_budget=60)
-    assert difference(packed, few) < GRADIENTS
+    _, few = step_gradient(tiny, experiences, micro_batch_tokens=60)
+    assert relative_difference(packed, few) < GRADIENTS
 
 
 def test_imitation_refuses_an_attention_that_leaks_too(make_tiny, monkeypatch):
     tiny = make_tiny()
-    trained_on = lessons(tiny, tiny.samples[:3])
+    experiences = lessons(tiny, tiny.samples[:3])
     honest = (
         shared_prefix_attention.attention_blocks
     )  # with everything one sequence, later demonstrations see earlier ones
@@ -61,7 +61,7 @@ def test_imitation_refuses_an_attention_that_leaks_too(make_tiny, monkeypatch):
         lambda tree: honest([PrefixGroup(sum(p + sum(own) for p, own in tree), ())]),
     )
     with pytest.raises(UserError, match=r"on sample .* it differs .* nats .* Set shared_prefix: off"):
-        gradient(tiny, trained_on)
+        step_gradient(tiny, experiences)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_each_cell_is_a_test_of_that_family_or_a_reason(row, scenes):
 
 
 def test_the_families_of_a_test_are_found_in_its_parameters_fixtures_and_scenes(scenes):
-    routers = families_of("unit/test_expert_routing", "test_a_frozen_router_stays_and_the_experts_learn", scenes)
+    routers = families_of("unit/policy/test_expert_routing", "test_a_frozen_router_stays_and_the_experts_learn", scenes)
     exported = families_of(
         "integration/test_export", "test_it_generates_and_ends_with_the_tokenizer_of_training", scenes
     )

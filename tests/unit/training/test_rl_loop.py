@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
-from rl_loop import LABEL, FakeRun, FakeScorer, centred, numbered_sample, train_rl
-from selection import select_all
+from rl_loop import LABEL, FakeRun, FakeScorer, numbered_sample, train_rl
+from selection import centered, select_all
 
 from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.step_metrics import compute_step_metrics
@@ -71,7 +71,7 @@ def test_steps_that_only_replay_end_the_run(preset):
     config = ReplayConfig(preset=preset, **REPLAY_PRESETS[preset])
     replay = ReplaySettings(options=config, rollouts_per_step=4, seed=())
     with pytest.raises(UserError, match=r"3 steps in a row had no group .*replay"):
-        train_rl(run, state, steps=60, selector=select_all(centred, replay=replay), max_steps_without_signal=3)
+        train_rl(run, state, steps=60, selector=select_all(centered, replay=replay), max_steps_without_signal=3)
     assert state.step == 4
     assert all(run.learner.learned[1:]) and run.logger.metrics[-1]["replay/staleness_max"] == 3.0
 
@@ -83,7 +83,7 @@ def test_group_carried_over_is_a_signal():
     carried = make_group(prompt, [make_rollout(prompt, 0), make_rollout(prompt, 1)], scores)
     run, state = FakeRun(rewards=(1.0, 1.0)), TrainingState(steps_without_signal=1, carried_over=(carried,))
     options = DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="count"),), max_rounds=2, extra="carry")
-    selector = select_all(centred, dynamic_sampling=options, carry_over=True, prompts_per_step=2)
+    selector = select_all(centered, dynamic_sampling=options, carry_over=True, prompts_per_step=2)
     train_rl(run, state, steps=1, selector=selector)
     assert state.steps_without_signal == 0
 

@@ -1,4 +1,4 @@
-"""Routers that record and replay: against transformers' own, with gradients, recomputation and metrics."""
+"""Routers that record and replay routes: against those of transformers, with gradients, recomputation and metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from test_learner import learner, trained_on
+from learning import make_experiences, make_learner
 
 from mmrl.policy.expert_routing import find_routers, get_routes, set_routes, sum_routing, summarize_routing
 from mmrl.policy.policy import Policy
@@ -63,13 +63,6 @@ def test_replayed_routes_survive_an_update_and_the_router_learns(make_tiny, fami
     set_routes(find_routers(model), None)
     logits(model, ids)
     assert not torch.equal(get_routes(find_routers(model)), routes)
-
-
-def test_own_routes_replayed_change_nothing(make_tiny, ids):
-    model = make_tiny("qwen3_vl_moe").policy.model
-    expected = logits(model, ids)
-    set_routes(find_routers(model), get_routes(find_routers(model)))
-    assert torch.equal(logits(model, ids), expected)
 
 
 def test_a_copy_of_a_model_has_routers_of_its_own(make_tiny, ids):
@@ -136,7 +129,7 @@ def test_all_updates_of_a_step_replay_the_routes_of_its_start(
     make_tiny, monkeypatch, routing_replay, epochs, mini_batches
 ):
     tiny = make_tiny("qwen3_vl_moe")
-    experiences, start = trained_on(tiny), tiny.policy.frozen_copy()
+    experiences, start = make_experiences(tiny), tiny.policy.frozen_copy()
     as_at_the_start = []
     score = Policy.compute_logprobs
 
@@ -150,7 +143,7 @@ def test_all_updates_of_a_step_replay_the_routes_of_its_start(
 
     monkeypatch.setattr(Policy, "compute_logprobs", watched)
     options = {"lr": 0.05, "epochs": epochs, "mini_batches": mini_batches, "shared_prefix": False}
-    metrics = learner(tiny, routing_replay=routing_replay, **options).step(experiences, step=0)
+    metrics = make_learner(tiny, routing_replay=routing_replay, **options).step(experiences, step=0)
     assert len(as_at_the_start) >= epochs * mini_batches
     assert all(as_at_the_start) == (routing_replay == "learner")
     assert 0 < metrics["policy/router_load_entropy"] <= 1
@@ -160,10 +153,12 @@ def test_all_updates_of_a_step_replay_the_routes_of_its_start(
 @pytest.mark.parametrize("routing_replay", ["none", "learner"])
 def test_metrics_of_routers_do_not_depend_on_layouts_or_micro_batches(make_tiny, routing_replay):
     found = []
-    for options in ({"micro_batch": 1}, {"micro_batch": 3}, {"micro_batch": 2, "shared_prefix": False}):
+    for options in ({"micro_batch_groups": 1}, {"micro_batch_groups": 3}, {"shared_prefix": False}):
         tiny = make_tiny("qwen3_5_moe")
-        metrics = learner(tiny, lr=1e-6, routing_replay=routing_replay, **options).step(trained_on(tiny), step=0)
+        metrics = make_learner(tiny, lr=1e-6, routing_replay=routing_replay, **options).step(
+            make_experiences(tiny), step=0
+        )
         found.append([metrics["policy/router_load_entropy"], metrics["policy/router_margin"]])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     assert found[0] == pytest.approx(found[2], rel=1e-5)
-    assert "policy/router_margin" not in learner(make_tiny()).step(trained_on(make_tiny()), step=0)
+    assert "policy/router_margin" not in make_learner(make_tiny()).step(make_experiences(make_tiny()), step=0)

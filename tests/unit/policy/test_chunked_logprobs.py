@@ -1,4 +1,4 @@
-"""Log-probs and entropies in chunks: values and gradients of the whole, never its memory."""
+"""Log-probs and entropies in chunks: values and gradients of the whole, without its memory."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def head_and_hidden(dtype=torch.float32):
 MIXED = torch.tensor([1.0, 0.6, 0.6, 1.0, 1.7, 0.3, 1.0, 0.6, 1.0])
 
 
-def request(chunk=4, temperature_N=MIXED, banned=()):
+def make_request(chunk=4, temperature_N=MIXED, banned=()):
     return LogprobRequest(
         target_ids_N=torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5]),
         predictor_index_N=torch.tensor([0, 0, 0, 2, 3, 7, 8, 11, 5]),  # one state predicts several tokens, others none
@@ -34,48 +34,38 @@ def request(chunk=4, temperature_N=MIXED, banned=()):
     )
 
 
-@pytest.mark.parametrize("chunk", [1, 4, TOKENS, 1000])
-@pytest.mark.parametrize("banned", [(), (0, 7, 49)], ids=["all tokens", "some banned"])
-@pytest.mark.parametrize("temperature_N", [torch.ones(TOKENS), MIXED], ids=["one law", "token by token"])
-def test_scores_and_their_gradients_equal_autograds(chunk, temperature_N, banned):
-    head, hidden = head_and_hidden()
-    asked = request(chunk, temperature_N, banned)
-    with head.use_request(asked):
-        scores_2N = head(hidden)
-    weights_2N = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(1))
-    found = torch.autograd.grad((scores_2N * weights_2N).sum(), (hidden, head.weight))
-
-    logits = (hidden.double().flatten(0, 1)[asked.predictor_index_N] @ head.weight.double().T) / temperature_N[:, None]
-    allowed = [j for j in range(VOCABULARY) if j not in banned]
-    logps = logits[:, allowed].log_softmax(dim=-1)
-    picked = logps[torch.arange(TOKENS), [allowed.index(token) for token in asked.target_ids_N.tolist()]]
-    expected_2N = torch.stack([picked, -(logps.exp() * logps).sum(dim=-1)])
-    expected = torch.autograd.grad((expected_2N * weights_2N).sum(), (hidden, head.weight))
-    assert (scores_2N - expected_2N).abs().max() < LOGPROBS
-    for mine, theirs in zip(found, expected, strict=True):
-        assert (mine - theirs).norm() < GRADIENTS * theirs.norm()
-
-
-def double_scores(hidden, weight, asked):
+def score_in_float64(hidden, weight, request):
     """Log-probs and entropies by autograd in float64, [2, N]."""
-    picked = hidden.flatten(0, 1)[asked.predictor_index_N]
-    allowed = [j for j in range(len(weight)) if j not in asked.banned_token_ids]
-    logps = (picked @ weight[allowed].T / asked.temperature_N[:, None].double()).log_softmax(dim=-1)
-    places = torch.tensor([allowed.index(token) for token in asked.target_ids_N.tolist()])
+    picked = hidden.flatten(0, 1)[request.predictor_index_N]
+    allowed = [token for token in range(len(weight)) if token not in request.banned_token_ids]
+    logps = (picked @ weight[allowed].T / request.temperature_N[:, None].double()).log_softmax(dim=-1)
+    places = torch.tensor([allowed.index(token) for token in request.target_ids_N.tolist()])
     return torch.stack([logps.gather(-1, places[:, None]).squeeze(-1), -(logps.exp() * logps).sum(dim=-1)])
 
 
-def scores_and_gradients(head, inputs, hidden_of, asked):
-    """Scores, and gradients of a mix of them: once by the head, once in float64."""
+def compare_with_float64(head, inputs, hidden_of, request):
+    """The largest difference of a score, and the gradients of a mix of them: by the head, and in float64."""
     weights_2N = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(1))
-    with head.use_request(asked):
+    with head.use_request(request):
         scores_2N = head(hidden_of(*inputs))
     found = torch.autograd.grad((scores_2N * weights_2N).sum(), inputs)
     doubles = [each.detach().double().requires_grad_() for each in inputs]
     weight = doubles[[each is head.weight for each in inputs].index(True)]
-    expected_2N = double_scores(hidden_of(*doubles), weight, asked)
+    expected_2N = score_in_float64(hidden_of(*doubles), weight, request)
     expected = torch.autograd.grad((expected_2N * weights_2N).sum(), doubles)
     return (scores_2N.detach() - expected_2N.detach()).abs().max(), found, expected
+
+
+@pytest.mark.parametrize("chunk", [1, 4, TOKENS, 1000])
+@pytest.mark.parametrize("banned", [(), (0, 7, 49)], ids=["all tokens", "some banned"])
+@pytest.mark.parametrize("temperature_N", [torch.ones(TOKENS), MIXED], ids=["temperature 1", "mixed temperatures"])
+def test_scores_and_gradients_equal_those_of_autograd(chunk, temperature_N, banned):
+    head, hidden = head_and_hidden()
+    request = make_request(chunk, temperature_N, banned)
+    gap, found, expected = compare_with_float64(head, (hidden, head.weight), lambda h, w: h, request)
+    assert gap < LOGPROBS
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours - theirs).norm() < GRADIENTS * theirs.norm()
 
 
 @pytest.mark.parametrize("rows", [7, 8192], ids=["slices", "whole"])
@@ -86,7 +76,7 @@ def test_a_float32_layer_of_bfloat16_weights_rounds_gradients_alone(monkeypatch,
     head, hidden = head_and_hidden(torch.bfloat16)
     head.is_float32 = True
     inputs = (hidden, head.weight)
-    gap, found, expected = scores_and_gradients(head, inputs, lambda h, w: h, request(chunk, banned=banned))
+    gap, found, expected = compare_with_float64(head, inputs, lambda h, w: h, make_request(chunk, banned=banned))
     assert gap < LOGPROBS
     assert {gradient.dtype for gradient in found} == {torch.bfloat16}
     # Autograd adds up the gradients of a state that predicts several tokens, after this layer and in bfloat16.
@@ -94,25 +84,25 @@ def test_a_float32_layer_of_bfloat16_weights_rounds_gradients_alone(monkeypatch,
     # Rounded once: by half of the distance between neighbours of bfloat16, 2**-8 of a number at most.
     assert ((found[1] - expected[1]).abs() <= 1.01 * 2**-8 * expected[1].abs() + 1e-6).all()
     head.is_float32 = False
-    rounded, _, _ = scores_and_gradients(head, inputs, lambda h, w: h, request(chunk, banned=banned))
+    rounded, _, _ = compare_with_float64(head, inputs, lambda h, w: h, make_request(chunk, banned=banned))
     assert rounded > 100 * gap
 
 
-def test_a_tied_matrix_stays_one_bfloat16_parameter_with_the_gradient_of_both_its_uses():
+def test_a_tied_matrix_has_the_gradient_of_both_its_uses():
     head, _ = head_and_hidden(torch.bfloat16)
     embedding = nn.Embedding(VOCABULARY, WIDTH)
     embedding.weight = head.weight
     head.is_float32 = True
     ids = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
-    _, (found,), (expected,) = scores_and_gradients(
-        head, (head.weight,), lambda w: nn.functional.embedding(ids, w), request()
+    _, (found,), (expected,) = compare_with_float64(
+        head, (head.weight,), lambda w: nn.functional.embedding(ids, w), make_request()
     )
     assert embedding.weight is head.weight and found.dtype == torch.bfloat16
     # Two gradients and their sum are rounded.
     assert (found - expected).norm() < 2 * 2**-8 * expected.norm()
 
 
-class Float32Matrices(TorchDispatchMode):
+class LargestFloat32(TorchDispatchMode):
     """The most numbers of a float32 tensor."""
 
     largest = 0
@@ -129,8 +119,8 @@ def test_a_float32_layer_never_holds_a_float32_copy_of_its_weights(monkeypatch):
     head, hidden = head_and_hidden(torch.bfloat16)
     head.is_float32 = True
     head.requires_grad_(False)  # the gradient of the weights is such a matrix
-    with Float32Matrices() as seen:
-        with head.use_request(request(chunk=2)):
+    with LargestFloat32() as seen:
+        with head.use_request(make_request(chunk=2)):
             scores_2N = head(hidden)
         scores_2N.sum().backward()
         with torch.no_grad():
@@ -142,7 +132,7 @@ def test_a_float32_layer_never_holds_a_float32_copy_of_its_weights(monkeypatch):
 def test_logits_for_the_sampler_are_those_that_the_learner_scores():
     head, hidden = head_and_hidden(torch.bfloat16)
     head.is_float32 = True
-    asked = request()
+    asked = make_request()
     with torch.no_grad():
         logits = head(hidden)
         with head.use_request(asked):
@@ -153,27 +143,27 @@ def test_logits_for_the_sampler_are_those_that_the_learner_scores():
     assert (picked - scores_2N[0]).abs().max() < LOGPROBS
 
 
-def test_without_a_request_it_is_the_layer_it_was():
+def test_without_a_request_it_is_a_linear_layer():
     head, hidden = head_and_hidden()
     assert torch.equal(head(hidden), nn.functional.linear(hidden, head.weight))
-    with pytest.raises(IndexError), head.use_request(request(4)):
+    with pytest.raises(IndexError), head.use_request(make_request(4)):
         head(hidden[:, :1])  # predicts none of them
     assert head(hidden).shape == (2, 6, VOCABULARY)  # a request ends with its block, even by an error
 
 
-def test_whoever_hooks_into_the_layer_is_called():
+def test_hooks_of_the_layer_are_called():
     head, hidden = head_and_hidden()
     seen = []
     head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
-    with head.use_request(request(4)):
+    with head.use_request(make_request(4)):
         head(hidden)
     assert seen == [(2, TOKENS)]
 
 
-def test_a_frozen_layer_still_passes_the_gradient_on():
+def test_a_frozen_layer_passes_the_gradient_on():
     head, hidden = head_and_hidden(torch.bfloat16)
     head.requires_grad_(False)
-    with head.use_request(request(4)):
+    with head.use_request(make_request(4)):
         head(hidden)[0].sum().backward()
     assert head.weight.grad is None
     assert hidden.grad.dtype == torch.bfloat16
@@ -199,7 +189,7 @@ class Widest(TorchDispatchMode):
 def test_logits_never_have_more_rows_than_the_chunk(chunk):
     head, hidden = head_and_hidden()
     with Widest(head.weight) as seen:
-        with head.use_request(request(chunk)):
+        with head.use_request(make_request(chunk)):
             scores_2N = head(hidden)
         scores_2N.sum().backward()
     assert seen.rows == chunk

@@ -1,25 +1,26 @@
 """examples/advantage.py, through the real selection: what it returns is what the step trains on."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-from selection import make_prompt, rollout, select_all
+from factories import make_group, make_prompt, make_rollout, make_score
+from selection import select_all
 
 from mmrl.algo.advantages import compute_advantages, load_custom_advantage
 from mmrl.config.schema import AdvantageConfig
-from mmrl.types import Group, RewardValue, Score, TrainingState, UserError
+from mmrl.types import TrainingState, UserError
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 RANK = "./advantage.py:rank_advantage"
 
 
 def scored_group(totals, form):
-    prompt = make_prompt("s")
-    scores = [
-        Score(terms={"format": RewardValue(value, "")}, total=total) for total, value in zip(totals, form, strict=True)
-    ]
-    return Group(prompt=prompt, rollouts=tuple(rollout(prompt, i) for i in range(len(totals))), scores=tuple(scores))
+    prompt = make_prompt()
+    rollouts = [make_rollout(prompt, index) for index in range(len(totals))]
+    scores = [replace(make_score(format=value), total=total) for total, value in zip(totals, form, strict=True)]
+    return make_group(prompt, rollouts, scores)
 
 
 def select(options, *groups, base_dir=EXAMPLES):

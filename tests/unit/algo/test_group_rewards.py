@@ -1,4 +1,4 @@
-"""Group rewards: published numbers, slow oracles, degenerate groups, limits of the user's functions."""
+"""Group rewards: published numbers, slow versions, small groups, and functions of the user's with their limits."""
 
 import json
 import os
@@ -72,58 +72,64 @@ def group(lengths, right, *, answers=None, texts=None, kind=AnswerType.NUMBER, p
     return make_group(prompt, rollouts, [make_score(acc=value, **more) for value in right], probes=probes or {})
 
 
-def calling(right, calls, views=None):
-    """A group whose responses called a tool `calls` times; each reply shows `views` images."""
+def calling(right, calls, shown=None):
+    """A group whose responses called a tool `calls` times; each reply shows so many images."""
     plain = group([1] * len(right), right)
+    text = Segment(token_ids=(7,), logprobs=(0.0,), author=Author.ENVIRONMENT)
     size = Size(8, 8)
-    view = MediaObservation(
-        ref=ImageRef(path="a.png", sha256=""), grid=(1, 2, 2), resize_map=ResizeMap(size, size), digest=""
-    )
-    said = Segment(token_ids=(7,), logprobs=(0.0,), author=Author.ENVIRONMENT)
+    ref = ImageRef(path="a.png", sha256="")
+    image = MediaObservation(ref=ref, grid=(1, 2, 2), resize_map=ResizeMap(size, size), digest="")
     rollouts = []
-    for rollout, n, shown in zip(plain.rollouts, calls, views or [0] * len(calls), strict=True):
+    for rollout, num_calls, num_shown in zip(plain.rollouts, calls, shown or [0] * len(calls), strict=True):
         (own,) = rollout.segments
-        reply = (said, *(replace(said, observation=view) for _ in range(shown)), said)
-        rollouts.append(replace(rollout, segments=(own, *(part for _ in range(n) for part in (*reply, own)))))
+        reply = (text, *[replace(text, observation=image)] * num_shown, text)
+        rollouts.append(replace(rollout, segments=(own, *(*reply, own) * num_calls)))
     return replace(plain, rollouts=tuple(rollouts))
+
+
+def answering(*answers, kind=AnswerType.NUMBER):
+    return group([1] * len(answers), [0] * len(answers), answers=answers, kind=kind)
 
 
 def values(terms):
     return [term.value for term in terms]
 
 
-def test_dast_of_the_published_code():
-    got = values(dast(group([100, 200, 300, 400], [1, 1, 0, 0]), correct=CORRECT))
-    assert got == pytest.approx([0.5 + 0.5 * 175 / 275, 0.5 + 0.5 * 75 / 275, -0.1, -0.1])
-    assert got[:2] == pytest.approx([0.8182, 0.6364], abs=1e-4)
+LENGTHS, OBSERVED = [100, 200, 300], group([120, 90, 50, 60], [1, 1, 0, 0])
 
 
-def test_dast_takes_the_limit_of_generation_where_the_paper_does():
-    short, long = (dast(group([100, 400], [1, 0]), correct=CORRECT, longest=n)[0].value for n in (400, 4000))
-    assert (short, long) == pytest.approx((0.5 - 0.5 * (100 - 250) / 250, 0.5 - 0.5 * (100 - 2050) / 2050))
+def shuffled(*blind):
+    """A group of which half is correct, and answers to shuffled frames."""
+    return group([1, 1], [1, 0], probes={"shuffled": tuple(make_score(acc=value) for value in blind)})
 
 
-def test_kimi_of_the_published_numbers():
-    lengths = [100, 200, 300]
-    assert values(kimi_length(group(lengths, [1, 1, 1]), correct=CORRECT)) == [0.5, 0.0, -0.5]
-    assert values(kimi_length(group(lengths, [0, 0, 0]), correct=CORRECT)) == [0.0, 0.0, -0.5]
-
-
-def test_the_shortest_right_response_must_be_long_enough():
-    observe = group([120, 90, 50, 60], [1, 1, 0, 0])
-    assert values(shortest_correct(observe, correct=CORRECT)) == [0, 0, 0, 0]  # 90 tokens are not more than 100
-    assert values(shortest_correct(observe, correct=CORRECT, longer_than=89)) == [0, 1, 0, 0]
-
-
-def test_equally_short_responses_all_earn_the_bonus():
-    assert values(shortest_correct(group([200, 200, 300], [1, 1, 1]), correct=CORRECT)) == [1, 1, 0]
-
-
-@pytest.mark.parametrize(("blind", "expected"), [([1, 1, 1, 0, 1, 0, 1, 0], 1.0), ([1, 1, 1, 1, 1, 1, 1, 0], 0.0)])
-def test_blind_contrast_pays_correct_responses_that_need_the_image(blind, expected):
-    seen = group([1, 1], [1, 0], probes={"shuffled": tuple(make_score(acc=value) for value in blind)})
-    # 0.5 right; with shuffled frames 0.625: 0.5 >= 0.8 x 0.625, as in Video-R1; and 0.875, where it is not
-    assert values(blind_contrast(seen, correct=CORRECT, probe="shuffled")) == [expected, 0.0]
+@pytest.mark.parametrize(
+    ("reward", "options", "given", "expected"),
+    [
+        # The numbers of the published codes.
+        (
+            dast,
+            {},
+            group([100, 200, 300, 400], [1, 1, 0, 0]),
+            [0.5 + 0.5 * 175 / 275, 0.5 + 0.5 * 75 / 275, -0.1, -0.1],
+        ),
+        (kimi_length, {}, group(LENGTHS, [1, 1, 1]), [0.5, 0.0, -0.5]),
+        (kimi_length, {}, group(LENGTHS, [0, 0, 0]), [0.0, 0.0, -0.5]),
+        # The limit of generation instead of the longest response, as in the paper.
+        (dast, {"longest": 4000}, group([100, 400], [1, 0]), [0.5 + 0.5 * 1950 / 2050, -0.1 - 0.9 * 1650 / 2050]),
+        # 90 tokens are not more than 100, but more than 89; equally short responses share the reward.
+        (shortest_correct, {}, OBSERVED, [0, 0, 0, 0]),
+        (shortest_correct, {"longer_than": 89}, OBSERVED, [0, 1, 0, 0]),
+        (shortest_correct, {}, group([200, 200, 300], [1, 1, 1]), [1, 1, 0]),
+        # 0.5 >= 0.8 x 0.625 with shuffled frames, as in Video-R1; 0.5 < 0.8 x 0.875.
+        (blind_contrast, {"probe": "shuffled"}, shuffled(1, 1, 1, 0, 1, 0, 1, 0), [1, 0]),
+        (blind_contrast, {"probe": "shuffled"}, shuffled(1, 1, 1, 1, 1, 1, 1, 0), [0, 0]),
+        (correct_with_tool_media, {}, calling([1, 1, 0, 1], [1, 1, 1, 0], [1, 0, 2, 0]), [1, 0, 0, 0]),
+        (diversity, {}, group([1] * 3, [1] * 3, texts=["the cup is on the table"] * 3), [0, 0, 0]),
+    ],
+)
+def test_values_by_hand(reward, options, given, expected):
+    assert values(reward(given, correct=CORRECT, **options)) == pytest.approx(expected)
 
 
 def test_blind_contrast_without_its_probe_is_refused():
@@ -140,28 +146,16 @@ def test_curiosity_and_calls_cost_what_the_published_code_says():
     assert values(curiosity(calling([1] * 4, [1, 2, 0, 0]))) == [0.0] * 4  # half of them look: no need of more
 
 
-def test_correct_with_tool_media_needs_an_image_and_a_correct_answer():
-    assert values(correct_with_tool_media(calling([1, 1, 0, 1], [1, 1, 1, 0], [1, 0, 2, 0]), correct=CORRECT)) == [
-        1,
-        0,
-        0,
-        0,
-    ]
-
-
-def slow_diversity(texts, right, n):
+def measure_diversity_slowly(texts, right, n):
     grams = [[tuple(t.lower().split()[i : i + n]) for i in range(len(t.split()) - n + 1)] for t in texts]
 
-    def alike(a, b):
-        every = []
-        for gram in a + b:
-            if gram not in every:
-                every.append(gram)
-        return sum(g in a and g in b for g in every) / len(every) if every else 1.0
+    def similarity(a, b):
+        every = set(a + b)
+        return sum(gram in a and gram in b for gram in every) / len(every) if every else 1.0
 
     found = []
     for i in range(len(texts)):
-        others = [alike(grams[i], grams[j]) for j in range(len(texts)) if j != i]
+        others = [similarity(grams[i], grams[j]) for j in range(len(texts)) if j != i]
         found.append(1 - sum(others) / len(others) if right[i] and others else 0.0)
     return found
 
@@ -173,41 +167,30 @@ def test_diversity_equals_counting():
         texts = [" ".join(rng.choices("abc", k=rng.randint(0, 7))) for _ in range(size)]
         right = [rng.random() < 0.7 for _ in texts]
         got = values(diversity(group([1] * size, right, texts=texts), correct=CORRECT, words=n))
-        assert got == pytest.approx(slow_diversity(texts, right, n))
+        assert got == pytest.approx(measure_diversity_slowly(texts, right, n))
 
 
-def test_diversity_of_copies_is_zero():
-    copies = group([1] * 3, [1] * 3, texts=["the cup is on the table"] * 3)
-    assert values(diversity(copies, correct=CORRECT)) == [0, 0, 0]
+SPLIT, TEXTS = answering(3, 3, 4, 5, 6), ("Red  Kite", "red kite", "ＲＥＤ kite", "blue")
 
 
 @pytest.mark.parametrize(
-    ("answers", "expected"),
+    ("given", "share", "expected"),
     [
-        ([3, 3, 4], [1, 1, 0]),
-        ([3, 3.0, 4], [1, 1, 0]),
-        ([3, 4], [0, 0]),  # a tie
-        ([3, 4, 5], [0, 0, 0]),
-        ([None, None, 3], [0, 0, 1]),  # what cannot be parsed does not vote
-        ([None, None], [0, 0]),
-        ([7], [1]),
+        (answering(3, 3, 4), 0.0, [1, 1, 0]),
+        (answering(3, 3.0, 4), 0.0, [1, 1, 0]),
+        (answering(3, 4), 0.0, [0, 0]),  # a tie
+        (answering(3, 4, 5), 0.0, [0, 0, 0]),
+        (answering(None, None, 3), 0.0, [0, 0, 1]),  # what cannot be parsed does not vote
+        (answering(None, None), 0.0, [0, 0]),
+        (answering(7), 0.0, [1]),
+        (SPLIT, 0.4, [1, 1, 0, 0, 0]),
+        (SPLIT, 0.5, [0] * 5),
+        (answering(*TEXTS, kind=AnswerType.TEXT), 0.0, [1, 1, 1, 0]),
+        (answering(("a", "b"), ("a", "b"), ("b", "a"), kind=AnswerType.LIST), 0.0, [1, 1, 0]),
     ],
 )
-def test_majority_vote_pays_the_most_frequent_answer(answers, expected):
-    assert values(majority_vote(group([1] * len(answers), [0] * len(answers), answers=answers))) == expected
-
-
-def test_a_majority_can_be_too_small():
-    split = group([1] * 5, [0] * 5, answers=[3, 3, 4, 5, 6])
-    assert values(majority_vote(split, share=0.4)) == [1, 1, 0, 0, 0]
-    assert values(majority_vote(split, share=0.5)) == [0] * 5
-
-
-def test_majority_vote_compares_texts_normalized():
-    answers = ["Red  Kite", "red kite", "ＲＥＤ kite", "blue"]
-    assert values(majority_vote(group([1] * 4, [0] * 4, answers=answers, kind=AnswerType.TEXT))) == [1, 1, 1, 0]
-    lists = group([1] * 3, [0] * 3, answers=[("a", "b"), ("a", "b"), ("b", "a")], kind=AnswerType.LIST)
-    assert values(majority_vote(lists)) == [1, 1, 0]
+def test_majority_vote_pays_the_most_frequent_answer(given, share, expected):
+    assert values(majority_vote(given, share=share)) == expected
 
 
 def test_majority_vote_refuses_boxes():
@@ -236,18 +219,12 @@ def test_values_of_small_and_equal_groups_stay_in_range(term, lengths, right):
     assert all(reason for _, reason in got)
 
 
-@pytest.mark.parametrize("term", [kimi_length, dast, shortest_correct])
-def test_length_rewards_of_equal_responses_are_equal(term):
-    got = values(term(group([50] * 4, [True] * 4), correct=CORRECT))
-    assert len(set(got)) == 1
-
-
 def test_a_response_is_correct_when_every_named_term_is():
     both = group([200, 300], [1, 1], format=0.5)
     assert values(shortest_correct(both, correct=("acc",))) == [1, 0]
     assert values(shortest_correct(both, correct=("acc", "format"))) == [0, 0]
     assert values(shortest_correct(both, correct=("acc", "format"), threshold=0.5)) == [1, 0]
-    with pytest.raises(UserError, match="reads the term 'iou'.*task 'count': see acc"):
+    with pytest.raises(UserError, match="the term 'iou'.*task 'count': see acc"):
         shortest_correct(group([1], [1]), correct=("iou",))
 
 
@@ -287,7 +264,7 @@ def test_a_schedule_changes_the_weight_and_never_the_value():
 
 
 def test_a_group_reward_may_not_have_the_name_of_a_reward():
-    with pytest.raises(UserError, match="two reward terms are named 'acc'"):
+    with pytest.raises(UserError, match="named 'acc'"):
         add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[replace(bound(), name="acc")])
 
 
@@ -332,81 +309,72 @@ def test_advantages_per_term_weigh_group_terms_too():
         load_config(QUICKSTART, [f"rewards.group_rewards=[{scheduled}]", "stages.1.advantage.combine=per_term"])
 
 
-def test_a_term_may_be_in_a_file(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from mmrl.types import RewardValue\ndef flat(group, *, of: float = 0.5):\n"
-        "    return tuple(RewardValue(of, 'flat') for _ in group.rollouts)\n"
-    )
-    (term,) = build_group_rewards(configured("{fn: './mine.py:flat', args: {of: 0.25}}").config, tmp_path)
-    assert add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term]).totals == (1.25, 0.25)
-
-
-OWN = """
+OUTCOMES = """
 import os
 import time
 from mmrl.types import RewardValue
 
-def moody(group, *, fate: str):
-    if fate == "spin":
+def mine(group, *, outcome: str):
+    if outcome == "hang":
         while True:
             pass
-    if fate == "eat":
-        hoard = []
-        while len(hoard) < 200:
-            hoard.append(b"x" * 2**24)
+    if outcome == "allocate":
+        held = []
+        while len(held) < 200:
+            held.append(b"x" * 2**24)
         time.sleep(600)
-    if fate == "die":
+    if outcome == "exit":
         os._exit(3)
-    if fate == "raise":
-        raise ValueError("as told")
+    if outcome == "raise":
+        raise ValueError("on purpose")
     return [RewardValue(0.5, str(os.getpid())) for _ in group.rollouts]
 """
 
 
-def built(folder, fate, **rewards):
-    (folder / "mine.py").write_text(OWN)
-    given = {"timeout_s": 2.0, "worker_limits": {"memory_mib": 512}, **rewards}
-    overrides = [f"rewards.{key}={json.dumps(value)}" for key, value in given.items()]
-    term = f"{{fn: './mine.py:moody', args: {{fate: {fate}}}}}"
-    (made,) = build_group_rewards(
-        load_config(QUICKSTART, [f"rewards.group_rewards=[{term}]", *overrides]).config, folder
-    )
-    return made
+def make_custom_reward(folder, outcome, **rewards):
+    """A group reward of the user's own, in a worker unless `rewards` say otherwise."""
+    (folder / "mine.py").write_text(OUTCOMES)
+    settings = {"timeout_s": 2.0, "worker_limits": {"memory_mib": 512}, **rewards}
+    overrides = [f"rewards.{key}={json.dumps(value)}" for key, value in settings.items()]
+    reward = f"{{fn: './mine.py:mine', args: {{outcome: {outcome}}}}}"
+    config = load_config(QUICKSTART, [f"rewards.group_rewards=[{reward}]", *overrides]).config
+    (made,) = build_group_rewards(config, folder)
+    return closing(made)
 
 
-@pytest.mark.parametrize(("fate", "kind"), [("spin", "timeouts"), ("eat", "limits"), ("die", "crashes")])
-def test_a_function_that_hangs_or_takes_too_much_costs_its_group(tmp_path, fate, kind):
-    with closing(built(tmp_path, fate)) as term:
+@pytest.mark.parametrize(("outcome", "kind"), [("hang", "timeouts"), ("allocate", "limits"), ("exit", "crashes")])
+def test_a_group_is_dropped_if_its_reward_hangs_exits_or_takes_too_much(tmp_path, outcome, kind):
+    with make_custom_reward(tmp_path, outcome) as term:
         after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term, bound()])
     assert (after.rollouts, after.scores) == ((), ())
-    assert [skip.failures["moody"].error_kind for skip in after.dropped] == [kind, kind]
+    assert [skip.failures["mine"].error_kind for skip in after.dropped] == [kind, kind]
 
 
-def test_a_group_without_values_may_count_nothing_or_end_the_run(tmp_path):
-    with closing(built(tmp_path, "die", on_missing_score="fallback")) as term:
+def test_a_group_without_values_can_count_0_or_end_the_run(tmp_path):
+    with make_custom_reward(tmp_path, "exit", on_missing_score="fallback") as term:
         after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
     assert after.totals == (1.0, 0.0)
-    assert [score.failures["moody"].error_kind for score in after.scores] == ["crashes", "crashes"]
+    assert [score.failures["mine"].error_kind for score in after.scores] == ["crashes", "crashes"]
     with (
-        closing(built(tmp_path, "die", on_missing_score="stop")) as term,
-        pytest.raises(UserError, match="group reward 'moody' on sample 's': its process died"),
+        make_custom_reward(tmp_path, "exit", on_missing_score="stop") as term,
+        pytest.raises(UserError, match="group reward 'mine' on sample 's': its process died"),
     ):
         add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
 
 
-def test_an_error_is_named_with_its_line_wherever_the_function_runs(tmp_path):
+def test_an_error_in_a_worker_is_named_with_its_line(tmp_path):
     with (
-        closing(built(tmp_path, "raise")) as term,
-        pytest.raises(UserError, match=r"group reward './mine.py:moody' raised ValueError: as told \(.*mine.py:18\)"),
+        make_custom_reward(tmp_path, "raise") as term,
+        pytest.raises(UserError, match=r"'./mine.py:mine'.* ValueError: on purpose .*mine.py:18"),
     ):
         add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
 
 
-def test_a_function_of_the_users_own_runs_in_this_process_if_asked_to(tmp_path):
+def test_custom_rewards_can_run_in_this_process(tmp_path):
     for place, elsewhere in (("worker", True), ("main_process", False)):
-        with closing(built(tmp_path, "fine", custom_rewards=place)) as term:
+        with make_custom_reward(tmp_path, "return", custom_rewards=place) as term:
             after = add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term])
-        assert (after.scores[0].terms["moody"].reason != str(os.getpid())) is elsewhere
+        assert (after.scores[0].terms["mine"].reason != str(os.getpid())) is elsewhere
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Groups that wait for room, over random runs: in order, none lost, never more than a step holds, alike on all ranks.
+"""Groups that wait for room, over random runs: in order, none lost, never more than a step holds, equal on all ranks.
 
-The loops, partial and asynchronous rollouts, the exchange between ranks and the selection are the real ones. Ranks are
+The loop, partial and asynchronous rollouts, the exchange between ranks and the selection are the real ones. Ranks are
 threads; lengths, rewards and changed media derive from the sample, so that one process and two meet the same ones.
 """
 
@@ -11,13 +11,13 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
-from factories import make_sample, make_score
-from rl_loop import ImmediateExecutor, centred
-from selection import SAMPLING_PARAMS, make_prompt
+from factories import make_group, make_prompt, make_rollout, make_sample, make_score
+from rl_loop import ImmediateExecutor
+from selection import centered
 
 from mmrl.algo.replay import ReplaySettings, find_changed_media
 from mmrl.algo.select_experiences import ExperienceSelector
@@ -29,10 +29,10 @@ from mmrl.rollout.pipeline import StepPipeline
 from mmrl.rollout.steps.partial import PartialRollouts
 from mmrl.training import rl
 from mmrl.training.async_rollouts import AsyncRollouts
-from mmrl.types import Answer, Author, FinishReason, Group, Rollout, Segment, TrainingState
+from mmrl.types import Author, FinishReason, SamplingParams, Segment, TrainingState
 
-LONGEST, GROUP, STEPS = 12, 2, 14
-PARAMS = replace(SAMPLING_PARAMS, max_new_tokens=LONGEST)
+LONGEST, GROUP_SIZE, STEPS = 12, 2, 14
+PARAMS = SamplingParams(max_new_tokens=LONGEST)
 
 
 def take_samples(start, count):
@@ -60,11 +60,10 @@ class RandomSampler:
         self.version = 0
 
     def generate(self, prompts, group_size, sampling_params, *, step):
-        empty = partial(Rollout, segments=(), text="", finish_reason=FinishReason.LENGTH, sampling_params=PARAMS)
-        nothing = Answer(text=None, thinking=None, value=None)
         groups = []
         for prompt in prompts:
-            rollouts = [empty(prompt=prompt, index=index, answer=nothing) for index in range(group_size)]
+            empty = replace(make_rollout(prompt), segments=(), sampling_params=PARAMS)
+            rollouts = [replace(empty, index=index) for index in range(group_size)]
             groups.append(self.extend(rollouts, sampling_params, step=step))
         return groups
 
@@ -79,33 +78,23 @@ class RandomSampler:
         return replace(rollout, segments=(*rollout.segments, segment), finish_reason=reason)
 
 
-@dataclass
 class Plan:
     """Settings of one random run."""
 
-    seed: int
-    prompts_per_step: int = 0
-    prompts_per_round: int = 0
-    chunk: int | None = None
-    is_async: bool = False
-    dynamic_sampling: DynamicSamplingConfig | None = None
-    carry_over: bool = False
-    replay: bool = False
-
-    def __post_init__(self):
-        rng = random.Random(self.seed)
+    def __init__(self, seed):
+        rng = random.Random(seed)
+        self.seed = seed
         self.prompts_per_step = rng.randrange(2, 6)
         self.chunk = rng.choice((None, 2, 4))
         self.is_async = self.chunk is None and rng.random() < 0.5
         factor = rng.choice((1.0, 1.5, 2.0, 3.0)) if self.chunk else 1.0
         self.prompts_per_round = int(self.prompts_per_step * factor)
+        self.dynamic_sampling, self.carry_over = None, factor > 1.0
         if rng.random() < 0.7:
             ranges = (GroupRewardRangeConfig(term="right"),)
             extra = rng.choice(("drop", "carry", "carry"))
             self.dynamic_sampling = DynamicSamplingConfig(ranges=ranges, max_rounds=rng.randrange(1, 4), extra=extra)
             self.carry_over = extra == "carry"
-        else:
-            self.carry_over = factor > 1.0
         self.replay = rng.random() < 0.5
 
     def is_mixed(self, sample_id):
@@ -115,32 +104,26 @@ class Plan:
         return random.Random(f"media {self.seed} {sample_id}").random() < 0.1
 
 
-@dataclass
 class Run:
     """One rank of a run: its parts, and what it saw, step by step."""
 
-    plan: Plan
-    ranks: Ranks
-    state: TrainingState = field(default_factory=TrainingState)
-    arrived: list = field(default_factory=list)
-    trained: list = field(default_factory=list)
-    waiting: list = field(default_factory=list)
-    learned: list = field(default_factory=list)
-    metrics: list = field(default_factory=list)
+    def __init__(self, plan, ranks):
+        self.plan, self.ranks, self.state = plan, ranks, TrainingState()
+        self.arrived, self.trained, self.waiting, self.learned, self.metrics = [], [], [], [], []
 
     def score_groups(self, rollouts, *, step, probes=()):
         groups = []
         for siblings in rollouts:
             prompt = siblings[0].prompt
             rewards = (0.0, 1.0) if self.plan.is_mixed(prompt.sample.id) else (1.0, 1.0)
-            groups.append(Group(prompt=prompt, rollouts=siblings, scores=tuple(make_score(right=r) for r in rewards)))
+            groups.append(make_group(prompt, siblings, [make_score(right=reward) for reward in rewards]))
         return tuple(groups)
 
     def find_problems(self, prompts):
         return {p.digest: "changed" for p in prompts if self.plan.media_changed(p.sample.id)}
 
-    def build(self, sample_):
-        return make_prompt(sample_.id)
+    def build(self, sample):
+        return make_prompt(sample)
 
     def step(self, experiences, *, step):
         self.learned.append([(e.rollout.prompt.sample.id, e.rollout.index, e.staleness) for e in experiences])
@@ -149,12 +132,9 @@ class Run:
     def on_step_end(self, state, result):
         self.metrics.append(dict(result.metrics))
         # What waits is part of every checkpoint: from here on the run continues with what was read.
-        again = loads(dumps(state), TrainingState)
-        state.carried_over, state.unfinished, state.replay_buffer = (
-            again.carried_over,
-            again.unfinished,
-            again.replay_buffer,
-        )
+        saved = loads(dumps(state), TrainingState)
+        for name in ("carried_over", "unfinished", "replay_buffer"):
+            setattr(state, name, getattr(saved, name))
 
     def select(self, groups, state):
         self.arrived.append([group.prompt.sample.id for group in groups])
@@ -175,19 +155,19 @@ class Run:
         if plan.chunk:
             parts = PartialRollouts(
                 sampler=sampler,
-                group_size=GROUP,
+                group_size=GROUP_SIZE,
                 sampling_params=PARAMS,
                 chunk_tokens=plan.chunk,
                 groups_per_step=plan.prompts_per_step,
                 ranks=ranks,
             )
-        pipeline = StepPipeline(sampler=sampler, group_size=GROUP, sampling_params=PARAMS, partial_rollouts=parts)
+        pipeline = StepPipeline(sampler=sampler, group_size=GROUP_SIZE, sampling_params=PARAMS, partial_rollouts=parts)
         problems = partial(
             find_media_problems_on_all_ranks, check=self.find_problems, ranks=ranks, media_owners=media_owners
         )
         replay = ReplayConfig(max_staleness=2, capacity=9)
         self.selector = ExperienceSelector(
-            compute_advantages=centred,
+            compute_advantages=centered,
             prompts_per_step=plan.prompts_per_step,
             dynamic_sampling=plan.dynamic_sampling,
             carry_over=plan.carry_over,
@@ -248,7 +228,7 @@ def check_against_a_queue(run):
         if plan.replay:
             assert all(age <= 2 for each, _, age in run.learned[step] if each not in expected)
         else:
-            assert len(run.learned[step]) == GROUP * len(expected)
+            assert len(run.learned[step]) == GROUP_SIZE * len(expected)
     all_trained = [each for step in run.trained for each in step]
     assert len(set(all_trained)) == len(all_trained)
 
@@ -261,7 +241,7 @@ def train_on_two_ranks(plan):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_groups_wait_in_order_and_alike_on_all_ranks(seed):
+def test_groups_wait_in_order_and_equally_on_all_ranks(seed):
     plan = Plan(seed)
     one = Run(plan, SingleProcess()).train()
     check_against_a_queue(one)
@@ -271,7 +251,7 @@ def test_groups_wait_in_order_and_alike_on_all_ranks(seed):
             assert [step.get(name) for step in rank.metrics] == [step.get(name) for step in one.metrics]
 
 
-def test_the_random_runs_meet_what_they_are_for():
+def test_the_random_runs_contain_full_queues_and_changed_media():
     plans = [Plan(seed) for seed in range(40)]
     overfull = [plan for plan in plans if plan.carry_over and plan.prompts_per_round > plan.prompts_per_step]
     assert sum(plan.dynamic_sampling is not None for plan in overfull) > 3

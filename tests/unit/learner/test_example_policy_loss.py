@@ -1,29 +1,18 @@
 """examples/policy_loss.py in a real learner step: its gradient is that of the formula, however the step is cut."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from learning import gradients_of, make_experiences, relative_difference, shift_logprobs, step_gradient
 
-from mmrl.config.schema import LossConfig, OptimizerConfig
-from mmrl.learner.learner import LearnerConfig, PolicyLearner
+from mmrl.config.schema import LossConfig
 from mmrl.learner.loss import load_policy_loss
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.types import Experience, UserError
+from mmrl.types import UserError
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SIMPLE = {"fn": "./policy_loss.py:simple_policy_loss", "args": {"epsilon": 0.1}}
-
-
-class Accumulate:
-    """An optimizer that keeps the gradient and leaves the weights alone."""
-
-    def backward(self, loss, *, last):
-        loss.backward()
-
-    def update(self, lr):
-        return {}
 
 
 @pytest.fixture(scope="module")
@@ -34,36 +23,12 @@ def tiny(make_tiny):
 @pytest.fixture(scope="module")
 def experiences(tiny):
     """Three groups of three, off the policy, the second response of each without advantage."""
-    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:3]]
-    made = []
-    for group in tiny.sampler().generate(prompts, 3, tiny.params, step=0):
-        for index, rollout in enumerate(group):
-            (segment,) = rollout.segments
-            older = replace(segment, logprobs=tuple(logprob - 0.2 * (index - 1) for logprob in segment.logprobs))
-            made.append(Experience(rollout=replace(rollout, segments=(older,)), advantage=1.0 - index))
-    return made
+    return [shift_logprobs(each, -0.2 * (each.rollout.index - 1)) for each in make_experiences(tiny, (1.0, 0.0, -1.0))]
 
 
-def gradient(tiny, experiences, *, base_dir=EXAMPLES, micro_batch_groups=8, shared_prefix=True, **loss):
-    loss = LossConfig(**{"policy_loss": SIMPLE, **loss})
-    config = LearnerConfig(
-        loss=loss,
-        optimizer=OptimizerConfig(),
-        total_steps=4,
-        micro_batch_groups=micro_batch_groups,
-        micro_batch_tokens=10_000,
-        epochs=1,
-        shared_prefix=shared_prefix,
-        pad_id=tiny.eos_id,
-        policy_loss_fn=load_policy_loss(loss, base_dir),
-    )
-    tiny.policy.model.zero_grad()
-    metrics = PolicyLearner(tiny.policy, tiny.processor, Accumulate(), config).step(experiences, step=0)
-    return metrics, torch.cat([p.grad.flatten() for p in tiny.policy.model.parameters() if p.grad is not None])
-
-
-def distance(ours, theirs):
-    return float((ours - theirs).norm() / theirs.norm())
+def gradient(tiny, experiences, *, base_dir=EXAMPLES, policy_loss=SIMPLE, **options):
+    policy_loss_fn = load_policy_loss(LossConfig(policy_loss=policy_loss), base_dir)
+    return step_gradient(tiny, experiences, policy_loss=policy_loss, policy_loss_fn=policy_loss_fn, **options)
 
 
 def test_the_gradient_is_that_of_the_formula(tiny, experiences):
@@ -79,17 +44,16 @@ def test_the_gradient_is_that_of_the_formula(tiny, experiences):
     ratio, advantage = (logprobs - torch.tensor(recorded)).exp(), torch.tensor(advantages)
     loss = -(ratio * advantage - advantage.abs() / 0.2 * (ratio - 1) ** 2).mean()
     loss.backward()
-    theirs = torch.cat([p.grad.flatten() for p in tiny.policy.model.parameters() if p.grad is not None])
     assert metrics["learner/loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert metrics["learner/no_gradient_frac"] == 0.0  # a function may train on responses without advantage
-    assert distance(ours, theirs) < 1e-5
+    assert relative_difference(ours, gradients_of(tiny.policy)) < 1e-5
 
 
 @pytest.mark.parametrize("cut", [{"micro_batch_groups": 1}, {"shared_prefix": False, "micro_batch_groups": 2}])
 def test_the_gradient_does_not_depend_on_how_the_step_is_cut(tiny, experiences, cut):
     whole_metrics, whole = gradient(tiny, experiences, aggregation="sequence", entropy={"coef": 0.1})
     metrics, parts = gradient(tiny, experiences, aggregation="sequence", entropy={"coef": 0.1}, **cut)
-    assert distance(parts, whole) < 1e-5
+    assert relative_difference(parts, whole) < 1e-5
     assert metrics == pytest.approx(whole_metrics, rel=1e-4, abs=1e-6)
 
 
@@ -110,9 +74,9 @@ def test_it_is_called_once_a_response(tiny, experiences, tmp_path):
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
-        ("return (logprobs * advantages).mean()", r"returned a tensor \[\]; it must return the loss of each token"),
-        ("return [0.0]", "returned list; it must return the loss of each token"),
-        ("return -logprobs.detach() * advantages", "returned a tensor without gradient; compute it from `logprobs`"),
+        ("return (logprobs * advantages).mean()", r"returned a tensor \[\]"),
+        ("return [0.0]", "returned list"),
+        ("return -logprobs.detach() * advantages", "returned a tensor without gradient"),
     ],
 )
 def test_a_wrong_return_value_names_the_function(tiny, experiences, tmp_path, body, complaint):
@@ -129,13 +93,8 @@ def test_options_are_checked_before_the_first_step():
 
 
 @pytest.mark.parametrize(
-    ("option", "complaint"),
-    [
-        ({"importance_ratio_level": "sequence"}, "`importance_ratio_level: sequence` would have no effect"),
-        ({"dual_clip": 3.0}, "`dual_clip` would have no effect"),
-        ({"log_ratio_clip": 7.0}, "`log_ratio_clip` would have no effect"),
-    ],
+    "option", [{"importance_ratio_level": "sequence"}, {"dual_clip": 3.0}, {"log_ratio_clip": 7.0}]
 )
-def test_options_that_it_would_never_see_are_refused(option, complaint):
-    with pytest.raises(ValueError, match=complaint):
+def test_options_that_the_function_would_never_see_are_refused(option):
+    with pytest.raises(ValueError, match=f"`{next(iter(option))}.*no effect"):
         LossConfig(policy_loss=SIMPLE, **option)

@@ -1,0 +1,132 @@
+"""Dynamic sampling: which groups pass, how many rounds a step samples, and what becomes of extra groups."""
+
+from functools import partial
+
+import pytest
+from factories import make_group, make_prompt
+from selection import NO_CHANGED_MEDIA, centered, group, select_all
+
+from mmrl.algo.replay import find_changed_media, find_media_problems
+from mmrl.algo.select_experiences import rejection_reason
+from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
+from mmrl.types import TrainingState, UserError
+
+
+def make_filter(**settings):
+    """DAPO's dynamic sampling, unless the settings of the range say otherwise."""
+    in_range = {name: settings.pop(name) for name in ("low", "high", "require_mixed") if name in settings}
+    return DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="right", **in_range),), **settings)
+
+
+ACCURACY = make_filter(low=0.1, high=0.9, max_rounds=3, extra="carry")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "dapo", "band"),
+    [
+        ([0.0] * 8, False, False),
+        ([1.0] * 8, False, False),
+        ([0.3, 0.1 + 0.2], False, False),  # equal up to rounding
+        ([1.0] + [0.0] * 7, True, True),
+        ([1.0] + [0.0] * 15, True, False),  # 0.06
+        ([1.0] + [0.0] * 9, True, True),  # 0.1, inclusive
+        ([1.0] * 9 + [0.0], True, True),  # 0.9, inclusive
+        ([1.0] * 10 + [0.0], True, False),
+    ],
+)
+def test_groups_pass_by_the_mean_of_a_named_term(rewards, dapo, band):
+    assert (rejection_reason(group("s", *rewards), make_filter()) is None) == dapo
+    assert (rejection_reason(group("s", *rewards), ACCURACY) is None) == band
+    assert rejection_reason(group("s", *rewards, term="other"), ACCURACY) is None  # it has no such term
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "reason"),
+    [
+        (group("s", 0.0, 0.0), make_filter(), "right"),
+        (make_group(make_prompt(), (), ()), make_filter(), "unscored"),
+        (group("s", 0.0, 1.0, 1.0, 0.0, cut=1), DynamicSamplingConfig(max_truncated_frac=0.25), None),
+        (group("s", 0.0, 1.0, 1.0, 0.0, cut=2), DynamicSamplingConfig(max_truncated_frac=0.25), "truncated"),
+        (group("s", 0.5, 0.5), make_filter(low=0.4, high=0.6, require_mixed=False), None),
+        (group("s", 0.5, 0.9), make_filter(low=0.4, high=0.6, require_mixed=False), "right"),
+    ],
+)
+def test_a_rejected_group_has_a_reason(given, options, reason):
+    assert rejection_reason(given, options) == reason
+
+
+def make_selector(options, media=NO_CHANGED_MEDIA):
+    """A selector of two groups a step."""
+    return select_all(
+        centered,
+        dynamic_sampling=options,
+        carry_over=options.extra == "carry",
+        prompts_per_step=2,
+        find_changed_media=media,
+    )
+
+
+def sample_ids(items):
+    """The samples of groups, or of experiences."""
+    return [getattr(item, "rollout", item).prompt.sample.id for item in items]
+
+
+def test_rounds_are_sampled_until_enough_groups_pass_or_none_are_left():
+    selector, state = make_selector(make_filter(max_rounds=3)), TrainingState()
+    good, bad = group("good", 0.0, 1.0), group("bad", 1.0, 1.0)
+    assert selector.needs_another_round([], state, rounds=0)
+    assert selector.needs_another_round([good, bad], state, rounds=1)
+    assert not selector.needs_another_round([good, bad, good, bad], state, rounds=2)
+    assert not selector.needs_another_round([bad] * 6, state, rounds=3)
+
+
+EXTRA = [*(group(name, 0.0, 1.0, 1.0, 0.0) for name in "abc"), group("dull", 1.0, 1.0)]
+"""One group more than a step has room for, and one that is rejected."""
+
+
+def test_extra_groups_are_dropped():
+    state = TrainingState()
+    selection = make_selector(make_filter(max_rounds=2)).select(EXTRA, state)
+    assert sample_ids(selection.experiences) == ["a"] * 4 + ["b"] * 4
+    assert selection.groups == tuple(EXTRA)
+    assert selection.advantages == ((-0.5, 0.5, 0.5, -0.5), (-0.5, 0.5, 0.5, -0.5), (0.0,) * 4, (0.0,) * 2)
+    assert state.carried_over == ()
+
+
+def test_extra_groups_that_are_carried_over_are_trained_first_in_the_next_step():
+    selector, state = make_selector(ACCURACY), TrainingState()
+    selection = selector.select(EXTRA, state)
+    assert sample_ids(state.carried_over) == ["c"]
+    assert sample_ids(selection.groups) == ["a", "b", "dull"]  # c is shown by the step that trains on it
+    assert selection.metrics == {
+        "dynamic_sampling/passed_frac": 0.75,
+        "dynamic_sampling/rejected/right": 1.0,
+        "groups/carried_over": 0.0,
+        "groups/dropped_changed_media": 0.0,
+    }
+    state.step, state.version = 1, 1
+    fresh = [group("d", 0.0, 0.0, 1.0, version=1), group("e", 0.0, 1.0, version=1)]
+    assert not selector.needs_another_round(fresh, state, rounds=1)
+    selection = selector.select(fresh, state)
+    learned = [(e.rollout.prompt.sample.id, e.staleness, e.old_logprobs_source) for e in selection.experiences]
+    assert learned == [("c", 1, "recorded")] * 4 + [("d", 0, None)] * 3
+    assert sample_ids(selection.groups) == ["c", "d"]
+    assert selection.advantages[0] == (-0.5, 0.5, 0.5, -0.5)
+    assert selection.metrics["groups/carried_over"] == 1.0
+    assert sample_ids(state.carried_over) == ["e"]
+
+
+def test_a_carried_group_whose_media_changed_is_dropped_and_named():
+    warnings = []
+
+    def build(sample):
+        raise UserError("c.png: no such file")
+
+    media = partial(find_changed_media, find_problems=partial(find_media_problems, build), warn=warnings.append)
+    state = TrainingState(carried_over=(group("c", 0.0, 1.0),))
+    selection = make_selector(ACCURACY, media).select([group("d", 0.0, 1.0)], state)
+    assert sample_ids(selection.experiences) == ["d"] * 2
+    [warning] = warnings
+    assert warning.startswith("sample c: c.png: no such file")
+    assert selection.metrics["groups/dropped_changed_media"] == 1.0
+    assert selection.metrics["groups/carried_over"] == 0.0

@@ -1,0 +1,309 @@
+"""Selective sample replay: what is kept, sampled and dropped, against the distribution it should follow."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from itertools import permutations
+from statistics import fmean
+
+import pytest
+from factories import make_prompt, make_rollout, make_sample
+from selection import NO_CHANGED_MEDIA, Bank, at_version, centered, group, select_all
+
+from mmrl.algo.replay import (
+    ReplaySettings,
+    effective_sample_size,
+    find_changed_media,
+    find_media_problems,
+    log_weights,
+    sample_indices,
+    update_buffer,
+)
+from mmrl.config.schema import ReplayConfig
+from mmrl.config.schema.presets import REPLAY_PRESETS
+from mmrl.types import Experience, TrainingState, UserError
+
+CHI2_999 = {3: 16.27, 5: 20.52}
+"""What chi-square with so many degrees of freedom exceeds once in a thousand."""
+
+
+def make_experiences(*advantages, version=0):
+    """Experiences of one prompt, the first with index 0."""
+    rollouts = [at_version(make_rollout(index=index), version) for index in range(len(advantages))]
+    return [Experience(rollout=r, advantage=a) for r, a in zip(rollouts, advantages, strict=True)]
+
+
+def make_options(preset="default", **settings):
+    return ReplayConfig(preset=preset, **REPLAY_PRESETS[preset] | settings)
+
+
+def draw(stock, count, options, seed):
+    """The indices of the rollouts that a draw from the stock gives."""
+    weights = log_weights(stock, options)
+    indices = sample_indices(weights, count, seed, without_replacement=options.without_replacement)
+    return [stock[index].rollout.index for index in indices]
+
+
+def chi_square(counts, shares):
+    total = sum(counts.values())
+    return sum((counts[key] - share * total) ** 2 / (share * total) for key, share in shares.items())
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("without_replacement", [False, True])
+def test_draws_follow_the_advantage_to_the_power_alpha(alpha, without_replacement):
+    stock = make_experiences(0.1, -0.4, 0.8, -1.6)
+    weights = [abs(experience.advantage) ** alpha for experience in stock]
+    options = make_options(priority_exponent=alpha, without_replacement=without_replacement)
+    counts = Counter(draw(stock, 1, options, seed)[0] for seed in range(4000))
+    assert chi_square(counts, {i: weight / sum(weights) for i, weight in enumerate(weights)}) < CHI2_999[3]
+
+
+def test_draws_without_replacement_are_successive():
+    """P(i then j) = p_i p_j / (1 - p_i), as if one were drawn after the other."""
+    stock = make_experiences(0.25, 0.5, 1.0)
+    p = [1 / 7, 2 / 7, 4 / 7]
+    pairs = Counter(tuple(draw(stock, 2, make_options(), seed)) for seed in range(6000))
+    shares = {(i, j): p[i] * p[j] / (1 - p[i]) for i, j in permutations(range(3), 2)}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert chi_square(pairs, shares) < CHI2_999[5]
+
+
+def test_draws_depend_on_the_seed_and_stand_ties_huge_powers_and_small_stocks():
+    tied, options = make_experiences(*[0.5] * 40), make_options()
+    assert sorted(draw(tied, 99, options, 3)) == list(range(40))
+    assert draw(tied, 5, options, 3) == draw(tied, 5, options, 3) != draw(tied, 5, options, 4)
+    repeating = make_options(priority_exponent=50.0, without_replacement=False)
+    assert set(draw(make_experiences(1e-200, 1.0, 1e200), 50, repeating, 0)) == {2}
+    assert draw([], 5, repeating, 0) == draw(tied, 0, options, 0) == draw(tied, -3, options, 0) == []
+
+
+@pytest.mark.parametrize(("advantages", "size"), [((1.0, -1.0, 1.0), 3.0), ((1.0, -2.0, 3.0), 36 / 14), ((), 0.0)])
+def test_the_effective_size_by_hand(advantages, size):
+    stock = make_experiences(*advantages)
+    assert effective_sample_size(log_weights(stock, make_options())) == pytest.approx(size)
+
+
+def oldest_version(experience):
+    return min(segment.version for segment in experience.rollout.segments)
+
+
+def update_slowly(buffer, fresh, *, capacity, version, max_staleness):
+    """Drop what is too stale, then the oldest, one by one; the first to arrive first among equally old ones."""
+    kept = [*buffer, *fresh]
+    if max_staleness is not None:
+        kept = [each for each in kept if version - oldest_version(each) <= max_staleness]
+    while len(kept) > capacity:
+        ages = list(map(oldest_version, kept))
+        kept.pop(ages.index(min(ages)))
+    in_order = []
+    for oldest in sorted(set(map(oldest_version, kept))):
+        in_order += [each for each in kept if oldest_version(each) == oldest]
+    return tuple(in_order)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_buffer_of_partial_rollouts_equals_that_of_a_slow_version(seed):
+    """Partial rollouts have tokens of several versions and arrive in any order of age."""
+    rng = random.Random(seed)
+    limits = {"capacity": rng.choice((1, 3, 8, 30, 1000)), "max_staleness": rng.choice((None, 1, 2, 4))}
+    buffer = slow = ()
+    for version in range(25):
+        fresh = []
+        for experience in make_experiences(*(rng.uniform(-2.0, 2.0) for _ in range(rng.randrange(6)))):
+            oldest = max(0, version - rng.randrange(7))
+            fresh.append(replace(experience, rollout=at_version(experience.rollout, version, oldest, version)))
+        buffer = update_buffer(buffer, fresh, version=version, **limits)
+        slow = update_slowly(slow, fresh, version=version, **limits)
+        assert buffer == slow
+
+
+# Whole steps: a bank gives groups, those of each step with their own policy version.
+
+
+def run(bank, options, steps, *, size, state=None, media=NO_CHANGED_MEDIA):
+    """The selections of some steps, and the state they leave; `size` is the number of rollouts of a full step."""
+    state = state or TrainingState()
+    settings = ReplaySettings(options=options, rollouts_per_step=size, seed=("seed", 1))
+    selector = select_all(centered, replay=settings, find_changed_media=media)
+    selections = []
+    for _ in range(steps):
+        assert selector.needs_another_round([], state, rounds=0)
+        assert not selector.needs_another_round([], state, rounds=1)
+        selections.append(selector.select(bank.step(state.version), state))
+        state.step, state.version = state.step + 1, state.version + 1
+    return selections, state
+
+
+def sizes(selections):
+    return [len(selection.experiences) for selection in selections]
+
+
+def test_a_step_that_lacks_signal_is_filled_from_the_buffer():
+    selections, _ = run(Bank(groups=4, informative=1), make_options(), 3, size=16)
+    assert sizes(selections) == [4, 8, 12]  # nothing comes twice
+    last = selections[-1]
+    fresh, replayed = last.experiences[:4], last.experiences[4:]
+    assert {(e.staleness, e.old_logprobs_source) for e in fresh} == {(0, None)}
+    assert Counter((e.staleness, e.old_logprobs_source) for e in replayed) == {(1, "recorded"): 4, (2, "recorded"): 4}
+    assert last.metrics == {
+        "replay/buffer_size": 12.0,
+        "replay/effective_size": pytest.approx(12.0),
+        "replay/frac": pytest.approx(2 / 3),
+        "replay/staleness_mean": 1.5,
+        "replay/staleness_max": 2.0,
+        "replay/unique_frac": 1.0,
+        "replay/dropped_changed_media": 0.0,
+    }
+    assert all(len(selection.groups) == 4 for selection in selections)  # the groups of the step, trained on or not
+
+
+@pytest.mark.parametrize("preset", REPLAY_PRESETS)
+@pytest.mark.parametrize(("informative", "ages"), [(4, {0}), (0, set())])
+def test_a_step_replays_nothing_if_it_is_full_or_the_buffer_empty(preset, informative, ages):
+    selections, state = run(Bank(groups=4, informative=informative), make_options(preset), 3, size=16)
+    assert {e.staleness for selection in selections for e in selection.experiences} == ages
+    assert selections[0].metrics["replay/frac"] == 0.0
+    assert bool(state.replay_buffer) == bool(informative)
+
+
+@pytest.mark.parametrize("max_staleness", [1, 3])
+def test_age_is_bounded_and_no_rollout_comes_twice(max_staleness):
+    selections, state = run(
+        Bank(groups=8, informative=2, seed=3), make_options(max_staleness=max_staleness), 12, size=64
+    )
+    assert max(e.staleness for selection in selections for e in selection.experiences) == max_staleness
+    for selection in selections:
+        assert len({id(e.rollout) for e in selection.experiences}) == len(selection.experiences)
+    assert all(state.version - 1 - oldest_version(e) <= max_staleness for e in state.replay_buffer)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_age_is_bounded_where_partial_rollouts_arrive_in_any_order(seed):
+    bank = Bank(longest=7, groups=6, informative=3, seed=seed)
+    selections, state = run(bank, make_options(max_staleness=4, capacity=40), 30, size=48)
+    num_replayed = 0
+    for version, selection in enumerate(selections):
+        fresh = {id(r) for g in selection.groups for r in g.rollouts}
+        own = [e.rollout for e in selection.experiences if id(e.rollout) in fresh]
+        replayed = [e.rollout for e in selection.experiences if id(e.rollout) not in fresh]
+        assert len(own) == len({id(r) for r in own}) == 12  # each of the step's own once, also a stale one
+        assert len({id(r) for r in replayed}) == len(replayed)
+        num_replayed += len(replayed)
+        assert max((version - r.oldest_version for r in replayed), default=0) <= 4
+    assert num_replayed > 100
+    assert max(29 - e.rollout.oldest_version for e in state.replay_buffer) <= 4
+
+
+def test_equal_rollouts_count_once_whether_or_not_they_are_one_object():
+    """A sample that a step draws twice has equal rollouts, which a checkpoint gives back as one object."""
+    settings = ReplaySettings(options=make_options(), rollouts_per_step=6, seed=())
+    groups = [group("s", 0.0, 1.0), group("s", 0.0, 1.0), group("t", 0.0, 1.0)]
+    selection = select_all(centered, replay=settings).select(groups, TrainingState())
+    assert selection.metrics["replay/unique_frac"] == pytest.approx(4 / 6)
+
+
+def test_recomputed_old_log_probs_can_be_asked_for_replayed_rollouts():
+    selections, _ = run(Bank(groups=4, informative=1), make_options(old_logprobs="recomputed"), 2, size=16)
+    assert {(e.staleness, e.old_logprobs_source) for e in selections[-1].experiences} == {(0, None), (1, "recomputed")}
+
+
+def test_rollouts_without_advantage_can_be_kept_and_are_never_stored():
+    options = make_options(drop_zero_advantage=False)
+    selections, state = run(Bank(groups=4, informative=1), options, 2, size=20)
+    assert sizes(selections) == [16, 20]
+    assert all(e.advantage for e in state.replay_buffer)
+
+
+def test_the_smallest_buffer_holds_one_rollout():
+    selections, state = run(Bank(groups=1, informative=1), make_options("code", target_fraction=0.01), 3, size=4)
+    assert sizes(selections) == [1, 1, 1]
+    assert len(state.replay_buffer) == 1
+
+
+def test_a_step_without_signal_replays_until_the_buffer_is_too_old():
+    bank, options = Bank(groups=4, informative=4), make_options(max_staleness=2)
+    _, state = run(bank, options, 1, size=16)
+    bank.num_informative = 0
+    assert sizes(run(bank, options, 3, size=16, state=state)[0]) == [16, 16, 0]
+
+
+def test_an_advantage_that_is_not_finite_is_refused_and_not_stored():
+    state = TrainingState()
+    settings = ReplaySettings(options=make_options(), rollouts_per_step=2, seed=())
+    selector = select_all(lambda groups: [[1.0, float("nan")]], replay=settings)
+    with pytest.raises(ValueError, match="sample s, rollout 1: advantage nan"):
+        selector.select([group("s", 0.0, 1.0)], state)
+    assert state.replay_buffer == ()
+
+
+def test_a_step_resumed_from_its_state_draws_the_same():
+    def drawn_in(selections):
+        return [[(e.rollout.prompt.sample.id, e.rollout.index) for e in one.experiences] for one in selections]
+
+    options = make_options(without_replacement=False)
+    whole, _ = run(Bank(groups=8, informative=3, seed=1), options, 6, size=64)
+    bank = Bank(groups=8, informative=3, seed=1)
+    first, state = run(bank, options, 3, size=64)
+    second, _ = run(bank, options, 3, size=64, state=state)
+    assert drawn_in(whole) == drawn_in([*first, *second])
+
+
+def test_rollouts_whose_media_changed_are_dropped_counted_and_named():
+    bank, warnings, lost = Bank(groups=4, informative=2), [], {"0-0"}
+
+    def build(sample):
+        if sample.id in lost:
+            raise UserError("0-0.png: changed since it was referenced")
+        return make_prompt(make_sample(id=sample.id))
+
+    media = partial(find_changed_media, find_problems=partial(find_media_problems, build), warn=warnings.append)
+    selections, state = run(bank, make_options(), 3, size=16, media=media)
+    [warning] = warnings
+    assert warning.startswith("sample 0-0: 0-0.png: changed")
+    assert "0-0" not in {e.rollout.prompt.sample.id for one in selections[1:] for e in one.experiences}
+    assert [one.metrics["replay/dropped_changed_media"] for one in selections] == [0.0, 4.0, 0.0]
+    assert len(selections[1].experiences) == 8 + 4
+    lost |= {f"{version}-{g}" for version in range(9) for g in range(4)}  # everything is gone
+    options = make_options(without_replacement=False)
+    selections, state = run(bank, options, 2, size=64, state=state, media=media)
+    assert state.replay_buffer == () and len(selections[-1].experiences) == 8
+
+
+# The published behaviour, on the traces that were measured of it: 64 groups of 8, so 512 rollouts a step.
+
+
+def trace(preset, informative, steps, seed):
+    bank = Bank(groups=64, size=8, informative=informative, seed=seed, graded=True)
+    return [selection.experiences for selection in run(bank, make_options(preset), steps, size=512)[0]]
+
+
+def num_unique(experiences):
+    return len({id(experience.rollout) for experience in experiences})
+
+
+def test_the_code_trains_on_nothing_old_where_half_of_the_groups_are_informative():
+    """256 of 512, all of age 0, about 145 different ones."""
+    for step in trace("code", 32, 6, seed=0):
+        assert len(step) == 256
+        assert {e.staleness for e in step} == {0}
+        assert 130 <= num_unique(step) <= 165
+
+
+def test_the_code_mixes_three_steps_where_one_of_five_groups_is_informative():
+    """50-64 % of the current step, 20-30 % one step old, 11-20 % two; about 0.53 of the samples are different ones."""
+    steps = trace("code", 13, 30, seed=1)[5:]
+    ages = Counter(e.staleness for step in steps for e in step)
+    now, one, two = (ages[age] / ages.total() for age in range(3))
+    assert (0.50 <= now <= 0.66) and (0.20 <= one <= 0.30) and (0.09 <= two <= 0.20)
+    assert 0.48 <= fmean(num_unique(step) / len(step) for step in steps) <= 0.60
+
+
+def test_the_paper_trains_on_every_informative_rollout_and_fills_the_step():
+    steps = trace("paper", 13, 10, seed=2)
+    for number, step in enumerate(steps):
+        assert len(step) == 512
+        assert [e.staleness for e in step[: 13 * 8]] == [0] * 104
+        assert max(e.staleness for e in step) <= number
+    assert max(e.staleness for e in steps[-1]) == 9  # nothing is dropped for its age

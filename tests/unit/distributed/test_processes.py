@@ -1,0 +1,65 @@
+"""What happens when a rank fails or hangs: the launcher stops the others, and the heartbeat names what all do."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore
+from waiting import wait_for
+
+from mmrl.distributed import launch
+from mmrl.distributed.torch_ranks import Heartbeat
+
+# A rank that starts a process. The second kills itself once the first has begun, which then waits for ever.
+PROGRAM = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'], start_new_session=True)
+Path(sys.argv[1] + os.environ['RANK'] + '-child').write_text(str(child.pid))
+Path(sys.argv[1] + os.environ['RANK']).write_text(str(os.getpid()))
+first = Path(sys.argv[1] + '0')
+while os.environ['RANK'] == '0' or not (first.exists() and first.read_text()):
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_launcher_returns_the_code_of_the_rank_that_failed_and_leaves_no_process(tmp_path, monkeypatch, capfd):
+    program = tmp_path / "mmrl" / "__main__.py"
+    program.parent.mkdir()
+    program.write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # `-m` looks here first
+    monkeypatch.setattr(launch, "SHUTDOWN_GRACE_S", 0.3)
+    assert launch.launch([str(tmp_path / "pid")], 2) == 128 + signal.SIGKILL
+    assert "rank 1 was ended by SIGKILL" in capfd.readouterr().err
+    for rank in "01":
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / f"pid{rank}").read_text()), 0)
+    # The rank that killed itself left nobody who knows what it had started.
+    os.kill(int((tmp_path / "pid1-child").read_text()), signal.SIGKILL)
+    command_line = Path("/proc") / (tmp_path / "pid0-child").read_text() / "cmdline"
+    wait_for(lambda: not command_line.exists() or not command_line.read_bytes())
+
+
+def test_a_rank_that_waits_reports_its_activity_that_of_the_others_and_its_stacks(capfd):
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    slow = Heartbeat(store, 1, 2, patience_s=600)
+    slow.set_activity("learning from boxes-17")
+    waiting = Heartbeat(store.clone(), 0, 2, patience_s=2)
+    waiting.set_activity("waiting in gather after: scoring")
+    for heartbeat in (slow, waiting):
+        heartbeat.start()
+    printed = []
+
+    def has_printed_stacks():
+        printed.append(capfd.readouterr().err)
+        return "test_a_rank_that_waits" in "".join(printed)  # the innermost frame of this thread, the last line
+
+    wait_for(has_printed_stacks)
+    for heartbeat in (waiting, slow):
+        heartbeat.stop()
+    report = r"rank 0 is still waiting in gather after: scoring after \d+ s\. rank 1 for \d+ s: learning from boxes-17"
+    assert re.search(report, "".join(printed))
