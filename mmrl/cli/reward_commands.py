@@ -32,7 +32,7 @@ from mmrl_rewards.contract import BoundReward, bind
 _CODE_TEMPLATE = '''"""The reward `{name}`."""
 
 from mmrl import AnswerType, Response, RewardValue, Sample
-from mmrl_rewards import reward, target_value
+from mmrl_rewards import answer_value, reward, target_value
 
 
 @reward(name="{name}", answer_types=(AnswerType.NUMBER,))
@@ -43,9 +43,7 @@ def {name}(response: Response, sample: Sample, *, tolerance: float = 0.0) -> Rew
     Unscorable: the target is not a number.
     """
     target = target_value(sample, AnswerType.NUMBER)
-    value = response.answer.value
-    if value is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    value = answer_value(response)
     return RewardValue(float(abs(value - target) <= tolerance), f"{{value}}, expected {{target}}")
 '''
 _CASE_ROWS: tuple[tuple[str, dict[str, float], int, str], ...] = (
