@@ -9,7 +9,7 @@ import pytest
 
 from mmrl.utils.environment import describe_import_error, installed_build
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
