@@ -21,7 +21,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 from mmrl.types import UserError
 from mmrl.utils.processes import die_with_parent, inherit_orphans, kill_orphans, list_tree
@@ -53,7 +53,7 @@ class MessageSocket:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         # Results of calls that take microseconds come several at a time; one system call reads them all.
-        self._reader = connection.makefile("rb", buffering=_READ_AHEAD_BYTES)
+        self._reader = cast(io.BufferedReader, connection.makefile("rb", buffering=_READ_AHEAD_BYTES))
 
     def send(self, message: object, pickler: type[pickle.Pickler] = pickle.Pickler) -> None:
         """Send an object.

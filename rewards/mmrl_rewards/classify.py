@@ -33,7 +33,7 @@ def label(
     Unscorable: the target is not text.
     """
     target = target_value(sample, AnswerType.TEXT)
-    content = answer_value(response)
+    content: str = answer_value(response)
     # Aliases are normalised as answers are, while the class they stand for stays as written, for `verbatim`.
     other_names = {_normalize(name): stands_for for name, stands_for in aliases.items()}
     named = other_names.get(_normalize(content), content)
