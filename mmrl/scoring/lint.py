@@ -19,6 +19,7 @@ from types import BuiltinFunctionType, FrameType
 from typing import Any, NamedTuple, TypeVar
 
 from mmrl.answer import COORDINATE_TYPES, ResponseFormat
+from mmrl.scoring.terms import RewardOutcome, call_reward, is_unscorable
 from mmrl.types import (
     Answer,
     AnswerType,
@@ -27,11 +28,12 @@ from mmrl.types import (
     ImageRef,
     ResizeMap,
     Response,
+    RewardErrorKind,
+    RewardFailure,
     RewardValue,
     Sample,
     Size,
     Target,
-    Unscorable,
     UserError,
 )
 from mmrl.utils.error_catcher import ErrorCatcher
@@ -56,6 +58,8 @@ _CLOCK_FUNCTIONS = frozenset(
 _GLOBAL_RANDOM: object = random.random.__self__  # type: ignore[attr-defined]
 _CURRENT_TIME_METHODS = frozenset({"now", "utcnow", "today"})
 _ResultT = TypeVar("_ResultT")
+Attempt = tuple[str, Sample, RewardOutcome]
+"""Name of an attack, the sample it is tried on, and what came of it."""
 
 # The response format that attacks are written in.
 _ATTACK_GRAMMAR = ResponseFormat(thinking="optional")
@@ -159,8 +163,8 @@ def make_samples(answer_types: Sequence[AnswerType]) -> tuple[Sample, ...]:
 
 def filter_scorable(reward: BoundReward, samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """Return the samples for which the reward does not raise `Unscorable`."""
-    got = _run_all_in_processes([partial(_score_text, reward, sample, "<answer></answer>") for sample in samples])
-    return tuple(sample for sample, term in zip(samples, got, strict=True) if not isinstance(term, Unscorable))
+    outcomes = _run_all_in_processes([partial(_score_text, reward, sample, "<answer></answer>") for sample in samples])
+    return tuple(sample for sample, outcome in zip(samples, outcomes, strict=True) if not is_unscorable(outcome))
 
 
 def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
@@ -169,9 +173,9 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
     Raises:
         UserError: a target cannot be written in the response format, or the reward tolerates an attack that is unknown.
     """
-    correct_pairs = [(_make_response(sample, _ATTACK_GRAMMAR.render(sample.target)), sample) for sample in samples]
+    correct_pairs = [(make_trial_response(sample, _ATTACK_GRAMMAR.render(sample.target)), sample) for sample in samples]
     # scipy and the like, which a first call imports, take longer than all calls: each fork would import them again.
-    [modules] = _run_all_in_processes([partial(_list_new_modules, partial(_call_reward_on_all, reward, correct_pairs))])
+    [modules] = _run_all_in_processes([partial(_list_new_modules, reward, correct_pairs)])
     for name in modules if isinstance(modules, list) else []:
         # Some libraries list modules that cannot be imported by their names.
         with ErrorCatcher():
@@ -181,8 +185,8 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
         attacks = build_attacks(sample, _ATTACK_GRAMMAR, _ATTACK_GRAMMAR.render(sample.target))
         tries += [(name, sample, text) for name, text in attacks.items()]
     tries += [("right", sample, _ATTACK_GRAMMAR.render(sample.target)) for sample in samples]
-    got = _run_all_in_processes([partial(_score_text, reward, sample, text) for _, sample, text in tries])
-    attempts = [(name, sample, term) for (name, sample, _), term in zip(tries, got, strict=True)]
+    outcomes = _run_all_in_processes([partial(_score_text, reward, sample, text) for _, sample, text in tries])
+    attempts = [(name, sample, outcome) for (name, sample, _), outcome in zip(tries, outcomes, strict=True)]
     return LintReport(
         findings=(
             _check_range(reward, attempts),
@@ -240,10 +244,14 @@ def _split_around_answer(correct: str, answer: str, parse: Callable[[str], Answe
     return before, after
 
 
-def _make_response(sample: Sample, text: str) -> Response:
+def make_trial_response(sample: Sample, text: str, response_format: ResponseFormat = _ATTACK_GRAMMAR) -> Response:
+    """Return a response that nobody sampled.
+
+    No image is opened: each counts as one of 1000 x 1000 pixels, and coordinates as those of the target.
+    """
     return Response(
         text=text,
-        answer=_ATTACK_GRAMMAR.parse(text, sample.target.answer_type),
+        answer=response_format.parse(text, sample.target.answer_type),
         finish_reason=FinishReason.EOS,
         num_tokens=len(text) // _CHARS_PER_TOKEN,
         resize_maps=tuple(ResizeMap(_IMAGE_SIZE, _IMAGE_SIZE) for _ in sample.media),
@@ -251,41 +259,32 @@ def _make_response(sample: Sample, text: str) -> Response:
     )
 
 
-def _score_text(reward: BoundReward, sample: Sample, text: str) -> RewardValue:
-    return _call_reward_on_all(reward, [(_make_response(sample, text), sample)])[0]
+def _score_text(reward: BoundReward, sample: Sample, text: str) -> RewardOutcome:
+    return _score_all(reward, [(make_trial_response(sample, text), sample)])[0]
 
 
-def _call_reward_on_all(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> list[RewardValue]:
-    """Return the values of a reward, each a number in its range. Raises what the reward raises, and ValueError."""
-    low, high = reward.reward.low, reward.reward.high
-    values = []
+def _score_all(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> list[RewardOutcome]:
+    """Return the outcomes of a reward. A service that gives no verdict, as it need not run here, counts the low end."""
+    outcomes: list[RewardOutcome] = []
     for response, sample in pairs:
-        try:
-            result = reward(response, sample)
-        except Unscorable as error:
-            if not reward.reward.uses_service:
-                raise
-            # The service need not run where lint does.
-            result = RewardValue(low, f"no verdict: {error}")
-        value, reason = result if isinstance(result, RewardValue) else (result, "")
-        if not isinstance(value, int | float) or not low <= value <= high:
-            raise ValueError(f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
-        values.append(RewardValue(float(value), reason))
-    return values
+        outcome = call_reward(reward, response, sample)
+        if reward.reward.uses_service and is_unscorable(outcome):
+            outcome = RewardValue(reward.reward.low, f"no verdict: {outcome.reason}")
+        outcomes.append(outcome)
+    return outcomes
 
 
-def _list_new_modules(task: Callable[[], object]) -> list[str]:
-    """Return the names of the modules that a task imports. What else it does wrong is for the checks to find."""
+def _list_new_modules(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> list[str]:
+    """Return the names of the modules that calls import."""
     known = set(sys.modules)
-    with ErrorCatcher():
-        task()
+    _score_all(reward, pairs)
     return [name for name in sys.modules if name not in known]
 
 
-def _check_range(reward: BoundReward, attempts: Sequence[tuple[str, Sample, RewardValue | Exception]]) -> LintFinding:
-    for name, sample, got in attempts:
-        if isinstance(got, Exception):
-            return LintFinding("range", False, f"{name} ({sample.target.answer_type}): {_error_text(got)}")
+def _check_range(reward: BoundReward, attempts: Sequence[Attempt]) -> LintFinding:
+    for name, sample, outcome in attempts:
+        if isinstance(outcome, RewardFailure):
+            return LintFinding("range", False, f"{name} ({sample.target.answer_type}): {outcome.reason}")
     return LintFinding("range", True, f"{len(attempts)} values from {reward.reward.low:g} to {reward.reward.high:g}")
 
 
@@ -293,7 +292,7 @@ def _check_pickling(reward: BoundReward) -> LintFinding:
     with ErrorCatcher() as caught:
         same = pickle.loads(pickle.dumps(reward)) == reward
     if caught.error:
-        return LintFinding("picklable", False, _error_text(caught.error))
+        return LintFinding("picklable", False, f"{type(caught.error).__name__}: {caught.error}")
     return LintFinding("picklable", same, "by reference" if same else "what comes back differs")
 
 
@@ -302,12 +301,13 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
     pairs = []
     for sample in samples:
         for text in (_ATTACK_GRAMMAR.render(sample.target), "<answer>1</answer>", ""):
-            pairs.append((_make_response(sample, text), sample))
-    [back_and_forth] = _run_all_in_processes([partial(_call_reward_on_all, reward, pairs + pairs[::-1])])
-    [elsewhere] = _run_all_in_processes([partial(_call_reward_on_all, reward, pairs)])
-    if isinstance(back_and_forth, Exception) or isinstance(elsewhere, Exception):
-        return LintFinding("repeatable", False, _error_text(back_and_forth))
-    same = back_and_forth == elsewhere + elsewhere[::-1]
+            pairs.append((make_trial_response(sample, text), sample))
+    [back_and_forth] = _run_all_in_processes([partial(_score_all, reward, pairs + pairs[::-1])])
+    [elsewhere] = _run_all_in_processes([partial(_score_all, reward, pairs)])
+    for outcomes in (back_and_forth, elsewhere):
+        if isinstance(outcomes, RewardFailure):
+            return LintFinding("repeatable", False, outcomes.reason)
+    same = back_and_forth == [*elsewhere, *elsewhere[::-1]]
     detail = f"{len(pairs)} calls, three times" if same else "the same call gave another value"
     return LintFinding("repeatable", same, detail)
 
@@ -315,15 +315,14 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
 def _check_purity(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
     if reward.reward.uses_service:
         return LintFinding("pure", True, "asks a service")
-    call = partial(_call_reward_on_all, reward, pairs)
-    [found] = _run_all_in_processes([partial(_record_impure_calls, call)])
-    if isinstance(found, Exception):
-        return LintFinding("pure", False, _error_text(found))
+    [found] = _run_all_in_processes([partial(_record_impure_calls, reward, pairs)])
+    if isinstance(found, RewardFailure):
+        return LintFinding("pure", False, found.reason)
     return LintFinding("pure", not found, f"uses {', '.join(found)}" if found else "no files, network, clock or dice")
 
 
-def _record_impure_calls(task: Callable[[], object]) -> list[str]:
-    """Return the names of the impure functions that a task calls. The hooks cannot be removed: call this in a fork."""
+def _record_impure_calls(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> list[str]:
+    """Return the names of the impure functions that calls use. The hooks cannot be removed: call this in a fork."""
     found: dict[str, None] = {}
 
     def audit(event: str, _: object) -> None:
@@ -339,7 +338,9 @@ def _record_impure_calls(task: Callable[[], object]) -> list[str]:
 
     sys.addaudithook(audit)
     sys.setprofile(profile)
-    task()
+    for response, sample in pairs:
+        with ErrorCatcher():
+            reward(response, sample)
     sys.setprofile(None)
     return list(found)
 
@@ -367,8 +368,8 @@ def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
 
 def _check_speed(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
     [seconds] = _run_all_in_processes([partial(_slowest_seconds, reward, pairs)])
-    if isinstance(seconds, Exception):
-        return LintFinding("speed", False, _error_text(seconds))
+    if isinstance(seconds, RewardFailure):
+        return LintFinding("speed", False, seconds.reason)
     limit = "" if seconds <= _MAX_CALL_S or reward.reward.uses_service else f", at most {_MAX_CALL_S * 1000:g} ms"
     return LintFinding("speed", not limit, f"{seconds * 1e6:,.0f} us a call{limit}")
 
@@ -377,7 +378,7 @@ def _slowest_seconds(reward: BoundReward, pairs: Sequence[tuple[Response, Sample
     """Return the median time of a call for the response that takes longest."""
     slowest = 0.0
     for pair in pairs:
-        call = partial(_call_reward_on_all, reward, [pair])
+        call = partial(_score_all, reward, [pair])
         call()  # libraries load in the first call, which a run makes before its first step
         slowest = max(slowest, median(timeit.repeat(call, number=1, repeat=20)))
     return slowest
@@ -387,16 +388,14 @@ def _check_huge_response(reward: BoundReward, samples: Sequence[Sample]) -> Lint
     # Words show a regular expression that backtracks, one number of ten million digits a parser of numbers that does.
     texts = ("<answer>" + "ab " * (_HUGE_CHARS // 3) + "</answer>", "9" * _HUGE_CHARS)
     tries = [(sample, text) for sample in samples for text in texts]
-    results = _run_all_in_processes([partial(_score_text, reward, sample, text) for sample, text in tries])
-    for (sample, _), result in zip(tries, results, strict=True):
-        if isinstance(result, Exception):
-            return LintFinding("10 MB response", False, f"{sample.target.answer_type}: {_error_text(result)}")
+    outcomes = _run_all_in_processes([partial(_score_text, reward, sample, text) for sample, text in tries])
+    for (sample, _), outcome in zip(tries, outcomes, strict=True):
+        if isinstance(outcome, RewardFailure):
+            return LintFinding("10 MB response", False, f"{sample.target.answer_type}: {outcome.reason}")
     return LintFinding("10 MB response", True, f"each within {_TIMEOUT_S:g} s")
 
 
-def _attack_results(
-    reward: BoundReward, attempts: Sequence[tuple[str, Sample, RewardValue | Exception]]
-) -> Iterator[AttackResult]:
+def _attack_results(reward: BoundReward, attempts: Sequence[Attempt]) -> Iterator[AttackResult]:
     """Yield the highest value of each attack.
 
     Raises:
@@ -412,22 +411,22 @@ def _attack_results(
         )
     for name in names:
         best: tuple[AnswerType, RewardValue] | None = None
-        for attack, sample, result in attempts:
-            if attack != name or not isinstance(result, RewardValue):
+        for attack, sample, outcome in attempts:
+            if attack != name or isinstance(outcome, RewardFailure):
                 continue
-            if best is None or result.value > best[1].value:
-                best = sample.target.answer_type, result
+            if best is None or outcome.value > best[1].value:
+                best = sample.target.answer_type, outcome
         if best is not None:
             answer_type, value = best
             max_allowed = low + (high - low) * shares.get(name, 0.0)
             yield AttackResult(name, answer_type, value.value, max_allowed, value.reason)
 
 
-def _run_all_in_processes(tasks: Sequence[Callable[[], _ResultT]]) -> list[_ResultT | Exception]:
-    """Return what each task returns or raises in a fork; a new fork follows one that hangs or dies."""
+def _run_all_in_processes(tasks: Sequence[Callable[[], _ResultT]]) -> list[_ResultT | RewardFailure]:
+    """Return what each task returns in a fork, a failure for one that hangs or dies; a new fork continues after it."""
     # Only a process can be stopped in the middle of a regular expression, and only in a fork is loading already done.
     context = multiprocessing.get_context("fork")
-    results: list[_ResultT | Exception] = []
+    results: list[_ResultT | RewardFailure] = []
     while len(results) < len(tasks):
         remaining = tasks[len(results) :]
         here, there = context.Pipe(duplex=False)
@@ -437,12 +436,12 @@ def _run_all_in_processes(tasks: Sequence[Callable[[], _ResultT]]) -> list[_Resu
         there.close()
         for _ in remaining:
             if not here.poll(_TIMEOUT_S):
-                results.append(TimeoutError(f"hung for {_TIMEOUT_S:g} s"))
+                results.append(RewardFailure(RewardErrorKind.TIMEOUT, f"hung for {_TIMEOUT_S:g} s"))
                 break
             try:
                 results.append(here.recv())
             except EOFError:
-                results.append(RuntimeError("its process died"))
+                results.append(RewardFailure(RewardErrorKind.CRASH, "its process died"))
                 break
         process.kill()
         process.join()
@@ -451,14 +450,4 @@ def _run_all_in_processes(tasks: Sequence[Callable[[], _ResultT]]) -> list[_Resu
 
 def _send_results(tasks: Sequence[Callable[[], object]], pipe: Connection) -> None:
     for task in tasks:
-        with ErrorCatcher() as caught:
-            pipe.send(task())
-        # An error of a user's class may not survive pickling, its message does.
-        if caught.error:
-            pipe.send(caught.error if isinstance(caught.error, Unscorable) else RuntimeError(_error_text(caught.error)))
-
-
-def _error_text(error: object) -> str:
-    if isinstance(error, RuntimeError | TimeoutError | ValueError):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+        pipe.send(task())

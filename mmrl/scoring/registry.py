@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +51,10 @@ def builtin_rewards() -> dict[str, AnyReward]:
 
 
 def qualified_name(name: str) -> str:
-    """Return the full name of a reward: `box:iou` is short for `mmrl_rewards.box:iou`; names of files stay as they are.
+    """Return the full name of a reward: `box:iou` is short for `mmrl_rewards.box:iou`; other names stay as they are.
 
     Raises:
-        UserError: there is no such reward.
+        UserError: there is neither such a reward nor such a module.
     """
     module = name.rpartition(":")[0]
     if module.endswith(".py") or "." in module:
@@ -61,6 +62,8 @@ def qualified_name(name: str) -> str:
     known_names = builtin_rewards()
     if f"mmrl_rewards.{name}" in known_names:
         return f"mmrl_rewards.{name}"
+    if module and find_spec(module):  # a module of the user's at the top of the path
+        return name
     short_names = [known_name.removeprefix("mmrl_rewards.") for known_name in known_names]
     hint = did_you_mean(name, short_names) or "`mmrl reward list` shows all"
     raise UserError(f"there is no reward {name!r}; {hint}")

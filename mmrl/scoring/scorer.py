@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardFailurePolicy, ScoringConfig, matches_conditions
-from mmrl.scoring.lint import build_attacks, make_samples
+from mmrl.scoring.lint import build_attacks, make_samples, make_trial_response
 from mmrl.scoring.terms import (
     BoundTerm,
     RewardError,
@@ -24,17 +24,14 @@ from mmrl.scoring.terms import (
     call_reward,
     check_terms,
     combine_terms,
+    is_unscorable,
     make_worker_limits,
     worker_failure,
 )
 from mmrl.types import (
-    Answer,
     AnswerType,
-    CoordinateSystem,
     Dropped,
-    FinishReason,
     Group,
-    ResizeMap,
     Response,
     RewardErrorKind,
     RewardFailure,
@@ -42,7 +39,6 @@ from mmrl.types import (
     Rollout,
     Sample,
     Score,
-    Size,
     UserError,
 )
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
@@ -165,7 +161,6 @@ class RewardFunctionScorer:
             RewardError: a reward failed, whatever `on_error` and `on_missing_score` say.
             UserError: no term applies to a sample, or its target cannot be written in the response format.
         """
-        empty_answers = {answer_type: response_format.parse("", answer_type) for answer_type in AnswerType}
         remaining, batch_size = iter(samples), max(1, self._options.workers)
         # Scores of a whole dataset at once would fill memory; one sample at a time would leave workers idle.
         while batch := list(islice(remaining, batch_size)):
@@ -176,10 +171,8 @@ class RewardFunctionScorer:
                     if _asks_remote_service(term) and term.name not in self._asked_services:
                         self._asked_services.add(term.name)
                         self._try_wrong_answers(term, sample, response_format)
-                empty_answer = empty_answers[sample.target.answer_type]
-                pairs += [
-                    (response, sample) for response in _make_trial_responses(sample, response_format, empty_answer)
-                ]
+                correct = _make_correct_response(sample, response_format)
+                pairs += [(make_trial_response(sample, "", response_format), sample), (correct, sample)]
             all_outcomes = self._call_rewards(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
                 # A total needs a value of every term, those included whose service was asked about another sample.
@@ -227,7 +220,7 @@ class RewardFunctionScorer:
         A service is asked about one of them, and every failure of it raised.
         """
         answer_type, is_remote = sample.target.answer_type, _asks_remote_service(term)
-        correct = _make_trial_responses(sample, response_format, response_format.parse("", answer_type))[1]
+        correct = _make_correct_response(sample, response_format)
         texts = build_attacks(sample, response_format, correct.text)
         # None of those need be an answer of the right type, which alone reaches the comparison with the target.
         with suppress(UserError):
@@ -247,7 +240,7 @@ class RewardFunctionScorer:
             if is_remote or self._failure_action(outcome) == "stop":
                 raise RewardError(f"{error}; wrong answers are tried before the first step, as by `mmrl reward lint`")
             # To abstain is not a fault, where the run continues without the rollout.
-            if outcome.error_kind is not RewardErrorKind.UNSCORABLE:
+            if not is_unscorable(outcome):
                 return error
         return None
 
@@ -384,26 +377,12 @@ def make_response(rollout: Rollout) -> Response:
     )
 
 
-def _make_trial_responses(sample: Sample, response_format: ResponseFormat, empty_answer: Answer) -> list[Response]:
-    """Return an empty response and the correct one, which nobody sampled. `empty_answer` is the parsed empty one."""
+def _make_correct_response(sample: Sample, response_format: ResponseFormat) -> Response:
     try:
-        correct = response_format.build_example(sample.target)
+        text = response_format.build_example(sample.target)
     except UserError as error:
         raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-    # No image is opened for this check: each counts as this large, and the coordinates as those of the target.
-    nominal_size = Size(1000, 1000)
-    responses = []
-    for text, answer in (("", empty_answer), (correct, response_format.parse(correct, sample.target.answer_type))):
-        response = Response(
-            text=text,
-            answer=answer,
-            finish_reason=FinishReason.EOS,
-            num_tokens=0,
-            resize_maps=tuple(ResizeMap(nominal_size, nominal_size) for _ in sample.media),
-            coordinate_system=sample.target.coordinate_system or CoordinateSystem.PX_ORIGINAL,
-        )
-        responses.append(response)
-    return responses
+    return make_trial_response(sample, text, response_format)
 
 
 def _asks_remote_service(term: BoundTerm) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import nan, prod
 from numbers import Real
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from mmrl.config.schema import RewardTermConfig, ScoringConfig
 from mmrl.types import Response, RewardErrorKind, RewardFailure, RewardValue, Sample, Unscorable, UserError
@@ -55,6 +55,11 @@ def call_reward(reward: BoundReward, response: Response, sample: Sample) -> Rewa
     if len(reason) > _MAX_REASON_CHARS:
         reason = reason[:_MAX_REASON_CHARS] + "..."
     return RewardFailure(kind, reason)
+
+
+def is_unscorable(outcome: RewardOutcome) -> TypeGuard[RewardFailure]:
+    """Return True if the reward abstained: it raised `Unscorable`."""
+    return isinstance(outcome, RewardFailure) and outcome.error_kind is RewardErrorKind.UNSCORABLE
 
 
 def make_worker_limits(options: ScoringConfig) -> WorkerLimits:

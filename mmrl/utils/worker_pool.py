@@ -31,7 +31,7 @@ from mmrl.types import UserError
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.processes import kill_processes, list_tree
 from mmrl.utils.worker_limits import WorkerLimits, WorkerWatch
-from mmrl.utils.worker_server import MessageSocket, ReportActivity, ServerSetup, WorkerSetup
+from mmrl.utils.worker_server import MessageSocket, ReportActivity, WorkerSetup
 
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
@@ -117,7 +117,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         """
         setup = WorkerSetup(load, pickler)
         if shared_imports is None:
-            self._workers = _WorkerStarter(_Server(ServerSetup((), setup), limits), None, limits)
+            self._workers = _WorkerStarter(_Server((), setup, limits), None, limits)
         else:
             server = _share_server(os.getpid(), shared_imports, limits)
             self._workers = _WorkerStarter(server, setup, limits)
@@ -259,7 +259,8 @@ class _Worker:
 class _Server:
     """The process that forks workers. Its methods may be called from any thread."""
 
-    def __init__(self, setup: ServerSetup, limits: WorkerLimits) -> None:
+    def __init__(self, imports: tuple[str, ...], setup: WorkerSetup | None, limits: WorkerLimits) -> None:
+        """Start the process, which imports these modules and then loads for its workers, unless `setup` is None."""
         self._ready = False
         self._lock = Lock()
         self._limits = limits
@@ -280,8 +281,9 @@ class _Server:
         if output_fds is not None:
             os.close(output_fds[1])
             self.watch = WorkerWatch(self._process.pid, output_fds[0], limits)
-        self.close = Finalize(self, _end_server, (self._process, ours, self.watch), exitpriority=0)
+        self.close = Finalize(self, _end_server, (self._process, self._control, self.watch), exitpriority=0)
         try:
+            self._control.send(imports)
             self._control.send(setup)
         except ConnectionError:
             pass  # the server died; waiting for it says so
@@ -383,7 +385,7 @@ class _WorkerStarter:
         with self._lock:
             # Until the server has waited for it, the pid is nobody else's: from here on it may be.
             self._living.discard(worker.pid)
-        worker.line.connection.close()
+        worker.line.close()
         exit_code = self.server.end_worker(worker)
         # A server that was killed left the worker behind.
         if exit_code is None and self.server.close.still_active():
@@ -401,7 +403,7 @@ def _share_server(process_id: int, imports: tuple[str, ...], limits: WorkerLimit
     """Return the server of all pools of this process that load after the fork."""
     # A part of the cache's key alone: a fork of this process needs a server of its own.
     del process_id
-    return _Server(ServerSetup(imports, None), limits)
+    return _Server(imports, None, limits)
 
 
 def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool) -> None:
@@ -474,11 +476,11 @@ def _close(queue: _TaskQueue, workers: _WorkerStarter, threads: Sequence[Thread]
             thread.join(_SHUTDOWN_TIMEOUT_S)
 
 
-def _end_server(process: subprocess.Popen[bytes], control: socket.socket, watch: WorkerWatch | None) -> None:
+def _end_server(process: subprocess.Popen[bytes], control: MessageSocket, watch: WorkerWatch | None) -> None:
     """End a server, which takes its workers with it."""
     # An OSError means that it is gone already.
     with suppress(OSError):
-        control.shutdown(socket.SHUT_RDWR)
+        control.connection.shutdown(socket.SHUT_RDWR)
     try:
         process.wait(_SHUTDOWN_TIMEOUT_S)
     except subprocess.TimeoutExpired:

@@ -21,7 +21,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 from mmrl.types import UserError
 from mmrl.utils.processes import die_with_parent, inherit_orphans, kill_orphans, list_tree
@@ -37,17 +37,10 @@ Loader = Callable[[ReportActivity], Callable[[Any], object]]
 
 
 class WorkerSetup(NamedTuple):
-    """The first message to a worker that loads for itself, or to a server that loads for all of its workers."""
+    """The work of a worker. A server whose workers load for themselves is sent none; each worker then is."""
 
     load: Loader
     pickler: type[pickle.Pickler]  # pickles results
-
-
-class ServerSetup(NamedTuple):
-    """The first message to a server."""
-
-    imports: tuple[str, ...]  # modules to import, so that its workers need not
-    workers: WorkerSetup | None  # what all workers do; None where each is sent its own setup after the fork
 
 
 class MessageSocket:
@@ -60,7 +53,7 @@ class MessageSocket:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         # Results of calls that take microseconds come several at a time; one system call reads them all.
-        self._received = bytearray()
+        self._reader = cast(io.BufferedReader, connection.makefile("rb", buffering=_READ_AHEAD_BYTES))
 
     def send(self, message: object, pickler: type[pickle.Pickler] = pickle.Pickler) -> None:
         """Send an object.
@@ -90,25 +83,15 @@ class MessageSocket:
         body = self._read(body_size)
         return pickle.loads(body, buffers=list(map(self._read, sizes)))
 
+    def close(self) -> None:
+        """Close this end of the socket."""
+        self._reader.close()
+        self.connection.close()
+
     def _read(self, size: int) -> bytearray:
-        """Return the next `size` bytes, reading ahead only where that saves system calls."""
-        while len(self._received) < size <= _READ_AHEAD_BYTES:
-            chunk = self.connection.recv(_READ_AHEAD_BYTES)
-            if not chunk:
-                raise EOFError
-            self._received += chunk
-        content = self._received[:size]
-        del self._received[:size]
-        if len(content) == size:
-            return content
-        start = len(content)
-        content.extend(bytes(size - start))
-        view = memoryview(content)[start:]
-        while view:
-            num_received = self.connection.recv_into(view)
-            if not num_received:
-                raise EOFError
-            view = view[num_received:]
+        content = bytearray(size)
+        if self._reader.readinto(content) < size:
+            raise EOFError
         return content
 
 
@@ -120,16 +103,17 @@ def run_server(control_fd: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control = MessageSocket(socket.socket(fileno=control_fd))
     with suppress(EOFError, ConnectionError):
-        setup: ServerSetup = control.receive()
-        for module in setup.imports:
+        imports: tuple[str, ...] = control.receive()
+        setup: WorkerSetup | None = control.receive()
+        for module in imports:
             control.send(f"importing {module}")
             importlib.import_module(module)
         work: Callable[[Any], object] | None = None
-        if setup.workers is None:
+        if setup is None:
             control.send(None)
         else:
-            work = _load_and_report(setup.workers.load, control)
-        _manage_workers(control, setup.workers, work)
+            work = _load_and_report(setup.load, control)
+        _manage_workers(control, setup, work)
 
 
 def _manage_workers(control: MessageSocket, setup: WorkerSetup | None, work: Callable[[Any], object] | None) -> None:
@@ -189,7 +173,7 @@ def _fork_worker(
         die_with_parent(signal.SIGKILL)
         if os.getppid() != server_pid:
             os._exit(1)
-        control.connection.close()
+        control.close()
         _run_worker(MessageSocket(connection), setup, work)
     connection.close()
     return pid

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry
-from mmrl_rewards.contract import rescale_above, reward, target_value
+from mmrl_rewards.contract import answer_value, rescale_above, reward, target_value
 
 # Value of GIoU or DIoU, in [-1, 1), at and below which a box earns nothing.
 Floor = Annotated[float, Field(ge=-1.0, lt=1.0)]
@@ -28,8 +28,6 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
     image or video does not exist.
     """
     overlap, reason = _measure_boxes(response, sample, "IoU", geometry.iou)
-    if overlap is None:
-        return RewardValue(0.0, reason)
     return RewardValue(overlap if threshold is None else float(overlap >= threshold), reason)
 
 
@@ -44,8 +42,6 @@ def ladder(
     Unscorable: the target is invalid, see `iou`.
     """
     overlap, reason = _measure_boxes(response, sample, "IoU", geometry.iou)
-    if overlap is None:
-        return RewardValue(0.0, reason)
     num_reached = sum(overlap >= threshold for threshold in thresholds)
     return RewardValue(num_reached / len(thresholds), reason)
 
@@ -61,8 +57,6 @@ def giou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> RewardVal
     Unscorable: the target is invalid, see `iou`.
     """
     overlap, reason = _measure_boxes(response, sample, "GIoU", geometry.giou)
-    if overlap is None:
-        return RewardValue(0.0, reason)
     return RewardValue(rescale_above(overlap, floor), reason)
 
 
@@ -78,8 +72,6 @@ def diou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> RewardVal
     Unscorable: the target is invalid, see `iou`.
     """
     overlap, reason = _measure_boxes(response, sample, "DIoU", geometry.diou)
-    if overlap is None:
-        return RewardValue(0.0, reason)
     return RewardValue(rescale_above(overlap, floor), reason)
 
 
@@ -99,10 +91,8 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
         raise Unscorable(f"the target {error}") from error
     # The image that the target names, which need not be the one that the sample's target lies in.
     expected = geometry.target_to_pixels(response, sample, target, target_image - 1)
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
     try:
-        image, corners = _parse_image_box(response.answer.value)
+        image, corners = _parse_image_box(answer_value(response))
     except ValueError as error:
         return RewardValue(0.0, f"the answer {error}")
     if image != target_image:
@@ -116,16 +106,11 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
 
 def _measure_boxes(
     response: Response, sample: Sample, name: str, measure: Callable[[Sequence[float], Sequence[float]], float]
-) -> tuple[float | None, str]:
-    """Return `measure` of the answer's box and the target's in px_original, and a reason that shows both.
-
-    The value is None if the answer holds no box. The reason then says why.
-    """
+) -> tuple[float, str]:
+    """Return `measure` of the answer's box and the target's in px_original, and a reason that shows both."""
     # The target comes first: a sample that is broken has to be unscorable for every response.
     target = geometry.target_to_pixels(response, sample, target_value(sample, AnswerType.BOX))
-    if response.answer.value is None:
-        return None, response.answer.problems[0]
-    answer = geometry.answer_to_pixels(response, sample, response.answer.value)
+    answer = geometry.answer_to_pixels(response, sample, answer_value(response))
     value = measure(answer, target)
     boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(target)}"
     return value, f"{name} {value:.2f}: {boxes} px_original"

@@ -8,7 +8,7 @@ from string import ascii_uppercase
 from typing import Final
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import BadAnswer, answer_value, reward, target_value
 
 _MAX_CHARS: Final = 1000  # a longer answer names no choice
 _LISTED_OPTION: Final = re.compile(r"^[ \t]*\(?([A-Z])[.):][ \t]+(\S.*)$", re.MULTILINE)
@@ -31,9 +31,7 @@ def exact(response: Response, sample: Sample) -> RewardValue:
     Unscorable: the target is not one letter from A to Z.
     """
     target = target_value(sample, AnswerType.CHOICE)
-    value = response.answer.value
-    if value is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    value = answer_value(response)
     return RewardValue(float(value == target), f"{value}, expected {target}")
 
 
@@ -53,9 +51,7 @@ def option(response: Response, sample: Sample) -> RewardValue:
     options = _parse_options(sample)
     if options and target not in options:
         raise Unscorable(f"the target {target} is none of the options {', '.join(options)}")
-    content = response.answer.text
-    if content is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    content = _answer_text(response)
     letters = _named_options(content, options) if len(content) <= _MAX_CHARS else ()
     if not letters:
         return RewardValue(0.0, f"names no option: {content[:40]!r}")
@@ -74,14 +70,19 @@ def yes_no(response: Response, sample: Sample) -> RewardValue:
     target = target_value(sample, AnswerType.TEXT).strip().rstrip(".").casefold()
     if target not in ("yes", "no"):
         raise Unscorable(f"the target {sample.target.value!r:.80} is neither yes nor no")
-    content = response.answer.text
-    if content is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    content = _answer_text(response)
     answer = content[:_MAX_CHARS].strip().casefold()
     words = set(_YES_OR_NO.findall(answer))
     if len(content) > _MAX_CHARS or len(words) != 1 or not _YES_OR_NO.match(answer):
         return RewardValue(0.0, f"neither yes nor no: {answer[:40]!r}")
     return RewardValue(float(words == {target}), f"{words.pop()}, expected {target}")
+
+
+def _answer_text(response: Response) -> str:
+    """Return the answer as written."""
+    if response.answer.text is None:
+        raise BadAnswer(response.answer.problems[0])
+    return response.answer.text
 
 
 def _parse_options(sample: Sample) -> Mapping[str, str]:

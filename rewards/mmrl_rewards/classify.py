@@ -11,7 +11,7 @@ from pydantic import Field
 from rapidfuzz import fuzz, process
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import answer_value, reward, target_value
 from mmrl_rewards.strings import excerpt
 
 _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -33,9 +33,7 @@ def label(
     Unscorable: the target is not text.
     """
     target = target_value(sample, AnswerType.TEXT)
-    content = response.answer.value
-    if content is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    content: str = answer_value(response)
     # Aliases are normalised as answers are, while the class they stand for stays as written, for `verbatim`.
     other_names = {_normalize(name): stands_for for name, stands_for in aliases.items()}
     named = other_names.get(_normalize(content), content)
@@ -70,9 +68,7 @@ def fuzzy(
         classes = [_normalize(name) for name in names]
         if target not in classes:
             raise Unscorable(f"the target {excerpt(target)} is none of the {len(classes)} classes in {column!r}")
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
-    answer = _normalize(response.answer.value)
+    answer = _normalize(answer_value(response))
     # rapidfuzz counts in per cent.
     nearest = process.extractOne(answer, classes, scorer=fuzz.ratio, score_cutoff=100 * threshold)
     if nearest is None:
@@ -93,9 +89,7 @@ def labels(response: Response, sample: Sample) -> RewardValue:
     Unscorable: the target is not a list of texts.
     """
     expected = {_normalize(name) for name in target_value(sample, AnswerType.LIST)}
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
-    given = {_normalize(name) for name in response.answer.value}
+    given = {_normalize(name) for name in answer_value(response)}
     shared, union = len(given & expected), len(given | expected)
     return RewardValue(shared / union if union else 1.0, f"{shared} shared of {len(given)}, expected {len(expected)}")
 

@@ -9,8 +9,9 @@ The decorator states name, range and answer types. The options are the keyword-o
 
 Its docstring, which `mmrl reward show` prints, has the formula, `Source:` with `Departures:`, and `Unscorable:`.
 
-A bad answer gets the low end of the range. A bad sample raises `Unscorable` for every response, so that checks before
-training find it. A reward does no I/O and uses no clock, no randomness and no global state.
+A bad answer gets the low end of the range; a reward may raise `BadAnswer` for it. A bad sample raises `Unscorable` for
+every response, so that checks before training find it: read the target before the answer. A reward does no I/O and uses
+no clock, no randomness and no global state.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from mmrl.utils.plugin_args import PluginOption, check_positional_parameters, re
 
 RewardOptions = ParamSpec("RewardOptions")
 RewardFn: TypeAlias = Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
+
+
+class BadAnswer(Exception):
+    """The answer gets the low end of the reward's range, for the reason that the message states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +59,11 @@ class Reward(Generic[RewardOptions]):
     def __call__(
         self, response: Response, sample: Sample, *args: RewardOptions.args, **kwargs: RewardOptions.kwargs
     ) -> float | RewardValue:
-        """Return the function's value for one response."""
-        return self.fn(response, sample, *args, **kwargs)
+        """Return the function's value for one response, the low end of the range if it raises `BadAnswer`."""
+        try:
+            return self.fn(response, sample, *args, **kwargs)
+        except BadAnswer as error:
+            return RewardValue(self.low, str(error))
 
     def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
         """Pickle by module and name."""
@@ -72,7 +80,7 @@ class BoundReward:
 
     def __call__(self, response: Response, sample: Sample) -> float | RewardValue:
         """Return the reward of one response under these options."""
-        return self.reward.fn(response, sample, **self.args)
+        return self.reward(response, sample, **self.args)
 
 
 def reward(
@@ -159,6 +167,17 @@ def target_value(sample: Sample, answer_type: AnswerType) -> AnswerValue:
     if answer_type in COORDINATE_TYPES and target.coordinate_system is None:
         raise Unscorable(f"the target {target.value!r:.200} does not name the coordinate system of its coordinates")
     return value
+
+
+def answer_value(response: Response) -> AnswerValue:
+    """Return the parsed value of the answer, in the form that `AnswerType` states for the target's type.
+
+    Raises:
+        BadAnswer: the response holds no such answer; the reason is the first of its problems.
+    """
+    if response.answer.value is None:
+        raise BadAnswer(response.answer.problems[0])
+    return response.answer.value
 
 
 def column_value(sample: Sample, column: str) -> object:

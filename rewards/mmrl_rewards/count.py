@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import BadAnswer, answer_value, reward, target_value
 
 _NUMBER_WORDS: Final = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -38,7 +38,7 @@ def exact(response: Response, sample: Sample, *, words: bool = False) -> RewardV
     if value is None and words:
         value = _parse_count_phrase(response.answer.text or "")
     if value is None:
-        return RewardValue(0.0, response.answer.problems[0])
+        raise BadAnswer(response.answer.problems[0])
     return RewardValue(float(value == target), f"{value}, expected {target}")
 
 
@@ -53,9 +53,7 @@ def graded(response: Response, sample: Sample) -> RewardValue:
     Unscorable: the target is not a whole number of 0 or more.
     """
     target = _target_count(sample)
-    value = response.answer.value
-    if value is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    value = answer_value(response)
     return RewardValue(max(0.0, 1.0 - abs(value - target) / max(1, target)), f"{value}, expected {target}")
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mmrl.types import AnswerType, Region, Response, RewardValue, Sample
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import answer_value, reward, target_value
 
 _RECALL_LEVELS = np.linspace(0.0, 1.0, 101).tolist()
 _MAX_RANKED = 100  # boxes per label, COCO's largest maxDets
@@ -44,8 +44,6 @@ def iou(
     or video does not exist.
     """
     answer, target = _read_boxes(response, sample)
-    if answer is None:
-        return RewardValue(0.0, response.answer.problems[0])
     if count == "exact" and len(answer.boxes) != len(target.boxes):
         return RewardValue(0.0, f"{len(answer.boxes)} boxes, expected {len(target.boxes)}")
     matched = matching.match_one_to_one(_matching_gains(answer, target, threshold))
@@ -63,8 +61,6 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
     Unscorable: the target is invalid, see `iou`.
     """
     answer, target = _read_boxes(response, sample)
-    if answer is None:
-        return RewardValue(0.0, response.answer.problems[0])
     gains = _matching_gains(answer, target, threshold)
     matched = matching.match_one_to_one(gains if threshold is None else np.sign(gains))
     return RewardValue(matched.f1, f"F1 {matched.f1:.2f}: {matched.summary}")
@@ -85,8 +81,6 @@ def average_precision(
     Unscorable: the target is invalid, see `iou`.
     """
     answer, target = _read_boxes(response, sample)
-    if answer is None:
-        return RewardValue(0.0, response.answer.problems[0])
     num_answers, num_targets = len(answer.boxes), len(target.boxes)
     if not (num_answers and num_targets):
         return RewardValue(float(num_answers == num_targets), f"{num_answers} boxes, expected {num_targets}")
@@ -119,8 +113,6 @@ def confidence(response: Response, sample: Sample, *, threshold: geometry.Thresh
     Unscorable: the target is invalid, see `iou`.
     """
     answer, target = _read_boxes(response, sample)
-    if answer is None:
-        return RewardValue(0.0, response.answer.problems[0])
     matched = matching.match_one_to_one(_matching_gains(answer, target, threshold))
     # Matched boxes are overwritten below.
     box_scores = 1.0 - answer.confidences
@@ -145,16 +137,15 @@ class _LabeledBoxes(NamedTuple):
         return cls(boxes, tuple(region.label for region in regions), np.array(confidences, dtype=np.float64))
 
 
-def _read_boxes(response: Response, sample: Sample) -> tuple[_LabeledBoxes | None, _LabeledBoxes]:
-    """Return the answer's boxes, or None if it holds no list of boxes, and the target's."""
+def _read_boxes(response: Response, sample: Sample) -> tuple[_LabeledBoxes, _LabeledBoxes]:
+    """Return the answer's boxes and the target's."""
     regions = target_value(sample, AnswerType.BOXES)
     # One conversion for all boxes: an answer may list thousands.
     coordinates = geometry.target_to_pixels(response, sample, geometry.region_coordinates(regions))
     target = _LabeledBoxes.from_regions(regions, coordinates)
-    if response.answer.value is None:
-        return None, target
-    coordinates = geometry.answer_to_pixels(response, sample, geometry.region_coordinates(response.answer.value))
-    return _LabeledBoxes.from_regions(response.answer.value, coordinates), target
+    answer = answer_value(response)
+    coordinates = geometry.answer_to_pixels(response, sample, geometry.region_coordinates(answer))
+    return _LabeledBoxes.from_regions(answer, coordinates), target
 
 
 def _matching_gains(answer: _LabeledBoxes, target: _LabeledBoxes, threshold: float | None) -> matching.Matrix:

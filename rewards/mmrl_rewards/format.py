@@ -10,7 +10,7 @@ from pydantic import Field
 
 from mmrl.answer.response_format import split_tags
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import answer_value, reward, target_value
 
 # The form of these attacks is correct, and only their content is bad, so a format reward gives them the maximum.
 _CONTENT_ATTACKS: Final = (
@@ -78,9 +78,7 @@ def fields(response: Response, sample: Sample, *, names: tuple[str, ...] = ()) -
     wanted = set(names) or (set(target) if isinstance(target, Mapping) else set())
     if not wanted:
         raise Unscorable(f"the target {target!r:.80} has no fields: it is not a JSON object, and `names` is empty")
-    value = response.answer.value
-    if value is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    value = answer_value(response)
     entries: Sequence[Any] = value if isinstance(value, list) else [value]
     shares = []
     for entry in entries:

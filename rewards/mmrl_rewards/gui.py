@@ -17,7 +17,7 @@ from pydantic import Field
 from mmrl.answer import COORDINATE_KEYS
 from mmrl.types import Action, AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import answer_value, reward, target_value
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 _CLICK_RADIUS: Final = 0.14  # fraction of width and height, from Android in the Wild
@@ -36,9 +36,7 @@ def action(response: Response, sample: Sample) -> RewardValue:
     Unscorable: the target is not an action or has no coordinate system.
     """
     target = target_value(sample, AnswerType.ACTION)
-    answer = response.answer.value
-    if answer is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    answer = answer_value(response)
     return RewardValue(float(_same_action(answer, target)), f"{answer.name!r:.40}, expected {target.name!r:.40}")
 
 
@@ -60,9 +58,7 @@ def click(
     """
     target = target_value(sample, AnswerType.ACTION)
     target_box = _read_target_box(response, sample, column)
-    answer = response.answer.value
-    if answer is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    answer = answer_value(response)
     misses = []
     for key in COORDINATE_KEYS:
         if key in target.arguments:
@@ -88,9 +84,7 @@ def argument(
     Unscorable: the target is not an action or has no coordinate system.
     """
     target = target_value(sample, AnswerType.ACTION)
-    answer = response.answer.value
-    if answer is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    answer = answer_value(response)
     expected, given = target.arguments.get(name), answer.arguments.get(name)
     if measure == "f1" and isinstance(expected, str) and _same_action(answer, target):
         f1 = _word_f1(given, expected) if isinstance(given, str) else 0.0
@@ -120,9 +114,7 @@ def step(
     """
     target = target_value(sample, AnswerType.ACTION)
     target_box = _read_target_box(response, sample, column)
-    answer = response.answer.value
-    if answer is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    answer = answer_value(response)
     mismatches = []
     for key, expected in target.arguments.items():
         if key in COORDINATE_KEYS:

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import rescale_above, reward, target_value
+from mmrl_rewards.contract import BadAnswer, answer_value, rescale_above, reward, target_value
 
 GridSide = Annotated[int, Field(ge=1)]  # number of rows or columns
 PermutationForm = Literal["tiles", "places"]  # forms of an answer, see above
@@ -30,10 +30,8 @@ def exact(response: Response, sample: Sample) -> RewardValue:
     Source: the exact reward of Jigsaw-R1 (arXiv:2505.23590). Departures: none.
     Unscorable: the target is not a permutation of two or more things.
     """
-    target, refusal = _read_target(response, sample)
-    if refusal is not None:
-        return refusal
-    correct = response.answer.value == target
+    order, target = _read_orders(response, sample)
+    correct = order == target
     return RewardValue(float(correct), "in order" if correct else f"not in order: {len(target)} things")
 
 
@@ -47,10 +45,8 @@ def positions(response: Response, sample: Sample, *, above_chance: bool = False)
     Departures: an answer that is not a permutation earns 0.
     Unscorable: the target is not a permutation of two or more things.
     """
-    target, refusal = _read_target(response, sample)
-    if refusal is not None:
-        return refusal
-    correct = sum(a == b for a, b in zip(response.answer.value, target, strict=True))
+    order, target = _read_orders(response, sample)
+    correct = sum(a == b for a, b in zip(order, target, strict=True))
     chance = 1 / len(target) if above_chance else 0.0
     return RewardValue(rescale_above(correct / len(target), chance), f"{correct} of {len(target)} in place")
 
@@ -76,15 +72,14 @@ def neighbours(
     correct answer always earns 1.
     Unscorable: the target is not a permutation of two or more tiles, or the grid has another number of tiles.
     """
-    target, refusal = _read_target(response, sample)
+    target = _read_target(sample)
     rows, columns = grid or (sample.meta.get("rows"), sample.meta.get("columns"))
     # `type`, since True is an int to isinstance.
     if type(rows) is not int or type(columns) is not int or min(rows, columns) < 1 or rows * columns != len(target):
         raise Unscorable(f"{rows!r:.40} rows and {columns!r:.40} columns do not hold the target's {len(target)} tiles")
-    if refusal is not None:
-        return refusal
+    order, _ = _read_orders(response, sample)
     # For each place, the correct place, from 0, of the tile that the answer puts there.
-    tile_at = response.answer.value if answer == "tiles" else _invert(response.answer.value)
+    tile_at = order if answer == "tiles" else _invert(order)
     place_of = _invert(target) if answer == "tiles" else target
     origins = [place_of[tile - 1] - 1 for tile in tile_at]
     correct = 0
@@ -114,10 +109,8 @@ def order(
     Source: Kendall 1938, A new measure of rank correlation. Departures: negative values become 0.
     Unscorable: the target is not a permutation of two or more things.
     """
-    target, refusal = _read_target(response, sample)
-    if refusal is not None:
-        return refusal
-    given, correct_order = response.answer.value, target
+    given, target = _read_orders(response, sample)
+    correct_order = target
     if answer == "tiles":
         given, correct_order = _invert(given), _invert(target)
     answer_ranks, target_ranks = np.array(given), np.array(correct_order)
@@ -130,16 +123,21 @@ def order(
     return RewardValue(value, f"{correct} of {pairs} pairs in the right order")
 
 
-def _read_target(response: Response, sample: Sample) -> tuple[Sequence[int], RewardValue | None]:
-    """Return the target's permutation, and the value of an answer that is none of its length, or None if it is one."""
+def _read_target(sample: Sample) -> Sequence[int]:
+    """Return the target's permutation, of two or more things."""
     target: tuple[int, ...] = target_value(sample, AnswerType.PERMUTATION)
     if len(target) < 2:
         raise Unscorable(f"the target {target} leaves nothing to put in order")
-    if response.answer.value is None:
-        return target, RewardValue(0.0, response.answer.problems[0])
-    if len(response.answer.value) != len(target):
-        return target, RewardValue(0.0, f"orders {len(response.answer.value)} things, expected {len(target)}")
-    return target, None
+    return target
+
+
+def _read_orders(response: Response, sample: Sample) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the answer's permutation and the target's, which have the same length."""
+    target = _read_target(sample)
+    order = answer_value(response)
+    if len(order) != len(target):
+        raise BadAnswer(f"orders {len(order)} things, expected {len(target)}")
+    return order, target
 
 
 def _invert(permutation: Sequence[int]) -> list[int]:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import answer_value, reward, target_value
 from mmrl_rewards.services.endpoint import RequestRejected
 from mmrl_rewards.services.judge import JudgeService, RewardModelService
 
@@ -115,9 +115,7 @@ def _score_without_service(response: Response, target: str, max_chars: int, *, i
 
     An answer that equals the target gets `if_equal`; one of more than `max_chars` characters gets 0.
     """
-    answer = response.answer.value
-    if answer is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    answer = answer_value(response)
     if len(answer) > max_chars:
         return RewardValue(0.0, f"{len(answer)} characters, at most {max_chars} are read")
     # A judge may err on what needs no judgement.

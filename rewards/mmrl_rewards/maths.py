@@ -12,7 +12,7 @@ from pydantic import Field
 
 from mmrl.answer import parse_answer_value, validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import reward
+from mmrl_rewards.contract import answer_value, reward
 from mmrl_rewards.strings import excerpt
 
 _ANSWER_TYPES: Final = (AnswerType.LATEX, AnswerType.TEXT, AnswerType.NUMBER)
@@ -45,10 +45,8 @@ def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(
         target = _normalize_formula(validate_value(sample.target.answer_type, sample.target.value))
     except ValueError as error:
         raise Unscorable(f"the target {sample.target.value!r:.80} is {error}") from error
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
     try:
-        answer = _normalize_formula(response.answer.value)
+        answer = _normalize_formula(answer_value(response))
     except ValueError as error:
         return RewardValue(0.0, f"the answer is {error}")
     reason = f"{excerpt(answer, _EXCERPT_CHARS)}, expected {excerpt(target, _EXCERPT_CHARS)}"

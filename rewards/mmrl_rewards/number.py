@@ -11,7 +11,7 @@ from pydantic import Field
 
 from mmrl.answer import parse_answer_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import answer_value, reward, target_value
 
 Tolerance = Annotated[float, Field(ge=0.0)]
 Decimals = Annotated[int, Field(ge=0, le=12)]
@@ -79,9 +79,7 @@ def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0) -> 
     Unscorable: the target is not a finite number.
     """
     target = target_value(sample, AnswerType.NUMBER)
-    value = response.answer.value
-    if value is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    value = answer_value(response)
     within = abs(value - target) <= tolerance
     margin = f" within {tolerance:g}" if tolerance else ""
     return RewardValue(float(within), f"{value}, expected {target}{margin}")
@@ -97,9 +95,7 @@ def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05) -
     Unscorable: the target is not a finite number.
     """
     target = target_value(sample, AnswerType.NUMBER)
-    value = response.answer.value
-    if value is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    value = answer_value(response)
     within = abs(value - target) <= relative * abs(target)
     return RewardValue(float(within), f"{value}, expected {target} within {relative:g}")
 
@@ -121,9 +117,7 @@ def rounded(response: Response, sample: Sample, *, decimals: Decimals = 2, colum
         if isinstance(given, bool) or not isinstance(given, int | float) or given not in range(13):
             raise Unscorable(f"the column {column!r} says {given!r:.40}, not how many decimals from 0 to 12 there are")
         places = int(given)
-    value = response.answer.value
-    if value is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    value = answer_value(response)
     equal = round(float(value), places) == round(float(target), places)
     return RewardValue(float(equal), f"{value}, expected {target} to {places} decimals")
 
@@ -145,10 +139,8 @@ def quantity(
         expected, unit = _parse_quantity(target_value(sample, AnswerType.TEXT))
     except ValueError as error:
         raise Unscorable(f"the target is {error}") from error
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
     try:
-        given, given_unit = _parse_quantity(response.answer.value)
+        given, given_unit = _parse_quantity(answer_value(response))
     except ValueError as error:
         return RewardValue(0.0, f"the answer is {error}")
     if not unit_required:

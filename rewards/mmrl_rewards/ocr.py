@@ -16,7 +16,7 @@ from rapidfuzz.distance import Levenshtein
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import answer_value, reward, target_value
 
 Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -33,9 +33,7 @@ def exact(response: Response, sample: Sample, *, column: str | None = None) -> R
     for target in targets:
         if not _keep_alphanumeric(target):
             raise Unscorable(f"the target {target!r:.80} has no letter and no digit")
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
-    text = strings.normalize(response.answer.value)
+    text = strings.normalize(answer_value(response))
     equal = [target for target in targets if _keep_alphanumeric(target) == _keep_alphanumeric(text)]
     target = equal[0] if equal else targets[0]
     value = float(bool(equal))
@@ -104,9 +102,7 @@ def fields(response: Response, sample: Sample) -> RewardValue:
     targets = Counter(_iter_leaves(target_value(sample, AnswerType.JSON)))
     if not targets:
         raise Unscorable(f"the target {sample.target.value!r:.80} has no field")
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
-    answers = Counter(_iter_leaves(response.answer.value))
+    answers = Counter(_iter_leaves(answer_value(response)))
     correct, num_answers, num_targets = (answers & targets).total(), answers.total(), targets.total()
     reason = f"{correct} right of {num_answers} fields, expected {num_targets}"
     return RewardValue(2.0 * correct / (num_answers + num_targets), reason)
@@ -116,9 +112,7 @@ def _best_over_targets(
     name: str, response: Response, targets: Sequence[str], measure: Callable[[str, str], float], ignore_case: bool
 ) -> RewardValue:
     """Return the highest `measure` of the answer and a target. Among equal ones, the reason shows the first target."""
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
-    text = strings.normalize(response.answer.value)
+    text = strings.normalize(answer_value(response))
     if ignore_case:
         text, targets = text.casefold(), [target.casefold() for target in targets]
     values = [measure(text, target) for target in targets]

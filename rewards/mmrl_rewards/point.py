@@ -11,7 +11,7 @@ from pydantic import Field
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import column_value, reward, target_value
+from mmrl_rewards.contract import answer_value, column_value, reward, target_value
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]  # fraction of the image's diagonal
 
@@ -37,9 +37,7 @@ def in_box(response: Response, sample: Sample, *, column: str = "box") -> Reward
         except ValueError as error:
             raise Unscorable(f"the column {error}") from error
     x1, y1, x2, y2 = geometry.target_to_pixels(response, sample, corners)
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
-    point = geometry.answer_to_pixels(response, sample, response.answer.value)
+    point = geometry.answer_to_pixels(response, sample, answer_value(response))
     x, y = point if len(point) == 2 else ((point[0] + point[2]) / 2, (point[1] + point[3]) / 2)
     hit = x1 <= x <= x2 and y1 <= y <= y2
     target_box = geometry.format_coordinates((x1, y1, x2, y2))
@@ -61,9 +59,7 @@ def distance(
     exist.
     """
     target = geometry.target_to_pixels(response, sample, target_value(sample, AnswerType.POINT))
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
-    point = geometry.answer_to_pixels(response, sample, response.answer.value)
+    point = geometry.answer_to_pixels(response, sample, answer_value(response))
     diagonal = hypot(*geometry.resize_map(response, sample).original)
     d = hypot(point[0] - target[0], point[1] - target[1]) / diagonal
     value = exp(-((d / scale) ** 2) / 2) if falloff == "gaussian" else max(0.0, 1.0 - d / scale)
@@ -85,9 +81,7 @@ def f1(response: Response, sample: Sample, *, radius: Share = 0.025) -> RewardVa
     """
     targets = target_value(sample, AnswerType.POINTS)
     target_points = geometry.target_to_pixels(response, sample, geometry.region_coordinates(targets))
-    answers = response.answer.value
-    if answers is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    answers = answer_value(response)
     answer_points = geometry.answer_to_pixels(response, sample, geometry.region_coordinates(answers))
     # [answers, targets, 2]
     offsets = np.reshape(answer_points, (-1, 1, 2)) - np.reshape(target_points, (1, -1, 2))
@@ -116,9 +110,7 @@ def in_region(response: Response, sample: Sample, *, column: str = "region") -> 
     region = []
     for polygon in polygons:
         region.append([geometry.target_to_pixels(response, sample, vertex) for vertex in polygon])
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
-    numbers = geometry.answer_to_pixels(response, sample, geometry.region_coordinates(response.answer.value))
+    numbers = geometry.answer_to_pixels(response, sample, geometry.region_coordinates(answer_value(response)))
     points = set(zip(numbers[::2], numbers[1::2], strict=True))
     inside = sum(geometry.point_in_region(point, region) for point in points)
     return RewardValue(inside / len(points) if points else 0.0, f"{inside} of {len(points)} points inside the region")

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import rescale_above, reward, target_value
+from mmrl_rewards.contract import answer_value, rescale_above, reward, target_value
 
 Depth = Annotated[int, Field(ge=1)]
 _ANSWER_TYPES = (AnswerType.LIST, AnswerType.PERMUTATION)
@@ -47,14 +47,12 @@ def ndcg(response: Response, sample: Sample, *, k: Depth = 10) -> RewardValue:
     Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
     """
     target = _ranking_target(sample)
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
     best_gains: list[float] = [1.0] * len(target.relevant)
     if target.num_items is not None:
         best_gains = list(range(target.num_items - 1, 0, -1))
     gains = dict(zip(target.relevant, best_gains, strict=False))
     best = _dcg(best_gains, k)
-    found = _dcg([gains.get(name, 0.0) for name in _blank_repeats(response.answer.value)], k)
+    found = _dcg([gains.get(name, 0.0) for name in _blank_repeats(answer_value(response))], k)
     chance = 0.0
     if target.num_items:
         # In a random order, every rank has the mean gain.
@@ -71,11 +69,9 @@ def mrr(response: Response, sample: Sample, *, k: Depth = 10) -> RewardValue:
     Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
     """
     target = _ranking_target(sample)
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
     relevant = target.relevant if target.num_items is None else target.relevant[:1]
     reciprocal_rank = 0.0
-    for rank, name in enumerate(_blank_repeats(response.answer.value)[:k], 1):
+    for rank, name in enumerate(_blank_repeats(answer_value(response))[:k], 1):
         if name in relevant:
             reciprocal_rank = 1.0 / rank
             break
@@ -100,10 +96,8 @@ def recall(response: Response, sample: Sample, *, k: Depth | None = None) -> Rew
     depth = k or (len(target.relevant) if target.num_items is None else target.num_items // 2)
     if target.num_items is not None and depth >= target.num_items:
         raise Unscorable(f"the first {depth} of {target.num_items} are all in any order")
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
     relevant = set(target.relevant if target.num_items is None else target.relevant[:depth])
-    found = len(relevant.intersection(_blank_repeats(response.answer.value)[:depth]))
+    found = len(relevant.intersection(_blank_repeats(answer_value(response))[:depth]))
     chance = depth / target.num_items if target.num_items else 0.0
     return target.make_term(f"recall@{depth}", found / len(relevant), chance)
 

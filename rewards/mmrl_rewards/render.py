@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import rescale_above, reward, target_value
+from mmrl_rewards.contract import answer_value, rescale_above, reward, target_value
 from mmrl_rewards.services.encoder import embed_image
 from mmrl_rewards.services.renderer import DrawingError, DrawingLimits, ExternalRenderer, ImageArray, draw
 
@@ -146,10 +146,8 @@ def _score_drawing(
         raise Unscorable(f"the target {target!r:.80}: {error}") from error
     if (expected == expected[0, 0]).all():
         raise Unscorable(f"the target {target!r:.80} draws a plain page")
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
     try:
-        given = draw_source(response.answer.value)
+        given = draw_source(answer_value(response))
     except DrawingError as error:
         return RewardValue(0.0, f"the drawing {error}"[:_MAX_REASON_CHARS])
     if (given == given[0, 0]).all():

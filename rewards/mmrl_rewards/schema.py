@@ -16,7 +16,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
-from mmrl_rewards.contract import column_value, reward, target_value
+from mmrl_rewards.contract import answer_value, column_value, reward, target_value
 
 _MAX_MESSAGE_CHARS: Final = 120
 
@@ -58,9 +58,7 @@ def valid(
     target_violation = _first_violation(validator, target)
     if target_violation:
         raise Unscorable(f"the target {target!r:.80} does not meet the schema: {target_violation}")
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
-    violation = _first_violation(validator, response.answer.value)
+    violation = _first_violation(validator, answer_value(response))
     return RewardValue(float(not violation), violation or "meets the schema")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import answer_value, reward, target_value
 
 TimeSpan = tuple[float, float]
 
@@ -25,9 +25,7 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
     Unscorable: the target is not two finite numbers with 0 <= start < end.
     """
     target = target_value(sample, AnswerType.SPAN)
-    answer = response.answer.value
-    if answer is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    answer = answer_value(response)
     value = _temporal_iou(answer, target)
     reason = f"tIoU {value:.2f}: {_format_span(answer)} vs {_format_span(target)}"
     return RewardValue(value if threshold is None else float(value >= threshold), reason)
@@ -50,9 +48,7 @@ def aligned(response: Response, sample: Sample, *, column: str = "duration") -> 
         raise Unscorable(
             f"column {column!r} holds {seconds!r:.40}, no length of a video in which {_format_span(target)} lies"
         )
-    answer = response.answer.value
-    if answer is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    answer = answer_value(response)
     start = max(0.0, 1.0 - abs(answer[0] - target[0]) / seconds)
     end = max(0.0, 1.0 - abs(answer[1] - target[1]) / seconds)
     overlap = _temporal_iou(answer, target)
@@ -74,9 +70,7 @@ def union_iou(response: Response, sample: Sample, *, threshold: geometry.Thresho
     targets = target_value(sample, AnswerType.SPANS)
     if not targets:
         raise Unscorable("the target has no spans")
-    answers = response.answer.value
-    if answers is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    answers = answer_value(response)
     # |A & B| = |A| + |B| - |A | B|
     union = _covered_seconds([*answers, *targets])
     value = min(1.0, max(0.0, (_covered_seconds(answers) + _covered_seconds(targets) - union) / union))
@@ -97,9 +91,7 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
     targets = target_value(sample, AnswerType.SPANS)
     if not targets:
         raise Unscorable("the target has no spans")
-    answers = response.answer.value
-    if answers is None:
-        return RewardValue(0.0, response.answer.problems[0])
+    answers = answer_value(response)
     rows = []
     for answer in answers:
         rows.append([_temporal_iou(answer, target) for target in targets])

@@ -14,7 +14,7 @@ from rapidfuzz.process import cdist
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import answer_value, reward, target_value
 
 CostMatrix = Sequence[Sequence[float]]
 
@@ -63,9 +63,7 @@ def teds(response: Response, sample: Sample, *, structure_only: bool = False) ->
     Unscorable: the target is not one table of 1 to 1000 nodes.
     """
     target = _target_table(sample)
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
-    source: str = response.answer.value
+    source: str = answer_value(response)
     if len(source) > 10 * len(sample.target.value) + 10_000:
         return RewardValue(0.0, f"{len(source)} characters for a table of {len(target.rows)} rows")
     try:

@@ -15,7 +15,7 @@ from rapidfuzz.distance import LCSseq
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import reward
+from mmrl_rewards.contract import BadAnswer, answer_value, reward
 
 NgramOrder = Annotated[int, Field(ge=1, le=8)]
 NgramCounts = Counter[tuple[str, ...]]
@@ -32,9 +32,7 @@ def exact(response: Response, sample: Sample, *, column: str | None = None) -> R
     Unscorable: a target is not text, or is empty once normalised.
     """
     targets = strings.normalized_targets(sample, column)
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
-    text = strings.normalize(response.answer.value)
+    text = strings.normalize(answer_value(response))
     equal = text.casefold() in [target.casefold() for target in targets]
     return RewardValue(float(equal), f"{strings.excerpt(text)}, expected {strings.excerpt(targets[0])}")
 
@@ -57,14 +55,10 @@ def rouge(
     wanted = [strings.words(target) for target in targets]
     if min(map(len, wanted)) < (2 if variant == "2" else 1):
         raise Unscorable(f"a target of {targets!r:.80} has too few words for ROUGE-{variant}")
-    refusal = _reject(response, targets)
-    if refusal:
-        return refusal
-    given = strings.words(response.answer.value)
+    text = _read_answer(response, targets)
+    given = strings.words(text)
     value = max(_rouge_f1(variant, given, target) for target in wanted)
-    reason = (
-        f"ROUGE-{variant} {value:.2f}: {strings.excerpt(response.answer.value)}, expected {strings.excerpt(targets[0])}"
-    )
+    reason = f"ROUGE-{variant} {value:.2f}: {strings.excerpt(text)}, expected {strings.excerpt(targets[0])}"
     return RewardValue(value, reason)
 
 
@@ -87,10 +81,7 @@ def bleu(
     from sacrebleu.metrics.bleu import BLEU
 
     targets = strings.normalized_targets(sample, column)
-    refusal = _reject(response, targets)
-    if refusal:
-        return refusal
-    text = strings.normalize(response.answer.value)
+    text = strings.normalize(_read_answer(response, targets))
     metric = BLEU(max_ngram_order=order, tokenize=tokenize, effective_order=True)
     # Per cent; rounding may carry a perfect score past 100.
     value = min(1.0, metric.sentence_score(text, targets).score / 100.0)
@@ -113,10 +104,7 @@ def chrf(
     from sacrebleu.metrics.chrf import CHRF
 
     targets = strings.normalized_targets(sample, column)
-    refusal = _reject(response, targets)
-    if refusal:
-        return refusal
-    text = strings.normalize(response.answer.value)
+    text = strings.normalize(_read_answer(response, targets))
     # Per cent; rounding may carry a perfect score past 100.
     value = min(1.0, CHRF(word_order=word_order).sentence_score(text, targets).score / 100.0)
     return RewardValue(value, f"chrF {value:.2f}: {strings.excerpt(text)}, expected {strings.excerpt(targets[0])}")
@@ -137,15 +125,13 @@ def repetition(response: Response, sample: Sample, *, order: Annotated[int, Fiel
     return RewardValue(value, f"{len(grams)} distinct of {grams.total()} runs of {order} words")
 
 
-def _reject(response: Response, targets: Sequence[str]) -> RewardValue | None:
-    """Return the value of an answer that is missing or too long to compare, or None for others."""
-    text = response.answer.value
-    if text is None:
-        return RewardValue(0.0, response.answer.problems[0])
+def _read_answer(response: Response, targets: Sequence[str]) -> str:
+    """Return the answer's text. One that is too long to compare raises BadAnswer."""
+    text: str = answer_value(response)
     # An answer so long could contain the target by chance alone.
     if len(text) > 10 * max(map(len, targets)) + 1000:
-        return RewardValue(0.0, f"{len(text)} characters, expected {strings.excerpt(targets[0])}")
-    return None
+        raise BadAnswer(f"{len(text)} characters, expected {strings.excerpt(targets[0])}")
+    return text
 
 
 def _rouge_f1(variant: str, answer: Sequence[str], target: Sequence[str]) -> float:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.contract import answer_value, reward, target_value
 
 _MAX_SECONDS: Final = 1e6
 _NUMERAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?")
@@ -40,10 +40,8 @@ def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=
     if not expected:
         raise Unscorable("the target has no boxes")
     targets = {time: geometry.target_to_pixels(response, sample, box) for time, box in expected.items()}
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
     try:
-        given = _parse_tube(response.answer.value, step)
+        given = _parse_tube(answer_value(response), step)
     except ValueError as error:
         return RewardValue(0.0, f"the answer {error}")
     both = given.keys() & expected.keys()
@@ -72,10 +70,8 @@ def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Fi
         raise Unscorable(f"the target {error}") from error
     if not len(expected):
         raise Unscorable("the target names no frames")
-    if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
     try:
-        given = _parse_numbers(response.answer.value)
+        given = _parse_numbers(answer_value(response))
     except ValueError as error:
         return RewardValue(0.0, f"the answer {error}")
     near = np.abs(given[:, None] - expected[None, :]) <= tolerance

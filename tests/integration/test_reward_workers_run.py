@@ -1,4 +1,4 @@
-"""Whole runs whose rewards fail, hang and die: what cannot be judged is left out, counted, and changes nothing else."""
+"""Whole runs whose rewards fail, hang and die: such rollouts are left out and counted, and change nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mmrl_rewards.contract import reward
 
 def fate(response, sample) -> int:
     if not response.text or response.answer.value == sample.target.value:
-        return 9  # what is tried at the start goes well
+        return 9  # the checks before the first step pass
     return crc32(response.text.encode()) % 10
 
 
@@ -51,7 +51,7 @@ def danger(response, sample) -> RewardValue:
 """
 
 
-def judged_by(folder: Path, run: str, fn: str, **rewards: object) -> Path:
+def write_config(folder: Path, run: str, fn: str, **rewards: object) -> Path:
     (folder / "mine.py").write_text(REWARDS)
     term = {"fn": f"./mine.py:{fn}", "when": {"task": ["count"]}}
     section: dict[str, Any] = {"terms": [term, {"fn": "format:tags", "weight": 0.5}], **rewards}
@@ -64,12 +64,12 @@ def total(folder: Path, name: str) -> float:
 
 
 @pytest.mark.parametrize("policy", ["skip", "skip_group", "fallback"])
-def test_a_run_goes_on_without_what_cannot_be_judged_and_workers_change_nothing(
+def test_a_run_continues_without_rollouts_whose_reward_failed_and_workers_change_nothing(
     tmp_path: Path, here: Command, policy: str
 ) -> None:
     options = {"on_missing_score": policy, "on_error": policy}
     for run, workers in (("alone", 0), ("together", 2)):
-        assert here("train", judged_by(tmp_path, run, "mood", workers=workers, **options)).code == 0
+        assert here("train", write_config(tmp_path, run, "mood", workers=workers, **options)).code == 0
     assert contents(tmp_path / "alone") == contents(tmp_path / "together")
     run = tmp_path / "alone"
     assert total(run, "reward/mood/unscorable") > 0
@@ -81,12 +81,13 @@ def test_a_run_goes_on_without_what_cannot_be_judged_and_workers_change_nothing(
 
 
 @pytest.mark.slow
-def test_calls_that_hang_and_processes_that_die_are_counted_and_the_run_goes_on(tmp_path: Path, here: Command) -> None:
-    done = here("train", judged_by(tmp_path, "run", "danger", on_error="fallback"))
+def test_calls_that_hang_and_processes_that_die_are_counted_and_the_run_continues(
+    tmp_path: Path, here: Command
+) -> None:
+    done = here("train", write_config(tmp_path, "run", "danger", on_error="fallback"))
     assert done.code == 0
-    assert total(tmp_path / "run", "reward/danger/timeouts") > 0
-    assert total(tmp_path / "run", "reward/danger/crashes") > 0
-    assert total(tmp_path / "run", "reward/danger/errors") > 0
+    for kind in ("timeouts", "crashes", "errors"):
+        assert total(tmp_path / "run", f"reward/danger/{kind}") > 0
     assert "its fallback counts" in done.output
 
 
@@ -118,10 +119,8 @@ def group(group):
 
 
 @pytest.mark.parametrize("kind", ["terms", "group_rewards"])
-def test_a_reward_of_the_users_own_that_loops_costs_its_deadline_by_default(
-    tmp_path: Path, here: Command, kind: str
-) -> None:
-    config = looping_in(tmp_path, kind, timeout_s=0.5, prompts_per_step=2, group_size=2, steps=1)
+def test_a_users_reward_that_loops_costs_its_deadline_by_default(tmp_path: Path, here: Command, kind: str) -> None:
+    config = write_looping_config(tmp_path, kind, timeout_s=0.5, prompts_per_step=2, group_size=2, steps=1)
     assert here("train", config).code == 0
     name = "looping" if kind == "terms" else "group"
     assert total(tmp_path / "run", f"reward/{name}/timeouts") > 0
@@ -129,7 +128,7 @@ def test_a_reward_of_the_users_own_that_loops_costs_its_deadline_by_default(
 
 @pytest.mark.parametrize("kind", ["terms", pytest.param("group_rewards", marks=pytest.mark.slow)])
 def test_ctrl_c_does_not_wait_for_a_reward_that_loops(tmp_path: Path, kind: str) -> None:
-    config = looping_in(tmp_path, kind, timeout_s=10 * PATIENCE_S)
+    config = write_looping_config(tmp_path, kind, timeout_s=10 * PATIENCE_S)
     with subprocess.Popen(
         [sys.executable, "-m", "mmrl", "train", config], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as run:
@@ -171,7 +170,7 @@ def test_two_ranks_agree_on_which_group_reward_has_hung(tmp_path: Path) -> None:
     assert sum(counts[0]) > 0
 
 
-def looping_in(folder: Path, kind: str, timeout_s: float, **sizes: object) -> Path:
+def write_looping_config(folder: Path, kind: str, timeout_s: float, **sizes: object) -> Path:
     (folder / "mine.py").write_text(LOOPING)
     rewards: dict[str, Any] = {"terms": [{"fn": "mmrl_rewards.format:tags"}], "timeout_s": timeout_s}
     rewards.setdefault(kind, []).append({"fn": f"./mine.py:{'looping' if kind == 'terms' else 'group'}"})

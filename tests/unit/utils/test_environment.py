@@ -9,7 +9,7 @@ import pytest
 
 from mmrl.utils.environment import describe_import_error, installed_build
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_the_build_is_that_of_torch():
     assert "pip uninstall torchaudio" in describe_import_error("torchaudio", "OSError: x")
 
 
-def test_doctor_loads_the_functions_of_a_config_and_tells_of_all_that_is_wrong(tmp_path):
+def test_doctor_loads_the_functions_of_a_config_and_reports_all_problems(tmp_path):
     (tmp_path / "mine.py").write_text("def callback():\n    pass\n")
     (tmp_path / "c.yaml").write_text(
         "run: {name: demo}\nmodel: {path: ./gone}\ndata: {train: [{fn: 'mmrl_datasets.readers.table:rows'}]}\n"

@@ -17,7 +17,6 @@ from mmrl.types import (
     RewardErrorKind,
     RewardFailure,
     RewardValue,
-    Sample,
     Target,
     Unscorable,
     UserError,
@@ -25,42 +24,47 @@ from mmrl.types import (
 from mmrl_rewards import box, choice, format, jigsaw, maths, number, text
 from mmrl_rewards.contract import reward
 
+ORIGINAL = CoordinateSystem.PX_ORIGINAL
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 RIGHT, WRONG = rollout("<answer>3</answer>"), rollout("<answer>4</answer>", index=1)
+
+
+def make_target(value, answer_type, coordinate_system=None):
+    return Target(answer_type=answer_type, value=value, coordinate_system=coordinate_system)
 
 
 @reward(name="picky")
 def picky(response, sample) -> float:
     """Returns 1 for correct answers, is unscorable without an answer, and raises on wrong ones."""
     if response.answer.value is None:
-        raise Unscorable("nothing to judge")
+        raise Unscorable("no answer")
     return 1.0 / (response.answer.value == sample.target.value)
 
 
 def test_the_total_is_the_weighted_sum_of_the_terms():
-    judge = make_scorer(term(number.exact, weight=2.0), term(format.tags, weight=0.5))
-    assert scored(judge, RIGHT).total == 2.5
-    wrong = scored(judge, WRONG)
+    scorer = make_scorer(term(number.exact, weight=2.0), term(format.tags, weight=0.5))
+    assert scored(scorer, RIGHT).total == 2.5
+    wrong = scored(scorer, WRONG)
     assert wrong.total == 0.5
     assert wrong.terms == {"number": RewardValue(0.0, "4, expected 3"), "format": RewardValue(1.0, "as asked")}
-    assert scored(judge, rollout("3")).total == 0.0
+    assert scored(scorer, rollout("3")).total == 0.0
 
 
 def test_terms_apply_by_task():
-    judge = make_scorer(
+    scorer = make_scorer(
         term(number.exact, when={"task": ["count"]}), term(box.iou, when={"task": ["find"]}), term(format.tags)
     )
-    assert set(scored(judge, RIGHT).terms) == {"number", "format"}
-    assert set(scored(judge, rollout("<answer>[0, 0, 5, 5]</answer>", FIND)).terms) == {"iou", "format"}
+    assert set(scored(scorer, RIGHT).terms) == {"number", "format"}
+    assert set(scored(scorer, rollout("<answer>[0, 0, 5, 5]</answer>", FIND)).terms) == {"iou", "format"}
 
 
 def test_terms_apply_by_columns_of_meta():
-    hard = Sample(id="c2", task="count", parts=COUNT.parts, target=COUNT.target, meta={"source": "geo", "level": 5})
+    hard = replace(COUNT, meta={"source": "geo", "level": 5})
     by_source = term(number.exact, "by source", when={"source": ["geo", "clevr"], "task": ["count"]})
     by_level = term(number.exact, "by level", when={"level": ["4", "5"]})
-    judge = make_scorer(by_source, by_level, term(format.tags))
-    assert set(scored(judge, rollout("", hard)).terms) == {"by source", "by level", "format"}
-    assert set(scored(judge, RIGHT).terms) == {"format"}  # it has no such columns
+    scorer = make_scorer(by_source, by_level, term(format.tags))
+    assert set(scored(scorer, rollout("", hard)).terms) == {"by source", "by level", "format"}
+    assert set(scored(scorer, RIGHT).terms) == {"format"}  # it has no such columns
 
 
 def test_a_box_is_compared_in_the_original_frame():
@@ -70,17 +74,17 @@ def test_a_box_is_compared_in_the_original_frame():
 
 
 def test_evaluation_leaves_out_what_only_shapes_training():
-    judge = make_scorer(term(number.exact), term(format.tags, training_only=True))
-    assert scored(judge, RIGHT).total == 2.0
-    assert [score.total for score in judge.score_eval([RIGHT, WRONG])] == [1.0, 0.0]
+    scorer = make_scorer(term(number.exact), term(format.tags, training_only=True))
+    assert scored(scorer, RIGHT).total == 2.0
+    assert [score.total for score in scorer.score_eval([RIGHT, WRONG])] == [1.0, 0.0]
     with pytest.raises(UserError, match=r"'c1' of task 'count', in evaluation"):
         make_scorer(term(format.tags, training_only=True)).score_eval([RIGHT])
 
 
-def test_judge_keeps_the_order_of_groups_and_siblings():
-    judge = make_scorer(term(number.exact))
+def test_scorer_keeps_the_order_of_groups_and_siblings():
+    scorer = make_scorer(term(number.exact))
     siblings = [rollout(f"<answer>{n}</answer>", index=n) for n in (2, 3)]
-    groups = judge.score_groups([siblings, siblings[::-1]], step=0)
+    groups = scorer.score_groups([siblings, siblings[::-1]], step=0)
     assert [group.totals for group in groups] == [(0.0, 1.0), (1.0, 0.0)]
     assert groups[0].rollouts == tuple(siblings)
     assert groups[0].prompt is siblings[0].prompt
@@ -94,13 +98,12 @@ def test_no_term_for_a_sample_is_the_users_mistake():
 def test_two_terms_may_not_share_a_name():
     with pytest.raises(UserError, match="two reward terms are named 'number'"):
         make_scorer(term(number.exact), term(number.exact, args={"tolerance": 1}))
-    make_scorer(term(number.exact), term(number.exact, "near", {"tolerance": 1}))
 
 
 @pytest.mark.parametrize(
-    "result", [None, float("nan"), float("inf"), -0.1, 1.1, 2.0, "1", b"1", (1.0, "x"), RewardValue(2.0, "x"), 1j]
+    "result", [None, float("nan"), float("inf"), -0.1, 1.1, "1", (1.0, "x"), RewardValue(2.0, "x"), 1j]
 )
-def test_a_result_that_is_no_score_is_refused_by_name(result):
+def test_a_result_that_is_not_a_number_of_the_range_is_refused_by_name(result):
     with pytest.raises(RewardError) as caught:
         scored(make_scorer(term(constant(result))), rollout("<answer>3</answer>" + " " * 10_000))
     message = str(caught.value)
@@ -134,32 +137,31 @@ def test_keyboard_interrupts_pass_through():
         scored(make_scorer(term(constant(KeyboardInterrupt()))), RIGHT)
 
 
-def test_on_unscorable_stop_raises():
-    judge = make_scorer(term(constant(Unscorable("broken"))), on_missing_score="stop")
+def test_stop_ends_the_run_when_a_reward_abstains():
+    scorer = make_scorer(term(constant(Unscorable("broken"))), on_missing_score="stop")
     with pytest.raises(RewardError, match=r"reward 'odd' on sample 'c1' \(task 'count'\): broken"):
-        scored(judge, rollout(""))
+        scored(scorer, rollout(""))
 
 
-def test_a_rollout_that_cannot_be_judged_leaves_its_group():
+def test_skip_drops_the_rollouts_whose_reward_failed():
     silent = rollout("", index=2)
     (group,) = make_scorer(term(number.exact), term(picky), on_error="skip").score_groups(
         [[WRONG, RIGHT, silent]], step=0
     )
     assert group.rollouts == (RIGHT,)
     assert group.totals == (2.0,)
-    assert group.dropped[1] == (silent, {"picky": RewardFailure(RewardErrorKind.UNSCORABLE, "nothing to judge")})
+    assert group.dropped[1] == (silent, {"picky": RewardFailure(RewardErrorKind.UNSCORABLE, "no answer")})
     assert group.dropped[0].rollout is WRONG
     failure = group.dropped[0].failures["picky"]
     assert failure.error_kind is RewardErrorKind.ERROR
     assert failure.reason.startswith("raised ZeroDivisionError: float division by zero (test_scorer.py:")
     assert group.all_rollouts == (RIGHT, WRONG, silent)
-    assert [list(dropped.failures) for dropped in group.dropped] == [["picky"], ["picky"]]
 
 
-def test_the_policy_to_skip_the_group_takes_its_siblings_along_and_no_other_group():
+def test_skip_group_drops_the_siblings_too_and_no_other_group():
     silent = rollout("", index=1)
-    judge = make_scorer(term(picky), on_missing_score="skip_group")
-    skipped, kept = judge.score_groups([[RIGHT, silent], [RIGHT, RIGHT]], step=0)
+    scorer = make_scorer(term(picky), on_missing_score="skip_group")
+    skipped, kept = scorer.score_groups([[RIGHT, silent], [RIGHT, RIGHT]], step=0)
     assert (skipped.rollouts, skipped.scores) == ((), ())
     assert skipped.prompt is RIGHT.prompt
     assert [(skip.rollout, list(skip.failures)) for skip in skipped.dropped] == [(RIGHT, []), (silent, ["picky"])]
@@ -167,7 +169,7 @@ def test_the_policy_to_skip_the_group_takes_its_siblings_along_and_no_other_grou
 
 
 @pytest.mark.parametrize(("options", "value"), [({}, -1.0), ({"fallback": 0.25}, 0.25)])
-def test_the_policy_to_fall_back_takes_the_terms_fallback_and_says_so(options, value):
+def test_fallback_counts_the_fallback_of_the_term_and_records_the_failure(options, value):
     broken = constant(Unscorable("no verdict"), low=-1.0)
     score = scored(make_scorer(term(broken, weight=2.0, **options), on_missing_score="fallback"), RIGHT)
     assert score.terms == {"odd": RewardValue(value, "fallback: no verdict")}
@@ -176,8 +178,8 @@ def test_the_policy_to_fall_back_takes_the_terms_fallback_and_says_so(options, v
 
 
 def test_errors_and_unscorable_samples_have_separate_policies():
-    judge = make_scorer(term(picky), on_error="fallback", on_missing_score="skip")
-    (group,) = judge.score_groups([[RIGHT, WRONG, rollout("", index=2)]], step=0)
+    scorer = make_scorer(term(picky), on_error="fallback", on_missing_score="skip")
+    (group,) = scorer.score_groups([[RIGHT, WRONG, rollout("", index=2)]], step=0)
     assert group.totals == (1.0, 0.0)
     assert len(group.dropped) == 1
 
@@ -191,66 +193,33 @@ def test_evaluation_scores_every_rollout(policy):
         make_scorer(term(picky), on_missing_score=policy).score_eval([WRONG])
 
 
-def test_a_fallback_outside_the_range_is_refused():
-    with pytest.raises(UserError, match="term 'odd': fallback 2 is outside the range 0 to 1"):
-        term(constant(1.0), fallback=2.0)
-
-
-def test_check_passes_sound_samples():
-    judge = make_scorer(term(number.exact, when={"task": ["count"]}), term(box.iou, when={"task": ["find"]}))
-    judge.check_samples([COUNT, FIND], GRAMMAR)
-    make_scorer(term(number.exact)).check_samples([COUNT], ResponseFormat(thinking="required"))
+def test_check_accepts_sound_samples():
+    scorer = make_scorer(term(number.exact, when={"task": ["count"]}), term(box.iou, when={"task": ["find"]}))
+    scorer.check_samples([COUNT, FIND], ResponseFormat(thinking="required"))
 
 
 @pytest.mark.parametrize(
-    ("target", "complaint"),
+    ("fn", "target", "words"),
     [
-        (
-            Target(answer_type=AnswerType.BOX, value=(10, 0, 0, 10), coordinate_system=CoordinateSystem.PX_ORIGINAL),
-            "sample 'x' .*inverted or empty",
-        ),
-        (
-            Target(
-                answer_type=AnswerType.BOX,
-                value=(float("nan"), 0, 0, 1),
-                coordinate_system=CoordinateSystem.PX_ORIGINAL,
-            ),
-            "not a box",
-        ),
-        (Target(answer_type=AnswerType.BOX, value=(0, 0, 10, 10)), "coordinate system"),
-        (Target(answer_type=AnswerType.NUMBER, value=3), "the target is a number, this reward compares a box"),
+        (box.iou, make_target((10, 0, 0, 10), AnswerType.BOX, ORIGINAL), "inverted or empty"),
+        (box.iou, make_target((float("nan"), 0, 0, 1), AnswerType.BOX, ORIGINAL), "not a box"),
+        (box.iou, make_target((0, 0, 10, 10), AnswerType.BOX), "coordinate system"),
+        (box.iou, make_target(3, AnswerType.NUMBER), "the target is a number, this reward compares a box"),
+        (text.exact, make_target("", AnswerType.TEXT), "empty answer"),
+        (text.exact, make_target(" \u3000", AnswerType.TEXT), "empty"),
+        (text.exact, make_target(None, AnswerType.TEXT), "not text"),
+        (number.exact, make_target("three", AnswerType.NUMBER), "not a number"),
+        (choice.exact, make_target("AB", AnswerType.CHOICE), "not one letter"),
+        (jigsaw.exact, make_target([1, 1], AnswerType.PERMUTATION), "not each of 1 to 2 once"),
+        (maths.equal, make_target("", AnswerType.LATEX), "empty answer"),
+        (format.tags, make_target("a</answer>", AnswerType.TEXT), "cannot be written as an answer"),
     ],
 )
-@pytest.mark.parametrize("policy", ["stop", "fallback"])
-def test_check_finds_a_bad_target_before_training_whatever_the_policy(target, complaint, policy):
-    sample = Sample(id="x", task="find", parts=FIND.parts, target=target)
-    with pytest.raises(UserError, match=complaint):
-        make_scorer(term(box.iou), on_missing_score=policy).check_samples([FIND, sample], GRAMMAR)
-
-
-@pytest.mark.parametrize(
-    ("fn", "kind", "value", "complaint"),
-    [
-        (text.exact, AnswerType.TEXT, "", "empty answer"),
-        (text.exact, AnswerType.TEXT, " \u3000", "empty"),
-        (text.exact, AnswerType.TEXT, None, "not text"),
-        (number.exact, AnswerType.NUMBER, float("nan"), "not a number"),
-        (number.exact, AnswerType.NUMBER, "three", "not a number"),
-        (choice.exact, AnswerType.CHOICE, "AB", "not one letter"),
-        (jigsaw.exact, AnswerType.PERMUTATION, [1, 1], "not each of 1 to 2 once"),
-        (maths.equal, AnswerType.LATEX, "", "empty answer"),
-    ],
-)
-def test_an_empty_or_malformed_target_is_refused_at_load_and_named(fn, kind, value, complaint):
-    sample = Sample(id="x7", task="t", parts=("q",), target=Target(answer_type=kind, value=value))
-    with closing(make_scorer(term(fn))) as judge, pytest.raises(UserError, match=f"sample 'x7' .*{complaint}"):
-        judge.check_samples([sample], GRAMMAR)
-
-
-def test_check_finds_a_target_that_cannot_be_written():
-    sample = Sample(id="x", task="t", parts=("q",), target=Target(answer_type=AnswerType.TEXT, value="a</answer>"))
-    with pytest.raises(UserError, match=r"sample 'x' .* cannot be written as an answer"):
-        make_scorer(term(format.tags)).check_samples([sample], GRAMMAR)
+def test_check_names_a_sample_with_an_unusable_target_whatever_the_policy(fn, target, words):
+    sample = replace(FIND, id="x", target=target)
+    scorer = make_scorer(term(fn), on_missing_score="fallback")
+    with closing(scorer), pytest.raises(UserError, match=f"sample 'x' .*{words}"):
+        scorer.check_samples([sample], GRAMMAR)
 
 
 def test_check_reaches_what_only_a_right_answer_reaches():
@@ -263,20 +232,13 @@ def test_check_reaches_what_only_a_right_answer_reaches():
 
 
 def test_check_reaches_what_only_a_wrong_answer_reaches():
-    judge = make_scorer(term(number.exact), term(picky))
-    pattern = (
-        r"reward 'picky' on sample 'c1' .*raised ZeroDivisionError: .* \(test_scorer.py:\d+\); response: '<answer>"
-    )
-    with pytest.raises(RewardError, match=pattern):
-        judge.check_wrong_answers([COUNT], GRAMMAR)
+    scorer = make_scorer(term(number.exact), term(picky))
+    with pytest.raises(RewardError, match=r"'picky' on sample 'c1' .*ZeroDivisionError.*test_scorer.py:\d+.*<answer>"):
+        scorer.check_wrong_answers([COUNT], GRAMMAR)
     (warning,) = make_scorer(term(picky), on_error="skip").check_wrong_answers([COUNT] * 3, GRAMMAR)
     assert "raised ZeroDivisionError" in warning
-    assert (
-        make_scorer(term(number.exact), term(box.iou, when={"task": ["find"]})).check_wrong_answers(
-            [COUNT, FIND], ResponseFormat(thinking="required", style="boxed")
-        )
-        == []
-    )
+    sound = make_scorer(term(number.exact), term(box.iou, when={"task": ["find"]}))
+    assert sound.check_wrong_answers([COUNT, FIND], ResponseFormat(thinking="required", style="boxed")) == []
 
 
 def test_check_asks_a_service_once():
@@ -289,10 +251,10 @@ def test_check_asks_a_service_once():
             raise Unscorable("no more money")
         return 0.5
 
-    judge = make_scorer(term(remote), term(number.exact, requires="remote"))
+    scorer = make_scorer(term(remote), term(number.exact, requires="remote"))
     for samples, evaluation in (([COUNT] * 3, False), ([COUNT], True)):
-        judge.check_samples(samples, GRAMMAR, evaluation=evaluation)
-    judge.check_wrong_answers([COUNT], GRAMMAR)
+        scorer.check_samples(samples, GRAMMAR, evaluation=evaluation)
+    scorer.check_wrong_answers([COUNT], GRAMMAR)
     assert asked == ["<answer>How many?</answer>"]
     with pytest.raises(RewardError, match="no more money"):
         make_scorer(term(remote)).check_samples([COUNT], GRAMMAR)
@@ -304,20 +266,20 @@ def coverage_gaps(*terms, samples=(COUNT, FIND), overrides=()):
 
 
 def test_values_of_when_that_no_sample_has_are_named():
-    style, judge = term(format.tags), term(text.exact)
+    style, judging = term(format.tags), term(text.exact)
     assert coverage_gaps(style, term(number.exact, when={"task": ["count", "find"]})) == []
-    assert coverage_gaps(style, judge, term(number.exact, when={"task": ["cuont", "find"]})) == [
+    assert coverage_gaps(style, judging, term(number.exact, when={"task": ["cuont", "find"]})) == [
         "reward term 'number': `when` names task 'cuont', which no sample has; did you mean 'count'?"
     ]
-    assert coverage_gaps(judge, term(number.exact, when={"taks": ["count"]})) == [
+    assert coverage_gaps(judging, term(number.exact, when={"taks": ["count"]})) == [
         "reward term 'number': `when` names taks 'count', which no sample has; there is no such column"
     ]
-    assert coverage_gaps(judge, overrides=["stages.rl.when={task: [ocr]}"]) == [
+    assert coverage_gaps(judging, overrides=["stages.rl.when={task: [ocr]}"]) == [
         "stage 'rl': `when` names task 'ocr', which no sample has; there is count, find"
     ]
     tagged = replace(COUNT, meta={"level": 5})
     both = term(number.exact, when={"task": ["find"], "level": ["5"]})
-    assert coverage_gaps(judge, both, samples=[tagged, FIND]) == [
+    assert coverage_gaps(judging, both, samples=[tagged, FIND]) == [
         "reward term 'number' applies to none of the samples: see its `when`"
     ]
 

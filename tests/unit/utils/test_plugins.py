@@ -40,7 +40,7 @@ def test_two_files_of_one_name_do_not_collide(tmp_path, file):
     assert [load_object(f"{where}/mine.py:fn", tmp_path)() for where in "ab"] == ["a", "b"]
 
 
-def test_what_a_file_defines_can_be_pickled(tmp_path, file):
+def test_a_files_module_is_registered_so_that_pickle_finds_what_it_defines(tmp_path, file):
     file("mine.py", "class Thing:\n    pass\n")
     thing = load_object("mine.py:Thing", tmp_path)
     assert vars(sys.modules[thing.__module__])["Thing"] is thing
@@ -50,13 +50,9 @@ def test_what_a_file_defines_can_be_pickled(tmp_path, file):
     ("name", "message"),
     [
         ("json", "names no function: write `package.module:function`"),
-        ("json:", "names no function"),
         (":loads", "names no function"),
         ("./mine:fn", "names no function"),  # .py forgotten
-        (".mine:fn", "names no function"),
         ("json:load_s", "json has no 'load_s'; did you mean 'loads'?"),
-        ("json:zzzzzz", "json has no 'zzzzzz'$"),
-        ("no_such_package.x:fn", "there is no module 'no_such_package'"),
         ("json.no_such_module:fn", "there is no module 'json.no_such_module'"),
         ("absent.py:fn", "there is no file .*absent.py"),
     ],
@@ -64,16 +60,6 @@ def test_what_a_file_defines_can_be_pickled(tmp_path, file):
 def test_a_wrong_name_is_refused(tmp_path, name, message):
     with pytest.raises(UserError, match=message):
         load_object(name, tmp_path)
-
-
-def test_an_import_error_inside_a_users_file_names_its_line(tmp_path, file):
-    path = file("mine.py", "\nimport no_such_library\n")
-    for _ in range(2):  # a failed import leaves nothing behind
-        with pytest.raises(
-            UserError, match=f"{path}:2: ModuleNotFoundError: No module named 'no_such_library'"
-        ) as caught:
-            load_object("mine.py:fn", tmp_path)
-        assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
 @pytest.mark.parametrize("inner", ["unheard_of", "helper"])
@@ -93,6 +79,7 @@ def test_an_import_error_inside_a_users_module_names_its_line(tmp_path, file, mo
         ("x = 1\ndef fn(:\n    pass\n", r"mine.py:2: syntax error: "),
         ("x = 1\n\nraise ValueError('no such thing')\n", "mine.py:3: ValueError: no such thing"),
         ("import sys\nsys.exit(3)\n", "mine.py:2: SystemExit: 3"),
+        ("\nimport no_such_library\n", "mine.py:2: ModuleNotFoundError: No module named 'no_such_library'"),
         ("import json\njson.loads('{')\n", "mine.py:2: JSONDecodeError: "),  # the file's line, not that in json
         ("import broken\n", "broken.py:1: syntax error: "),
         (
@@ -105,8 +92,10 @@ def test_an_error_while_importing_names_file_line_and_cause(tmp_path, file, monk
     file("mine.py", code)
     file("broken.py", "def (\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=message):
-        load_object("mine.py:fn", tmp_path)
+    for _ in range(2):  # a failed import leaves nothing behind
+        with pytest.raises(UserError, match=message) as caught:
+            load_object("mine.py:fn", tmp_path)
+    assert caught.value.__cause__ is not None
 
 
 @pytest.mark.parametrize("code", ["import time\ntime.sleep(60)\n", "x = 1\nwhile True:\n    pass\n"])
@@ -134,7 +123,7 @@ def test_an_error_of_ours_is_not_blamed_on_a_plugin(tmp_path):
     assert describe_plugin_error(caught.value) is None
 
 
-def test_a_plugin_is_called_with_its_options(tmp_path, file):
+def test_a_plugin_has_its_options_bound(tmp_path, file):
     file("mine.py", "def fn(a, b, *, times: int = 1):\n    return (a + b) * times\n")
     fn = load_plugin("mine.py:fn", tmp_path, {"times": 3}, role="sum", parameters=("left", "right"))
     assert fn(1, 2) == 9
@@ -148,8 +137,10 @@ def test_a_plugin_is_called_with_its_options(tmp_path, file):
         ("def fn(a, b, c): ...\n", r"mine.py:1: fn: a sum is called with \(left, right\), but .* are \(a, b, c\)"),
         ("def fn(*, a: int): ...\n", r"mine.py:1: fn: a sum is called with .* are \(none\)"),
         ("def fn(a, b, *, c): ...\n", r"mine.py:1: fn: option 'c' must come after `\*` and have a type"),
+        ("def fn(a, b, c: int = 1): ...\n", r"option 'c' must come after `\*` and have a type"),
         ("def fn(a, b, *, c: 'Absent'): ...\n", "mine.py:1: fn: its type hints cannot be read: name 'Absent'"),
         ("def fn(a, b, *, d: int): ...\n", "sum 'mine.py:fn' has no option 'c'; it has 'd'"),
+        ("def fn(a, b): ...\n", "sum 'mine.py:fn' has no option 'c'; it has none"),
         ("fn = dict\n", "dict: its parameters cannot be read"),
     ],
 )
@@ -190,11 +181,8 @@ def test_options_take_the_types_of_the_signature():
     settled = validate_args("plugin", OPTIONS, args)
     assert settled == args | {"span": (0.0, 2.5), "color": Color.RED}
     assert isinstance(settled["color"], Color)
-    assert validate_args("plugin", OPTIONS, {"size": 3}) == {"size": 3}
-
-
-def test_an_infinite_option_stays_infinite():
-    assert validate_args("plugin", OPTIONS, {"size": 3, "limit": float("inf")})["limit"] == float("inf")
+    infinite = {"size": 3, "limit": float("inf")}
+    assert validate_args("plugin", OPTIONS, infinite) == infinite
 
 
 @pytest.mark.parametrize(
@@ -213,20 +201,3 @@ def test_an_infinite_option_stays_infinite():
 def test_wrong_options_are_refused(args, message):
     with pytest.raises(UserError, match=message):
         validate_args("plugin", OPTIONS, args)
-
-
-def test_a_plugin_without_options_says_so():
-    with pytest.raises(UserError, match="it has none"):
-        validate_args("plugin", read_plugin_options(lambda place: place, skip=1), {"size": 3})
-
-
-def test_options_must_be_keyword_only_and_typed():
-    def positional(place, size: int):
-        return place, size
-
-    def untyped(place, *, size):
-        return place, size
-
-    for fn in (positional, untyped):
-        with pytest.raises(UserError, match="option 'size' must come after `\\*` and have a type"):
-            read_plugin_options(fn, skip=1)
