@@ -42,6 +42,10 @@ def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel] = 
     if kind == "too_short" and len(given) >= error["ctx"]["min_length"]:
         return None
     path = place.path
+    # An old name of the missing key is an error of its own, which names the new key.
+    old_names = given if kind == "missing" and isinstance(given, dict) else ()
+    if any(_find_renamed(place.owner, name) == path[-1] for name in old_names):
+        return None
     node, depth = root.find_nearest(path)
     if kind == "missing" and isinstance(path[-1], int):
         path = path[:-1]
@@ -194,15 +198,23 @@ def _find_removed(owner: object, key: str) -> str:
     return ""
 
 
+def _find_renamed(section: object, key: str) -> str | None:
+    """Return the new name of a key of mmrl 0.1; None for any other."""
+    # Base classes too: the keys that all stages share are listed under TrainingStage.
+    for model in getattr(section, "__mro__", ()):
+        names = read_synonyms()["renamed_since_0_1"].get(model.__name__, {})
+        if key in names:
+            return str(names[key])
+    return None
+
+
 def _find_synonym(section: type[BaseModel], path: KeyPath) -> str | None:
     """Return our key for an unknown one, with a note where the meaning differs, or None."""
     tables = read_synonyms()
     key, dotted = str(path[-1]), ".".join(map(str, path))
-    # Base classes too: the keys that all stages share are listed under TrainingStage.
-    for model in section.__mro__:
-        renamed = tables["renamed_since_0_1"].get(model.__name__, {})
-        if key in renamed:
-            return f"`{renamed[key]}`"
+    renamed = _find_renamed(section, key)
+    if renamed is not None:
+        return f"`{renamed}`"
     if dotted in tables["moved_since_0_1"]:
         return f"`{tables['moved_since_0_1'][dotted]}`"
     # The last two words first: verl's `rollout.n` means more than an `n` somewhere.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import mmrl
-from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, read_flat_settings
+from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, load_config, read_flat_settings
 from mmrl.types import UserError
 from mmrl.utils.digests import text_digest
 from mmrl.utils.environment import LIBRARIES, installed_version
@@ -26,7 +26,8 @@ from mmrl.utils.messages import first_lines
 
 EXPORTED_CONFIG_FILE = "mmrl.yaml"
 """File of an exported folder with the config of its run, so that `mmrl eval` prompts and parses as training did."""
-_MAX_CHANGES_SHOWN = 12
+_MAX_CHANGES_SHOWN, _MAX_ERRORS_SHOWN = 12, 5
+_OTHER_DIRECTORY = "choose another directory with run.dir=... or --run-dir, or delete this one"
 _LOCK_WAIT_S: Final = 3.0
 
 
@@ -267,12 +268,23 @@ def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
     if is_length:
         head = f"{path} holds this very experiment with another length; it cannot continue with"
     else:
+        _check_version(path)
         head = f"{path} holds the run of another config; these settings differ"
     lines = [f"{head} (there -> here):"]
     lines += first_lines(list(map(str, refused)), _MAX_CHANGES_SHOWN)
-    remedy = "choose another directory with run.dir=... or --run-dir, or delete this one"
-    lines.append(f"set them back, or {_describe_new_run(path)}" if is_length else f"set them back, {remedy}")
+    lines.append(f"set them back, or {_describe_new_run(path)}" if is_length else f"set them back, {_OTHER_DIRECTORY}")
     raise UserError("\n".join(lines))
+
+
+def _check_version(path: Path) -> None:
+    """Raise a UserError if the config of the run or checkpoint in a folder has keys of another version of mmrl."""
+    try:
+        load_config(path / "config.yaml")
+    except UserError as error:
+        lines = [f"{path} holds a run of another version of mmrl; this one cannot read its config:"]
+        lines += first_lines(str(error).splitlines(), _MAX_ERRORS_SHOWN)
+        lines.append(f"continue the run with the version that began it, or {_OTHER_DIRECTORY}")
+        raise UserError("\n".join(lines)) from None
 
 
 def _wait_for_lock(lock: int) -> None:

@@ -101,17 +101,20 @@ def test_new_settings_of_a_begun_run_are_written_when_it_is_reopened(tmp_path):
     assert run.claim(config_with(cpu_threads=2, steps=40), notices.append)
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda text: text.replace("seed: 0", "speed: 0"), r"(?s)run\.speed: 0 -> absent.*run\.seed: absent -> 0"),
-        (lambda text: "run: {name: x}\n", r"  and \d+ more"),
-    ],
-)
-def test_settings_that_one_side_lacks_are_called_absent_and_many_are_counted(tmp_path, edit, message):
+def test_run_with_keys_that_this_version_does_not_have_is_refused_as_another_versions(tmp_path):
     run = begin_run(tmp_path / "r", CONFIG)
-    run.config.write_text(edit(run.config.read_text()))
-    with pytest.raises(UserError, match=message):
+    run.config.write_text(run.config.read_text().replace("seed: 0", "sede: 0"))
+    with pytest.raises(
+        UserError, match=r"(?s)run of another version of mmrl.*run\.sede: unknown key.*version that began"
+    ):
+        run.claim(CONFIG, pytest.fail)
+
+
+def test_many_settings_that_differ_are_counted(tmp_path):
+    run = begin_run(tmp_path / "r", CONFIG)
+    many = {f"option_{number}": number for number in range(20)}
+    run.config.write_text(run.config.read_text().replace("args: {}", f"args: {many}", 1))
+    with pytest.raises(UserError, match=r"(?s)option_0: 0 -> absent.*  and \d+ more"):
         run.claim(CONFIG, pytest.fail)
 
 
