@@ -49,14 +49,17 @@ class ReplaySettings:
 
 
 def replay_experiences(
-    fresh: Sequence[Experience], state: TrainingState, settings: ReplaySettings, find_changed_media: ChangedMediaFinder
+    own_experiences: Sequence[Experience],
+    state: TrainingState,
+    settings: ReplaySettings,
+    find_changed_media: ChangedMediaFinder,
 ) -> tuple[tuple[Experience, ...], dict[str, float]]:
-    """Return what the step trains on, fresh experiences before replayed ones, and metrics of the replay.
+    """Return what the step trains on, the step's own experiences before replayed ones, and metrics of the replay.
 
-    Fresh experiences with an advantage enter `state.replay_buffer`. A sampled one whose media changed since leaves it.
+    Own experiences with an advantage enter `state.replay_buffer`. A sampled one whose media changed since leaves it.
     """
     options = settings.options
-    informative = [experience for experience in fresh if experience.advantage]
+    informative = [experience for experience in own_experiences if experience.advantage]
     buffer = update_buffer(
         state.replay_buffer,
         informative,
@@ -64,7 +67,7 @@ def replay_experiences(
         version=state.version,
         max_staleness=options.max_staleness,
     )
-    own: Sequence[Experience] = informative if options.drop_zero_advantage else fresh
+    own: Sequence[Experience] = informative if options.drop_zero_advantage else own_experiences
     if options.resample_fresh:
         # Drawn with replacement by the same weights as old rollouts, instead of trained on once each.
         count = min(settings.target_size, len(informative))
@@ -75,12 +78,15 @@ def replay_experiences(
     usable, sampled = _sample_buffer(
         buffer, informative, own, step=state.step, settings=settings, find_changed_media=find_changed_media
     )
+    # The step's own rollouts can be drawn again. They keep their old log-probs, or one rollout would have two ratios.
+    own_ids = set(map(id, informative))
     replayed = []
     for experience in sampled:
-        staleness = state.version - experience.rollout.oldest_version
-        # A rollout of this very step can be drawn too; only `loss.old_logprobs` decides about it.
-        source = options.old_logprobs if staleness else None
-        replayed.append(replace(experience, staleness=staleness, old_logprobs_source=source))
+        if id(experience) in own_ids:
+            replayed.append(experience)
+        else:
+            staleness = state.version - experience.rollout.oldest_version
+            replayed.append(replace(experience, staleness=staleness, old_logprobs_source=options.old_logprobs))
     state.replay_buffer = usable
     trained = (*own, *replayed)
     metrics = _replay_metrics(trained, replayed, usable, options)

@@ -18,7 +18,7 @@ _MAX_WARNINGS: Final = 5
 
 
 class Prefetcher:
-    """Takes samples from an order and encodes them; implements `ports.SampleSource`.
+    """Takes samples from an order and encodes them; implements `protocols.SampleSource`.
 
     With workers, the rows of the next step are encoded while this one trains: as many as the largest take so far. Rows
     that the next step leaves are there for the one after it. Without workers, samples are encoded when they are taken,
@@ -28,7 +28,7 @@ class Prefetcher:
     def __init__(
         self,
         order: DataOrder,
-        encoder: PromptProcessor,
+        processor: PromptProcessor,
         workers: WorkerPool[Sample, EncodedPrompt] | None,
         *,
         skip_unusable: bool,
@@ -36,13 +36,13 @@ class Prefetcher:
         can_prefetch: bool = True,
         warn: Callable[[str], None],
     ) -> None:
-        """Create a source. Without `workers`, `encoder` encodes in this process; it keeps what was encoded.
+        """Create a source. Without `workers`, `processor` encodes in this process; it keeps what was encoded.
 
         `skip_unusable` and `drop_too_long` leave out such rows instead of ending the run; `warn` prints the first few.
         `can_prefetch` is False for an order whose next rows are not known before the step ends; workers then encode the
         rows of a step when it begins.
         """
-        self._order, self._encoder, self._workers = order, encoder, workers
+        self._order, self._processor, self._workers = order, processor, workers
         self._skip_unusable, self._drop_too_long, self._warn = skip_unusable, drop_too_long, warn
         self._can_prefetch = can_prefetch
         self._num_dropped = 0
@@ -69,8 +69,8 @@ class Prefetcher:
                 # The same sample may come twice, at the border of two epochs.
                 if taken.get(row.id, row).parts != row.parts:
                     raise UserError(f"sample {row.id}: another sample of the same step has this id; ids must be unique")
-                result = self._encoder.get_cached(row) if future is None else future.result()
-                encoded.append(self._encoder.encode(row) if result is None else result)
+                result = self._processor.get_cached(row) if future is None else future.result()
+                encoded.append(self._processor.encode(row) if result is None else result)
                 samples.append(row)
                 taken[row.id] = row
             except UserError as error:
@@ -78,8 +78,8 @@ class Prefetcher:
         # A rank that holds only a part of the step may find nothing usable in it: then the other ranks decide.
         if not samples and len(scheduled) == count:
             raise UserError(f"data.train: not one of the {count} samples from position {start_position} on can be used")
-        # Kept before the next step is scheduled, which skips what the encoder has already.
-        self._encoder.retain(samples, encoded)
+        # Kept before the next step is scheduled, which skips what the processor has already.
+        self._processor.retain(samples, encoded)
         if self._workers is not None and self._can_prefetch:
             self._in_flight = self._schedule(start_position + count, self._max_count)
         return samples
@@ -92,7 +92,7 @@ class Prefetcher:
         for row in self._order.take(start_position, count):
             if id(row) in futures:
                 future = futures[id(row)]
-            elif self._workers is None or isinstance(row, RejectedRow) or self._encoder.get_cached(row) is not None:
+            elif self._workers is None or isinstance(row, RejectedRow) or self._processor.get_cached(row) is not None:
                 future = None
             else:
                 future = self._workers.submit(row)

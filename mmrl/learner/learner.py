@@ -68,7 +68,7 @@ class LearnerConfig:
 
 
 class PolicyLearner:
-    """Updates the policy by the loss of experiences, in RL and in supervised stages. Implements the `Learner` port.
+    """Updates the policy by the loss of experiences, in RL and in supervised stages. Implements the `Learner` protocol.
 
     Every rank receives all experiences and trains on its own share, preferring those whose images it already holds.
     """

@@ -32,10 +32,9 @@ class MicroBatch:
     """True if this micro-batch, or one that another rank runs at the same time, has an image."""
     any_rank_has_videos: bool
     recomputed_logprobs_N: torch.Tensor | None = None
-    """Log-probs under the policy before the first update of the step, float32, if the loss needs them.
+    """Log-probs under the policy before the first update of the step, float32.
 
-    Otherwise they are those of the first pass; other mini-batches may have been trained on by then, and nothing reads
-    them.
+    If the loss does not need them, these are the log-probs of the first pass, and nothing reads them.
     """
     reference_logprobs_N: torch.Tensor | None = None
     """Log-probs under the reference, float32; None without a KL penalty."""

@@ -28,8 +28,8 @@ from mmrl.training.functions import Functions, load_functions
 from mmrl.training.held_out import HeldOutEvaluation, first_compared_stage
 from mmrl.training.preflight import FINISHED_MESSAGE, effective_config
 from mmrl.training.rl_stage import train_rl_stage
-from mmrl.training.sample import run_sample_stage
-from mmrl.training.select import run_select_stage
+from mmrl.training.sample_stage import run_sample_stage
+from mmrl.training.select_stage import run_select_stage
 from mmrl.training.sft_stage import train_sft_stage
 from mmrl.training.stage import StageServices
 from mmrl.training.stop_signal import StopSignal

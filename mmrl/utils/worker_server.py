@@ -37,7 +37,7 @@ Loader = Callable[[ReportActivity], Callable[[Any], object]]
 
 
 class WorkerSetup(NamedTuple):
-    """The work of a worker. A server whose workers load for themselves is sent none; each worker then is."""
+    """The work of a worker: sent to the server, which loads once for all its workers, or else to each worker."""
 
     load: Loader
     pickler: type[pickle.Pickler]  # pickles results

@@ -109,7 +109,7 @@ def test_another_run_reads_the_tables(sample_table: Path) -> None:
 
 def test_a_killed_sample_stage_resumes_where_it_stopped(sample_table: Path, tmp_path: Path, here: Command) -> None:
     config = write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml")
-    done = mmrl("train", config, strike=("mmrl.training.sample:_append_rows", 3, "SIGKILL"))
+    done = mmrl("train", config, strike=("mmrl.training.sample_stage:_append_rows", 3, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     drawn = tmp_path / "run" / "outputs" / "draw.jsonl"
     assert drawn.read_bytes() == b"".join((sample_table / "outputs" / "draw.jsonl").read_bytes().splitlines(True)[:40])

@@ -227,7 +227,10 @@ def render_metrics() -> str:
     lines += ["A step that prints a line (in a pipe not every one does) shows these of its values:", ""]
     lines += ["| label | metric |", "|---|---|"]
     lines += [f"| {metric.label} | `{metric.name}` |" for metric in METRICS if metric.label]
-    lines += ["", "All others are in metrics.jsonl alone. Health warnings and the line `Health at the end` quote some"]
+    lines += [
+        "",
+        "All others are in metrics.jsonl. Warnings and the line `Health at the end` show means of some",
+    ]
     lines += ["of them, entropy for one. A callback may add metrics: docs/extending/callback.md."]
     return "\n".join(lines) + "\n"
 

@@ -101,8 +101,8 @@ class ReplayConfig(StrictModel):
 class HealthConfig(StrictModel):
     """Thresholds of warnings about means over the last `window` steps; null switches one off.
 
-    A warning is printed with advice when its threshold is first crossed, and not again while it stays crossed. None
-    ends a run; `max_steps_without_signal` and `max_nonfinite_steps` do. Other thresholds are constants of
+    A warning is printed with advice when its threshold is first crossed, and not again while it stays crossed.
+    Warnings never end a run: `max_steps_without_signal` and `max_nonfinite_steps` do. Other thresholds are constants of
     `mmrl/training/health.py`; these depend on the model's dtype and on `replay`.
     """
 

@@ -33,7 +33,7 @@ class _Attempt:
     group_index: int
     position: int  # its place in the group
     rollout: Rollout
-    """Its kept tokens and the trigger; then also the continuation, and the verdict on the whole in `is_correct`."""
+    """At first the kept tokens and the trigger; once generated, the continuation too, with a verdict on the whole."""
     was_correct: bool  # verdict on the first response
 
 

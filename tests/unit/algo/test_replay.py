@@ -17,6 +17,7 @@ from mmrl.algo.replay import (
     find_changed_media,
     find_media_problems,
     log_weights,
+    replay_experiences,
     sample_indices,
     update_buffer,
 )
@@ -307,3 +308,12 @@ def test_the_paper_trains_on_every_informative_rollout_and_fills_the_step():
         assert [e.staleness for e in step[: 13 * 8]] == [0] * 104
         assert max(e.staleness for e in step) <= number
     assert max(e.staleness for e in steps[-1]) == 9  # nothing is dropped for its age
+
+
+def test_own_rollout_that_is_drawn_again_keeps_its_old_logprobs():
+    own = [replace(e, staleness=1, old_logprobs_source="recorded") for e in make_experiences(1.0, -1.0)]
+    options = make_options("paper", old_logprobs="recomputed")
+    settings = ReplaySettings(options=options, rollouts_per_step=8, seed=(0,))
+    trained, _ = replay_experiences(own, TrainingState(version=1), settings, NO_CHANGED_MEDIA)
+    assert len(trained) == 8
+    assert {experience.old_logprobs_source for experience in trained} == {"recorded"}

@@ -6,7 +6,7 @@ import pytest
 
 from mmrl.config.schema import SelectStage
 from mmrl.data.stage_tables import read_selected_samples, read_table, write_history_table
-from mmrl.training.select import SelectionCounts, select_samples
+from mmrl.training.select_stage import SelectionCounts, select_samples
 from mmrl.types import AnswerType, Sample, SampleStats, Target, UserError
 
 RATES = {"easy": (1, 1, 1, 1), "some": (0, 0, 1, 1), "late": (0, 0, 0, 1), "hard": (0, 0, 0, 0)}
