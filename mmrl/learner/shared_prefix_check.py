@@ -29,6 +29,10 @@ class ForwardDifference(NamedTuple):
     gradient: float
     """Norm of the difference of the gradients, relative to the norm of the second."""
 
+    def within(self, bound: ForwardDifference) -> bool:
+        """Return whether neither difference exceeds its bound; a NaN does."""
+        return self.logprobs <= bound.logprobs and self.gradient <= bound.gradient
+
 
 TOLERANCES = {
     torch.float32: ForwardDifference(logprobs=1e-4, gradient=1e-3),
@@ -85,8 +89,7 @@ def check_shared_prefix(
         if policy.model.dtype == torch.bfloat16:
             # Rounding changes half of the gradient of recurrent layers in bfloat16.
             bound = ForwardDifference(logprobs=0.1, gradient=0.5)
-    # Not `any exceeds`: a NaN is neither above nor below a bound.
-    if not (found.logprobs <= bound.logprobs and found.gradient <= bound.gradient):
+    if not found.within(bound):
         raise UserError(
             f"shared_prefix: on sample {groups[0][0].rollout.prompt.sample.id} it differs from the plain forward by "
             f"{found.logprobs:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logprobs:g} and "

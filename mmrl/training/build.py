@@ -184,7 +184,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     processor = PromptProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
     num_embeddings = model.bundle.model.get_input_embeddings().num_embeddings
     banned_token_ids = banned_ids(processor.tokenizer, num_embeddings, model.bundle.family)
-    check_rollout_steps(config, policy, processor, banned_token_ids)
+    check_model_supports_steps(config, policy, processor, banned_token_ids)
     print_overview(config, samples, model.bundle, console)
     start = partial(start_engine, setup, model, processor)
     samplers = resources.enter_context(closing(console.wait_for("starting the rollout engine", start)))
@@ -324,7 +324,7 @@ def start_engine(setup: RunSetup, model: TrainedModel, processor: PromptProcesso
     )
 
 
-def check_rollout_steps(
+def check_model_supports_steps(
     config: Config, policy: Policy, processor: PromptProcessor, banned_token_ids: tuple[int, ...]
 ) -> None:
     """Refuse rollout steps that cannot run, before anything is trained."""

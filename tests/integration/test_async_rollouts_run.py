@@ -119,7 +119,7 @@ def resume_with_two_ranks(
 def test_two_ranks_share_what_one_process_prefetched(
     tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replay = {"capacity": 32, "drop_zero_advantage": False, "fill": "fraction", "target_fraction": 0.3}
+    replay = {"capacity": 32, "drop_zero_advantage": False, "target_fraction": 0.3}
     options = {
         "num_mini_batches": 2,
         "loss": RECOMPUTED,

@@ -146,7 +146,7 @@ MISTAKES = {
         ["stages.0.rollout_steps.1.correct: ", "there is no reward term 'cuont', but count, format"],
     ),
     "callback signature": Mistake(
-        {"callbacks": [{"fn": "./mine.py:callback"}]}, ["mine.py:9", "a callback is called with (run)"]
+        {"callbacks": [{"fn": "./mine.py:callback"}]}, ["mine.py:10", "a callback is called with (run)"]
     ),
     "taken directory": Mistake({}, ["thesis.tex", "no run of mmrl"], {"run/thesis.tex": ""}),
     "file in the way": Mistake(
@@ -294,7 +294,7 @@ def test_a_callback_that_cannot_be_called_is_refused_before_the_first_step(tmp_p
     config = experiment(tmp_path / "run", callbacks=[{"fn": "./mine.py:deaf"}])
     done = here("train", write(config, tmp_path / "bad.yaml"))
     assert done.code == 2, done
-    assert "mine.py:24" in done.errors and "called as on_step_end(state, result)" in done.errors
+    assert "mine.py:25" in done.errors and "called as on_step_end(state, result)" in done.errors
     assert not (tmp_path / "run").exists()
 
 
@@ -315,7 +315,7 @@ def test_an_evaluation_is_refused_without_torch(whole: Path, tmp_path: Path) -> 
         "family": ([str(tmp_path / "model"), "--data", data], "is a 'bert' model"),
         "key": ([model, "--data", data, "evaluation.maxnew=3"], "evaluation.maxnew: unknown key"),
         "data": ([model, "--data", "none.jsonl"], "none.jsonl: no such file or folder"),
-        "checkpoint": ([model, "--data", data, "--checkpoint", "x"], "is not a run directory"),
+        "checkpoint": ([model, "--data", data, "--checkpoint", "x"], "is not an mmrl run directory"),
         "other": ([model, "--data", data, "--out", str(tmp_path / "taken")], "evaluation.batch_size: 3 -> 8"),
     }
     for name, (words, message) in refusals.items():

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from factories import make_config
 from samplers import hf_sampler
 
 from mmrl.checkpoint import json_codec
@@ -28,6 +29,7 @@ from mmrl.policy.expert_routing import (
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engines.vllm_requests import read_routes
 from mmrl.rollout.logprob_check import LogprobCheck
+from mmrl.training.build import check_model_supports_steps
 from mmrl.types import Author, Experience, Segment, UserError
 
 FAMILIES = ("qwen3_vl_moe", "qwen3_5_moe")
@@ -231,8 +233,10 @@ def test_new_rollouts_without_routes_are_refused(sampled):
 
 @pytest.mark.parametrize("routing_replay", ["learner", "engine"])
 def test_replay_is_refused_for_a_model_without_experts(make_tiny, routing_replay):
+    tiny = make_tiny()
+    stage = {"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1, "loss": {"routing_replay": routing_replay}}
     with pytest.raises(UserError, match="loss.routing_replay: this qwen2_5_vl has no experts"):
-        replay_learner(make_tiny(), routing_replay=routing_replay)
+        check_model_supports_steps(make_config(stages=[stage]), tiny.policy, tiny.processor, ())
 
 
 def check_logprobs(tiny, rollout):

@@ -12,10 +12,9 @@ from mmrl.config.schema import ValidationConfig
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.logger import NullLogger
-from mmrl.rollout.pipeline import StepPipeline
 from mmrl.training.callbacks import PeriodicCheckpointer, Validation
 from mmrl.training.held_out import HeldOutEvaluation
-from mmrl.types import EvalRewards, RunInterrupted, TrainingState, Unscorable, UserError
+from mmrl.types import EvalRewards, RunInterrupted, TrainingState, Unscorable
 
 
 def evaluate(tiny, scorer, *, batch_size):
@@ -57,16 +56,6 @@ def test_evaluation_counts_the_fallback_of_a_failed_reward_and_says_so(make_tiny
     rewards, shown = evaluate(make_tiny(), scorer, batch_size=4)
     assert {reward for by_sample in rewards.values() for reward in by_sample.values()} == {1.5}
     assert shown == "warning: evaluation: reward 'odd' failed on 7 of 7 (unscorable); its fallback counts\n"
-
-
-def test_sampler_that_returns_too_few_groups_is_refused(make_tiny):
-    tiny = make_tiny()
-    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:2]]
-    short = SimpleNamespace(
-        generate=lambda prompts, *args, step: tiny.sampler().generate(prompts[1:], *args, step=step)
-    )
-    with pytest.raises(UserError, match="returned 1 groups for 2 prompts"):
-        StepPipeline(sampler=short, group_size=1, sampling_params=tiny.params).run(prompts, step=0)
 
 
 class FakeEvaluation:
