@@ -14,11 +14,11 @@ from mmrl.policy.policy import Policy
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engine_sampler import EngineSampler, WeightPublisher
 from mmrl.rollout.engines.hf import HfEngine
+from mmrl.rollout.load import load_tool
 from mmrl.rollout.pipeline import StepPipeline, build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.rollout.weight_sync import PolicyWeightStream
-from mmrl.scoring.registry import load_tool
 from mmrl.types import FinishReason, Rollout
 
 

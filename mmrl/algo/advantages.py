@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from math import fsum, isfinite, sqrt
-from pathlib import Path
 from statistics import fmean
 
 from mmrl.config.schema import AdvantageConfig, DifficultyWeightConfig
 from mmrl.types import Group, UserError
-from mmrl.utils.plugins import load_plugin
 
 # Rewards closer than this are equal: weighted sums of equal rewards may differ by rounding.
 EQUALITY_TOLERANCE = 1e-9
@@ -72,17 +70,6 @@ def compute_advantages(
     # Groups without scores took no part in the statistics above; they get an empty row at their place.
     remaining = iter(rows)
     return [next(remaining) if group.scores else () for group in groups]
-
-
-def load_custom_advantage(options: AdvantageConfig, base_dir: Path) -> CustomAdvantage | None:
-    """Load the function that `advantage.fn` names, with its options bound; None if the stage uses a built-in formula.
-
-    Raises:
-        UserError: the file cannot be imported, or has no such function with these options.
-    """
-    if options.fn is None:
-        return None
-    return load_plugin(options.fn, base_dir, options.args, role="advantage function", parameters=("totals", "terms"))
 
 
 def rewards_differ(rewards: Sequence[float]) -> bool:

@@ -11,8 +11,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from itertools import compress, groupby
 from operator import attrgetter
 from statistics import fmean
@@ -20,64 +19,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mmrl.config.schema import GroupRewardConfig, matches_conditions
 from mmrl.config.schema.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt
-from mmrl.types import Author, Dropped, Group, RewardFailure, RewardValue, Rollout, Score, UserError
+from mmrl.types import Author, Group, RewardValue, Rollout, Score, UserError
 
 TermNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 _WORD = re.compile(r"\w+")
 # Coordinates and arguments: two answers that mean the same are hardly ever exactly equal.
 _TYPES_WITHOUT_EQUALITY = ("box", "boxes", "point", "points", "span", "spans", "action", "tool_call")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundGroupReward:
-    """A group reward from YAML, ready to be called."""
-
-    name: str  # its name among the reward terms, unique in the config
-    # Its options are bound; returns one value for each rollout, or the failure of the process that it runs in.
-    compute: Callable[[Group], Sequence[RewardValue] | RewardFailure]
-    options: GroupRewardConfig  # weight, schedule and `when`
-    drop_failed: bool = True  # a group without values leaves the step; otherwise its values count 0
-    close: Callable[[], None] = lambda: None  # ends the process that it runs in, if there is one
-
-
-def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundGroupReward]) -> Group:
-    """Return the group with every group reward that applies to its sample added to terms and totals.
-
-    They are added in the order of `group_rewards`, with their weights at `step`.
-
-    Raises:
-        UserError: a group reward is named like another term, or cannot be computed for this group.
-    """
-    for reward in group_rewards:
-        if not group.rollouts or not matches_conditions(reward.options.when, group.prompt.sample):
-            continue
-        weight = reward.options.weight_at(step)
-        values, failures = reward.compute(group), {}
-        if isinstance(values, RewardFailure):
-            failures = {reward.name: values}
-            if reward.drop_failed:
-                dropped = [Dropped(rollout, failures) for rollout in group.rollouts]
-                group = replace(group, rollouts=(), scores=(), dropped=(*group.dropped, *dropped))
-                continue
-            values = [RewardValue(0.0, f"fallback: {values.reason}")] * len(group.scores)
-        if len(values) != len(group.scores):
-            raise UserError(
-                f"group reward {reward.name!r}, sample {group.prompt.sample.id}: {len(values)} values for "
-                f"{len(group.scores)} rollouts; return one for each"
-            )
-        scores = []
-        for score, value in zip(group.scores, values, strict=True):
-            if reward.name in score.terms:
-                raise UserError(f"two reward terms are named {reward.name!r}; give the group reward another `name`")
-            terms = {**score.terms, reward.name: value}
-            total = score.total + weight * value.value
-            scores.append(replace(score, terms=terms, total=total, failures={**score.failures, **failures}))
-        # The next group reward may read this one's term.
-        group = replace(group, scores=tuple(scores))
-    return group
 
 
 def shortest_correct(

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from itertools import zip_longest
-from math import inf
 from operator import attrgetter
 from statistics import fmean, pstdev
-from typing import NamedTuple
 
 from mmrl.config.schema import CurriculumPhaseConfig
+from mmrl.config.schema.data import find_phase
 from mmrl.types import Group, SampleStats, TrainingState
 
 RewardHistory = Mapping[str, Sequence[SampleStats]]
@@ -77,26 +76,6 @@ def _align_with_mean_curve(curves: Mapping[str, Sequence[float]]) -> dict[str, f
             largest += (1.0 - mean) ** 2
         values[sample_id] = 1.0 - distance / largest if largest else 0.0
     return values
-
-
-class PhaseSpan(NamedTuple):
-    """Data positions that one phase covers, from `start` up to `end`."""
-
-    phase_index: int  # index of the phase in `data_order.phases`, from 0
-    start: int  # first data position of the phase
-    end: float  # first data position after it; infinite for the last phase and for one that only a plateau ends
-
-
-def find_phase(position: int, phases: Sequence[CurriculumPhaseConfig], ends: Mapping[int, int]) -> PhaseSpan:
-    """Return the phase that a data position falls in. `ends` has the ends that a plateau settled, by phase index."""
-    start = 0
-    for index, phase in enumerate(phases[:-1]):
-        planned_end = inf if phase.max_samples is None else start + phase.max_samples
-        end = ends.get(index, planned_end)
-        if position < end:
-            return PhaseSpan(index, start, end)
-        start = int(end)
-    return PhaseSpan(len(phases) - 1, start, inf)
 
 
 def advance_phase(state: TrainingState, sample_means: Sequence[float], phases: Sequence[CurriculumPhaseConfig]) -> int:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from mmrl.data.context import make_media_policy
-from mmrl.evaluation.eval_settings import EvalRequest, make_eval_config
-from mmrl.log.console import Console
-from mmrl.log.run_dir import RunDir
-from mmrl.rollout.available import check_model_and_engine
-from mmrl.scoring.answer_and_score import answer_samples
-from mmrl.scoring.registry import load_custom_steps
-from mmrl.scoring.scorer import make_response
 from mmrl.types import (
     AnswerType,
     CoordinateSystem,
@@ -25,27 +16,18 @@ from mmrl.types import (
     Region,
     Response,
     Sample,
-    Score,
     Target,
-    UserError,
 )
 from mmrl_datasets import image_ref, save_png, video_ref
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from mmrl.policy.processor import PromptProcessor
-    from mmrl.protocols import RolloutPipeline
-
 MediaInput: TypeAlias = "str | Path | Image"
 """An image or video file, or a PIL image."""
 
 _VIDEO_SUFFIXES: Final = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mpg", ".mpeg")
 _PLACES: Final = (AnswerType.BOX, AnswerType.BOXES, AnswerType.POINT, AnswerType.POINTS)
-_NO_REWARDS: Final = (
-    "a rollout step of this run asks which responses are correct, and a question without a right answer has none; "
-    "leave the step out with overrides=['evaluation.rollout_steps=[{kind: generate}]']"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +60,9 @@ class Generation:
 class Policy:
     """A model on its device that answers questions. As a context manager it closes itself."""
 
-    def __init__(
-        self, processor: PromptProcessor, pipeline: RolloutPipeline, media_dir: Path, stack: ExitStack
-    ) -> None:
+    def __init__(self, answer: Callable[[Sample], Response], media_dir: Path, stack: ExitStack) -> None:
         """Use `Policy.from_run`."""
-        self._processor, self._pipeline, self._media_dir, self._stack = processor, pipeline, media_dir, stack
+        self._answer, self._media_dir, self._stack = answer, media_dir, stack
         self._num_questions = 0
 
     @classmethod
@@ -95,29 +75,12 @@ class Policy:
         Raises:
             UserError: there is no such model, or a setting is invalid.
         """
-        from mmrl.evaluation.model_source import find_model_source, load_model
-        from mmrl.evaluation.session import open_pipeline
+        from mmrl.evaluation.answering import open_model
 
-        console = Console()
-        source = find_model_source(str(run), checkpoint, console.warn)
-        request = EvalRequest(model=str(run), benchmark="canonical", data_files=(), out_dir=Path(), overrides=overrides)
-        is_checkpoint = source.checkpoint_dir is not None
-        settings = make_eval_config(request, source.path, source.config, is_checkpoint=is_checkpoint)
-        check_model_and_engine(settings)
-        # The caller names every file, so it may lie anywhere.
-        media_policy = make_media_policy(settings.media_limits, [Path("/")], schemes=(), media=settings.media)
-        model = console.wait_for("loading the model", partial(load_model, source, settings, media_policy))
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="mmrl-policy-")))
-            opened = open_pipeline(
-                settings,
-                model,
-                _NoRewards(),
-                custom_steps=load_custom_steps(settings.evaluation.rollout_steps, Path.cwd()),
-                run_dir=RunDir(folder),
-                warn=console.warn,
-            )
-            return cls(model.processor, stack.enter_context(opened), folder, stack.pop_all())
+            answer = stack.enter_context(open_model(str(run), checkpoint, overrides, folder))
+            return cls(answer, folder, stack.pop_all())
 
     def generate(
         self, images: MediaInput | Sequence[MediaInput], question: str, *, answer_type: str = "text"
@@ -141,8 +104,7 @@ class Policy:
             target=Target(answer_type=kind, value=None),
         )
         self._num_questions += 1
-        batch = answer_samples([sample], self._processor, self._pipeline, step=0)
-        return Generation(make_response(batch.groups[0][0]), kind)
+        return Generation(self._answer(sample), kind)
 
     def close(self) -> None:
         """Free the engine, and delete the copies of PIL images."""
@@ -161,11 +123,3 @@ class Policy:
             return save_png(medium, self._media_dir, "image")
         path = Path(medium).absolute()
         return video_ref(path) if path.suffix.lower() in _VIDEO_SUFFIXES else image_ref(path)
-
-
-class _NoRewards:
-    """Refuses to score: a question without a right answer has no reward."""
-
-    def score_eval(self, rollouts: object) -> Sequence[Score]:
-        """Raise a UserError."""
-        raise UserError(_NO_REWARDS)

@@ -27,11 +27,20 @@ from mmrl.data.rows import (
 )
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
-from mmrl.media.checks import MediaError
 from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FramePlan, FrameSampling
-from mmrl.types import DatasetContext, ImageRef, PromptTooLongError, RejectedRow, Sample, Size, UserError, VideoRef
+from mmrl.types import (
+    DatasetContext,
+    ImageRef,
+    MediaError,
+    PromptTooLongError,
+    RejectedRow,
+    Sample,
+    Size,
+    UserError,
+    VideoRef,
+)
 from mmrl.utils.messages import first_lines
 
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)

@@ -15,8 +15,8 @@ from itertools import chain, count, islice
 from math import isnan, log
 from typing import Final, Protocol
 
-from mmrl.algo.reward_history import find_phase
 from mmrl.config.schema import CurriculumPhaseConfig, MixtureOrderConfig, PriorityOrderConfig
+from mmrl.config.schema.data import find_phase
 from mmrl.types import RejectedRow, Sample, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
 

@@ -51,10 +51,8 @@ from mmrl.data_check.report import (
     severity_of,
 )
 from mmrl.data_check.sample_view import find_outside_image
-from mmrl.evaluation.eval_settings import load_configured_benchmark
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
-from mmrl.media.checks import MediaError
 from mmrl.media.video import FrameSampling
 from mmrl.policy.build import build_encoder, build_processor, build_response_format
 from mmrl.policy.encoder import PromptEncoder
@@ -63,10 +61,12 @@ from mmrl.scoring.build import build_scorer
 from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.training.benchmarks import read_benchmark_questions
 from mmrl.training.build import IMAGE_CACHE_BYTES
+from mmrl.training.functions import load_configured_benchmark
 from mmrl.types import (
     AnswerType,
     DatasetContext,
     ImageRef,
+    MediaError,
     PromptTooLongError,
     RejectedRow,
     Sample,

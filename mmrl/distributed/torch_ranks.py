@@ -28,7 +28,6 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from mmrl.config.schema import DistributedConfig
 from mmrl.distributed.launch import find_free_port, is_launched
 from mmrl.distributed.ranks import RankLostError, Ranks, SingleProcess
 from mmrl.types import UserError
@@ -43,14 +42,14 @@ _SILENT_AFTER_S: Final = 5.0  # a rank that published nothing for longer is repo
 class TorchRanks(Ranks):
     """The processes of a run that a launcher has started."""
 
-    def __init__(self, options: DistributedConfig) -> None:
+    def __init__(self, timeout_s: float) -> None:
         """Join the other ranks.
 
         Raises:
-            UserError: they did not all arrive within `options.timeout_s`.
+            UserError: they did not all arrive within `timeout_s`.
         """
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        limit = timedelta(seconds=options.timeout_s)
+        limit = timedelta(seconds=timeout_s)
         try:
             if torch.cuda.is_available():
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -60,11 +59,11 @@ class TorchRanks(Ranks):
             self._object_group = dist.new_group(backend="gloo", timeout=limit)
         except (dist.DistError, TimeoutError) as error:
             raise UserError(
-                f"not all processes met within {options.timeout_s} s at "
+                f"not all processes met within {timeout_s} s at "
                 f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {error}"
             ) from error
         # The heartbeat gets a connection of its own: a call that waits on a shared one would stop it.
-        self._heartbeat = Heartbeat(store.clone(), self.rank, self.size, patience_s=options.heartbeat_s)
+        self._heartbeat = Heartbeat(store.clone(), self.rank, self.size, patience_s=timeout_s / 6)
         self._heartbeat.start()
 
     def all_gather(self, value: T) -> list[T]:
@@ -219,7 +218,7 @@ def require_single_process(command: str) -> None:
 
 
 @contextmanager
-def join_ranks(options: DistributedConfig, *, force_group: bool = False) -> Iterator[Ranks]:
+def join_ranks(timeout_s: float, *, force_group: bool = False) -> Iterator[Ranks]:
     """Join the ranks of this run and leave them when the block ends.
 
     `force_group` makes a process group for a single process too, which DeepSpeed needs.
@@ -237,7 +236,7 @@ def join_ranks(options: DistributedConfig, *, force_group: bool = False) -> Iter
         if force_group:
             dist.destroy_process_group()
         return
-    ranks = TorchRanks(options)
+    ranks = TorchRanks(timeout_s)
     try:
         yield ranks
     except RuntimeError as error:

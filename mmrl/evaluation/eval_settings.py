@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mmrl.benchmarks.benchmark import Benchmark
-from mmrl.benchmarks.registry import get_benchmark, load_benchmark
+from mmrl.benchmarks.registry import get_benchmark
 from mmrl.config import Config, EvalConfig, load_config, load_eval_config
-from mmrl.config.schema import BenchmarkConfig
 from mmrl.evaluation.eval_dir import EvalDir, identifying_settings
 from mmrl.evaluation.graders import CORRECT_TERM
 from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
@@ -96,22 +94,6 @@ def inherit_settings(config: Config, *, by_rule: bool) -> dict[str, Any]:
     settings["run"] = {name: plain["run"][name] for name in ("seed", "cpu_threads")}
     settings["media_limits"] = plain["data"]["media_limits"]
     return settings
-
-
-def load_configured_benchmark(options: BenchmarkConfig, base_dir: Path) -> Benchmark:
-    """Return the benchmark that a section of a run's config names; a relative file starts from `base_dir`.
-
-    Raises:
-        UserError: there is no such benchmark or function, or it does not take these options.
-    """
-    try:
-        if options.fn is not None:
-            return load_benchmark(options.fn, base_dir, options.args)
-        return get_benchmark(options.benchmark_name, base_dir)
-    except UserError as error:
-        if error.call:  # by which the line of the config is found
-            raise
-        raise UserError(f"evaluation.benchmarks.{options.name}: {error}") from error
 
 
 def make_eval_config(request: EvalRequest, path: Path, config: Config | None, *, is_checkpoint: bool) -> EvalConfig:

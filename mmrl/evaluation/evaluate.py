@@ -37,8 +37,9 @@ from mmrl.evaluation.session import (
 from mmrl.log.console import Console
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.run_dir import EXPORTED_CONFIG_FILE, RunDir
+from mmrl.rollout.load import load_steps
 from mmrl.rollout.steps.base import StepFactory
-from mmrl.scoring.registry import load_steps
+from mmrl.scoring.registry import check_step_terms
 from mmrl.types import DatasetContext, UserError
 from mmrl_rewards.services.judge import JudgeService
 
@@ -72,13 +73,14 @@ def evaluate(request: EvalRequest, console: Console) -> EvalResult:
         log_library_messages(out_dir.log),
         closing(_make_question_set(request, model_source, eval_config)) as question_set,
     ):
-        steps, key = eval_config.evaluation.rollout_steps, "evaluation.rollout_steps"
+        steps = eval_config.evaluation.rollout_steps
+        check_step_terms(steps, question_set.term_names, key="evaluation.rollout_steps")
         command = _EvalCommand(
             request=request,
             model_source=model_source,
             eval_config=eval_config,
             question_set=question_set,
-            custom_steps=load_steps(steps, Path.cwd(), question_set.term_names, key=key),
+            custom_steps=load_steps(steps, Path.cwd()),
             eval_dir=EvalDir(request.out_dir),
             console=console,
         )
@@ -167,7 +169,7 @@ class _EvalCommand:
             model,
             self.question_set.scorer,
             custom_steps=self.custom_steps,
-            run_dir=RunDir(self.request.out_dir),
+            work_dir=RunDir(self.request.out_dir).engine,
             warn=self.console.warn,
         ) as pipeline:
             session = EvalSession(

@@ -19,17 +19,16 @@ from mmrl.evaluation.eval_dir import EvalDir
 from mmrl.evaluation.graders import Grader, make_prediction
 from mmrl.evaluation.model_source import LoadedModel
 from mmrl.log.console import Console
-from mmrl.log.run_dir import RunDir
 from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import EvalScorer, RolloutPipeline
 from mmrl.rollout.engines.custom import load_engine
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
+from mmrl.rollout.load import load_tool
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext, StepFactory
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.answer_and_score import answer_samples
-from mmrl.scoring.registry import load_tool
 from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.digests import text_digest
 from mmrl.utils.messages import first_lines
@@ -209,10 +208,12 @@ def open_pipeline(
     scorer: EvalScorer,
     *,
     custom_steps: Mapping[str, StepFactory],
-    run_dir: RunDir,
+    work_dir: Path,
     warn: Callable[[str], None],
 ) -> Iterator[RolloutPipeline]:
     """Start the rollout engine of a loaded model, and yield the pipeline that answers questions.
+
+    `work_dir` is for files of an engine in another process.
 
     Raises:
         UserError: the engine does not start; else as `build_eval_pipeline`.
@@ -223,7 +224,7 @@ def open_pipeline(
         model.policy,
         model.processor,
         adapter=model.adapter,
-        run_dir=run_dir,
+        work_dir=work_dir,
         ranks=SingleProcess(),
         warn=warn,
         make_custom_engine=load_engine(engine, Path.cwd()) if isinstance(engine, CustomEngineConfig) else None,

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -27,11 +26,10 @@ from mmrl.algo.losses import (
     importance_ratios,
     suffix_sums,
 )
-from mmrl.config.schema import CustomPolicyLossConfig, LossConfig
+from mmrl.config.schema import LossConfig
 from mmrl.learner.metrics import Metrics, find_worst_token, measure_sampler, measure_tokens
 from mmrl.learner.tokens import LossDenominators, TokenTable, iter_trained_tokens
 from mmrl.types import Author, Experience, UserError
-from mmrl.utils.plugins import load_plugin
 
 PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """A user's policy loss, called once for each response with float32 tensors [S] and a bool mask [S].
@@ -46,7 +44,7 @@ class Objective:
     def __init__(self, options: LossConfig, total_steps: int, policy_loss_fn: PolicyLossFn | None = None) -> None:
         """Set up the loss of a stage of `total_steps`, over which schedules of coefficients run.
 
-        `policy_loss_fn` comes from `load_policy_loss`.
+        `policy_loss_fn` is the function that `options.policy_loss` names.
         """
         self._options, self._policy_loss_fn = options, policy_loss_fn
         self._coefficient = partial(coefficient, total=total_steps)
@@ -221,20 +219,3 @@ class Objective:
                 )
             losses.append(loss_S)
         return torch.cat(losses)
-
-
-def load_policy_loss(options: LossConfig, base_dir: Path) -> PolicyLossFn | None:
-    """Load the function that `loss.policy_loss` names, with its options bound; None for a built-in policy loss.
-
-    Raises:
-        UserError: the file cannot be imported, or has no such function with these options.
-    """
-    if not isinstance(options.policy_loss, CustomPolicyLossConfig):
-        return None
-    return load_plugin(
-        options.policy_loss.fn,
-        base_dir,
-        options.policy_loss.args,
-        role="policy loss",
-        parameters=("logprobs", "old_logprobs", "advantages", "mask"),
-    )

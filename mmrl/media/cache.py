@@ -7,7 +7,6 @@ from dataclasses import replace
 from PIL import Image
 
 from mmrl.config.schema import MediaLimitsConfig
-from mmrl.media.checks import MediaError
 from mmrl.media.corruptions import corrupt_image, corrupt_video
 from mmrl.media.decord_reader import load_decord
 from mmrl.media.image import crop_image, open_image
@@ -21,7 +20,7 @@ from mmrl.media.video import (
     plan_frames,
     read_video_frame,
 )
-from mmrl.types import ImageRef, MediaPolicy, Size, VideoRef
+from mmrl.types import ImageRef, MediaError, MediaPolicy, Size, VideoRef
 from mmrl.utils.byte_cache import ByteCache
 
 

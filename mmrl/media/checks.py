@@ -7,19 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from mmrl.config.schema import MediaLimitsConfig
-from mmrl.types import Size, UserError
+from mmrl.types import MediaError, Size, UserError
 from mmrl.utils.files import resolve_inside
 
 # Longer over shorter side of an image or frame. MAX_RATIO of qwen-vl-utils: beyond it resize rules fail.
 MAX_ASPECT_RATIO: Final = 200
-
-
-class MediaError(UserError):
-    """Says that an image or video cannot or may not be used; the message names the file, the reason and the remedy."""
-
-
-class MediaRangeError(MediaError):
-    """Says that a file is fine, but has no such crop, second or frames."""
 
 
 def resolve_media_path(path: str, roots: Sequence[Path], max_bytes: int, limit_name: str) -> Path:

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from mmrl.media.checks import MediaError
 from mmrl.media.video_reader import FramePixels, VideoFileReader
-from mmrl.types import Size, UserError
+from mmrl.types import MediaError, Size, UserError
 
 REMEDY = "use media.video_reader: pyav"
 

@@ -17,16 +17,9 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from mmrl.config.schema import MediaLimitsConfig
-from mmrl.media.checks import (
-    MediaError,
-    MediaRangeError,
-    check_dimensions,
-    check_sha256,
-    resolve_media_path,
-    unreadable_error,
-)
+from mmrl.media.checks import check_dimensions, check_sha256, resolve_media_path, unreadable_error
 from mmrl.media.strict import PNG_SIGNATURE, decode_jpeg, read_png_chunks, store_png
-from mmrl.types import ImageRef, Size
+from mmrl.types import ImageRef, MediaError, MediaRangeError, Size
 
 IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EIGHT_BIT_MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")

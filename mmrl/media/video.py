@@ -14,11 +14,10 @@ import torch
 from PIL import Image
 
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
-from mmrl.media.checks import MediaError, MediaRangeError
 from mmrl.media.decord_reader import REMEDY, DecordFileReader
 from mmrl.media.image import resized_size
 from mmrl.media.video_reader import FrameFolderReader, VideoFileReader, VideoTimeline, open_video_file
-from mmrl.types import ImageRef, MediaPolicy, Size, VideoRef
+from mmrl.types import ImageRef, MediaError, MediaPolicy, MediaRangeError, Size, VideoRef
 
 _CHUNK_BYTES: Final = 2**26  # bytes of frames that are in memory at their original size
 

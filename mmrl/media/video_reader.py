@@ -24,16 +24,9 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from mmrl.config.schema import MediaLimitsConfig
-from mmrl.media.checks import (
-    MediaError,
-    check_dimensions,
-    check_length,
-    check_sha256,
-    resolve_media_path,
-    unreadable_error,
-)
+from mmrl.media.checks import check_dimensions, check_length, check_sha256, resolve_media_path, unreadable_error
 from mmrl.media.image import open_image
-from mmrl.types import ImageRef, Size, UserError, VideoRef
+from mmrl.types import ImageRef, MediaError, Size, UserError, VideoRef
 from mmrl.utils.digests import file_digest, frames_digest
 from mmrl.utils.files import list_frames, resolve_inside
 

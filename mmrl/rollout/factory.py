@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -22,7 +23,6 @@ from mmrl.config.schema import (
     ToolsConfig,
 )
 from mmrl.distributed.ranks import Ranks
-from mmrl.log.run_dir import RunDir
 from mmrl.policy.lora import LoraAdapter, without_adapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelExport
@@ -52,15 +52,15 @@ class SamplerFactory:
         processor: PromptProcessor,
         *,
         adapter: LoraAdapter | None,
-        run_dir: RunDir,
+        work_dir: Path,
         ranks: Ranks,
         warn: Callable[[str], None],
         make_custom_engine: Callable[[EngineContext], RolloutEngine] | None = None,
     ) -> None:
         """Start the engine with the model that the policy started from. It gets the policy's weights at the first sync.
 
-        `warn` is called when the engine had to be restarted. `make_custom_engine` is the loaded function of
-        `rollout.engine: {fn}`.
+        `work_dir` is for files of an engine in another process, which `warn` is told of when it had to be restarted.
+        `make_custom_engine` is the loaded function of `rollout.engine: {fn}`.
 
         Raises:
             UserError: the engine does not start, or cannot do what the config asks for.
@@ -74,11 +74,11 @@ class SamplerFactory:
             policy=policy,
             processor=processor,
             adapter=adapter,
-            model_folder=partial(self._find_model_folder, run_dir, ranks),
+            model_folder=partial(self._find_model_folder, work_dir, ranks),
             max_model_len=compute_max_model_len(config, policy),
             concurrent=isinstance(config, Config) and config.uses_async_rollouts,
             record_routes=any(stage.loss.routing_replay == "engine" for stage in rl_stages),
-            work_dir=run_dir.engine / f"rank-{ranks.rank}" if ranks.size > 1 else run_dir.engine,
+            work_dir=work_dir / f"rank-{ranks.rank}" if ranks.size > 1 else work_dir,
             ranks=ranks,
             warn=warn,
         )
@@ -169,11 +169,11 @@ class SamplerFactory:
                 "change meanwhile; give it a copy, or leave out `async_rollouts`"
             )
 
-    def _find_model_folder(self, run_dir: RunDir, ranks: Ranks) -> str:
+    def _find_model_folder(self, work_dir: Path, ranks: Ranks) -> str:
         """Return `model.path`, or the folder that a model made from scratch is exported to. Collective."""
         if self._config.model.path is not None:
             return self._config.model.path
-        folder = run_dir.engine / "model"  # shared by the ranks: only rank 0 writes it
+        folder = work_dir / "model"  # shared by the ranks: only rank 0 writes it
         # Exported without its adapter: the engine gets that with the first weights.
         bare = without_adapter(self._policy.model) if self._context.adapter else self._policy.model
         parts = (ModelExport(bare, self._policy.family), self._processor.hf_processor)

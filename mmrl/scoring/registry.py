@@ -14,26 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import mmrl_rewards
 from mmrl.config.schema import (
-    CustomStepConfig,
     RethinkConfig,
     RolloutStepConfigs,
     ScoringConfig,
-    ToolConfig,
-    ToolsConfig,
 )
-from mmrl.config.schema.rollout_steps import step_name
-from mmrl.rollout.tools.workers import ToolFunction
 from mmrl.scoring.terms import make_worker_limits
 from mmrl.types import UserError
 from mmrl.utils.messages import did_you_mean
-from mmrl.utils.plugins import errors_about_call, load_function, load_plugin
+from mmrl.utils.plugins import errors_about_call, load_function
 from mmrl.utils.worker_pool import WorkerError, WorkerPool
 from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, Reward, bind
 
 if TYPE_CHECKING:
-    from mmrl.rollout.steps.base import StepFactory
+    pass
 
 AnyReward = Reward[...]
 _CASES_DIR = Path(mmrl_rewards.__path__[0]).parent / "cases"
@@ -97,48 +92,15 @@ def load_bound_reward(name: str, base: Path, args: Mapping[str, Any]) -> BoundRe
         return bind(load_reward(name, base), args)
 
 
-def load_tool(base: Path, options: ToolConfig) -> ToolFunction:
-    """Return the tool that the config names, with its options bound. Files are relative to `base`.
+def check_step_terms(steps: RolloutStepConfigs, terms: Sequence[str], *, key: str) -> None:
+    """Check that `correct` of rollout steps names reward terms; `key` is the dotted path of the steps.
 
     Raises:
-        UserError: there is no such tool, or an option is unknown, missing or of the wrong type.
-    """
-    return load_plugin(options.fn, base, options.args, role="tool", parameters=("call", "sample"))
-
-
-def load_steps(steps: RolloutStepConfigs, base: Path, terms: Sequence[str], *, key: str) -> dict[str, StepFactory]:
-    """Load the functions that rollout steps name, and check that `correct` names reward terms; `key` is that of steps.
-
-    Returns the functions that make the user's steps, by the name of the step. Tools are loaded again by the
-    processes that run them.
-
-    Raises:
-        UserError: a function cannot be loaded, or does not take its options, or there is no such term.
+        UserError: there is no such term.
     """
     for index, step in enumerate(steps):
-        match step:
-            case ToolsConfig():
-                for tool in step.tools:
-                    load_tool(base, tool)
-            case RethinkConfig():
-                check_names(step.correct, terms, key=f"{key}.{index}.correct", place=f"step {step.name}: correct")
-    return load_custom_steps(steps, base)
-
-
-def load_custom_steps(steps: RolloutStepConfigs, base: Path) -> dict[str, StepFactory]:
-    """Return the functions that make the user's rollout steps, by the name of the step.
-
-    Raises:
-        UserError: a function cannot be loaded, or does not take its options.
-    """
-    factories: dict[str, StepFactory] = {}
-    for step in steps:
-        if isinstance(step, CustomStepConfig):
-            # It imports torch, as the user's steps do, and few runs have one.
-            from mmrl.rollout.steps.custom import load_step_factory
-
-            factories[step_name(step)] = load_step_factory(step, base)
-    return factories
+        if isinstance(step, RethinkConfig):
+            check_names(step.correct, terms, key=f"{key}.{index}.correct", place=f"step {step.name}: correct")
 
 
 def check_names(names: Iterable[str], terms: Sequence[str], *, key: str, place: str) -> None:

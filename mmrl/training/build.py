@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from mmrl.algo.group_rewards import BoundGroupReward
 from mmrl.config import Config
 from mmrl.config.schema import EvalGenerationConfig, RlStage, SampleStage, SamplingConfig
 from mmrl.data.context import make_dataset_context
@@ -47,12 +46,13 @@ from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_processor
 from mmrl.policy.processor import PromptProcessor
 from mmrl.protocols import RolloutPipeline, Sampler
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
+from mmrl.rollout.load import load_tool
 from mmrl.rollout.pipeline import build_pipeline, check_triggers
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import RewardFunctionScorer, registry
-from mmrl.scoring.build import check_group_rewards, isolate_group_rewards
 from mmrl.scoring.coverage import find_coverage_gaps
+from mmrl.scoring.group_rewards import BoundGroupReward, check_group_rewards, isolate_group_rewards
 from mmrl.training.functions import Functions
 from mmrl.types import DatasetContext, SamplingParams, UserError
 from mmrl.utils.seeds import derive_seed
@@ -188,7 +188,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     print_overview(config, samples, model.bundle, console)
     start = partial(start_engine, setup, model, processor)
     samplers = resources.enter_context(closing(console.wait_for("starting the rollout engine", start)))
-    tool_runner = resources.enter_context(closing(ToolRunner(partial(registry.load_tool, base_dir))))
+    tool_runner = resources.enter_context(closing(ToolRunner(partial(load_tool, base_dir))))
     return RunComponents(
         **vars(setup),
         scorer=rewards.scorer,
@@ -317,7 +317,7 @@ def start_engine(setup: RunSetup, model: TrainedModel, processor: PromptProcesso
         model.policy,
         processor,
         adapter=model.adapter,
-        run_dir=setup.run_dir,
+        work_dir=setup.run_dir.engine,
         ranks=setup.ranks,
         warn=setup.console.warn,
         make_custom_engine=setup.functions.engine,

@@ -9,24 +9,35 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mmrl.algo.advantages import CustomAdvantage, load_custom_advantage
-from mmrl.algo.group_rewards import BoundGroupReward
+from mmrl.algo.advantages import CustomAdvantage
 from mmrl.benchmarks.benchmark import Benchmark
+from mmrl.benchmarks.registry import get_benchmark, load_benchmark
 from mmrl.config import Config
-from mmrl.config.schema import CustomEngineConfig, CustomPolicyLossConfig, RlStage, SelectStage
+from mmrl.config.schema import (
+    AdvantageConfig,
+    BenchmarkConfig,
+    CustomEngineConfig,
+    CustomPolicyLossConfig,
+    LossConfig,
+    RlStage,
+    SelectStage,
+)
 from mmrl.config.schema.stage_checks import AnyStage
 from mmrl.data.rows import DatasetFunction, load_dataset_function, sources_by_split
-from mmrl.evaluation.eval_settings import load_configured_benchmark
 from mmrl.rollout.available import check_family_engine
+from mmrl.rollout.load import load_steps
 from mmrl.scoring import BoundTerm
-from mmrl.scoring.build import load_group_rewards, load_reward_terms
-from mmrl.scoring.registry import check_names, load_steps
+from mmrl.scoring.build import load_reward_terms
+from mmrl.scoring.group_rewards import BoundGroupReward, load_group_rewards
+from mmrl.scoring.registry import check_names, check_step_terms
 from mmrl.training.callbacks import Callback
+from mmrl.types import UserError
 from mmrl.utils.plugins import load_plugin
 
 if TYPE_CHECKING:
+    from mmrl.learner.loss import PolicyLossFn
     from mmrl.policy.families import ModelFamily
     from mmrl.rollout.engines.base import EngineContext, RolloutEngine
     from mmrl.rollout.steps.base import StepFactory
@@ -43,7 +54,7 @@ class Functions:
     group_rewards: tuple[BoundGroupReward, ...]  # `rewards.group_rewards`, in order
     callbacks: tuple[Callable[..., Callback], ...]  # make the callbacks from a `RunComponents`, in order
     advantages: Mapping[str, CustomAdvantage | None]  # of each RL stage, by name; None for a built-in formula
-    policy_losses: Mapping[str, Callable[..., Any] | None]  # of the RL stages that have their own, by name
+    policy_losses: Mapping[str, PolicyLossFn | None]  # the same for the policy loss
     rollout_steps: Mapping[str, Mapping[str, StepFactory]]  # make the user's steps, by name of stage and of step
     evaluation_steps: Mapping[str, StepFactory]  # those of `evaluation.rollout_steps`
     datasets: Mapping[str, tuple[DatasetFunction, ...]]  # those of `data.train`, `validation` and `test`, by split
@@ -67,23 +78,21 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
     for callback in config.callbacks:
         callbacks.append(load_plugin(callback.fn, base_dir, callback.args, role="callback", parameters=("run",)))
     advantages: dict[str, CustomAdvantage | None] = {}
-    policy_losses: dict[str, Callable[..., Any] | None] = {}
+    policy_losses: dict[str, PolicyLossFn | None] = {}
     for stage in config.stages:
         if isinstance(stage, RlStage):
             advantages[stage.name] = load_custom_advantage(stage.advantage, base_dir)
-            if isinstance(stage.loss.policy_loss, CustomPolicyLossConfig):
-                # This module imports torch, as the user's functions for it do, and few runs have one.
-                from mmrl.learner.loss import load_policy_loss
-
-                policy_losses[stage.name] = load_policy_loss(stage.loss, base_dir)
+            policy_losses[stage.name] = load_policy_loss(stage.loss, base_dir)
     # A term that is left out of evaluation cannot decide if a response is correct.
     scored = [term.name for term in rewards if not term.options.training_only]
     rollout_steps = {}
     for index, stage in enumerate(config.stages):
         if not isinstance(stage, SelectStage):
             key = f"stages.{index}.rollout_steps"
-            rollout_steps[stage.name] = load_steps(stage.rollout_steps, base_dir, scored, key=key)
-    evaluation_steps = load_steps(config.evaluation.rollout_steps, base_dir, scored, key="evaluation.rollout_steps")
+            check_step_terms(stage.rollout_steps, scored, key=key)
+            rollout_steps[stage.name] = load_steps(stage.rollout_steps, base_dir)
+    check_step_terms(config.evaluation.rollout_steps, scored, key="evaluation.rollout_steps")
+    evaluation_steps = load_steps(config.evaluation.rollout_steps, base_dir)
     engine, family = _load_engine(config, base_dir), _load_family(config, base_dir)
     datasets = {}
     for split, sources in sources_by_split(config.data).items():
@@ -102,6 +111,50 @@ def load_functions(config: Config, base_dir: Path) -> Functions:
         engine=engine,
         family=family,
     )
+
+
+def load_custom_advantage(options: AdvantageConfig, base_dir: Path) -> CustomAdvantage | None:
+    """Load the function that `advantage.fn` names, with its options bound; None if the stage uses a built-in formula.
+
+    Raises:
+        UserError: the file cannot be imported, or has no such function with these options.
+    """
+    if options.fn is None:
+        return None
+    return load_plugin(options.fn, base_dir, options.args, role="advantage function", parameters=("totals", "terms"))
+
+
+def load_policy_loss(options: LossConfig, base_dir: Path) -> PolicyLossFn | None:
+    """Load the function that `loss.policy_loss` names, with its options bound; None for a built-in policy loss.
+
+    Raises:
+        UserError: the file cannot be imported, or has no such function with these options.
+    """
+    if not isinstance(options.policy_loss, CustomPolicyLossConfig):
+        return None
+    return load_plugin(
+        options.policy_loss.fn,
+        base_dir,
+        options.policy_loss.args,
+        role="policy loss",
+        parameters=("logprobs", "old_logprobs", "advantages", "mask"),
+    )
+
+
+def load_configured_benchmark(options: BenchmarkConfig, base_dir: Path) -> Benchmark:
+    """Return the benchmark that a section of a run's config names; a relative file starts from `base_dir`.
+
+    Raises:
+        UserError: there is no such benchmark or function, or it does not take these options.
+    """
+    try:
+        if options.fn is not None:
+            return load_benchmark(options.fn, base_dir, options.args)
+        return get_benchmark(options.benchmark_name, base_dir)
+    except UserError as error:
+        if error.call:  # by which the line of the config is found
+            raise
+        raise UserError(f"evaluation.benchmarks.{options.name}: {error}") from error
 
 
 def _load_engine(config: Config, base_dir: Path) -> Callable[[EngineContext], RolloutEngine] | None:

@@ -7,7 +7,6 @@ from functools import partial
 
 from mmrl import checkpoint
 from mmrl.algo.advantages import compute_advantages
-from mmrl.algo.group_rewards import add_group_rewards
 from mmrl.algo.replay import ReplaySettings, find_changed_media, find_media_problems
 from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import CurriculumOrderConfig, RlStage, SftStage
@@ -18,7 +17,7 @@ from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.reference import ReferencePolicy
 from mmrl.protocols import Sampler, SampleSource, Selector
 from mmrl.rollout.logprob_check import LogprobCheck
-from mmrl.scoring.build import reward_weights
+from mmrl.scoring.group_rewards import add_group_rewards, reward_weights
 from mmrl.training.async_rollouts import AsyncRollouts
 from mmrl.training.build import RunComponents
 from mmrl.training.checkpoints import OptimizerState

@@ -57,7 +57,7 @@ def train(
         UserError: something the user can fix. A run that had not begun leaves nothing behind.
     """
     config, base_dir = effective_config(loaded, steps=steps, run_dir=run_dir), loaded.files[0].parent
-    with join_ranks(config.distributed, force_group=config.deepspeed is not None) as ranks:
+    with join_ranks(config.distributed.timeout_s, force_group=config.deepspeed is not None) as ranks:
         # Rank 0 alone writes to the run directory and the console.
         console = null_console() if ranks.rank else Console()
         stop = StopSignal(console.warn)

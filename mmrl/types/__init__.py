@@ -25,6 +25,8 @@ Each is made from the one before it, by the part of the loop that is named above
 """
 
 from mmrl.types.errors import FunctionCall as FunctionCall
+from mmrl.types.errors import MediaError as MediaError
+from mmrl.types.errors import MediaRangeError as MediaRangeError
 from mmrl.types.errors import PromptTooLongError as PromptTooLongError
 from mmrl.types.errors import RunInterrupted as RunInterrupted
 from mmrl.types.errors import Unscorable as Unscorable

@@ -30,6 +30,14 @@ class PromptTooLongError(UserError):
     """A prompt has more tokens than `model.max_prompt_tokens`."""
 
 
+class MediaError(UserError):
+    """An image or video cannot or may not be used; the message names the file, the reason and the remedy."""
+
+
+class MediaRangeError(MediaError):
+    """A file is fine, but has no such crop, second or frames."""
+
+
 class RunInterrupted(Exception):
     """The user asked the run to stop. It is raised once everything is saved."""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mmrl.config.schema import DeepspeedConfig, DistributedConfig, KlConfig, LoraConfig, LossConfig, OptimizerConfig
+from mmrl.config.schema import DeepspeedConfig, KlConfig, LoraConfig, LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaOwners, Ranks
 from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.learner.learner import LearnerConfig, PolicyLearner
@@ -224,7 +224,7 @@ def watched() -> Iterator[list[int]]:
 def main() -> None:
     trial_sets: list[TrialSet] = pickle.loads(Path(sys.argv[1]).read_bytes())
     torch.set_num_threads(1)
-    with join_ranks(DistributedConfig(timeout_s=60)) as ranks:
+    with join_ranks(timeout_s=60) as ranks:
         results = {}
         for trial_set in trial_sets:
             for name, trial in trial_set.trials.items():

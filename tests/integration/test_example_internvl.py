@@ -110,6 +110,6 @@ def test_vllm_is_refused(folder, tmp_path, here):
 def test_several_processes_are_refused():
     config = SimpleNamespace(rollout=SimpleNamespace(engine="hf", engine_name="hf"))
     policy = SimpleNamespace(family=load_family("./internvl.py:internvl", EXAMPLES, {}))
-    options = {"adapter": None, "run_dir": None, "ranks": SimpleNamespace(size=2), "warn": pytest.fail}
+    options = {"adapter": None, "work_dir": None, "ranks": SimpleNamespace(size=2), "warn": pytest.fail}
     with pytest.raises(UserError, match="it runs in one process with rollout.engine: hf, not with .* hf in 2"):
         SamplerFactory(config, policy, None, **options)

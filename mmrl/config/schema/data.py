@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -200,6 +202,26 @@ class CurriculumPhaseConfig(StrictModel):
     """The phase ends after this many samples were drawn in it."""
     plateau: PlateauConfig | None = None
     """The phase ends when the reward stops rising."""
+
+
+class PhaseSpan(NamedTuple):
+    """Data positions that one phase covers, from `start` up to `end`."""
+
+    phase_index: int  # index of the phase in `data_order.phases`, from 0
+    start: int  # first data position of the phase
+    end: float  # first data position after it; infinite for the last phase and for one that only a plateau ends
+
+
+def find_phase(position: int, phases: Sequence[CurriculumPhaseConfig], ends: Mapping[int, int]) -> PhaseSpan:
+    """Return the phase that a data position falls in. `ends` has the ends that a plateau settled, by phase index."""
+    start = 0
+    for index, phase in enumerate(phases[:-1]):
+        planned_end = inf if phase.max_samples is None else start + phase.max_samples
+        end = ends.get(index, planned_end)
+        if position < end:
+            return PhaseSpan(index, start, end)
+        start = int(end)
+    return PhaseSpan(len(phases) - 1, start, inf)
 
 
 class CurriculumOrderConfig(StrictModel):

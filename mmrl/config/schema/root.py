@@ -78,11 +78,6 @@ class DistributedConfig(StrictModel):
     """Seconds that a process waits for another before the run ends. After a sixth of them without progress it prints
     its activity and stacks, and the others' activities."""
 
-    @property
-    def heartbeat_s(self) -> float:
-        """Seconds without progress after which a process prints what it and the others do."""
-        return self.timeout_s / 6
-
 
 class DeepspeedConfig(StrictModel):
     """DeepSpeed's ZeRO in place of plain torch; the gradient is the same."""

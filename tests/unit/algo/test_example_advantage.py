@@ -8,8 +8,9 @@ import pytest
 from factories import make_group, make_prompt, make_rollout, make_score
 from selection import select_all
 
-from mmrl.algo.advantages import compute_advantages, load_custom_advantage
+from mmrl.algo.advantages import compute_advantages
 from mmrl.config.schema import AdvantageConfig
+from mmrl.training.functions import load_custom_advantage
 from mmrl.types import TrainingState, UserError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -13,8 +13,6 @@ import pytest
 from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score
 
 from mmrl.algo.group_rewards import (
-    BoundGroupReward,
-    add_group_rewards,
     blind_contrast,
     correct_with_tool_media,
     curiosity,
@@ -27,12 +25,13 @@ from mmrl.algo.group_rewards import (
 )
 from mmrl.config.load import load_config
 from mmrl.config.schema import GroupRewardConfig
-from mmrl.scoring.build import (
-    build_scorer,
+from mmrl.scoring.build import build_scorer, load_reward_terms
+from mmrl.scoring.group_rewards import (
+    BoundGroupReward,
+    add_group_rewards,
     check_group_rewards,
     isolate_group_rewards,
     load_group_rewards,
-    load_reward_terms,
     reward_weights,
 )
 from mmrl.types import (

@@ -11,8 +11,8 @@ from factories import png_bytes
 from mmrl.benchmarks.registry import get_benchmark, load_benchmark
 from mmrl.cli import main
 from mmrl.config import load_config
-from mmrl.evaluation.eval_settings import load_configured_benchmark
 from mmrl.training.benchmarks import read_benchmark_questions
+from mmrl.training.functions import load_configured_benchmark
 from mmrl.types import UserError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "benchmark.py"

@@ -8,7 +8,7 @@ import pytest
 from factories import make_group, make_prompt, make_sample, make_score
 from selection import NO_CHANGED_MEDIA
 
-from mmrl.algo.reward_history import find_phase, has_plateaued, measure_samples, record_rewards
+from mmrl.algo.reward_history import has_plateaued, measure_samples, record_rewards
 from mmrl.algo.select_experiences import ExperienceSelector
 from mmrl.config.schema import (
     CurriculumPhaseConfig,
@@ -17,6 +17,7 @@ from mmrl.config.schema import (
     PriorityOrderConfig,
     matches_conditions,
 )
+from mmrl.config.schema.data import find_phase
 from mmrl.data.order import (
     SCHEDULED_BLOCK_SIZE,
     CurriculumOrder,

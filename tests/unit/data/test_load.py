@@ -19,10 +19,9 @@ from mmrl.data.load import open_media, unique_videos
 from mmrl.data_check.fingerprints import inspect_video
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
-from mmrl.media.checks import MediaError
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FrameSampling
-from mmrl.types import ImageRef, PromptTooLongError, Size, UserError
+from mmrl.types import ImageRef, MediaError, PromptTooLongError, Size, UserError
 
 ROWS = """
 import hashlib

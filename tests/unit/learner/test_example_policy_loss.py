@@ -7,8 +7,8 @@ import torch
 from learning import gradients_of, make_experiences, relative_difference, shift_logprobs, step_gradient
 
 from mmrl.config.schema import LossConfig
-from mmrl.learner.loss import load_policy_loss
 from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.training.functions import load_policy_loss
 from mmrl.types import UserError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

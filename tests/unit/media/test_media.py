@@ -13,8 +13,7 @@ from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 from processors import make_media_cache
 
-from mmrl.media.checks import MediaError
-from mmrl.types import ImageRef
+from mmrl.types import ImageRef, MediaError
 
 PNG_START, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd9"
 ADAM7 = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]

@@ -11,9 +11,8 @@ from PIL import Image
 from processors import make_media_cache
 
 from mmrl.config.schema import VideoConfig
-from mmrl.media.checks import MediaError
 from mmrl.media.video import FrameSampling
-from mmrl.types import ImageRef, Size, UserError, VideoRef
+from mmrl.types import ImageRef, MediaError, Size, UserError, VideoRef
 from mmrl.utils.digests import file_digest, frames_digest
 from mmrl.utils.files import list_frames
 

@@ -15,9 +15,8 @@ from videos import picture, video_ref, write_video
 from waiting import PATIENCE_S, bounded
 
 from mmrl.config.schema import VideoConfig
-from mmrl.media.checks import MediaError
 from mmrl.media.video import FrameSampling
-from mmrl.types import ImageRef
+from mmrl.types import ImageRef, MediaError
 
 SOME, ALL = (
     FrameSampling(video=VideoConfig(fps=fps, min_pixels=784, max_pixels=3136), patch_size=14) for fps in (6.0, 12.0)

@@ -18,10 +18,9 @@ from qwen_vl_utils import vision_process
 from videos import blank_frame, picture, video_ref, write_sound, write_video
 
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
-from mmrl.media.checks import MediaError
 from mmrl.media.video import FrameSampling
 from mmrl.media.video_reader import VideoFileReader, open_video_file
-from mmrl.types import ImageRef, Size, UserError, VideoRef
+from mmrl.types import ImageRef, MediaError, Size, UserError, VideoRef
 
 ROOTS = (Path("/"),)
 
@@ -442,7 +441,7 @@ import sys
 from pathlib import Path
 from processors import make_media_cache
 from videos import SMALL, video_ref
-from mmrl.media.checks import MediaError
+from mmrl.types import MediaError
 from mmrl.media.video import FrameSampling
 
 cache, sampling = make_media_cache(), FrameSampling(video=SMALL, patch_size=14)

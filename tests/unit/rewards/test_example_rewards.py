@@ -4,10 +4,10 @@ from pathlib import Path
 
 from scoring import make_scorer, rollout, term
 
-from mmrl.algo.group_rewards import add_group_rewards
 from mmrl.cli import main
 from mmrl.config.load import load_config
-from mmrl.scoring.build import load_group_rewards, load_reward_terms
+from mmrl.scoring.build import load_reward_terms
+from mmrl.scoring.group_rewards import add_group_rewards, load_group_rewards
 from mmrl_rewards import number
 
 ROOT = Path(__file__).parents[3]

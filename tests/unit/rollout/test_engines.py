@@ -12,7 +12,6 @@ from config_samples import SMALL, refused, write
 from mmrl.config import load_config
 from mmrl.config.schema import LoraConfig, VllmConfig
 from mmrl.distributed.ranks import SingleProcess
-from mmrl.log.run_dir import RunDir
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
@@ -232,7 +231,7 @@ def test_vllm_on_a_cpu_needs_bfloat16_for_recurrent_layers(family):
 def start_factory(tiny, folder, *overrides):
     """The samplers of a run whose engine is that of `rollout.engine: vllm_server`, unless overridden."""
     config = load_config(write(folder, SMALL), ["rollout.engine=vllm_server", *overrides]).config
-    arguments = {"adapter": None, "run_dir": RunDir(folder / "run"), "ranks": SingleProcess(), "warn": print}
+    arguments = {"adapter": None, "work_dir": folder / "engine", "ranks": SingleProcess(), "warn": print}
     return SamplerFactory(config, tiny.policy, tiny.processor, **arguments)
 
 

@@ -14,8 +14,8 @@ from tool_calls import MEDIA_TOOLS, call, responses, tool_step, tool_texts
 from mmrl.answer.tool_calls import find_final_call, split_turns
 from mmrl.config.schema import ToolConfig, ToolsConfig
 from mmrl.policy.batch import collate
+from mmrl.rollout.load import load_tool
 from mmrl.rollout.tools.executor import DemonstrationTools, ToolRunner
-from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, Experience, UserError
 
 ZOOM = call("zoom", box=[8, 8, 32, 32])

@@ -20,9 +20,9 @@ from mmrl.config.schema import MediaLimitsConfig, ToolsConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.image import crop_image
 from mmrl.policy.encoder import unpatchify
+from mmrl.rollout.load import load_tool
 from mmrl.rollout.tools.builtin import frames, passage, zoom
 from mmrl.rollout.tools.executor import ToolRunner
-from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, CoordinateSystem, ImageRef, MediaPolicy, Rollout, RolloutBatch, UserError, VideoRef
 
 VIDEO_SAMPLE = 3

@@ -17,9 +17,9 @@ from tool_calls import call, responses, tool_step, tool_texts
 from waiting import PATIENCE_S, wait_for
 
 from mmrl.config.schema import ToolConfig, WorkerLimitsConfig
+from mmrl.rollout.load import load_tool
 from mmrl.rollout.tools.builtin import check_answer, search
 from mmrl.rollout.tools.executor import ToolRunner
-from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, FinishReason, RolloutBatch, UserError
 from mmrl.utils.worker_pool import STOP_REQUESTED
 

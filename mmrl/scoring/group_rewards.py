@@ -1,0 +1,213 @@
+"""Loads the group rewards of a config, calls them, and adds their values to the scores of a group.
+
+The formulas that come with mmrl are in `mmrl.algo.group_rewards`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter, call
+from pathlib import Path
+from typing import Any
+
+from mmrl.config import Config
+from mmrl.config.schema import GroupRewardConfig, ScoringConfig, matches_conditions
+from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
+from mmrl.scoring.terms import make_worker_limits, worker_failure
+from mmrl.types import Dropped, Group, RewardFailure, RewardValue, Sample, UserError
+from mmrl.utils.error_catcher import ErrorCatcher
+from mmrl.utils.plugins import describe_plugin_error, load_plugin
+from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
+from mmrl.utils.worker_server import ReportActivity
+
+GroupRewardFunction = Callable[[Group], Sequence[RewardValue]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundGroupReward:
+    """A group reward from YAML, ready to be called."""
+
+    name: str  # its name among the reward terms, unique in the config
+    # Its options are bound; returns one value for each rollout, or the failure of the process that it runs in.
+    compute: Callable[[Group], Sequence[RewardValue] | RewardFailure]
+    options: GroupRewardConfig  # weight, schedule and `when`
+    drop_failed: bool = True  # a group without values leaves the step; otherwise its values count 0
+    close: Callable[[], None] = lambda: None  # ends the process that it runs in, if there is one
+
+
+def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundGroupReward]) -> Group:
+    """Return the group with every group reward that applies to its sample added to terms and totals.
+
+    They are added in the order of `group_rewards`, with their weights at `step`.
+
+    Raises:
+        UserError: a group reward is named like another term, or cannot be computed for this group.
+    """
+    for reward in group_rewards:
+        if not group.rollouts or not matches_conditions(reward.options.when, group.prompt.sample):
+            continue
+        weight = reward.options.weight_at(step)
+        values, failures = reward.compute(group), {}
+        if isinstance(values, RewardFailure):
+            failures = {reward.name: values}
+            if reward.drop_failed:
+                dropped = [Dropped(rollout, failures) for rollout in group.rollouts]
+                group = replace(group, rollouts=(), scores=(), dropped=(*group.dropped, *dropped))
+                continue
+            values = [RewardValue(0.0, f"fallback: {values.reason}")] * len(group.scores)
+        if len(values) != len(group.scores):
+            raise UserError(
+                f"group reward {reward.name!r}, sample {group.prompt.sample.id}: {len(values)} values for "
+                f"{len(group.scores)} rollouts; return one for each"
+            )
+        scores = []
+        for score, value in zip(group.scores, values, strict=True):
+            if reward.name in score.terms:
+                raise UserError(f"two reward terms are named {reward.name!r}; give the group reward another `name`")
+            terms = {**score.terms, reward.name: value}
+            total = score.total + weight * value.value
+            scores.append(replace(score, terms=terms, total=total, failures={**score.failures, **failures}))
+        # The next group reward may read this one's term.
+        group = replace(group, scores=tuple(scores))
+    return group
+
+
+@dataclass(slots=True)
+class IsolatedGroupReward:
+    """Calls a group reward of the user's in a worker process, which starts with the first call."""
+
+    name: str
+    load: Callable[[], GroupRewardFunction]  # picklable; loads the function in the worker
+    options: ScoringConfig
+    # Runs a call on rank 0 for all ranks: they must agree on which call took too long.
+    run_on_rank0: Callable[[Callable[[], Any]], Any]
+    _pool: WorkerPool[Group, Sequence[RewardValue]] | None = None
+
+    def __call__(self, group: Group) -> Sequence[RewardValue] | RewardFailure:
+        """Return the values, or the failure of the process.
+
+        Raises:
+            UserError: the function raised, no process can be started, or one failed and the config says to stop.
+            KeyboardInterrupt: this process is to stop, and the function hangs.
+        """
+        values: Sequence[RewardValue] | RewardFailure = self.run_on_rank0(partial(self._call_in_worker, group))
+        if isinstance(values, RewardFailure) and self.options.on_missing_score == "stop":
+            raise RewardError(f"group reward {self.name!r} on sample {group.prompt.sample.id!r}: {values.reason}")
+        return values
+
+    def close(self) -> None:
+        """End the process."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _call_in_worker(self, group: Group) -> Sequence[RewardValue] | RewardFailure:
+        try:
+            if self._pool is None:
+                load = partial(_start_group_reward, self.name, self.load)
+                self._pool = WorkerPool(load, 1, limits=make_worker_limits(self.options))
+            future = self._pool.submit(group)
+            self._pool.wait_for_calls([future])
+            return future.result()
+        except WorkerStartError as error:
+            self.close()
+            raise RewardError(f"a process for the group reward {self.name!r} {error}") from error
+        except WorkerError as error:
+            return worker_failure(error)
+        except KeyboardInterrupt:
+            self.close()
+            raise
+
+
+def _load_group_reward(options: GroupRewardConfig, base: Path) -> GroupRewardFunction:
+    return load_plugin(options.fn, base, options.args, role="group reward", parameters=("group",))
+
+
+def _start_group_reward(
+    name: str, load: Callable[[], GroupRewardFunction], report: ReportActivity
+) -> Callable[[Group], Sequence[RewardValue]]:
+    report(f"loading group reward {name!r}")
+    return partial(_call_group_reward, load())
+
+
+def _call_group_reward(compute: GroupRewardFunction, group: Group) -> Sequence[RewardValue]:
+    """Return the values; whatever the function raises becomes a UserError with file and line, which ends the run."""
+    with ErrorCatcher() as caught:
+        return list(compute(group))
+    error = caught.error
+    assert error is not None
+    if isinstance(error, UserError):
+        raise error
+    raise UserError(describe_plugin_error(error) or f"a group reward raised {type(error).__name__}: {error}")
+
+
+def load_group_rewards(config: Config, base: Path, terms: Sequence[BoundTerm]) -> tuple[BoundGroupReward, ...]:
+    """Load the functions of `rewards.group_rewards`. Files are relative to `base`; `terms` are those of the config.
+
+    Raises:
+        UserError: a function or option is unknown, a name is taken, or `correct` names no reward term.
+    """
+    term_names = list(map(attrgetter("name"), terms))
+    bound = []
+    for options in config.rewards.group_rewards:
+        name = options.name or options.fn.rpartition(":")[2]
+        bound.append(BoundGroupReward(name=name, compute=_load_group_reward(options, base), options=options))
+    names = [*term_names, *map(attrgetter("name"), bound)]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two reward terms are named {name!r}; give one another `name`")
+    for index, options in enumerate(config.rewards.group_rewards):
+        key, place = f"rewards.group_rewards.{index}.args.correct", f"group reward {options.fn}: correct"
+        registry.check_names(options.args.get("correct", ()), term_names, key=key, place=place)
+    return tuple(bound)
+
+
+def isolate_group_rewards(
+    group_rewards: Sequence[BoundGroupReward],
+    options: ScoringConfig,
+    base: Path,
+    run_on_rank0: Callable[[Callable[[], Any]], Any] = call,
+) -> tuple[BoundGroupReward, ...]:
+    """Move the user's group rewards into worker processes, unless `options` keep them in this one.
+
+    In a run of several ranks, `run_on_rank0` makes a call on rank 0 and returns its result on all.
+    """
+    isolated = []
+    for group_reward in group_rewards:
+        comes_with_mmrl = group_reward.options.fn.startswith(("mmrl.", "mmrl_rewards."))
+        if comes_with_mmrl or (options.custom_rewards != "worker" and not options.workers):
+            isolated.append(group_reward)
+            continue
+        load = partial(_load_group_reward, group_reward.options, base)
+        compute = IsolatedGroupReward(group_reward.name, load, options, run_on_rank0)
+        drop_failed = options.on_missing_score != "fallback"
+        isolated.append(replace(group_reward, compute=compute, drop_failed=drop_failed, close=compute.close))
+    return tuple(isolated)
+
+
+def check_group_rewards(
+    group_rewards: Sequence[BoundGroupReward], scorer: RewardFunctionScorer, samples: Iterable[Sample]
+) -> None:
+    """Check that group rewards find the reward terms that they read.
+
+    Raises:
+        UserError: a group reward applies to a sample, and a term that it reads does not.
+    """
+    for group_reward in group_rewards:
+        for sample in samples:
+            if not matches_conditions(group_reward.options.when, sample):
+                continue
+            applicable = list(map(attrgetter("name"), scorer.applicable_terms(sample)))
+            missing = [name for name in group_reward.options.args.get("correct", ()) if name not in applicable]
+            if missing:
+                raise UserError(
+                    f"group reward {group_reward.name!r} reads the term {missing[0]!r}, which does not apply to sample "
+                    f"{sample.id!r} of task {sample.task!r}: give both the same `when`"
+                )
+
+
+def reward_weights(scorer: RewardFunctionScorer, group_rewards: Sequence[BoundGroupReward]) -> dict[str, float]:
+    """Return the weight of each reward term and group reward, without schedules."""
+    return {**scorer.term_weights, **{term.name: term.options.weight for term in group_rewards}}
