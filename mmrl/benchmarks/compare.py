@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean
-from typing import Final, Literal
+from typing import Literal
 
 from mmrl.benchmarks.verdict import Verdict
 from mmrl.types import UserError
+from mmrl.utils.messages import first_names
 from mmrl.utils.stats import Interval, McNemarResult, mcnemar_test, paired_cluster_bootstrap
 
 VerdictColumn = Literal["strict", "official", "correct_with_judge"]
 """Field of `Verdict` that is compared."""
-_MAX_LISTED: Final = 5  # questions that an error names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], c
     unshared = correct_a.keys() ^ correct_b.keys()
     if unshared:
         raise UserError(
-            f"{len(unshared)} questions are in only one run ({', '.join(sorted(unshared)[:_MAX_LISTED])}); "
+            f"{len(unshared)} questions are in only one run ({first_names(sorted(unshared))}); "
             "runs to compare must have the same items"
         )
     cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts_a}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from mmrl.benchmarks.benchmark import Benchmark, GradedResponse
 from mmrl.benchmarks.extraction.extract import ExpectedType, Extraction, ExtractionQuery, extract
@@ -15,8 +15,7 @@ from mmrl.benchmarks.report import ScoredRun
 from mmrl.benchmarks.verdict import MISSING_RULE, ResponseOutcome, Verdict
 from mmrl.types import UserError
 from mmrl.utils.digests import file_digest
-
-_MAX_LISTED: Final = 5  # malformed rows that an error names
+from mmrl.utils.messages import first_lines
 
 
 def extract_answer(item: Item, response: ItemResponse) -> Extraction:
@@ -85,7 +84,7 @@ def score_files(
     items, problems = read_items(items_file, benchmark.parse_item)
     # Where no row is an item the file is not of this benchmark, and nothing is left to count them against.
     if problems and not (allow_missing and len(problems) < len(items)):
-        lines = [*problems.values()][:_MAX_LISTED]
+        lines = first_lines([*problems.values()])
         remedy = f"{len(problems)} of {len(items)} items are malformed: repair them"
         if len(problems) < len(items):
             remedy += ", or count them as incorrect with --allow-missing"

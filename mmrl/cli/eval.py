@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mmrl.cli.common import Subparsers, add_command, echo, pause_gc_for_imports, positive_int
+from mmrl.utils.messages import first_names
 
 if TYPE_CHECKING:
     from mmrl.benchmarks.compare import RunComparison
@@ -61,7 +62,6 @@ difference within every subset, by strict verdicts: of twenty subsets one differ
 """
 
 _EVAL_COMMANDS: Final = ("run", "score", "compare", "-h", "--help")
-_MAX_LISTED_ITEMS = 5
 _JUDGE_REQUESTS_IN_FLIGHT = 8
 
 
@@ -193,9 +193,8 @@ def _score(arguments: argparse.Namespace) -> int:
     report = write_report(scored, arguments.out, rescore=arguments.rescore)
     unanswered = [id for id in scored.missing_ids if id not in scored.problems]
     if unanswered:
-        listed = ", ".join(unanswered[:_MAX_LISTED_ITEMS])
-        more = ", .." if len(unanswered) > _MAX_LISTED_ITEMS else ""
-        echo(f"mmrl: {len(unanswered)} items have no response and count as incorrect: {listed}{more}", file=sys.stderr)
+        listed = first_names(unanswered)
+        echo(f"mmrl: {len(unanswered)} items have no response and count as incorrect: {listed}", file=sys.stderr)
     _print_report(report, changed_verdicts(before, scored.verdicts))
     echo(f"Written: {arguments.out / 'verdicts.jsonl'}, report.json, report.md")
     return 0
@@ -269,8 +268,7 @@ def _print_comparison(column: str, comparison: RunComparison, max_flips: int) ->
         )
     for name, ids in (("A", comparison.a_only_ids), ("B", comparison.b_only_ids)):
         if ids:
-            more = ", .." if len(ids) > max_flips else ""
-            echo(f"  correct in {name} alone: {', '.join(ids[:max_flips])}{more}")
+            echo(f"  correct in {name} alone: {first_names(ids, max_flips)}")
 
 
 def _print_subset_table(column: str, comparisons: Mapping[str, RunComparison]) -> None:

@@ -17,7 +17,6 @@ from mmrl.types import Sample, UserError
 from mmrl.utils.files import write_atomically
 from mmrl.utils.messages import first_lines
 
-_MAX_LISTED: Final = 5
 _BENCHMARKS: Final = "benchmarks"
 
 SplitDigests = dict[str, dict[str, str]]
@@ -86,7 +85,7 @@ class DataRecord:
         self.differences += found
         count = f"{len(found)} difference{'' if len(found) == 1 else 's'}"
         lines = [f"the data differ from those that this run began with ({count}):"]
-        lines += first_lines(found, _MAX_LISTED)
+        lines += first_lines(found)
         if self.data.on_changed_data == "warn":
             self.console.warn("\n".join(lines))
             return

@@ -46,7 +46,6 @@ from mmrl.utils.messages import first_lines
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
 
-_MAX_LISTED = 5
 _TURN_S = 60.0  # the other ranks would take rank 0 for lost while it decodes for hours
 _BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.on_bad_sample=skip"
 _DUPLICATE_ID_REMEDY = "where they are different samples, give one of their sources a `name`"
@@ -286,7 +285,7 @@ class DatasetLoader:
         """Warn about rejected rows if `action` is `skip`, or raise a UserError that ends with the remedy."""
         if not rejected:
             return
-        listed = "\n".join(first_lines([f"{row.id}: {row.reason}" for row in rejected], _MAX_LISTED))
+        listed = "\n".join(first_lines([f"{row.id}: {row.reason}" for row in rejected]))
         count = f"data.{split}: {len(rejected)} of {len(rejected) + len(kept)} samples cannot be used"
         if action != "skip":
             raise UserError(f"{count}:\n{listed}\n{remedy}")

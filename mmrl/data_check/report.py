@@ -15,8 +15,6 @@ from mmrl.utils.messages import first_lines
 
 SCHEMA_VERSION: Final = 2
 """Version of the JSON; it changes when a key is renamed or removed."""
-# Findings of one kind and split that the console lists.
-_MAX_LISTED: Final = 5
 # Common answers of a task that the console lists.
 _MAX_ANSWERS: Final = 4
 
@@ -185,7 +183,7 @@ def print_report(report: DataCheckReport, console: Console) -> None:
         for (_, split_name), group in groups.items():
             console.info(f"{severity}: {split_name}: {group[0].code.console_title} ({len(group):,})")
             found = [f"{each.sample_id}: {each.message}" if each.sample_id else each.message for each in group]
-            for line in first_lines(found, _MAX_LISTED):
+            for line in first_lines(found):
                 console.info(line)
             console.info("")
     counts = [f"{count} {severity}{'s' * (count != 1)}" for severity, count in report.counts().items()]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
@@ -33,8 +33,6 @@ from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.digests import text_digest
 from mmrl.utils.messages import first_lines
 from mmrl.utils.seeds import derive_seed
-
-_MAX_LISTED: Final = 5  # missing questions that a message names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +160,7 @@ def check_missing(
         warn(f"{questions.num_unscorable} of {num_rows} rows are left out: no rule scores them")
     if not missing:
         return
-    lines = first_lines([f"{id}: {reason}" for id, reason in missing.items()], _MAX_LISTED)
+    lines = first_lines([f"{id}: {reason}" for id, reason in missing.items()])
     head = f"{len(missing)} of {num_questions} questions cannot be asked"
     if not allowed or len(missing) == num_questions:
         raise UserError("\n".join([f"{head}:", *lines, f"repair them, or count them as incorrect with {remedy}"]))

@@ -26,7 +26,7 @@ from mmrl.utils.messages import first_lines
 
 EXPORTED_CONFIG_FILE = "mmrl.yaml"
 """File of an exported folder with the config of its run, so that `mmrl eval` prompts and parses as training did."""
-_MAX_CHANGES_SHOWN, _MAX_ERRORS_SHOWN = 12, 5
+_MAX_CHANGES_SHOWN: Final = 12
 _OTHER_DIRECTORY = "choose another directory with run.dir=... or --run-dir, or delete this one"
 _LOCK_WAIT_S: Final = 3.0
 
@@ -282,7 +282,7 @@ def _check_version(path: Path) -> None:
         load_config(path / "config.yaml")
     except UserError as error:
         lines = [f"{path} holds a run of another version of mmrl; this one cannot read its config:"]
-        lines += first_lines(str(error).splitlines(), _MAX_ERRORS_SHOWN)
+        lines += first_lines(str(error).splitlines())
         lines.append(f"continue the run with the version that began it, or {_OTHER_DIRECTORY}")
         raise UserError("\n".join(lines)) from None
 

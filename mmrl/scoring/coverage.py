@@ -10,9 +10,7 @@ from mmrl.config.schema import matches_conditions
 from mmrl.config.schema.base import SampleConditions, condition_value
 from mmrl.scoring.scorer import RewardFunctionScorer
 from mmrl.types import Sample
-from mmrl.utils.messages import did_you_mean
-
-_MAX_LISTED = 5
+from mmrl.utils.messages import did_you_mean, first_names
 
 
 def find_coverage_gaps(config: Config, scorer: RewardFunctionScorer, samples: Sequence[Sample]) -> Iterator[str]:
@@ -47,8 +45,7 @@ def _describe_known(value: str, known: Sequence[str]) -> str:
     hint = did_you_mean(value, known)
     if hint:
         return hint
-    more = f" and {len(known) - _MAX_LISTED} more" if len(known) > _MAX_LISTED else ""
-    return f"there is {', '.join(known[:_MAX_LISTED]) or 'no such column'}{more}"
+    return f"there is {first_names(known) or 'no such column'}"
 
 
 def _find_unjudged(config: Config, scorer: RewardFunctionScorer, samples: Sequence[Sample]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
+from mmrl.utils.messages import first_lines, first_names
 from mmrl_datasets.choices import format_choices
 from mmrl_datasets.formats.row import BadRowError, Cells, has_column
 from mmrl_datasets.formats.tables import open_rows
@@ -48,7 +49,6 @@ PROMPT_ANSWER_TYPES: Final[Mapping[ItemAnswerType, AnswerType]] = MappingProxyTy
     }
 )
 """Answer type that the response format asks for, by the item's."""
-_MAX_LISTED: Final = 5  # bad rows that an error names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +146,11 @@ def read_questions(
             questions[question.item.id] = question
     num_rows = len(questions) + len(repeated)
     if repeated:
-        listed = ", ".join(repeated[:_MAX_LISTED])
+        listed = first_names(repeated)
         raise UserError(f"{len(repeated)} of {num_rows} rows have an id that appears twice: {listed}; ids must differ")
     # Where no row is a question the file is not of this benchmark, and nothing is left to count them against.
     if malformed and len(malformed) == num_rows:
-        lines = "\n".join(f"  {row.id}: {row.reason}" for row in malformed[:_MAX_LISTED])
+        lines = "\n".join(first_lines([f"{row.id}: {row.reason}" for row in malformed]))
         raise UserError(f"none of {num_rows} rows is a question of {benchmark.name}:\n{lines}")
     if not questions:
         raise UserError(f"{', '.join(paths)}: holds no question that can be scored")
