@@ -171,9 +171,7 @@ def make_tiny_model(family: str) -> ModelBundle:
         VisionFromScratchConfig(hidden_size=32, num_heads=2, intermediate_size=32),
         LanguageFromScratchConfig(hidden_size=64, num_heads=4, num_kv_heads=2),
     )
-    spec = FromScratchConfig.model_validate(
-        {"family": family, "vision": vision, "language": language, "init": "normal"}
-    )
+    spec = FromScratchConfig.model_validate({"family": family, "vision": vision, "language": language})
     tokenizer = train_tokenizer(["a few words are enough"], spec.language.vocab_size)
     model = make_model(spec, tokenizer, seed=0)
     return ModelBundle(

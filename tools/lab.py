@@ -57,7 +57,7 @@ RL_STAGE = {
     **{"name": "rl", "kind": "rl", "steps": 6, "prompts_per_step": 4, "group_size": 4},
     **{"rollout_steps": [{"kind": "generate"}, ZOOM, RETHINK], "sampling": {"max_new_tokens": 40}},
     **{"loss": {"kl": {"coef": 0.05}, "entropy": {"coef": 0.01}}},
-    **{"replay": {"capacity": 64, "drop_zero_advantage": False, "target_fraction": 0.3}},
+    **{"replay": {"capacity": 64}},
     "optimizer": {"lr": 1e-3, "lr_schedule": "cosine", "warmup_steps": 2},
 }
 MODEL = {"dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024}

@@ -65,7 +65,7 @@ def partial_config(run_dir: Path, base: Path) -> dict[str, Any]:
             {**RETHINK, "fraction": 0.5},
             {"kind": "probe", "corruption": "grey", "every": 2},
         ],
-        "replay": {"capacity": 64, "drop_zero_advantage": False, "target_fraction": 0.3},
+        "replay": {"capacity": 64},
     }
     return config
 
