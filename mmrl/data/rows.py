@@ -63,6 +63,19 @@ def read_source(
                 yield replace(row, id=f"{source.name}/{row.id}")
 
 
+def read_filtered_source(
+    source: DataSourceConfig, base_dir: Path, context: DatasetContext
+) -> Iterator[Sample | RejectedRow]:
+    """Load the function of a source, and yield the rows that its `row_filter` takes.
+
+    Raises:
+        UserError: as `load_dataset_function`, `read_source` and `passes_row_filter`.
+    """
+    for row in read_source(source, load_dataset_function(source, base_dir), context):
+        if passes_row_filter(row, source):
+            yield row
+
+
 def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bool:
     """Return True if the source's `row_filter` takes a row. A rejected row passes, since it is reported elsewhere.
 

@@ -19,7 +19,7 @@ from PIL import Image
 from mmrl.answer import list_coordinates
 from mmrl.config import Config
 from mmrl.data.context import make_dataset_context
-from mmrl.data.rows import load_dataset_function, read_source, separate_rejected, sources_by_split
+from mmrl.data.rows import read_filtered_source, separate_rejected, sources_by_split
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_processor
@@ -86,8 +86,7 @@ class SampleBrowser:
         def read_split(name: str) -> tuple[list[Sample], list[RejectedRow]]:
             rows: list[Sample | RejectedRow] = []
             for source in sources_by_split(config.data)[name]:
-                source_rows = read_source(source, load_dataset_function(source, base_dir), context)
-                rows += console.track(f"reading {name}", source_rows)
+                rows += console.track(f"reading {name}", read_filtered_source(source, base_dir, context))
             return separate_rejected(rows)
 
         self._split = split

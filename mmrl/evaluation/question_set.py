@@ -11,7 +11,7 @@ from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions, questions_from_samples
 from mmrl.config import Config, EvalConfig
 from mmrl.data.context import make_dataset_context
-from mmrl.data.rows import load_dataset_function, read_source, separate_rejected, sources_by_split
+from mmrl.data.rows import read_filtered_source, separate_rejected, sources_by_split
 from mmrl.evaluation.eval_settings import RUN_DATA_PREFIX
 from mmrl.evaluation.graders import CORRECT_TERM, Grader, RewardGrader, RuleGrader, RuleScorer
 from mmrl.policy.build import build_response_format
@@ -73,7 +73,7 @@ def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_di
     sources = sources_by_split(config.data)[split]
     rows: list[Sample | RejectedRow] = []
     for source in sources:
-        rows += read_source(source, load_dataset_function(source, base_dir), dataset_context)
+        rows += read_filtered_source(source, base_dir, dataset_context)
     samples, rejected = separate_rejected(rows)
     if rejected:
         raise UserError(f"{len(rejected)} samples cannot be used, {rejected[0].id} for one: {rejected[0].reason}")

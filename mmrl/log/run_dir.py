@@ -29,6 +29,7 @@ EXPORTED_CONFIG_FILE = "mmrl.yaml"
 _MAX_CHANGES_SHOWN: Final = 12
 _OTHER_DIRECTORY = "choose another directory with run.dir=... or --run-dir, or delete this one"
 _LOCK_WAIT_S: Final = 3.0
+_GIT_TIMEOUT_S: Final = 10.0  # on a network file system git may wait for ever
 
 
 class RunDir:
@@ -317,7 +318,8 @@ def _describe_new_run(path: Path) -> str:
 
 def _run_git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
-    except (FileNotFoundError, subprocess.CalledProcessError):
+        command = ["git", "-C", str(folder), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S)
+    except (FileNotFoundError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,14 @@ from loading import make_loader
 from PIL import Image
 from videos import blank_frame, write_video
 
+from mmrl.config import load_eval_config
 from mmrl.config.schema import DataConfig, DataSourceConfig, VideoConfig
 from mmrl.data.load import open_media, unique_videos
 from mmrl.data_check.fingerprints import inspect_video
-from mmrl.log.console import Console
+from mmrl.data_check.sample_view import SampleBrowser
+from mmrl.evaluation.eval_settings import inherit_settings
+from mmrl.evaluation.question_set import run_question_set
+from mmrl.log.console import Console, null_console
 from mmrl.media.cache import MediaCache
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FrameSampling
@@ -126,6 +131,16 @@ def test_rows_outside_the_row_filter_are_left_out_and_counted(folder, capsys):
     loader, _ = make_loader(filtered_config(folder, "number / 50", PASS_RATE), folder)
     assert train_ids(loader.load()) == [f"train-{number}" for number in range(5, 26)]
     assert "data.train: 29 of 50 rows are left out by `row_filter`" in capsys.readouterr().out
+
+
+def test_what_is_shown_and_evaluated_passes_the_row_filter(folder):
+    filtered = filtered_config(folder, "number / 50", PASS_RATE)
+    kept = [f"train-{number}" for number in range(5, 26)]
+    browser = SampleBrowser(filtered, folder, folder / "work", "train", null_console())
+    assert [sample.id for sample in browser.samples] == kept
+    eval_config = load_eval_config(inherit_settings(filtered, by_rule=False), "r", ())
+    with closing(run_question_set("run:train", filtered, eval_config, folder, folder / "out")) as question_set:
+        assert [sample.id for sample in question_set.questions.samples] == kept
 
 
 @pytest.mark.parametrize(
