@@ -169,7 +169,7 @@ class PriorityOrder:
 
 
 class MixtureOrder:
-    """Mixes sources in blocks of positions. Each source has its quota of a block, shuffled anew for each block.
+    """Mixes sources in blocks of positions. Each source has its quota of a block, shuffled again for each block.
 
     Every source runs through its own epochs, so a small one with a large share comes around more often.
     """

@@ -39,7 +39,7 @@ def read_table(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{path}: cannot be read ({error}); it was written by an earlier stage: restore it, or begin the run anew"
+            f"{path}: cannot be read ({error}); it was written by an earlier stage: restore it, or start a new run"
         ) from error
 
 
@@ -71,7 +71,7 @@ def read_selected_samples(path: Path, train_samples: Sequence[Sample]) -> tuple[
     selected = []
     for row in read_table(path):
         if row["sample"] not in by_id:
-            raise UserError(f"{path}: sample {row['sample']!r} is not a training sample any more; begin the run anew")
+            raise UserError(f"{path}: sample {row['sample']!r} is not a training sample any more; start a new run")
         sample = by_id[row["sample"]]
         findings: dict[str, Any] = {name: row[name] for name in SELECTION_COLUMNS if name in row}
         response = row["response"] or sample.response

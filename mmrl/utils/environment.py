@@ -74,7 +74,7 @@ def describe_import_error(package: str, error: str) -> str:
     """Return a message about `package`, torch or a companion, whose import raised `error`, and the remedy."""
     torch, own = installed_build("torch"), installed_build(package)
     if package == "torch":
-        return f"torch {torch} cannot be imported ({error}); install it anew"
+        return f"torch {torch} cannot be imported ({error}); reinstall it"
     head = f"{package} {own} does not fit torch {torch}, and cannot be imported by itself ({error})"
     if package != "torchvision":
         return f"{head}. mmrl does not need it, but plain transformers imports it: pip uninstall {package}."

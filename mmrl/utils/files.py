@@ -72,7 +72,7 @@ def report_write_errors(path: Path) -> Iterator[None]:
 
 
 def check_not_deleted(path: Path) -> None:
-    """Raise a UserError if a run directory, or a file in it, is not there any more; a writer would make it anew."""
+    """Raise a UserError if a run directory, or a file in it, is not there any more; a writer would create it again."""
     if not path.exists():
         lost = path if path.parent.exists() else path.parent
         raise UserError(

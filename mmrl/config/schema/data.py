@@ -144,7 +144,7 @@ class DataConfig(StrictModel):
 
 
 class ShuffledOrderConfig(StrictModel):
-    """Every sample once per epoch, shuffled anew for each; weighted sources in their shares."""
+    """Every sample once per epoch, shuffled again for each; weighted sources in their shares."""
 
     kind: Literal["shuffled"]
     """`shuffled` draws every sample once per epoch, in a new order each time."""

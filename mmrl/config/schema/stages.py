@@ -169,7 +169,7 @@ class SftStage(TrainingStage):
     """Text that is trained on: the annotator's label or the exact target, written as a response; or the sample's whole
     response as it is (from a `select` stage, for example)."""
     drop_thinking_prob: Fraction = 0.0
-    """Probability of leaving out a demonstration's thinking, drawn anew each time (TON); needs
+    """Probability of leaving out a demonstration's thinking, drawn again each time (TON); needs
     `response_format.thinking: optional`."""
     loss_on: Literal["response", "answer"] = "response"
     """Tokens that are trained on: all of the demonstration, or those of its answer, given what comes before it."""

@@ -185,7 +185,7 @@ class DemonstrationTools:
             if len(turns) > 1:
                 completed[index] = self.executor.processor.parse_rollout(completed[index])
             else:
-                # As it came, since nothing was executed: decoding its tokens anew could change its text.
+                # As it came, since nothing was executed: decoding its tokens again could change its text.
                 completed[index] = demonstrations[index]
         return completed, {f"{self.executor.options.name}/{name}": float(counts[name]) for name in CALL_METRICS}
 

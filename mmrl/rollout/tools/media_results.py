@@ -32,7 +32,7 @@ class VideoFrames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoClip:
-    """A part of a video, with frames sampled anew as for any video: closer together than in the whole."""
+    """A part of a video, with frames sampled again as for any video: closer together than in the whole."""
 
     medium_number: int
     start: float
