@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mmrl.config import LoadedConfig as LoadedConfig
     from mmrl.config import load_config as load_config
     from mmrl.config.schema import Component as Component
-    from mmrl.log.metrics import Metric as Metric
+    from mmrl.log.metric_registry import Metric as Metric
     from mmrl.policy.batch import BatchMedia as BatchMedia
     from mmrl.policy.expert_routing import encode_routes as encode_routes
     from mmrl.policy.families import ImageFormat as ImageFormat
@@ -92,7 +92,7 @@ _PUBLIC = {
     "mmrl.benchmarks.readers.table_layout": ("TableLayout",),
     "mmrl.config": ("Config", "LoadedConfig", "load_config"),
     "mmrl.config.schema": ("Component",),
-    "mmrl.log.metrics": ("Metric",),
+    "mmrl.log.metric_registry": ("Metric",),
     "mmrl.policy.batch": ("BatchMedia",),
     "mmrl.policy.expert_routing": ("encode_routes",),
     "mmrl.policy.families": ("ImageFormat", "ModelFamily", "PlaceholderRun", "VideoTimeEncoding"),

@@ -137,7 +137,7 @@ class FakeRun:
             "rollout_pipeline": self.pipeline,
             "scorer": self.scorer,
             "learner": self.learner,
-            "gather_policy": nullcontext,
+            "unshard_policy": nullcontext,
             "sleep_engine": record("sleep"),
             "async_rollouts": None,
             "selector": select_all(centered),

@@ -6,8 +6,8 @@ mark staleness, replay, advance the curriculum.
 Staleness is the age of a rollout's oldest token, in policy versions. A stale rollout is learned from off-policy: its
 importance ratio is pi / pi_sampling, with the log-probs that were recorded while sampling. (`replay.old_logprobs` can
 choose otherwise for replayed rollouts; groups carried over always use the recorded ones.) With
-`loss.rollout_correction`, which needs `loss.old_logprobs: recomputed`, the ratio is taken from the learner's own
-log-probs at the start of the step instead, and the correction weight covers the versions in between: the decoupled
+`loss.rollout_correction`, which needs `loss.old_logprobs: recomputed`, the ratio is that of the policy now to the
+policy at the start of the step, and a separate weight corrects for the older policy that sampled: the decoupled
 objective of Hilton et al. (arXiv:2110.00641), which AReaL uses (arXiv:2505.24298).
 """
 

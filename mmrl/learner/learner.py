@@ -301,5 +301,5 @@ class _MiniBatch:
     """Counts over all ranks."""
 
     def lacks_recent_tokens(self) -> list[bool]:
-        """Return True if no token is of the current policy version, and True if none is of the version before it."""
+        """Return flags to sort by: no token is of the current policy version; no token is of the version before it."""
         return [not count for count in self.denominators.forward_tokens_by_age]

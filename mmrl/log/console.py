@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from mmrl.log.metrics import METRICS, Metric
+from mmrl.log.metric_registry import METRICS, Metric
 from mmrl.utils.control_chars import escape_controls
 
 # Columns of tables in a pipe, which has no width.

@@ -152,7 +152,7 @@ class RunDir:
         return min((stage for stage in stages if stage is not None), default=None)
 
     def reopen(self, config: Config) -> None:
-        """Write the changed settings of a begun run, and remove its exports, which are written again when it finishes."""
+        """Write the changed settings of a begun run, and remove its exports, which its end will write again."""
         if not self._changed:
             return
         with report_write_errors(self.path):

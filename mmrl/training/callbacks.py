@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from mmrl.config.schema import ValidationConfig
 from mmrl.log.logger import MetricsLogger
-from mmrl.log.metrics import Metric, find_builtin_metric
+from mmrl.log.metric_registry import Metric, find_builtin_metric
 from mmrl.types import EvalRewards, RunInterrupted, SelectedExperiences, TrainingState, UserError
 from mmrl.utils.plugin_args import check_methods, locate_function
 

@@ -3,6 +3,10 @@
 What a step generates depends on the run's seed, the step and the sample, never on a clock or on earlier random draws,
 so a run resumed from a checkpoint equals one that was never interrupted. Imports without torch.
 
+A round is one batch of prompts, rolled out and scored together; a step has one, or several with dynamic sampling. Three
+kinds of rollouts cross from one step to the next, in `TrainingState`: `unfinished` responses that partial rollouts cut
+off, the `prefetched` round of asynchronous rollouts, and scored groups that are `carried_over`.
+
 The functions of `mmrl.distributed.exchanges` are collective: all ranks of a run call them, in the same order, also a
 rank that has no samples. In a single process they return what they are given.
 """
@@ -14,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-from mmrl.algo.step_metrics import compute_step_metrics
+from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.distributed.exchanges import count_dropped_samples, gather_batch, gather_groups, gather_items, sum_metrics
 from mmrl.distributed.ranks import MediaOwners, Ranks, rank_slice
 from mmrl.protocols import Learner, Processor, RewardScorer, RolloutPipeline, SampleSource, Selector
@@ -38,7 +42,7 @@ class RlComponents:
     source: SampleSource
     processor: Processor
     rollout_pipeline: RolloutPipeline
-    gather_policy: Callable[[], AbstractContextManager[None]]  # gathers the shards of a policy that has to generate
+    unshard_policy: Callable[[], AbstractContextManager[None]]  # holds all of a policy that has to generate
     async_rollouts: AsyncRollouts | None  # generates a step's first round while the step before it learns, if set
     scorer: RewardScorer
     add_group_rewards: Callable[[Group, int], Group]  # adds rewards that compare siblings, weighted as at a step
@@ -107,13 +111,13 @@ def generate_and_score(
 ) -> None:
     """Roll out one round of prompts and score it. Partial rollouts leave some groups to `state.unfinished`."""
     ranks = components.ranks
-    # Responses that an earlier step cut off midway are finished before new ones begin. They take the first places of
-    # the round, so a rank's slice of the places is its slice of them, too.
+    # Responses that an earlier step cut off midway are finished before new ones begin: they take the first places of
+    # the round, and new prompts the rest. Each rank works on its own slice of the places.
     num_prompts = settings.prompts_per_round - len(state.unfinished)
     own_unfinished = state.unfinished[rank_slice(settings.prompts_per_round, ranks)]
     prompts = build_prompts(components, state, num_prompts, collected.timer)
     with collected.timer.time("rollout"):
-        with components.gather_policy():  # collective under ZeRO-3, if the policy itself generates
+        with components.unshard_policy():  # collective under ZeRO-3, if the policy itself generates
             batch = components.rollout_pipeline.run(prompts, step=state.step, unfinished=own_unfinished)
         metrics = sum_metrics(batch.metrics, ranks)
         state.unfinished = gather_items(batch.unfinished, ranks)

@@ -34,7 +34,8 @@ class WorstToken(float):
 class SelectedExperiences:
     """Result of selection: this step's groups, and what the step trains on."""
 
-    # For metrics and rollout files: groups carried over to this step, and those that it scored and that do not wait.
+    # For metrics and rollout files: the groups that an earlier step carried over to this one, and those that this step
+    # scored and does not carry over to the next.
     groups: tuple[Group, ...]
     advantages: tuple[tuple[float, ...], ...]  # a row for each of `groups`, a value for each rollout; 0 if not trained
     experiences: tuple[Experience, ...]  # for the learner: without filtered, with carried over and replayed ones

@@ -33,7 +33,7 @@ def test_example_callback_ends_a_stage_that_makes_no_progress(tmp_path: Path, he
 
 
 MEASURING = """
-from mmrl.log.metrics import Metric
+from mmrl.log.metric_registry import Metric
 
 class Measuring:
     metrics = (Metric("my/peak", "Largest after the third step.", label="peak", form=".2f"),)
@@ -93,7 +93,7 @@ def test_metrics_of_the_first_rank_are_logged(tmp_path: Path) -> None:
 def source(metrics: str = "()", line: str = "pass") -> str:
     """The file of a callback that declares these metrics and runs this line after each step."""
     return f"""
-from mmrl.log.metrics import Metric
+from mmrl.log.metric_registry import Metric
 class Mine:
     metrics = {metrics}
     def on_step_end(self, state, result):

@@ -24,7 +24,7 @@ import mmrl_datasets
 import mmrl_rewards
 from mmrl.cli.main import build_parser
 from mmrl.config.schema import Config, EvalConfig
-from mmrl.log.metrics import METRICS
+from mmrl.log.metric_registry import METRICS
 from mmrl.scoring.registry import builtin_rewards
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ PLUGIN_TYPES: Mapping[str, tuple[str, ...]] = {
     ),
     "mmrl/types/state.py": ("Experience", "SelectedExperiences", "TrainingState"),
     "mmrl/training/callbacks.py": ("StepResult",),
-    "mmrl/log/metrics.py": ("Metric",),
+    "mmrl/log/metric_registry.py": ("Metric",),
     "mmrl/rollout/steps/base.py": ("RolloutContext",),
     "mmrl/rollout/engines/base.py": ("EngineContext", "GenerationRequest"),
     "mmrl/benchmarks/items.py": ("Item", "ItemResponse"),

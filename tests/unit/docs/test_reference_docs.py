@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.log.metrics import METRICS, find_builtin_metric
+from mmrl.log.metric_registry import METRICS, find_builtin_metric
 
 ROOT = Path(__file__).resolve().parents[3]
 

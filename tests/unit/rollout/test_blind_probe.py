@@ -13,7 +13,7 @@ from samplers import make_pipeline
 from scoring import make_scorer, term
 from videos import SMALL
 
-from mmrl.algo.step_metrics import compute_blind_gaps
+from mmrl.algo.group_metrics import compute_blind_gaps
 from mmrl.config.schema import BlindProbeConfig, MediaLimitsConfig, RethinkConfig, RethinkTriggerConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.video import FrameSampling

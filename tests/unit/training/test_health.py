@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score
 
-from mmrl.algo.step_metrics import compute_step_metrics
+from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.config.schema import HealthConfig
 from mmrl.training.callbacks import StepResult
 from mmrl.training.health import HealthMonitor

@@ -8,8 +8,8 @@ from factories import make_group, make_prompt, make_rollout, make_sample, make_s
 from rl_loop import LABEL, FakeRun, FakeScorer, numbered_sample, train_rl
 from selection import centered, select_all
 
+from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.algo.replay import ReplaySettings
-from mmrl.algo.step_metrics import compute_step_metrics
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig, ReplayConfig
 from mmrl.config.schema.presets import REPLAY_PRESETS
 from mmrl.distributed.ranks import MediaOwners, SingleProcess
