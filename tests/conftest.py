@@ -25,13 +25,26 @@ from mmrl.config.schema import (
     VisionFromScratchConfig,
 )
 from mmrl.policy.batch import Batch, collate, group_by_prompt
-from mmrl.policy.families import get_family
+from mmrl.policy.families import FAMILIES, get_family
 from mmrl.policy.policy import Policy, banned_ids
 from mmrl.policy.processor import PromptProcessor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.types import DatasetContext, Experience, Sample, SamplingParams, VideoRef
 from mmrl_datasets.generators import scenes
+
+FAST_FAMILIES = ("qwen2_5_vl", "qwen3_5_moe")
+"""Families that `make test` runs whole steps and runs with: plain layers, and recurrent ones with experts."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what is done with one more family, outside the unit tests."""
+    for item in items:
+        families = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        others = set(FAMILIES).difference(FAST_FAMILIES).intersection(map(str, families))
+        if others and "unit" not in item.path.parts:
+            item.add_marker(pytest.mark.slow)
 
 
 @dataclass(frozen=True)

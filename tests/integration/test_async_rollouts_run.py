@@ -18,6 +18,8 @@ from mmrl.cli import main
 from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
 
+pytestmark = pytest.mark.slow
+
 RETHINK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
 COLD = sft_stage(validation={"every": 4, "stop_at_mean_reward": 0.8})
 STEPS = 6
@@ -115,7 +117,6 @@ def resume_with_two_ranks(
     assert done.code == 0, done.errors
 
 
-@pytest.mark.slow
 def test_two_ranks_share_what_one_process_prefetched(
     tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +138,6 @@ def test_two_ranks_share_what_one_process_prefetched(
     alike(metrics(tmp_path / "2"), metrics(tmp_path / "1"))
 
 
-@pytest.mark.slow
 def test_two_ranks_share_what_one_process_left_unfinished(
     tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +164,6 @@ def test_two_ranks_share_what_one_process_left_unfinished(
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
 
 
-@pytest.mark.slow
 def test_lengthened_run_says_whether_it_ends_like_a_longer_one(tmp_path: Path, here: Command) -> None:
     """The last step of the shorter run prefetches nothing; from an earlier checkpoint both are the same."""
     longer, run_dir = "stages.rl.steps=7", tmp_path / "run"

@@ -15,6 +15,8 @@ from transformers import BertConfig
 
 from mmrl.benchmarks.verdict import ResponseOutcome, Verdict
 
+pytestmark = pytest.mark.slow
+
 Config = dict[str, Any]
 
 REWARDS = """

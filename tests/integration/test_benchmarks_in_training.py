@@ -14,6 +14,8 @@ from harness import Command, experiment, metrics, mmrl, questions, rl_stage, sft
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions
 
+pytestmark = pytest.mark.slow
+
 FILES = ("predictions.jsonl", "verdicts.jsonl", "report.json", "report.md", "settings.json")
 TAKEN = ["00-000000", "00-000007", "00-000014", "01-000007", "01-000008"]
 RETHINK = [{"kind": "generate"}, {"kind": "rethink", "correct": ["count"], "max_new_tokens": 4}]
@@ -157,7 +159,6 @@ def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path: Pat
     assert told["benchmark/ten/accuracy"] == report["samples"]["1"]["pass"]
 
 
-@pytest.mark.slow
 def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
     done = mmrl("train", again, "--nproc", 2)
     assert done.code == 0, done.errors

@@ -67,6 +67,7 @@ def measuring(folder: Path, name: str) -> Path:
     return write(experiment(folder / name, **sections), folder / f"{name}.yaml")
 
 
+@pytest.mark.slow
 def test_metrics_of_callbacks_are_logged_with_the_step_and_resumed_exactly(tmp_path: Path, here: Command) -> None:
     once, twice = measuring(tmp_path, "once"), measuring(tmp_path, "twice")
     done = here("train", once)

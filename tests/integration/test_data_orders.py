@@ -12,6 +12,8 @@ from harness import Command, contents, counting, experiment, metrics, mmrl, rl_s
 
 from mmrl.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 def one_example(run_dir: Path, workers: int = 0) -> dict[str, Any]:
     """A pilot that goes by its own history; then the sample whose reward varied most, again and again."""
@@ -61,7 +63,6 @@ def test_a_stopped_run_resumes_with_its_reward_history(whole_one: Path, tmp_path
     assert (tmp_path / "run/outputs/pilot.jsonl").read_bytes() == (whole_one / "outputs/pilot.jsonl").read_bytes()
 
 
-@pytest.mark.slow
 def test_workers_do_not_change_which_samples_are_drawn(whole_one: Path, tmp_path: Path, here: Command) -> None:
     assert here("train", write(one_example(tmp_path / "run", workers=1), tmp_path / "one.yaml")).code == 0
     assert contents(tmp_path / "run") == contents(whole_one)

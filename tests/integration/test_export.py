@@ -20,6 +20,8 @@ from mmrl.checkpoint import find_latest
 from mmrl.cli import main
 from mmrl.policy.families import FAMILIES
 
+pytestmark = pytest.mark.slow
+
 QUESTION = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Count the red shapes."}]}]
 
 

@@ -32,6 +32,8 @@ from transformers import AutoModelForImageTextToText
 from mmrl.checkpoint import find_latest
 from mmrl.cli import main
 
+pytestmark = pytest.mark.slow
+
 LORA = {"rank": 4, "targets": ["language.attention", "language.mlp", "projector.mlp"], "dropout": 0.1}
 PIXELS = {"dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024}
 
@@ -75,7 +77,6 @@ def test_stopped_run_ends_like_the_whole_one(adapted: Path, base: Path, tmp_path
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, 3])
 def test_deepspeed_run_resumes_with_more_or_fewer_ranks(zero: int, base: Path, tmp_path: Path, here: Command) -> None:
     """Two begin, one continues, two end; one without DeepSpeed ends with the same weights."""

@@ -13,6 +13,8 @@ from videos import blank_frame, write_video
 
 from mmrl.policy.families import FAMILIES
 
+pytestmark = pytest.mark.slow
+
 FAST = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 KINDS = ("text", "image", "images", "video", "both")
 
@@ -77,7 +79,6 @@ def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
     train_mixed(tmp_path, family)
 
 
-@pytest.mark.slow
 def test_decord_gives_the_metrics_of_pyav(tmp_path):
     """In the process itself and in workers: the same frames give the same numbers."""
     pytest.importorskip("decord")

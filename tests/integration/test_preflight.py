@@ -302,6 +302,7 @@ def test_the_families_known_to_the_config_are_those_that_are_built() -> None:
     assert list(get_args(BuiltinFamily)) == list(FAMILIES)
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_refused_without_torch(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')

@@ -22,6 +22,8 @@ from mmrl.config import Config, explain, load_config
 from mmrl.config.schema import FromScratchConfig, RlStage, SampleStage, SftStage
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "configs" / "recipes"
 HARDWARE = ("grounding_3b", "qwen2_5_vl_", "qwen3_")

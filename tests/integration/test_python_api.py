@@ -20,6 +20,8 @@ from mmrl import AnswerType, Group, Response, RewardValue, Sample, Target, UserE
 from mmrl.config import load_config
 from mmrl_datasets import save_png
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 STEPS = 4
 
@@ -227,7 +229,6 @@ def test_a_policy_answers_about_pictures_and_files(finished, folder):
             assert policy.generate(str(picture), "How many?", answer_type="number").text == from_file.text
 
 
-@pytest.mark.slow
 def test_the_example_of_the_docs_runs_as_a_script(tmp_path):
     example = ROOT / "examples" / "train.py"
     body = example.read_text().partition('"""\n\n')[2]

@@ -32,6 +32,8 @@ from PIL import Image
 
 from mmrl.log.run_dir import RunDir
 
+pytestmark = pytest.mark.slow
+
 KILLS = (  # in each process in turn: at the Nth call of a function
     ("mid-imitation", "mmrl.learner.learner:PolicyLearner.step", 5),
     # the first six check the one resumed from
@@ -74,7 +76,6 @@ def test_undisturbed_run_has_stages_rates_and_weights_that_a_wrong_resume_would_
     assert learned[-1]["policy/reference_kl_nats"] > 1e-3  # reinforcement moved the weights away from the reference
 
 
-@pytest.mark.slow
 def test_run_killed_again_and_again_equals_the_undisturbed_one(own_config: Path, whole: Path) -> None:
     for name, function, nth in KILLS:
         done = mmrl("train", own_config, strike=(function, nth, "SIGKILL"))
@@ -329,7 +330,6 @@ def test_run_may_continue_with_changed_data_and_the_manifest_says_so(table_copy:
     assert json.loads((table_copy / "run" / "summary.json").read_text())["tasks"][0]["n"] == 3
 
 
-@pytest.mark.slow
 def test_all_ranks_refuse_changed_data(table_copy: Path) -> None:
     CHANGES["a redrawn picture"][0](table_copy)
     command = ("train", table_copy / "tiny.yaml", "--run-dir", table_copy / "run", "--nproc", 2)
@@ -340,7 +340,6 @@ def test_all_ranks_refuse_changed_data(table_copy: Path) -> None:
     assert done.code == 0, done.errors
 
 
-@pytest.mark.slow
 def test_rollouts_of_changed_media_do_not_stop_a_resumed_run(tmp_path: Path, here: Command) -> None:
     """Rollouts made in advance, unfinished ones, and those in the replay buffer."""
     chunks = [{"kind": "generate", "partial_rollout_tokens": 2, "oversampling": 1.5, "max_tokens_per_step": 40}]

@@ -15,6 +15,8 @@ from waiting import PATIENCE_S, wait_for
 
 from mmrl.utils.processes import list_tree
 
+pytestmark = pytest.mark.slow
+
 REWARDS = """
 import os
 import time
@@ -80,7 +82,6 @@ def test_a_run_continues_without_rollouts_whose_reward_failed_and_workers_change
     assert len(records) == 2 * 16  # of two steps, every rollout
 
 
-@pytest.mark.slow
 def test_calls_that_hang_and_processes_that_die_are_counted_and_the_run_continues(
     tmp_path: Path, here: Command
 ) -> None:
@@ -155,7 +156,6 @@ def unsteady(group):
 """
 
 
-@pytest.mark.slow
 def test_two_ranks_agree_on_which_group_reward_has_hung(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(UNSTEADY)
     own = [{"fn": "./mine.py:unsteady"}]

@@ -10,6 +10,8 @@ import pytest
 from harness import Command, experiment, metrics, rl_stage, sft_stage, write
 from zoom_runs import check_all_occurred
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN_ENGINE = {"rollout": {"engine": {"fn": "./mine.py:make"}}}
 OWN_STEP = {"steps": [{"fn": "./mine.py:make"}]}

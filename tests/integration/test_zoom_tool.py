@@ -16,6 +16,8 @@ from mmrl.checkpoint.snapshot import load_state
 from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.training.async_rollouts import AsyncRollouts
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def zoomed(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -55,7 +57,6 @@ def test_saved_responses_say_what_was_shown(zoomed: Path) -> None:
         assert f"{zoomed}/{row['media'][0]}" == shown["shows"]
 
 
-@pytest.mark.slow
 def test_run_stopped_while_tool_processes_run_resumes_exactly(here: Command, tmp_path: Path, zoomed: Path) -> None:
     config = write(zoom_config(tmp_path / "run"), tmp_path / "tiny.yaml")
     stopped = mmrl("train", config, strike=("mmrl.rollout.engines.hf:HfEngine.generate", 6, "SIGINT"))
@@ -64,7 +65,6 @@ def test_run_stopped_while_tool_processes_run_resumes_exactly(here: Command, tmp
     assert contents(tmp_path / "run") == contents(zoomed)
 
 
-@pytest.mark.slow
 def test_two_processes_zoom_as_one_does(
     here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zoomed: Path
 ) -> None:

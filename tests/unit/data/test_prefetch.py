@@ -73,6 +73,7 @@ def distinct_samples(tiny, times):
     return [replace(one, id=f"{one.id}-{i}") for i in range(times) for one in tiny.samples]
 
 
+@pytest.mark.slow
 def test_processes_are_one_step_ahead_and_no_more(make_tiny):
     tiny = make_tiny()
     order = Rows(distinct_samples(tiny, 3))
@@ -86,6 +87,7 @@ def test_processes_are_one_step_ahead_and_no_more(make_tiny):
     assert order.taken == 4
 
 
+@pytest.mark.slow
 def test_rows_that_a_step_leaves_are_there_for_the_next(make_tiny, monkeypatch):
     """Where groups are carried over, a step takes fewer rows than were prefetched. None is read or opened twice."""
     tiny, passes, opened = make_tiny(), [], []

@@ -62,6 +62,7 @@ def test_its_names_decide_components_and_lora_targets(folder):
     assert trained and all("down_proj" in name for name in trained)
 
 
+@pytest.mark.slow
 def test_another_process_unpickles_it_by_its_function():
     """Worker processes encode prompts, and have not imported the file."""
     family = load_family(SQUARE, EXAMPLES, {"cells": 3})

@@ -310,6 +310,7 @@ def test_top_k_and_top_p_keep_the_tokens_that_transformers_keeps(top_k, top_p):
             assert len(sampled) > 1 or torch.isfinite(allowed).sum() == 1
 
 
+@pytest.mark.slow
 def test_a_cpu_torch_works_beside_a_cuda_torchvision():
     pytest.importorskip("torchvision")
     code = "import mmrl.policy, torchvision, transformers; transformers.Qwen2VLForConditionalGeneration; print('ok')"

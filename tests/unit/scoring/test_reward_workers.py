@@ -209,6 +209,7 @@ def test_output_is_escaped_and_bounded(make_scorer, capfd, monkeypatch):
     assert re.search(r"worker processes printed 67,\d+,\d+ bytes that are not shown\n$", printed.err)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_to_stop_waits_for_a_slow_reward_and_not_for_one_that_hangs(make_scorer, monkeypatch):
     scorer = make_scorer("moody")
     scorer.score_groups(groups_of(["think"], size=1), step=0)
