@@ -277,6 +277,7 @@ def test_a_finished_run_says_so_without_torch(whole: Path, tmp_path: Path, optio
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_another_config_and_another_process_are_refused_without_torch(whole: Path, tmp_path: Path) -> None:
     run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
     config = write(experiment(run_dir), tmp_path / "tiny.yaml")

@@ -70,6 +70,7 @@ print(name_function(score))
 
 
 @pytest.mark.parametrize(("old", "new"), [("LIMIT = 3", "LIMIT = 4"), ("factor = 2", "factor = 5"), ('"w"', '"v"')])
+@pytest.mark.slow
 def test_each_process_gives_a_function_the_same_name(old, new):
     def run(code: str, seed: str) -> str:
         command, environment = [sys.executable, "-c", code], {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}

@@ -211,6 +211,7 @@ def unusable(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.slow
 def test_unusable_samples_are_left_out_with_a_warning(make_tiny, unusable, workers):
     tiny, warnings = make_tiny(), []
     rows = [*tiny.samples[:2], *unusable, *tiny.samples[2:4]]

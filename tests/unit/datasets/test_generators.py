@@ -54,6 +54,7 @@ def test_samples_depend_on_seed_split_and_index_alone(generate, context, tmp_pat
 
 
 @pytest.mark.parametrize("generate", [printed_text.text, shape_videos.visible_span])
+@pytest.mark.slow
 def test_another_process_makes_the_same_bytes(generate, context):
     code = (
         "import pathlib; from mmrl.types import DatasetContext\n"
@@ -97,6 +98,7 @@ SHORT_VIDEO = {"image_px": 32, "frames": 4, "distractors": 0}
         (shape_videos.visible_span, SHORT_VIDEO, 150),
     ],
 )
+@pytest.mark.slow
 def test_no_composition_is_in_two_splits(generate, options, train_size, context):
     def composition(sample):
         if generate is printed_text.text:

@@ -79,6 +79,7 @@ def whole(tmp_path_factory):
     return {path: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_refused_by_name_or_opened_within_seconds(whole, tmp_path):
     rng = random.Random(0)
     outcomes = Counter()

@@ -267,6 +267,7 @@ def test_a_deadline_or_a_function_of_the_users_needs_a_process(make_scorer, opti
         ),
     ],
 )
+@pytest.mark.slow
 def test_an_answer_that_makes_a_verifier_hang_costs_its_deadline(fn, args, sample, hanging, right):
     load = partial(registry.load_bound_reward, fn, Path(), args)
     term = BoundTerm(name="v", reward=load(), load_reward=load, options=as_read({"timeout_s": 2.0}))
