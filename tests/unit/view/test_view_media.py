@@ -1,0 +1,155 @@
+"""Pictures: the size and content that the model saw, each once, and a reason for each that cannot be shown."""
+
+import io
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmrl.view.media import LEFT_OUT, MAX_FRAMES, MAX_SIDE, MediaOpener, PictureStore
+from tests.videos import write_video
+from tests.view_runs import BLUE, RED, image_medium, write_picture
+
+SETTINGS = {"model": {"video": {"fps": 2.0, "min_frames": 4, "max_frames": 48, "min_pixels": 1024, "max_pixels": 2304}}}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def describe(run, record, *, store=None, roots=(), settings=SETTINGS):
+    store = store or PictureStore(with_media=True, max_side=MAX_SIDE)
+    return store.describe(record, MediaOpener(run, settings, roots), run), store
+
+
+def load(store, medium, frame=0):
+    name = medium["frames"][frame]["src"].removeprefix("media/").removesuffix(".webp")
+    return Image.open(io.BytesIO(store.read(name))).convert("RGB")
+
+
+def test_a_picture_has_the_size_that_the_model_saw(run):
+    record = image_medium("data/a.png", write_picture(run / "data/a.png"))
+    medium, store = describe(run, record)
+    assert medium["problem"] is None
+    assert load(store, medium).size == (112, 56)
+    assert load(store, medium).getpixel((20, 20)) == pytest.approx(RED, abs=12)
+    assert load(store, medium).getpixel((90, 20)) == pytest.approx(BLUE, abs=12)
+
+
+def test_a_large_picture_is_shown_smaller(run):
+    record = image_medium("data/a.png", write_picture(run / "data/a.png"), resized=[300, 150])
+    medium, store = describe(run, record, store=PictureStore(with_media=True, max_side=100))
+    assert load(store, medium).size == (100, 50)
+    assert (medium["width"], medium["height"]) == (300, 150)
+
+
+def test_a_crop_shows_its_part(run):
+    sha256 = write_picture(run / "data/a.png")
+    record = image_medium("data/a.png", sha256, crop=[100, 0, 200, 100], resized=[56, 56])
+    medium, store = describe(run, record)
+    assert load(store, medium).getpixel((3, 30)) == pytest.approx(BLUE, abs=12)
+
+
+def test_a_hidden_picture_is_shown_as_it_was_hidden(run):
+    record = image_medium("data/a.png", write_picture(run / "data/a.png"), corruption="grey")
+    medium, store = describe(run, record)
+    assert np.asarray(load(store, medium)).std() < 1
+
+
+def test_a_video_shows_frames_of_those_that_the_model_saw_with_their_seconds(run):
+    (run / "data").mkdir()
+    ref = write_video(run / "data/b.mp4")
+    record = image_medium("data/b.mp4", ref.sha256, (128, 96), kind="video", resized=[56, 42])
+    medium, store = describe(run, record)
+    seconds = [frame["second"] for frame in medium["frames"]]
+    assert len(seconds) == 8  # 4 s, two frames a second
+    assert seconds == sorted(set(seconds))
+    assert load(store, medium, 3).size == (56, 42)
+    many = {"model": {"video": {**SETTINGS["model"]["video"], "fps": 12.0}}}
+    medium, _ = describe(run, {**record, "resized": [28, 21]}, settings=many)
+    assert len(medium["frames"]) == MAX_FRAMES
+    assert medium["frames"][-1]["second"] > 3.5
+
+
+def test_shuffled_frames_are_shown_in_their_order(run):
+    (run / "data").mkdir()
+    ref = write_video(run / "data/b.mp4")
+    record = image_medium("data/b.mp4", ref.sha256, (128, 96), kind="video", resized=[56, 42])
+    plain, store = describe(run, record)
+    shuffled, _ = describe(run, {**record, "corruption": "shuffled"}, store=store)
+    before = [np.asarray(load(store, plain, index), int) for index in range(8)]
+    after = [np.asarray(load(store, shuffled, index), int) for index in range(8)]
+    order = [min(range(8), key=lambda index: np.abs(before[index] - frame).mean()) for frame in after]
+    assert sorted(order) == list(range(8))
+    assert order != list(range(8))
+
+
+def test_a_frame_of_a_video_is_an_image(run):
+    (run / "data").mkdir()
+    ref = write_video(run / "data/b.mp4")
+    medium, store = describe(run, image_medium("data/b.mp4", ref.sha256, (128, 96), timestamp=1.0))
+    assert len(medium["frames"]) == 1
+    assert load(store, medium).size == (112, 56)
+
+
+def test_a_changed_or_missing_or_damaged_file_is_told(run):
+    record = image_medium("data/a.png", write_picture(run / "data/a.png"))
+    write_picture(run / "data/a.png", left=(0, 255, 0))
+    assert describe(run, record)[0]["problem"] == "changed since it was recorded"
+    (run / "data/a.png").unlink()
+    medium, _ = describe(run, record)
+    assert medium["problem"] == "the file is gone"
+    assert medium["frames"] == [{"src": None, "second": None}]
+    assert (medium["width"], medium["height"]) == (112, 56)
+    for damaged in (None, 3, {}, {"kind": "image", "path": 3}, {**record, "crop": [1]}, {**record, "resized": "no"}):
+        assert describe(run, damaged)[0]["problem"] == "its record is damaged"
+
+
+def test_an_absurd_size_of_a_record_is_not_allocated(run):
+    record = image_medium("data/a.png", write_picture(run / "data/a.png"), resized=[10**9, 10**9])
+    medium, store = describe(run, record)
+    assert max(load(store, medium).size) <= MAX_SIDE
+
+
+def test_a_file_outside_the_media_folders_is_not_opened(run, tmp_path):
+    sha256 = write_picture(tmp_path / "elsewhere/a.png")
+    record = image_medium(str(tmp_path / "elsewhere/a.png"), sha256)
+    assert describe(run, record)[0]["problem"].startswith("outside the media folders")
+    (run / "data").mkdir()
+    os.symlink(tmp_path / "elsewhere/a.png", run / "data/link.png")
+    for path in ("data/link.png", "data/../../elsewhere/a.png"):
+        assert describe(run, image_medium(path, sha256))[0]["problem"].startswith("outside the media folders")
+    # Named on the command line, or in the config, relative to the folder that the command is called in.
+    assert describe(run, record, roots=[tmp_path / "elsewhere"])[0]["problem"] is None
+    assert describe(run, record, settings={"data": {"media_roots": ["../elsewhere"]}})[0]["problem"] is None
+
+
+def test_limits_of_the_config_hold(run):
+    record = image_medium("data/a.png", write_picture(run / "data/a.png"))
+    settings = {"data": {"media_limits": {"max_pixels": 100}}}
+    assert "max_pixels=100" in describe(run, record, settings=settings)[0]["problem"]
+
+
+def test_a_picture_of_many_groups_is_made_once(run):
+    record = image_medium("data/a.png", write_picture(run / "data/a.png"))
+    first, store = describe(run, record)
+    second, _ = describe(run, dict(record), store=store)
+    assert first["frames"] == second["frames"]
+    assert store.num_pictures == 1
+    assert [len(content) for _, content in store.items()] == [store.num_bytes]
+
+
+def test_without_media_no_file_is_opened(run):
+    store = PictureStore(with_media=False, max_side=MAX_SIDE)
+    medium, _ = describe(run, image_medium("data/absent.png", "0" * 64), store=store)
+    assert (medium["problem"], store.num_pictures) == (LEFT_OUT, 0)
+
+
+def test_an_unknown_picture_is_none():
+    store = PictureStore(with_media=True, max_side=MAX_SIDE)
+    assert store.read("0" * 16) is None
+    assert store.read("../../etc/passwd") is None
