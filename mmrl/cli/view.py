@@ -46,7 +46,12 @@ def add_parser(commands: Subparsers) -> None:
         help="a folder with the run's images or videos, besides its data.media_roots; may be given again",
     )
     parser.add_argument("--port", type=_port, default=0, metavar="N", help="port of the live page (a free one)")
-    parser.add_argument("--host", default="127.0.0.1", help="address of the live page (127.0.0.1: this machine alone)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address of the live page (127.0.0.1: this machine alone)",
+    )
     parser.set_defaults(run=_run)
 
 

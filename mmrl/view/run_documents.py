@@ -60,7 +60,7 @@ class RunDocuments:
             "status": status,
             "facts": _list_facts(manifest, self._settings, files.read_object("report.json")),
             "stages": stages,
-            "summary": files.read_object("summary.json") or None,
+            "summary": self._read_summary(),
             "events": self._list_events(),
             "config": list_settings(settings),
             "metrics": f"{folder.id}/metrics",
@@ -115,7 +115,8 @@ class RunDocuments:
 
     def _list_steps(self) -> tuple[list[dict[str, Any]], dict[str, list[int]]]:
         """Return the index's entries of the files of rollouts, and the places of samples that are in several."""
-        steps, places = [], {}
+        steps: list[dict[str, Any]] = []
+        places: dict[str, list[int]] = {}
         for index, file in enumerate(self._list_step_files()):
             summary = self._summary(file)
             for sample in summary.samples:
@@ -138,6 +139,11 @@ class RunDocuments:
 
     def _list_benchmarks(self) -> list[BenchmarkFolder]:
         return list_benchmarks(self.folder, self._files, [stage["name"] for stage in self._list_stages()])
+
+    def _read_summary(self) -> Row | None:
+        summary = self._files.read_object("summary.json")
+        tasks = as_list(summary.get("tasks"))
+        return summary if tasks and all(isinstance(task, dict) for task in tasks) else None
 
     def _list_events(self) -> list[dict[str, Any]]:
         """Return the health problems of the run, each with the steps at which it began and ended."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from mmrl.config import flatten_settings
-from mmrl.config.yaml_tree import PlainValue
 
 MASK: Final = "••••"
 # The last word of a key under which a secret may be. Numbers under such keys (`max_new_tokens`) are shown.
@@ -21,10 +21,10 @@ _SECRET_PARAMETER: Final = re.compile(r"(?i)([?&;](?:[\w-]*(?:key|token|secret|p
 _KNOWN_KEY: Final = re.compile(r"\b(?:hf_|sk-|ghp_|wandb_v1_|xox[abp]-)[A-Za-z0-9_-]{12,}|\bBearer\s+\S+")
 
 
-def list_settings(settings: PlainValue) -> list[list[str]]:
+def list_settings(settings: Mapping[str, Any]) -> list[list[str]]:
     """Return dotted path and text of every setting, secrets masked."""
     rows = []
-    for path, value in flatten_settings(settings).items():
+    for path, value in flatten_settings(dict(settings)).items():
         text = value if isinstance(value, str) else json.dumps(value)
         rows.append([path, mask_setting(path, text) if isinstance(value, str) else text])
     return rows

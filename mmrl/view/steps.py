@@ -32,7 +32,8 @@ class StepContext:
 def group_rows(rows: Sequence[NumberedRow]) -> list[list[NumberedRow]]:
     """Return the rows of each group, in the order of the file."""
     groups: dict[object, list[NumberedRow]] = {}
-    number, previous = -1, {}
+    number = -1
+    previous: Row = {}
     for line, row in rows:
         # Older versions wrote no number: there, siblings follow one another and count up.
         begins = row.get("sample") != previous.get("sample") or not _is_later(row, previous)

@@ -35,6 +35,7 @@ COMMANDS = [
     ("scoring", ["--seconds", "0.05"], "hanging_calls_s"),
     ("two_processes", ["--rounds", "1", "--steps", "1", "--prompts", "2", "--only", "two"], "speedup_of_two"),
     ("verdicts", ["--repeat", "1"], "verdicts_per_s"),
+    ("view", ["--rollouts", "16", "--tokens", "5"], "page, CPU s"),
 ]
 NEEDS = {"learner_vs_trl": "trl", "rollout_vllm": "vllm"}
 
