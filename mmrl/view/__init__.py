@@ -1,0 +1,1 @@
+"""A run in the browser: records become documents, and a page shows them (`mmrl view`)."""
