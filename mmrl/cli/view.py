@@ -62,13 +62,14 @@ def _run(arguments: argparse.Namespace) -> int:
     from mmrl.view.run_documents import RunDocuments
 
     started = time.monotonic()
+    is_live = arguments.out is None and arguments.single is None
     max_side = MAX_SIDE_IN_SINGLE_FILE if arguments.single else MAX_SIDE
-    pictures = PictureStore(with_media=not arguments.no_media, max_side=max_side)
+    pictures = PictureStore(with_media=not arguments.no_media, max_side=max_side, when_asked=is_live)
     runs = []
     for number, name in enumerate(arguments.runs):
         folder = find_run(Path(name), f"r{number}", name)
         runs.append(RunDocuments(folder, pictures, arguments.media_root))
-    if arguments.out is None and arguments.single is None:
+    if is_live:
         _serve(runs, pictures, arguments.host, arguments.port)
         return 0
     file = _export(runs, pictures, arguments.out, arguments.single)

@@ -37,6 +37,7 @@ MAX_FRAMES: Final = 16  # frames of a video that the page shows
 MAX_SIDE: Final = 1024  # pixels of a picture's longer side
 MAX_SIDE_IN_SINGLE_FILE: Final = 512  # a page in one file is opened whole
 LEFT_OUT: Final = "left out (--no-media)"
+_NO_FRAMES: Final = [{"src": None, "second": None}]
 _ID_CHARS: Final = 16
 _WEBP_QUALITY: Final = 82
 _WEBP_EFFORT: Final = 1  # 4, the default, takes three times as long for files a sixth smaller
@@ -106,13 +107,32 @@ class MediaOpener:
         self._policy: MediaPolicy = make_media_policy(self._limits, roots, schemes=(), media=media)
         self._cache: MediaCache | None = None
 
+    def check_file(self, medium: Medium) -> None:
+        """Check a medium without decoding it.
+
+        Raises:
+            MediaError: the file is gone, changed or outside the media folders, in words for a reader of the page.
+        """
+        path = Path(medium.path)
+        try:
+            inside = any(map(path.resolve().is_relative_to, self._policy.roots))
+            exists = path.exists()
+            if not inside:
+                raise MediaError("outside the media folders of the run; `--media-root` adds one")
+            if not exists:
+                raise MediaError("the file is gone")
+            if medium.sha256 and path.is_file() and file_digest(path) != medium.sha256:
+                raise MediaError("changed since it was recorded")
+        except (OSError, RuntimeError, ValueError) as error:
+            raise MediaError(f"cannot be found or read ({error})") from error
+
     def read_frames(self, medium: Medium) -> Iterator[tuple[float | None, Image.Image]]:
         """Yield second and pixels of each frame that the page shows; of an image it is one, without a second.
 
         Raises:
-            MediaError: the file is gone, changed, outside the media folders, damaged or beyond a limit.
+            MediaError: as `check_file`; or it is damaged, or exceeds a limit.
         """
-        self._check_place(medium)
+        self.check_file(medium)
         if medium.kind == "video":
             yield from self._read_video(medium)
             return
@@ -160,26 +180,17 @@ class MediaOpener:
                 pixels_HWC = video.frames_TCHW[place].round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
                 yield reader.timeline.seconds_at(plan.indices[place]), Image.fromarray(pixels_HWC)
 
-    def _check_place(self, medium: Medium) -> None:
-        """Raise a MediaError, in words for a reader of the page, for a file that is outside the folders or gone."""
-        path = Path(medium.path)
-        try:
-            inside = any(map(path.resolve().is_relative_to, self._policy.roots))
-            exists = path.exists()
-        except (OSError, RuntimeError, ValueError) as error:
-            raise MediaError("its path leads nowhere") from error
-        if not inside:
-            raise MediaError("outside the media folders of the run; `--media-root` adds one")
-        if not exists:
-            raise MediaError("the file is gone")
-
 
 class PictureStore:
     """Makes the pictures of all runs of a page, each once, and keeps them in a temporary file."""
 
-    def __init__(self, *, with_media: bool, max_side: int) -> None:
-        """`max_side` is the longer side of the largest picture, in pixels; without media every one is left out."""
-        self._with_media, self._max_side = with_media, max_side
+    def __init__(self, *, with_media: bool, max_side: int, when_asked: bool = False) -> None:
+        """`max_side` is the longer side of the largest picture, in pixels; without media every one is left out.
+
+        With `when_asked` an image is decoded when `read` asks for it, so that a live page shows its text at once.
+        """
+        self._with_media, self._max_side, self._when_asked = with_media, max_side, when_asked
+        self._unmade: dict[str, tuple[Medium, MediaOpener]] = {}  # by id, images that were described and not decoded
         self._file = TemporaryFile(prefix="mmrl-view-")  # noqa: SIM115 (it is deleted with the store)
         self._places: dict[str, tuple[int, int]] = {}  # by id, offset in the file and bytes
         self._described: dict[Medium, dict[str, Any]] = {}
@@ -199,15 +210,19 @@ class PictureStore:
         try:
             medium = parse_medium(as_mapping(record), run_dir)
         except BAD_VALUE:
-            return _entry(as_mapping(record), None, [], "its record is damaged")
+            return _entry(as_mapping(record), None, "its record is damaged")
         with self._lock:
             if medium not in self._described:
                 self._described[medium] = self._make(as_mapping(record), medium, opener)
             return self._described[medium]
 
     def read(self, picture_id: str) -> bytes | None:
-        """Return a picture of a document that was made, as WebP."""
+        """Return a picture of a document that was made, as WebP; None if there is none, or it cannot be decoded."""
         with self._lock:
+            if picture_id in self._unmade:
+                medium, opener = self._unmade.pop(picture_id)
+                # What was found out meanwhile is shown when the document is made again.
+                self._described[medium] |= self._add_frames(medium, opener)
             if picture_id not in self._places:
                 return None
             offset, size = self._places[picture_id]
@@ -220,21 +235,34 @@ class PictureStore:
             yield picture_id, self.read(picture_id) or b""
 
     def _make(self, record: Mapping[str, Any], medium: Medium, opener: MediaOpener) -> dict[str, Any]:
+        """Return the entry of a medium that was not described before."""
         if not self._with_media:
-            return _entry(record, medium, [], LEFT_OUT)
-        frames: list[dict[str, Any]] = []
+            return _entry(record, medium, LEFT_OUT)
+        # A video's frames are known only when it is opened.
+        if not self._when_asked or medium.kind == "video" or medium.resized is None:
+            return _entry(record, medium, None) | self._add_frames(medium, opener)
+        try:
+            opener.check_file(medium)
+        except MediaError as error:
+            return _entry(record, medium, str(error))
+        self._unmade[medium.picture_id(0)] = (medium, opener)
+        return _entry(record, medium, None) | {"frames": [_frame(medium, 0, None)]}
+
+    def _add_frames(self, medium: Medium, opener: MediaOpener) -> dict[str, Any]:
+        """Make the pictures of a medium; return the keys of its entry that say how this went."""
+        frames = []
         size = medium.resized
         try:
             for number, (second, image) in enumerate(opener.read_frames(medium)):
                 size = size or image.size
-                picture_id = medium.picture_id(number)
-                self._add(picture_id, image, size)
-                frames.append({"src": f"media/{picture_id}.webp", "second": second})
+                self._add(medium.picture_id(number), image, size)
+                frames.append(_frame(medium, number, second))
         except MediaError as error:
-            return _entry(record, medium, [], _describe_problem(error, medium))
+            return {"problem": _describe_problem(error, medium), "frames": _NO_FRAMES}
         except OSError as error:
-            return _entry(record, medium, [], f"cannot be read ({error.strerror})")
-        return _entry(record, replace(medium, resized=size), frames, None)
+            return {"problem": f"cannot be read ({error.strerror})", "frames": _NO_FRAMES}
+        width, height = size or (0, 0)
+        return {"width": width, "height": height, "frames": frames}
 
     def _add(self, picture_id: str, image: Image.Image, size: tuple[int, int]) -> None:
         scale = min(1.0, self._max_side / max(size))
@@ -249,10 +277,8 @@ class PictureStore:
         self.num_bytes += encoded.tell()
 
 
-def _entry(
-    record: Mapping[str, Any], medium: Medium | None, frames: list[dict[str, Any]], problem: str | None
-) -> dict[str, Any]:
-    """Return the entry of a medium; width and height are 0 where nobody knows them."""
+def _entry(record: Mapping[str, Any], medium: Medium | None, problem: str | None) -> dict[str, Any]:
+    """Return the entry of a medium without pictures; width and height are 0 where nobody knows them."""
     width, height = medium.resized if medium and medium.resized else (0, 0)
     return {
         "kind": medium.kind if medium else "image",
@@ -260,16 +286,18 @@ def _entry(
         "name": Path(str(record.get("path", ""))).name,
         "width": width,
         "height": height,
-        "original": record.get("original") or [width, height],
-        "frames": frames or [{"src": None, "second": None}],
+        "original": record.get("original"),
+        "frames": _NO_FRAMES,
         "problem": problem,
     }
 
 
+def _frame(medium: Medium, number: int, second: float | None) -> dict[str, Any]:
+    return {"src": f"media/{medium.picture_id(number)}.webp", "second": second}
+
+
 def _describe_problem(error: MediaError, medium: Medium) -> str:
     text = str(error).removeprefix(f"{medium.path}: ")
-    if text.startswith("changed since"):
-        return "changed since it was recorded"
     return text.split("\n")[0][:200]
 
 

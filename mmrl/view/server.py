@@ -98,6 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         address = urlsplit(self.path)
         path = address.path.lstrip("/")
+        if path == "favicon.ico":  # browsers ask for it on their own
+            self._send(204, _TEXT, b"")
+            return
         # Scripts and styles hold nothing of the runs, and a <script> element cannot send a header.
         file = bundle.page_file(path)
         if file is not None:

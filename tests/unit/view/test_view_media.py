@@ -1,5 +1,6 @@
 """Pictures: the size and content that the model saw, each once, and a reason for each that cannot be shown."""
 
+import hashlib
 import io
 import os
 
@@ -153,3 +154,21 @@ def test_an_unknown_picture_is_none():
     store = PictureStore(with_media=True, max_side=MAX_SIDE)
     assert store.read("0" * 16) is None
     assert store.read("../../etc/passwd") is None
+
+
+def test_an_image_is_decoded_when_it_is_asked_for_and_its_problem_then_shown(run):
+    store = PictureStore(with_media=True, max_side=MAX_SIDE, when_asked=True)
+    good = image_medium("data/a.png", write_picture(run / "data/a.png"))
+    cut = (run / "data/a.png").read_bytes()[:-20]
+    (run / "data/cut.png").write_bytes(cut)
+    damaged = image_medium("data/cut.png", hashlib.sha256(cut).hexdigest())
+    medium, _ = describe(run, good, store=store)
+    assert store.num_pictures == 0
+    assert load(store, medium).size == (112, 56)
+    medium, _ = describe(run, damaged, store=store)
+    assert medium["problem"] is None
+    assert store.read(medium["frames"][0]["src"][6:-5]) is None
+    assert "damaged" in describe(run, damaged, store=store)[0]["problem"]
+    # Without decoding it is known that a file is gone or has changed.
+    (run / "data/a.png").write_bytes(cut)
+    assert describe(run, {**good, "fps": 1.0}, store=store)[0]["problem"] == "changed since it was recorded"

@@ -31,7 +31,7 @@ def server(tmp_path_factory):
 
 @contextmanager
 def serve(run):
-    pictures = PictureStore(with_media=True, max_side=MAX_SIDE)
+    pictures = PictureStore(with_media=True, max_side=MAX_SIDE, when_asked=True)
     runs = [RunDocuments(find_run(run, "r0", "small"), pictures, ())]
     with PageServer(runs, pictures, host="127.0.0.1", port=0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
