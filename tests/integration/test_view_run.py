@@ -42,7 +42,7 @@ def page():
     complaints, requests = [], []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1440, "height": 4000})
+        page = browser.new_page(viewport={"width": 1440, "height": 2600})
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda sent: requests.append(sent.url))
@@ -80,6 +80,7 @@ def test_the_live_page_shows_a_run_and_follows_it(run, address, page):
     assert page.locator("#live:not(.lost)").count() == 1
 
 
+@pytest.mark.slow
 def test_a_page_in_a_folder_or_a_file_shows_the_same(run, page, tmp_path):
     for options, file in ((["--out", "page"], "page/index.html"), (["--single", "run.html"], "run.html")):
         command = [sys.executable, "-m", "mmrl", "view", str(run), *options]
@@ -88,6 +89,8 @@ def test_a_page_in_a_folder_or_a_file_shows_the_same(run, page, tmp_path):
         assert page.locator(".response").count() == 6
         pictures = page.locator("article.group img")
         assert pictures.count() == 11  # twice the image, the tool's crop, and eight frames
+        # Frames that are scrolled out of view are not loaded yet.
+        page.evaluate("[...document.images].forEach(image => { image.loading = 'eager' })")
         wait_for(lambda: page.evaluate("[...document.images].every(image => image.naturalWidth > 0)"))
 
 
