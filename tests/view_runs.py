@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-
-from tests.videos import write_video
+from videos import write_video
 
 RED, BLUE = (200, 30, 30), (30, 30, 200)
 CONFIG = """\

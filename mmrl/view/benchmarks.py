@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrl.view.records import Row, RunFiles, RunFolder, as_mapping, make_key
+from mmrl.view.questions import QuestionLookup
+from mmrl.view.records import Row, RunFiles, RunFolder, as_list, as_mapping, make_key
 from mmrl.view.steps import utf16_positions
 
 _VERDICT_KEYS = ("strict", "official", "score", "outcome", "rule", "value", "judge_correct")
+_MAX_ITEMS_WITH_MEDIA = 500  # in the order of the predictions; more would make a page of gigabytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ def list_benchmarks(folder: RunFolder, files: RunFiles, stages: list[str]) -> li
 
 def describe_benchmark(benchmark: BenchmarkFolder, files: RunFiles) -> dict[str, Any]:
     """Return the index's entry of a benchmark."""
-    report = _read_report(benchmark, files)
+    report = read_report(benchmark, files)
     items = report.get("items")
     if items is None:
         items = files.read_cached(benchmark.path / "predictions.jsonl", _count_lines, 0)
@@ -58,19 +60,35 @@ def describe_benchmark(benchmark: BenchmarkFolder, files: RunFiles) -> dict[str,
     }
 
 
-def build_benchmark(benchmark: BenchmarkFolder, files: RunFiles) -> dict[str, Any]:
-    """Return the document of a benchmark. Questions and targets are not in its files, and are empty."""
-    report = _read_report(benchmark, files)
+def build_benchmark(
+    benchmark: BenchmarkFolder,
+    files: RunFiles,
+    questions: QuestionLookup | None,
+    describe_medium: Callable[[object], dict[str, Any]],
+) -> dict[str, Any]:
+    """Return the document of a benchmark. Without its questions, items have an id alone.
+
+    `describe_medium` returns the entry of a recorded medium of a question.
+    """
+    report = read_report(benchmark, files)
     verdicts: dict[tuple[str, Any], Row] = {}
     for row in _lines(benchmark.path / "verdicts.jsonl", files):
         verdicts[str(row.get("pid")), row.get("sample")] = row
     items: dict[str, dict[str, Any]] = {}
+    sizes: dict[str, list[Any]] = {}  # by item, of its media
     for row in _lines(benchmark.path / "predictions.jsonl", files):
         verdict = verdicts.pop((str(row.get("pid")), row.get("sample")), {})
         _add_response(items, row, verdict)
+        sizes.setdefault(str(row.get("pid")), as_list(row.get("sizes")))
     # Items without a response have a verdict alone.
     for verdict in verdicts.values():
         _add_response(items, {"pid": verdict.get("pid"), "response": ""}, verdict)
+    for number, item in enumerate(items.values()):
+        if questions is None:
+            break
+        item.update(questions.describe(item["id"]))
+        if number < _MAX_ITEMS_WITH_MEDIA:
+            item["media"] = list(map(describe_medium, questions.list_media(item["id"], sizes.get(item["id"], []))))
     return {"name": benchmark.name, "metrics": _list_metrics(report), "items": list(items.values())}
 
 
@@ -109,7 +127,8 @@ def _list_metrics(report: Mapping[str, Any]) -> list[list[Any]]:
     return [row for row in rows if row[1] is not None]
 
 
-def _read_report(benchmark: BenchmarkFolder, files: RunFiles) -> Row:
+def read_report(benchmark: BenchmarkFolder, files: RunFiles) -> Row:
+    """Return the report of a benchmark; an empty one before there is one."""
     return files.read_object((benchmark.path / "report.json").relative_to(files.root).as_posix())
 
 

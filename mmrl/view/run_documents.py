@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from mmrl.view.benchmarks import BenchmarkFolder, build_benchmark, describe_benchmark, list_benchmarks
+from mmrl.types import UserError
+from mmrl.view.benchmarks import BenchmarkFolder, build_benchmark, describe_benchmark, list_benchmarks, read_report
 from mmrl.view.marks import BAD_VALUE
 from mmrl.view.media import MediaOpener, PictureStore
 from mmrl.view.metrics import build_metrics
+from mmrl.view.questions import QuestionLookup
 from mmrl.view.records import Row, RunFiles, RunFolder, StepFile, as_list, as_mapping, list_step_files
 from mmrl.view.settings import list_settings
 from mmrl.view.steps import NumberedRow, StepContext, build_step, group_rows
@@ -37,6 +39,8 @@ class RunDocuments:
         self.folder = folder
         self._files = RunFiles(folder.path)
         self._pictures = pictures
+        self._media_roots = media_roots
+        self._questions: dict[Path, QuestionLookup | None] = {}  # by folder of a benchmark
         self._summaries: dict[Path, tuple[object, StepSummary]] = {}  # by file, its signature and summary
         self._settings = self._files.read_yaml("config.yaml")
         self._opener = MediaOpener(folder.path, self._settings, media_roots)
@@ -80,7 +84,7 @@ class RunDocuments:
                 return self._build_step(file)
         for benchmark in self._list_benchmarks():
             if benchmark.key == key:
-                return build_benchmark(benchmark, self._files)
+                return self._build_benchmark(benchmark)
         return None
 
     def build_all(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -89,7 +93,7 @@ class RunDocuments:
         for file in self._list_step_files():
             yield file.key, self._build_step(file)
         for benchmark in self._list_benchmarks():
-            yield benchmark.key, build_benchmark(benchmark, self._files)
+            yield benchmark.key, self._build_benchmark(benchmark)
 
     def _build_metrics(self) -> dict[str, Any]:
         steps = {stage["name"]: stage["steps"] or 0 for stage in self._list_stages()}
@@ -106,6 +110,35 @@ class RunDocuments:
             report_bad_row=lambda line, error: self._files.report(file.path, f"line {line + 1} is damaged: {error}"),
         )
         return build_step(file, rows, context)
+
+    def _build_benchmark(self, benchmark: BenchmarkFolder) -> dict[str, Any]:
+        questions = self._find_questions(benchmark)
+
+        def describe_medium(record: object) -> dict[str, Any]:
+            assert questions is not None
+            return self._pictures.describe(record, questions.opener, self.folder.path)
+
+        return build_benchmark(benchmark, self._files, questions, describe_medium)
+
+    def _find_questions(self, benchmark: BenchmarkFolder) -> QuestionLookup | None:
+        """Return the questions of a benchmark, read once; None, and a notice, if they cannot be shown."""
+        report = read_report(benchmark, self._files)
+        # The benchmark is still being taken, or the responses were made elsewhere.
+        if "generation" not in report:
+            return None
+        if benchmark.path not in self._questions:
+            options: Mapping[str, Any] = {}
+            for section in map(as_mapping, as_list(as_mapping(self._settings.get("evaluation")).get("benchmarks"))):
+                if section.get("name") == benchmark.name:
+                    options = section
+            try:
+                found = QuestionLookup(benchmark.name, report, options, self._media_roots)
+            except UserError as error:
+                problem = str(error).split("\n", maxsplit=1)[0]
+                self._files.report(benchmark.path, f"its questions are not shown: {problem}")
+                found = None
+            self._questions[benchmark.path] = found
+        return self._questions[benchmark.path]
 
     def _summary(self, file: StepFile) -> StepSummary:
         signature = self._files.signature(file.path)

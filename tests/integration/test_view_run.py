@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tests.view_runs import make_run, rollout_row, write_lines
-from tests.waiting import wait_for
+from view_runs import make_run, rollout_row, write_lines
+from waiting import wait_for
 
 BROWSER = "/usr/bin/chromium"
 # Continuous integration installs the browser, so there a missing one is a failure.

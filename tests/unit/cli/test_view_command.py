@@ -8,9 +8,9 @@ import sys
 import urllib.request
 
 import pytest
+from view_runs import make_run
 
 from mmrl.cli import main
-from tests.view_runs import make_run
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ import json
 import shutil
 
 import pytest
+from view_runs import make_run, rollout_row, write_lines
 
 from mmrl.types import UserError
 from mmrl.view.media import MAX_SIDE, PictureStore
 from mmrl.view.records import RunFiles, find_run, make_key, parse_json
 from mmrl.view.run_documents import RunDocuments
-from tests.view_runs import make_run, rollout_row, write_lines
 
 
 @pytest.fixture

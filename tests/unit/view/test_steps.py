@@ -6,11 +6,11 @@ import struct
 
 import numpy as np
 import pytest
+from view_runs import image_medium, make_run, rollout_row, write_lines, write_tokens
 
 from mmrl.view.media import MAX_SIDE, PictureStore
 from mmrl.view.records import find_run
 from mmrl.view.run_documents import RunDocuments
-from tests.view_runs import image_medium, make_run, rollout_row, write_lines, write_tokens
 
 SMILE = "\U0001f600"
 

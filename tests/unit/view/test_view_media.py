@@ -7,10 +7,10 @@ import os
 import numpy as np
 import pytest
 from PIL import Image
+from videos import write_video
+from view_runs import BLUE, RED, image_medium, write_picture
 
 from mmrl.view.media import LEFT_OUT, MAX_FRAMES, MAX_SIDE, MediaOpener, PictureStore
-from tests.videos import write_video
-from tests.view_runs import BLUE, RED, image_medium, write_picture
 
 SETTINGS = {"model": {"video": {"fps": 2.0, "min_frames": 4, "max_frames": 48, "min_pixels": 1024, "max_pixels": 2304}}}
 

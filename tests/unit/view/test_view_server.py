@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
+from view_runs import make_run, rollout_row, write_lines
 
 from mmrl.types import UserError
 from mmrl.view.media import MAX_SIDE, PictureStore
 from mmrl.view.records import find_run
 from mmrl.view.run_documents import RunDocuments
 from mmrl.view.server import TOKEN_HEADER, PageServer, is_loopback
-from tests.view_runs import make_run, rollout_row, write_lines
 
 
 @pytest.fixture
