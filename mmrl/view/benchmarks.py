@@ -71,13 +71,13 @@ def build_benchmark(
     `describe_medium` returns the entry of a recorded medium of a question.
     """
     report = read_report(benchmark, files)
-    verdicts: dict[tuple[str, Any], Row] = {}
+    verdicts: dict[tuple[str, str], Row] = {}
     for row in _lines(benchmark.path / "verdicts.jsonl", files):
-        verdicts[str(row.get("pid")), row.get("sample")] = row
+        verdicts[_response_key(row)] = row
     items: dict[str, dict[str, Any]] = {}
     sizes: dict[str, list[Any]] = {}  # by item, of its media
     for row in _lines(benchmark.path / "predictions.jsonl", files):
-        verdict = verdicts.pop((str(row.get("pid")), row.get("sample")), {})
+        verdict = verdicts.pop(_response_key(row), {})
         _add_response(items, row, verdict)
         sizes.setdefault(str(row.get("pid")), as_list(row.get("sizes")))
     # Items without a response have a verdict alone.
@@ -90,6 +90,11 @@ def build_benchmark(
         if number < _MAX_ITEMS_WITH_MEDIA:
             item["media"] = list(map(describe_medium, questions.list_media(item["id"], sizes.get(item["id"], []))))
     return {"name": benchmark.name, "metrics": _list_metrics(report), "items": list(items.values())}
+
+
+def _response_key(row: Row) -> tuple[str, str]:
+    """Return item and number of a response, as text, whatever a damaged row holds."""
+    return str(row.get("pid")), str(row.get("sample"))
 
 
 def _add_response(items: dict[str, dict[str, Any]], row: Row, verdict: Row) -> None:
