@@ -188,7 +188,8 @@ class RunDocuments:
                 if key in open_events:
                     open_events.pop(key)["end"] = row.get("step")
                 continue
-            event = {name: row.get(name) for name in ("stage", "step", "name", "message")}
+            event = {name: row.get(name) for name in ("stage", "step")}
+            event |= {name: str(row.get(name) or "") for name in ("name", "message")}
             event |= {"begin": row.get("step"), "end": None}
             events.append(event)
             open_events[key] = event

@@ -96,8 +96,8 @@ def _build_group(members: Sequence[NumberedRow], context: StepContext) -> dict[s
         "sample": _text(first, "sample"),
         "task": _text(first, "task"),
         "question": question,
-        "prompt": first.get("prompt"),
-        "answer_type": first.get("answer_type"),
+        "prompt": _optional_text(first, "prompt"),
+        "answer_type": _optional_text(first, "answer_type"),
         "selection": as_mapping(first.get("selection")),
         "probes": as_mapping(first.get("probes")),
         "media": list(map(context.describe_medium, media)),
@@ -133,7 +133,8 @@ def _build_rollout(
     answer = row.get("answer_text")
     terms = {}
     for name, term in as_mapping(row.get("terms")).items():
-        terms[name] = dict(zip(_TERM_KEYS, map(as_mapping(term).get, _TERM_KEYS), strict=True))
+        kept = {key: as_mapping(term).get(key) for key in _TERM_KEYS}
+        terms[name] = kept | {"reason": _optional_text(kept, "reason")}
     return {
         "rollout": row.get("rollout"),
         "response": response,
@@ -143,7 +144,7 @@ def _build_rollout(
         # The last place: a forced second look repeats the first answer, and replaces it.
         "answer_chars": _find(response, answer, positions, last=True),
         "marks": _marks(row, "answer", row.get("frame"), resize_maps) if "answer_type" in row else [],
-        "finish": row.get("finish"),
+        "finish": _optional_text(row, "finish"),
         "tokens_n": row.get("tokens", _count_tokens(row)),
         "total": row.get("total"),
         "advantage": row.get("advantage"),
@@ -234,6 +235,11 @@ def _find(text: str, part: object, positions: Sequence[int] | None, *, last: boo
 
 def _position(index: int, positions: Sequence[int] | None) -> int:
     return index if positions is None else positions[max(0, min(index, len(positions) - 1))]
+
+
+def _optional_text(row: Row, key: str) -> str | None:
+    value = row.get(key)
+    return value if isinstance(value, str) else None
 
 
 def _text(row: Row, key: str) -> str:
