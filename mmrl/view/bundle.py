@@ -24,6 +24,7 @@ SCRIPTS: Final = (
     "uPlot.iife.min.js",
     "data.js",
     "text.js",
+    "elements.js",
     "curves.js",
     "geometry.js",
     "responses.js",

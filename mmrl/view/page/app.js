@@ -2,86 +2,64 @@
 "use strict";
 
 const POLL_MS = 2000;
-const VIEWS = { run: showRun, benchmarks: showBenchmarks, compare: showCompare, config: showConfig, sample: showSample };
+const VIEWS = {
+  run: showRun, benchmarks: showBenchmarks, compare: showCompare, config: showConfig, sample: showSample,
+};
 const KEYS = [
-  ["j, k", "next and previous group"], ["n, p", "next and previous kept step"], ["/", "search"], ["t", "colour tokens by the next number"],
-  ["r", "show or hide all reward tables"], ["m", "show or hide marks"], ["f", "fold or unfold thinking"], ["?", "this help"], ["Esc", "close"],
+  ["j k", "next and previous group"], ["n p", "next and previous kept step"], ["/", "search"],
+  ["t", "colour tokens by the next number"], ["r", "show or hide reward tables"], ["f", "fold or unfold thinking"],
+  ["m", "show or hide marks"], ["?", "this help"], ["Esc", "close"],
 ];
 let index = null;
 
 function activeRun() {
-  return index.runs.find((run) => run.id === state.run) || index.runs[0];
-}
-
-function calm() {
-  return matchMedia("(prefers-reduced-motion: reduce)").matches;
-}
-
-// Shows another part of the page, as if a link had been followed.
-function go(changes) {
-  setState(changes, true);
-  return render();
+  return index.runs.find(({ id }) => id === state.run) || index.runs[0];
 }
 
 async function render() {
-  document.body.classList.toggle("no-marks", state.marks !== "1");
-  document.getElementById("bar").replaceChildren(...barContent());
+  applyMarks();
+  show(document.getElementById("bar"), barContent());
   clearCurves();
-  const host = document.getElementById("view");
   document.title = `${activeRun().name} \u00b7 mmrl view`;
-  await (VIEWS[state.view] || showRun)(host);
+  await (VIEWS[state.view] || showRun)(document.getElementById("view"));
 }
 
 function barContent() {
   const run = activeRun();
-  const tabs = [["run", "Run"], run.benchmarks.length && ["benchmarks", "Benchmarks"], ["compare", "Compare"], ["config", "Settings"]].filter(Boolean);
+  const many = index.runs.length > 1;
+  const tabs = [["run", "Run"], ["benchmarks", "Benchmarks"], ["compare", "Compare"], ["config", "Settings"]];
   const here = state.view === "sample" ? "run" : state.view;
-  const overlay = el("input", { type: "checkbox", id: "overlay", onchange: (event) => go({ overlay: event.target.checked ? "1" : "0" }) });
-  overlay.checked = state.overlay === "1";
+  const link = (changes, current, ...label) => (
+    el("a", { href: linkTo(changes), "aria-current": current && "true" }, label)
+  );
+  const runs = index.runs.map((other, place) => {
+    const dot = el("i", { style: { background: `var(--line${(place % LINE_COLOURS) + 1})` } });
+    return link({ run: other.id, step: "", group: "", bench: "" }, other === run, dot, other.name);
+  });
+  const overlay = checkBox("overlay", "All runs on the curves", showRunCurves);
   return [
-    el("span.brand", "mmrl", el("i", "view")),
-    index.runs.length > 1 && el("div.runs", { role: "group", "aria-label": "Runs" }, index.runs.map((other, place) => el("a.run", { href: linkTo({ run: other.id, step: "", group: "", bench: "" }), "aria-current": other === run ? "true" : null },
-      el("i", { style: { background: `var(--line${(place % LINE_COLOURS) + 1})` } }), other.name,
+    el("span.brand", "mmrl", el("i", "view")), many && el("nav", { "aria-label": "Runs" }, runs),
+    el("nav", { "aria-label": "Views" }, tabs.map(([view, name]) => (
+      (view !== "benchmarks" || run.benchmarks.length > 0) && link({ view, sample: "" }, view === here, name)
     ))),
-    el("nav", { "aria-label": "Views" }, tabs.map(([view, name]) => el("a", { href: linkTo({ view, sample: "" }), "aria-current": view === here ? "page" : null }, name))),
-    el("span.grow"),
-    index.runs.length > 1 && state.view === "run" && el("label.check", overlay, "All runs on the curves"),
-    index.live && el("span.live", { id: "live", title: "The page follows the run" }, "live"),
-    el("button", { type: "button", id: "theme", "aria-label": "Dark or light", title: "Dark or light", onclick: switchTheme }, "\u25d0"),
-    el("button", { type: "button", id: "help-button", "aria-label": "Keys", title: "Keys (?)", onclick: showHelp }, "?"),
-  ].filter(Boolean);
-}
-
-function isDark() {
-  const { theme } = document.documentElement.dataset;
-  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    el("span.grow"), many && here === "run" && overlay,
+    index.live && el("span.live", { id: "live", title: "The page follows the run." }, "live"),
+    button(".icon", "\u25d0", switchTheme, { id: "theme", "aria-label": "Dark or light", title: "Dark or light" }),
+    button(".icon", "?", showHelp, { "aria-label": "Keys", title: "Keys" }),
+  ];
 }
 
 function switchTheme() {
-  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-  try {
-    localStorage.setItem("mmrl-theme", document.documentElement.dataset.theme);
-  } catch {
-    // A browser may forbid a file to remember; the theme then lasts as long as the page.
-  }
-  if (state.view === "run") render();
-}
-
-function restoreTheme() {
-  try {
-    const theme = localStorage.getItem("mmrl-theme");
-    if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
-  } catch {
-    // As above.
-  }
+  const { dataset } = document.documentElement;
+  const dark = dataset.theme ? dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  dataset.theme = dark ? "light" : "dark";
+  setState({ theme: dataset.theme });
+  if (state.view === "run") showRunCurves();
 }
 
 function showHelp() {
-  const dialog = el("dialog.help", { id: "help", "aria-label": "Keys", onclick: () => dialog.close() },
-    el("h2", "Keys"), el("dl", KEYS.map(([key, meaning]) => [el("dt", key), el("dd", meaning)])));
-  dialog.addEventListener("close", () => dialog.remove());
-  document.body.append(dialog);
-  dialog.showModal();
+  const list = KEYS.map(([key, meaning]) => [el("dt", key), el("dd", meaning)]);
+  openDialog("help", "Keys", el("h2", "Keys"), el("dl", list));
 }
 
 function nextColour() {
@@ -91,89 +69,81 @@ function nextColour() {
   select.dispatchEvent(new Event("change"));
 }
 
-function toggleAll(name) {
+function toggle(name) {
   setState({ [name]: state[name] === "1" ? "0" : "1" });
-  if (browser) redrawCards();
+  if (name === "marks") applyMarks();
+  else redrawCards();
 }
 
 function obeyKey(event) {
-  const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "checkbox";
-  if (event.key === "Escape" && typing) event.target.blur();
+  const { target, key } = event;
+  const typing = target.matches("input:not([type=checkbox]), select");
+  if (key === "Escape" && typing) target.blur();
   if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog")) return;
-  const search = { run: "f-q", benchmarks: "bq", config: "cq" }[state.view];
-  const inRun = state.view === "run";
-  const actions = {
-    j: inRun && (() => moveGroup(1)), k: inRun && (() => moveGroup(-1)),
-    n: inRun && (() => moveStep(1)), p: inRun && (() => moveStep(-1)),
-    t: inRun && nextColour, r: inRun && (() => toggleAll("table")), f: inRun && (() => toggleAll("folded")),
-    m: () => setMarks(state.marks !== "1"), "?": showHelp,
-    "/": search && (() => document.getElementById(search)?.focus()),
+  const search = document.getElementById({ run: "f-q", benchmarks: "f-bq", config: "f-cq" }[state.view]);
+  const everywhere = { m: () => toggle("marks"), "?": showHelp };
+  if (search) everywhere["/"] = () => search.focus();
+  const inRun = {
+    j: () => moveGroup(1), k: () => moveGroup(-1), n: () => moveStep(1), p: () => moveStep(-1),
+    t: nextColour, r: () => toggle("table"), f: () => toggle("folded"),
   };
-  const action = actions[event.key];
+  const action = everywhere[key] || (state.view === "run" && inRun[key]);
   if (!action) return;
   event.preventDefault();
   action();
 }
 
-// Follows a run that is written: the head, the curves and the list of steps; what is being read stays where it is.
+// Follows a run that is written: its head, curves and list of steps. What is being read stays where it is.
 async function follow() {
-  let delay = POLL_MS;
+  const light = document.getElementById("live");
   try {
-    const fresh = await load("index", true);
-    const before = index.runs;
-    index = fresh;
-    document.getElementById("live")?.classList.remove("lost");
-    const changed = fresh.runs.filter((run, place) => JSON.stringify(run) !== JSON.stringify(before[place]));
-    if (changed.length) await showChanges(changed);
+    const before = JSON.stringify(index.runs);
+    index = await load("index", true);
+    light.classList.remove("lost");
+    if (JSON.stringify(index.runs) !== before) await showChanges();
   } catch {
-    document.getElementById("live")?.classList.add("lost");
-    delay = 5 * POLL_MS;
+    light.classList.add("lost");
   }
-  setTimeout(follow, delay);
+  setTimeout(follow, POLL_MS);
 }
 
-async function showChanges(changed) {
-  changed.forEach((run) => documents.delete(run.metrics));
-  const run = activeRun();
-  document.getElementById("run-head")?.replaceChildren(...runHeadContent(run).filter(Boolean));
+async function showChanges() {
+  index.runs.forEach(({ metrics }) => documents.delete(metrics));
+  const head = document.getElementById("run-head");
+  if (head) show(head, runHeadContent());
   if (state.view !== "run") return;
-  showStepList(run);
-  if (!document.getElementById("cards")) await showStep(run, document.getElementById("browser"));
-  // A redrawn menu would close, and a search would lose its cursor.
-  const curves = document.querySelector("#curves");
-  if (document.activeElement && curves.contains(document.activeElement)) return;
-  const shown = index.runs.length > 1 && state.overlay === "1" ? index.runs : [run];
-  const metrics = await Promise.all(shown.map((other) => load(other.metrics)));
-  const holder = curves.lastElementChild;
-  if (!metrics.some(({ global }) => global.length)) return;
-  holder.style.minHeight = `${holder.offsetHeight}px`;
-  drawCurves(holder, shown.map((other, place) => ({ run: other, metrics: metrics[place] })), run);
+  showStepList(activeRun());
+  if (!document.getElementById("cards")) await showStep(document.getElementById("browser"));
+  const curves = document.getElementById("curve-panels");
+  // A search would lose its cursor.
+  if (curves.contains(document.activeElement)) return;
+  curves.style.minHeight = `${curves.offsetHeight}px`;
+  await showRunCurves();
 }
 
 async function start() {
-  restoreTheme();
   readState();
+  if (state.theme) document.documentElement.dataset.theme = state.theme;
   document.getElementById("app").append(
     el("header.bar", { id: "bar" }), el("main", { id: "view", tabindex: -1 }),
     el("div", { id: "tip", role: "tooltip", hidden: true }), el("span", { id: "probe", hidden: true }),
   );
-  try {
-    index = await load("index");
-    if (!index.runs.length) throw new Error("This page has no run.");
-    await render();
-    if (page.mode === "live" && index.live) setTimeout(follow, POLL_MS);
-  } catch (error) {
-    document.getElementById("view").replaceChildren(el("p.notice", error.message));
-    throw error;
-  } finally {
-    document.documentElement.dataset.ready = String(Math.round(performance.now()));
-  }
   addEventListener("hashchange", () => {
     readState();
     render();
   });
   addEventListener("keydown", obeyKey);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.view === "run" && render());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", render);
+  try {
+    index = await load("index");
+    await render();
+  } catch (error) {
+    show(document.getElementById("view"), problem(error));
+    throw error;
+  } finally {
+    document.documentElement.dataset.ready = String(Math.round(performance.now()));
+  }
+  if (page.mode === "live") setTimeout(follow, POLL_MS);
 }
 
 start();

@@ -1,81 +1,84 @@
-// Predictions on benchmarks: the text that was read for the answer, by which rule, and both scores.
+// Predictions on benchmarks: the text that was read for the answer, by which rule, and both verdicts.
 "use strict";
-
-async function showBenchmarks(host) {
-  const run = activeRun();
-  if (!run.benchmarks.some(({ key }) => key === state.bench)) setState({ bench: (run.benchmarks[0] || { key: "" }).key });
-  const items = el("div", { id: "bench-items" });
-  const rows = run.benchmarks.map((bench) => el(
-    "tr", { class: bench.key === state.bench ? "chosen" : "" },
-    el("th", { scope: "row" }, el("a", { href: linkTo({ bench: bench.key }) }, bench.name)), el("td.left", bench.label),
-    el("td", count(bench.items, "item")), el("td", isNumber(bench.accuracy) ? `${(100 * bench.accuracy).toFixed(1)} %` : "\u2013"),
-  ));
-  const list = el("div.scroll", el("table.results", el("thead", el("tr", ["Benchmark", "Weights", "Size", "Accuracy"].map((head) => el("th", { scope: "col" }, head)))), el("tbody", rows)));
-  host.replaceChildren(runHead(run), section("benchmarks", "Benchmarks", rows.length ? [list, items] : el("p.empty", "This run has no benchmark results.")));
-  if (!rows.length) return;
-  try {
-    drawBenchmark(items, await load(state.bench));
-  } catch (error) {
-    items.replaceChildren(el("p.notice", error.message));
-  }
-}
 
 const OUTCOMES = {
   "": ["all", () => true],
-  disagree: ["strict and official disagree", (response) => isYes(response.strict) !== isYes(response.official)],
-  right: ["right (strict)", (response) => isYes(response.strict)],
-  wrong: ["wrong (strict)", (response) => !isYes(response.strict)],
-  unread: ["no answer read", (response) => !isNumber(response.start)],
+  disagree: ["strict and official disagree", (response) => disagrees(response)],
+  right: ["right (strict)", ({ strict }) => isYes(strict)],
+  wrong: ["wrong (strict)", ({ strict }) => !isYes(strict)],
+  unread: ["no answer read", ({ start }) => !isNumber(start)],
 };
 
 function isYes(verdict) {
-  return verdict === true || (isNumber(verdict) && verdict >= 0.5);
+  return verdict === true || verdict >= 0.5;
 }
 
-function drawBenchmark(host, content) {
+function disagrees({ strict, official }) {
+  return isYes(strict) !== isYes(official);
+}
+
+async function showBenchmarks(host) {
+  const { benchmarks } = activeRun();
+  const framed = (...content) => show(host, runHead(), section("benchmarks", "Benchmarks", "", content));
+  if (!benchmarks.length) return framed(empty("There are no results."));
+  if (!benchmarks.some(({ key }) => key === state.bench)) setState({ bench: benchmarks[0].key });
+  const rows = benchmarks.map(({ key, name, label, items, accuracy }) => el(
+    key === state.bench ? "tr.chosen" : "tr", rowHead(el("a", { href: linkTo({ bench: key }) }, name)), el("td", label),
+    el("td", items), el("td", isNumber(accuracy) ? `${(100 * accuracy).toFixed(1)} %` : "\u2013"),
+  ));
+  const body = el("div");
+  const list = table("results", ["Benchmark", "Weights", "Items", "Accuracy"], rows);
+  framed(list, body);
+  try {
+    return showPredictions(body, await load(state.bench));
+  } catch (error) {
+    return show(body, problem(error));
+  }
+}
+
+function showPredictions(host, { items, metrics }) {
   const list = el("div");
   const draw = () => {
     const pattern = searchPattern(state.bq);
     const keep = (OUTCOMES[state.only] || OUTCOMES[""])[1];
-    const texts = (item) => [item.id, item.question, ...item.responses.flatMap((response) => [response.response, response.rule])];
-    const shown = content.items.filter((item) => item.responses.some(keep) && (!state.bq || texts(item).some((text) => matches(pattern, text))));
+    const texts = ({ id, responses }) => [id, ...responses.flatMap(({ response, rule }) => [response, rule])];
+    const isFound = (item) => !state.bq || texts(item).some((text) => matches(pattern, text));
+    const shown = items.filter((item) => item.responses.some(keep) && isFound(item));
     const cards = el("div.cards");
-    showMore(cards, shown, (item) => predictionCard(item, pattern));
-    list.replaceChildren(el("p.count", { role: "status" }, `${shown.length} of ${count(content.items.length, "item")}`), cards);
+    showPaged(cards, shown, (item) => predictionCard(item, pattern));
+    show(list, el("p.count", { role: "status" }, `${shown.length} of ${count(items.length, "item")}`), cards);
   };
-  const changed = (changes) => {
-    setState(changes);
-    draw();
-  };
-  const search = el("input", { type: "search", id: "bq", class: "wide", placeholder: "Search predictions, or /a pattern/", "aria-label": "Search predictions", oninput: wait(150, (event) => changed({ bq: event.target.value })) });
-  search.value = state.bq;
-  host.replaceChildren(
-    el("p.facts", content.metrics.map(([name, value]) => el("span", el("b", number(value)), ` ${name}`))),
-    el("div.controls", search, choice("only", "Show", Object.entries(OUTCOMES).map(([value, [name]]) => [value, name]), changed)),
-    list,
-  );
+  const options = Object.entries(OUTCOMES).map(([value, [name]]) => [value, name]);
+  const search = textBox("bq", "Search predictions, or /a pattern/", draw, { class: "wide" });
+  const controls = el("div.controls", search, choice("only", "Show", options, draw));
+  show(host, facts(metrics.map(([name, value]) => [number(value), name])), controls, list);
   draw();
 }
 
-function predictionCard(item, pattern) {
-  const responses = item.responses.map((response) => {
-    const read = isNumber(response.start) && isNumber(response.end) ? [response.start, response.end] : null;
-    const shown = { response: response.response, segments: [], thinking: null, answer_chars: null, tokens: null };
-    const verdict = (name, value) => value !== null && value !== undefined && badge(`${name} ${typeof value === "boolean" ? (value ? "right" : "wrong") : number(value)}`, isYes(value) ? "good" : "bad");
-    return el("section.prediction",
-      el("header", verdict("strict", response.strict), verdict("official", response.official), isYes(response.strict) !== isYes(response.official) && badge("disagree", "warn"),
-        response.outcome && badge(response.outcome, "quiet"), response.finish === "length" && badge("truncated", "warn"),
-        response.rule && el("span.rule", { title: "The rule that read the answer" }, response.rule),
-        response.value !== null && response.value !== undefined && el("span.answer-text", "read as ", el("b", cut(typeof response.value === "object" ? JSON.stringify(response.value) : String(response.value), 200))),
-        el("span.grow"), isNumber(response.tokens) && el("span.length", count(response.tokens, "token"))),
-      responseText(shown, { span: read, pattern }),
-    );
-  });
-  const subsets = Object.entries(item.subsets || {}).map(([name, value]) => badge(`${name}: ${value}`, "quiet"));
-  return el("article.group",
-    el("header.card-head", el("span.sample", item.id), subsets),
-    el("div", { class: `columns ${item.media.length || item.question ? "" : "alone"}` },
-      (item.media.length > 0 || item.question) && el("div.seen", item.media.map((medium, place) => mediaElement(medium, place, [])), questionElement({ question: item.question, target: item.target, prompt: "" }, pattern)),
-      el("div.said", responses)),
+function predictionCard({ id, subsets, media, question, target, responses }, pattern) {
+  const badges = Object.entries(subsets || {}).map(([name, value]) => badge(`${name}: ${value}`, "quiet"));
+  const said = el("div.said", responses.map((response) => predictionElement(response, pattern)));
+  const seen = (media.length > 0 || question) && seenElement({ media, question, target }, [], pattern);
+  const head = el("header.card-head", el("span.sample", id), badges);
+  return el("article.group", head, el(seen ? "div.columns" : "div", seen, said));
+}
+
+function predictionElement(prediction, pattern) {
+  const { response, strict, official, outcome, rule, value, start, end, tokens, finish } = prediction;
+  const verdict = (name, given) => {
+    const word = typeof given === "boolean" ? (given ? "right" : "wrong") : number(given);
+    return (given ?? null) !== null && badge(`${name} ${word}`, isYes(given) ? "good" : "bad");
+  };
+  const read = typeof value === "string" ? value : JSON.stringify(value ?? null);
+  const text = { response, segments: [], thinking: null, answer_chars: null };
+  return el(
+    "section.prediction",
+    el("header", verdict("strict", strict), verdict("official", official),
+      disagrees(prediction) && badge("disagree", "warn"),
+      outcome && badge(outcome, "quiet"), finish === "length" && badge("truncated", "warn"),
+      rule && el("span.who", { title: "The rule that read the answer" }, rule),
+      read !== "null" && el("span.read-as", "read as ", el("b", cut(read, 200))),
+      el("span.grow"), isNumber(tokens) && el("span.who", count(tokens, "token"))),
+    responseText(text, { span: isNumber(start) && isNumber(end) ? [start, end] : null, pattern }),
   );
 }

@@ -27,40 +27,36 @@ const NUM_SHOWN = 12; // panels at first; the others are a click away
 const LINE_COLOURS = 6;
 const CURVE_HEIGHT = 132;
 
-let charts = []; // uPlot objects in view, with their panels
+let charts = []; // those in view: {plot, body}
 let curvesResize = null;
 
 function listPanels(columns) {
   const left = new Set(columns);
   const panels = [];
-  for (const [title, pattern] of PANELS) {
-    const taken = columns.filter((column) => pattern.test(column) && left.has(column)).slice(0, 12);
+  const take = (title, taken) => {
     taken.forEach((column) => left.delete(column));
     if (taken.length) panels.push({ title, columns: taken, id: taken[0] });
-  }
-  for (const column of left) panels.push({ title: column, columns: [column], id: column });
+  };
+  for (const [title, pattern] of PANELS) take(title, [...left].filter((column) => pattern.test(column)).slice(0, 12));
+  for (const column of left) take(column, [column]);
   return panels;
 }
 
 function choosePanels(panels) {
-  if (state.find) {
-    const wanted = state.find.toLowerCase();
-    return panels.filter((panel) => [panel.title, ...panel.columns].some((name) => name.toLowerCase().includes(wanted)));
-  }
-  if (state.metrics === "all") return panels;
-  if (state.metrics) {
-    const ids = new Set(state.metrics.split(","));
-    return panels.filter((panel) => ids.has(panel.id));
-  }
-  return panels.slice(0, NUM_SHOWN);
+  const wanted = state.find.toLowerCase().split(",").map((part) => part.trim()).filter(Boolean);
+  const isNamed = ({ title, columns }) => {
+    const names = `${title} ${columns.join(" ")}`.toLowerCase();
+    return wanted.some((part) => names.includes(part));
+  };
+  if (wanted.length) return panels.filter(isNamed);
+  return state.all === "1" ? panels : panels.slice(0, NUM_SHOWN);
 }
 
-// Weighted mean of the past, corrected for its beginning; `weight` of 0 changes nothing.
+// Weighted mean of the past, corrected for its beginning.
 function smoothed(values, weight) {
-  let sum = 0;
-  let total = 0;
+  let [sum, total] = [0, 0];
   return values.map((value) => {
-    if (value === null || value === undefined) return value;
+    if (!isNumber(value)) return null;
     sum = sum * weight + value * (1 - weight);
     total = total * weight + (1 - weight);
     return sum / total;
@@ -71,109 +67,88 @@ function smoothing(length) {
   return state.smooth === "" ? (length > 80 ? 0.8 : 0) : Number(state.smooth);
 }
 
-// Returns the resolved value of a colour of style.css, which a canvas needs.
+// Returns the value of a colour of style.css, which a canvas cannot resolve itself.
 function colour(name) {
   const probe = document.getElementById("probe");
   probe.style.color = `var(--${name})`;
   return getComputedStyle(probe).color;
 }
 
-// The steps of all runs on one axis, and each run's columns put to them.
+// Puts the columns of all runs to the steps of all runs.
 function alignRuns(runs) {
   const steps = [...new Set(runs.flatMap(({ metrics }) => metrics.global))].sort((one, other) => one - other);
   const place = new Map(steps.map((step, index) => [step, index]));
   const aligned = runs.map(({ run, metrics }) => {
     const columns = {};
     for (const [name, values] of Object.entries(metrics.columns)) {
-      const row = new Array(steps.length).fill(null);
-      metrics.global.forEach((step, index) => (row[place.get(step)] = values[index]));
-      columns[name] = row;
+      columns[name] = new Array(steps.length).fill(null);
+      metrics.global.forEach((step, index) => (columns[name][place.get(step)] = values[index]));
     }
     return { run, metrics, columns };
   });
   return { steps, runs: aligned };
 }
 
-function drawCurves(host, runs, active) {
-  clearCurves();
-  const aligned = alignRuns(runs);
-  const names = [...new Set(aligned.runs.flatMap((run) => Object.keys(run.columns)))];
-  const panels = listPanels(names);
-  const grid = el("div.panels", { id: "panels" });
+// Draws the curves of the active run, and of the others if they are wanted, too.
+async function showRunCurves() {
+  const host = document.getElementById("curve-panels");
+  const active = activeRun();
+  const runs = state.overlay === "1" ? index.runs : [active];
+  let aligned;
+  try {
+    const metrics = await Promise.all(runs.map((run) => load(run.metrics)));
+    aligned = alignRuns(runs.map((run, place) => ({ run, metrics: metrics[place] })));
+  } catch (error) {
+    return show(host, problem(error));
+  }
+  if (!host.isConnected) return null;
+  if (!aligned.steps.length) return show(host, empty("No step has been logged yet."));
+  const panels = listPanels([...new Set(aligned.runs.flatMap((run) => Object.keys(run.columns)))]);
+  const grid = el("div.panels");
   const redraw = () => {
-    clearCurves(grid);
+    clearCurves();
     const chosen = choosePanels(panels);
-    grid.append(...chosen.map((panel) => panelElement(panel, aligned, active)));
-    if (!chosen.length) grid.append(el("p.empty", `No metric has \u201c${state.find}\u201d in its name.`));
-    observeSize(grid);
+    show(grid, chosen.map((panel) => panelElement(panel, aligned, active)));
+    if (!chosen.length) show(grid, empty("No metric has such a name."));
+    curvesResize = new ResizeObserver(wait(80, resizeCurves));
+    curvesResize.observe(grid);
   };
-  host.replaceChildren(curveControls(panels, aligned, redraw), grid);
-  redraw();
+  show(host, curveControls(panels, aligned.steps.length, redraw), grid);
+  return redraw();
 }
 
-function clearCurves(grid = null) {
+function clearCurves() {
   charts.forEach(({ plot }) => plot.destroy());
   charts = [];
-  if (curvesResize) curvesResize.disconnect();
-  if (grid) grid.replaceChildren();
+  curvesResize?.disconnect();
 }
 
-function curveControls(panels, aligned, redraw) {
-  const change = (changes) => {
-    setState(changes);
+function resizeCurves() {
+  for (const { plot, body } of charts) {
+    const width = Math.max(160, body.clientWidth);
+    if (width !== plot.width) plot.setSize({ width, height: CURVE_HEIGHT });
+  }
+}
+
+function curveControls(panels, length, redraw) {
+  const slide = (event) => {
+    setState({ smooth: event.target.value });
     redraw();
   };
-  const search = el("input", {
-    type: "search", id: "find", placeholder: "Find a metric", "aria-label": "Find a metric",
-    oninput: wait(120, (event) => change({ find: event.target.value })),
-  });
-  search.value = state.find;
-  const weight = el("input", {
-    type: "range", min: 0, max: 0.98, step: 0.02, id: "smooth",
-    oninput: (event) => change({ smooth: event.target.value }),
-  });
-  weight.value = smoothing(aligned.steps.length);
-  const log = el("input", { type: "checkbox", id: "log", onchange: (event) => change({ log: event.target.checked ? "1" : "" }) });
-  log.checked = state.log === "1";
-  return el("div.controls",
-    search,
-    el("label.slider", "Smoothing", weight),
-    el("label.check", log, "Log axis"),
-    el("span.grow"),
-    choosePanelsMenu(panels, change),
-    panels.length > NUM_SHOWN &&
-      el("button", {
-        type: "button", id: "all-panels",
-        onclick: (event) => {
-          change({ metrics: state.metrics === "all" ? "" : "all", find: "" });
-          search.value = "";
-          event.target.textContent = state.metrics === "all" ? "Show fewer" : `Show all ${panels.length}`;
-        },
-      }, state.metrics === "all" ? "Show fewer" : `Show all ${panels.length}`),
+  const weight = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, id: "f-smooth", oninput: slide });
+  weight.value = smoothing(length);
+  return el(
+    "div.controls", textBox("find", "Find metrics: kl, entropy", redraw, { class: "wide" }),
+    el("label.choice", "Smoothing", weight), checkBox("log", "Log axis", redraw),
+    panels.length > NUM_SHOWN && checkBox("all", `All ${panels.length} panels`, redraw),
   );
-}
-
-function choosePanelsMenu(panels, change) {
-  const shown = new Set(choosePanels(panels).map((panel) => panel.id));
-  const boxes = panels.map((panel) => {
-    const box = el("input", {
-      type: "checkbox", value: panel.id,
-      onchange: () => change({ find: "", metrics: boxes.filter(({ input }) => input.checked).map(({ input }) => input.value).join(",") }),
-    });
-    box.checked = shown.has(panel.id);
-    return { input: box, label: el("label.check", box, panel.title) };
-  });
-  return el("details.menu", el("summary", "Choose"), el("div", boxes.map(({ label }) => label)));
 }
 
 function panelElement(panel, aligned, active) {
-  const body = el("div.plot");
-  const legend = el("div.legend");
-  const meaning = aligned.runs.map((run) => (run.metrics.meanings || {})[panel.columns[0]]).find(Boolean);
-  const figure = el("figure.panel", { dataset: { panel: panel.id } },
-    el("figcaption", { title: `${panel.columns.join(", ")}${meaning ? `\n${meaning}` : ""}` }, panel.title),
-    legend, body,
-  );
+  const [body, legend] = [el("div.plot"), el("div.legend")];
+  const meaning = aligned.runs.map(({ metrics }) => (metrics.meanings || {})[panel.columns[0]]).find(Boolean) || "";
+  const caption = el("figcaption", { title: `${panel.columns.join(", ")}\n${meaning}` }, panel.title);
+  const figure = el("figure.panel", { dataset: { panel: panel.id } }, caption, legend, body);
   const watch = new IntersectionObserver((entries) => {
     if (!entries.some((entry) => entry.isIntersecting)) return;
     watch.disconnect();
@@ -183,99 +158,88 @@ function panelElement(panel, aligned, active) {
   return figure;
 }
 
-// Returns the lines of a panel: each column of each run, smooth, with the raw values faint behind it.
+// Returns the lines of a panel: each column of each run. A run has a colour if there is one column, else a dash.
 function panelLines(panel, aligned) {
   const lines = [];
-  aligned.runs.forEach((run, runIndex) => {
-    panel.columns.forEach((column, columnIndex) => {
-      const values = run.columns[column];
-      if (!values || values.every((value) => value === null)) return;
-      const alone = panel.columns.length === 1;
+  const alone = panel.columns.length === 1;
+  aligned.runs.forEach(({ run, columns }, runPlace) => {
+    panel.columns.forEach((column, place) => {
+      const values = columns[column];
+      if (!values || !values.some(isNumber)) return;
       lines.push({
-        column, runIndex, values,
-        label: alone ? run.run.name : shortName(column, panel),
-        colour: colour(`line${((alone ? runIndex : columnIndex) % LINE_COLOURS) + 1}`),
-        dash: !alone && runIndex > 0 ? [4, 3] : null,
-        sparse: values.filter((value) => value !== null).length < 40,
+        column, values,
+        label: alone ? run.name : shortName(column, panel),
+        colour: colour(`line${((alone ? runPlace : place) % LINE_COLOURS) + 1}`),
+        dash: !alone && runPlace > 0 ? [4, 3] : null,
+        sparse: values.filter(isNumber).length < 40,
       });
     });
   });
   return lines;
 }
 
+// Returns a column's name without what the columns of its panel share.
 function shortName(column, panel) {
-  if (panel.columns.length === 1) return column;
   const parts = panel.columns.map((name) => name.split("/"));
   let shared = 0;
   while (parts.every((part) => part.length > shared + 1 && part[shared] === parts[0][shared])) shared++;
-  return column.split("/").slice(shared).join("/").replace(/^time\//, "").replace(/_s$/, "");
+  return column.split("/").slice(shared).join("/").replace(/_s$/, "");
 }
 
-// Cuts the steps before the first and after the last value: a stage of its own would leave most of a panel empty.
-function trimSteps(aligned, lines) {
-  const known = (value) => value !== null && value !== undefined;
-  const first = Math.min(...lines.map(({ values }) => values.findIndex(known)));
-  const last = Math.max(...lines.map(({ values }) => values.findLastIndex(known)));
+// Cuts the steps before the first and after the last value, which are those of other stages.
+function trimSteps(steps, lines) {
+  const first = Math.min(...lines.map(({ values }) => values.findIndex(isNumber)));
+  const last = Math.max(...lines.map(({ values }) => values.findLastIndex(isNumber)));
   for (const line of lines) line.values = line.values.slice(first, last + 1);
-  return aligned.steps.slice(first, last + 1);
+  return steps.slice(first, last + 1);
 }
 
 function makeChart(panel, aligned, active, body, legend) {
   const lines = panelLines(panel, aligned);
-  const steps = trimSteps(aligned, lines);
-  const log = state.log === "1";
-  const weight = smoothing(aligned.steps.length);
-  const positive = (values) => (log ? values.map((value) => (value > 0 ? value : null)) : values);
-  const data = [steps];
+  const data = [trimSteps(aligned.steps, lines)];
   const series = [{}];
-  for (const line of lines) {
-    if (weight > 0 && !line.sparse) {
-      data.push(positive(line.values));
-      series.push({ stroke: line.colour, width: 1, alpha: 0.22, points: { show: false }, spanGaps: true });
-    }
-    line.index = data.length;
-    data.push(positive(line.sparse ? line.values : smoothed(line.values, weight)));
-    series.push({
-      stroke: line.colour, width: 1.6, dash: line.dash, spanGaps: true,
-      points: { show: line.sparse, size: 5, fill: line.colour, stroke: line.colour },
-    });
-  }
-  const values = el("span.value");
-  const entries = lines.map((line) => {
-    const shown = el("b");
-    const swatch = el("i", { style: { background: line.colour } });
-    const named = lines.length > 1;
-    return { line, shown, element: el("span", { title: line.column }, named && swatch, named && line.label, shown) };
-  });
-  legend.replaceChildren(values, ...entries.map(({ element }) => element));
-  const showValues = (index) => {
-    for (const { line, shown } of entries) {
-      let at = index;
-      if (at === null || at === undefined) at = line.values.findLastIndex((value) => value !== null);
-      shown.textContent = number(line.values[at]);
-    }
+  const weight = smoothing(aligned.steps.length);
+  const draw = (values, style) => {
+    data.push(state.log === "1" ? values.map((value) => (value > 0 ? value : null)) : values);
+    series.push({ spanGaps: true, ...style });
   };
-  const plot = new uPlot(chartOptions(body, series, log, aligned, active, showValues), data, body);
+  for (const { values, sparse, dash, colour: stroke } of lines) {
+    const smooth = weight > 0 && !sparse;
+    if (smooth) draw(values, { stroke, width: 1, alpha: 0.22, points: { show: false } });
+    const points = { show: sparse, size: 5, fill: stroke, stroke };
+    draw(smooth ? smoothed(values, weight) : values, { stroke, width: 1.6, dash, points });
+  }
+  const numbers = lines.map(() => el("b"));
+  const named = lines.length > 1;
+  show(legend, lines.map((line, place) => el(
+    "span", { title: line.column },
+    named && [el("i", { style: { background: line.colour } }), line.label], numbers[place],
+  )));
+  const showValues = (index) => lines.forEach(({ values }, place) => {
+    numbers[place].textContent = number(values[index ?? values.findLastIndex(isNumber)]);
+  });
+  const plot = new uPlot(chartOptions(body, series, aligned, active, showValues), data, body);
   showValues(null);
   plot.over.addEventListener("click", () => {
-    if (plot.cursor.idx !== null) selectNearestStep(active, plot.data[0][plot.cursor.idx]);
+    if (plot.cursor.idx !== null) selectNearestStep(active, data[0][plot.cursor.idx]);
   });
   return { plot, body };
 }
 
-function chartOptions(body, series, log, aligned, active, showValues) {
-  const axis = { stroke: colour("muted"), ticks: { show: false }, font: "11px system-ui, sans-serif" };
-  const grid = { stroke: colour("grid"), width: 1 };
+function chartOptions(body, series, aligned, active, showValues) {
+  const log = state.log === "1";
+  const axis = { stroke: colour("muted"), ticks: { show: false }, gap: 4, font: "11px system-ui, sans-serif" };
+  const values = (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick)));
   return {
     width: Math.max(160, body.clientWidth),
     height: CURVE_HEIGHT,
-    padding: [8, 6, 0, 0],
+    padding: [8, 12, 0, 0],
     legend: { show: false },
-    cursor: { y: false, sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false, dist: 6 }, points: { size: 6 } },
-    scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : padded } },
+    cursor: { y: false, sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false, dist: 6 } },
+    scales: { x: { time: false }, y: log ? { distr: 3 } : { range: padded } },
     axes: [
-      { ...axis, grid: { show: false }, size: 22, gap: 4, space: 50 },
-      { ...axis, grid, size: 46, gap: 4, space: 30, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) },
+      { ...axis, grid: { show: false }, size: 22, space: 50 },
+      { ...axis, grid: { stroke: colour("grid"), width: 1 }, size: 46, space: 30, values },
     ],
     series,
     hooks: {
@@ -288,69 +252,44 @@ function chartOptions(body, series, log, aligned, active, showValues) {
 function padded(_, low, high) {
   if (low === null) return [0, 1];
   const room = high > low ? 0.08 * (high - low) : Math.abs(high) * 0.1 || 1;
-  return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
+  return [low >= 0 && low < room ? 0 : low - room, high + room];
 }
 
 // Draws, behind the curves: health problems as bands, the beginnings of stages, and the step that is open below.
 function drawMarks(plot, aligned, active) {
   const { ctx, bbox } = plot;
-  const { run, metrics } = aligned.runs.find((other) => other.run.id === active.id) || aligned.runs[0];
-  const x = (step) => Math.round(plot.valToPos(step, "x", true));
+  const { run, metrics } = aligned.runs.find((other) => other.run.id === active.id);
   const globalOf = globalSteps(metrics);
-  ctx.save();
-  ctx.beginPath();
-  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-  ctx.clip();
-  for (const event of run.events || []) {
+  const right = bbox.left + bbox.width;
+  const x = (step) => Math.min(right, Math.max(bbox.left, plot.valToPos(step, "x", true)));
+  const bar = (from, width, name) => {
+    ctx.fillStyle = colour(name);
+    ctx.fillRect(Math.round(from), bbox.top, width, bbox.height);
+  };
+  for (const event of run.events) {
     const begin = x(globalOf(event.stage, event.begin));
-    const end = event.end === null ? bbox.left + bbox.width : x(globalOf(event.stage, event.end));
-    ctx.fillStyle = colour("warn-band");
-    ctx.fillRect(begin, bbox.top, Math.max(2, end - begin), bbox.height);
-    ctx.fillStyle = colour("warn");
-    ctx.fillRect(begin, bbox.top, 2 * devicePixelRatio, bbox.height);
+    const end = event.end === null ? right : x(globalOf(event.stage, event.end));
+    bar(begin, Math.max(2, end - begin), "warn-band");
+    bar(begin, 2 * devicePixelRatio, "warn");
   }
-  ctx.fillStyle = colour("line");
-  metrics.stage.forEach((stage, index) => {
-    if (index > 0 && stage !== metrics.stage[index - 1]) ctx.fillRect(x(metrics.global[index]), bbox.top, 1, bbox.height);
+  metrics.stage.forEach((stage, place) => {
+    if (place > 0 && stage !== metrics.stage[place - 1]) bar(x(metrics.global[place]), 1, "line");
   });
-  const open = (run.steps || []).find((step) => step.key === state.step);
-  if (open && open.kind !== "test") {
-    ctx.fillStyle = colour("accent");
-    ctx.globalAlpha = 0.5;
-    ctx.fillRect(x(globalOf(open.stage, open.step)), bbox.top, 1.5 * devicePixelRatio, bbox.height);
-  }
-  ctx.restore();
+  const open = run.steps.find((step) => step.key === state.step);
+  if (open && open.kind !== "test") bar(x(globalOf(open.stage, open.step)), 1.5 * devicePixelRatio, "open");
 }
 
+// Returns a function from a step of a stage to its number in the run.
 function globalSteps(metrics) {
-  const places = new Map(metrics.global.map((step, index) => [`${metrics.stage[index]} ${metrics.step[index]}`, step]));
+  const places = new Map(metrics.global.map((step, place) => [`${metrics.stage[place]} ${metrics.step[place]}`, step]));
   return (stage, step) => places.get(`${stage} ${step}`) ?? step;
-}
-
-function redrawMarks() {
-  charts.forEach(({ plot }) => plot.redraw(false));
-}
-
-function observeSize(grid) {
-  curvesResize = new ResizeObserver(wait(80, () => {
-    for (const { plot, body } of charts) {
-      const width = Math.max(160, body.clientWidth);
-      if (width !== plot.width) plot.setSize({ width, height: CURVE_HEIGHT });
-    }
-  }));
-  curvesResize.observe(grid);
 }
 
 // Opens the kept step of the run that is nearest to the step of the axis that was clicked.
 async function selectNearestStep(run, global) {
-  const metrics = await load(run.metrics);
-  const globalOf = globalSteps(metrics);
-  let nearest = null;
-  let least = Infinity;
-  for (const step of run.steps) {
-    if (step.kind === "test") continue;
-    const distance = Math.abs(globalOf(step.stage, step.step) - global) + (step.kind === "train" ? 0 : 0.5);
-    if (distance < least) [nearest, least] = [step, distance];
-  }
-  if (nearest) openStep(nearest.key, true);
+  const globalOf = globalSteps(await load(run.metrics));
+  // Where a validation follows a training step, the training step is meant.
+  const distance = ({ stage, step, kind }) => Math.abs(globalOf(stage, step) - global) + (kind === "train" ? 0 : 0.5);
+  const steps = run.steps.filter(({ kind }) => kind !== "test").sort((one, other) => distance(one) - distance(other));
+  if (steps.length) openStep(steps[0].key, true);
 }

@@ -1,7 +1,4 @@
-// Documents, elements and the state of the page. Everything else is built on these three.
-//
-// What models and datasets wrote is untrusted. It reaches the page only through `el`, which makes text nodes, so it is
-// never parsed as HTML; URLs are only made from the ids of pictures.
+// The documents of the page and its state. URLs are made from keys of documents and ids of pictures alone.
 "use strict";
 
 const page = JSON.parse(document.getElementById("data:page").textContent);
@@ -68,49 +65,15 @@ function mediaUrl(source) {
   return url.startsWith("data:image/") ? url : null;
 }
 
-// Makes an element: el("div.box", { title: "x" }, child, ...). Properties may be left out; they are style (an object),
-// dataset, on<event> (a function), everything else an attribute; null and false set none. Children are nodes, text,
-// arrays of these, or nothing.
-function el(name, ...given) {
-  return fill((tag) => document.createElement(tag), name, given);
-}
-
-function svg(name, ...given) {
-  return fill((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag), name, given);
-}
-
-function fill(create, name, given) {
-  const [tag, ...classes] = name.split(".");
-  const element = create(tag);
-  element.classList.add(...classes);
-  const properties = given[0] && Object.getPrototypeOf(given[0]) === Object.prototype ? given.shift() : {};
-  for (const [key, value] of Object.entries(properties)) {
-    if (value === null || value === undefined || value === false) continue;
-    if (key === "style") for (const [property, setting] of Object.entries(value)) element.style.setProperty(property, setting);
-    else if (key === "dataset") Object.assign(element.dataset, value);
-    else if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
-    else element.setAttribute(key, value === true ? "" : key === "title" ? visible(value) : value);
-  }
-  add(element, given);
-  return element;
-}
-
-function add(element, children) {
-  for (const child of children.flat(Infinity)) {
-    if (child === null || child === undefined || child === false || child === "") continue;
-    element.append(child instanceof Node ? child : document.createTextNode(visible(child)));
-  }
-}
-
-// The state, all of it text, so that the part of the URL after # restores everything. A default is not written there.
+// The state. The part of the URL after # restores all of it; a default is not written there.
 const DEFAULTS = {
   view: "run", run: "", step: "", group: "",
-  metrics: "", find: "", smooth: "", log: "", overlay: "1",
+  all: "", find: "", smooth: "", log: "", overlay: "1",
   q: "", task: "", id: "", min: "", max: "", adv: "", inf: "", finish: "", flip: "", status: "", sort: "",
   color: "", marks: "1", table: "", folded: "1",
   sample: "", a: "", b: "", flips: "",
   bench: "", only: "", bq: "",
-  cq: "", diff: "",
+  cq: "", diff: "", theme: "",
 };
 let state = { ...DEFAULTS };
 
@@ -120,11 +83,10 @@ function readState() {
   for (const name of Object.keys(DEFAULTS)) if (given.has(name)) state[name] = given.get(name);
 }
 
-// Changes the state and the URL. `push` makes an entry in the browser's history, for what one would go back from.
+// Changes the state and the URL. `push` makes an entry in the browser's history.
 function setState(changes, push = false) {
   Object.assign(state, changes);
-  const kept = Object.entries(state).filter(([name, value]) => value !== DEFAULTS[name]);
-  const hash = `#${new URLSearchParams(kept)}`;
+  const hash = linkTo({});
   if (hash === (location.hash || "#")) return;
   if (push) history.pushState(null, "", hash);
   else history.replaceState(null, "", hash);

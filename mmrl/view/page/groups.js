@@ -3,340 +3,312 @@
 
 const KINDS = { train: "Training", validation: "Validation", test: "Test" };
 const SORTS = {
-  "": ["As drawn", null],
-  spread: ["Spread of rewards", (group) => spread(totals(group)) ?? -1],
-  advantage: ["Largest |advantage|", (group) => Math.max(0, ...group.rollouts.map((rollout) => Math.abs(rollout.advantage ?? 0)))],
-  length: ["Longest response", (group) => Math.max(0, ...group.rollouts.map((rollout) => rollout.tokens_n ?? 0))],
-  best: ["Highest mean reward", (group) => mean(totals(group)) ?? -Infinity],
-  worst: ["Lowest mean reward", (group) => -(mean(totals(group)) ?? Infinity)],
+  "": ["as drawn"],
+  spread: ["spread of rewards", (group) => spread(totals(group)) ?? -1],
+  advantage: ["largest |advantage|", (group) => most(group, ({ advantage }) => Math.abs(advantage))],
+  length: ["longest response", (group) => most(group, (rollout) => rollout.tokens_n)],
+  best: ["highest mean reward", (group) => mean(totals(group)) ?? -Infinity],
+  worst: ["lowest mean reward", (group) => -(mean(totals(group)) ?? Infinity)],
 };
+const FILTERS = ["q", "id", "task", "min", "max", "adv", "inf", "finish", "flip", "status"];
+const ANY = ["", "any"];
 
-let browser = null; // of the step that is open: {step, run, content, scale, groups, cards}
+let browser = null; // of the step that is open: {run, step, content, scale, groups (shown), cards}
 
 function totals(group) {
   return group.rollouts.map((rollout) => rollout.total);
 }
 
-// The range of rewards and the largest |advantage| of a step, for colours.
-function scaleOf(content) {
-  let [low, high, advantage] = [Infinity, -Infinity, 0];
-  for (const group of content.groups) {
-    for (const rollout of group.rollouts) {
-      if (typeof rollout.total === "number") [low, high] = [Math.min(low, rollout.total), Math.max(high, rollout.total)];
-      advantage = Math.max(advantage, Math.abs(rollout.advantage ?? 0));
-    }
+function most(group, value) {
+  return Math.max(0, ...group.rollouts.map(value));
+}
+
+function isInformative(group) {
+  return group.rollouts.some(({ advantage }) => advantage);
+}
+
+// Returns the range of rewards and the largest |advantage| of a step, for colours.
+function scaleOf({ groups }) {
+  // Most rewards lie between 0 and 1, and steps should look alike.
+  const scale = { low: 0, high: 1, advantage: 0 };
+  for (const { total, advantage } of groups.flatMap((group) => group.rollouts)) {
+    scale.low = Math.min(scale.low, total ?? 0);
+    scale.high = Math.max(scale.high, total ?? 0);
+    scale.advantage = Math.max(scale.advantage, Math.abs(advantage));
   }
-  if (low >= 0 && high <= 1) [low, high] = [0, 1]; // most rewards lie there, and steps should look alike
-  return { low, high, advantage };
+  return scale;
 }
 
 function stepList(run) {
+  const stages = run.stages.length > 1;
   const lists = Object.entries(KINDS).map(([kind, title]) => {
     const steps = run.steps.filter((step) => step.kind === kind);
-    if (!steps.length) return null;
-    return el("div.kind", el("span.label", title), steps.map((step) => el("button", {
-      type: "button", class: "step", dataset: { key: step.key }, title: `${step.label}: ${count(step.groups, "group")}, ${count(step.rollouts, "rollout")}`,
-      "aria-current": step.key === state.step ? "true" : null, onclick: () => openStep(step.key),
-    }, stepName(step, run))));
+    return steps.length > 0 && el("div.kind", el("span.label", title), steps.map((step) => {
+      const name = stages ? `${step.stage} ${step.step}` : step.step;
+      return button("", kind === "test" ? step.label.replace(/^test /, "") : name, () => openStep(step.key), {
+        title: `${step.label}: ${count(step.groups, "group")}, ${count(step.rollouts, "rollout")}`,
+        dataset: { key: step.key }, "aria-current": step.key === state.step ? "true" : null,
+      });
+    }));
   });
   return el("nav.steps", { id: "steps", "aria-label": "Kept steps" }, lists);
 }
 
-function stepName(step, run) {
-  if (step.kind === "test") return step.label.replace(/^test[ -]/, "");
-  return run.stages.length > 1 ? `${step.stage} ${step.step}` : String(step.step);
-}
-
 function showStepList(run) {
   const old = document.getElementById("steps");
-  if (!old) return;
-  const scrolled = old.scrollLeft;
-  const fresh = stepList(run);
-  old.replaceWith(fresh);
-  fresh.scrollLeft = scrolled;
+  const { scrollLeft } = old;
+  old.replaceWith(stepList(run));
+  document.getElementById("steps").scrollLeft = scrollLeft;
 }
 
 // Opens a kept step in place. `scroll` brings it into view, for a step that was picked on the curves.
 async function openStep(key, scroll = false) {
-  if (state.view !== "run") return go({ view: "run", step: key, group: "" });
   setState({ step: key, group: "" }, true);
-  const run = activeRun();
-  for (const button of document.querySelectorAll("#steps .step")) {
-    if (button.dataset.key === key) button.setAttribute("aria-current", "true");
-    else button.removeAttribute("aria-current");
-  }
-  redrawMarks();
-  await showStep(run, document.getElementById("browser"));
-  if (scroll) document.getElementById("rollouts").scrollIntoView({ behavior: calm() ? "auto" : "smooth" });
+  showStepList(activeRun());
+  charts.forEach(({ plot }) => plot.redraw(false));
+  await showStep(document.getElementById("browser"));
+  if (scroll) document.getElementById("rollouts").scrollIntoView();
 }
 
-async function showStep(run, host) {
-  const step = run.steps.find((other) => other.key === state.step);
-  if (!step) {
-    host.replaceChildren(el("p.empty", run.steps.length ? "Choose a step." : "No rollouts were kept yet."));
-    return;
-  }
-  host.setAttribute("aria-busy", "true");
+async function showStep(host) {
+  const run = activeRun();
+  const step = run.steps.find(({ key }) => key === state.step);
+  if (!step) return show(host, empty("No rollouts were kept yet."));
   let content;
   try {
     content = await load(step.key);
   } catch (error) {
-    host.replaceChildren(el("p.notice", error.message));
-    return;
-  } finally {
-    host.removeAttribute("aria-busy");
+    return show(host, problem(error));
   }
-  if (state.step !== step.key) return; // another step was opened meanwhile
+  if (state.step !== step.key || !host.isConnected) return null; // another one was opened meanwhile
   browser = { run, step, content, scale: scaleOf(content), cards: new Map(), groups: [] };
   const current = document.querySelector("#steps [aria-current]");
-  if (current) current.parentElement.parentElement.scrollTo({ left: current.offsetLeft - 300 });
-  host.replaceChildren(stepHead(step, content), filterBar(content), el("p.count", { id: "count", role: "status" }), el("div.cards", { id: "cards" }));
+  if (current) document.getElementById("steps").scrollTo({ left: current.offsetLeft - 300 });
+  show(
+    host, stepHead(step, content), filterBar(content),
+    el("p.count", { id: "count", role: "status" }), el("div.cards", { id: "cards" }),
+  );
   listGroups();
-  if (state.group !== "") focusGroup(Number(state.group), "auto");
+  if (state.group !== "") focusGroup(Number(state.group));
+  return null;
 }
 
-function stepHead(step, content) {
-  const all = content.groups.flatMap(totals);
-  const lively = content.groups.filter((group) => group.rollouts.some((rollout) => rollout.advantage)).length;
-  const facts = [
-    [count(content.groups.length, "group"), ""], [count(all.length, "rollout"), ""], [number(mean(all)), "mean reward"],
-    step.kind === "train" ? [`${lively} of ${content.groups.length}`, "informative"] : null,
-  ].filter(Boolean);
-  return el("div.step-head",
-    el("h3", step.label),
-    el("p.facts", facts.map(([value, name]) => el("span", el("b", value), name && ` ${name}`))),
-    el("span.grow"), histogram(all, browser ? browser.scale : scaleOf(content)),
+function facts(pairs) {
+  return el("p.facts", pairs.filter(Boolean).map(([value, name]) => el("span", el("b", value), ` ${name}`)));
+}
+
+function stepHead(step, { groups }) {
+  const all = groups.flatMap(totals);
+  const lively = groups.filter(isInformative).length;
+  return el(
+    "div.step-head", el("h3", step.label),
+    facts([
+      [groups.length, "groups"], [all.length, "rollouts"], [number(mean(all)), "mean reward"],
+      step.kind === "train" && [`${lively} of ${groups.length}`, "informative"],
+    ]),
+    el("span.grow"), histogram(all.filter(isNumber), browser.scale),
   );
 }
 
-function histogram(values, scale) {
-  const known = values.filter((value) => typeof value === "number");
-  if (known.length < 8 || scale.high <= scale.low) return null;
+function histogram(values, { low, high }) {
+  if (values.length < 8 || high <= low) return null;
   const bins = new Array(20).fill(0);
-  for (const value of known) bins[Math.min(19, Math.max(0, Math.floor((20 * (value - scale.low)) / (scale.high - scale.low))))] += 1;
-  const most = Math.max(...bins);
-  const bars = bins.map((bin, index) => {
-    const height = bin ? Math.max(1.5, (30 * bin) / most) : 0;
-    const bar = svg("rect", { x: index * 8, y: 31 - height, width: 7, height, rx: 1 });
-    bar.style.fill = rewardColour(scale.low + ((index + 0.5) / 20) * (scale.high - scale.low), scale.low, scale.high);
-    return bar;
+  for (const value of values) bins[Math.min(19, Math.floor((20 * (value - low)) / (high - low)))] += 1;
+  const bars = bins.map((bin, place) => {
+    const height = bin && Math.max(1.5, (30 * bin) / Math.max(...bins));
+    const style = { fill: rewardColour(place, 0, 19) };
+    return svg("rect", { x: place * 8, y: 31 - height, width: 7, height, rx: 1, style });
   });
-  return el("figure.histogram", { role: "img", "aria-label": `Rewards from ${number(scale.low)} to ${number(scale.high)}` },
-    svg("svg", { viewBox: "0 0 160 31", width: 160, height: 31 }, bars),
-    el("figcaption", el("span", number(scale.low)), el("span", "total reward"), el("span", number(scale.high))),
+  return el(
+    "figure.histogram", svg("svg", { viewBox: "0 0 160 31", "aria-hidden": "true" }, bars),
+    el("figcaption.ends", el("span", number(low)), el("span", "total reward"), el("span", number(high))),
   );
 }
 
-function choice(name, label, options, changed) {
-  const select = el("select", { id: `f-${name}`, "aria-label": label, onchange: (event) => changed({ [name]: event.target.value }) },
-    options.map(([value, text]) => el("option", { value }, text)));
-  select.value = state[name];
-  return el("label.choice", el("span", label), select);
-}
-
-function filterBar(content) {
-  const changed = (changes) => {
-    setState(changes);
+function filterBar({ groups, kind }) {
+  const change = () => {
     listGroups();
     reset.hidden = !isFiltered();
   };
-  const tasks = [...new Set(content.groups.map((group) => group.task))].sort();
-  const statuses = [...new Set(content.groups.flatMap((group) => group.rollouts.map((rollout) => rolloutStatus(rollout))))].sort();
-  const finishes = [...new Set(content.groups.flatMap((group) => group.rollouts.map((rollout) => rollout.finish)))].sort();
-  const flips = content.groups.some((group) => group.rollouts.some(flipOf));
-  const input = (name, label, type, more) => {
-    const box = el("input", { type, id: `f-${name}`, "aria-label": label, placeholder: label, oninput: wait(150, (event) => changed({ [name]: event.target.value })), ...more });
-    box.value = state[name];
-    return box;
-  };
-  const train = content.kind === "train";
-  const any = ["", "any"];
-  const reset = el("button", { type: "button", id: "reset", class: "link", onclick: () => {
+  const rollouts = groups.flatMap((group) => group.rollouts);
+  const values = (of, items) => [...new Set(items.map(of))].filter(Boolean).sort().map((value) => [value, value]);
+  const pick = (name, label, options) => options.length > 1 && choice(name, label, [ANY, ...options], change);
+  const flips = [["up", "wrong \u2192 right"], ["down", "right \u2192 wrong"], ["same", "unchanged"]];
+  const bound = { type: "number", step: "any" };
+  const reset = button(".link", "Clear filters", () => {
     setState(Object.fromEntries(FILTERS.map((name) => [name, ""])));
-    showStep(browser.run, document.getElementById("browser"));
-  } }, "Clear filters");
+    showStep(document.getElementById("browser"));
+  }, { id: "reset" });
   reset.hidden = !isFiltered();
-  return el("div.filters",
-    el("div.controls", input("q", "Search text, or /a pattern/", "search", { class: "wide" }), input("id", "Sample id", "search"),
-      el("span.grow"), displayControls(content)),
-    el("div.controls.small",
-      choice("sort", "Sort", Object.entries(SORTS).map(([value, [text]]) => [value, text]), changed),
-      tasks.length > 1 && choice("task", "Task", [any, ...tasks.map((task) => [task, task])], changed),
-      el("label.choice", el("span", "Reward"), input("min", "from", "number", { step: "any" }), input("max", "to", "number", { step: "any" })),
-      train && choice("adv", "Advantage", [any, ["+", "positive"], ["-", "negative"], ["0", "zero"]], changed),
-      train && choice("inf", "Informative", [any, ["1", "yes"], ["0", "no"]], changed),
-      finishes.length > 1 && choice("finish", "End", [any, ...finishes.map((name) => [name, name])], changed),
-      flips && choice("flip", "Rethinking", [any, ["up", "wrong \u2192 right"], ["down", "right \u2192 wrong"], ["same", "unchanged"]], changed),
-      statuses.length > 1 && choice("status", "Status", [any, ...statuses.map((name) => [name, name])], changed),
-      reset,
-    ),
+  return el(
+    "div",
+    el("div.controls", textBox("q", "Search text, or /a pattern/", change, { class: "wide" }),
+      textBox("id", "Sample id", change), el("span.grow"), displayControls(rollouts)),
+    el("div.controls", choice("sort", "Sort", Object.entries(SORTS).map(([value, [text]]) => [value, text]), change),
+      pick("task", "Task", values(({ task }) => task, groups)),
+      el("span.choice", "Reward", textBox("min", "from", change, bound), textBox("max", "to", change, bound)),
+      kind === "train" && pick("adv", "Advantage", [["+", "positive"], ["-", "negative"], ["0", "zero"]]),
+      kind === "train" && pick("inf", "Informative", [["1", "yes"], ["0", "no"]]),
+      pick("finish", "Finish", values(({ finish }) => finish, rollouts)),
+      rollouts.some(flipOf) && pick("flip", "Rethinking", flips),
+      pick("status", "Status", values(rolloutStatus, rollouts)), reset),
   );
 }
-
-const FILTERS = ["q", "id", "task", "min", "max", "adv", "inf", "finish", "flip", "status"];
 
 function isFiltered() {
   return FILTERS.some((name) => state[name] !== "");
 }
 
-function rolloutStatus(rollout) {
-  return rollout.dropped ? "dropped" : (rollout.selection || {}).status || "none";
+function rolloutStatus({ dropped, selection }) {
+  return dropped ? "dropped" : (selection || {}).status;
 }
 
-function displayControls(content) {
-  const legend = el("div", { id: "legend" });
-  const redraw = () => {
-    legend.replaceChildren(...[tokenLegend(browser.scale)].filter(Boolean));
+function displayControls(rollouts) {
+  const legend = el("div");
+  const drawLegend = () => show(legend, tokenLegend(browser.scale));
+  const names = Object.entries(TOKEN_COLOURS).map(([value, { name }]) => [value, name]);
+  const colours = choice("color", "Colour tokens by", [["", "nothing"], ...names], () => {
+    drawLegend();
     redrawCards();
-  };
-  const withTokens = content.groups.some((group) => group.rollouts.some((rollout) => rollout.tokens));
-  const colours = choice("color", "Colour tokens by", [["", "nothing"], ...Object.entries(TOKEN_COLOURS).map(([value, { name }]) => [value, name])], (changes) => {
-    setState(changes);
-    redraw();
   });
-  if (!withTokens) {
-    colours.classList.add("unavailable");
-    colours.title = "The numbers of this step's tokens were not kept.";
+  if (!rollouts.some(({ tokens }) => tokens)) {
     colours.querySelector("select").disabled = true;
+    colours.title = "The numbers of this step's tokens were not kept.";
   }
-  legend.replaceChildren(...[tokenLegend(browser.scale)].filter(Boolean));
-  const marks = el("input", { type: "checkbox", id: "marks", onchange: (event) => setMarks(event.target.checked) });
-  marks.checked = state.marks === "1";
-  return [legend, colours, el("label.check", marks, "Marks")];
+  drawLegend();
+  return [legend, colours, checkBox("marks", "Marks", applyMarks)];
 }
 
-function setMarks(on) {
-  setState({ marks: on ? "1" : "0" });
-  document.body.classList.toggle("no-marks", !on);
-  const box = document.getElementById("marks");
-  if (box) box.checked = on;
+function applyMarks() {
+  document.body.classList.toggle("no-marks", state.marks !== "1");
+  const box = document.getElementById("f-marks");
+  if (box) box.checked = state.marks === "1";
 }
 
 // Returns whether a rollout passes the filters that are about rollouts.
 function passes(rollout, group, pattern) {
-  if (state.min !== "" && !(rollout.total >= Number(state.min))) return false;
-  if (state.max !== "" && !(rollout.total <= Number(state.max))) return false;
-  if (state.adv !== "" && !({ "+": rollout.advantage > 0, "-": rollout.advantage < 0, 0: rollout.advantage === 0 }[state.adv])) return false;
-  if (state.finish && rollout.finish !== state.finish) return false;
+  const { total, advantage, finish, terms, response } = rollout;
+  const signs = { "+": advantage > 0, "-": advantage < 0, 0: advantage === 0 };
+  if (state.min !== "" && !(total >= Number(state.min))) return false;
+  if (state.max !== "" && !(total <= Number(state.max))) return false;
+  if (state.adv && !signs[state.adv]) return false;
+  if (state.finish && finish !== state.finish) return false;
   if (state.flip && flipOf(rollout) !== state.flip) return false;
   if (state.status && rolloutStatus(rollout) !== state.status) return false;
-  if (!pattern) return state.q === "";
-  const reasons = Object.values(rollout.terms || {}).map((term) => term.reason);
-  return matches(pattern, rollout.response) || matches(pattern, group.question) || matches(pattern, group.prompt) || reasons.some((reason) => matches(pattern, reason));
+  const texts = [response, group.question, group.prompt, ...Object.values(terms).map(({ reason }) => reason)];
+  return state.q === "" || texts.some((text) => matches(pattern, text));
 }
 
 function listGroups() {
   const { content, cards } = browser;
   const pattern = searchPattern(state.q);
-  const needle = state.id.toLowerCase();
-  const shown = [];
-  let kept = 0;
-  for (const group of content.groups) {
-    if (state.task && group.task !== state.task) continue;
-    if (needle && !group.sample.toLowerCase().includes(needle)) continue;
-    const lively = group.rollouts.some((rollout) => rollout.advantage);
-    if (state.inf && (state.inf === "1") !== lively) continue;
-    const matched = new Set(group.rollouts.filter((rollout) => passes(rollout, group, pattern)).map((rollout) => rollout.rollout));
-    if (!matched.size) continue;
-    kept += matched.size;
-    shown.push({ group, matched });
-  }
+  const wanted = content.groups.filter((group) => (
+    (!state.task || group.task === state.task) && group.sample.toLowerCase().includes(state.id.toLowerCase())
+    && (!state.inf || (state.inf === "1") === isInformative(group))
+  ));
+  const found = wanted.map((group) => {
+    const passing = group.rollouts.filter((rollout) => passes(rollout, group, pattern));
+    return { group, matched: new Set(passing) };
+  });
+  const shown = found.filter(({ matched }) => matched.size);
   const key = (SORTS[state.sort] || SORTS[""])[1];
   if (key) shown.sort((one, other) => key(other.group) - key(one.group));
   browser.groups = shown;
-  cards.forEach((card) => card.watch.disconnect());
+  cards.forEach(({ watch }) => watch.disconnect());
   cards.clear();
-  const elements = shown.map(({ group, matched }) => cardElement(group, matched, pattern));
-  document.getElementById("cards").replaceChildren(...elements);
-  const total = content.groups.reduce((sum, group) => sum + group.rollouts.length, 0);
+  show(document.getElementById("cards"), shown.map(({ group, matched }) => cardElement(group, matched, pattern)));
+  const size = (sum, { length }) => sum + length;
+  const total = content.groups.map(({ rollouts }) => rollouts).reduce(size, 0);
+  const kept = shown.reduce((sum, { matched }) => sum + matched.size, 0);
+  const counts = `${shown.length} of ${count(content.groups.length, "group")}, ${kept} of ${count(total, "rollout")}`;
   const malformed = state.q && !pattern ? "The pattern is malformed. " : "";
-  document.getElementById("count").textContent =
-    malformed + (isFiltered() ? `${shown.length} of ${count(content.groups.length, "group")}, ${kept} of ${count(total, "rollout")}` : "");
+  document.getElementById("count").textContent = isFiltered() ? malformed + counts : "";
 }
 
 // A card is empty until it comes near the window, and empties again when it is far: 250 responses of 1,000 coloured
 // tokens would be a quarter of a million elements.
 function cardElement(group, matched, pattern) {
-  const card = el("article.group", { tabindex: -1, id: `group-${group.group}`, dataset: { group: group.group }, "aria-label": `Group ${group.group}, ${group.sample}`,
+  const card = el("article.group", {
+    tabindex: -1, id: `group-${group.group}`, dataset: { group: group.group }, "aria-label": `Group ${group.group}`,
     style: { "min-height": `${120 + 90 * group.rollouts.length}px` },
   });
-  let drawn = false;
   const draw = () => {
-    drawn = true;
-    card.replaceChildren(...cardContent(group, matched, pattern));
+    const before = card.offsetHeight;
+    const above = card.getBoundingClientRect().bottom < 70;
+    show(card, cardContent(group, matched, pattern));
     card.style.minHeight = "";
+    // What is being read must stay where it is.
+    if (above) scrollBy(0, card.offsetHeight - before);
   };
   const watch = new IntersectionObserver((entries) => {
-    const near = entries[entries.length - 1].isIntersecting;
-    if (near && !drawn) draw();
-    else if (!near && drawn && !card.contains(document.activeElement)) {
+    const near = entries.at(-1).isIntersecting;
+    if (near && !card.firstChild) draw();
+    else if (!near && card.firstChild && !card.contains(document.activeElement)) {
       card.style.minHeight = `${card.offsetHeight}px`;
-      card.replaceChildren();
-      drawn = false;
+      show(card);
     }
   }, { rootMargin: "1500px" });
   watch.observe(card);
-  browser.cards.set(group.group, { watch, draw: () => drawn && draw() });
+  browser.cards.set(group.group, { watch, draw: () => card.firstChild && draw() });
   return card;
 }
 
 function redrawCards() {
-  browser.cards.forEach((card) => card.draw());
+  browser?.cards.forEach((card) => card.draw());
 }
 
 function cardContent(group, matched, pattern) {
-  const { scale, step, run } = browser;
+  const { scale, step } = browser;
   const marks = collectMarks(group, scale);
   const options = { kind: step.kind, scale, pattern, tokens: state.color !== "" };
-  return [
-    cardHead(group, run),
-    el("div.columns",
-      el("div.seen",
-        group.media.length ? group.media.map((medium, index) => mediaElement(medium, index, marks)) : el("p.empty", "This sample has no picture."),
-        marks.length ? markLegend(marks) : null,
-        questionElement(group, pattern),
-      ),
-      el("div.said", group.rollouts.map((rollout) => responseElement(rollout, { ...options, matched: matched.has(rollout.rollout) }))),
+  const said = group.rollouts.map((rollout) => responseElement(rollout, { ...options, matched: matched.has(rollout) }));
+  return [cardHead(group), el("div.columns", seenElement(group, marks, pattern), el("div.said", said))];
+}
+
+// The left column of a card: pictures with marks, the question, the target and the prompt.
+function seenElement(group, marks, pattern) {
+  const media = group.media.map((medium, place) => mediaElement(medium, place, marks));
+  const kinds = [["gold", "target"], ["predicted", "responses, by reward"], ["crop", "tool crops"]];
+  const legend = kinds.filter(([kind]) => marks.some((mark) => mark.kind === kind));
+  return el(
+    "div.seen", el(
+      "div.stuck", media.length ? media : empty("This sample has no picture."),
+      legend.length > 0 && el("p.mark-legend", legend.map(([kind, name]) => el("span", el(`i.${kind}`), name))),
+      questionElement(group, pattern),
     ),
-  ];
+  );
 }
 
-function cardHead(group, run) {
+function cardHead(group) {
+  const { samples } = browser.run;
   const values = totals(group);
+  const { low, high } = browser.scale;
   const { status, reason, carried_over: carried } = group.selection || {};
-  const probes = Object.entries(group.probes || {});
-  const times = (run.samples || {})[group.sample];
-  return el("header.card-head",
-    el("a.sample", { href: linkTo({ group: String(group.group) }), title: "Link to this group" }, group.sample),
-    el("span.task", group.task),
-    status === "rejected" && badge(`rejected${reason ? `: ${reason}` : ""}`, "warn", "Dynamic sampling rejected this group."),
-    status === "replayed" && badge("replayed", "info"),
-    status === "no_room" && badge("no room", "quiet", "The step had enough groups without it."),
-    carried && badge("carried over", "info", "It was drawn for an earlier step, which had no room for it."),
-    probes.map(([name, probe]) => badge(`${name} ${number(probe.total, 2)} \u00b7 sighted ${number(mean(values), 2)}`, "info", "Mean reward with the picture hidden, beside the mean with it.")),
-    el("span.grow"),
-    times && times.length > 1 && el("a.times-link", { href: linkTo({ view: "sample", sample: group.sample, group: "" }) }, `drawn in ${times.length} kept steps`),
-    el("span.dots", { title: values.map((value) => number(value)).join(", ") }, group.rollouts.map((rollout) => el("i", { style: { background: rewardColour(rollout.total, browser.scale.low, browser.scale.high) } }))),
-    el("span.mean", { title: "Mean reward and its spread" }, el("b", number(mean(values), 2)), spread(values) ? ` \u00b1 ${number(spread(values) / 2, 2)}` : ""),
+  const draws = (samples[group.sample] || []).length;
+  const sighted = number(mean(values), 2);
+  const over = linkTo({ view: "sample", sample: group.sample, group: "" });
+  const probes = Object.entries(group.probes || {}).map(([name, { total }]) => (
+    badge(`${name} ${number(total, 2)} \u00b7 sighted ${sighted}`, "", "Mean reward without the picture, and with it.")
+  ));
+  return el(
+    "header.card-head", el("a.sample", { href: linkTo({ group: String(group.group) }) }, group.sample),
+    el("span.who", group.task), status === "rejected" && badge(`rejected${reason ? `: ${reason}` : ""}`, "warn"),
+    status === "no_room" && badge("no room", "quiet"), status === "replayed" && badge("replayed"),
+    carried && badge("carried over", "", "Drawn for an earlier step, which had no room for it."), probes,
+    el("span.grow"), draws > 1 && el("a.times-link", { href: over }, `drawn in ${draws} kept steps`),
+    el("span.dots", values.map((value) => el("i", { style: { background: rewardColour(value, low, high) } }))),
+    el("span.who", { title: "Mean reward, and half of its range" }, el("b", sighted),
+      spread(values) > 0 && ` \u00b1 ${number(spread(values) / 2, 2)}`),
   );
 }
 
-function markLegend(marks) {
-  const has = (kind) => marks.some((mark) => mark.kind === kind);
-  return el("p.mark-legend",
-    has("gold") && el("span", el("i.gold"), "target"),
-    has("predicted") && el("span", el("i.ramp"), "responses, by reward"),
-    has("crop") && el("span", el("i.crop"), "tool crops"),
-  );
-}
-
-function questionElement(group, pattern) {
-  const highlighted = (text) => highlight(cut(text, MOST_CHARACTERS), pattern);
-  const open = pattern && matches(pattern, group.prompt) && !matches(pattern, group.question);
-  return el("div.question",
-    el("p.asked", highlighted((group.question || "").replace(/<(image|video)>/g, "").trim())),
-    group.target !== null && group.target !== "" && el("p.target", el("span", "target"), el("b", cut(String(group.target), 600))),
-    group.prompt && el("details.prompt", { open: Boolean(open) }, el("summary", "Prompt as the model reads it"), el("pre", highlighted(group.prompt))),
+function questionElement({ question, target, prompt }, pattern) {
+  const marked = (text) => highlight(cut(text, MOST_CHARACTERS), pattern);
+  const open = matches(pattern, prompt) && !matches(pattern, question);
+  return el(
+    "div.question", el("p.asked", marked((question || "").replace(/<(image|video)>/g, "").trim())),
+    isNumber(target) || target ? el("p.target", el("span", "target"), cut(String(target), 600)) : null,
+    prompt && el("details.prompt", { open }, el("summary", "Prompt as the model reads it"), el("pre", marked(prompt))),
   );
 }
 
@@ -350,58 +322,58 @@ function highlight(text, pattern) {
   return [...parts, text.slice(begin)];
 }
 
-function focusGroup(group, behavior) {
-  const card = document.getElementById(`group-${group}`);
+function focusGroup(number) {
+  const card = document.getElementById(`group-${number}`);
   if (!card) return;
   document.querySelectorAll(".group.current").forEach((other) => other.classList.remove("current"));
   card.classList.add("current");
-  card.scrollIntoView({ behavior: behavior || (calm() ? "auto" : "smooth"), block: "start" });
-  setState({ group: String(group) });
+  card.scrollIntoView();
+  setState({ group: String(number) });
 }
 
 function moveGroup(by) {
-  if (!browser || !browser.groups.length) return;
-  const place = browser.groups.findIndex(({ group }) => String(group.group) === state.group);
-  const next = place < 0 ? 0 : Math.min(browser.groups.length - 1, Math.max(0, place + by));
-  focusGroup(browser.groups[next].group.group, "auto");
+  const { groups } = browser || { groups: [] };
+  const place = groups.findIndex(({ group }) => String(group.group) === state.group);
+  const next = groups[place < 0 ? 0 : place + by];
+  if (next) focusGroup(next.group.group);
 }
 
 function moveStep(by) {
   const { steps } = activeRun();
-  const place = steps.findIndex((step) => step.key === state.step);
-  const next = steps[place + by];
+  const next = steps[steps.findIndex(({ key }) => key === state.step) + by];
   if (next) openStep(next.key);
 }
 
 // Hovering a response highlights its marks, and the other way around; hovering a token shows its numbers.
 function watchHover(host) {
-  host.addEventListener("mouseover", (event) => {
-    const owner = event.target.closest("[data-rollout]");
-    const card = event.target.closest(".group");
-    host.querySelectorAll(".lit").forEach((element) => element.classList.remove("lit"));
-    host.querySelectorAll(".hovering").forEach((element) => element.classList.remove("hovering"));
+  const clear = () => {
+    for (const one of host.querySelectorAll(".lit, .hovering")) one.classList.remove("lit", "hovering");
+  };
+  host.addEventListener("mouseover", ({ target }) => {
+    const owner = target.closest("[data-rollout]");
+    const card = target.closest(".group");
+    clear();
     if (owner && card) {
-      const related = card.querySelectorAll(`[data-rollout="${owner.dataset.rollout}"]`);
-      related.forEach((element) => element.classList.add("lit"));
-      if (card.querySelector(".marks .lit")) card.classList.add("hovering");
+      card.querySelectorAll(`[data-rollout="${owner.dataset.rollout}"]`).forEach((one) => one.classList.add("lit"));
+      card.classList.toggle("hovering", card.querySelector(".marks .lit") !== null);
     }
-    showTip(event.target.closest(".token"), card, owner);
+    showTip(target.closest(".token"), card, owner);
   });
   host.addEventListener("mouseleave", () => {
+    clear();
     showTip(null);
-    host.querySelectorAll(".lit, .hovering").forEach((element) => element.classList.remove("lit", "hovering"));
   });
 }
 
 function showTip(token, card, owner) {
   const tip = document.getElementById("tip");
-  const group = token && browser.content.groups.find((other) => String(other.group) === card.dataset.group);
-  const rollout = group && group.rollouts.find((other) => String(other.rollout) === owner.dataset.rollout);
-  tip.hidden = !rollout;
-  if (!rollout) return;
-  tip.replaceChildren(...tokenTip(rollout, Number(token.dataset.token)));
-  const place = token.getBoundingClientRect();
-  tip.style.left = `${Math.min(innerWidth - tip.offsetWidth - 12, Math.max(12, place.left))}px`;
-  const below = place.bottom + 8;
-  tip.style.top = `${below + tip.offsetHeight > innerHeight ? place.top - tip.offsetHeight - 8 : below}px`;
+  tip.hidden = !token;
+  if (!token) return;
+  const { rollouts } = browser.content.groups.find((group) => String(group.group) === card.dataset.group);
+  const rollout = rollouts.find((one) => String(one.rollout) === owner.dataset.rollout);
+  show(tip, tokenTip(rollout, Number(token.dataset.token)));
+  const { left, top, bottom } = token.getBoundingClientRect();
+  const fits = bottom + 8 + tip.offsetHeight < innerHeight;
+  tip.style.left = `${Math.min(innerWidth - tip.offsetWidth - 12, left)}px`;
+  tip.style.top = `${fits ? bottom + 8 : top - tip.offsetHeight - 8}px`;
 }

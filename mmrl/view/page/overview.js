@@ -1,142 +1,107 @@
-// What one sees of a run at first: its state and facts, results with intervals, health, curves; and its settings.
+// The head of a run, its results with intervals, its health, and its settings.
 "use strict";
 
-const STATES = {
-  running: "running", finished: "finished", stopped: "stopped", failed: "failed",
-  dead: "dead: it no longer reports", unknown: "state unknown",
-};
-
-function runHead(run) {
-  return el("header.run-head", { id: "run-head" }, runHeadContent(run));
+function runHead() {
+  return el("header.run-head", { id: "run-head" }, runHeadContent());
 }
 
-function runHeadContent(run) {
-  const { status } = run;
-  const progress = status && status.steps ? Math.min(1, status.step / status.steps) : null;
+function runHeadContent() {
+  const { name, path, facts: known, notices, state: is, status } = activeRun();
+  const { stage, step, steps } = status || {};
+  const done = Math.min(1, step / steps);
+  const pairs = [["path", path], ...known].map(([key, value]) => el("div", el("dt", key), el("dd", value)));
   return [
-    el("div.title",
-      el("h1", run.name),
-      el("span", { class: `state ${run.state}`, id: "state" }, STATES[run.state] || run.state),
-      status && el("span.at", `${status.stage ? `${status.stage}, ` : ""}step ${status.step}${status.steps ? ` of ${status.steps}` : ""}`),
-    ),
-    progress !== null && run.state === "running" &&
-      el("div.progress", { role: "progressbar", "aria-label": "Steps of the stage", "aria-valuenow": Math.round(100 * progress), "aria-valuemin": 0, "aria-valuemax": 100 }, el("i", { style: { width: `${100 * progress}%` } })),
-    el("dl.run-facts", [["path", run.path], ...run.facts].map(([name, value]) => el("div", el("dt", name), el("dd", value)))),
-    run.notices.length > 0 && el("ul.notices", run.notices.map((notice) => el("li", notice))),
+    el("div.title", el("h1", name),
+      el(`span.state.${is}`, { id: "state" }, is === "dead" ? "dead: it no longer reports" : is),
+      status && el("span.who", `${stage ? `${stage}, ` : ""}step ${step}${steps ? ` of ${steps}` : ""}`)),
+    is === "running" && done >= 0 && el("progress", { value: done, "aria-label": "Steps of the stage" }),
+    el("dl.run-facts", pairs),
+    notices.length > 0 && el("ul.notices", notices.map((notice) => el("li.notice", notice))),
   ];
 }
 
 async function showRun(host) {
   const run = activeRun();
-  if (!state.step || !run.steps.some((step) => step.key === state.step)) {
-    const train = run.steps.filter((step) => step.kind === "train");
+  if (!run.steps.some(({ key }) => key === state.step)) {
+    const train = run.steps.filter(({ kind }) => kind === "train");
     setState({ step: ((train.length ? train : run.steps).at(-1) || { key: "" }).key });
   }
-  const curves = el("div");
+  const curves = el("div", { id: "curve-panels" });
   const opened = el("div", { id: "browser" });
   watchHover(opened);
-  host.replaceChildren(
-    runHead(run),
-    ...[
-      run.summary && section("results", "Results", resultsTable(run.summary), run.summary.mean_rise !== undefined && `mean rise ${signed(run.summary.mean_rise, 3)}`),
-      (run.events || []).length > 0 && section("health", "Health", healthList(run)),
-      section("curves", "Curves", curves, "Click a step to open the nearest kept one below; drag to zoom, double-click to reset."),
-      section("rollouts", "Rollouts", [stepList(run), opened]),
-    ].filter(Boolean),
+  const { summary, events } = run;
+  const hint = "Click a step to open the nearest kept one below. Drag to zoom, double-click to reset.";
+  show(
+    host, runHead(),
+    summary && section("results", "Results", `mean rise ${signed(summary.mean_rise, 3)}`, resultsTable(summary.tasks)),
+    events.length > 0 && section("health", "Health", "", el("ul.health", events.map(healthItem))),
+    section("curves", "Curves", hint, curves),
+    section("rollouts", "Rollouts", "", stepList(run), opened),
   );
-  const shown = index.runs.length > 1 && state.overlay === "1" ? index.runs : [run];
-  try {
-    const metrics = await Promise.all(shown.map((other) => load(other.metrics)));
-    if (curves.isConnected) {
-      if (metrics.some(({ global }) => global.length)) drawCurves(curves, shown.map((other, place) => ({ run: other, metrics: metrics[place] })), run);
-      else curves.replaceChildren(el("p.empty", "No step has been logged yet."));
-    }
-  } catch (error) {
-    curves.replaceChildren(el("p.notice", error.message));
-  }
-  await showStep(run, opened);
+  await showRunCurves();
+  await showStep(opened);
 }
 
-function section(id, title, content, hint) {
-  return el("section.block", { id, "aria-labelledby": `${id}-title` }, el("div.block-head", el("h2", { id: `${id}-title` }, title), hint && el("p.hint", hint)), content);
-}
-
-function resultsTable(summary) {
-  const bounds = summary.tasks.flatMap((task) => [task.before, task.after, ...(task.before_ci || []), ...(task.after_ci || [])]).filter(isNumber);
+function resultsTable(tasks) {
+  const ends = (task) => [task.before, task.after, ...(task.before_ci || []), ...(task.after_ci || [])];
+  const bounds = tasks.flatMap(ends).filter(isNumber);
   const [low, high] = [Math.min(0, ...bounds), Math.max(1, ...bounds)];
-  const interval = (range, sign) => range && el("span.interval", sign ? `${signed(range[0])} to ${signed(range[1])}` : `${range[0].toFixed(2)}\u2013${range[1].toFixed(2)}`);
-  const rows = summary.tasks.map((task) => {
-    const sure = task.ci && (task.ci[0] > 0 ? "up" : task.ci[1] < 0 ? "down" : "");
-    return el("tr",
-      el("th", { scope: "row" }, task.task),
-      el("td.dumbbell", dumbbell(task, low, high)),
-      el("td", number(task.before), interval(task.before_ci)),
-      el("td", el("b", number(task.after)), interval(task.after_ci)),
-      el("td", { class: sure || "" }, isNumber(task.after) && isNumber(task.before) ? signed(task.after - task.before, 3) : "\u2013", interval(task.ci, true)),
-      el("td", task.n ?? "\u2013"),
+  const interval = (range, form) => range && el("span.interval", `${form(range[0])} to ${form(range[1])}`);
+  const plain = (value) => number(value, 2);
+  const rows = tasks.map((task) => {
+    const { before, after, ci } = task;
+    const sign = !ci ? "" : ci[0] > 0 ? "up" : ci[1] < 0 ? "down" : "";
+    const rise = isNumber(before) && isNumber(after) ? after - before : null;
+    return el(
+      "tr", rowHead(task.task), el("td", dumbbell(task, low, high)),
+      el("td", number(before), interval(task.before_ci, plain)),
+      el("td", el("b", number(after)), interval(task.after_ci, plain)),
+      el(`td.${sign}`, signed(rise, 3), interval(ci, signed)), el("td", number(task.n)),
     );
   });
-  return el("div.scroll", el("table.results",
-    el("thead", el("tr", ["Task", "", "Before", "After", "Rise", "Samples"].map((head) => el("th", { scope: "col" }, head)))),
-    el("tbody", rows),
-  ));
+  return table("results", ["Task", "", "Before", "After", "Rise", "Samples"], rows);
 }
 
+// Before and after as dots with their intervals on a line from `low` to `high`.
 function dumbbell(task, low, high) {
   const x = (value) => 6 + (288 * (value - low)) / (high - low);
-  const drawing = svg("svg", { viewBox: "0 0 300 24", width: 300, height: 24, role: "img", "aria-label": `from ${number(task.before)} to ${number(task.after)}` });
-  const line = (from, to, y, name) => drawing.append(svg("line", { x1: x(from), x2: x(to), y1: y, y2: y, class: name }));
-  line(low, high, 12, "axis");
-  if (task.before_ci) line(...task.before_ci, 8, "before");
-  if (task.after_ci) line(...task.after_ci, 16, "after");
-  if (isNumber(task.before)) drawing.append(svg("circle", { cx: x(task.before), cy: 8, r: 3.5, class: "before" }));
-  if (isNumber(task.after)) drawing.append(svg("circle", { cx: x(task.after), cy: 16, r: 4, class: "after" }));
-  return drawing;
+  const line = (name, [from, to], y) => svg(`line.${name}`, { x1: x(from), x2: x(to), y1: y, y2: y });
+  const dot = (name, value, y) => isNumber(value) && svg(`circle.${name}`, { cx: x(value), cy: y, r: 3.8 });
+  const box = { viewBox: "0 0 300 24", width: 300, height: 24, "aria-hidden": "true" };
+  return svg(
+    "svg.dumbbell", box, line("axis", [low, high], 12),
+    task.before_ci && line("before", task.before_ci, 8), task.after_ci && line("after", task.after_ci, 16),
+    dot("before", task.before, 8), dot("after", task.after, 16),
+  );
 }
 
-function healthList(run) {
-  return el("ul.health", run.events.map((event) => el(
-    "li", { class: event.end === null ? "lasting" : "" },
-    el("span.when", `${event.stage || ""} ${event.begin}${event.end === null ? " \u2013 still" : event.end === event.begin ? "" : `\u2013${event.end}`}`),
-    el("b", event.name), el("span", event.message),
-  )));
+function healthItem({ stage, begin, end, name, message }) {
+  const until = end === null ? " \u2013 still" : end === begin ? "" : `\u2013${end}`;
+  const when = el("span.when", `${stage || ""} ${begin}${until}`);
+  return el(end === null ? "li.lasting" : "li", when, el("b", name), message);
 }
 
-// The settings, and with two runs those that differ.
+// The settings, beside those of another run if there is one.
 function showConfig(host) {
   const run = activeRun();
-  const other = index.runs.find((candidate) => candidate.id !== run.id);
-  const table = el("div");
+  const other = index.runs.find((candidate) => candidate !== run);
+  const [left, right] = [new Map(run.config), new Map(other ? other.config : [])];
+  const names = [...new Set([...left.keys(), ...right.keys()])];
+  const differs = (name) => other && left.get(name) !== right.get(name);
+  const list = el("div");
   const draw = () => {
-    const values = new Map(run.config);
-    const others = other ? new Map(other.config) : new Map();
-    const names = [...new Set([...values.keys(), ...others.keys()])];
-    const needle = state.cq.toLowerCase();
-    const shown = names.filter((name) => {
-      if (other && state.diff === "1" && values.get(name) === others.get(name)) return false;
-      return !needle || `${name} ${values.get(name)} ${others.get(name)}`.toLowerCase().includes(needle);
-    });
-    table.replaceChildren(
-      el("p.count", { role: "status" }, count(shown.length, "setting")),
-      el("div.scroll", el("table.config",
-        el("thead", el("tr", el("th", { scope: "col" }, "Setting"), el("th", { scope: "col" }, run.name), other && el("th", { scope: "col" }, other.name))),
-        el("tbody", shown.map((name) => el(
-          "tr", { class: other && values.get(name) !== others.get(name) ? "differs" : "" },
-          el("th", { scope: "row" }, name), el("td", values.get(name) ?? "\u2013"), other && el("td", others.get(name) ?? "\u2013"),
-        ))),
-      )),
-    );
+    const text = (name) => `${name} ${left.get(name)} ${right.get(name)}`.toLowerCase();
+    const isShown = (name) => (state.diff !== "1" || differs(name)) && text(name).includes(state.cq.toLowerCase());
+    const shown = names.filter(isShown);
+    const cell = (values, name) => el("td", values.get(name) ?? "\u2013");
+    const rows = shown.map((name) => (
+      el(differs(name) ? "tr.differs" : "tr", rowHead(name), cell(left, name), other && cell(right, name))
+    ));
+    const heads = ["Setting", run.name, ...(other ? [other.name] : [])];
+    show(list, el("p.count", { role: "status" }, count(shown.length, "setting")), table("config", heads, rows));
   };
-  const search = el("input", { type: "search", id: "cq", class: "wide", placeholder: "Find a setting or a value", "aria-label": "Find a setting or a value", oninput: wait(100, (event) => {
-    setState({ cq: event.target.value });
-    draw();
-  }) });
-  search.value = state.cq;
-  const only = el("input", { type: "checkbox", id: "diff", onchange: (event) => {
-    setState({ diff: event.target.checked ? "1" : "" });
-    draw();
-  } });
-  only.checked = state.diff === "1";
-  host.replaceChildren(runHead(run), section("config", "Settings", [el("div.controls", search, other && el("label.check", only, "Only what differs")), table]));
+  const search = textBox("cq", "Find a setting or a value", draw, { class: "wide" });
+  const controls = el("div.controls", search, other && checkBox("diff", "Only what differs", draw));
+  show(host, runHead(), section("config", "Settings", "", controls, list));
   draw();
 }
