@@ -56,7 +56,7 @@ class Medium:
     timestamp: float | None  # second of the video whose frame the image is
     crop: tuple[int, int, int, int] | None  # left, top, right, bottom, in pixels
     fps: float | None  # frame rate of a folder of frames
-    corruption: str | None  # how the content was hidden
+    corruption: Corruption | None  # how the content was hidden
     start: float | None  # second at which the part of a video begins
     end: float | None  # second at which it ends
     resized: tuple[int, int] | None  # size for the model; None in records of older versions
@@ -83,7 +83,7 @@ def parse_medium(record: Mapping[str, Any], run_dir: Path) -> Medium:
         corruption=None if record.get("corruption") is None else Corruption(record["corruption"]),
         start=_number(record.get("start")),
         end=_number(record.get("end")),
-        resized=None if resized is None else (int(resized[0]), int(resized[1])),
+        resized=None if resized is None else _size(resized),
     )
 
 
@@ -144,7 +144,7 @@ class MediaOpener:
             ImageRef(
                 path=medium.path,
                 sha256=medium.sha256 or file_digest(Path(medium.path)),
-                corruption=_corruption(medium),
+                corruption=medium.corruption,
                 timestamp=medium.timestamp,
                 crop=medium.crop,
                 fps=medium.fps,
@@ -163,14 +163,14 @@ class MediaOpener:
             sha256=medium.sha256 or file_digest(Path(medium.path)),
             start=medium.start,
             end=medium.end,
-            corruption=_corruption(medium),
+            corruption=medium.corruption,
             fps=medium.fps,
         )
         sampling = FrameSampling(video=self._video, patch_size=_ANY_PATCH_SIZE)
         with open_reader(ref, self._policy, self._limits) as reader:
             plan = plan_frames(ref, sampling, reader, self._limits)
-            if medium.resized:
-                plan = replace(plan, resized_size=Size(*medium.resized))
+            # Not larger than shown, whatever size a record has: all frames are in memory together.
+            plan = replace(plan, resized_size=_fit(medium.resized or plan.resized_size, MAX_SIDE))
             shown = _spread(range(len(plan.indices)))
             if ref.corruption is None:
                 plan = replace(plan, indices=tuple(plan.indices[place] for place in shown))
@@ -265,8 +265,7 @@ class PictureStore:
         return {"width": width, "height": height, "frames": frames}
 
     def _add(self, picture_id: str, image: Image.Image, size: tuple[int, int]) -> None:
-        scale = min(1.0, self._max_side / max(size))
-        shown = (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
+        shown = _fit(size, self._max_side)
         encoded = io.BytesIO()
         (image if image.size == shown else image.resize(shown)).save(
             encoded, "WEBP", quality=_WEBP_QUALITY, method=_WEBP_EFFORT
@@ -317,8 +316,17 @@ def _spread(places: Sequence[int]) -> Sequence[int]:
     return [places[round(number * last / (MAX_FRAMES - 1))] for number in range(MAX_FRAMES)]
 
 
-def _corruption(medium: Medium) -> Corruption | None:
-    return None if medium.corruption is None else Corruption(medium.corruption)
+def _fit(size: tuple[int, int], max_side: int) -> Size:
+    """Return a size with the same ratio and no side above `max_side`."""
+    scale = min(1.0, max_side / max(size))
+    return Size(max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
+
+
+def _size(values: Sequence[Any]) -> tuple[int, int]:
+    width, height = map(int, values)
+    if min(width, height) < 1:
+        raise ValueError(f"{width}x{height} is not a size")
+    return width, height
 
 
 def _number(value: object) -> float | None:

@@ -114,6 +114,11 @@ def test_an_absurd_size_of_a_record_is_not_allocated(run):
     record = image_medium("data/a.png", write_picture(run / "data/a.png"), resized=[10**9, 10**9])
     medium, store = describe(run, record)
     assert max(load(store, medium).size) <= MAX_SIDE
+    ref = write_video(run / "data/b.mp4")
+    record = image_medium("data/b.mp4", ref.sha256, (128, 96), kind="video", resized=[10**9, 10**8])
+    medium, store = describe(run, record)
+    assert load(store, medium).size == (MAX_SIDE, 102)
+    assert describe(run, {**record, "resized": [0, -5]})[0]["problem"] == "its record is damaged"
 
 
 def test_a_file_outside_the_media_folders_is_not_opened(run, tmp_path):
