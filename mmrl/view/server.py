@@ -63,7 +63,9 @@ class PageServer(ThreadingHTTPServer):
         # Documents are made one at a time: they share what is cached of the runs.
         self.lock = Lock()
         # A web page elsewhere can make its own name point here (DNS rebinding), and its requests then carry that name.
-        self.allowed_hosts = {"localhost", "127.0.0.1", "::1", host, socket.gethostname(), socket.getfqdn()}
+        self.allowed_hosts = {"localhost", "127.0.0.1", "::1", host}
+        if not is_loopback(host):
+            self.allowed_hosts.add(socket.gethostname())
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), _Handler)
