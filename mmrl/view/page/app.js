@@ -8,7 +8,7 @@ const VIEWS = {
 const KEYS = [
   ["j k", "next and previous group"], ["n p", "next and previous kept step"], ["/", "search"],
   ["t", "colour tokens by the next number"], ["r", "show or hide reward tables"], ["f", "fold or unfold thinking"],
-  ["m", "show or hide marks"], ["?", "this help"], ["Esc", "close"],
+  ["m", "show or hide marks"], ["?", "this help"],
 ];
 let index = null;
 
@@ -16,19 +16,25 @@ function activeRun() {
   return index.runs.find(({ id }) => id === state.run) || index.runs[0];
 }
 
+// An evaluation has no steps to show.
+function currentView() {
+  return state.view === "run" && activeRun().kind === "eval" ? "benchmarks" : state.view;
+}
+
 async function render() {
   applyMarks();
   show(document.getElementById("bar"), barContent());
   clearCurves();
   document.title = `${activeRun().name} \u00b7 mmrl view`;
-  await (VIEWS[state.view] || showRun)(document.getElementById("view"));
+  await (VIEWS[currentView()] || showRun)(document.getElementById("view"));
 }
 
 function barContent() {
   const run = activeRun();
   const many = index.runs.length > 1;
   const tabs = [["run", "Run"], ["benchmarks", "Benchmarks"], ["compare", "Compare"], ["config", "Settings"]];
-  const here = state.view === "sample" ? "run" : state.view;
+  const here = state.view === "sample" ? "run" : currentView();
+  const isThere = { run: run.kind !== "eval", benchmarks: run.benchmarks.length, compare: true, config: true };
   const link = (changes, current, ...label) => (
     el("a", { href: linkTo(changes), "aria-current": current && "true" }, label)
   );
@@ -40,12 +46,12 @@ function barContent() {
   return [
     el("span.brand", "mmrl", el("i", "view")), many && el("nav", { "aria-label": "Runs" }, runs),
     el("nav", { "aria-label": "Views" }, tabs.map(([view, name]) => (
-      (view !== "benchmarks" || run.benchmarks.length > 0) && link({ view, sample: "" }, view === here, name)
+      isThere[view] ? link({ view, sample: "" }, view === here, name) : null
     ))),
     el("span.grow"), many && here === "run" && overlay,
     index.live && el("span.live", { id: "live", title: "The page follows the run." }, "live"),
-    button(".icon", "\u25d0", switchTheme, { id: "theme", "aria-label": "Dark or light", title: "Dark or light" }),
-    button(".icon", "?", showHelp, { "aria-label": "Keys", title: "Keys" }),
+    button(".icon", "\u25d0", switchTheme, { id: "theme", "aria-label": "Dark or light" }),
+    button(".icon", "?", showHelp, { "aria-label": "Keys" }),
   ];
 }
 

@@ -66,10 +66,8 @@ function pairCard(title, sides) {
 function defaultPair(steps) {
   const judged = steps.filter(({ step }) => step.kind !== "train");
   const pool = judged.length > 1 ? judged : steps;
-  const first = index.runs.length > 1 ? pool.findLast(({ run }) => run === index.runs[0]) : pool[0];
-  const like = ({ run, step }) => run === index.runs[1] && first && step.label === first.step.label;
-  const second = pool.findLast(like) || pool.at(-1);
-  return { a: (first || pool[0]).step.key, b: second.step.key };
+  const [one, other] = index.runs.map((run) => pool.findLast((last) => last.run === run));
+  return { a: (other && one ? one : pool[0]).step.key, b: (other || pool.at(-1)).step.key };
 }
 
 async function showCompare(host) {

@@ -26,6 +26,7 @@ const PANELS = [
 const NUM_SHOWN = 12; // panels at first; the others are a click away
 const LINE_COLOURS = 6;
 const CURVE_HEIGHT = 132;
+const STEP_MARKS = [1, 10, 100, 1000, 10000, 100000].flatMap((power) => [power, 2 * power, 5 * power]);
 
 let charts = []; // those in view: {plot, body}
 let curvesResize = null;
@@ -168,7 +169,7 @@ function panelLines(panel, aligned) {
       if (!values || !values.some(isNumber)) return;
       lines.push({
         column, values,
-        label: alone ? run.name : shortName(column, panel),
+        label: alone ? run.name : `${shortName(column, panel)}${runPlace ? ` (${run.name})` : ""}`,
         colour: colour(`line${((alone ? runPlace : place) % LINE_COLOURS) + 1}`),
         dash: !alone && runPlace > 0 ? [4, 3] : null,
         sparse: values.filter(isNumber).length < 40,
@@ -178,7 +179,6 @@ function panelLines(panel, aligned) {
   return lines;
 }
 
-// Returns a column's name without what the columns of its panel share.
 function shortName(column, panel) {
   const parts = panel.columns.map((name) => name.split("/"));
   let shared = 0;
@@ -238,7 +238,7 @@ function chartOptions(body, series, aligned, active, showValues) {
     cursor: { y: false, sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false, dist: 6 } },
     scales: { x: { time: false }, y: log ? { distr: 3 } : { range: padded } },
     axes: [
-      { ...axis, grid: { show: false }, size: 22, space: 50 },
+      { ...axis, grid: { show: false }, size: 22, space: 50, incrs: STEP_MARKS },
       { ...axis, grid: { stroke: colour("grid"), width: 1 }, size: 46, space: 30, values },
     ],
     series,
@@ -260,15 +260,18 @@ function drawMarks(plot, aligned, active) {
   const { ctx, bbox } = plot;
   const { run, metrics } = aligned.runs.find((other) => other.run.id === active.id);
   const globalOf = globalSteps(metrics);
-  const right = bbox.left + bbox.width;
-  const x = (step) => Math.min(right, Math.max(bbox.left, plot.valToPos(step, "x", true)));
+  const x = (step) => plot.valToPos(step, "x", true);
   const bar = (from, width, name) => {
     ctx.fillStyle = colour(name);
     ctx.fillRect(Math.round(from), bbox.top, width, bbox.height);
   };
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
   for (const event of run.events) {
     const begin = x(globalOf(event.stage, event.begin));
-    const end = event.end === null ? right : x(globalOf(event.stage, event.end));
+    const end = event.end === null ? bbox.left + bbox.width : x(globalOf(event.stage, event.end));
     bar(begin, Math.max(2, end - begin), "warn-band");
     bar(begin, 2 * devicePixelRatio, "warn");
   }
@@ -277,6 +280,7 @@ function drawMarks(plot, aligned, active) {
   });
   const open = run.steps.find((step) => step.key === state.step);
   if (open && open.kind !== "test") bar(x(globalOf(open.stage, open.step)), 1.5 * devicePixelRatio, "open");
+  ctx.restore();
 }
 
 // Returns a function from a step of a stage to its number in the run.

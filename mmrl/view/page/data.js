@@ -2,7 +2,7 @@
 "use strict";
 
 const page = JSON.parse(document.getElementById("data:page").textContent);
-const MOST_DOCUMENTS = 10; // of steps in memory; one with tokens takes some 50 MB
+const MOST_DOCUMENTS = 10; // of steps in memory
 const documents = new Map(); // key -> promise of the document, the latest used last
 const arrivals = new Map(); // key -> function that takes the document out of a script of the folder
 

@@ -1,7 +1,6 @@
 // Elements and the controls that are made of them.
 //
-// What models and datasets wrote is untrusted. It reaches the page through `el`, which makes text nodes of it, so that
-// it is never parsed as HTML.
+// What models and datasets wrote is untrusted. `el` makes text nodes of it, so that it is never parsed as HTML.
 "use strict";
 
 // Makes an element: el("div.box", { title: "x" }, child, ...). Properties may be left out; they are style (an object),
@@ -101,7 +100,6 @@ function problem(error) {
   return el("p.notice", error.message);
 }
 
-// Fills a list page by page.
 function showPaged(list, items, make, most = 40) {
   const place = list.querySelectorAll(":scope > article").length;
   list.append(...items.slice(place, place + most).map(make));

@@ -28,25 +28,26 @@ function collectMarks(group, scale, side = "") {
 
 // Returns a picture or a strip of frames with its marks. Where nobody knows the size, any shape will do.
 function mediaElement(given, place, marks) {
-  const medium = given.width && given.height ? given : { ...given, width: 400, height: 300, original: [0, 0] };
+  const medium = given.width && given.height ? given : { ...given, width: 400, height: 300, original: null };
   const own = marks.filter((mark) => mark.medium === place);
   const flat = own.filter((mark) => mark.shape !== "span");
   const { frames } = medium;
-  if (medium.kind !== "video") return el("figure.medium", frameElement(medium, frames[0], flat), mediaCaption(medium));
+  if (medium.kind !== "video") return el("figure.medium", frameElement(medium, frames[0], flat), mediaCaption(given));
   const strip = frames.map((frame, number) => el(
     "div.frame", frameElement(medium, frame, flat.filter((mark) => mark.frame === null || mark.frame === number)),
     el("span.time", frame.second === null ? `frame ${number + 1}` : seconds(frame.second)),
   ));
   return el(
     "figure.medium", el("div.strip", { tabindex: 0, "aria-label": `Frames of ${medium.name}` }, strip),
-    timeline(medium, own.filter((mark) => mark.shape === "span")), mediaCaption(medium),
+    timeline(medium, own.filter((mark) => mark.shape === "span")), mediaCaption(given),
   );
 }
 
 function mediaCaption({ name, width, height, original, frames, kind }) {
-  const size = original[0] === width && original[1] === height ? "" : `${original.join("\u00d7")} \u2192 `;
+  const [before, after] = [original || [], [width, height]].map((size) => size.join("\u00d7"));
+  const size = !original || before === after ? after : `${before} \u2192 ${after}`;
   return el(
-    "figcaption", el("span.name", name), original[0] > 0 && el("span", `${size}${width}\u00d7${height}`),
+    "figcaption", el("span.name", name), width > 0 && el("span", size),
     kind === "video" && el("span", count(frames.length, "frame")),
   );
 }
@@ -94,10 +95,9 @@ function markElement(mark, width, height) {
   const group = markGroup(mark, mark.label ? `${ownerName(mark)}: ${mark.label}` : ownerName(mark));
   group.append(svg(`${name}.halo`, place), svg(`${name}.shape`, { ...place, style: stroked("stroke", mark) }));
   if (mark.label) {
-    const letter = 0.035 * size;
+    const letter = 0.042 * size;
     const above = y > 1.3 * letter ? y - 0.3 * letter : y + letter;
-    const spot = { x: x + 0.25 * letter, y: above, "font-size": letter, style: stroked("fill", mark) };
-    group.append(svg("text", spot, mark.label));
+    group.append(svg("text", { x: x + 0.2 * letter, y: above, "font-size": letter }, mark.label));
   }
   return group;
 }

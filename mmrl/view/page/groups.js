@@ -61,7 +61,7 @@ function showStepList(run) {
   document.getElementById("steps").scrollLeft = scrollLeft;
 }
 
-// Opens a kept step in place. `scroll` brings it into view, for a step that was picked on the curves.
+// Opens a kept step in place, and with `scroll` brings it into view.
 async function openStep(key, scroll = false) {
   setState({ step: key, group: "" }, true);
   showStepList(activeRun());
@@ -126,37 +126,28 @@ function histogram(values, { low, high }) {
 }
 
 function filterBar({ groups, kind }) {
-  const change = () => {
-    listGroups();
-    reset.hidden = !isFiltered();
-  };
   const rollouts = groups.flatMap((group) => group.rollouts);
   const values = (of, items) => [...new Set(items.map(of))].filter(Boolean).sort().map((value) => [value, value]);
-  const pick = (name, label, options) => options.length > 1 && choice(name, label, [ANY, ...options], change);
+  const pick = (name, label, options) => options.length > 1 && choice(name, label, [ANY, ...options], listGroups);
   const flips = [["up", "wrong \u2192 right"], ["down", "right \u2192 wrong"], ["same", "unchanged"]];
   const bound = { type: "number", step: "any" };
   const reset = button(".link", "Clear filters", () => {
     setState(Object.fromEntries(FILTERS.map((name) => [name, ""])));
     showStep(document.getElementById("browser"));
   }, { id: "reset" });
-  reset.hidden = !isFiltered();
   return el(
     "div",
-    el("div.controls", textBox("q", "Search text, or /a pattern/", change, { class: "wide" }),
-      textBox("id", "Sample id", change), el("span.grow"), displayControls(rollouts)),
-    el("div.controls", choice("sort", "Sort", Object.entries(SORTS).map(([value, [text]]) => [value, text]), change),
+    el("div.controls", textBox("q", "Search text, or /a pattern/", listGroups, { class: "wide" }),
+      textBox("id", "Sample id", listGroups), el("span.grow"), displayControls(rollouts)),
+    el("div.controls", choice("sort", "Sort", Object.entries(SORTS).map(([key, [text]]) => [key, text]), listGroups),
       pick("task", "Task", values(({ task }) => task, groups)),
-      el("span.choice", "Reward", textBox("min", "from", change, bound), textBox("max", "to", change, bound)),
+      el("span.choice", "Reward", textBox("min", "from", listGroups, bound), textBox("max", "to", listGroups, bound)),
       kind === "train" && pick("adv", "Advantage", [["+", "positive"], ["-", "negative"], ["0", "zero"]]),
       kind === "train" && pick("inf", "Informative", [["1", "yes"], ["0", "no"]]),
       pick("finish", "Finish", values(({ finish }) => finish, rollouts)),
       rollouts.some(flipOf) && pick("flip", "Rethinking", flips),
       pick("status", "Status", values(rolloutStatus, rollouts)), reset),
   );
-}
-
-function isFiltered() {
-  return FILTERS.some((name) => state[name] !== "");
 }
 
 function rolloutStatus({ dropped, selection }) {
@@ -185,7 +176,6 @@ function applyMarks() {
   if (box) box.checked = state.marks === "1";
 }
 
-// Returns whether a rollout passes the filters that are about rollouts.
 function passes(rollout, group, pattern) {
   const { total, advantage, finish, terms, response } = rollout;
   const signs = { "+": advantage > 0, "-": advantage < 0, 0: advantage === 0 };
@@ -222,7 +212,9 @@ function listGroups() {
   const kept = shown.reduce((sum, { matched }) => sum + matched.size, 0);
   const counts = `${shown.length} of ${count(content.groups.length, "group")}, ${kept} of ${count(total, "rollout")}`;
   const malformed = state.q && !pattern ? "The pattern is malformed. " : "";
-  document.getElementById("count").textContent = isFiltered() ? malformed + counts : "";
+  const filtered = FILTERS.some((name) => state[name] !== "");
+  document.getElementById("count").textContent = filtered ? malformed + counts : "";
+  document.getElementById("reset").hidden = !filtered;
 }
 
 // A card is empty until it comes near the window, and empties again when it is far: 250 responses of 1,000 coloured
@@ -265,7 +257,6 @@ function cardContent(group, matched, pattern) {
   return [cardHead(group), el("div.columns", seenElement(group, marks, pattern), el("div.said", said))];
 }
 
-// The left column of a card: pictures with marks, the question, the target and the prompt.
 function seenElement(group, marks, pattern) {
   const media = group.media.map((medium, place) => mediaElement(medium, place, marks));
   const kinds = [["gold", "target"], ["predicted", "responses, by reward"], ["crop", "tool crops"]];
@@ -329,6 +320,8 @@ function focusGroup(number) {
   card.classList.add("current");
   card.scrollIntoView();
   setState({ group: String(number) });
+  // Once more when the cards around it are drawn, and have their heights.
+  setTimeout(() => state.group === String(number) && card.scrollIntoView(), 50);
 }
 
 function moveGroup(by) {

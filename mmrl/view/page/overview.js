@@ -47,15 +47,15 @@ function resultsTable(tasks) {
   const bounds = tasks.flatMap(ends).filter(isNumber);
   const [low, high] = [Math.min(0, ...bounds), Math.max(1, ...bounds)];
   const interval = (range, form) => range && el("span.interval", `${form(range[0])} to ${form(range[1])}`);
-  const plain = (value) => number(value, 2);
+  const plain = (value, digits = 2) => (isNumber(value) ? value.toFixed(digits) : "\u2013");
   const rows = tasks.map((task) => {
     const { before, after, ci } = task;
     const sign = !ci ? "" : ci[0] > 0 ? "up" : ci[1] < 0 ? "down" : "";
     const rise = isNumber(before) && isNumber(after) ? after - before : null;
     return el(
       "tr", rowHead(task.task), el("td", dumbbell(task, low, high)),
-      el("td", number(before), interval(task.before_ci, plain)),
-      el("td", el("b", number(after)), interval(task.after_ci, plain)),
+      el("td", plain(before, 3), interval(task.before_ci, plain)),
+      el("td", el("b", plain(after, 3)), interval(task.after_ci, plain)),
       el(`td.${sign}`, signed(rise, 3), interval(ci, signed)), el("td", number(task.n)),
     );
   });
@@ -64,10 +64,10 @@ function resultsTable(tasks) {
 
 // Before and after as dots with their intervals on a line from `low` to `high`.
 function dumbbell(task, low, high) {
-  const x = (value) => 6 + (288 * (value - low)) / (high - low);
+  const x = (value) => 6 + (408 * (value - low)) / (high - low);
   const line = (name, [from, to], y) => svg(`line.${name}`, { x1: x(from), x2: x(to), y1: y, y2: y });
   const dot = (name, value, y) => isNumber(value) && svg(`circle.${name}`, { cx: x(value), cy: y, r: 3.8 });
-  const box = { viewBox: "0 0 300 24", width: 300, height: 24, "aria-hidden": "true" };
+  const box = { viewBox: "0 0 420 24", width: 420, "aria-hidden": "true" };
   return svg(
     "svg.dumbbell", box, line("axis", [low, high], 12),
     task.before_ci && line("before", task.before_ci, 8), task.after_ci && line("after", task.after_ci, 16),

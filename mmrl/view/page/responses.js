@@ -67,7 +67,7 @@ function learningOf(rollout, kind) {
   if (rollout.dropped) return ["dropped", "It could not be scored, and left its group."];
   if (kind !== "train" || !status) return null;
   if (status === "rejected") return [`rejected${because}`, "Dynamic sampling rejected its group."];
-  if (status === "no_room") return ["no room", "The step had enough groups without it."];
+  if (status === "no_room") return ["no room", "The step had enough groups."];
   if (status === "replayed") return ["replayed", `Drawn earlier; replayed ${count(times || 1, "time")}.`, true];
   if (!rollout.trained) return [`not trained${because}`, "No token of it was trained."];
   if (rollout.advantage === 0) return ["zero advantage", "Its policy loss has no gradient."];
@@ -87,9 +87,9 @@ function responseBadges(rollout, learning) {
     flip && flips[flip](),
     rollout.finish === "length" && badge("truncated", "warn", "It was cut at max_new_tokens."),
     toolFailed(rollout) && badge("tool failed", "bad", "A tool failed, refused, or could not read a call."),
-    isNumber(twin) && badge(`duplicate of ${twin}`, "quiet", "The same text."),
+    isNumber(twin) && badge(`duplicate of ${twin}`, "quiet"),
     isNumber(alike) && !isNumber(twin) && badge(`same answer as ${alike}`, "quiet"),
-    isNumber(parent) && badge(`continues ${parent}`, "", "A forced second look at this response."),
+    isNumber(parent) && badge(`continues ${parent}`),
     age > 0 && badge(`${count(age, "step")} off-policy`, "warn", "Policy versions between sampling and learning."),
     Object.entries(rollout.dropped || {}).map(([term, why]) => badge(`${term}: ${why}`, "bad")),
   ];

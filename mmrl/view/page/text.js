@@ -1,7 +1,7 @@
 // Text and numbers for people. Invisible characters are shown. Offsets into a text count UTF-16 units, as slice does.
 "use strict";
 
-// C0 but tab and line feed, DEL and C1; marks and overrides of direction; spaces without width; line separators; tags.
+// Controls but tab and line feed, marks and overrides of direction, what has no width, line separators, tags.
 const INVISIBLE = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b-\\u200f"
   + "\\u2028-\\u202e\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb\\u{e0000}-\\u{e007f}]", "gu",

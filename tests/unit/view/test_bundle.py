@@ -23,7 +23,7 @@ HOSTILE = {"text": "</script><script>alert(1)</script><!-- \u2028 \ud800 \u202e"
 INDEX = {"schema": 1, "runs": []}
 # What would parse text as HTML or as code, or let a policy forbid a style that the page sets.
 FORBIDDEN = re.compile(
-    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|setAttribute\(\"style|srcdoc|"
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|setAttribute\(\"style|srcdoc|"
     r"DOMParser|createContextualFragment|\.on[a-z]+ = "
 )
 
