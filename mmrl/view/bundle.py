@@ -38,8 +38,8 @@ _TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; cha
 _KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _NOTHING_ELSE: Final = "default-src 'none'; base-uri 'none'; form-action 'none'"
 # 'self' is what a server needs. Browsers do not agree on whether it covers file://, where the folder must open too.
-_FOLDER_POLICY: Final = f"{_NOTHING_ELSE}; script-src 'self' file:; style-src 'self' file:; img-src 'self' file:"
-_LIVE_POLICY: Final = f"{_NOTHING_ELSE}; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
+_FOLDER_POLICY: Final = f"{_NOTHING_ELSE}; script-src 'self' file:; style-src 'self' file:; img-src 'self' file: data:"
+_LIVE_POLICY: Final = f"{_NOTHING_ELSE}; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
 
 
 def write_folder(folder: Path, documents: Iterable[tuple[str, Any]], media: Iterable[tuple[str, bytes]]) -> None:

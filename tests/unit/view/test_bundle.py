@@ -90,7 +90,7 @@ def test_folder_has_a_call_for_each_document_and_a_file_for_each_picture(tmp_pat
 def test_live_page_has_the_token_and_may_talk_to_its_server_alone():
     html = live_page("s3cret</script>").decode()
     assert json_elements(html) == {"page": {"mode": "live", "token": "s3cret</script>"}}
-    assert policy_of(html).endswith("script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'")
+    assert policy_of(html).endswith("script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'")
 
 
 def test_page_file_gives_scripts_and_styles_and_nothing_else():
