@@ -129,7 +129,13 @@ def served(documents: PageDocuments) -> Iterator[str]:
                     content = json.dumps(documents.documents[name]).encode()
                 elif path.startswith("media/"):
                     content = documents.media.get(name)
-            kinds = {"css": "text/css", "js": "text/javascript", "json": "application/json", "webp": "image/webp"}
+            kinds = {
+                "css": "text/css",
+                "js": "text/javascript",
+                "json": "application/json",
+                "webp": "image/webp",
+                "svg": "image/svg+xml",
+            }
             self.send_response(404 if content is None else 200)
             self.send_header("Content-Type", kinds.get(path.rpartition(".")[2], "text/html"))
             self.end_headers()

@@ -90,7 +90,7 @@ function alignRuns(runs) {
   return { steps, runs: aligned };
 }
 
-// Draws the curves of the active run, and of the others if they are wanted, too.
+// Draws the curves of the active run, and of the others if wanted.
 async function showRunCurves() {
   const host = document.getElementById("curve-panels");
   const active = activeRun();
@@ -159,7 +159,7 @@ function panelElement(panel, aligned, active) {
   return figure;
 }
 
-// Returns the lines of a panel: each column of each run. A run has a colour if there is one column, else a dash.
+// The lines of a panel: each column of each run. A run has a colour if there is one column, else a dash.
 function panelLines(panel, aligned) {
   const lines = [];
   const alone = panel.columns.length === 1;

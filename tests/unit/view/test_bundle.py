@@ -76,7 +76,7 @@ def test_inlined_text_cannot_end_its_element(tmp_path):
 def test_folder_has_a_call_for_each_document_and_a_file_for_each_picture(tmp_path):
     write_folder(tmp_path / "out", [("index", INDEX), ("r0/rl-000001", HOSTILE)], [("ab12", b"RIFF")])
     files = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    shown = {"index.html", *bundle.STYLES, *bundle.SCRIPTS}
+    shown = {"index.html", bundle.ICON, *bundle.STYLES, *bundle.SCRIPTS}
     assert files == shown | {"data/index.js", "data/r0/rl-000001.js", "media/ab12.webp"}
     call = (tmp_path / "out" / "data" / "r0" / "rl-000001.js").read_text(encoding="ascii")
     key, document = re.fullmatch(r'mmrlData\("([^"]*)", (.*)\);\n', call).groups()
@@ -90,7 +90,7 @@ def test_folder_has_a_call_for_each_document_and_a_file_for_each_picture(tmp_pat
 def test_live_page_has_the_token_and_may_talk_to_its_server_alone():
     html = live_page("s3cret</script>").decode()
     assert json_elements(html) == {"page": {"mode": "live", "token": "s3cret</script>"}}
-    assert policy_of(html).endswith("script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'")
+    assert policy_of(html).endswith("script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'")
 
 
 def test_page_file_gives_scripts_and_styles_and_nothing_else():
@@ -138,5 +138,5 @@ def test_what_is_inlined_cannot_end_its_element_itself(name):
 
 
 def test_own_code_of_the_page_stays_small():
-    assert {path.name for path in OWN} == {"index.html", "style.css", *bundle.SCRIPTS} - set(VENDORED)
+    assert {path.name for path in OWN} == {"index.html", "style.css", bundle.ICON, *bundle.SCRIPTS} - set(VENDORED)
     assert sum(path.stat().st_size for path in OWN) <= 100 * 1024
