@@ -34,7 +34,9 @@ SCRIPTS: Final = (
     "overview.js",
     "app.js",
 )
-_TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+ICON: Final = "icon.svg"
+LICENSE: Final = "uPlot.LICENSE"  # asks to go with every copy of uPlot
+_TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _NOTHING_ELSE: Final = "default-src 'none'; base-uri 'none'; form-action 'none'"
 # 'self' is what a server needs. Browsers do not agree on whether it covers file://, where the folder must open too.
@@ -58,7 +60,7 @@ def write_folder(folder: Path, documents: Iterable[tuple[str, Any]], media: Iter
             _write(folder / "data" / f"{key}.js", call.encode())
         for media_id, content in media:
             _write(folder / "media" / f"{_checked(media_id)}.webp", content)
-        for name in (*STYLES, *SCRIPTS):
+        for name in (*STYLES, *SCRIPTS, ICON, LICENSE):
             _write(folder / name, (_PAGE / name).read_bytes())
         # Last, so that a page that is there is complete.
         _write(folder / "index.html", _linked_page(_FOLDER_POLICY, {"mode": "folder"}))
@@ -74,9 +76,11 @@ def write_single(path: Path, documents: Iterable[tuple[str, Any]], media: Iterab
         ValueError: a key is not made of letters, digits, `.`, `_`, `-` and `/`, or a number is not finite.
     """
     style = "\n".join(_read(name) for name in STYLES)
-    script = "\n;\n".join(_read(name) for name in SCRIPTS)
+    script = f"/*\n{_read(LICENSE)}*/\n" + "\n;\n".join(_read(name) for name in SCRIPTS)
     policy = f"{_NOTHING_ELSE}; script-src {_hash_source(script)}; style-src {_hash_source(style)}; img-src data:"
     head, tail = _fill(policy, f"<style>{style}</style>", {"mode": "single"}, f"<script>{script}</script>")
+    icon = base64.b64encode((_PAGE / ICON).read_bytes()).decode()
+    head = head.replace(f'href="{ICON}"', f'href="data:image/svg+xml;base64,{icon}"')
     fresh = temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,8 +107,8 @@ def live_page(token: str) -> bytes:
 
 
 def page_file(name: str) -> tuple[str, bytes] | None:
-    """Return content type and content of a script or style of the page; None if the page has no such file."""
-    if name not in STYLES + SCRIPTS:
+    """Return content type and content of a script, a style or the icon; None if the page has no such file."""
+    if name not in (*STYLES, *SCRIPTS, ICON):
         return None
     return _TYPES[Path(name).suffix], (_PAGE / name).read_bytes()
 

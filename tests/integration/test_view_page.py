@@ -1,16 +1,21 @@
 """The page of `mmrl view` in a real browser: it shows what the documents hold, and runs nothing that they hold."""
 
+import copy
+import json
 import os
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
 from view_documents import HOSTILE, LONG_LINE, PageDocuments, make_documents
 
-from mmrl.view.bundle import write_folder, write_single
+from mmrl.view.bundle import live_page, page_file, write_folder, write_single
 
 BROWSER = "/usr/bin/chromium"
 FIRST, SECOND, BAD = "r0/rl-000010", "r0/rl-000020", "r0/rl-000030"
@@ -104,6 +109,45 @@ def opened(request: pytest.FixtureRequest, browser: Browser, exports: tuple[Page
     assert not opened.complaints
     assert [url for url in opened.requests if not url.startswith(("file:", "data:", "about:"))] == []
     page.close()
+
+
+@contextmanager
+def served(documents: PageDocuments) -> Iterator[str]:
+    """Serve the live page as `mmrl view` does: page, files, documents and pictures; yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            path, _, query = self.path.lstrip("/").partition("?")
+            name = path.partition("/")[2].rpartition(".")[0]
+            content = None
+            if file := page_file(path):
+                content = file[1]
+            elif query == "token=s3cret":
+                if not path:
+                    content = live_page("s3cret")
+                elif path.startswith("data/") and name in documents.documents:
+                    content = json.dumps(documents.documents[name]).encode()
+                elif path.startswith("media/"):
+                    content = documents.media.get(name)
+            kinds = {
+                "css": "text/css",
+                "js": "text/javascript",
+                "json": "application/json",
+                "webp": "image/webp",
+                "svg": "image/svg+xml",
+            }
+            self.send_response(404 if content is None else 200)
+            self.send_header("Content-Type", kinds.get(path.rpartition(".")[2], "text/html"))
+            self.end_headers()
+            self.wfile.write(content or b"")
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/?token=s3cret"
+        server.shutdown()
 
 
 both_forms = pytest.mark.parametrize("opened", ["single", "folder"], indirect=True)
@@ -378,3 +422,29 @@ def test_every_control_has_a_name_and_dark_mode_can_be_chosen(opened):
     before = opened.page.evaluate(background)
     opened.page.click("#theme")
     assert opened.page.evaluate(background) != before
+
+
+def test_a_live_page_follows_the_run_and_keeps_what_is_open(browser, exports):
+    documents = PageDocuments(copy.deepcopy(exports[0].documents), exports[0].media)
+    run = documents.index["runs"][0]
+    steps = run["steps"]
+    run |= {"state": "running", "steps": [step for step in steps if step["key"] != SECOND], "samples": {}}
+    documents.index["live"] = True
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    with served(documents) as address:
+        opened = Opened(page, documents, address)
+        page.on("pageerror", lambda error: opened.complaints.append(str(error)))
+        page.on("console", lambda message: opened.complaints.append(message.text))
+        opened.go(step=FIRST, group="1", q="40")
+        assert page.locator("#state").text_content() == "running"
+        assert opened.count("#steps button") == len(steps) - 1
+        opened.until("document.images.length && document.images[0].naturalWidth === 320")
+        page.evaluate("window.kept = document.getElementById('group-1')")
+        run |= {"state": "finished", "steps": steps}
+        opened.until("document.getElementById('state').textContent === 'finished'")
+        opened.until(f"document.querySelectorAll('#steps button').length === {len(steps)}")
+        assert page.evaluate("window.kept === document.getElementById('group-1')")
+        assert opened.state() == {"step": FIRST, "group": "1", "q": "40"}
+        assert not opened.complaints
+    opened.until("document.getElementById('live').classList.contains('lost')")
+    page.close()

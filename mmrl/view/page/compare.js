@@ -45,7 +45,7 @@ function trend(draws) {
   return el("div.scroll", svg("svg.trend", box, axes, svg("polyline", { points }), marks));
 }
 
-// A card with the pictures once, and the responses of one or two steps. A side: {step, group, scale, title}.
+// A card of the responses of one or two steps. A side: {step, group, scale, title}.
 function pairCard(title, sides) {
   const { group } = sides[0];
   const names = sides.length > 1 ? ["left ", "right "] : [""];
@@ -62,7 +62,7 @@ function pairCard(title, sides) {
   return el(sides.length > 1 ? "article.group.pair" : "article.group", head, body);
 }
 
-// Returns the keys to begin with: the last judged step of each run; with one run, its first and last.
+// What to begin with: the last judged step of each run; with one run, its first and last.
 function defaultPair(steps) {
   const judged = steps.filter(({ step }) => step.kind !== "train");
   const pool = judged.length > 1 ? judged : steps;

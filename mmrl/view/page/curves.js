@@ -90,7 +90,7 @@ function alignRuns(runs) {
   return { steps, runs: aligned };
 }
 
-// Draws the curves of the active run, and of the others if they are wanted, too.
+// Draws the curves of the active run, and of the others if wanted.
 async function showRunCurves() {
   const host = document.getElementById("curve-panels");
   const active = activeRun();
@@ -159,7 +159,7 @@ function panelElement(panel, aligned, active) {
   return figure;
 }
 
-// Returns the lines of a panel: each column of each run. A run has a colour if there is one column, else a dash.
+// The lines of a panel: each column of each run. A run has a colour if there is one column, else a dash.
 function panelLines(panel, aligned) {
   const lines = [];
   const alone = panel.columns.length === 1;
@@ -179,11 +179,11 @@ function panelLines(panel, aligned) {
   return lines;
 }
 
-function shortName(column, panel) {
-  const parts = panel.columns.map((name) => name.split("/"));
-  let shared = 0;
-  while (parts.every((part) => part.length > shared + 1 && part[shared] === parts[0][shared])) shared++;
-  return column.split("/").slice(shared).join("/").replace(/_s$/, "");
+// Returns a column's name without the words with which all columns of its panel begin.
+function shortName(column, { columns }) {
+  let shared = columns[0];
+  while (!columns.every((name) => name.startsWith(shared))) shared = shared.slice(0, -1);
+  return column.slice(shared.search(/[^/_]*$/)).replace(/_s$/, "");
 }
 
 // Cuts the steps before the first and after the last value, which are those of other stages.
@@ -238,7 +238,7 @@ function chartOptions(body, series, aligned, active, showValues) {
     cursor: { y: false, sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false, dist: 6 } },
     scales: { x: { time: false }, y: log ? { distr: 3 } : { range: padded } },
     axes: [
-      { ...axis, grid: { show: false }, size: 22, space: 50, incrs: STEP_MARKS },
+      { ...axis, grid: { show: false }, size: 22, space: 36, incrs: STEP_MARKS },
       { ...axis, grid: { stroke: colour("grid"), width: 1 }, size: 46, space: 30, values },
     ],
     series,

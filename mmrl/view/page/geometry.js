@@ -95,7 +95,7 @@ function markElement(mark, width, height) {
   const group = markGroup(mark, mark.label ? `${ownerName(mark)}: ${mark.label}` : ownerName(mark));
   group.append(svg(`${name}.halo`, place), svg(`${name}.shape`, { ...place, style: stroked("stroke", mark) }));
   if (mark.label) {
-    const letter = 0.042 * size;
+    const letter = 0.05 * size;
     const above = y > 1.3 * letter ? y - 0.3 * letter : y + letter;
     group.append(svg("text", { x: x + 0.2 * letter, y: above, "font-size": letter }, mark.label));
   }

@@ -95,7 +95,7 @@ function responseBadges(rollout, learning) {
   ];
 }
 
-// Builds the text of a response. `options`: pattern (of a search), tokens (coloured), scale, span (that was read).
+// The text of a response. `options`: pattern (of a search), tokens (coloured), scale, span (that was read).
 function responseText(rollout, options) {
   const body = el("div.text");
   const { thinking, response } = rollout;
@@ -187,7 +187,6 @@ function tokenPlaces(tokens) {
     begin = end;
   });
   let latest = -1;
-  // Called with places from left to right.
   const at = (place) => {
     latest = starts.get(place) ?? latest;
     return latest >= 0 && place < tokens.end[latest] ? latest : -1;

@@ -54,6 +54,7 @@ def test_single_file_holds_documents_and_pictures_and_hashes_of_its_script_and_s
     }
     (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
     (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    assert (PAGE / "uPlot.LICENSE").read_text() in script
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)]
     assert policy_of(html) == (
         "default-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -76,7 +77,7 @@ def test_inlined_text_cannot_end_its_element(tmp_path):
 def test_folder_has_a_call_for_each_document_and_a_file_for_each_picture(tmp_path):
     write_folder(tmp_path / "out", [("index", INDEX), ("r0/rl-000001", HOSTILE)], [("ab12", b"RIFF")])
     files = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    shown = {"index.html", *bundle.STYLES, *bundle.SCRIPTS}
+    shown = {"index.html", bundle.ICON, bundle.LICENSE, *bundle.STYLES, *bundle.SCRIPTS}
     assert files == shown | {"data/index.js", "data/r0/rl-000001.js", "media/ab12.webp"}
     call = (tmp_path / "out" / "data" / "r0" / "rl-000001.js").read_text(encoding="ascii")
     key, document = re.fullmatch(r'mmrlData\("([^"]*)", (.*)\);\n', call).groups()
@@ -138,5 +139,5 @@ def test_what_is_inlined_cannot_end_its_element_itself(name):
 
 
 def test_own_code_of_the_page_stays_small():
-    assert {path.name for path in OWN} == {"index.html", "style.css", *bundle.SCRIPTS} - set(VENDORED)
+    assert {path.name for path in OWN} == {"index.html", "style.css", bundle.ICON, *bundle.SCRIPTS} - set(VENDORED)
     assert sum(path.stat().st_size for path in OWN) <= 100 * 1024
