@@ -36,7 +36,7 @@ def verify_resume(
     keep_all = [
         f"checkpoints.every={max(1, steps // 4)}",
         "checkpoints.keep_last=1000000",
-        "logging.save_rollouts_every=1",
+        "logging.rollouts.every=1",
     ]
     with TemporaryDirectory(prefix="mmrl-verify-") as folder:
         # Both runs write to the same path, so that not even a path differs.

@@ -73,7 +73,7 @@ def experiment(run_dir: Path, **sections: object) -> dict[str, Any]:
     """A config as a mapping: imitation until a gate, then GRPO with KL and two epochs. `sections` replace sections."""
     config: dict[str, Any] = {
         "run": {"name": "tiny", "dir": str(run_dir), "cpu_threads": 1},
-        "logging": {"save_rollouts_every": 2},
+        "logging": {"rollouts": {"every": 2}},
         "model": {"from_scratch": TINY, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
         "data": {
             "train": [counting("train", 12, label_miss_prob=0.2)],
