@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from mmrl.types import UserError
 
 _COMPARED_FOLDERS = ("rollouts", "checkpoints/*", "benchmarks/*/*", "model", "adapter")
-_COMPARED_PATTERNS = ("metrics.jsonl", "summary.json", *(f"{name}/*" for name in _COMPARED_FOLDERS))
+_COMPARED_PATTERNS = ("metrics.jsonl", "events.jsonl", "summary.json", *(f"{name}/*" for name in _COMPARED_FOLDERS))
 _POLL_S = 0.002  # short beside a step even of a tiny model: the kill is to come right after its line
 _ERROR_TAIL_CHARS = 2000
 

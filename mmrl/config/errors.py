@@ -216,7 +216,7 @@ def _find_synonym(section: type[BaseModel], path: KeyPath) -> str | None:
     if renamed is not None:
         return f"`{renamed}`"
     if dotted in tables["moved"]:
-        return f"`{tables['moved_since_0_1'][dotted]}`"
+        return f"`{tables['moved'][dotted]}`"
     # The last two words first: verl's `rollout.n` means more than an `n` somewhere.
     for theirs in (".".join(map(str, path[-2:])), key):
         for entry in tables["other_frameworks"]:

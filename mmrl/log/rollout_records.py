@@ -1,7 +1,7 @@
 """Records of rollouts: JSON lines for people and `mmrl view`, and the numbers of their tokens in a file beside them.
 
-docs/view.md lists the keys. The bytes of both files follow from the config and its seed, so a run that was killed and
-resumed ends with the same ones.
+docs/records.md lists the keys. The bytes of both files follow from the config and its seed, so a run that was killed
+and resumed ends with the same ones.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def write_tokens(
     token_ends: Sequence[Sequence[int] | None],
     values: Mapping[int, TokenValues],
 ) -> None:
-    """Write the tokens of the records to `path`, a file of `numpy.load`: docs/view.md lists the arrays.
+    """Write the tokens of the records to `path`, a file of `numpy.load`: docs/records.md lists the arrays.
 
     `token_ends` is what `write_records` returned; `values` has what the learner computed, by index of the experience.
 

@@ -256,7 +256,7 @@ class PromptProcessor:
         return "".join(pieces)
 
     def find_token_ends(self, rollout: Rollout) -> list[int] | None:
-        """Return where the text of each token ends in `rollout.text`, in characters.
+        """Return where the text of each token ends in the text of a rollout, in characters.
 
         Tokens that share a character end before it, except the last of them. None if the tokens do not spell the text.
         """

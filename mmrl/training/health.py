@@ -139,7 +139,7 @@ class HealthMonitor:
         self,
         options: HealthConfig,
         warn: Callable[[str], None],
-        log_event: Callable[[TrainingState, str, str | None], None],
+        log_event: Callable[[TrainingState, str, str | None], None] = lambda *_: None,
     ) -> None:
         """`log_event` records the name of a problem where it begins, with a message, and where it ends, without."""
         self._options, self._warn, self._log_event = options, warn, log_event

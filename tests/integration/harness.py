@@ -210,8 +210,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[
 
 
 def contents(run_dir: Path) -> dict[str, bytes]:
-    """Return the files of a finished run that its seed decides: weights, metrics, summary and rollouts, by name."""
-    files = [run_dir / "model" / "model.safetensors", run_dir / "metrics.jsonl", run_dir / "summary.json"]
+    """Return the files of a finished run that its seed decides: weights, logs, summary and rollouts."""
+    logs = [run_dir / name for name in ("metrics.jsonl", "events.jsonl", "summary.json")]
+    files = [run_dir / "model" / "model.safetensors", *logs]
     rollouts = sorted((run_dir / "rollouts").iterdir())
     placeless = {file.name: re.sub(rb'"/[^"]*/data/', b'"data/', file.read_bytes()) for file in rollouts}
     return {file.name: file.read_bytes() for file in files} | placeless

@@ -47,7 +47,7 @@ def test_everything_is_done_at_once(runs: Path) -> None:
         assert sum(record.get(name, 0.0) for record in steps) > 0, name
     # The sampler's caches gave the log-probs that the learner finds without them.
     assert max(record["rollout/logprob_diff_mean"] for record in steps_of(runs / "base")) < 1e-4
-    kept = [json.loads(line) for file in (runs / "whole" / "rollouts").glob("rl-*") for line in file.open()]
+    kept = [json.loads(line) for file in (runs / "whole" / "rollouts").glob("rl-*.jsonl") for line in file.open()]
     authors = []
     for record in kept:
         authors.append({segment["author"] for segment in record["segments"]})

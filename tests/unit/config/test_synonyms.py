@@ -34,7 +34,7 @@ def test_a_key_of_0_1_leads_to_a_key_of_its_section(name):
 
 
 def test_a_synonym_leads_to_a_key_that_exists():
-    ours = [*(synonym["ours"] for synonym in OTHER_FRAMEWORKS), *SYNONYMS["moved_since_0_1"].values()]
+    ours = [*(synonym["ours"] for synonym in OTHER_FRAMEWORKS), *SYNONYMS["moved"].values()]
     assert [path for path in ours if not has_key(path)] == []
 
 

@@ -29,7 +29,7 @@ def test_rl_step_makes_its_calls_in_order():
         ("update reference", 4),
         ("sync", 7),
     ]
-    assert run.calls == [*before_update, ("log rollouts", 5), ("log", 5), ("callback", 5)]
+    assert run.calls == [*before_update, ("record rollouts", 5), ("log", 5), ("callback", 5)]
     assert (state.step, state.data_position, state.version, state.steps_without_signal) == (5, 10, 7, 0)
     assert run.logger.metrics[0]["learner/loss"] == 0.25
     activities = ("prompt", "rollout", "score", "select", "learn")
