@@ -140,7 +140,7 @@ def measure_tokens(
 
 
 def find_clipped(ratio_N: Tensor, advantage_N: Tensor, options: LossConfig) -> tuple[Tensor, Tensor]:
-    """Return which tokens the lower bound clips, and which the upper one does, bool."""
+    """Return which tokens the lower bound clips, and which the upper one does, both bool [N]."""
     # The minimum of the clipped policy loss takes the bound only where it makes the gain smaller. CISPO's bounds
     # replace the ratio whatever the sign of the advantage; TRL counts those with A > 0 alone.
     is_cispo = options.policy_loss == "cispo"
