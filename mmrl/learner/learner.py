@@ -42,6 +42,7 @@ from mmrl.policy.expert_routing import (
 from mmrl.policy.policy import Policy, TokenLogprobs
 from mmrl.policy.processor import PromptProcessor
 from mmrl.types import Experience, FinishReason, TokenValues
+from mmrl.utils.activity import Activity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +84,18 @@ class PolicyLearner:
         *,
         ranks: Ranks | None = None,
         media_owners: MediaOwners | None = None,
+        activity: Activity | None = None,
     ) -> None:
         """Set up the learner of a stage.
 
         `reference` is that of the KL penalty, if the loss has one. `media_owners` knows which rank has a prompt's
-        media.
+        media. The learner counts its micro-batches in `activity`.
         """
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
         self._policy, self._processor, self._optimizer = policy, processor, optimizer
         self._config, self._reference = config, reference
         self._ranks, self._media_owners = ranks or SingleProcess(), media_owners or MediaOwners()
+        self._activity = activity or Activity()
         self._shared_prefix_checked = not config.shared_prefix
         # Of the last step: its experiences by identity, and what the loss read of them in the last epoch.
         self._index_by_id: dict[int, int] = {}
@@ -134,6 +137,8 @@ class PolicyLearner:
             check_routes_recorded(active)
         self._check_shared_prefix_once(active)
         mini_batches = self._make_mini_batches(in_loss)
+        num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
+        self._activity.begin_count("learn", self._config.epochs * num_micro_batches)
         if self._replays_routes or self._objective.needs_recomputed_logprobs(active):
             # Not the first mini-batch, whose first pass precedes all updates anyway.
             self._recompute_logprobs(mini_batches[1:])
@@ -212,6 +217,7 @@ class PolicyLearner:
                 # Scored tokens alone: which others share a row depends on how micro-batches are cut.
                 routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
             self._optimizer.backward(loss, last=micro_batch is mini_batch.micro_batches[-1])
+            self._activity.advance("learn")
             metrics.mean("learner/loss", float(loss.detach()))
             own_metrics.merge(metrics)
         norms = self._optimizer.update(lr)

@@ -18,6 +18,7 @@ from mmrl.log.logger import MetricsLogger
 from mmrl.log.metric_registry import Metric, find_builtin_metric
 from mmrl.training.rollout_recorder import RolloutRecorder
 from mmrl.types import EvalRewards, Group, RunInterrupted, SelectedExperiences, TrainingState, UserError
+from mmrl.utils.activity import Activity
 from mmrl.utils.plugin_args import check_methods, locate_function
 
 if TYPE_CHECKING:
@@ -51,15 +52,17 @@ class Callback(Protocol):
 
 @dataclass(slots=True)
 class StepTimer:
-    """Accumulates the wall-clock seconds of one step by activity."""
+    """Accumulates the wall-clock seconds of one step by activity, and says which one is going on."""
 
+    current: Activity = field(default_factory=Activity)  # the console's, in a run
     seconds: dict[str, float] = field(default_factory=dict)  # by `time/<activity>_s`
 
     @contextmanager
     def time(self, activity: str) -> Iterator[None]:
         """Add the time spent inside this block to `activity`."""
         start = time.perf_counter()
-        yield
+        with self.current.during(activity):
+            yield
         name = f"time/{activity}_s"
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 

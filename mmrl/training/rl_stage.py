@@ -94,7 +94,8 @@ def build_components(
         return moving_reference.update(step, reset_optimizer=optimizer.reset) if moving_reference else {}
 
     def sync_weights(version: int) -> None:
-        sampler.sync(version)
+        with run.console.activity.during("sync"):
+            sampler.sync(version)
         if logprob_check is not None and (metrics := logprob_check.measure_if_due(version)):
             services.logger.log_metrics(state, metrics)
 
@@ -114,6 +115,7 @@ def build_components(
         callbacks=callbacks,
         ranks=run.ranks,
         media_owners=media_owners,
+        activity=run.console.activity,
     )
 
 

@@ -131,7 +131,7 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
                 state, optimizer = next_stage_state(state), {}
                 checkpoints.save(state, {})
                 # A stage that is over must be on the disk before the next one begins.
-                checkpoints.manager.wait()
+                setup.console.wait_for("saving the checkpoint", checkpoints.manager.wait)
                 if services.stop_requested():
                     raise RunInterrupted
         if "after" not in state.eval_rewards:

@@ -31,6 +31,7 @@ def train_sft_stage(
             ranks=run.ranks,
             media_owners=media_owners,
             tools=build_demonstration_tools(stage, run),
+            activity=run.console.activity,
         )
         settings = SftSettings(
             num_steps=stage.steps,

@@ -105,6 +105,7 @@ def build_learner(
         reference,
         ranks=run.ranks,
         media_owners=media_owners,
+        activity=run.console.activity,
     )
 
 
@@ -120,7 +121,8 @@ def build_callbacks(
     is_rl = isinstance(stage, RlStage)
 
     def save(state: TrainingState) -> None:
-        services.checkpoints.save(state, save_optimizer())
+        with console.activity.during("save"):
+            services.checkpoints.save(state, save_optimizer())
 
     # The count comes first: the logger saves the rollouts of a step that extends it.
     callbacks: list[Callback] = [FailedStepCounter(count_steps_without_signal=is_rl)]

@@ -175,6 +175,13 @@ def test_each_mini_batch_has_an_update_of_its_own(make_tiny):
     assert metrics["rollout/logprob_diff_mean"] == expected[0]["rollout/logprob_diff_mean"] < LOGPROBS
 
 
+def test_micro_batches_are_counted_over_epochs_and_mini_batches(make_tiny):
+    tiny = make_tiny()
+    learner = make_learner(tiny, epochs=2, mini_batches=2, micro_batch_groups=1)
+    learner.step(make_experiences(tiny), step=0)
+    assert learner._activity.counts == {"learn": (6, 6)}  # three groups, twice
+
+
 @pytest.mark.parametrize(
     ("norms", "passes", "num_idle", "nonfinite"),
     [

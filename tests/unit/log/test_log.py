@@ -1,6 +1,5 @@
 """Logging: files that survive a kill, and a console for terminal and pipe."""
 
-import io
 import json
 import logging
 import math
@@ -15,11 +14,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from consoles import piped_console, terminal_console, without_escapes
 from factories import make_answer, make_config, make_group, make_prompt, make_rollout, make_sample
-from rich.console import Console as Screen
 from waiting import wait_for
 
-from mmrl.log.console import Console
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.logger import MetricsFile, RunLogger
 from mmrl.log.rollout_records import TextSource
@@ -197,21 +195,6 @@ def test_no_log_is_written_without_messages_of_libraries(tmp_path):
 
 
 # Console
-
-
-def piped_console() -> tuple[Console, io.StringIO]:
-    out = io.StringIO()
-    return Console(out), out
-
-
-def terminal_console() -> tuple[Console, io.StringIO]:
-    console, out = piped_console()
-    console._screen = Screen(file=out, force_terminal=True, width=100, highlight=False)
-    return console, out
-
-
-def without_escapes(out: io.StringIO) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
 
 
 def test_pipe_gets_the_first_the_last_and_every_tenth_part_of_the_steps():
