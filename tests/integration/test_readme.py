@@ -13,7 +13,7 @@ from mmrl.cli.main import main
 from mmrl.config import load_config
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
 def commands() -> list[str]:
