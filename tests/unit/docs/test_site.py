@@ -52,6 +52,23 @@ def test_links_change_where_the_site_lies_differently():
     )
 
 
+def lists_within_paragraphs(text: str) -> list[str]:
+    """Return the first lines of lists and tables that follow a line of text: GitHub shows them as such, a site not."""
+    found, before = [], ""
+    for line in make_site.FENCE.sub("", text).splitlines():
+        if re.match(r"- |\d+\. |\|", line) and before and not re.match(r"- |\d+\. |\||\s|#", before):
+            found.append(line)
+        before = line
+    return found
+
+
+def test_lists_and_tables_follow_a_blank_line(tmp_path):
+    make_site.stage_site(tmp_path)
+    for page in tmp_path.rglob("*.md"):
+        assert lists_within_paragraphs(page.read_text(encoding="utf-8")) == [], page.relative_to(tmp_path)
+    assert lists_within_paragraphs("You may\n- do this;\n- do that\n  as well.\n\n- fine\n") == ["- do this;"]
+
+
 class OutsideReferences(HTMLParser):
     """Collects what a page would fetch from another host by itself; links that a reader follows are none of it."""
 
