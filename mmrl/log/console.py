@@ -36,6 +36,9 @@ _FIRST_HEARTBEAT_S = 5.0
 _MIN_STEPS_FOR_ETA = 5
 # The live line shows an activity that lasts this long; shorter ones would only flicker.
 _MIN_ACTIVITY_S = 1.0
+# The part of an activity after which a remaining time is shown. Responses that are generated together end late and
+# together, so the first ones would predict many times too much.
+_MIN_FRACTION_FOR_ETA = 0.2
 # The activities of `StepTimer.time` in the words of the live line. Others are shown by their own name.
 _ACTIVITY_WORDS = {
     "prompt": "building prompts",
@@ -271,7 +274,7 @@ def describe_activity(activity: Activity, min_seconds: float) -> str:
     if count is not None:
         done, total = count
         text += f" {done:,} of {total:,}"
-        if 0 < done < total:
+        if _MIN_FRACTION_FOR_ETA * total <= done < total:
             text += f", {_clock(seconds / done * (total - done))} left"
     return escape_controls(text)
 

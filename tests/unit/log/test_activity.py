@@ -23,6 +23,7 @@ def activity_since(seconds: float, name: str, done: int = 0, total: int = 0) -> 
 def test_activity_is_described_with_its_count_and_the_time_left():
     generating = activity_since(30, "rollout", 128, 512)
     assert describe_activity(generating, 1) == "generating responses 128 of 512, 0:01:30 left"
+    assert describe_activity(activity_since(30, "rollout", 12, 512), 1) == "generating responses 12 of 512"
     assert describe_activity(activity_since(30, "learn", 8, 8), 1) == "learning from micro-batches 8 of 8"
     assert describe_activity(activity_since(30, "rollout", 0, 512), 1) == "generating responses 0 of 512"
     assert describe_activity(activity_since(30, "score"), 1) == "scoring"
