@@ -59,5 +59,5 @@ $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS)
 	@touch $(VENV)/.installed
 
 $(VENV)/.installed-test: pyproject.toml $(CONSTRAINTS)
-	$(call install,mmrl and all that its tests need,.[$(subst $(space),$(comma),$(strip dev bench deepspeed $(VLLM)))])
+	$(call install,mmrl and all that its tests need,.[$(subst $(space),$(comma),$(strip dev bench trackers deepspeed $(VLLM)))])
 	@touch $(VENV)/.installed $(VENV)/.installed-dev

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import mmrl
-from mmrl.cli import config, data, doctor, eval, export, reward, train
+from mmrl.cli import config, data, doctor, eval, export, reward, track, train
 from mmrl.cli.common import echo
 from mmrl.distributed.ranks import RankLostError
 from mmrl.types import UserError
@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     # DeepSpeed's launcher passes it to every process; the environment has the same number.
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for command in (train, eval, export, data, reward, config, doctor):
+    for command in (train, eval, export, track, data, reward, config, doctor):
         command.add_parser(commands)
     return parser
 

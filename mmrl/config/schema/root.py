@@ -24,6 +24,7 @@ from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
 from mmrl.config.schema.stage_checks import AnyStage, check_stages
 from mmrl.config.schema.stages import RlStage, SftStage
+from mmrl.config.schema.trackers import TrackerConfigs
 
 
 class BestCheckpointConfig(StrictModel):
@@ -69,6 +70,9 @@ class LoggingConfig(StrictModel):
 
     save_rollouts_every: PositiveInt = 10
     """The rollouts of every so many steps are written to `rollouts/`; those of the first step always are."""
+    trackers: TrackerConfigs = ()
+    """Trackers that follow the run, by name or with options: [tensorboard, {kind: wandb, project: vlm}]
+    (docs/trackers.md)."""
 
 
 class DistributedConfig(StrictModel):
