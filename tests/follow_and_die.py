@@ -17,7 +17,8 @@ from mmrl.config import load_config
 from mmrl.config.schema.trackers import AnyTracker
 from mmrl.log.run_dir import RunDir
 from mmrl.trackers import follower
-from mmrl.trackers.tracker import RunFacts, Tracker, open_tracker
+from mmrl.trackers.kinds import open_tracker
+from mmrl.trackers.tracker import RunFacts, Tracker
 
 
 def follow(run_dir: RunDir, moment: str, number: int, fake: Path | None = None) -> None:

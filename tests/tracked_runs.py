@@ -99,9 +99,15 @@ def expected_points(lines: list[dict[str, Any]], cold: int = 4) -> Points:
 
 
 def ours(points: Points) -> Points:
-    """The points of a tracker that are metrics of ours: no fields of its own, of the stage or of pictures."""
-    groups = ("learner", "reward", "validation", "test", "time")
-    return Counter({key: count for key, count in points.items() if key[1].partition("/")[0] in groups})
+    """The points of a tracker that are metrics of the run: no fields of its own, of the stage or of pictures."""
+    groups: dict[str, Points] = {}
+    for (step, name), count in points.items():
+        groups.setdefault(name.partition("/")[0], Counter())[step, name] = count
+    assert set(groups.pop("stage").values()) == {1}
+    metrics: Points = Counter()
+    for group in ("learner", "reward", "validation", "test", "time"):
+        metrics.update(groups.get(group, {}))
+    return metrics
 
 
 def append(run_dir: RunDir, lines: list[dict[str, Any]]) -> None:

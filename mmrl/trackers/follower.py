@@ -18,9 +18,10 @@ from typing import Any, Final
 from mmrl.config import Config, flatten_settings
 from mmrl.config.schema.trackers import AnyTracker
 from mmrl.log.run_dir import RunDir
+from mmrl.trackers.kinds import open_tracker
 from mmrl.trackers.pictures import PictureReader
 from mmrl.trackers.run_lines import RunLines
-from mmrl.trackers.tracker import Point, RunFacts, RunStatus, Tracker, open_tracker
+from mmrl.trackers.tracker import Point, RunFacts, RunStatus, Tracker
 from mmrl.utils.files import report_write_errors, write_atomically
 
 _BATCH_POINTS: Final = 100  # points that are sent between two writes of the mark
@@ -34,20 +35,21 @@ class Mark:
     step: int = 0  # global step of the last point that was sent
     sent: set[tuple[int, str]] = field(default_factory=set)  # (global step, metric) that were sent from `step` on
 
-    def leave_out_sent(self, point: Point) -> Point:
-        """Return the point with the values that were not sent yet."""
-        values = {}
-        for name, value in point.values.items():
-            if point.global_step >= self.step and (point.global_step, name) not in self.sent:
-                values[name] = value
-        return replace(point, values=values)
-
-    def advance(self, points: Sequence[Point]) -> None:
-        """Note that points were sent."""
+    def pass_over(self, points: Sequence[Point]) -> list[Point]:
+        """Move the mark behind points; return them with the values that were not sent yet, and without empty ones."""
+        new = []
         for point in points:
-            self.step = max(self.step, point.global_step)
-            self.sent.update((point.global_step, name) for name in point.values)
+            values = {}
+            for name, value in point.values.items():
+                if point.global_step >= self.step and (point.global_step, name) not in self.sent:
+                    values[name] = value
+            # Two lines of one step, its own and that of a validation, may be among the points.
+            self.sent.update((point.global_step, name) for name in values)
+            if values:
+                new.append(replace(point, values=values))
+        self.step = max([self.step, *(point.global_step for point in new)])
         self.sent = {key for key in self.sent if key[0] >= self.step}
+        return new
 
 
 @dataclass(slots=True)
@@ -155,11 +157,9 @@ class Follower:
     def _send(self, tracker: Tracker, file: str, points: Sequence[Point]) -> None:
         mark = self._progress.marks[file]
         for start in range(0, len(points), _BATCH_POINTS):
-            new = [mark.leave_out_sent(point) for point in points[start : start + _BATCH_POINTS]]
-            new = [point for point in new if point.values]
+            new = mark.pass_over(points[start : start + _BATCH_POINTS])
             if new:
                 tracker.log(new)
-                mark.advance(new)
                 self._progress.write(self._path)
 
     def _describe_run(self) -> RunFacts:
@@ -187,4 +187,4 @@ def count_unsent(run_dir: RunDir, kind: str) -> int:
     """Return how many lines of metrics.jsonl a tracker has not taken."""
     mark = Progress.read(progress_path(run_dir, kind)).marks["metrics"]
     metrics, _ = RunLines(run_dir).read_new()
-    return sum(bool(mark.leave_out_sent(point).values) for point in metrics)
+    return len(mark.pass_over(metrics))

@@ -75,7 +75,8 @@ class FollowLoop:
                 self._follower.finish(status)
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises must not end the run
             traceback.print_exc()
-            self._report(f"failed, and is tried again later: {describe_failure(error)}")
+            later = ", and is tried again later" if status is None else ""
+            self._report(f"failed{later}: {describe_failure(error)}")
             return False
         finally:
             self._busy_since = None

@@ -14,7 +14,7 @@ from mmrl.config import Config, load_config
 from mmrl.config.schema.trackers import AnyTracker
 from mmrl.log.run_dir import RunDir
 from mmrl.trackers.follower import Follower, count_unsent
-from mmrl.trackers.tracker import check_trackers
+from mmrl.trackers.kinds import check_trackers
 from mmrl.types import UserError
 from mmrl.utils.files import report_write_errors
 

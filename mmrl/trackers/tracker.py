@@ -1,28 +1,17 @@
-"""What a tracker is given, and the four of them by name. Each library is imported with its own file alone."""
+"""The methods of a tracker, and what they are given."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol
-
-from mmrl.config.schema.trackers import AnyTracker, MlflowConfig, TensorboardConfig, TrackioConfig, WandbConfig
-from mmrl.types import UserError
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 RunStatus = Literal["finished", "stopped", "failed"]
 """How a run ended: with its last stage, at the user's request, or by an error."""
-PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
-    "tensorboard": ("tensorboard",),
-    "wandb": ("wandb",),
-    "trackio": ("trackio",),
-    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
-}
-"""Packages that each kind of tracker imports; the extra of mmrl that installs them has the kind's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,40 +71,3 @@ class Tracker(Protocol):
 
     def finish(self, status: RunStatus, summary: Mapping[str, float]) -> None:
         """Add the summary, and end the run in the tracker."""
-
-
-def check_trackers(trackers: Sequence[AnyTracker]) -> None:
-    """Check that the libraries of trackers are installed, without importing them.
-
-    Raises:
-        UserError: one is not; the message has the pip line.
-    """
-    for index, tracker in enumerate(trackers):
-        missing = [package for package in PACKAGES[tracker.kind] if find_spec(package) is None]
-        if missing:
-            error = UserError(
-                f"{missing[0]} is not installed; pip install 'mmrl[{tracker.kind}]', or take {tracker.kind} out"
-            )
-            error.key = f"logging.trackers.{index}"
-            raise error
-
-
-def open_tracker(options: AnyTracker, run: RunFacts) -> Tracker:
-    """Start a run in a tracker, or continue the one with this id. Raises what its library raises."""
-    match options:
-        case TensorboardConfig():
-            from mmrl.trackers.tensorboard import TensorboardTracker
-
-            return TensorboardTracker(run)
-        case WandbConfig():
-            from mmrl.trackers.wandb import WandbTracker
-
-            return WandbTracker(options, run)
-        case TrackioConfig():
-            from mmrl.trackers.trackio import TrackioTracker
-
-            return TrackioTracker(options, run)
-        case MlflowConfig():
-            from mmrl.trackers.mlflow import MlflowTracker
-
-            return MlflowTracker(options, run)
