@@ -43,7 +43,7 @@ class MlflowTracker:
             self._run_id = found[0].info.run_id
             self._client.update_run(self._run_id, status="RUNNING")
             return
-        tags = {_ID_TAG: run.id, **options.tags, **{f"mmrl.{key}": value for key, value in run.facts.items()}}
+        tags = {_ID_TAG: run.id, **{f"mmrl.{key}": value for key, value in run.facts.items()}}
         self._run_id = self._client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id
         params = []
         for key, value in run.config.items():

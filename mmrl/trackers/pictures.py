@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -109,14 +110,20 @@ def _find_boxes(record: Mapping[str, Any], medium: Mapping[str, Any]) -> list[Bo
             case "box":
                 all_corners = [value]
             case "boxes":
-                all_corners = [region[0] for region in value]
+                all_corners = [region[0] for region in value if isinstance(region, list) and region]
             case _:
                 continue
-        for corners in all_corners:
+        for corners in filter(_is_box, all_corners):
             fractions = resize_map.convert(corners, CoordinateSystem(frame), CoordinateSystem.NORM_1)
-            if len(fractions) == 4:
-                boxes.append(Box(corners=fractions, is_gold=is_gold))
+            boxes.append(Box(corners=(fractions[0], fractions[1], fractions[2], fractions[3]), is_gold=is_gold))
     return boxes
+
+
+def _is_box(value: object) -> bool:
+    """Return True for four finite numbers; a response may hold anything."""
+    if not isinstance(value, list) or len(value) != 4:
+        return False
+    return all(isinstance(number, int | float) and math.isfinite(number) for number in value)
 
 
 def _describe(record: Mapping[str, Any]) -> str:

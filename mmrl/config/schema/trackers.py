@@ -74,8 +74,6 @@ class MlflowConfig(TrackerConfig):
     tracking_uri: str | None = None
     """Server or database, such as `http://host:5000`; when left out, MLFLOW_TRACKING_URI, or else the database
     `RUN/trackers/mlflow.db`."""
-    tags: dict[str, str] = Field(default_factory=dict)
-    """Tags of the run."""
 
     @field_validator("tracking_uri")
     @classmethod

@@ -80,6 +80,6 @@ def test_trackio_has_each_point_once_in_its_database_after_kills(tmp_path, monke
 @pytest.mark.slow
 def test_mlflow_has_each_point_once_in_its_database_after_kills(tmp_path):
     pytest.importorskip("mlflow")
-    run_dir = make_run(tmp_path, "[{kind: mlflow, project: p, tags: {a: b}}]")
+    run_dir = make_run(tmp_path, "[{kind: mlflow, project: p}]")
     check_killed_twice(run_dir, lambda: read_mlflow(run_dir, "p"))
     assert list(Path(run_dir.trackers).glob("mlflow-artifacts/*/artifacts/images/*.png"))
