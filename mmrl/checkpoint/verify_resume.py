@@ -37,6 +37,7 @@ def verify_resume(
         f"checkpoints.every={max(1, steps // 4)}",
         "checkpoints.keep_last=1000000",
         "logging.save_rollouts_every=1",
+        "logging.trackers=[]",
     ]
     with TemporaryDirectory(prefix="mmrl-verify-") as folder:
         # Both runs write to the same path, so that not even a path differs.

@@ -33,12 +33,16 @@ class PictureReader:
             self._roots.append((base_dir / root).resolve())
 
     def read_new(self, sent: Mapping[str, int], lines: RunLines) -> Iterator[tuple[str, int, list[Picture]]]:
-        """Yield file name, global step and pictures of each file of rollouts that is not in `sent`."""
+        """Yield file name, global step and pictures of each file of rollouts that is not in `sent`.
+
+        A file has to wait for the line of its step; one of another version of mmrl has no pictures.
+        """
         for path in sorted(self._run_dir.rollouts.glob("*.jsonl")):
             if path.name in sent:
                 continue
             records = _read_first_rollouts(path)
             if not records or not isinstance(records[0].get("stage"), str):
+                yield path.name, 0, []
                 continue
             step = lines.find_global_step(records[0]["stage"], records[0]["step"])
             if step is not None:

@@ -28,7 +28,10 @@ def follow_run(config: Config, base_dir: Path, run_dir: RunDir, console: Console
     """Let the trackers of a config follow the run inside this block. Nothing that happens to them ends it."""
     processes: list[TrackerProcess] = []
     for tracker in config.logging.trackers:
-        processes.append(TrackerProcess(tracker.kind, base_dir, run_dir, console))
+        try:
+            processes.append(TrackerProcess(tracker.kind, base_dir, run_dir, console))
+        except OSError as error:  # the machine has no memory or process left
+            console.warn(f"tracker {tracker.kind} does not follow this run: its process cannot be started: {error}")
     status: RunStatus = "failed"
     try:
         yield

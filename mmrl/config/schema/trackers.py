@@ -51,8 +51,8 @@ class WandbConfig(TrackerConfig):
     # Not strict: the list is a Python list here, since what reads names has taken the entry out of its JSON.
     tags: tuple[str, ...] = Field(default=(), strict=False)
     """Tags of the run."""
-    mode: Literal["online", "offline"] = "online"
-    """`offline` writes to `RUN/trackers/wandb` alone, for `wandb sync`."""
+    mode: Literal["online", "offline"] | None = None
+    """`offline` writes to `RUN/trackers/wandb` alone, for `wandb sync`; when left out, WANDB_MODE or else `online`."""
 
 
 class TrackioConfig(TrackerConfig):

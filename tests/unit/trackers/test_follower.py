@@ -21,7 +21,8 @@ from tracked_runs import (
     write_rollouts,
 )
 
-from mmrl.trackers.follower import Progress, count_unsent, progress_path
+from mmrl.config import load_config
+from mmrl.trackers.follower import Follower, Progress, count_unsent, progress_path
 
 LINES = expected_lines()
 POINTS = expected_points(LINES)
@@ -109,6 +110,33 @@ def test_the_times_of_a_repeated_step_are_sent_once_and_the_last_of_them(tmp_pat
     rows = [json.loads(line) for line in tracker.path.read_text().splitlines()]
     assert [row[2]["time/step_s"] for row in rows if row[0] == 10 and "time/step_s" in row[2]] == [7.0]
     assert ours(read_fake(tracker.path)) == POINTS
+
+
+def test_times_of_steps_that_are_done_again_wait_for_them(tmp_path):
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    append(run_dir, LINES[:9])
+    resume_at(run_dir, 4)  # timings.jsonl keeps the lines of later steps
+    follower = fake_follower(run_dir, tracker)
+    follower.send_new()
+    assert max(step for step, _ in read_fake(tracker.path)) == 2
+    append(run_dir, LINES[4:])
+    follower.send_new()
+    assert ours(read_fake(tracker.path)) == POINTS
+
+
+def test_a_run_has_its_id_before_the_tracker_does(tmp_path):
+    run_dir, ids = make_run(tmp_path), []
+
+    def die(options, run):
+        ids.append(run.id)
+        raise ConnectionError
+
+    config = load_config(run_dir.config).config
+    for _ in range(2):
+        follower = Follower(run_dir, config, tmp_path, config.logging.trackers[0], open_tracker=die)
+        with pytest.raises(ConnectionError):
+            follower.send_new()
+    assert ids[0] == ids[1]
 
 
 def test_after_a_failure_the_rest_is_sent_once(tmp_path, monkeypatch):

@@ -98,4 +98,4 @@ def test_each_of_several_boxes_is_drawn(run_dir):
 
 def test_rollouts_of_an_older_version_are_passed_over(run_dir):
     (run_dir.rollouts / "rl-000002.jsonl").write_text(json.dumps({"sample": "a", "media": ["x.png"]}) + "\n")
-    assert read(run_dir) == []
+    assert read(run_dir) == [("rl-000002.jsonl", 0, [])]
