@@ -142,7 +142,9 @@ def test_a_run_has_its_id_before_the_tracker_does(tmp_path):
 def test_after_a_failure_the_rest_is_sent_once(tmp_path, monkeypatch):
     run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
     follower, log = fake_follower(run_dir, tracker), tracker.log
-    append(run_dir, LINES)
+    append(run_dir, LINES[:2])
+    follower.send_new()
+    append(run_dir, LINES[2:])
 
     def fail_in_the_middle(points):
         log(points[:3])
@@ -151,7 +153,7 @@ def test_after_a_failure_the_rest_is_sent_once(tmp_path, monkeypatch):
     monkeypatch.setattr(tracker, "log", fail_in_the_middle)
     with pytest.raises(ConnectionError):
         follower.send_new()
-    assert count_unsent(run_dir, "tensorboard") == len(LINES)
+    assert count_unsent(run_dir, "tensorboard") == len(LINES) - 2
     monkeypatch.setattr(tracker, "log", log)
     follower.send_new()
     assert ours(read_fake(tracker.path)) == POINTS
