@@ -102,7 +102,9 @@ def ours(points: Points) -> Points:
     """The points of a tracker that are metrics of the run: no fields of its own, of the stage or of pictures."""
     groups: dict[str, Points] = {}
     for (step, name), count in points.items():
-        groups.setdefault(name.partition("/")[0], Counter())[step, name] = count
+        group, slash, _ = name.partition("/")
+        if slash:
+            groups.setdefault(group, Counter())[step, name] = count
     assert set(groups.pop("stage").values()) == {1}
     metrics: Points = Counter()
     for group in ("learner", "reward", "validation", "test", "time"):
