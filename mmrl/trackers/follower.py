@@ -1,8 +1,8 @@
 """Sends a run's lines to one tracker exactly once, over kills and resumes.
 
-RUN/trackers/KIND.json keeps how far a tracker is, and is written after the tracker took something. A process that is
-killed between the two asks the tracker what it has beyond that mark. metrics.jsonl is cut back when a run resumes and
-written again with the same values, so lines up to the mark are left out.
+RUN/trackers/KIND.json has a mark: the last step that the tracker took. It is written after the tracker took points, and
+the process may be killed between the two, so the next process asks the tracker which points beyond the mark it has. A
+resumed run cuts metrics.jsonl back and writes the same values again; lines up to the mark are left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Mark:
     sent: set[tuple[int, str]] = field(default_factory=set)  # (global step, metric) that were sent from `step` on
 
     def pass_over(self, points: Sequence[Point]) -> list[Point]:
-        """Move the mark behind points; return them with the values that were not sent yet, and without empty ones."""
+        """Move the mark past points, and return those of them that have values which were not sent yet."""
         new = []
         for point in points:
             values = {}

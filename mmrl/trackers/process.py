@@ -1,8 +1,9 @@
 """The process of one tracker: `python -m mmrl.trackers.process RUN KIND BASE_DIR`, started by `start.py`.
 
-A tracker's library has threads, handlers at exit and a server that may not answer. In a process of its own it can
-neither delay a training step nor keep the run from ending. Lines for the user go to standard output; what libraries
-print goes to RUN/trackers/KIND.log. The run's end comes as a line on standard input, and its death as the end of input.
+A tracker's library has threads, exit handlers and a server that may not answer. In a process of its own it can neither
+delay a training step nor keep the run from ending. Standard output carries lines for the user; what libraries print
+goes to RUN/trackers/KIND.log. Standard input receives a line when the run ends, and closes without one when it is
+killed.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from mmrl.trackers.tracker import RunStatus
 from mmrl.utils.processes import die_with_parent
 
 _POLL_S: Final = 1.0
-_STALL_S: Final = 60.0  # silence of a tracker after which the user is told
+_STALL_S: Final = 60.0  # a call that takes longer is reported
 _FIRST_RETRY_S, _MAX_RETRY_S = 10.0, 600.0
 
 
 class FollowLoop:
-    """Sends what is new every second until the run has ended, and tells of the first problem."""
+    """Sends what is new every second until the run has ended, and reports the first problem."""
 
-    def __init__(self, follower: Follower, tell: Callable[[str], None]) -> None:
-        """Tell problems by `tell`."""
-        self._follower, self._tell = follower, tell
-        self._has_told = False
+    def __init__(self, follower: Follower, print_line: Callable[[str], None]) -> None:
+        """Report a problem by `print_line`."""
+        self._follower, self._print_line = follower, print_line
+        self._has_reported = False
         self._status: RunStatus | None = None  # set once the run has ended
         self._ended = Event()
         self._busy_since: float | None = None  # by the monotonic clock, while the tracker is at work
@@ -43,13 +44,13 @@ class FollowLoop:
         """Follow the run to its end."""
         retry_s = _FIRST_RETRY_S
         while not self._ended.is_set():
-            if self._attempt():
+            if self._attempt(None):
                 retry_s = _FIRST_RETRY_S
                 self._ended.wait(_POLL_S)
             else:
                 self._ended.wait(retry_s)
                 retry_s = min(2 * retry_s, _MAX_RETRY_S)
-        self._attempt()
+        self._attempt(self._status)
 
     def end(self, status: RunStatus) -> None:
         """Let `run` send what is left and return; called by another thread."""
@@ -57,16 +58,15 @@ class FollowLoop:
         self._ended.set()
 
     def watch(self) -> None:
-        """Tell of a tracker that does not return; a thread calls it for as long as the process lives."""
-        while not self._has_told:
+        """Report a tracker that does not return; called in a thread of its own."""
+        while not self._has_reported:
             time.sleep(_POLL_S)
             busy_since = self._busy_since
             if busy_since is not None and time.monotonic() - busy_since > _STALL_S:
-                self._report(f"has not answered for {_STALL_S:.0f} s; the run goes on")
+                self._report(f"has not answered for {_STALL_S:.0f} s; the run continues")
 
-    def _attempt(self) -> bool:
-        """Send what is new, and after the run's end its status; return False if that failed."""
-        status = self._status
+    def _attempt(self, status: RunStatus | None) -> bool:
+        """Send what is new, and with a `status` end the run in the tracker; return False if that failed."""
         self._busy_since = time.monotonic()
         try:
             if status is None:
@@ -75,7 +75,7 @@ class FollowLoop:
                 self._follower.finish(status)
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises must not end the run
             traceback.print_exc()
-            later = ", and is tried again later" if status is None else ""
+            later = ", and will be tried again" if status is None else ""
             self._report(f"failed{later}: {describe_failure(error)}")
             return False
         finally:
@@ -83,22 +83,22 @@ class FollowLoop:
         return True
 
     def _report(self, text: str) -> None:
-        """Tell the first problem alone; the log has them all."""
-        if not self._has_told:
-            self._has_told = True
-            self._tell(text)
+        """Print the first problem; the log has all of them."""
+        if not self._has_reported:
+            self._has_reported = True
+            self._print_line(text)
 
 
 def main(run: str, kind: str, base_dir: str) -> NoReturn:
     """Follow a run until it ends."""
-    # In case that the run is killed: it leaves nobody who could read what is told.
+    # What a killed run leaves unsent is sent when it resumes.
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     run_dir = RunDir(Path(run))
     to_user = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
 
-    def tell(text: str) -> None:
+    def print_line(text: str) -> None:
         to_user.write(text + "\n")
         to_user.flush()
 
@@ -108,13 +108,13 @@ def main(run: str, kind: str, base_dir: str) -> NoReturn:
             os.dup2(log, 1)
             os.dup2(log, 2)
             config, options = load_tracker(run_dir, kind)
-            loop = FollowLoop(Follower(run_dir, config, Path(base_dir), options), tell)
+            loop = FollowLoop(Follower(run_dir, config, Path(base_dir), options), print_line)
             Thread(target=_wait_for_end, args=(loop,), daemon=True, name="end of the run").start()
             Thread(target=loop.watch, daemon=True, name="stalls").start()
             loop.run()
-    except Exception as error:  # noqa: BLE001 - told to the user in any case
+    except Exception as error:  # noqa: BLE001 - the user is told
         traceback.print_exc()
-        tell(f"does not follow this run: {describe_failure(error)}")
+        print_line(f"does not follow this run: {describe_failure(error)}")
     # Not `sys.exit`: handlers of libraries could wait for a server for as long as they like.
     sys.stdout.flush()
     os._exit(0)
@@ -123,7 +123,7 @@ def main(run: str, kind: str, base_dir: str) -> NoReturn:
 def _wait_for_end(loop: FollowLoop) -> None:
     line = sys.stdin.readline().strip()
     if not line:
-        # The run is dead; when it resumes, another process goes on from the mark.
+        # The run was killed; when it resumes, another process continues from the mark.
         os._exit(1)
     loop.end(cast("RunStatus", line))
 

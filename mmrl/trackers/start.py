@@ -1,4 +1,4 @@
-"""Starts the processes of a run's trackers, prints what they tell, and ends them within a bounded time."""
+"""Starts the processes of a run's trackers, prints their lines, and ends them within a bounded time."""
 
 from __future__ import annotations
 

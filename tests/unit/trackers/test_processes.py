@@ -1,4 +1,4 @@
-"""What goes wrong with a tracker is told once, and neither stops the run nor keeps it from ending."""
+"""What goes wrong with a tracker is reported once, and neither stops the run nor keeps it from ending."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def tracked(run_dir: RunDir) -> Iterator[io.StringIO]:
 
 @contextmanager
 def looping(follower: Follower, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Follow in a thread as the process of a tracker does, with short pauses; yield what it tells."""
+    """Follow in a thread as the process of a tracker does, with short pauses; yield what it reports."""
     monkeypatch.setattr(process, "_POLL_S", 0.01)
     monkeypatch.setattr(process, "_FIRST_RETRY_S", 0.01)
-    told: list[str] = []
-    loop = FollowLoop(follower, told.append)
+    reported: list[str] = []
+    loop = FollowLoop(follower, reported.append)
     threads = [Thread(target=loop.run), Thread(target=loop.watch, daemon=True)]
     for thread in threads:
         thread.start()
-    yield told
+    yield reported
     loop.end("finished")
     threads[0].join()
 
@@ -131,7 +131,7 @@ def test_a_tracker_ends_with_a_run_that_is_killed(tmp_path, started):
     assert ours(read_tensorboard(run_dir)) == POINTS
 
 
-def test_a_tracker_that_raises_is_told_of_once_and_tried_again(tmp_path, monkeypatch):
+def test_a_tracker_that_raises_is_reported_once_and_tried_again(tmp_path, monkeypatch):
     run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
     log, failures = tracker.log, 5
 
@@ -144,27 +144,27 @@ def test_a_tracker_that_raises_is_told_of_once_and_tried_again(tmp_path, monkeyp
 
     monkeypatch.setattr(tracker, "log", fail_at_first)
     append(run_dir, LINES[:5])
-    with looping(fake_follower(run_dir, tracker), monkeypatch) as told:
+    with looping(fake_follower(run_dir, tracker), monkeypatch) as reported:
         wait_for(lambda: read_fake(tracker.path))
         append(run_dir, LINES[5:])
-    assert told == ["failed, and is tried again later: ConnectionError: no network"]
+    assert reported == ["failed, and will be tried again: ConnectionError: no network"]
     assert ours(read_fake(tracker.path)) == POINTS
 
 
-def test_a_tracker_that_does_not_return_is_told_of_once(tmp_path, monkeypatch):
+def test_a_tracker_that_does_not_return_is_reported_once(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "_STALL_S", 0.05)
     run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
     log = tracker.log
     monkeypatch.setattr(tracker, "log", lambda points: (time.sleep(0.5), log(points)))
     append(run_dir, LINES)
-    with looping(fake_follower(run_dir, tracker), monkeypatch) as told:
-        wait_for(lambda: told)
-    assert told == ["has not answered for 0 s; the run goes on"]
+    with looping(fake_follower(run_dir, tracker), monkeypatch) as reported:
+        wait_for(lambda: reported)
+    assert reported == ["has not answered for 0 s; the run continues"]
     assert ours(read_fake(tracker.path)) == POINTS
 
 
 @pytest.mark.parametrize("what", ["event file", "progress"])
-def test_a_full_disk_is_told_of_once_and_what_was_missed_is_sent_later(tmp_path, monkeypatch, what):
+def test_a_full_disk_is_reported_once_and_what_was_missed_is_sent_later(tmp_path, monkeypatch, what):
     run_dir = make_run(tmp_path)
     config = load_config(run_dir.config).config
     is_full = True
@@ -181,14 +181,14 @@ def test_a_full_disk_is_told_of_once_and_what_was_missed_is_sent_later(tmp_path,
     if what == "progress":
         progress.symlink_to("/dev/full")
     append(run_dir, LINES[:5])
-    with looping(follower, monkeypatch) as told:
-        wait_for(lambda: told)
+    with looping(follower, monkeypatch) as reported:
+        wait_for(lambda: reported)
         is_full = False
         append(run_dir, LINES[5:])
         if what == "progress":
             wait_for(lambda: not progress.is_symlink())  # a file that cannot be written is removed again
-    assert len(told) == 1
-    assert "No space left on device" in told[0]
+    assert len(reported) == 1
+    assert "No space left on device" in reported[0]
     assert ours(read_tensorboard(run_dir)) == POINTS
 
 
@@ -214,7 +214,7 @@ def serve(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_wrong_key_of_wandb_is_told_of_once(tmp_path, monkeypatch):
+def test_a_wrong_key_of_wandb_is_reported_once(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     run_dir = make_run(tmp_path, "[{kind: wandb, project: p}]")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
@@ -224,7 +224,7 @@ def test_a_wrong_key_of_wandb_is_told_of_once(tmp_path, monkeypatch):
         with tracked(run_dir) as printed:
             wait_for(printed.getvalue)
     text = " ".join(printed.getvalue().split())
-    assert text.count("tracker wandb failed, and is tried again later") == 1
+    assert text.count("tracker wandb failed, and will be tried again") == 1
     assert f"tracker wandb lacks {len(LINES)} lines" in text
 
 
