@@ -19,9 +19,9 @@ _ROUNDING_EFFECT = "results may differ in the last digits"
 CHANGEABLE_ON_RESUME: Final = (
     ("run.dir", _NO_EFFECT),
     ("logging.save_rollouts_every", _NO_EFFECT),
-    ("logging.trackers*", _NO_EFFECT),
     ("checkpoints.*", _NO_EFFECT),
     ("evaluation.benchmarks*", _NO_EFFECT),
+    ("logging.trackers*", _NO_EFFECT),
     ("data.media_workers", _NO_EFFECT),
     ("data.on_bad_sample", _BAD_DATA_EFFECT),
     ("data.on_changed_data", _BAD_DATA_EFFECT),
