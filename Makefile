@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 VENV := .venv
+# Pages are built without mmrl itself, so this environment takes seconds.
+DOCS_VENV := .venv-docs
 # What is known to work. `make setup CONSTRAINTS=` lets pip choose instead (on a CUDA machine, say).
 CONSTRAINTS ?= constraints.txt
 # The engine of `make test-all`: vLLM for the GPU, or its build for CPUs. With `VLLM=` its tests are skipped.
@@ -14,7 +16,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all lint clean
+.PHONY: help setup quickstart test test-all lint docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,8 +38,11 @@ lint: $(VENV)/.installed-dev ## check style and types
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
 
+docs: $(DOCS_VENV)/.installed ## build the documentation as a site into site/
+	$(DOCS_VENV)/bin/python tools/dev/make_site.py
+
 clean: ## remove .venv and caches; runs/ stays
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(DOCS_VENV) site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 comma := ,
 space := $(subst ,, )
@@ -59,5 +64,12 @@ $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS)
 	@touch $(VENV)/.installed
 
 $(VENV)/.installed-test: pyproject.toml $(CONSTRAINTS)
-	$(call install,mmrl and all that its tests need,.[$(subst $(space),$(comma),$(strip dev bench trackers deepspeed $(VLLM)))])
+	$(call install,mmrl and all that its tests need,.[$(subst $(space),$(comma),$(strip dev docs bench trackers deepspeed $(VLLM)))])
 	@touch $(VENV)/.installed $(VENV)/.installed-dev
+
+DOCS_PACKAGES = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+
+$(DOCS_VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+	@test -x $(DOCS_VENV)/bin/pip || $(PYTHON) -m venv $(DOCS_VENV)
+	@$(PYTHON) -c '$(DOCS_PACKAGES)' | xargs $(DOCS_VENV)/bin/pip install -qq --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+	@touch $@

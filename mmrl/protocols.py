@@ -19,6 +19,7 @@ from mmrl.types import (
     Score,
     SelectedExperiences,
     Target,
+    TokenValues,
     TrainingState,
 )
 
@@ -173,3 +174,6 @@ class Learner(Protocol):
 
         Every rank passes the same experiences and trains on its own share of them.
         """
+
+    def token_values(self, indices: Sequence[int]) -> Mapping[int, TokenValues]:
+        """Return what the last step computed for some of its experiences, by index, of this rank's share."""

@@ -84,13 +84,13 @@ class FakeLearner:
 
 
 class FakeLogger:
-    """Keeps the metrics and times of each step, and the steps whose rollouts had to be saved."""
+    """A logger and recorder; keeps metrics and times of each step, and the steps whose rollouts had to be recorded."""
 
     def __init__(self, calls):
         self.calls, self.metrics, self.times, self.forced = calls, [], [], []
 
-    def log_rollouts(self, state, groups, advantages, *, force):
-        self.calls.append(("log rollouts", state.step))
+    def record_step(self, state, selected, *, force):
+        self.calls.append(("record rollouts", state.step))
         self.forced += [state.step] * force
         return f"kept-{state.step}"
 
@@ -118,7 +118,7 @@ class FakeRun:
         is_rl = max_steps_without_signal is not None
         return [
             FailedStepCounter(count_steps_without_signal=is_rl),
-            StepLogger(self.logger, only_failed_rollouts=not is_rl),
+            StepLogger(self.logger, self.logger, only_failed_rollouts=not is_rl),
             FailedStepLimit(max_nonfinite_steps=2, max_steps_without_signal=max_steps_without_signal),
             self,
         ]

@@ -63,7 +63,7 @@ RL_STAGE = {
 MODEL = {"dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024}
 CONFIG = {
     "run": {"name": "faults", "cpu_threads": 1},
-    "logging": {"save_rollouts_every": 3},
+    "logging": {"rollouts": {"every": 3}},
     "data": {"train": [DATASET], "test": [{**DATASET, "args": {**DATASET_ARGS, "split": "test", "size": 2}}]},
     "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact", "name": "digit"}]},
     "evaluation": {"max_new_tokens": 40, "rollout_steps": [{"kind": "generate"}, ZOOM]},

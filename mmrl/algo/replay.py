@@ -53,8 +53,8 @@ def replay_experiences(
     state: TrainingState,
     settings: ReplaySettings,
     find_changed_media: ChangedMediaFinder,
-) -> tuple[tuple[Experience, ...], dict[str, float]]:
-    """Return what the step trains on, the step's own experiences before replayed ones, and metrics of the replay.
+) -> tuple[tuple[Experience, ...], tuple[Experience, ...], dict[str, float]]:
+    """Return the step's own experiences that it trains on, those that it replays, and metrics of the replay.
 
     Own experiences with an advantage enter `state.replay_buffer`. A sampled one whose media changed since leaves it.
     """
@@ -88,10 +88,9 @@ def replay_experiences(
             staleness = state.version - experience.rollout.oldest_version
             replayed.append(replace(experience, staleness=staleness, old_logprobs_source=options.old_logprobs))
     state.replay_buffer = usable
-    trained = (*own, *replayed)
-    metrics = _replay_metrics(trained, replayed, usable, options)
+    metrics = _replay_metrics((*own, *replayed), replayed, usable, options)
     metrics["replay/dropped_changed_media"] = float(len(buffer) - len(usable))
-    return trained, metrics
+    return tuple(own), tuple(replayed), metrics
 
 
 def update_buffer(

@@ -25,7 +25,7 @@ from mmrl.algo.advantages import EQUALITY_TOLERANCE
 from mmrl.algo.replay import ChangedMediaFinder, ReplaySettings, replay_experiences
 from mmrl.algo.reward_history import advance_phase, record_rewards
 from mmrl.config.schema import CurriculumPhaseConfig, DynamicSamplingConfig, GroupRewardRangeConfig
-from mmrl.types import Experience, FinishReason, Group, SelectedExperiences, TrainingState
+from mmrl.types import Experience, FinishReason, Group, GroupSelection, SelectedExperiences, TrainingState
 
 AdvantageFunction = Callable[[Sequence[Group]], Sequence[Sequence[float]]]
 """Returns one advantage for each rollout of each group."""
@@ -81,7 +81,7 @@ class ExperienceSelector:
             # An order by priority draws the whole next step with the weights known now, from this position on.
             state.step_data_start = state.data_position
 
-        filtered = FilteredGroups(carried=[], passed=list(range(len(groups))), waiting=[], metrics={})
+        filtered = FilteredGroups(carried=[], passed=list(range(len(groups))), waiting=[], rejected={}, metrics={})
         if self.dynamic_sampling is not None or self.carry_over:
             filtered = self._filter_groups(groups, state)
         num_carried = len(filtered.carried)
@@ -99,11 +99,11 @@ class ExperienceSelector:
 
         # Before replay: old advantages would hide that a task is solved, and train on stale rollouts for ever.
         has_signal = any(map(attrgetter("advantage"), experiences))
+        own: tuple[Experience, ...] = tuple(experiences)
+        replayed: tuple[Experience, ...] = ()
         if self.replay is not None:
-            trained, replay_metrics = replay_experiences(experiences, state, self.replay, self.find_changed_media)
+            own, replayed, replay_metrics = replay_experiences(experiences, state, self.replay, self.find_changed_media)
             metrics |= replay_metrics
-        else:
-            trained = tuple(experiences)
         # After the selection: the phase that this step's samples came from is still the current one until here.
         if self.curriculum_phases:
             metrics["data/curriculum_phase"] = float(advance_phase(state, sample_means, self.curriculum_phases))
@@ -111,14 +111,18 @@ class ExperienceSelector:
         # Rollout files and metrics show each group once: in the step that trains on it, or rejects it (advantage 0).
         own_advantages = dict(zip(filtered.passed, advantages[num_carried:], strict=True))
         shown, shown_advantages = list(filtered.carried), advantages[:num_carried]
+        selections = [GroupSelection("trained", carried_over=True)] * num_carried
         for index, group in enumerate(groups):
             if index not in filtered.waiting:
                 shown.append(group)
                 shown_advantages.append(own_advantages.get(index, (0.0,) * len(group.rollouts)))
+                selections.append(filtered.selection(index))
         return SelectedExperiences(
             groups=tuple(shown),
             advantages=tuple(shown_advantages),
-            experiences=trained,
+            selections=tuple(selections),
+            experiences=(*own, *replayed),
+            replayed=replayed,
             has_signal=has_signal,
             metrics=metrics,
         )
@@ -129,20 +133,20 @@ class ExperienceSelector:
         Groups beyond `prompts_per_step` wait for the next step or are dropped, as `carry_over` says.
         """
         passed: list[int] = []
-        rejected: Counter[str] = Counter()
+        rejected: dict[int, str] = {}
         metrics: dict[str, float] = {}
         for index, group in enumerate(groups):
             reason = None if self.dynamic_sampling is None else rejection_reason(group, self.dynamic_sampling)
             if reason is None:
                 passed.append(index)
             else:
-                rejected[reason] += 1
+                rejected[index] = reason
         if self.dynamic_sampling is not None and groups:
             metrics["dynamic_sampling/passed_frac"] = len(passed) / len(groups)
-        for reason, count in rejected.items():
+        for reason, count in Counter(rejected.values()).items():
             metrics[f"dynamic_sampling/rejected/{reason}"] = float(count)
         if not self.carry_over:
-            return FilteredGroups(carried=[], passed=passed[: self.prompts_per_step], waiting=[], metrics=metrics)
+            return FilteredGroups([], passed[: self.prompts_per_step], [], rejected, metrics)
 
         # Images may have been overwritten since the step that sampled these groups.
         changed = self.find_changed_media(group.prompt for group in state.carried_over)
@@ -153,7 +157,7 @@ class ExperienceSelector:
         metrics["groups/carried_over"] = float(len(trained))
         room = self.prompts_per_step - len(trained)
         state.carried_over = (*still_waiting, *(groups[index] for index in passed[room:]))
-        return FilteredGroups(carried=trained, passed=passed[:room], waiting=passed[room:], metrics=metrics)
+        return FilteredGroups(trained, passed[:room], passed[room:], rejected, metrics)
 
 
 class FilteredGroups(NamedTuple):
@@ -162,7 +166,14 @@ class FilteredGroups(NamedTuple):
     carried: list[Group]  # groups that passed in an earlier step, which had no room for them
     passed: list[int]  # indices of this step's groups that are trained on now
     waiting: list[int]  # indices of this step's groups that are carried over to the next
+    rejected: dict[int, str]  # indices of this step's groups that did not pass, with the reason
     metrics: dict[str, float]  # metrics of the filter and of the groups carried over
+
+    def selection(self, index: int) -> GroupSelection:
+        """Return what became of a group of this step that does not wait."""
+        if index in self.rejected:
+            return GroupSelection("rejected", self.rejected[index])
+        return GroupSelection("trained" if index in self.passed else "no_room")
 
 
 def make_experiences(

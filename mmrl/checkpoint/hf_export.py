@@ -128,7 +128,9 @@ def collect_card_facts(run_dir: RunDir, config: Config, state: TrainingState, na
     is_compared = rewards.keys() >= {"before", "after"}
     last_metrics: Mapping[str, Any] = {}
     # Up to the checkpoint's own position: the run may have continued since.
-    for record in read_records(run_dir.metrics, state.metrics_bytes):
+    for record, end in read_records(run_dir.metrics):
+        if end > state.metrics_bytes:
+            break
         # Training steps alone have a learning rate; benchmarks and `sample` stages write records too.
         if "learner/lr" in record:
             last_metrics = record

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from mmrl.types import UserError
 
 _COMPARED_FOLDERS = ("rollouts", "checkpoints/*", "benchmarks/*/*", "model", "adapter")
-_COMPARED_PATTERNS = ("metrics.jsonl", "summary.json", *(f"{name}/*" for name in _COMPARED_FOLDERS))
+_COMPARED_PATTERNS = ("metrics.jsonl", "events.jsonl", "summary.json", *(f"{name}/*" for name in _COMPARED_FOLDERS))
 _POLL_S = 0.002  # short beside a step even of a tiny model: the kill is to come right after its line
 _ERROR_TAIL_CHARS = 2000
 
@@ -37,7 +37,7 @@ def verify_resume(
         "logging.trackers=[]",
         f"checkpoints.every={max(1, steps // 4)}",
         "checkpoints.keep_last=1000000",
-        "logging.save_rollouts_every=1",
+        "logging.rollouts.every=1",
     ]
     with TemporaryDirectory(prefix="mmrl-verify-") as folder:
         # Both runs write to the same path, so that not even a path differs.

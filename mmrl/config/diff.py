@@ -18,7 +18,7 @@ _ROUNDING_EFFECT = "results may differ in the last digits"
 # Patterns of dotted paths, with the effect of another value on a resumed run. Any other change makes another run.
 CHANGEABLE_ON_RESUME: Final = (
     ("run.dir", _NO_EFFECT),
-    ("logging.save_rollouts_every", _NO_EFFECT),
+    ("logging.rollouts.*", _NO_EFFECT),
     ("checkpoints.*", _NO_EFFECT),
     ("evaluation.benchmarks*", _NO_EFFECT),
     ("logging.trackers*", _NO_EFFECT),

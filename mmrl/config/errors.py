@@ -215,8 +215,8 @@ def _find_synonym(section: type[BaseModel], path: KeyPath) -> str | None:
     renamed = _find_renamed(section, key)
     if renamed is not None:
         return f"`{renamed}`"
-    if dotted in tables["moved_since_0_1"]:
-        return f"`{tables['moved_since_0_1'][dotted]}`"
+    if dotted in tables["moved"]:
+        return f"`{tables['moved'][dotted]}`"
     # The last two words first: verl's `rollout.n` means more than an `n` somewhere.
     for theirs in (".".join(map(str, path[-2:])), key):
         for entry in tables["other_frameworks"]:

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from mmrl.distributed.ranks import MediaOwners, Ranks
-from mmrl.types import EvalRewards, Experience, Group, Prompt, Rollout, RolloutBatch, Sample, UserError
+from mmrl.types import EvalRewards, Experience, Group, Prompt, Rollout, RolloutBatch, Sample, TokenValues, UserError
 
 ItemT = TypeVar("ItemT")
 
@@ -49,6 +49,14 @@ def gather_demonstrations(
     demonstrations_by_rank = ranks.all_gather(tuple(demonstrations))
     media_owners.record([list(map(attrgetter("rollout.prompt"), own)) for own in demonstrations_by_rank], step)
     return list(chain.from_iterable(demonstrations_by_rank))
+
+
+def gather_token_values(values: Mapping[int, TokenValues], ranks: Ranks) -> dict[int, TokenValues]:
+    """Return what the learners of all ranks computed for single tokens, by index of the experience."""
+    gathered: dict[int, TokenValues] = {}
+    for own_values in ranks.all_gather(dict(values)):
+        gathered.update(own_values)
+    return gathered
 
 
 def gather_batch(batch: RolloutBatch, ranks: Ranks) -> RolloutBatch:
@@ -107,12 +115,15 @@ def measure_on_all_ranks(
     # Every n-th sample and not a contiguous share: where samples of a long task are neighbors, all ranks get some.
     measured: dict[str, dict[str, float]] = {}
     counts: Counter[str] = Counter()
+    groups: dict[str, Group] = {}
     for rank_result in ranks.all_gather(measure(samples[ranks.rank :: ranks.size])):
         counts.update(rank_result.rollout_metrics)
+        groups.update((group.prompt.sample.id, group) for group in rank_result.groups)
         for task, rewards in rank_result.rewards.items():
             measured.setdefault(task, {}).update(rewards)
     # Dictionaries keep their order, and metrics are written in it: it must not depend on the number of ranks.
     ordered: dict[str, dict[str, float]] = {}
     for sample in samples:
         ordered.setdefault(sample.task, {})[sample.id] = measured[sample.task][sample.id]
-    return EvalRewards(ordered, counts)
+    in_order = tuple(groups[sample.id] for sample in samples if sample.id in groups)
+    return EvalRewards(ordered, counts, in_order)

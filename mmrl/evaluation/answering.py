@@ -51,7 +51,7 @@ def open_model(
         _NoRewards(),
         custom_steps=load_steps(settings.evaluation.rollout_steps, Path.cwd()),
         work_dir=work_dir,
-        warn=console.warn,
+        console=console,
     ) as pipeline:
         yield partial(_answer, model, pipeline)
 

@@ -170,7 +170,7 @@ class _EvalCommand:
             self.question_set.scorer,
             custom_steps=self.custom_steps,
             work_dir=RunDir(self.request.out_dir).engine,
-            warn=self.console.warn,
+            console=self.console,
         ) as pipeline:
             session = EvalSession(
                 name=self.question_set.name,

@@ -207,7 +207,7 @@ def open_pipeline(
     *,
     custom_steps: Mapping[str, StepFactory],
     work_dir: Path,
-    warn: Callable[[str], None],
+    console: Console,
 ) -> Iterator[RolloutPipeline]:
     """Start the rollout engine of a loaded model, and yield the pipeline that answers questions.
 
@@ -224,7 +224,7 @@ def open_pipeline(
         adapter=model.adapter,
         work_dir=work_dir,
         ranks=SingleProcess(),
-        warn=warn,
+        console=console,
         make_custom_engine=load_engine(engine, Path.cwd()) if isinstance(engine, CustomEngineConfig) else None,
     )
     with closing(samplers), closing(ToolRunner(partial(load_tool, Path.cwd()))) as tool_runner:
@@ -251,7 +251,11 @@ def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: Ev
     num_correct = sum(verdict.strict for verdict in session.grader.grade(earlier))
     # Earlier predictions fill whole batches, so their number is one of these sums.
     num_done = list(accumulate(batches.rows_per_batch, initial=0)).index(len(earlier))
-    session.console.start_stage(session.name, len(batches.batches), num_done)
+    num_batches = len(batches.batches)
+    session.console.start_stage(session.name, num_batches, num_done)
+    activity, activity_name = session.console.activity, f"answering {session.name}"
+    # Without those of an earlier process, which say nothing about the time that the others take.
+    activity.begin_count(activity_name, num_batches - num_done)
     for number, batch in enumerate(batches.batches[num_done:], num_done + 1):
         new_predictions = _answer_batch(batch, session)
         # Saved before the next batch begins, so that a kill costs one batch.
@@ -266,6 +270,7 @@ def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: Ev
             "rollout/response_tokens_mean": num_tokens / len(predictions),
         }
         session.console.show_step(number, progress, {})
+        activity.advance(activity_name)
     session.console.end_stage()
     return predictions
 

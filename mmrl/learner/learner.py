@@ -17,7 +17,7 @@ import torch
 from mmrl.algo.losses import learning_rate
 from mmrl.config.schema import LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaOwners, Ranks, SingleProcess
-from mmrl.learner.loss import Objective, PolicyLossFn
+from mmrl.learner.loss import LossResult, Objective, PolicyLossFn
 from mmrl.learner.metrics import Metrics, merge_updates
 from mmrl.learner.micro_batches import (
     MicroBatch,
@@ -29,7 +29,7 @@ from mmrl.learner.micro_batches import (
 )
 from mmrl.learner.optimizer import Optimizer
 from mmrl.learner.shared_prefix_check import check_shared_prefix, pick_check_groups
-from mmrl.learner.tokens import LossDenominators, make_token_table
+from mmrl.learner.tokens import LossColumns, LossDenominators, make_token_table
 from mmrl.policy.batch import Batch, collate
 from mmrl.policy.expert_routing import (
     check_routes,
@@ -41,7 +41,8 @@ from mmrl.policy.expert_routing import (
 )
 from mmrl.policy.policy import Policy, TokenLogprobs
 from mmrl.policy.processor import PromptProcessor
-from mmrl.types import Experience, FinishReason
+from mmrl.types import Experience, FinishReason, TokenValues
+from mmrl.utils.activity import Activity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +84,22 @@ class PolicyLearner:
         *,
         ranks: Ranks | None = None,
         media_owners: MediaOwners | None = None,
+        activity: Activity | None = None,
     ) -> None:
         """Set up the learner of a stage.
 
         `reference` is that of the KL penalty, if the loss has one. `media_owners` knows which rank has a prompt's
-        media.
+        media. The learner counts its micro-batches in `activity`.
         """
         self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
         self._policy, self._processor, self._optimizer = policy, processor, optimizer
         self._config, self._reference = config, reference
         self._ranks, self._media_owners = ranks or SingleProcess(), media_owners or MediaOwners()
+        self._activity = activity or Activity()
         self._shared_prefix_checked = not config.shared_prefix
+        # Of the last step: its experiences by identity, and what the loss read of them in the last epoch.
+        self._index_by_id: dict[int, int] = {}
+        self._loss_columns: list[LossColumns] = []
         self._replays_engine_routes = config.loss.routing_replay == "engine"
         # A single pass over a single mini-batch has no earlier routes to replay.
         self._replays_routes = config.loss.routing_replay != "none" and config.epochs * config.mini_batches > 1
@@ -115,6 +121,9 @@ class PolicyLearner:
             UserError: the first shared-prefix forward differs from the plain one, or a user's policy loss does not
                 return a loss for each token.
         """
+        self._loss_columns = []
+        # Replay may draw an experience twice; both then share the values of the first.
+        self._index_by_id = {id(each): index for index, each in reversed(list(enumerate(experiences)))}
         in_loss = list(experiences)
         if self._config.loss.mask_truncated:
             in_loss = [each for each in in_loss if each.rollout.finish_reason is not FinishReason.LENGTH]
@@ -128,18 +137,33 @@ class PolicyLearner:
             check_routes_recorded(active)
         self._check_shared_prefix_once(active)
         mini_batches = self._make_mini_batches(in_loss)
+        num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
+        self._activity.begin_count("learn", self._config.epochs * num_micro_batches)
         if self._replays_routes or self._objective.needs_recomputed_logprobs(active):
             # Not the first mini-batch, whose first pass precedes all updates anyway.
             self._recompute_logprobs(mini_batches[1:])
         nonfinite_updates = 0.0
         for epoch in range(self._config.epochs):
             updates: list[Metrics] = []
+            self._loss_columns = []
             for mini_batch in mini_batches:
                 is_first = epoch == 0 and not updates
                 updates.append(self._update(mini_batch, step=step, lr=lr, is_first=is_first))
             metrics |= merge_updates(updates).values()
             nonfinite_updates += metrics["learner/nonfinite_updates"]
         return metrics | {"learner/nonfinite_updates": nonfinite_updates}
+
+    def token_values(self, indices: Sequence[int]) -> Mapping[int, TokenValues]:
+        """Return what the last epoch of the last step computed for some of its experiences, by their index.
+
+        Those that were not in this rank's share, or not in the forward pass, are missing.
+        """
+        wanted = set(indices)
+        index_by_id = {identity: index for identity, index in self._index_by_id.items() if index in wanted}
+        values: dict[int, TokenValues] = {}
+        for columns in self._loss_columns:
+            values.update(columns.values_of(index_by_id))
+        return values
 
     def _check_shared_prefix_once(self, active: Sequence[Experience]) -> None:
         """Check the shared-prefix forward before the first update, in the first step that can reveal an error."""
@@ -184,13 +208,16 @@ class PolicyLearner:
             batch = self._build_batch(micro_batch)
             sample_ids = ", ".join(group[0].rollout.prompt.sample.id for group in micro_batch.groups)
             self._ranks.set_activity(f"learning from {sample_ids or 'a dummy'}")
-            loss, metrics = self._compute_loss(
+            loss, metrics, columns = self._compute_loss(
                 micro_batch, batch, mini_batch.denominators, step=step, is_first=is_first
             )
+            if columns is not None:
+                self._loss_columns.append(columns)
             if self._policy.routers:
                 # Scored tokens alone: which others share a row depends on how micro-batches are cut.
                 routing_sums.append(sum_routing(self._policy.routers, batch.predictor_index_N))
             self._optimizer.backward(loss, last=micro_batch is mini_batch.micro_batches[-1])
+            self._activity.advance("learn")
             metrics.mean("learner/loss", float(loss.detach()))
             own_metrics.merge(metrics)
         norms = self._optimizer.update(lr)
@@ -209,13 +236,13 @@ class PolicyLearner:
 
     def _compute_loss(
         self, micro_batch: MicroBatch, batch: Batch, denominators: LossDenominators, *, step: int, is_first: bool
-    ) -> tuple[torch.Tensor, Metrics]:
+    ) -> LossResult:
         """Return the share of a micro-batch in the loss and the metrics of an update. Collective under ZeRO-3."""
         scores = self._forward(micro_batch, batch)
         self._score_reference(micro_batch, batch)
         if not micro_batch.groups:
             # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
-            return scores.logprobs_N.sum(), Metrics()
+            return LossResult(scores.logprobs_N.sum(), Metrics(), None)
         assert micro_batch.recomputed_logprobs_N is not None  # set by `_forward`
         tokens = make_token_table(
             list(chain.from_iterable(micro_batch.groups)),
@@ -225,10 +252,10 @@ class PolicyLearner:
             recomputed_logprobs_N=micro_batch.recomputed_logprobs_N,
             reference_logprobs_N=micro_batch.reference_logprobs_N,
         )
-        loss, metrics = self._objective(tokens, denominators, step=step, compare_with_sampler=is_first)
+        result = self._objective(tokens, denominators, step=step, compare_with_sampler=is_first)
         if is_first and batch.engine_routes_XTK is not None:
-            metrics.merge(self._compare_routes(batch.engine_routes_XTK))
-        return loss, metrics
+            result.metrics.merge(self._compare_routes(batch.engine_routes_XTK))
+        return result
 
     def _forward(self, micro_batch: MicroBatch, batch: Batch) -> TokenLogprobs:
         """Score a micro-batch, and keep what its later passes in this step compare with or replay."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +28,8 @@ from mmrl.algo.losses import (
     suffix_sums,
 )
 from mmrl.config.schema import LossConfig
-from mmrl.learner.metrics import Metrics, find_worst_token, measure_sampler, measure_tokens
-from mmrl.learner.tokens import LossDenominators, TokenTable, iter_trained_tokens
+from mmrl.learner.metrics import Metrics, find_clipped, find_worst_token, measure_sampler, measure_tokens
+from mmrl.learner.tokens import LossColumns, LossDenominators, TokenTable, iter_trained_tokens
 from mmrl.types import Author, Experience, UserError
 
 PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -36,6 +37,16 @@ PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 (logprobs, old_logprobs, advantages, mask) -> loss of each token, [S]. Gradients flow through logprobs alone.
 """
+
+
+class LossResult(NamedTuple):
+    """The share of a micro-batch in an update."""
+
+    loss: Tensor
+    """A scalar, with gradient."""
+    metrics: Metrics
+    columns: LossColumns | None
+    """What the loss read of each token that the policy sampled; None without such tokens."""
 
 
 class Objective:
@@ -100,8 +111,8 @@ class Objective:
 
     def __call__(
         self, tokens: TokenTable, denominators: LossDenominators, *, step: int, compare_with_sampler: bool = True
-    ) -> tuple[Tensor, Metrics]:
-        """Return a micro-batch's share of an update's loss, a scalar, and of its metrics.
+    ) -> LossResult:
+        """Return a micro-batch's share of an update's loss and of its metrics.
 
         Args:
             tokens: those of the micro-batch.
@@ -109,7 +120,7 @@ class Objective:
             step: training step, counted from 0 in the stage.
             compare_with_sampler: measure how far current log-probs are from recorded ones.
         """
-        loss, metrics = tokens.current_logprobs_N.new_zeros(()), Metrics()
+        loss, metrics, columns = tokens.current_logprobs_N.new_zeros(()), Metrics(), None
         if denominators.demonstration_tokens:
             demonstrated_N = tokens.current_logprobs_N[tokens.is_demonstration_N]
             loss = loss - demonstrated_N.sum() / denominators.demonstration_tokens
@@ -119,14 +130,14 @@ class Objective:
             metrics.mean("learner/sft_loss_nats", float(nll.detach()), denominators.sft_loss_tokens)
         if tokens.is_policy_N.any():
             sampled = tokens.select(tokens.is_policy_N)
-            rl_loss, rl_metrics = self._rl_loss(sampled, denominators, step)
+            rl_loss, rl_metrics, columns = self._rl_loss(sampled, denominators, step)
             loss = loss + rl_loss
             metrics.merge(rl_metrics)
             if compare_with_sampler:
                 metrics.merge(measure_sampler(sampled, denominators))
-        return loss, metrics
+        return LossResult(loss, metrics, columns)
 
-    def _rl_loss(self, sampled: TokenTable, denominators: LossDenominators, step: int) -> tuple[Tensor, Metrics]:
+    def _rl_loss(self, sampled: TokenTable, denominators: LossDenominators, step: int) -> LossResult:
         """Return policy loss, KL penalty and entropy bonus over the policy's tokens, and their metrics."""
         options, count = self._options, denominators.forward_tokens
         old_N = torch.where(sampled.old_is_recorded_N, sampled.recorded_logprobs_N, sampled.recomputed_logprobs_N)
@@ -169,7 +180,15 @@ class Objective:
         )
         metrics.merge(token_metrics)
         metrics.max("policy/importance_ratio_max", find_worst_token(ratio_N.detach(), sampled))
-        return ((penalty_N + correction_N * policy_loss_N) * weight_N).sum(), metrics
+        loss = ((penalty_N + correction_N * policy_loss_N) * weight_N).sum()
+        return LossResult(loss, metrics, self._loss_columns(sampled, ratio_N.detach(), advantage_N.detach()))
+
+    def _loss_columns(self, sampled: TokenTable, ratio_N: Tensor, advantage_N: Tensor) -> LossColumns:
+        """Return what the loss read of each token, for people who look at single tokens."""
+        is_low_N, is_high_N = find_clipped(ratio_N, advantage_N, self._options)
+        logprobs_N, entropies_N = sampled.current_logprobs_N.detach(), sampled.entropies_N.detach()
+        columns = (logprobs_N, ratio_N, entropies_N, advantage_N, is_low_N + 2 * is_high_N)
+        return LossColumns(experiences=sampled.experiences, response_N=sampled.response_N, columns=columns)
 
     def _reference_kl(self, sampled: TokenTable) -> Tensor:
         """Return the estimated KL divergence from the reference at each token, [N]."""

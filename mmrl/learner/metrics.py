@@ -119,13 +119,7 @@ def measure_tokens(
     Source of `policy/approx_kl`: Schulman, "Approximating KL Divergence" (2020), the estimator k3 of
     KL(old || current) at tokens drawn from old: (r - 1) - log r with r = exp(current - old log-prob).
     """
-    # The minimum of the clipped policy loss takes the bound only where it makes the gain smaller. CISPO's bounds
-    # replace the ratio whatever the sign of the advantage; TRL counts those with A > 0 alone.
-    is_cispo = options.policy_loss == "cispo"
-    low_matters_N = (advantage_N != 0.0) if is_cispo else (advantage_N < 0.0)
-    high_matters_N = (advantage_N != 0.0) if is_cispo else (advantage_N > 0.0)
-    is_low_N = (ratio_N < 1.0 - options.clip_low) & low_matters_N
-    is_high_N = (ratio_N > 1.0 + options.clip_high) & high_matters_N
+    is_low_N, is_high_N = find_clipped(ratio_N, advantage_N, options)
     sums = {
         "policy/entropy_nats": sampled.entropies_N.detach().sum(),
         # Of each token's own ratio, whatever `importance_ratio_level` and `log_ratio_clip` make of it in the loss.
@@ -143,6 +137,18 @@ def measure_tokens(
         metrics.mean(name, float(total) / count, count)
     metrics.min("policy/importance_ratio_min", float(ratio_N.min()))
     return metrics
+
+
+def find_clipped(ratio_N: Tensor, advantage_N: Tensor, options: LossConfig) -> tuple[Tensor, Tensor]:
+    """Return which tokens the lower bound clips, and which the upper one does, both bool [N]."""
+    # The minimum of the clipped policy loss takes the bound only where it makes the gain smaller. CISPO's bounds
+    # replace the ratio whatever the sign of the advantage; TRL counts those with A > 0 alone.
+    is_cispo = options.policy_loss == "cispo"
+    low_matters_N = (advantage_N != 0.0) if is_cispo else (advantage_N < 0.0)
+    high_matters_N = (advantage_N != 0.0) if is_cispo else (advantage_N > 0.0)
+    is_low_N = (ratio_N < 1.0 - options.clip_low) & low_matters_N
+    is_high_N = (ratio_N > 1.0 + options.clip_high) & high_matters_N
+    return is_low_N, is_high_N
 
 
 def measure_sampler(sampled: TokenTable, denominators: LossDenominators) -> Metrics:

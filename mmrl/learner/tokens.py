@@ -5,7 +5,7 @@ Suffixes of tensor names as in `mmrl.policy.batch`: N rows of a `TokenTable`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmrl.config.schema import LossConfig
-from mmrl.types import TRAINED_AUTHORS, Author, Experience
+from mmrl.types import TRAINED_AUTHORS, Author, Experience, TokenValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,27 @@ class LossDenominators(NamedTuple):
     demonstration_tokens: int
     sft_loss_tokens: int
     """Tokens sampled by the policy that `loss.sft_loss` trains on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossColumns:
+    """What the loss read of a micro-batch's tokens that the policy sampled. Every column is a detached tensor [N]."""
+
+    experiences: Sequence[Experience]
+    """The responses that `response_N` refers to."""
+    response_N: Tensor
+    """Index of the token's response among `experiences`, int64."""
+    columns: tuple[Tensor, ...]
+    """Those of `TokenValues`, in its order."""
+
+    def values_of(self, index_by_id: Mapping[int, int]) -> Iterator[tuple[int, TokenValues]]:
+        """Yield the values of those responses whose identity has an index, with it. Copies them to the host."""
+        num_tokens = torch.bincount(self.response_N, minlength=len(self.experiences)).tolist()
+        columns = torch.stack([column.float() for column in self.columns]).cpu()
+        for experience, values in zip(self.experiences, torch.split(columns, num_tokens, dim=1), strict=True):
+            index = index_by_id.get(id(experience))
+            if index is not None and values.shape[1]:
+                yield index, TokenValues(*values.tolist())
 
 
 def make_token_table(

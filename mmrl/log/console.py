@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import call
 from pathlib import Path
 from threading import Event, Thread
@@ -17,11 +18,12 @@ from typing import TextIO, TypeVar
 from rich.box import SIMPLE_HEAD
 from rich.console import Console as Screen
 from rich.console import RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column, Table
 from rich.text import Text
 
 from mmrl.log.metric_registry import METRICS, Metric
+from mmrl.utils.activity import Activity
 from mmrl.utils.control_chars import escape_controls
 
 # Columns of tables in a pipe, which has no width.
@@ -32,20 +34,51 @@ _MAX_SILENCE_S = 60.0
 _FIRST_HEARTBEAT_S = 5.0
 # Steps before a remaining time is shown: the first steps are slower and would predict too much.
 _MIN_STEPS_FOR_ETA = 5
+# The live line shows an activity that lasts this long; shorter ones would only flicker.
+_MIN_ACTIVITY_S = 1.0
+# The part of an activity after which a remaining time is shown. Responses that are generated together end late and
+# together, so the first ones would predict many times too much.
+_MIN_FRACTION_FOR_ETA = 0.2
+# The activities of `StepTimer.time` in the words of the live line. Others are shown by their own name.
+_ACTIVITY_WORDS = {
+    "prompt": "building prompts",
+    "rollout": "generating responses",
+    "score": "scoring",
+    "select": "selecting",
+    "learn": "learning from micro-batches",
+    "sync": "syncing weights",
+    "save": "saving",
+}
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class _CountAndTimes(ProgressColumn):
+    """How many items are done, the time since the start, and the time left; without what is unknown."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text for a task."""
+        text = "" if task.total is None else f"{task.completed:,.0f}/{task.total:,.0f}  "
+        text += _clock(task.elapsed or 0)
+        if task.time_remaining is not None and not task.finished:
+            text += f", {_clock(task.time_remaining)} left"
+        return Text(text)
+
+
 class _ProgressBar(Progress):
-    """A progress bar with a line of metrics beneath it."""
+    """A progress bar, with a line of metrics and one of the current activity beneath it if it is that of a stage."""
 
     metrics_line = ""
+    activity: Activity | None = None
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield the bar and the line of metrics."""
+        """Yield the bar and the lines beneath it."""
         yield self.make_tasks_table(self.tasks)
-        yield Text(f"  {self.metrics_line}", style="dim", no_wrap=True, overflow="ellipsis")
+        if self.activity is not None:
+            for line in (self.metrics_line, describe_activity(self.activity, _MIN_ACTIVITY_S)):
+                if line:
+                    yield Text(f"  {line}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 @dataclass(slots=True)
@@ -61,40 +94,43 @@ class _StageProgress:
 
 
 class _Heartbeat:
-    """Prints how far a task has come, from a thread, so that a task which hangs is seen to hang."""
+    """Prints from a thread what a task is doing, so that a task which hangs is seen to hang."""
 
-    def __init__(self, print_line: Callable[[str], None], description: str, total: int | None) -> None:
-        self.done = 0  # items that are finished
-        self._print_line, self._description, self._total = print_line, description, total
+    def __init__(self, print_line: Callable[[str], None], describe: Callable[[], str], first_pause_s: float) -> None:
+        """Print what `describe` returns, if anything, after pauses that double up to a minute."""
+        self._print_line, self._describe, self._first_pause_s = print_line, describe, first_pause_s
         self._ended = Event()
         self._thread = Thread(target=self._run, daemon=True, name="heartbeat")
 
-    def __enter__(self) -> _Heartbeat:
+    def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """End the thread; nothing is printed after this."""
         self._ended.set()
         self._thread.join()
 
     def _run(self) -> None:
-        started_at, pause_s = time.monotonic(), _FIRST_HEARTBEAT_S
+        pause_s = self._first_pause_s
         while not self._ended.wait(pause_s):
             pause_s = min(2 * pause_s, _MAX_SILENCE_S)
-            count = f"{self.done:,} of {self._total:,}, " if self._total else f"{self.done:,}, " if self.done else ""
-            self._print_line(f"{self._description} ... {count}{time.monotonic() - started_at:.0f} s")
+            if line := self._describe():
+                self._print_line(line)
 
 
 class Console:
     """Prints progress, messages and tables, on a terminal or into a pipe."""
 
-    def __init__(self, file: TextIO | None = None) -> None:
-        """Print to `file`, or to standard output."""
-        self._screen = Screen(file=file, highlight=False, emoji=False)
+    def __init__(self, file: TextIO | None = None, *, quiet: bool = False, activity: Activity | None = None) -> None:
+        """Print to `file`, or to standard output; with `quiet` to neither. Show `activity` while a stage is running."""
+        self._screen = Screen(file=file, highlight=False, emoji=False, quiet=quiet)
         if not self._screen.is_terminal:
             self._screen.width = _PIPE_WIDTH
+        self.activity = activity or Activity()  # written by the parts of a run
         self._stage: _StageProgress | None = None
         self._bar: _ProgressBar | None = None
+        self._heartbeat: _Heartbeat | None = None  # of a stage in a pipe
         self._metrics: tuple[Metric, ...] = METRICS
 
     def add_metrics(self, metrics: Iterable[Metric]) -> None:
@@ -116,11 +152,23 @@ class Console:
 
         The bar of a running stage stays visible, with this one beneath it.
         """
-        if not self._screen.is_terminal:
-            with _Heartbeat(self.info, description, total) as heartbeat:
+        if self._screen.quiet:
+            yield from items
+        elif not self._screen.is_terminal:
+            done, started_at = 0, time.monotonic()
+
+            def describe() -> str:
+                count = f"{done:,} of {total:,}, " if total else f"{done:,}, " if done else ""
+                return f"{description} ... {count}{time.monotonic() - started_at:.0f} s"
+
+            heartbeat = _Heartbeat(self.info, describe, _FIRST_HEARTBEAT_S)
+            heartbeat.start()
+            try:
                 for item in items:
                     yield item
-                    heartbeat.done += 1
+                    done += 1
+            finally:
+                heartbeat.stop()
         elif self._bar is not None:
             task = self._bar.add_task(description, total=total)
             try:
@@ -128,8 +176,7 @@ class Console:
             finally:
                 self._bar.remove_task(task)
         else:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            with Progress(*columns, console=self._screen, transient=True) as bar:
+            with self._make_bar(transient=True) as bar:
                 yield from bar.track(items, total=total, description=description)
 
     def wait_for(self, description: str, work: Callable[[], Result]) -> Result:
@@ -152,18 +199,14 @@ class Console:
         now = time.monotonic()
         self._stage = _StageProgress(name=name, total_steps=total, first_step=done, started_at=now, last_printed_at=now)
         if self._screen.is_terminal:
-            columns = (
-                TextColumn("[bold]{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("elapsed,"),
-                TimeRemainingColumn(),
-                TextColumn("left"),
-            )
-            self._bar = _ProgressBar(*columns, console=self._screen, refresh_per_second=4)
+            self._bar = self._make_bar(transient=False)
+            self._bar.activity = self.activity
             self._bar.add_task(name, total=total, completed=done)
             self._bar.start()
+        elif not self._screen.quiet:
+            describe = partial(self._describe_long_activity, name)
+            self._heartbeat = _Heartbeat(self.info, describe, _MAX_SILENCE_S)
+            self._heartbeat.start()
 
     def show_step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Show the step that just ended, counted from 1, with those of its values that have a label."""
@@ -181,8 +224,7 @@ class Console:
         steps_here = step - stage.first_step
         if steps_here >= _MIN_STEPS_FOR_ETA:
             seconds_left = (now - stage.started_at) / steps_here * (stage.total_steps - step)
-            minutes, seconds = divmod(round(seconds_left), 60)
-            stage.pending_line += f"  {minutes // 60}:{minutes % 60:02d}:{seconds:02d} left"
+            stage.pending_line += f"  {_clock(seconds_left)} left"
         print_every = max(1, round(stage.total_steps / 10))
         if (
             steps_here == 1
@@ -198,13 +240,50 @@ class Console:
             self._bar.stop()
         elif self._stage is not None and self._stage.pending_line:
             self._print_pending_line(self._stage, time.monotonic())
-        self._bar = self._stage = None
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        self._bar = self._stage = self._heartbeat = None
+
+    def _make_bar(self, *, transient: bool) -> _ProgressBar:
+        columns = (
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None, table_column=Column(max_width=40)),  # shrinks on a narrow terminal
+            _CountAndTimes(table_column=Column(no_wrap=True)),
+        )
+        # By default rich forgets steps after 30 s, so it would predict nothing for a stage with longer steps.
+        return _ProgressBar(
+            *columns, console=self._screen, transient=transient, refresh_per_second=4, speed_estimate_period=3600
+        )
+
+    def _describe_long_activity(self, stage: str) -> str:
+        text = describe_activity(self.activity, _MAX_SILENCE_S)
+        return text and f"{stage}: {text}, {time.monotonic() - self.activity.started_at:.0f} s so far"
 
     def _print_pending_line(self, stage: _StageProgress, now: float) -> None:
         self.info(stage.pending_line)
         stage.pending_line, stage.last_printed_at = "", now
 
 
-def null_console() -> Console:
-    """Return a console that prints nothing, for all ranks but 0."""
-    return Console(Path(os.devnull).open("w", encoding="utf-8"))
+def describe_activity(activity: Activity, min_seconds: float) -> str:
+    """Return what is going on, how far it is and how long it will take; empty if it began less than that ago."""
+    name, count = activity.name, activity.counts.get(activity.name)
+    seconds = time.monotonic() - activity.started_at
+    if not name or seconds < min_seconds:
+        return ""
+    text = _ACTIVITY_WORDS.get(name, name)
+    if count is not None:
+        done, total = count
+        text += f" {done:,} of {total:,}"
+        if _MIN_FRACTION_FOR_ETA * total <= done < total:
+            text += f", {_clock(seconds / done * (total - done))} left"
+    return escape_controls(text)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds_part = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds_part:02d}"
+
+
+def null_console(activity: Activity | None = None) -> Console:
+    """Return a console that prints nothing, for all ranks but 0. It may share the `activity` of one that does."""
+    return Console(Path(os.devnull).open("w", encoding="utf-8"), quiet=True, activity=activity)

@@ -1,7 +1,8 @@
-"""The log of a run: metrics and timings as JSON lines, rollouts for people to read, and a line on the console.
+"""The log of a run: metrics, timings and events as JSON lines, records of rollouts, and a line on the console.
 
-metrics.jsonl holds only values that follow from the config and its seed, so a run that was killed and resumed ends with
-the same bytes as one that was not. Wall-clock values go to timings.jsonl, where a repeated step appears twice.
+metrics.jsonl, events.jsonl and the records hold only values that follow from the config and its seed, so a run that was
+killed and resumed ends with the same bytes as one that was not. Wall-clock values go to timings.jsonl, where a repeated
+step appears twice, and to status.json.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.log.console import Console
+from mmrl.log.rollout_records import RolloutRecord, TextSource, write_records, write_tokens
 from mmrl.log.run_dir import RunDir
-from mmrl.types import Group, ImageRef, Rollout, TrainingState, UserError, VideoRef
-from mmrl.utils.files import check_not_deleted, json_line, report_write_errors, write_atomically
+from mmrl.log.status import StatusFile
+from mmrl.types import Group, TokenValues, TrainingState, UserError
+from mmrl.utils.files import check_not_deleted, json_line, report_write_errors
 
 _MAX_LINE_BYTES = 1 << 20
 
@@ -26,52 +29,93 @@ _MAX_LINE_BYTES = 1 << 20
 class RunLogger:
     """The logger of rank 0, for a claimed run directory."""
 
-    def __init__(self, run_dir: RunDir, console: Console, *, save_rollouts_every: int) -> None:
-        """Open the run's files. Rollouts are saved after the first and every `save_rollouts_every`-th step."""
+    def __init__(self, run_dir: RunDir, console: Console, texts: TextSource) -> None:
+        """Open the run's files."""
         self.console = console
         self.metrics = MetricsFile(run_dir.metrics)
-        self._metrics_path = run_dir.metrics
-        self._timings = MetricsFile(run_dir.timings)
-        self._rollouts_dir = run_dir.rollouts
-        self._save_rollouts_every = save_rollouts_every
+        self.status = StatusFile(run_dir.status)
+        self._run_dir, self._texts = run_dir, texts
+        self._timings, self._events = MetricsFile(run_dir.timings), MetricsFile(run_dir.events)
         self._stage = ""
         self._step_tokens = 0  # generated tokens of the step in progress
         self._last_values: dict[str, float] = {}
 
-    def resume_from(self, position: int) -> None:
-        """Cut metrics.jsonl at byte `position`, and read the last value of each metric before it.
+    def resume_from(self, state: TrainingState) -> None:
+        """Cut the files to where the run was at `state`, and read the last value of each metric.
 
         Raises:
-            UserError: no line of the file ends at `position`.
+            UserError: no line of metrics.jsonl ends at `state.metrics_bytes`.
         """
-        self.metrics.truncate(position)
+        self.metrics.truncate(state.metrics_bytes)
+        position = 0
+        for event, end in read_records(self._run_dir.events):
+            if event["version"] <= state.version:
+                position = end
+        self._events.truncate(position)
         # `checkpoints.best` may name a metric that was last recorded before the run was resumed.
-        for record in read_records(self._metrics_path, position):
+        for record, _ in read_records(self._run_dir.metrics):
             for name, value in record.items():
                 if isinstance(value, int | float):
                     self._last_values[name] = float(value)
+
+    def step_metrics(self, stage: str) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield the steps of a stage that are in metrics.jsonl, with their metrics; null is NaN."""
+        for record, _ in read_records(self._run_dir.metrics):
+            # Validations and benchmarks have lines of their own.
+            if record["stage"] != stage or "learner/lr" not in record:
+                continue
+            metrics = {}
+            for name, value in record.items():
+                if name not in ("stage", "step"):
+                    metrics[name] = math.nan if value is None else value
+            yield record["step"], metrics
 
     @contextmanager
     def log_stage(self, name: str, steps: int, done: int = 0) -> Iterator[None]:
         """Label everything inside this block with a stage of `steps` steps, of which `done` are finished."""
         self._stage = name
         self.console.start_stage(name, steps, done)
+        self.status.update(stage=name, step=done, steps=steps)
         try:
             yield
         finally:
             self.console.end_stage()
             self._stage = ""
 
-    def log_rollouts(
-        self, state: TrainingState, groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, force: bool
-    ) -> str | None:
-        """Write the step's rollouts if the schedule or `force` says so; return the file's path."""
+    def count_tokens(self, groups: Sequence[Group]) -> None:
+        """Count the tokens of a step's rollouts, for the speed of generation that `log` shows."""
         self._step_tokens = 0
         for group in groups:
             self._step_tokens += sum(map(attrgetter("num_tokens"), group.all_rollouts))
-        if not (force or state.step == 1 or state.step % self._save_rollouts_every == 0):
-            return None
-        return str(write_rollouts(self._rollouts_dir, self._stage, state.step, groups, advantages))
+
+    def write_rollouts(
+        self,
+        state: TrainingState,
+        name: str,
+        records: Sequence[RolloutRecord],
+        *,
+        version: int,
+        token_values: Mapping[int, TokenValues] | None = None,
+    ) -> Path:
+        """Write records to rollouts/`name`.jsonl, and their tokens beside it unless `token_values` is None.
+
+        `version` is that of the policy which the step trained from, or that answered.
+
+        Raises:
+            UserError: a file cannot be written.
+        """
+        path = self._run_dir.rollouts / f"{name}.jsonl"
+        place = {"stage": self._stage or None, "step": state.step, "version": version}
+        token_ends = write_records(path, records, place, self._texts)
+        if token_values is not None:
+            write_tokens(path.with_suffix(".npz"), records, token_ends, token_values)
+        return path
+
+    def log_event(self, state: TrainingState, name: str, message: str | None) -> None:
+        """Write to events.jsonl that a problem began, with its message, or ended, without one."""
+        event = {"stage": self._stage, "step": state.step, "version": state.version, "event": "health", "name": name}
+        phase = {"state": "end"} if message is None else {"state": "begin", "message": message}
+        self._events.append({**event, **phase})
 
     def log(self, state: TrainingState, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Record one step and show it on the console."""
@@ -83,10 +127,12 @@ class RunLogger:
         self._step_tokens = 0
         self._timings.append({"stage": self._stage, "step": state.step, **times})
         self.console.show_step(state.step, metrics, times)
+        self.status.update(step=state.step)
 
     def log_progress(self, step: int) -> None:
         """Show the end of a step that has no metrics."""
         self.console.show_step(step, {}, {})
+        self.status.update(step=step)
 
     def log_metrics(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Write values to metrics.jsonl alone, such as those of an evaluation. Between stages `stage` is null."""
@@ -101,8 +147,8 @@ class RunLogger:
 
     def close(self) -> None:
         """Close the files of this logger."""
-        self.metrics.close()
-        self._timings.close()
+        for file in (self.metrics, self._timings, self._events):
+            file.close()
 
 
 class NullLogger:
@@ -111,12 +157,22 @@ class NullLogger:
     def _ignore(self, *_: object, **__: object) -> None:
         """Do nothing."""
 
-    resume_from = log = log_rollouts = log_progress = log_metrics = last_value = sync = close = _ignore
+    resume_from = log = count_tokens = write_rollouts = log_event = log_progress = log_metrics = _ignore
+    last_value = sync = close = _ignore
+
+    def step_metrics(self, stage: str) -> Iterator[tuple[int, dict[str, float]]]:
+        """Return no steps: rank 0 alone reads them."""
+        return iter(())
 
     @property
     def metrics(self) -> NullLogger:
         """Stand in for the metrics file."""
         return self
+
+    @property
+    def status(self) -> AbstractContextManager[None]:
+        """Stand in for the status file."""
+        return nullcontext()
 
     def position(self) -> int:
         """Return the size of a file to which nothing was written."""
@@ -190,83 +246,10 @@ class MetricsFile:
         self._file.close()
 
 
-def read_records(path: Path, end: int) -> Iterator[dict[str, Any]]:
-    """Yield the records of a metrics file up to byte `end`."""
+def read_records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the records of a file of JSON lines, with the byte at which each ends."""
     with path.open("rb") as file:
-        while file.tell() < end:
-            yield json.loads(file.readline())
-
-
-def write_rollouts(
-    folder: Path, stage: str, step: int, groups: Sequence[Group], advantages: Sequence[Sequence[float]]
-) -> Path:
-    """Write a step's rollouts to `<stage>-<step>.jsonl` in `folder`, one JSON line each, media by path.
-
-    The scored rollouts of a group come first, then its dropped ones. Returns the file.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    path = folder / f"{stage}-{step:06d}.jsonl"
-    check_not_deleted(folder.parent)
-    with report_write_errors(path):
-        folder.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for group, group_advantages in zip(groups, advantages, strict=True):
-        for rollout, score, advantage in zip(group.rollouts, group.scores, group_advantages, strict=True):
-            outcome = {
-                "terms": {name: {"value": term.value, "reason": term.reason} for name, term in score.terms.items()},
-                "total": score.total,
-                "advantage": advantage,
-            }
-            lines.append(_rollout_line(folder.parent, rollout, outcome))
-        for rollout, failures in group.dropped:
-            # There are no failures if the rollout was dropped because a sibling failed.
-            reasons = {name: f"{failure.error_kind}: {failure.reason}" for name, failure in failures.items()}
-            lines.append(_rollout_line(folder.parent, rollout, {"skipped": reasons}))
-    write_atomically(path, "".join(lines))
-    return path
-
-
-def _rollout_line(run_dir: Path, rollout: Rollout, outcome: Mapping[str, Any]) -> str:
-    sample = rollout.prompt.sample
-    question = ""
-    for part in sample.parts:
-        match part:
-            case ImageRef():
-                question += "<image>"
-            case VideoRef():
-                question += "<video>"
-            case _:
-                question += part
-    segments = []
-    for segment in rollout.segments:
-        record: dict[str, Any] = {"author": segment.author, "n": len(segment.token_ids)}
-        # The file that a tool showed, and the part of it: an image's crop, or a video's time span in seconds.
-        match segment.observation and segment.observation.ref:
-            case ImageRef(path=path, timestamp=at, crop=crop):
-                record |= {"shows": path, "at": at, "crop": crop}
-            case VideoRef(path=path, start=start, end=end):
-                record |= {"shows": path, "start": start, "end": end}
-        segments.append(record)
-    media = []
-    for ref in sample.media:
-        file = Path(ref.path)
-        # Paths inside the run directory are relative, so that it can be moved.
-        media.append(str(file.relative_to(run_dir) if file.is_relative_to(run_dir) else file))
-    return json_line(
-        {
-            "sample": sample.id,
-            "task": sample.task,
-            "rollout": rollout.index,
-            "question": question,
-            "response": rollout.text,
-            "answer": rollout.answer.value,
-            "target": sample.target.value,
-            "frame": sample.target.coordinate_system,
-            "finish": rollout.finish_reason,
-            "segments": segments,
-            **outcome,
-            "media": media,
-        }
-    )
+        end = 0
+        for line in file:
+            end += len(line)
+            yield json.loads(line), end

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import mmrl
 from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, load_config, read_flat_settings
+from mmrl.log.rollout_records import RECORDS_VERSION
 from mmrl.types import UserError
 from mmrl.utils.digests import text_digest
 from mmrl.utils.environment import LIBRARIES, installed_version
@@ -41,10 +42,12 @@ class RunDir:
         self.config = path / "config.yaml"  # the resolved config, every setting with its value
         self.metrics = path / "metrics.jsonl"  # reproducible metrics, one JSON line for each step and evaluation
         self.timings = path / "timings.jsonl"  # wall-clock times, one JSON line for each step, repeated steps included
+        self.events = path / "events.jsonl"  # problems of the run's health, a JSON line where each begins and ends
+        self.status = path / "status.json"  # stage and step that the run is in, renewed every few seconds
         self.log = path / "log.txt"  # warnings and errors of libraries, each once
         self.manifest = path / "manifest.json"  # versions, git commit, platform, and digests of config and data
         self.summary = path / "summary.json"  # held-out rewards before and after, as JSON
-        self.rollouts = path / "rollouts"  # rollouts of some steps, for people to read
+        self.rollouts = path / "rollouts"  # records of the rollouts of some steps, and of held-out samples
         self.checkpoints = path / "checkpoints"  # checkpoints, a folder for each
         self.data = path / "data"  # files that datasets generated or downloaded
         # Tables of stages: rollouts (`sample`), selected samples (`select`), rewards by sample (`rl`).
@@ -215,6 +218,7 @@ class RunDir:
             "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
             "cpus": os.cpu_count(),
             "created": noticed,
+            "records": RECORDS_VERSION,
             "config_sha256": text_digest(dump_yaml(config)),
             "data": dict(data),
             "data_changes": changes,
@@ -242,7 +246,7 @@ class RunDir:
     def _remove_run_files(self) -> list[str]:
         """Remove the files of a run; return the names of what is left."""
         with report_write_errors(self.path):
-            logs = (self.metrics, self.timings, self.log, self.manifest, self.summary)
+            logs = (self.metrics, self.timings, self.events, self.status, self.log, self.manifest, self.summary)
             for path in (self.config, *logs, self.opened_media, self.data_record):
                 path.unlink(missing_ok=True)
             inputs = (self.data, self.checkpoints, self.processor, self.reference_weights)

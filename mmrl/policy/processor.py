@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Literal, TypeAlias
 
 from mmrl.answer import check_opening, convert_coordinates, validate_value
@@ -32,6 +33,7 @@ LossOn: TypeAlias = Literal["response", "answer"]
 
 _CACHE_BYTES = 2**30  # the patches of an image of 1000 x 1000 pixels take 24 MB
 _TOOL_MEDIA_CACHE_BYTES = 2**28
+_MAX_CHARACTER_TOKENS = 4  # a character has four bytes at most, and a token one at least
 
 
 class PromptProcessor:
@@ -50,6 +52,7 @@ class PromptProcessor:
         self.placeholders = encoder.placeholders
         self._cache: ByteCache[str, EncodedPrompt] = ByteCache(_CACHE_BYTES)
         self._retained_ids: deque[frozenset[str]] = deque(maxlen=retained_steps)
+        self._pieces: dict[tuple[int, ...], str] = {}  # text of single tokens, or of a few that share a character
         self._tool_media: ByteCache[str, PromptTensors] = ByteCache(_TOOL_MEDIA_CACHE_BYTES)
         # Asynchronous rollouts build prompts in a thread while the learner asks for the tensors of others.
         self._lock = PicklableLock()
@@ -238,6 +241,46 @@ class PromptProcessor:
         for segment in segments:
             ids += segment.token_ids
         return self.decode(ids)
+
+    def render_prompt(self, prompt: Prompt) -> str:
+        """Return a prompt as text, with `⟨image: 256 tokens⟩` for neighbouring placeholders."""
+        pieces: list[str] = []
+        media_types = {self.placeholders.image_id: "image", self.placeholders.video_id: "video"}
+        for media_type, run in groupby(prompt.token_ids, key=media_types.get):
+            ids = list(run)
+            if media_type is None:
+                with self._lock:
+                    pieces.append(self.tokenizer.decode(ids, skip_special_tokens=False))
+                continue
+            pieces.append(f"⟨{media_type}: {len(ids)} tokens⟩")
+        return "".join(pieces)
+
+    def find_token_ends(self, rollout: Rollout) -> list[int] | None:
+        """Return where the text of each token ends in the text of a rollout, in characters.
+
+        Tokens that share a character end before it, except the last of them. None if the tokens do not spell the text.
+        """
+        length, ends = len(self.encoder.response_opening), []
+        pieces = [rollout.text[:length]]
+        waiting: list[int] = []  # tokens whose bytes do not yet make a character
+        for segment in rollout.segments:
+            for token_id in segment.token_ids:
+                waiting.append(token_id)
+                piece = self._decode_cached(tuple(waiting))
+                if not piece.endswith("\ufffd") or len(waiting) == _MAX_CHARACTER_TOKENS:
+                    pieces.append(piece)
+                    length += len(piece)
+                    waiting = []
+                ends.append(length)
+        if waiting:
+            pieces.append(self._decode_cached(tuple(waiting)))
+            ends[-1] += len(pieces[-1])
+        return ends if "".join(pieces) == rollout.text else None
+
+    def _decode_cached(self, ids: tuple[int, ...]) -> str:
+        if ids not in self._pieces:
+            self._pieces[ids] = self.decode(ids)
+        return self._pieces[ids]
 
     def _get_encoded(self, sample: Sample) -> EncodedPrompt:
         with self._lock:

@@ -23,6 +23,7 @@ from mmrl.config.schema import (
     ToolsConfig,
 )
 from mmrl.distributed.ranks import Ranks
+from mmrl.log.console import Console
 from mmrl.policy.lora import LoraAdapter, without_adapter
 from mmrl.policy.policy import Policy
 from mmrl.policy.pretrained import ModelExport
@@ -54,12 +55,13 @@ class SamplerFactory:
         adapter: LoraAdapter | None,
         work_dir: Path,
         ranks: Ranks,
-        warn: Callable[[str], None],
+        console: Console,
         make_custom_engine: Callable[[EngineContext], RolloutEngine] | None = None,
     ) -> None:
         """Start the engine with the model that the policy started from. It gets the policy's weights at the first sync.
 
-        `work_dir` is for files of an engine in another process, which `warn` is told of when it had to be restarted.
+        `work_dir` is for files of an engine in another process. `console` warns when one had to be restarted, and shows
+        how many responses are finished.
         `make_custom_engine` is the loaded function of `rollout.engine: {fn}`.
 
         Raises:
@@ -80,11 +82,12 @@ class SamplerFactory:
             record_routes=any(stage.loss.routing_replay == "engine" for stage in rl_stages),
             work_dir=work_dir / f"rank-{ranks.rank}" if ranks.size > 1 else work_dir,
             ranks=ranks,
-            warn=warn,
+            warn=console.warn,
+            activity=console.activity,
         )
         match config.rollout.engine:
             case "hf":
-                self._engine: RolloutEngine = HfEngine(policy, processor)
+                self._engine: RolloutEngine = HfEngine(policy, processor, activity=console.activity)
             case CustomEngineConfig():
                 assert make_custom_engine is not None, engine_name
                 self._engine = make_custom_engine(self._context)
@@ -114,7 +117,7 @@ class SamplerFactory:
         publisher = self._publisher
         if concurrent and self._engine.shares_weights:
             # The learner changes the shared weights meanwhile, so this sampler generates from a copy of its own.
-            engine = HfEngine(self._policy, self._processor, copy_policy=True)
+            engine = HfEngine(self._policy, self._processor, copy_policy=True, activity=self._context.activity)
             publisher = WeightPublisher(engine, self._weights)
         return EngineSampler(
             publisher, self._processor, seed_parts=seed_parts, version=version, record_routes=record_routes

@@ -16,7 +16,7 @@ from mmrl.config import Config
 from mmrl.config.schema import GroupRewardConfig, ScoringConfig, matches_conditions
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
 from mmrl.scoring.terms import make_worker_limits, worker_failure
-from mmrl.types import Dropped, Group, RewardFailure, RewardValue, Sample, UserError
+from mmrl.types import Contribution, Dropped, Group, RewardFailure, RewardValue, Sample, UserError
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.plugins import describe_plugin_error, load_plugin
 from mmrl.utils.worker_pool import WorkerError, WorkerPool, WorkerStartError
@@ -66,9 +66,15 @@ def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundG
         for score, value in zip(group.scores, values, strict=True):
             if reward.name in score.terms:
                 raise UserError(f"two reward terms are named {reward.name!r}; give the group reward another `name`")
-            terms = {**score.terms, reward.name: value}
-            total = score.total + weight * value.value
-            scores.append(replace(score, terms=terms, total=total, failures={**score.failures, **failures}))
+            contribution = Contribution(value.value, weight, True, weight * value.value)
+            updated = replace(
+                score,
+                terms={**score.terms, reward.name: value},
+                total=score.total + weight * value.value,
+                failures={**score.failures, **failures},
+                contributions={**score.contributions, reward.name: contribution},
+            )
+            scores.append(updated)
         # The next group reward may read this one's term.
         group = replace(group, scores=tuple(scores))
     return group

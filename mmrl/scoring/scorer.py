@@ -352,10 +352,12 @@ class RewardFunctionScorer:
             reward_values[term.name] = outcome
         values = {name: reward_value.value for name, reward_value in reward_values.items()}
         try:
-            total = combine_terms(terms, values, self._options.combine, step=step)
+            total, contributions = combine_terms(terms, values, self._options.combine, step=step)
         except UserError as error:
             raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-        return Score(terms=reward_values, total=total, failures=_failures_by_term(outcomes))
+        return Score(
+            terms=reward_values, total=total, failures=_failures_by_term(outcomes), contributions=contributions
+        )
 
 
 def _scoring_pair(rollout: Rollout) -> ScoringPair:

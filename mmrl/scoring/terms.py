@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Literal, TypeGuard
 
 from mmrl.config.schema import RewardTermConfig, ScoringConfig
-from mmrl.types import Response, RewardErrorKind, RewardFailure, RewardValue, Sample, Unscorable, UserError
+from mmrl.types import (
+    Contribution,
+    Response,
+    RewardErrorKind,
+    RewardFailure,
+    RewardValue,
+    Sample,
+    Unscorable,
+    UserError,
+)
 from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerTimeoutError
@@ -180,8 +189,8 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
 
 def combine_terms(
     terms: Sequence[BoundTerm], values_by_term: Mapping[str, float], method: CombineMethod, *, step: int | None
-) -> float:
-    """Return the total of a response. A term whose requirement is not met counts 0.
+) -> tuple[float, dict[str, Contribution]]:
+    """Return the total of a response, and what each term contributes. A term whose requirement is not met counts 0.
 
     With weights w and transformed values v: sum Σ w v; product Π v^w; min, the lowest v.
 
@@ -195,17 +204,28 @@ def combine_terms(
         UserError: a required term has no value, because it does not apply to this sample.
     """
     terms_by_name = {term.name: term for term in terms}
-    counted: list[tuple[BoundTerm, float]] = []
+    contributions: dict[str, Contribution] = {}
+    counted_values: list[float] = []
     for term in terms:
         counts = _requirements_met(term, terms_by_name, values_by_term)
-        counted.append((term, term.transform(values_by_term[term.name]) if counts else 0.0))
+        transformed, weight = term.transform(values_by_term[term.name]), term.options.weight_at(step)
+        counted = transformed if counts else 0.0
+        share: float | None = None
+        if method == "sum":
+            share = weight * counted
+        elif method == "product":
+            share = counted**weight
+        counted_values.append(counted)
+        contributions[term.name] = Contribution(transformed, weight, counts, share)
+    shares = [each.share for each in contributions.values() if each.share is not None]
     match method:
         case "sum":
-            return float(sum(term.options.weight_at(step) * value for term, value in counted))
+            total = sum(shares)
         case "product":
-            return float(prod(value ** term.options.weight_at(step) for term, value in counted))
+            total = prod(shares)
         case "min":
-            return min(value for _, value in counted)
+            total = min(counted_values)
+    return float(total), contributions
 
 
 def _requirements_met(

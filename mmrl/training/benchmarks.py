@@ -110,7 +110,7 @@ class TrainingBenchmarks:
         self._run, config = run, run.config
         self._first_training_stage = config.stages.index(config.training_stages[0])
         # `mmrl eval` prints its progress; a stage has its own progress bar.
-        self._silent_console = null_console()
+        self._silent_console = null_console(run.console.activity)
         self._benchmarks: list[_PreparedBenchmark] = []
         benchmarks = run.functions.benchmarks
         for options, benchmark, questions in zip(config.evaluation.benchmarks, benchmarks, question_lists, strict=True):
@@ -231,9 +231,8 @@ class TrainingBenchmarks:
             console=self._silent_console,
             ranks=run.ranks,
         )
-        with run.samplers.gather_for_sampling():
-            answer = partial(run_session, batches, predictions, session)
-            return run.console.wait_for(f"answering benchmark {session.name}", answer)
+        with run.samplers.gather_for_sampling(), run.console.activity.during(f"answering {session.name}"):
+            return run_session(batches, predictions, session)
 
 
 def _make_dataset_context(options: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:

@@ -319,7 +319,7 @@ def start_engine(setup: RunSetup, model: TrainedModel, processor: PromptProcesso
         adapter=model.adapter,
         work_dir=setup.run_dir.engine,
         ranks=setup.ranks,
-        warn=setup.console.warn,
+        console=setup.console,
         make_custom_engine=setup.functions.engine,
     )
 

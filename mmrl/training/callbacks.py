@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from mmrl.config.schema import ValidationConfig
 from mmrl.log.logger import MetricsLogger
 from mmrl.log.metric_registry import Metric, find_builtin_metric
-from mmrl.types import EvalRewards, RunInterrupted, SelectedExperiences, TrainingState, UserError
+from mmrl.training.rollout_recorder import RolloutRecorder
+from mmrl.types import EvalRewards, Group, RunInterrupted, SelectedExperiences, TrainingState, UserError
+from mmrl.utils.activity import Activity
 from mmrl.utils.plugin_args import check_methods, locate_function
 
 if TYPE_CHECKING:
@@ -50,15 +52,17 @@ class Callback(Protocol):
 
 @dataclass(slots=True)
 class StepTimer:
-    """Accumulates the wall-clock seconds of one step by activity."""
+    """Accumulates the wall-clock seconds of one step by activity, and says which one is going on."""
 
+    current: Activity = field(default_factory=Activity)  # the console's, in a run
     seconds: dict[str, float] = field(default_factory=dict)  # by `time/<activity>_s`
 
     @contextmanager
     def time(self, activity: str) -> Iterator[None]:
         """Add the time spent inside this block to `activity`."""
         start = time.perf_counter()
-        yield
+        with self.current.during(activity):
+            yield
         name = f"time/{activity}_s"
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
@@ -103,15 +107,15 @@ class StepLogger:
     """
 
     logger: MetricsLogger
+    recorder: RolloutRecorder
     user_callbacks: Sequence[Callback] = ()  # add their metrics to those of the step
-    only_failed_rollouts: bool = False  # save rollouts of steps with a non-finite gradient alone
+    only_failed_rollouts: bool = False  # record rollouts of steps with a non-finite gradient alone
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
-        """Log the step. Rollouts are saved when the logger's schedule says so, and always after a failed update."""
+        """Log the step. Rollouts are recorded when they are due, and always after a failed update."""
         failed = state.nonfinite_steps > 0
         if failed or not self.only_failed_rollouts:
-            selected = result.selected
-            result.rollouts_file = self.logger.log_rollouts(state, selected.groups, selected.advantages, force=failed)
+            result.rollouts_file = self.recorder.record_step(state, result.selected, force=failed)
         try:
             for callback in self.user_callbacks:
                 callback.on_step_end(state, result)
@@ -145,6 +149,7 @@ class Validation:
     evaluate: Callable[[TrainingState], EvalRewards]  # returns the reward of each sample under the current weights
     options: ValidationConfig
     log_metrics: Callable[[TrainingState, Mapping[str, float]], None]
+    record: Callable[[TrainingState, Sequence[Group]], None]  # writes the answers of some samples
     print_line: Callable[[str], None]
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
@@ -152,6 +157,7 @@ class Validation:
         if state.step % self.options.every:
             return
         held_out = self.evaluate(state)
+        self.record(state, held_out.groups)
         task_means = {task: fmean(rewards.values()) for task, rewards in held_out.rewards.items()}
         # Of the tasks, not of the samples: a task with many samples should not decide alone.
         mean = fmean(task_means.values())

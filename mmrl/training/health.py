@@ -132,26 +132,49 @@ SUMMARY_METRICS: Final = (  # metric, format of its windowed mean
 class HealthMonitor:
     """A callback that warns of means over the last `health.window` steps, and of single tokens, beyond their limits.
 
-    A problem is reported when it begins, and again only after it was absent for a whole window.
+    A problem is reported when it begins, and ends once it was absent for a whole window.
     """
 
-    def __init__(self, options: HealthConfig, warn: Callable[[str], None]) -> None:
-        self._options, self._warn = options, warn
+    def __init__(
+        self,
+        options: HealthConfig,
+        warn: Callable[[str], None],
+        log_event: Callable[[TrainingState, str, str | None], None] = lambda *_: None,
+    ) -> None:
+        """`log_event` records the name of a problem where it begins, with a message, and where it ends, without."""
+        self._options, self._warn, self._log_event = options, warn, log_event
         self._window: deque[Mapping[str, float]] = deque(maxlen=options.window)
         self._first_means: Mapping[str, float] = {}
-        self._last_violation: dict[str, int] = {}  # the last step with the problem, by the problem's name
+        self._last_violation: dict[str, int] = {}  # the last step of each problem that has not ended, by its name
+
+    def restore(self, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        """Take over the metrics of a stage's earlier steps, whose problems were reported before the run was resumed."""
+        for step, metrics in steps:
+            self._update(step, metrics)
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
-        """Add the metrics of a step and warn of problems that begin with it."""
-        step = state.step
-        self._window.append(result.metrics)
-        self._report(f"step {step}", step, self._find_violations(STEP_RULES, result.metrics))
-        if len(self._window) < self._options.window:
-            return
-        means = self.window_means()
-        # The first full window is what falling reward terms are compared with.
-        self._first_means = self._first_means or means
-        self._report(f"step {step}, mean of {self._options.window} steps", step, self._find_problems(means))
+        """Add the metrics of a step; warn of problems that begin with it, and record those that begin or end."""
+        begun, ended = self._update(state.step, result.metrics)
+        for name in ended:
+            self._log_event(state, name, None)
+        for name, message in begun:
+            self._warn(message)
+            self._log_event(state, name, message)
+
+    def _update(self, step: int, metrics: Mapping[str, float]) -> tuple[list[tuple[str, str]], list[str]]:
+        """Add a step; return the problems that begin with it, name and message, and the names of those that end."""
+        ended = [name for name, last in self._last_violation.items() if step - last > self._options.window]
+        for name in ended:
+            del self._last_violation[name]
+        self._window.append(metrics)
+        begun = self._find_new(f"step {step}", step, self._find_violations(STEP_RULES, metrics))
+        if len(self._window) == self._options.window:
+            means = self.window_means()
+            # The first full window is what falling reward terms are compared with.
+            self._first_means = self._first_means or means
+            basis = f"step {step}, mean of {self._options.window} steps"
+            begun += self._find_new(basis, step, self._find_problems(means))
+        return begun, ended
 
     def window_means(self) -> dict[str, float]:
         """Return the mean of each metric over those steps of the window that have it."""
@@ -170,12 +193,14 @@ class HealthMonitor:
                 parts.append(text.format(means[name]))
         return "Health at the end: " + ", ".join(parts)
 
-    def _report(self, basis: str, step: int, problems: Iterable[tuple[str, str]]) -> None:
+    def _find_new(self, basis: str, step: int, problems: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Note the problems of a step, and return those that the steps before did not have."""
+        begun = []
         for name, message in problems:
-            last = self._last_violation.get(name)
-            if last is None or step - last > self._options.window:
-                self._warn(f"{basis}: {message}")
+            if name not in self._last_violation:
+                begun.append((name, f"{basis}: {message}"))
             self._last_violation[name] = step
+        return begun
 
     def _find_violations(self, rules: Iterable[HealthRule], metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Yield the limit's name and the message of each rule that `metrics` violate."""

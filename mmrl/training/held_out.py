@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 from statistics import fmean
 
 from mmrl.config import Config
 from mmrl.distributed.exchanges import measure_on_all_ranks
 from mmrl.log.logger import MetricsLogger
+from mmrl.log.rollout_records import list_scored_records
 from mmrl.rollout.pipeline import build_pipeline
 from mmrl.rollout.steps.base import RolloutContext
 from mmrl.scoring.answer_and_score import answer_and_score
 from mmrl.training.build import RunComponents
-from mmrl.types import EvalRewards, Sample, TrainingState
+from mmrl.types import EvalRewards, Group, Sample, TrainingState
 from mmrl.utils.seeds import derive_seed
 
 
@@ -43,11 +44,16 @@ class HeldOutEvaluation:
         samplers, ranks = self._run.samplers, self._run.ranks
         samplers.sync_weights(state.version)
         with samplers.gather_for_sampling():
-            return measure_on_all_ranks(partial(self._measure_own, step=state.step), samples, ranks)
+            # Evenly spaced, as samples of a task may follow each other.
+            stride = -(-len(samples) // self._run.config.logging.rollouts.max_groups)
+            recorded_ids = frozenset(sample.id for sample in samples[::stride])
+            measure = partial(self._measure_own, step=state.step, recorded_ids=recorded_ids)
+            return measure_on_all_ranks(measure, samples, ranks)
 
-    def _measure_own(self, samples: Sequence[Sample], *, step: int) -> EvalRewards:
+    def _measure_own(self, samples: Sequence[Sample], *, step: int, recorded_ids: Container[str]) -> EvalRewards:
         """Answer samples with one rollout each. The console shows progress, and each reward term that failed."""
         run, size = self._run, self._run.config.evaluation.batch_size
+        recorded: list[Group] = []
         rewards: dict[str, dict[str, float]] = {}
         metrics: Counter[str] = Counter()
         failures: Counter[tuple[str, str]] = Counter()
@@ -59,19 +65,23 @@ class HeldOutEvaluation:
                 sample = group.prompt.sample
                 [score] = group.scores
                 rewards.setdefault(sample.task, {})[sample.id] = score.total
+                if sample.id in recorded_ids:
+                    recorded.append(group)
                 for term, failure in score.failures.items():
                     failures[term, failure.error_kind] += 1
         for (term, error_kind), count in failures.items():
             run.console.warn(
                 f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts"
             )
-        return EvalRewards(rewards, metrics)
+        return EvalRewards(rewards, metrics, tuple(recorded))
 
     def measure_test_samples(self, state: TrainingState, moment: str) -> None:
         """Measure the test samples `before` or `after`, unless that was done, and keep the rewards in the state."""
         if moment in state.eval_rewards or not self._run.samples.test:
             return
-        rewards, rollout_metrics = self.measure(self._run.samples.test, state)
+        rewards, rollout_metrics, groups = self.measure(self._run.samples.test, state)
+        records = list_scored_records(groups)
+        self._logger.write_rollouts(state, f"test-{moment}", records, version=state.version)
         kept, values = {}, {}
         for task, by_sample in rewards.items():
             kept[task], values[task] = dict(by_sample), fmean(by_sample.values())

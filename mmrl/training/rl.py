@@ -25,6 +25,7 @@ from mmrl.protocols import Learner, Processor, RewardScorer, RolloutPipeline, Sa
 from mmrl.training.async_rollouts import AsyncRollouts, PendingRound
 from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Group, Prompt, RolloutBatch, SelectedExperiences, TrainingState
+from mmrl.utils.activity import Activity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class RlComponents:
     callbacks: Sequence[Callback]  # called after each step, in this order
     ranks: Ranks
     media_owners: MediaOwners  # records which rank has the media of each prompt in memory, for the learner
+    activity: Activity = field(default_factory=Activity)  # shows on the console what a step is doing
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class StepBatch:
 def run_rl_stage(settings: RlSettings, components: RlComponents, state: TrainingState) -> None:
     """Train an RL stage from `state.step` to its end."""
     while state.step < settings.num_steps and not state.stage_done:
-        collected = StepBatch()
+        collected = StepBatch(timer=StepTimer(components.activity))
         timer = collected.timer
         collect_groups(settings, components, state, collected)
 

@@ -38,7 +38,8 @@ def train_rl_stage(
 ) -> None:
     """Train an RL stage from `state.step` to its end; `resumed_optimizer` is that of its last checkpoint."""
     run = services.run
-    health = HealthMonitor(stage.health, run.console.warn)
+    health = HealthMonitor(stage.health, run.console.warn, services.logger.log_event)
+    health.restore(services.logger.step_metrics(stage.name))
     with open_stage(stage, services, state) as source:
         optimizer = build_optimizer(stage, run, services.sharded_model)
         reference = build_reference(stage, services, state, resumed_optimizer)
@@ -74,7 +75,7 @@ def build_components(
         return {**optimizer.state(), **(reference.state() if reference else {})}
 
     learner = build_learner(stage, run, optimizer, reference.policy if reference else None, media_owners)
-    callbacks = build_callbacks(stage, services, save_optimizer, health)
+    callbacks = build_callbacks(stage, services, learner, save_optimizer, health)
     sampler = samplers.make_sampler(
         run.config.run.seed,
         stage.name,
@@ -93,7 +94,8 @@ def build_components(
         return moving_reference.update(step, reset_optimizer=optimizer.reset) if moving_reference else {}
 
     def sync_weights(version: int) -> None:
-        sampler.sync(version)
+        with run.console.activity.during("sync"):
+            sampler.sync(version)
         if logprob_check is not None and (metrics := logprob_check.measure_if_due(version)):
             services.logger.log_metrics(state, metrics)
 
@@ -113,6 +115,7 @@ def build_components(
         callbacks=callbacks,
         ranks=run.ranks,
         media_owners=media_owners,
+        activity=run.console.activity,
     )
 
 

@@ -19,6 +19,7 @@ from mmrl.log.comparison import compare_rewards, comparison_summary, print_summa
 from mmrl.log.console import Console, null_console
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.logger import MetricsLogger, NullLogger, RunLogger
+from mmrl.log.rollout_records import TextSource
 from mmrl.log.run_dir import run_dir_of
 from mmrl.trackers.start import follow_run
 from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_all_benchmark_questions
@@ -132,7 +133,7 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
                 state, optimizer = next_stage_state(state), {}
                 checkpoints.save(state, {})
                 # A stage that is over must be on the disk before the next one begins.
-                checkpoints.manager.wait()
+                setup.console.wait_for("saving the checkpoint", checkpoints.manager.wait)
                 if services.stop_requested():
                     raise RunInterrupted
         if "after" not in state.eval_rewards:
@@ -206,7 +207,9 @@ def resume_run(opened: OpenedRun, stop: StopSignal) -> Iterator[tuple[StageServi
     # Rank 0 alone writes; the others log into nothing, so that all make the same calls.
     logger: MetricsLogger = NullLogger()
     if ranks.rank == 0:
-        logger = RunLogger(run_dir, run.console, save_rollouts_every=config.logging.save_rollouts_every)
+        processor = run.processor
+        texts = TextSource(render_prompt=processor.render_prompt, find_token_ends=processor.find_token_ends)
+        logger = RunLogger(run_dir, run.console, texts)
     held_out, checkpoints = HeldOutEvaluation(run, logger), RunCheckpoints(run, logger)
     resumed = checkpoints.load()
     ranks.on_rank0(partial(run_dir.reopen, config))
@@ -216,7 +219,7 @@ def resume_run(opened: OpenedRun, stop: StopSignal) -> Iterator[tuple[StageServi
 
         # After the weights of the checkpoint were loaded into the whole model.
         sharded_model = DeepspeedModel(run.policy, config.deepspeed, ranks)
-    ranks.on_rank0(partial(logger.resume_from, resumed.state.metrics_bytes))
+    ranks.on_rank0(partial(logger.resume_from, resumed.state))
     services = StageServices(
         run=run,
         sharded_model=sharded_model,
@@ -227,7 +230,7 @@ def resume_run(opened: OpenedRun, stop: StopSignal) -> Iterator[tuple[StageServi
         user_callbacks=opened.user_callbacks,
         stop_requested=partial(stop.reached_any, ranks),
     )
-    with checkpoints.manager:
+    with logger.status, checkpoints.manager:
         yield services, resumed
 
 

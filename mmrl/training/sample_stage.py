@@ -53,7 +53,7 @@ def run_sample_stage(
         for step in range(first_step, num_steps):
             step_samples = samples[step * size : (step + 1) * size]
             own_samples = step_samples[rank_slice(len(step_samples), ranks)]
-            with run.samplers.gather_for_sampling():
+            with run.samplers.gather_for_sampling(), run.console.activity.during("rollout"):
                 batch = answer_samples(own_samples, run.processor, pipeline, step=step)
             groups = gather_items(run.scorer.score_groups(batch.groups, step=step), ranks)
             ranks.on_rank0(partial(_append_rows, table_path, groups))

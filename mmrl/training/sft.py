@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -18,6 +18,7 @@ from mmrl.distributed.ranks import MediaOwners, Ranks
 from mmrl.protocols import DemonstrationCompleter, Learner, Processor, SampleSource
 from mmrl.training.callbacks import Callback, StepResult, StepTimer
 from mmrl.types import Experience, Group, Rollout, Sample, Score, SelectedExperiences, TrainingState
+from mmrl.utils.activity import Activity
 from mmrl.utils.seeds import derive_seed
 
 
@@ -45,6 +46,7 @@ class SftComponents:
     ranks: Ranks
     media_owners: MediaOwners  # records which rank has the media of each prompt in memory, for the learner
     tools: DemonstrationCompleter | None = None  # answers tool calls in demonstrations, where the stage has tools
+    activity: Activity = field(default_factory=Activity)  # shows on the console what a step is doing
 
 
 def run_sft_stage(settings: SftSettings, components: SftComponents, state: TrainingState) -> None:
@@ -56,7 +58,7 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
     """
     ranks = components.ranks
     while state.step < settings.num_steps and not state.stage_done:
-        timer = StepTimer()
+        timer = StepTimer(components.activity)
         with timer.time("prompt"):
             samples = components.source.take(state.data_position, settings.batch_size)
             build = partial(build_demonstration, settings, components.processor, step=state.step)

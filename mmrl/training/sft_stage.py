@@ -21,15 +21,17 @@ def train_sft_stage(
         optimizer = build_optimizer(stage, run, services.sharded_model)
         if resumed_optimizer:
             optimizer.load_state(resumed_optimizer)
+        learner = build_learner(stage, run, optimizer, None, media_owners)
         components = SftComponents(
             source=source,
             processor=run.processor,
             sleep_engine=run.samplers.sleep,
-            learner=build_learner(stage, run, optimizer, None, media_owners),
-            callbacks=build_callbacks(stage, services, optimizer.state, health=None),
+            learner=learner,
+            callbacks=build_callbacks(stage, services, learner, optimizer.state, health=None),
             ranks=run.ranks,
             media_owners=media_owners,
             tools=build_demonstration_tools(stage, run),
+            activity=run.console.activity,
         )
         settings = SftSettings(
             num_steps=stage.steps,

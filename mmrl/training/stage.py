@@ -21,6 +21,7 @@ from mmrl.training.callbacks import BenchmarkRunner, Callback, PeriodicCheckpoin
 from mmrl.training.checkpoints import OptimizerState, RunCheckpoints
 from mmrl.training.health import FailedStepCounter, FailedStepLimit, HealthMonitor
 from mmrl.training.held_out import HeldOutEvaluation, first_compared_stage
+from mmrl.training.rollout_recorder import RolloutRecorder
 from mmrl.types import TrainingState
 
 if TYPE_CHECKING:
@@ -104,12 +105,14 @@ def build_learner(
         reference,
         ranks=run.ranks,
         media_owners=media_owners,
+        activity=run.console.activity,
     )
 
 
 def build_callbacks(
     stage: SftStage | RlStage,
     services: StageServices,
+    learner: Learner,
     save_optimizer: Callable[[], OptimizerState],
     health: HealthMonitor | None,
 ) -> list[Callback]:
@@ -118,13 +121,16 @@ def build_callbacks(
     is_rl = isinstance(stage, RlStage)
 
     def save(state: TrainingState) -> None:
-        services.checkpoints.save(state, save_optimizer())
+        with console.activity.during("save"):
+            services.checkpoints.save(state, save_optimizer())
 
     # The count comes first: the logger saves the rollouts of a step that extends it.
     callbacks: list[Callback] = [FailedStepCounter(count_steps_without_signal=is_rl)]
     # The logger precedes all that may end the run, so that the last step of a failed run is in its files. It calls
     # the user's callbacks itself: it logs what they return, and logs the step even if one of them raises.
-    callbacks.append(StepLogger(logger, services.user_callbacks, only_failed_rollouts=not is_rl))
+    options, ranks = config.logging.rollouts, services.run.ranks
+    recorder = RolloutRecorder(options=options, logger=logger, learner=learner, ranks=ranks, stage=stage.name)
+    callbacks.append(StepLogger(logger, recorder, services.user_callbacks, only_failed_rollouts=not is_rl))
     if health is not None:
         callbacks.append(health)
     max_steps = stage.max_steps_without_signal if isinstance(stage, RlStage) else None
@@ -134,7 +140,8 @@ def build_callbacks(
         callbacks.append(services.benchmarks)
     if stage.validation is not None:
         measure = partial(services.held_out.measure, services.run.samples.validation)
-        callbacks.append(Validation(measure, stage.validation, logger.log_metrics, console.info))
+        record = recorder.record_validation
+        callbacks.append(Validation(measure, stage.validation, logger.log_metrics, record, console.info))
     # The checkpoint comes last: it holds what the others decided (`stage_done`) and the end of what they logged.
     every = config.checkpoints.every
     callbacks.append(PeriodicCheckpointer(save, services.checkpoints.manager, services.stop_requested, every=every))

@@ -34,6 +34,7 @@ from mmrl.types.errors import UserError as UserError
 from mmrl.types.rollout import TRAINED_AUTHORS as TRAINED_AUTHORS
 from mmrl.types.rollout import Answer as Answer
 from mmrl.types.rollout import Author as Author
+from mmrl.types.rollout import Contribution as Contribution
 from mmrl.types.rollout import Dropped as Dropped
 from mmrl.types.rollout import EvalRewards as EvalRewards
 from mmrl.types.rollout import ExpertRoutes as ExpertRoutes
@@ -67,7 +68,9 @@ from mmrl.types.sample import Size as Size
 from mmrl.types.sample import Target as Target
 from mmrl.types.sample import VideoRef as VideoRef
 from mmrl.types.state import Experience as Experience
+from mmrl.types.state import GroupSelection as GroupSelection
 from mmrl.types.state import SampleStats as SampleStats
 from mmrl.types.state import SelectedExperiences as SelectedExperiences
+from mmrl.types.state import TokenValues as TokenValues
 from mmrl.types.state import TrainingState as TrainingState
 from mmrl.types.state import WorstToken as WorstToken

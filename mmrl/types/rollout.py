@@ -158,6 +158,7 @@ class Rollout:
     sampling_params: SamplingParams  # distribution of all segments that name no other
     parent_index: int | None = None  # index of the first response that a forced rethink continued; None for a first one
     is_correct: bool | None = None  # the rethink step's verdict on how it ended; None if it gave none
+    first_is_correct: bool | None = None  # its verdict on the first response; None for a rollout that is one
     prompt_routes: ExpertRoutes | None = None  # experts that the prompt's tokens went to; None if not recorded
 
     @property
@@ -219,6 +220,15 @@ class RewardFailure(NamedTuple):
     reason: str  # one line for a person who reads the rollout
 
 
+class Contribution(NamedTuple):
+    """What became of a reward term's value on its way into the total."""
+
+    transformed: float  # the value after its transform
+    weight: float  # the weight at the step, after its schedule
+    counts: bool  # False if the term that it requires was too low; it then counts 0
+    share: float | None  # addend of the total under `combine: sum`, factor under `product`; None under `min`
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """Rewards of one rollout, by term and in total."""
@@ -226,13 +236,7 @@ class Score:
     terms: Mapping[str, RewardValue]  # result of each reward term, by name, before weights and transforms
     total: float  # weighted sum of the terms; advantages are computed from it
     failures: Mapping[str, RewardFailure] = field(default_factory=dict)  # terms without a value, whose fallback counts
-
-
-class EvalRewards(NamedTuple):
-    """Rewards of an evaluation on held-out samples."""
-
-    rewards: Mapping[str, Mapping[str, float]]  # task → sample id → total reward
-    rollout_metrics: Mapping[str, float]  # metrics of the rollout steps, by their full names
+    contributions: Mapping[str, Contribution] = field(default_factory=dict)  # of each of `terms`, for people who look
 
 
 class Dropped(NamedTuple):
@@ -262,3 +266,11 @@ class Group:
     def totals(self) -> tuple[float, ...]:
         """Total reward of each rollout, in the order of `rollouts`."""
         return tuple(score.total for score in self.scores)
+
+
+class EvalRewards(NamedTuple):
+    """Rewards of an evaluation on held-out samples."""
+
+    rewards: Mapping[str, Mapping[str, float]]  # task → sample id → total reward
+    rollout_metrics: Mapping[str, float]  # metrics of the rollout steps, by their full names
+    groups: tuple[Group, ...] = ()  # those of the first samples, to be recorded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -24,10 +24,28 @@ class Experience:
     old_logprobs_source: Literal["recorded", "recomputed"] | None = None  # see above
 
 
+class TokenValues(NamedTuple):
+    """What the learner computed for the tokens of one rollout that the policy sampled; a value for each, in order."""
+
+    logprobs: Sequence[float]  # log-prob under the policy in the last epoch of the step, before its update, nats
+    ratios: Sequence[float]  # importance ratio, before it is clipped
+    entropies: Sequence[float]  # entropy of the next-token distribution, nats
+    advantages: Sequence[float]  # advantage of the token, less the KL penalty where that is part of the reward
+    clipped: Sequence[float]  # 1 if the lower bound changed its loss, 2 if the upper bound did, else 0
+
+
 class WorstToken(float):
     """A metric that is the value of a single token: a number like any other, which also says whose token it is."""
 
     owner: str = ""  # the token's rollout, in words
+
+
+class GroupSelection(NamedTuple):
+    """What selection did with a group."""
+
+    status: Literal["trained", "rejected", "no_room"]  # by dynamic sampling; no room: the step had enough groups
+    reason: str | None = None  # why it was rejected: `unscored`, `truncated` or a reward term
+    carried_over: bool = False  # True if an earlier step sampled it, which had no room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +57,8 @@ class SelectedExperiences:
     groups: tuple[Group, ...]
     advantages: tuple[tuple[float, ...], ...]  # a row for each of `groups`, a value for each rollout; 0 if not trained
     experiences: tuple[Experience, ...]  # for the learner: without filtered, with carried over and replayed ones
+    selections: tuple[GroupSelection, ...] = ()  # one for each of `groups`; empty in supervised training
+    replayed: tuple[Experience, ...] = ()  # those of `experiences` that were drawn from the replay buffer
     has_signal: bool  # True if a rollout that is trained on for the first time has an advantage; replay does not count
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the selection, by their full names: `replay/frac`
 

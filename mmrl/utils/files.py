@@ -99,18 +99,20 @@ def remove_leftovers(folder: Path) -> None:
                 leftover.unlink()
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of `path` in one step: a reader, or a crash, sees the old text or the new one.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace the content of `path` in one step: a reader, or a crash, sees the old content or the new one.
 
     Raises:
         UserError: the file cannot be written; the old content is kept.
     """
+    if isinstance(content, str):
+        # A lone surrogate, which a model may generate, cannot be UTF-8; it becomes \udxxx, its JSON escape.
+        content = content.encode("utf-8", errors="backslashreplace")
     fresh = temporary_path(path)
     with report_write_errors(path):
         try:
             with fresh.open("wb") as file:
-                # A lone surrogate, which a model may generate, cannot be UTF-8; it becomes \udxxx, its JSON escape.
-                file.write(text.encode("utf-8", errors="backslashreplace"))
+                file.write(content)
                 file.flush()
                 # The bytes must be on disk before the name is: after a power cut the file could be empty otherwise.
                 os.fsync(file.fileno())

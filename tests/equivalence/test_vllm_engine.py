@@ -204,6 +204,13 @@ def test_engine_that_fails_is_restarted_once_with_its_weights_and_asked_again(vl
     assert "the rollout" in warning and "asked again" in warning
 
 
+@pytest.mark.parametrize("scene", ["in_process", "served"])
+def test_engine_that_was_restarted_has_counted_each_response_once(vllm_facts, scene):
+    found = vllm_facts[scene]
+    num_responses = SIBLINGS * len(found["ids"])
+    assert found["counted"] == [num_responses, num_responses]
+
+
 @pytest.mark.parametrize(("scene", "event"), [("adapted", "death"), ("in_process", "refusal")])
 def test_engine_keeps_its_weights_after_a_failure_or_refusal(vllm_facts, scene, event):
     assert max(vllm_facts[scene][f"gaps after {event}"].values()) <= ROUNDING

@@ -92,6 +92,7 @@ def in_process(questions: Questions) -> Facts:
         with _failing(engine):
             again = scene.draw(sampler)
         facts |= {"same after death": ids(again) == ids(groups), "gaps after death": scene.gaps(again)}
+        facts["counted"] = list(scene.activity.counts["rollout"])
         with _failing(engine):
             facts["dead twice"] = refusal(lambda: scene.draw(sampler))
     return {**facts, "warnings": scene.warnings}

@@ -56,6 +56,7 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
+from mmrl.utils.activity import Activity
 
 STEP, SIBLINGS, LONGEST = 3, 3, 1024
 SAMPLES = ("text-only", "one image", "two-images", "video", "image-and-video")
@@ -162,6 +163,7 @@ class Scene:
         self.lora = lora
         self.arguments = self.build_arguments(questions.dtype)
         self.warnings: list[str] = []
+        self.activity = Activity()
 
     @property
     def model(self) -> str:
@@ -191,6 +193,7 @@ class Scene:
             work_dir=self.folder,
             ranks=SingleProcess(),
             warn=self.warnings.append,
+            activity=self.activity,
         )
 
     def sampler(self, engine: RolloutEngine, *, record_routes: bool = False) -> EngineSampler:

@@ -68,6 +68,7 @@ def served(questions: Questions) -> dict[str, Any]:
         with scene.other_weights(), _killed_at_work(server):  # the server is to get the weights that it had
             again = scene.draw(sampler, longer)
         facts |= {"same after death": ids(again) == ids(groups), "gaps after death": scene.gaps(again)}
+        facts["counted"] = list(scene.activity.counts["rollout"])
         _kill(server)
         facts["dead twice"] = refusal(lambda: scene.draw(sampler))
     return {**facts, "warnings": scene.warnings}

@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from fork_server import ONE_THREAD, Forked
 from PIL import Image
@@ -73,7 +75,7 @@ def experiment(run_dir: Path, **sections: object) -> dict[str, Any]:
     """A config as a mapping: imitation until a gate, then GRPO with KL and two epochs. `sections` replace sections."""
     config: dict[str, Any] = {
         "run": {"name": "tiny", "dir": str(run_dir), "cpu_threads": 1},
-        "logging": {"save_rollouts_every": 2},
+        "logging": {"rollouts": {"every": 2}},
         "model": {"from_scratch": TINY, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
         "data": {
             "train": [counting("train", 12, label_miss_prob=0.2)],
@@ -210,8 +212,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[
 
 
 def contents(run_dir: Path) -> dict[str, bytes]:
-    """Return the files of a finished run that its seed decides: weights, metrics, summary and rollouts, by name."""
-    files = [run_dir / "model" / "model.safetensors", run_dir / "metrics.jsonl", run_dir / "summary.json"]
+    """Return the files of a finished run that its seed decides: weights, logs, summary and rollouts."""
+    logs = [run_dir / name for name in ("metrics.jsonl", "events.jsonl", "summary.json")]
+    files = [run_dir / "model" / "model.safetensors", *logs]
     rollouts = sorted((run_dir / "rollouts").iterdir())
     placeless = {file.name: re.sub(rb'"/[^"]*/data/', b'"data/', file.read_bytes()) for file in rollouts}
     return {file.name: file.read_bytes() for file in files} | placeless
@@ -258,3 +261,43 @@ def alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
         assert {key: here[key] for key in numbers} == pytest.approx(
             {key: there[key] for key in numbers}, rel=1e-3, abs=1e-5
         )
+
+
+def check_records(run_dir: Path) -> list[dict[str, Any]]:
+    """Check that the records of a run agree with each other; return the lines of its training steps.
+
+    Segments spell the response, contributions add up to the total, and each token that was trained on has numbers.
+    """
+    lines: list[dict[str, Any]] = []
+    for file in sorted((run_dir / "rollouts").glob("*-[0-9]*.jsonl")):
+        if file.stem.endswith("-validation"):
+            continue
+        records = [json.loads(line) for line in file.open(encoding="utf-8")]
+        with np.load(file.with_suffix(".npz"), allow_pickle=False) as arrays:
+            tokens = dict(arrays)
+        assert len(tokens["offset"]) == len(records) + 1
+        for start, end, record in zip(tokens["offset"], tokens["offset"][1:], records, strict=False):
+            check_record(record, {name: values[start:end] for name, values in tokens.items() if name != "offset"})
+        lines += records
+    assert lines
+    return lines
+
+
+def check_record(record: dict[str, Any], tokens: dict[str, np.ndarray]) -> None:
+    """Check one line of records against the arrays of its tokens."""
+    places = [segment["chars"] for segment in record["segments"]]
+    assert places[0][0] == 0 and places[-1][1] == len(record["response"])
+    assert all(before[1] == after[0] for before, after in pairwise(places))
+    assert sum(segment["n"] for segment in record["segments"]) == record["tokens"] == len(tokens["end"])
+    assert tokens["end"][-1] == len(record["response"])
+    is_policy = tokens["author"] == 0
+    assert np.isfinite(tokens["recorded_logprob"][is_policy]).all()
+    assert np.isnan(tokens["logprob"][~is_policy]).all()
+    if "terms" in record and record["selection"]["status"] != "replayed":
+        shares = [term["contribution"] for term in record["terms"].values()]
+        assert record["total"] == pytest.approx(sum(shares))
+    is_trained = record.get("selection", {}).get("status") in ("trained", "replayed")
+    if is_trained and record.get("advantage") and "dropped" not in record:
+        for name in ("logprob", "ratio", "entropy", "advantage"):
+            assert np.isfinite(tokens[name][is_policy]).all(), name
+        assert set(tokens["clipped"][is_policy]) <= {0, 1, 2}

@@ -8,7 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, alike, contents, experiment, metrics, mmrl, rl_stage, scheduled, sft_stage, write
+from harness import (
+    Command,
+    alike,
+    check_records,
+    contents,
+    experiment,
+    metrics,
+    mmrl,
+    rl_stage,
+    scheduled,
+    sft_stage,
+    write,
+)
 from interrupts import signal_at_call
 from rounding import LOGPROBS
 from zoom_runs import check_all_occurred, learned_steps
@@ -67,6 +79,8 @@ def test_rollouts_are_one_version_old_from_the_second_step_on(whole: Path) -> No
     staleness = [record["rollout/staleness_max"] for record in steps if "rollout/staleness_max" in record]
     assert staleness[0] == 0.0 and 1.0 in staleness and max(staleness) <= 2.0  # 2: carried over by the filter
     assert any("validation/mean" in record for record in metrics(whole))
+    check_records(whole)
+    assert len((whole / "rollouts" / "rl-000003-validation.jsonl").read_text().splitlines()) > 0
     is_stale = ["rollout/stale_logprob_diff_mean" in record for record in steps if record["learner/loss"]]
     assert not is_stale[0] and all(is_stale[1:])
     checks = [record["logprob_check/diff_mean"] for record in metrics(whole) if "logprob_check/diff_mean" in record]

@@ -23,6 +23,7 @@ COMMANDS = [
     ("math_rewards", ["--rounds", "1"], "time_ratio"),
     ("media", ["throughput", "--files", "8", "--rounds", "1"], "jpeg 640x480"),
     ("media", ["ahead", "--rounds", "1", "--steps", "2"], "step_s with 1 workers"),
+    ("records", ["--steps", "3", "--prompts", "2"], "fraction_of_step"),
     ("replay", [], "fraction_of_step"),
     ("rewards", ["--seconds", "0.01"], "mmrl_rewards.box:iou"),
     ("rollout", ["--prompts", "1", "--group", "2", "--completion", "8", "--pairs", "1"], "ratio"),

@@ -17,6 +17,7 @@ from rounding import LOGPROBS
 from transformers import AutoModelForImageTextToText, AutoProcessor, InternVLForConditionalGeneration
 
 from mmrl.config.schema import ModelConfig, VideoConfig
+from mmrl.log.console import Console
 from mmrl.policy.batch import collate_prompts
 from mmrl.policy.families import load_family
 from mmrl.policy.policy import Policy
@@ -110,6 +111,6 @@ def test_vllm_is_refused(folder, tmp_path, here):
 def test_several_processes_are_refused():
     config = SimpleNamespace(rollout=SimpleNamespace(engine="hf", engine_name="hf"))
     policy = SimpleNamespace(family=load_family("./internvl.py:internvl", EXAMPLES, {}))
-    options = {"adapter": None, "work_dir": None, "ranks": SimpleNamespace(size=2), "warn": pytest.fail}
+    options = {"adapter": None, "work_dir": None, "ranks": SimpleNamespace(size=2), "console": Console()}
     with pytest.raises(UserError, match="it runs in one process with rollout.engine: hf, not with .* hf in 2"):
         SamplerFactory(config, policy, None, **options)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from family_runs import NAMES, family_runs
-from harness import Command, alike, contents, metrics, mmrl, rl_stage, write
+from harness import Command, alike, check_records, contents, metrics, mmrl, rl_stage, write
 from interrupts import signal_at_call
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -47,7 +47,8 @@ def test_everything_is_done_at_once(runs: Path) -> None:
         assert sum(record.get(name, 0.0) for record in steps) > 0, name
     # The sampler's caches gave the log-probs that the learner finds without them.
     assert max(record["rollout/logprob_diff_mean"] for record in steps_of(runs / "base")) < 1e-4
-    kept = [json.loads(line) for file in (runs / "whole" / "rollouts").glob("rl-*") for line in file.open()]
+    kept = check_records(runs / "whole")
+    assert {"trained", "replayed"} <= {record["selection"]["status"] for record in kept}
     authors = []
     for record in kept:
         authors.append({segment["author"] for segment in record["segments"]})

@@ -118,7 +118,7 @@ def train_mixed(tmp_path, family, *, reader="pyav", workers=0):
             rl_stage(steps=2, prompts_per_step=20, group_size=2, loss={"kl": {"coef": 0.05}}),
         ],
     )
-    config["logging"]["save_rollouts_every"] = 1
+    config["logging"]["rollouts"]["every"] = 1
     config["media"] = {"video_reader": reader}
     config["data"]["media_workers"] = workers
     done = mmrl("train", write(config, tmp_path / "mixed.yaml"))

@@ -106,7 +106,7 @@ def test_a_run_trains_with_functions_and_samples_from_memory(finished, folder):
 
 def test_a_reward_of_a_test_function_runs_in_a_worker_process(finished):
     result, _ = finished
-    text = "".join(file.read_text() for file in (result.run_dir / "rollouts").iterdir())
+    text = "".join(file.read_text() for file in (result.run_dir / "rollouts").glob("*.jsonl"))
     assert "process " in text
     assert f"process {os.getpid()}" not in text
 

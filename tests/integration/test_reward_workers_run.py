@@ -76,8 +76,8 @@ def test_a_run_continues_without_rollouts_whose_reward_failed_and_workers_change
     run = tmp_path / "alone"
     assert total(run, "reward/mood/unscorable") > 0
     assert total(run, "reward/mood/errors") > 0
-    records = [json.loads(line) for file in sorted((run / "rollouts").iterdir()) for line in file.open()]
-    left_out = [record for record in records if "skipped" in record]
+    records = [json.loads(line) for file in sorted((run / "rollouts").glob("rl-*.jsonl")) for line in file.open()]
+    left_out = [record for record in records if "dropped" in record]
     assert bool(left_out) is (policy != "fallback")
     assert len(records) == 2 * 16  # of two steps, every rollout
 

@@ -42,7 +42,7 @@ def test_run_with_continuations_and_probes_reports_them(whole: Path) -> None:
         assert sum(record[f"test/{move}"] for move in MOVES) == record["test/rethink/attempted"] <= 6
     check_all_occurred(steps, "rethink/attempted")
     check_all_occurred(tests, "test/rethink/attempted")
-    saved = [json.loads(line) for file in (whole / "rollouts").glob("rl-*") for line in file.open()]
+    saved = [json.loads(line) for file in (whole / "rollouts").glob("rl-*.jsonl") for line in file.open()]
     continued = [row for row in saved if len(row["segments"]) == 3]
     assert continued
     for row in continued:

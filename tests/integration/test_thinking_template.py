@@ -56,7 +56,7 @@ def config(folder: Path, place: Path, *, thoughts: bool = True, **sections: obje
         **{
             "response_format": FORM,
             "evaluation": {"max_new_tokens": 16, "batch_size": 12},
-            "logging": {"save_rollouts_every": 1},
+            "logging": {"rollouts": {"every": 1}},
             "stages": [
                 sft_stage(steps=30, target_field="target"),
                 rl_stage(steps=2, rollout_steps=RETHINK, sampling={"max_new_tokens": 16}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def zoomed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def saved_rollouts(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for file in (run_dir / "rollouts").glob("rl-*") for line in file.open()]
+    return [json.loads(line) for file in (run_dir / "rollouts").glob("rl-*.jsonl") for line in file.open()]
 
 
 def test_the_policy_calls_the_tool_by_itself(zoomed: Path) -> None:
@@ -47,14 +48,17 @@ def test_the_policy_calls_the_tool_by_itself(zoomed: Path) -> None:
 
 
 def test_saved_responses_say_what_was_shown(zoomed: Path) -> None:
-    showing = [row for row in saved_rollouts(zoomed) if any("shows" in segment for segment in row["segments"])]
+    showing = [row for row in saved_rollouts(zoomed) if any(map(itemgetter("shows"), row["segments"]))]
     assert showing
     for row in showing:
         assert [segment["author"] for segment in row["segments"]] == ["policy", *["environment"] * 3, "policy"]
-        shown = row["segments"][2]
+        shown = row["segments"][2]["shows"]
         left, top, right, bottom = shown["crop"]
         assert 0 <= left < right <= 128 and 0 <= top < bottom <= 128
-        assert f"{zoomed}/{row['media'][0]}" == shown["shows"]
+        assert row["media"][0]["path"] == shown["path"]
+        assert shown["original"] == [right - left, bottom - top] and shown["offset"] == [left, top]
+        texts = [row["response"][slice(*segment["chars"])] for segment in row["segments"]]
+        assert "".join(texts) == row["response"] and texts[2] == ""
 
 
 def test_run_stopped_while_tool_processes_run_resumes_exactly(here: Command, tmp_path: Path, zoomed: Path) -> None:

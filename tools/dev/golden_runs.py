@@ -60,7 +60,7 @@ def train(name: str, repo: Path, run_dir: Path) -> None:
 def digest_run(run_dir: Path) -> dict[str, str]:
     """Return name → digest of all that a finished run left and that its config and seed decide."""
     metrics = read_text(run_dir / "metrics.jsonl", run_dir)
-    rollouts = "".join(read_text(path, run_dir) for path in sorted((run_dir / "rollouts").iterdir()))
+    rollouts = "".join(read_text(path, run_dir) for path in sorted((run_dir / "rollouts").glob("*.jsonl")))
     digests = digest_lines("metrics", metrics) | digest_lines("rollouts", rollouts)
     for folder in ("model", "adapter"):
         if (run_dir / folder).exists():

@@ -59,6 +59,7 @@ from mmrl.config.schema.root import CheckpointsConfig as CheckpointsConfig
 from mmrl.config.schema.root import Config as Config
 from mmrl.config.schema.root import DeepspeedConfig as DeepspeedConfig
 from mmrl.config.schema.root import DistributedConfig as DistributedConfig
+from mmrl.config.schema.root import RolloutRecordsConfig as RolloutRecordsConfig
 from mmrl.config.schema.selection import DynamicSamplingConfig as DynamicSamplingConfig
 from mmrl.config.schema.selection import GroupRewardRangeConfig as GroupRewardRangeConfig
 from mmrl.config.schema.selection import HealthConfig as HealthConfig

@@ -65,11 +65,22 @@ class RunConfig(StrictModel):
     """CPU threads that torch uses; 0 is one per core."""
 
 
+class RolloutRecordsConfig(StrictModel):
+    """Rollouts that are written to `rollouts/` for `mmrl view` and for people to read."""
+
+    every: PositiveInt = 10
+    """Rollouts of every so many steps are written, and those of the first step."""
+    max_groups: PositiveInt = 64
+    """Most groups (prompts) of a step that are written, the first ones; most held-out samples, evenly spaced ones."""
+    tokens: bool = True
+    """Write a file beside them with each token's log-probs, ratio, entropy and advantage."""
+
+
 class LoggingConfig(StrictModel):
     """Files of a run that people read."""
 
-    save_rollouts_every: PositiveInt = 10
-    """The rollouts of every so many steps are written to `rollouts/`; those of the first step always are."""
+    rollouts: RolloutRecordsConfig = RolloutRecordsConfig()
+    """Which rollouts are recorded, and how much of them."""
     trackers: TrackerConfigs = ()
     """Trackers that follow the run, by name or with options: [tensorboard, {kind: wandb, project: vlm}]
     (docs/trackers.md)."""

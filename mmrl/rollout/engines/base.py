@@ -7,7 +7,7 @@ Every engine fills it: transformers, vLLM in this process, vLLM servers, and an 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.responses import GeneratedTokens
 from mmrl.rollout.weight_sync import WeightStream
 from mmrl.types import Rollout, SamplingParams
+from mmrl.utils.activity import Activity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +111,5 @@ class EngineContext:
     """All processes of the run. Each rank's engine generates only for that rank."""
     warn: Callable[[str], None]
     """Prints a warning on the console."""
+    activity: Activity = field(default_factory=Activity)
+    """The console shows it. `begin_count("rollout", total)` and `advance("rollout", n)` count finished responses."""

@@ -24,6 +24,7 @@ from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
 from mmrl.rollout.responses import GeneratedTokens, StopStringMatcher
 from mmrl.rollout.weight_sync import WeightStream
 from mmrl.types import ExpertRoutes, FinishReason, Rollout, SamplingParams
+from mmrl.utils.activity import Activity
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -61,8 +62,11 @@ class HfEngine(RolloutEngine):
         *,
         max_batch_tokens: int = _MAX_BATCH_TOKENS,
         copy_policy: bool = False,
+        activity: Activity | None = None,
     ) -> None:
         """Create an engine; `max_batch_tokens` bounds the KV caches of one batch, padding included.
+
+        It counts the rollouts that are finished in `activity`.
 
         With `copy_policy` it generates from a copy, which takes over the weights in `load_weights`, so that the learner
         may update the policy meanwhile.
@@ -76,6 +80,7 @@ class HfEngine(RolloutEngine):
                 weight.requires_grad_(policy.trained[name].requires_grad)
         self.shares_weights, self.returns_routes = not copy_policy, bool(policy.routers)
         self._processor, self._max_batch_tokens = processor, max_batch_tokens
+        self._activity = activity or Activity()
         self._eos_id: int = processor.tokenizer.eos_token_id
 
     @torch.no_grad()
@@ -98,6 +103,7 @@ class HfEngine(RolloutEngine):
         rows = []
         for request in requests:
             rows += [_Row(request.rollout, seed) for seed in request.sample_seeds]
+        self._activity.begin_count("rollout", len(rows))
         generated: list[GeneratedTokens] = []
         for batch in self._split_into_batches(rows, sampling_params):
             generated += self._generate_batch(batch, sampling_params, matcher, record_routes=record_routes)
@@ -222,7 +228,9 @@ class HfEngine(RolloutEngine):
                 recent = ids_RT[alive, max(0, t + 1 - matcher.window_tokens) : t + 1].tolist()
                 goes_on_R &= ~torch.tensor(list(map(matcher.matches_end, recent)), device=goes_on_R.device)
             going = goes_on_R.nonzero().squeeze(-1)
-            if not len(going) or t + 1 == max_new_tokens:
+            is_last = not len(going) or t + 1 == max_new_tokens
+            self._activity.advance("rollout", len(alive) if is_last else len(alive) - len(going))
+            if is_last:
                 break
             # Rows that have ended leave the cache. Selecting copies it, so it is done only when there are any.
             if len(going) < len(alive):

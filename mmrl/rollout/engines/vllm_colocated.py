@@ -195,11 +195,14 @@ class VllmEngine(RolloutEngine):
             arguments = sampling_arguments(request, sampling_params, self._eos_id)
             params = VllmSamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
             engine.add_request(str(number), engine_input, params, lora_request=self._lora_request)
+        activity = self._context.activity
+        activity.begin_count("rollout", sum(request.num_samples for request in requests))
         finished: dict[int, RequestOutput] = {}
         while engine.has_unfinished_requests():
             for request_output in engine.step():
                 if request_output.finished:
                     finished[int(request_output.request_id)] = request_output
+                    activity.advance("rollout", len(request_output.outputs))
         completions = []
         for number, (request, engine_input) in enumerate(zip(requests, inputs, strict=True)):
             prompt = request.rollout.prompt

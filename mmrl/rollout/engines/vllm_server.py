@@ -12,7 +12,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from itertools import cycle
 from operator import itemgetter, methodcaller
@@ -87,6 +87,7 @@ class ServerEngine(RolloutEngine):
     ) -> list[list[GeneratedTokens]]:
         """Return the continuations of each request; requests of a replica that fails are divided again."""
         layers = self._expert_layers if record_routes else ()
+        self._context.activity.begin_count("rollout", sum(request.num_samples for request in requests))
         answers: dict[int, list[GeneratedTokens]] = {}
         while len(answers) < len(requests):
             unanswered = sorted(set(range(len(requests))) - answers.keys())
@@ -98,6 +99,10 @@ class ServerEngine(RolloutEngine):
                     body = self._request_body(requests[number], sampling_params, replica)
                     layout = (len(requests[number].rollout.prompt.token_ids), layers)
                     sent[number] = (replica, pool.submit(_generate_on_replica, replica, body, *layout))
+                # Counted here, in one thread. A future that failed is raised below, where the others are read, too.
+                for future in as_completed([future for _, future in sent.values()]):
+                    if future.exception() is None:
+                        self._context.activity.advance("rollout", len(future.result()))
             for number, (replica, future) in sent.items():
                 try:
                     answers[number] = future.result()

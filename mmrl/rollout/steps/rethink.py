@@ -64,7 +64,8 @@ class ForcedRethink:
         extended = self.context.sampler.extend([attempt.rollout for attempt in attempts], sampling_params, step=step)
         continued = []
         for attempt, rollout, is_correct in zip(attempts, extended, self._are_correct(extended), strict=True):
-            continued.append(replace(attempt, rollout=replace(rollout, is_correct=is_correct)))
+            judged = replace(rollout, is_correct=is_correct, first_is_correct=attempt.was_correct)
+            continued.append(replace(attempt, rollout=judged))
 
         groups = list(map(list, batch.groups))
         num_kept_of = [0] * len(groups)

@@ -90,6 +90,8 @@ def test_extra_groups_are_dropped():
     assert sample_ids(selection.experiences) == ["a"] * 4 + ["b"] * 4
     assert selection.groups == tuple(EXTRA)
     assert selection.advantages == ((-0.5, 0.5, 0.5, -0.5), (-0.5, 0.5, 0.5, -0.5), (0.0,) * 4, (0.0,) * 2)
+    statuses = [(selected.status, selected.reason) for selected in selection.selections]
+    assert statuses == [("trained", None), ("trained", None), ("no_room", None), ("rejected", "right")]
     assert state.carried_over == ()
 
 
@@ -98,6 +100,7 @@ def test_extra_groups_that_are_carried_over_are_trained_first_in_the_next_step()
     selection = selector.select(EXTRA, state)
     assert sample_ids(state.carried_over) == ["c"]
     assert sample_ids(selection.groups) == ["a", "b", "dull"]  # c is shown by the step that trains on it
+    assert [selected.status for selected in selection.selections] == ["trained", "trained", "rejected"]
     assert selection.metrics == {
         "dynamic_sampling/passed_frac": 0.75,
         "dynamic_sampling/rejected/right": 1.0,
@@ -111,6 +114,7 @@ def test_extra_groups_that_are_carried_over_are_trained_first_in_the_next_step()
     learned = [(e.rollout.prompt.sample.id, e.staleness, e.old_logprobs_source) for e in selection.experiences]
     assert learned == [("c", 1, "recorded")] * 4 + [("d", 0, None)] * 3
     assert sample_ids(selection.groups) == ["c", "d"]
+    assert [selected.carried_over for selected in selection.selections] == [True, False]
     assert selection.advantages[0] == (-0.5, 0.5, 0.5, -0.5)
     assert selection.metrics["groups/carried_over"] == 1.0
     assert sample_ids(state.carried_over) == ["e"]

@@ -314,6 +314,6 @@ def test_own_rollout_that_is_drawn_again_keeps_its_old_logprobs():
     own = [replace(e, staleness=1, old_logprobs_source="recorded") for e in make_experiences(1.0, -1.0)]
     options = make_options("paper", old_logprobs="recomputed")
     settings = ReplaySettings(options=options, rollouts_per_step=8, seed=(0,))
-    trained, _ = replay_experiences(own, TrainingState(version=1), settings, NO_CHANGED_MEDIA)
-    assert len(trained) == 8
-    assert {experience.old_logprobs_source for experience in trained} == {"recorded"}
+    trained, replayed, _ = replay_experiences(own, TrainingState(version=1), settings, NO_CHANGED_MEDIA)
+    assert len(trained) + len(replayed) == 8
+    assert {experience.old_logprobs_source for experience in replayed} == {"recorded"}

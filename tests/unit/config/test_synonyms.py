@@ -34,7 +34,7 @@ def test_a_key_of_0_1_leads_to_a_key_of_its_section(name):
 
 
 def test_a_synonym_leads_to_a_key_that_exists():
-    ours = [*(synonym["ours"] for synonym in OTHER_FRAMEWORKS), *SYNONYMS["moved_since_0_1"].values()]
+    ours = [*(synonym["ours"] for synonym in OTHER_FRAMEWORKS), *SYNONYMS["moved"].values()]
     assert [path for path in ours if not has_key(path)] == []
 
 
@@ -69,7 +69,8 @@ def test_a_removed_key_or_value_is_none_of_its_section(name):
         ("rewards.combine=lexicographic", "rewards.combine: this value is gone; give earlier terms weights that"),
         ("report_to=wandb", "the key for it is `logging.trackers` (a list of tensorboard, wandb, trackio and mlflow;"),
         ("logger=[console]", "the key for it is `logging.trackers`"),
-        ("run.keep_rollouts_every=3", "the key for it is `logging.save_rollouts_every`"),
+        ("run.keep_rollouts_every=3", "the key for it is `logging.rollouts.every`"),
+        ("logging.save_rollouts_every=3", "the key for it is `logging.rollouts.every`"),
     ],
 )
 def test_a_foreign_key_is_refused_with_ours(tmp_path, override, expected):

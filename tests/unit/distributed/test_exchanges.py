@@ -1,7 +1,7 @@
 """Shares of ranks and exchanges between them, one rank after another in one process."""
 
 import pytest
-from factories import make_sample
+from factories import make_group, make_prompt, make_sample
 from fake_ranks import FakeRanks
 
 from mmrl.distributed.exchanges import count_dropped_samples, measure_on_all_ranks, sum_metrics
@@ -52,13 +52,18 @@ def test_held_out_rewards_come_in_the_order_of_the_samples(rank):
     samples = [make_sample(id=str(i), task=task) for i, task in enumerate(("count", "find", "count", "read", "find"))]
 
     def measure(own):
-        found = {}
+        found, recorded = {}, []
         for sample in own:
             found.setdefault(sample.task, {})[sample.id] = float(sample.id)
-        return EvalRewards(found, {"rethink/attempted": float(len(own))})
+            if sample.id != "2":
+                recorded.append(make_group(make_prompt(sample), [], []))
+        return EvalRewards(found, {"rethink/attempted": float(len(own))}, tuple(recorded))
 
-    rewards, counts = measure_on_all_ranks(measure, samples, FakeRanks(rank, 2, (measure(samples[1 - rank :: 2]),)))
+    rewards, counts, groups = measure_on_all_ranks(
+        measure, samples, FakeRanks(rank, 2, (measure(samples[1 - rank :: 2]),))
+    )
     assert counts == {"rethink/attempted": 5.0}
+    assert [group.prompt.sample.id for group in groups] == ["0", "1", "3", "4"]
     in_order = {"count": {"0": 0.0, "2": 2.0}, "find": {"1": 1.0, "4": 4.0}, "read": {"3": 3.0}}
     assert rewards == in_order
     assert [list(of_task) for of_task in rewards.values()] == [list(of_task) for of_task in in_order.values()]

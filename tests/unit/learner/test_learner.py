@@ -175,6 +175,13 @@ def test_each_mini_batch_has_an_update_of_its_own(make_tiny):
     assert metrics["rollout/logprob_diff_mean"] == expected[0]["rollout/logprob_diff_mean"] < LOGPROBS
 
 
+def test_micro_batches_are_counted_over_epochs_and_mini_batches(make_tiny):
+    tiny = make_tiny()
+    learner = make_learner(tiny, epochs=2, mini_batches=2, micro_batch_groups=1)
+    learner.step(make_experiences(tiny), step=0)
+    assert learner._activity.counts == {"learn": (6, 6)}  # three groups, twice
+
+
 @pytest.mark.parametrize(
     ("norms", "passes", "num_idle", "nonfinite"),
     [
@@ -281,6 +288,48 @@ def test_only_mini_batches_after_the_first_are_scored_in_advance_and_only_if_nee
     assert metrics[RATIO_MIN] == pytest.approx(float(ratios.min()), rel=1e-4)
     assert passes.count(False) == num_extra
     assert passes.count(True) == 3 + 2  # two check the shared prefix in the learner's first step
+
+
+# Values of single tokens
+
+
+@pytest.mark.parametrize("options", [{}, {"epochs": 2}, {"shared_prefix": False, "micro_batch_groups": 1}])
+def test_token_values_are_those_of_the_last_epoch_for_each_rollout(make_tiny, options):
+    ours, slow = make_tiny(), make_tiny()
+    experiences = make_experiences(slow)
+    idle = replace(experiences[4], advantage=0.0)
+    experiences[4] = idle  # has no gradient, hence no forward pass
+    ratios, _ = train_slowly(slow, experiences, lr=0.05, epochs=options.get("epochs", 1))
+    learner = make_learner(ours, lr=0.05, optimizer=Sgd(ours), mini_batches=3, old_logprobs="recomputed", **options)
+    learner.step(experiences, step=0)
+    values = learner.token_values(range(len(experiences)))
+    assert values.keys() == {0, 1, 2, 3, 5, 6, 7, 8}
+    last, start = torch.cat(ratios[-3:]).tolist(), 0
+    for index, experience in enumerate(experiences):
+        count = experience.rollout.num_tokens
+        expected, start = last[start : start + count], start + count
+        if experience is idle:
+            continue
+        assert values[index].ratios == pytest.approx(expected, rel=1e-4)
+        assert values[index].advantages == [experience.advantage] * count
+        is_low = [experience.advantage < 0.0 and ratio < 0.8 for ratio in expected]
+        is_high = [experience.advantage > 0.0 and ratio > 1.2 for ratio in expected]
+        assert values[index].clipped == [low + 2.0 * high for low, high in zip(is_low, is_high, strict=True)]
+        assert all(entropy >= 0.0 for entropy in values[index].entropies)
+    assert learner.token_values([5]).keys() == {5}
+    learner.step([], step=1)
+    assert learner.token_values(range(9)) == {}
+
+
+def test_token_values_without_an_update_are_the_policys_logprobs(make_tiny):
+    tiny = make_tiny()
+    experiences = make_experiences(tiny)
+    expected = compute_logprobs(tiny.policy, tiny, experiences).tolist()
+    learner = make_learner(tiny, optimizer=KeepGradients())
+    learner.step(experiences, step=0)
+    values = learner.token_values(range(len(experiences)))
+    found = [logprob for index in range(len(experiences)) for logprob in values[index].logprobs]
+    assert found == pytest.approx(expected, abs=LOGPROBS)
 
 
 # What the metrics of a step are taken over

@@ -1,8 +1,8 @@
 """Logging: files that survive a kill, and a console for terminal and pipe."""
 
-import io
 import json
 import logging
+import math
 import os
 import re
 import subprocess
@@ -14,20 +14,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from consoles import piped_console, terminal_console, without_escapes
 from factories import make_answer, make_config, make_group, make_prompt, make_rollout, make_sample
-from rich.console import Console as Screen
 from waiting import wait_for
 
-from mmrl.log.console import Console
 from mmrl.log.library_messages import log_library_messages
-from mmrl.log.logger import MetricsFile, RunLogger, write_rollouts
+from mmrl.log.logger import MetricsFile, RunLogger
+from mmrl.log.rollout_records import TextSource
 from mmrl.log.run_dir import RunDir
 from mmrl.types import (
     Author,
-    Dropped,
     ImageRef,
-    RewardErrorKind,
-    RewardFailure,
     RewardValue,
     Score,
     Segment,
@@ -48,6 +45,9 @@ def scored_group():
         rollouts.append(replace(rollout, segments=(*rollout.segments, forced)))
     scores = [Score(terms={"exact": RewardValue(reward, "as counted")}, total=reward) for reward in (1.0, 0.0)]
     return make_group(prompt, rollouts, scores)
+
+
+NO_TEXTS = TextSource(render_prompt=lambda prompt: "", find_token_ends=lambda rollout: None)
 
 
 def lines_of(path: Path) -> list[dict]:
@@ -194,60 +194,7 @@ def test_no_log_is_written_without_messages_of_libraries(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# Rollouts
-
-
-def test_rollout_file_has_readable_fields(tmp_path):
-    path = write_rollouts(tmp_path / "rollouts", "rl", 12, [scored_group()], [(0.7, float("nan"))])
-    assert path.name == "rl-000012.jsonl"
-    first, second = lines_of(path)
-    assert first == {
-        "sample": "count-7",
-        "task": "count",
-        "rollout": 0,
-        "media": ["data/7.png"],
-        "question": "<image>How many dots?",
-        "response": "3",
-        "answer": 3.0,
-        "target": 3,
-        "frame": None,
-        "terms": {"exact": {"value": 1.0, "reason": "as counted"}},
-        "total": 1.0,
-        "advantage": 0.7,
-        "finish": "eos",
-        "segments": [{"author": "policy", "n": 2}, {"author": "forced", "n": 1}],
-    }
-    assert second["advantage"] is None
-
-
-def test_dropped_rollouts_are_written_with_the_reason(tmp_path):
-    group = scored_group()
-    kept, dropped = group.rollouts
-    failures = {"exact": RewardFailure(RewardErrorKind.TIMEOUT, "took more than 1 s")}
-    group = replace(group, rollouts=(kept,), scores=group.scores[:1], dropped=(Dropped(dropped, failures),))
-    first, second = lines_of(write_rollouts(tmp_path / "rollouts", "rl", 1, [group], [(0.0,)]))
-    assert first["total"] == 1.0
-    assert second["skipped"] == {"exact": "timeouts: took more than 1 s"}
-    assert second["response"] == dropped.text
-    assert "total" not in second
-
-
 # Console
-
-
-def piped_console() -> tuple[Console, io.StringIO]:
-    out = io.StringIO()
-    return Console(out), out
-
-
-def terminal_console() -> tuple[Console, io.StringIO]:
-    console, out = piped_console()
-    console._screen = Screen(file=out, force_terminal=True, width=100, highlight=False)
-    return console, out
-
-
-def without_escapes(out: io.StringIO) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
 
 
 def test_pipe_gets_the_first_the_last_and_every_tenth_part_of_the_steps():
@@ -331,11 +278,11 @@ def run_dir(tmp_path):
 
 def test_logger_separates_reproducible_metrics_from_times(run_dir):
     console, out = piped_console()
-    logger = RunLogger(run_dir, console, save_rollouts_every=3)
+    logger = RunLogger(run_dir, console, NO_TEXTS)
     with logger.log_stage("rl", 4):
         for step in range(1, 5):
             state = TrainingState(step=step)
-            logger.log_rollouts(state, [scored_group()], [(0.5, -0.5)], force=state.step == 2)
+            logger.count_tokens([scored_group()])
             logger.log(state, {"reward/mean": 0.5, "b": 1.0, "a": float("nan")}, {"time/rollout_s": 0.5})
         logger.log_metrics(TrainingState(step=4), {"validation/reward": 0.75})
     logger.log_metrics(TrainingState(stage_index=1), {"test/count": 1.0})
@@ -348,13 +295,32 @@ def test_logger_separates_reproducible_metrics_from_times(run_dir):
     ]
     times = {"stage": "rl", "step": 1, "time/rollout_s": 0.5, "rollout/tokens_per_s": 12.0}
     assert lines_of(run_dir.timings)[0] == times
-    assert sorted(path.name for path in run_dir.rollouts.iterdir()) == [f"rl-00000{step}.jsonl" for step in (1, 2, 3)]
     assert "tokens/s 12" in out.getvalue()
+
+
+def test_resumed_logger_cuts_events_after_the_checkpoint_and_reads_the_steps_before_it(run_dir):
+    console, _ = piped_console()
+    logger = RunLogger(run_dir, console, NO_TEXTS)
+    with logger.log_stage("rl", 4):
+        for step in (1, 2):
+            state = TrainingState(step=step, version=40 + step)
+            logger.log(state, {"learner/lr": 0.1 * step, "a": float("nan")}, {})
+            logger.log_metrics(state, {"validation/mean": 0.5})
+            logger.log_event(state, "min_entropy", f"step {step}: too certain")
+    logger.resume_from(TrainingState(step=1, version=41, metrics_bytes=run_dir.metrics.stat().st_size))
+    [event] = lines_of(run_dir.events)
+    place = {"stage": "rl", "step": 1, "version": 41}
+    problem = {"event": "health", "name": "min_entropy", "state": "begin", "message": "step 1: too certain"}
+    assert event == {**place, **problem}
+    steps = list(logger.step_metrics("rl"))
+    assert [(step, metrics["learner/lr"]) for step, metrics in steps] == [(1, 0.1), (2, 0.2)]
+    assert math.isnan(steps[0][1]["a"]) and "validation/mean" not in steps[0][1]
+    assert list(logger.step_metrics("cold")) == []
 
 
 def test_display_is_closed_when_a_stage_fails(run_dir):
     console, out = piped_console()
-    logger = RunLogger(run_dir, console, save_rollouts_every=1)
+    logger = RunLogger(run_dir, console, NO_TEXTS)
     with pytest.raises(ZeroDivisionError), logger.log_stage("rl", 100):
         for step in (1, 2):
             logger.log(TrainingState(step=step), {}, {})

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from config_samples import SMALL, write
-from factories import image_ref, make_sample
+from factories import image_ref, make_rollout, make_sample
 from PIL import Image
 from processors import make_media_cache
 
@@ -25,6 +25,7 @@ from mmrl.types import (
     FinishReason,
     ImageRef,
     PromptTooLongError,
+    Segment,
     Size,
     Target,
     UserError,
@@ -253,3 +254,37 @@ def test_special_tokens_in_a_demonstration_are_plain_text(make_tiny):
     assert segment.token_ids.count(tiny.eos_id) == 1
     assert tiny.processor.decode(segment.token_ids) == "<answer>a <|image_pad|> and <|im_end|></answer>"
     assert tiny.fresh().build(tiny.samples[0]).token_ids == prompt.token_ids  # the tokenizer's option is reset
+
+
+def tokens_of(tiny, text):
+    """Return a rollout of a text, an EOS and, split over two segments, all its tokens."""
+    prompt = tiny.processor.build(tiny.samples[0])
+    ids = (*tiny.processor.tokenize(text), tiny.eos_id)
+    parts = [Segment(token_ids=part, logprobs=(-1.0,) * len(part), author=Author.POLICY) for part in (ids[:3], ids[3:])]
+    return replace(make_rollout(prompt, 0, tiny.processor.decode(ids)), segments=tuple(parts))
+
+
+@pytest.mark.parametrize("text", ["so it is 3", "naïve 数 🙂 3", "🙂", "a\ufffdb", " \n\t<answer>3</answer>"])
+def test_each_token_ends_where_its_text_does(make_tiny, text):
+    tiny = make_tiny()
+    rollout = tokens_of(tiny, text)
+    ends = tiny.processor.find_token_ends(rollout)
+    ids = [token_id for segment in rollout.segments for token_id in segment.token_ids]
+    assert len(ends) == len(ids) and ends == sorted(ends) and ends[-1] == len(text)
+    for count, end in enumerate(ends, 1):
+        # A character of which some bytes are missing counts from its last token on.
+        assert tiny.processor.decode(ids[:count]).startswith(text[:end])
+
+
+def test_tokens_that_do_not_spell_the_text_have_no_places(make_tiny):
+    tiny = make_tiny()
+    rollout = tokens_of(tiny, "so it is 3")
+    assert tiny.processor.find_token_ends(replace(rollout, text="so it is 4")) is None
+
+
+def test_a_prompt_is_rendered_with_its_placeholders_folded(make_tiny):
+    tiny = make_tiny()
+    prompt = tiny.processor.build(next(sample for sample in tiny.samples if sample.images))
+    count = prompt.token_ids.count(tiny.processor.placeholders.image_id)
+    rendered = tiny.processor.render_prompt(prompt)
+    assert f"<|vision_start|>⟨image: {count} tokens⟩<|vision_end|>" in rendered and "image_pad" not in rendered

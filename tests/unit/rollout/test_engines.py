@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 from config_samples import SMALL, refused, write
+from samplers import hf_sampler
 
 from mmrl.config import load_config
 from mmrl.config.schema import LoraConfig, VllmConfig
 from mmrl.distributed.ranks import SingleProcess
+from mmrl.log.console import Console
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import Policy
@@ -24,6 +26,7 @@ from mmrl.rollout.factory import SamplerFactory, prompt_limit
 from mmrl.rollout.responses import GeneratedTokens, empty_rollout
 from mmrl.rollout.weight_sync import PolicyWeightStream, fingerprint, iter_with_fingerprints
 from mmrl.types import Author, FinishReason, SamplingParams, Segment, UserError
+from mmrl.utils.activity import Activity
 
 
 class FakeEngine(RolloutEngine):
@@ -114,6 +117,22 @@ def test_seeds_derive_from_sampler_step_sample_and_index(make_tiny):
     # A continuation's two seeds are equal, since it is the only one of its request.
     assert [len(set(row)) for row in drawn[:5]] == [4, 4, 1, 1, 1]
     assert len({seed for row in drawn for seed in row}) == 3 * (4 + 4 + 3)
+
+
+def test_transformers_engine_counts_responses_as_they_end(make_tiny):
+    tiny, counted = make_tiny(), []
+
+    class Recorder(Activity):
+        def advance(self, name, parts=1):
+            super().advance(name, parts)
+            counted.append(self.counts[name])
+
+    sampler = hf_sampler(tiny.policy, tiny.processor, activity=Recorder(), max_batch_tokens=1)
+    prompts = [tiny.processor.build(sample) for sample in tiny.samples[:2]]
+    sampler.generate(prompts, 3, tiny.params, step=0)
+    assert counted[-1] == (6, 6)
+    assert {(1, 6), (2, 6), (3, 6)} <= set(counted)  # each response is a batch of its own
+    assert counted == sorted(counted)
 
 
 def test_sequence_beyond_the_engines_limit_is_refused_with_its_sample(make_tiny):
@@ -231,7 +250,7 @@ def test_vllm_on_a_cpu_needs_bfloat16_for_recurrent_layers(family):
 def start_factory(tiny, folder, *overrides):
     """The samplers of a run whose engine is that of `rollout.engine: vllm_server`, unless overridden."""
     config = load_config(write(folder, SMALL), ["rollout.engine=vllm_server", *overrides]).config
-    arguments = {"adapter": None, "work_dir": folder / "engine", "ranks": SingleProcess(), "warn": print}
+    arguments = {"adapter": None, "work_dir": folder / "engine", "ranks": SingleProcess(), "console": Console()}
     return SamplerFactory(config, tiny.policy, tiny.processor, **arguments)
 
 

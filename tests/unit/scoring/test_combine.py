@@ -16,6 +16,26 @@ def test_values_are_combined_by_sum_product_or_minimum(combine, expected):
     assert scored(make_scorer(*terms, combine=combine), ANY).total == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("combine", "shares"), [("sum", [0.5, 0.0, -3.0]), ("product", [0.25, 0.0, 0.125]), ("min", [None] * 3)]
+)
+def test_each_term_says_what_it_contributed(combine, shares):
+    low = 0.0 if combine != "sum" else -1.0
+    terms = [
+        term(constant(0.5, name="half"), transform={"clip": [0.0, 0.25]}, weight=2.0 if combine == "sum" else 1.0),
+        term(constant(1.0, name="gated"), requires="none"),
+        term(constant(0.5 if combine != "sum" else -1.0, low=low, name="last"), weight=3.0),
+        term(constant(0.0, name="none"), weight=0.0),
+    ]
+    score = scored(make_scorer(*terms, combine=combine), ANY)
+    contributions = [score.contributions[name] for name in ("half", "gated", "last")]
+    assert [each.share for each in contributions] == pytest.approx(shares)
+    assert [each.counts for each in contributions] == [True, False, True]
+    assert contributions[0].transformed == 0.25 and contributions[2].weight == 3.0
+    if combine == "sum":
+        assert score.total == pytest.approx(sum(shares))
+
+
 def test_weights_are_exponents_of_a_product():
     half = term(constant(0.25, name="a"), weight=0.5)
     scorer = make_scorer(half, term(constant(0.5, name="b"), weight=2.0), combine="product")

@@ -100,7 +100,7 @@ def test_next_step_is_started_before_the_update_and_waited_for_after_it():
     run, state = FakeRun(), TrainingState(version=6)
     train_rl(run, state, steps=2, async_rollouts=RecordingAsyncRollouts(run.calls))
     update = ["sleep", "learn", "update reference"]
-    end = ["sync", "log rollouts", "log", "callback"]
+    end = ["sync", "record rollouts", "log", "callback"]
     first = ["take", "rollout", "score", "take", "start", *update, "wait", *end]
     second = ["score", *update, *end]
     assert [name for name, _ in run.calls] == [*first, *second]

@@ -80,6 +80,31 @@ def test_problem_is_reported_again_only_after_a_window_without_it():
     assert len(warnings_of([ill] * 3 + [{}] * 9 + [ill] * 3)) == 2
 
 
+def test_problem_is_recorded_where_it_begins_and_where_it_has_been_absent_for_a_window():
+    ill, events = {**HEALTHY, "policy/reference_kl_nats": 9.0}, []
+    monitor = HealthMonitor(HealthConfig(window=3), lambda text: None, lambda *event: events.append(event))
+    monitor_steps(monitor, [ill] * 4 + [HEALTHY] * 9)
+    [(began, name, message), (ended, same, nothing)] = events
+    assert name == same == "max_reference_kl" and "nats a token from its reference" in message and nothing is None
+    # The window holds an ill step up to step 6; three steps later the problem counts as gone.
+    assert (began.step, ended.step) == (3, 10)
+
+
+@pytest.mark.parametrize("resumed_at", range(1, 13))
+def test_resumed_monitor_reports_what_one_that_was_never_interrupted_reports_afterwards(resumed_at):
+    ill = {**HEALTHY, "policy/reference_kl_nats": 9.0, "policy/importance_ratio_max": worst_token(2e4)}
+    steps = [HEALTHY, *[ill] * 4, *[HEALTHY] * 8, ill]
+    whole, later = [], []
+    monitor_steps(HealthMonitor(HealthConfig(window=3), print, lambda *event: whole.append(event)), steps)
+    resumed = HealthMonitor(HealthConfig(window=3), print, lambda *event: later.append(event))
+    resumed.restore((number, metrics) for number, metrics in enumerate(steps[:resumed_at], 1))
+    selected = SelectedExperiences(groups=(), advantages=(), experiences=(), has_signal=False)
+    for number, metrics in enumerate(steps[resumed_at:], resumed_at + 1):
+        resumed.on_step_end(TrainingState(step=number), StepResult(selected=selected, metrics=metrics, seconds={}))
+    assert later == [event for event in whole if event[0].step > resumed_at]
+    assert len(whole) == 9  # three problems begin, end, and begin again
+
+
 def worst_token(value):
     token = WorstToken(value)
     token.owner = "rollout 3 of image sample a-7"

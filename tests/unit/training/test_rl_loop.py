@@ -15,6 +15,7 @@ from mmrl.config.schema.presets import REPLAY_PRESETS
 from mmrl.distributed.ranks import MediaOwners, SingleProcess
 from mmrl.training import sft
 from mmrl.types import Dropped, FinishReason, RewardErrorKind, RewardFailure, Target, TrainingState, UserError
+from mmrl.utils.activity import Activity
 
 
 def test_rl_step_makes_its_calls_in_order():
@@ -29,11 +30,29 @@ def test_rl_step_makes_its_calls_in_order():
         ("update reference", 4),
         ("sync", 7),
     ]
-    assert run.calls == [*before_update, ("log rollouts", 5), ("log", 5), ("callback", 5)]
+    assert run.calls == [*before_update, ("record rollouts", 5), ("log", 5), ("callback", 5)]
     assert (state.step, state.data_position, state.version, state.steps_without_signal) == (5, 10, 7, 0)
     assert run.logger.metrics[0]["learner/loss"] == 0.25
     activities = ("prompt", "rollout", "score", "select", "learn")
     assert run.logger.times[0].keys() == {f"time/{activity}_s" for activity in activities}
+
+
+def test_each_call_of_a_step_is_made_under_the_name_of_its_activity():
+    run, activity = FakeRun(), Activity()
+
+    class NamedCalls(list):
+        def append(self, call):
+            super().append((call[0], activity.name))
+
+    for part in (run, run.source, run.pipeline, run.scorer, run.learner, run.logger):
+        part.calls = NamedCalls()
+    train_rl(run, TrainingState(), steps=1, activity=activity)
+    assert run.source.calls == [("take", "prompt")]
+    assert run.pipeline.calls == [("rollout", "rollout")]
+    assert run.scorer.calls == [("score", "score")]
+    assert run.learner.calls == [("learn", "learn")]
+    assert run.calls == [("sleep", "learn"), ("update reference", "learn"), ("sync", "learn"), ("callback", "")]
+    assert activity.name == ""
 
 
 def test_each_rollout_is_trained_with_its_own_advantage():

@@ -62,18 +62,21 @@ class FakeEvaluation:
     """Returns the next rewards at each measurement, and records what validation logs and prints."""
 
     def __init__(self, *rewards):
-        self.rewards, self.logged, self.printed = list(rewards), [], []
+        self.rewards, self.logged, self.recorded, self.printed = list(rewards), [], [], []
 
     def measure(self, state):
         by_task = {task: {"x": mean, "y": mean + 0.2} for task, mean in zip("ab", self.rewards.pop(0), strict=True)}
-        return EvalRewards(by_task, {"rethink/attempted": 4.0})
+        return EvalRewards(by_task, {"rethink/attempted": 4.0}, ("a group",))
 
     def log(self, state, metrics):
         self.logged.append((state.step, metrics))
 
+    def record(self, state, groups):
+        self.recorded.append((state.step, groups))
+
     def ends_stage(self, steps, **options):
         """Return `stage_done` after each step."""
-        validation = Validation(self.measure, ValidationConfig(**options), self.log, self.printed.append)
+        validation = Validation(self.measure, ValidationConfig(**options), self.log, self.record, self.printed.append)
         states = [TrainingState(step=step) for step in steps]
         for state in states:
             validation.on_step_end(state, None)
@@ -85,6 +88,7 @@ def test_validation_measures_when_due_and_ends_the_stage_at_the_goal():
     done = evaluation.ends_stage((1, 9, 10, 11, 20), every=10, stop_at_mean_reward=0.8)
     assert done == [False, False, False, False, True]
     assert [step for step, _ in evaluation.logged] == [10, 20]
+    assert evaluation.recorded == [(10, ("a group",)), (20, ("a group",))]
     assert evaluation.logged[0][1] == pytest.approx(
         {"validation/a": 0.2, "validation/b": 0.4, "validation/mean": 0.3, "validation/rethink/attempted": 4.0}
     )

@@ -1,0 +1,310 @@
+"""Records of rollouts: JSON lines for people and `mmrl view`, and the numbers of their tokens in a file beside them.
+
+docs/records.md lists the keys. The bytes of both files follow from the config and its seed, so a run that was killed
+and resumed ends with the same ones.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import isnan, nan
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import numpy as np
+
+from mmrl.types import (
+    Author,
+    Experience,
+    Group,
+    GroupSelection,
+    ImageRef,
+    MediaRef,
+    Prompt,
+    ResizeMap,
+    Rollout,
+    Sample,
+    Score,
+    SelectedExperiences,
+    TokenValues,
+    VideoRef,
+)
+from mmrl.utils.files import check_not_deleted, json_line, report_write_errors, write_atomically
+
+RECORDS_VERSION: Final = 2
+"""Version of the records in a run directory, as in its manifest.json."""
+AUTHORS: Final = (Author.POLICY, Author.DEMONSTRATION, Author.FORCED, Author.ENVIRONMENT)
+"""The authors in the order of their numbers in a file of tokens."""
+
+_COMPUTED: Final = ("logprob", "ratio", "entropy", "advantage", "clipped")  # the fields of `TokenValues`, in order
+_TOKEN_TYPES: Final = {
+    "offset": np.int64,
+    "token_id": np.int32,
+    "end": np.int32,
+    "author": np.uint8,
+    "recorded_logprob": np.float32,
+    **dict.fromkeys(_COMPUTED, np.float32),
+    "clipped": np.int8,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRecord:
+    """A rollout to be recorded, with what became of it."""
+
+    group: int  # number of its group in the file
+    rollout: Rollout
+    outcome: Mapping[str, Any]  # keys of the line that say how it was scored and selected
+    experience: int | None = None  # its index among the step's experiences; None if it is not trained on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSource:
+    """What records take from the processor that read the prompts."""
+
+    render_prompt: Callable[[Prompt], str]  # the prompt as text, its placeholders folded
+    find_token_ends: Callable[[Rollout], Sequence[int] | None]  # where each token's text ends in the response
+
+
+def list_step_records(selected: SelectedExperiences, *, max_groups: int, version: int) -> list[RolloutRecord]:
+    """Return the records of a step: its first `max_groups` groups, then what it replays of as many prompts.
+
+    `version` is that of the policy which the step trained from.
+    """
+    index_by_id: dict[int, int] = {}
+    for place, experience in enumerate(selected.experiences):
+        index_by_id.setdefault(id(experience.rollout), place)
+    records: list[RolloutRecord] = []
+    selections = selected.selections or (GroupSelection("trained"),) * len(selected.groups)
+    rows = zip(selected.groups, selected.advantages, selections, strict=True)
+    for number, (group, advantages, selection) in enumerate(rows):
+        if number >= max_groups:
+            break
+        outcomes: list[dict[str, Any]] = []
+        for score, advantage in zip(group.scores, advantages, strict=True):
+            outcomes.append({**score_fields(score), "advantage": advantage})
+        for _, failures in group.dropped:
+            # There are no failures if the rollout was dropped because a sibling failed.
+            reasons = {name: f"{failure.error_kind}: {failure.reason}" for name, failure in failures.items()}
+            outcomes.append({"dropped": reasons})
+        probes = _probe_means(group)
+        for rollout, outcome in zip(group.all_rollouts, outcomes, strict=True):
+            outcome |= {"selection": {**selection._asdict(), "staleness": _staleness(rollout, version)}}
+            outcome |= {"probes": probes}
+            index = index_by_id.get(id(rollout))
+            records.append(RolloutRecord(group=number, rollout=rollout, outcome=outcome, experience=index))
+    first_replayed = min(max_groups, len(selected.groups))
+    replayed = _replayed_records(selected.replayed, index_by_id, first_group=first_replayed, max_groups=max_groups)
+    return [*records, *replayed]
+
+
+def list_scored_records(groups: Iterable[Group]) -> list[RolloutRecord]:
+    """Return the records of held-out samples, each a group."""
+    records = []
+    for number, group in enumerate(groups):
+        for rollout, score in zip(group.rollouts, group.scores, strict=True):
+            records.append(RolloutRecord(group=number, rollout=rollout, outcome=score_fields(score)))
+    return records
+
+
+def score_fields(score: Score) -> dict[str, Any]:
+    """Return the terms and the total of a score as a line has them."""
+    terms: dict[str, Any] = {}
+    for name, reward in score.terms.items():
+        failure = score.failures.get(name)
+        fields = {"value": reward.value, "reason": reward.reason, "failure": failure and failure.error_kind}
+        if name in score.contributions:
+            transformed, weight, counts, share = score.contributions[name]
+            fields |= {"transformed": transformed, "weight": weight, "counts": counts, "contribution": share}
+        terms[name] = fields
+    return {"terms": terms, "total": score.total}
+
+
+def write_records(
+    path: Path, records: Sequence[RolloutRecord], place: Mapping[str, Any], texts: TextSource
+) -> list[Sequence[int] | None]:
+    """Write one JSON line for each record to `path`, with the keys of `place` first.
+
+    Returns:
+        Where each token's text ends, for each record; None where that is unknown.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    run_dir = path.parent.parent
+    check_not_deleted(run_dir)
+    with report_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    prompts: dict[str, str] = {}
+    lines, token_ends = [], []
+    for record in records:
+        prompt = record.rollout.prompt
+        if prompt.digest not in prompts:
+            prompts[prompt.digest] = texts.render_prompt(prompt)
+        token_ends.append(texts.find_token_ends(record.rollout))
+        fields = _rollout_fields(record.rollout, run_dir, token_ends[-1])
+        line = {**place, "group": record.group, "prompt": prompts[prompt.digest], **fields, **record.outcome}
+        lines.append(json_line(line))
+    write_atomically(path, "".join(lines))
+    return token_ends
+
+
+def write_tokens(
+    path: Path,
+    records: Sequence[RolloutRecord],
+    token_ends: Sequence[Sequence[int] | None],
+    values: Mapping[int, TokenValues],
+) -> None:
+    """Write the tokens of the records to `path`, a file of `numpy.load`: docs/records.md lists the arrays.
+
+    `token_ends` is what `write_records` returned; `values` has what the learner computed, by index of the experience.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    columns: dict[str, list[float]] = {name: [] for name in _TOKEN_TYPES if name != "offset"}
+    for record, ends in zip(records, token_ends, strict=True):
+        rollout = record.rollout
+        for segment in rollout.segments:
+            count, is_policy = len(segment.token_ids), segment.author is Author.POLICY
+            columns["token_id"] += segment.token_ids
+            columns["author"] += [AUTHORS.index(segment.author)] * count
+            columns["recorded_logprob"] += segment.logprobs if is_policy else [nan] * count
+        columns["end"] += [-1] * rollout.num_tokens if ends is None else ends
+        own = None if record.experience is None else values.get(record.experience)
+        for name, column in zip(_COMPUTED, own or [()] * len(_COMPUTED), strict=True):
+            columns[name] += _spread(rollout, column)
+    columns["clipped"] = [-1.0 if isnan(value) else value for value in columns["clipped"]]
+    offset = list(accumulate((record.rollout.num_tokens for record in records), initial=0))
+    arrays = {name: np.array(values, _TOKEN_TYPES[name]) for name, values in {"offset": offset, **columns}.items()}
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    write_atomically(path, content.getvalue())
+
+
+def _spread(rollout: Rollout, values: Sequence[float]) -> Iterator[float]:
+    """Yield a value for each token of a rollout, NaN for those that the policy did not sample, or without a value."""
+    remaining = iter(values)
+    for segment in rollout.segments:
+        is_policy = segment.author is Author.POLICY
+        for _ in segment.token_ids:
+            yield next(remaining, nan) if is_policy else nan
+
+
+def _staleness(rollout: Rollout, version: int) -> int:
+    authors = {segment.author for segment in rollout.segments}
+    return version - rollout.oldest_version if Author.POLICY in authors else 0
+
+
+def _probe_means(group: Group) -> dict[str, dict[str, float]]:
+    """Return the mean of each term, and of the total, over the rollouts of each blind probe."""
+    means: dict[str, dict[str, float]] = {}
+    for probe, scores in group.probes.items():
+        values: dict[str, list[float]] = {}
+        for score in scores:
+            for name, reward in score.terms.items():
+                values.setdefault(name, []).append(reward.value)
+            values.setdefault("total", []).append(score.total)
+        means[probe] = {name: fmean(found) for name, found in values.items()}
+    return means
+
+
+def _replayed_records(
+    replayed: Sequence[Experience], index_by_id: Mapping[int, int], *, first_group: int, max_groups: int
+) -> Iterator[RolloutRecord]:
+    """Yield a record of each replayed rollout; those of one prompt share a group."""
+    times = Counter(id(experience.rollout) for experience in replayed)
+    groups: dict[str, int] = {}
+    seen: set[int] = set()
+    for experience in replayed:
+        rollout = experience.rollout
+        group = groups.setdefault(rollout.prompt.digest, first_group + len(groups))
+        if id(rollout) in seen or group >= first_group + max_groups:
+            continue
+        seen.add(id(rollout))
+        selection = {"status": "replayed", "staleness": experience.staleness, "times": times[id(rollout)]}
+        outcome = {"advantage": experience.advantage, "selection": selection}
+        yield RolloutRecord(group=group, rollout=rollout, outcome=outcome, experience=index_by_id[id(rollout)])
+
+
+def _rollout_fields(rollout: Rollout, run_dir: Path, token_ends: Sequence[int] | None) -> dict[str, Any]:
+    sample, prompt = rollout.prompt.sample, rollout.prompt
+    media = []
+    for ref, resize_map in zip(sample.media, prompt.resize_maps, strict=True):
+        media.append(_medium(ref, resize_map, run_dir))
+    return {
+        "sample": sample.id,
+        "task": sample.task,
+        "rollout": rollout.index,
+        "question": _question(sample),
+        "response": rollout.text,
+        "thinking": rollout.answer.thinking,
+        "answer": rollout.answer.value,
+        "answer_text": rollout.answer.text,
+        "answer_type": sample.target.answer_type,
+        "target": sample.target.value,
+        "target_frame": sample.target.coordinate_system,
+        "frame": prompt.coordinate_system,
+        "media_index": sample.target.media_index,
+        "media": media,
+        "finish": rollout.finish_reason,
+        "tokens": rollout.num_tokens,
+        "segments": list(_segments(rollout, run_dir, token_ends)),
+        "parent": rollout.parent_index,
+        "is_correct": rollout.is_correct,
+        "first_correct": rollout.first_is_correct,
+    }
+
+
+def _question(sample: Sample) -> str:
+    question = ""
+    for part in sample.parts:
+        match part:
+            case ImageRef():
+                question += "<image>"
+            case VideoRef():
+                question += "<video>"
+            case _:
+                question += part
+    return question
+
+
+def _segments(rollout: Rollout, run_dir: Path, token_ends: Sequence[int] | None) -> Iterator[dict[str, Any]]:
+    first, start = 0, 0
+    for segment in rollout.segments:
+        record: dict[str, Any] = {"author": segment.author, "n": len(segment.token_ids), "version": segment.version}
+        record["chars"] = None
+        if token_ends is not None:
+            last = first + len(segment.token_ids)
+            end = token_ends[last - 1] if last > first else start
+            # The text of a thought that the prompt opened belongs to the first segment.
+            record["chars"], first, start = (start, end), last, end
+        observation = segment.observation
+        shown = observation and _medium(observation.ref, observation.resize_map, run_dir)
+        yield {**record, "shows": shown}
+
+
+def _medium(ref: MediaRef, resize_map: ResizeMap, run_dir: Path) -> dict[str, Any]:
+    """Return an image or video as a line has it. Paths inside the run directory are relative, so that it can move."""
+    path = Path(ref.path)
+    fields: dict[str, Any] = {
+        "kind": "image" if isinstance(ref, ImageRef) else "video",
+        "path": str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path),
+        "sha256": ref.sha256,
+        "corruption": ref.corruption,
+        "fps": ref.fps,
+        "original": resize_map.original,
+        "resized": resize_map.resized,
+        "offset": resize_map.offset,
+    }
+    match ref:
+        case ImageRef():
+            fields |= {"timestamp": ref.timestamp, "crop": ref.crop}
+        case VideoRef():
+            fields |= {"start": ref.start, "end": ref.end}
+    return fields
