@@ -64,7 +64,7 @@ $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS)
 	@touch $(VENV)/.installed
 
 $(VENV)/.installed-test: pyproject.toml $(CONSTRAINTS)
-	$(call install,mmrl and all that its tests need,.[$(subst $(space),$(comma),$(strip dev docs bench deepspeed $(VLLM)))])
+	$(call install,mmrl and all that its tests need,.[$(subst $(space),$(comma),$(strip dev docs bench trackers deepspeed $(VLLM)))])
 	@touch $(VENV)/.installed $(VENV)/.installed-dev
 
 DOCS_PACKAGES = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])

@@ -32,8 +32,9 @@ def verify_resume(
     Raises:
         UserError: a run fails, or ends before it can be killed.
     """
-    # Every checkpoint and every step's rollouts are kept, so that all of them can be compared.
+    # Every checkpoint and every step's rollouts are kept, so that all of them can be compared. Trackers get none of it.
     keep_all = [
+        "logging.trackers=[]",
         f"checkpoints.every={max(1, steps // 4)}",
         "checkpoints.keep_last=1000000",
         "logging.rollouts.every=1",

@@ -21,6 +21,7 @@ CHANGEABLE_ON_RESUME: Final = (
     ("logging.rollouts.*", _NO_EFFECT),
     ("checkpoints.*", _NO_EFFECT),
     ("evaluation.benchmarks*", _NO_EFFECT),
+    ("logging.trackers*", _NO_EFFECT),
     ("data.media_workers", _NO_EFFECT),
     ("data.on_bad_sample", _BAD_DATA_EFFECT),
     ("data.on_changed_data", _BAD_DATA_EFFECT),

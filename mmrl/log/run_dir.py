@@ -62,6 +62,8 @@ class RunDir:
         self.engine = path / "engine"
         # Results of benchmarks during training: a folder for each benchmark, and in it one for each evaluation.
         self.benchmarks = path / "benchmarks"
+        # What keeps how far each tracker is, and what trackers write on this machine; TensorBoard's event files.
+        self.trackers, self.tensorboard = path / "trackers", path / "tensorboard"
         self.adapter = path / "adapter"  # the final LoRA adapter alone, in peft's format, if the run trains one
         # The final model as a Hugging Face folder. It is written last, so a run that has it is finished.
         self.model = path / "model"
@@ -249,7 +251,8 @@ class RunDir:
                 path.unlink(missing_ok=True)
             inputs = (self.data, self.checkpoints, self.processor, self.reference_weights)
             results = (self.rollouts, self.outputs, self.benchmarks, self.adapter, self.model)
-            for folder in (*inputs, *results):
+            trackers = (self.trackers, self.tensorboard)
+            for folder in (*inputs, *results, *trackers):
                 shutil.rmtree(folder, ignore_errors=True)
             remove_leftovers(self.path)
             return sorted(entry.name for entry in self.path.iterdir())

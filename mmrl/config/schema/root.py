@@ -24,6 +24,7 @@ from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
 from mmrl.config.schema.stage_checks import AnyStage, check_stages
 from mmrl.config.schema.stages import RlStage, SftStage
+from mmrl.config.schema.trackers import TrackerConfigs
 
 
 class BestCheckpointConfig(StrictModel):
@@ -80,6 +81,9 @@ class LoggingConfig(StrictModel):
 
     rollouts: RolloutRecordsConfig = RolloutRecordsConfig()
     """Which rollouts are recorded, and how much of them."""
+    trackers: TrackerConfigs = ()
+    """Trackers that follow the run, by name or with options: [tensorboard, {kind: wandb, project: vlm}]
+    (docs/trackers.md)."""
 
 
 class DistributedConfig(StrictModel):

@@ -67,6 +67,8 @@ def test_a_removed_key_or_value_is_none_of_its_section(name):
         ),
         ("stages.rl.health.max_kl=3", "stages.1.health.max_kl: this key is gone; this threshold of a warning is fixed"),
         ("rewards.combine=lexicographic", "rewards.combine: this value is gone; give earlier terms weights that"),
+        ("report_to=wandb", "the key for it is `logging.trackers` (a list of tensorboard, wandb, trackio and mlflow;"),
+        ("logger=[console]", "the key for it is `logging.trackers`"),
         ("run.keep_rollouts_every=3", "the key for it is `logging.rollouts.every`"),
         ("logging.save_rollouts_every=3", "the key for it is `logging.rollouts.every`"),
     ],

@@ -1,0 +1,89 @@
+"""Whole runs with a tracker: what it has in the end, and what is refused before anything is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from harness import Command, experiment, metrics, mmrl, rl_stage, sft_stage, write
+from tracked_runs import Points, read_tensorboard
+
+from mmrl.log.run_dir import RunDir
+from mmrl.trackers import kinds
+
+TRACKED = "logging.trackers=[tensorboard]"
+
+
+def short_config(folder: Path) -> Path:
+    stages = [sft_stage(steps=3, validation={"every": 2}), rl_stage(steps=4)]
+    return write(experiment(folder / "run", stages=stages), folder / "tiny.yaml")
+
+
+def check_points(run_dir: Path) -> None:
+    """Check that TensorBoard has each number of metrics.jsonl once, at its step among all stages'."""
+    expected: Points = Counter()
+    for record in metrics(run_dir):
+        step = record["step"] + {"cold": 0, "rl": 3, None: 7}[record["stage"]]
+        names = [name for name, value in record.items() if isinstance(value, int | float) and name != "step"]
+        expected.update((step, name) for name in names)
+    found = read_tensorboard(RunDir(run_dir))
+    times = {key for key in found if key[1].startswith("time/")}
+    assert {(step, "time/learn_s") for step in range(1, 8)} <= times
+    assert set(found.values()) == {1}
+    beside = {"stage/index", "stage/step", "rollout/tokens_per_s"}
+    assert {key for key in found if key not in times and key[1] not in beside} == set(expected)
+
+
+def test_a_run_is_in_tensorboard_and_ends_as_without_it(tmp_path: Path, here: Command) -> None:
+    done = here("train", short_config(tmp_path), TRACKED)
+    assert done.code == 0, done.errors
+    assert "tracker" not in done.output + done.errors
+    check_points(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_sent_to_a_tracker_by_track(whole: Path, tmp_path: Path, here: Command) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    for name in ("config.yaml", "manifest.json", "metrics.jsonl", "timings.jsonl", "summary.json"):
+        (run_dir / name).write_bytes((whole / name).read_bytes())
+    done = here("track", run_dir, "--to", "tensorboard")
+    num_lines = len(metrics(run_dir))
+    assert (done.code, done.output) == (0, f"Sent {num_lines:,} lines of metrics.jsonl to tensorboard.\n"), done.errors
+    assert set(read_tensorboard(RunDir(run_dir)).values()) == {1}
+    again = here("track", run_dir, "--to", "tensorboard")
+    assert again.output == "Sent 0 lines of metrics.jsonl to tensorboard.\n"
+    refused = here("track", run_dir, "--to", "wandb", "projct=x")
+    assert refused.code == 2
+    assert "logging.trackers.0.projct: unknown key; did you mean `project`?" in refused.errors
+
+
+def test_a_missing_library_is_refused_before_anything_is_read(
+    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kinds, "find_spec", lambda name: None if name == "wandb" else find_spec(name))
+    config = short_config(tmp_path)
+    content = json.loads(config.read_text())
+    content["logging"]["trackers"] = ["tensorboard", "wandb"]
+    config.write_text(json.dumps(content, indent=1))
+    for command in ("train", "doctor", "explain"):
+        done = here(command, config)
+        assert done.code in (1, 2)
+        expected = rf"{config}:\d+: logging.trackers.1.kind: wandb is not installed; pip install 'mmrl\[wandb\]'"
+        assert re.search(expected, done.output + done.errors), done
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_resumed_has_each_point_once(tmp_path: Path) -> None:
+    config = short_config(tmp_path)
+    strike = ("mmrl.log.logger:RunLogger.log", 6, "SIGKILL")
+    killed = mmrl("train", config, TRACKED, "checkpoints.every=2", strike=strike)
+    assert killed.code == -9, killed.errors
+    done = mmrl("train", config, TRACKED, "checkpoints.every=2")
+    assert done.code == 0, done.errors
+    check_points(tmp_path / "run")

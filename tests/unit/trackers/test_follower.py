@@ -1,0 +1,196 @@
+"""A tracker gets each point exactly once, whatever is killed and wherever the run resumes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from follow_and_die import follow_in_fork
+from tracked_runs import (
+    FakeTracker,
+    append,
+    expected_lines,
+    expected_points,
+    fake_follower,
+    make_run,
+    ours,
+    read_fake,
+    resume_at,
+    write_rollouts,
+)
+
+from mmrl.config import load_config
+from mmrl.trackers.follower import Follower, Progress, count_unsent, progress_path
+
+LINES = expected_lines()
+POINTS = expected_points(LINES)
+
+
+def test_every_line_becomes_a_point_of_a_step_that_never_falls(tmp_path):
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    follower = fake_follower(run_dir, tracker)
+    for line in LINES:
+        append(run_dir, [line])
+        follower.send_new()
+    assert ours(read_fake(tracker.path)) == POINTS
+    rows = [json.loads(line) for line in tracker.path.read_text().splitlines()]
+    steps = [row[0] for row in rows]
+    assert steps == sorted(steps)
+    assert [4, "cold"] in [row[:2] for row in rows]
+    assert [5, "rl", {"learner/lr": 0.1, "reward/mean": 1 / 7, "stage/index": 2.0, "stage/step": 1.0}] in rows
+    assert not count_unsent(run_dir, "tensorboard")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_follower_killed_around_a_batch_doubles_and_loses_no_point(tmp_path, moment, number):
+    run_dir, points = make_run(tmp_path), tmp_path / "points"
+    append(run_dir, LINES[:9])
+    assert follow_in_fork(run_dir, moment, number, points) == -signal.SIGKILL
+    # The run itself was killed with it, and resumes from a checkpoint after its 4th line.
+    resume_at(run_dir, 4)
+    append(run_dir, LINES[4:])
+    assert follow_in_fork(run_dir, "end", 1, points) == 0
+    assert ours(read_fake(points)) == POINTS
+
+
+def test_a_resumed_run_sends_nothing_up_to_its_mark(tmp_path):
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    append(run_dir, LINES[:9])
+    fake_follower(run_dir, tracker).send_new()
+    before = read_fake(tracker.path)
+    resume_at(run_dir, 3)
+    follower = fake_follower(run_dir, tracker)
+    for line in LINES[3:9]:
+        append(run_dir, [line])
+        follower.send_new()
+        assert read_fake(tracker.path) == before
+    append(run_dir, LINES[9:])
+    follower.send_new()
+    assert ours(read_fake(tracker.path)) == POINTS
+
+
+def test_a_tracker_that_cannot_tell_what_it_has_goes_by_the_mark(tmp_path, monkeypatch):
+    monkeypatch.setattr(FakeTracker, "known_points", lambda self, since: None)
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    append(run_dir, LINES[:4])  # the last is a validation at the same step as the line before
+    fake_follower(run_dir, tracker).send_new()
+    append(run_dir, LINES[4:])
+    fake_follower(run_dir, tracker).send_new()
+    assert ours(read_fake(tracker.path)) == POINTS
+
+
+def test_a_lengthened_run_continues_behind_its_end(tmp_path):
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    append(run_dir, LINES)
+    fake_follower(run_dir, tracker).finish("finished")
+    # The line after the last stage goes, as it is written again at the new end.
+    resume_at(run_dir, len(LINES) - 1)
+    longer = [{"stage": "rl", "step": step, "learner/lr": 0.5, "reward/mean": 0.5} for step in (7, 8)]
+    append(run_dir, [*longer, {"stage": None, "step": 0, "test/mean": 0.95}])
+    fake_follower(run_dir, tracker).finish("finished")
+    sent = ours(read_fake(tracker.path))
+    assert set(sent.values()) == {1}
+    assert {key for key in sent if key[0] > 10} == {
+        *((step, name) for step in (11, 12) for name in ("learner/lr", "reward/mean", "time/step_s")),
+        (12, "test/mean"),
+    }
+
+
+def test_the_times_of_a_repeated_step_are_sent_once_and_the_last_of_them(tmp_path):
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    append(run_dir, LINES[:9])
+    resume_at(run_dir, 4)
+    append(run_dir, LINES[4:])
+    with run_dir.timings.open("a") as file:
+        file.write(json.dumps({"stage": "rl", "step": 6, "time/step_s": 7.0}) + "\n")
+    fake_follower(run_dir, tracker).send_new()
+    rows = [json.loads(line) for line in tracker.path.read_text().splitlines()]
+    assert [row[2]["time/step_s"] for row in rows if row[0] == 10 and "time/step_s" in row[2]] == [7.0]
+    assert ours(read_fake(tracker.path)) == POINTS
+
+
+def test_times_of_steps_that_are_done_again_wait_for_them(tmp_path):
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    append(run_dir, LINES[:9])
+    resume_at(run_dir, 4)  # timings.jsonl keeps the lines of later steps
+    follower = fake_follower(run_dir, tracker)
+    follower.send_new()
+    assert max(step for step, _ in read_fake(tracker.path)) == 2
+    append(run_dir, LINES[4:])
+    follower.send_new()
+    assert ours(read_fake(tracker.path)) == POINTS
+
+
+def test_a_run_has_its_id_before_the_tracker_does(tmp_path):
+    run_dir, ids = make_run(tmp_path), []
+
+    def die(options, run):
+        ids.append(run.id)
+        raise ConnectionError
+
+    config = load_config(run_dir.config).config
+    for _ in range(2):
+        follower = Follower(run_dir, config, tmp_path, config.logging.trackers[0], open_tracker=die)
+        with pytest.raises(ConnectionError):
+            follower.send_new()
+    assert ids[0] == ids[1]
+
+
+def test_after_a_failure_the_rest_is_sent_once(tmp_path, monkeypatch):
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    follower, log = fake_follower(run_dir, tracker), tracker.log
+    append(run_dir, LINES[:2])
+    follower.send_new()
+    append(run_dir, LINES[2:])
+
+    def fail_in_the_middle(points):
+        log(points[:3])
+        raise ConnectionError("the server is gone")
+
+    monkeypatch.setattr(tracker, "log", fail_in_the_middle)
+    with pytest.raises(ConnectionError):
+        follower.send_new()
+    assert count_unsent(run_dir, "tensorboard") == len(LINES) - 2
+    monkeypatch.setattr(tracker, "log", log)
+    follower.send_new()
+    assert ours(read_fake(tracker.path)) == POINTS
+    assert not count_unsent(run_dir, "tensorboard")
+
+
+def test_the_end_is_told_with_the_summary(tmp_path):
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    append(run_dir, LINES)
+    run_dir.summary.write_text(json.dumps({"name": "x", "mean_rise": 0.4, "tasks": [{"task": "a", "after": 0.9}]}))
+    fake_follower(run_dir, tracker).finish("finished")
+    assert json.loads((tmp_path / "points.end").read_text()) == [
+        "finished",
+        {"summary/mean_rise": 0.4, "summary/tasks.0.after": 0.9},
+    ]
+
+
+def test_pictures_are_sent_once_and_after_their_step(tmp_path):
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    follower = fake_follower(run_dir, tracker)
+    write_rollouts(run_dir, 2)
+    append(run_dir, LINES[:3])
+    follower.send_new()
+    assert not (tmp_path / "points.pictures").exists()  # no line of that step yet
+    append(run_dir, LINES[3:])
+    follower.send_new()
+    follower.send_new()
+    fake_follower(run_dir, tracker).send_new()
+    assert (tmp_path / "points.pictures").read_text() == "6 2\n"  # the first rollout of each of two groups
+
+
+def test_the_mark_survives_in_a_file_of_its_own(tmp_path):
+    run_dir = make_run(tmp_path)
+    append(run_dir, LINES)
+    fake_follower(run_dir, FakeTracker(tmp_path / "points")).send_new()
+    progress = Progress.read(progress_path(run_dir, "tensorboard"))
+    assert progress.marks["metrics"].step == 10
+    assert (10, "test/mean") in progress.marks["metrics"].sent
+    assert progress.marks["timings"].sent == {(10, "time/step_s")}
+    assert list(Path(run_dir.trackers).iterdir()) == [progress_path(run_dir, "tensorboard")]

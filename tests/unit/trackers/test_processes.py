@@ -1,0 +1,252 @@
+"""What goes wrong with a tracker is reported once, and neither stops the run nor keeps it from ending."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+from tracked_runs import (
+    FakeTracker,
+    append,
+    expected_lines,
+    expected_points,
+    fake_follower,
+    make_run,
+    ours,
+    read_fake,
+    read_tensorboard,
+)
+from waiting import wait_for
+
+from mmrl.config import load_config
+from mmrl.log.console import Console
+from mmrl.log.run_dir import RunDir
+from mmrl.trackers import process, start
+from mmrl.trackers.follower import Follower, count_unsent
+from mmrl.trackers.process import FollowLoop
+from mmrl.trackers.start import TrackerProcess, follow_run
+from mmrl.trackers.tensorboard import TensorboardTracker
+from mmrl.trackers.tracker import RunFacts
+from mmrl.types import RunInterrupted
+from mmrl.utils.files import temporary_path
+
+LINES = expected_lines()
+POINTS = expected_points(LINES)
+
+
+@contextmanager
+def tracked(run_dir: RunDir) -> Iterator[io.StringIO]:
+    """Let the run's trackers follow it; the text is what the console printed."""
+    printed = io.StringIO()
+    config = load_config(run_dir.config).config
+    with follow_run(config, run_dir.path, run_dir, Console(printed)):
+        yield printed
+
+
+@contextmanager
+def looping(follower: Follower, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Follow in a thread as the process of a tracker does, with short pauses; yield what it reports."""
+    monkeypatch.setattr(process, "_POLL_S", 0.01)
+    monkeypatch.setattr(process, "_FIRST_RETRY_S", 0.01)
+    reported: list[str] = []
+    loop = FollowLoop(follower, reported.append)
+    threads = [Thread(target=loop.run), Thread(target=loop.watch, daemon=True)]
+    for thread in threads:
+        thread.start()
+    yield reported
+    loop.end("finished")
+    threads[0].join()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids of the processes that are started."""
+    pids: list[int] = []
+    announce = TrackerProcess.__init__
+
+    def remember(self: TrackerProcess, *arguments: object) -> None:
+        announce(self, *arguments)  # type: ignore[arg-type]
+        pids.append(self._process.pid)
+
+    monkeypatch.setattr(TrackerProcess, "__init__", remember)
+    return pids
+
+
+def test_a_process_follows_a_run_to_its_end(tmp_path, started):
+    run_dir = make_run(tmp_path)
+    with tracked(run_dir) as printed:
+        for line in LINES:
+            append(run_dir, [line])
+    assert ours(read_tensorboard(run_dir)) == POINTS
+    assert printed.getvalue() == ""
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+
+
+@pytest.mark.parametrize("how", [RunInterrupted, KeyboardInterrupt, ValueError])
+def test_a_hanging_tracker_is_ended_with_the_run_and_what_it_lacks_is_said(tmp_path, started, monkeypatch, how):
+    monkeypatch.setattr(start, "_DRAIN_S", dict.fromkeys(start._DRAIN_S, 0.2))
+    run_dir = make_run(tmp_path)
+    begun = time.monotonic()
+    with pytest.raises(how), tracked(run_dir) as printed:
+        os.kill(started[0], signal.SIGSTOP)
+        append(run_dir, LINES)
+        raise how
+    assert time.monotonic() - begun < 20
+    assert "tracker tensorboard was still busy 0 s after the run and was ended" in printed.getvalue()
+    assert f"lacks {len(LINES)} lines of metrics.jsonl; `mmrl track" in printed.getvalue().replace("\n", " ")
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+
+
+def test_a_tracker_ends_with_a_run_that_is_killed(tmp_path, started):
+    run_dir = make_run(tmp_path)
+    append(run_dir, LINES[:5])
+    pid = os.fork()
+    if not pid:
+        with tracked(run_dir):
+            wait_for(lambda: not count_unsent(run_dir, "tensorboard"))
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+    def is_free() -> bool:
+        with (run_dir.trackers / "tensorboard.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    wait_for(is_free)
+    with tracked(run_dir):
+        append(run_dir, LINES[5:])
+    assert ours(read_tensorboard(run_dir)) == POINTS
+
+
+def test_a_tracker_that_raises_is_reported_once_and_tried_again(tmp_path, monkeypatch):
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    log, failures = tracker.log, 5
+
+    def fail_at_first(points: object) -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise ConnectionError("no\nnetwork")
+        log(points)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tracker, "log", fail_at_first)
+    append(run_dir, LINES[:5])
+    with looping(fake_follower(run_dir, tracker), monkeypatch) as reported:
+        wait_for(lambda: read_fake(tracker.path))
+        append(run_dir, LINES[5:])
+    assert reported == ["failed, and will be tried again: ConnectionError: no network"]
+    assert ours(read_fake(tracker.path)) == POINTS
+
+
+def test_a_tracker_that_does_not_return_is_reported_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "_STALL_S", 0.05)
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    log = tracker.log
+    monkeypatch.setattr(tracker, "log", lambda points: (time.sleep(0.5), log(points)))
+    append(run_dir, LINES)
+    with looping(fake_follower(run_dir, tracker), monkeypatch) as reported:
+        wait_for(lambda: reported)
+    assert reported == ["has not answered for 0 s; the run continues"]
+    assert ours(read_fake(tracker.path)) == POINTS
+
+
+@pytest.mark.parametrize("what", ["event file", "progress"])
+def test_a_full_disk_is_reported_once_and_what_was_missed_is_sent_later(tmp_path, monkeypatch, what):
+    run_dir = make_run(tmp_path)
+    config = load_config(run_dir.config).config
+    is_full = True
+
+    def open_tracker(options: object, run: RunFacts) -> TensorboardTracker:
+        tracker = TensorboardTracker(run)
+        if is_full and what == "event file":
+            os.dup2(os.open("/dev/full", os.O_WRONLY), tracker._file.fileno())
+        return tracker
+
+    follower = Follower(run_dir, config, tmp_path, config.logging.trackers[0], open_tracker=open_tracker)
+    progress = temporary_path(run_dir.trackers / "tensorboard.json")
+    run_dir.trackers.mkdir()
+    if what == "progress":
+        progress.symlink_to("/dev/full")
+    append(run_dir, LINES[:5])
+    with looping(follower, monkeypatch) as reported:
+        wait_for(lambda: reported)
+        is_full = False
+        append(run_dir, LINES[5:])
+        if what == "progress":
+            wait_for(lambda: not progress.is_symlink())  # a file that cannot be written is removed again
+    assert len(reported) == 1
+    assert "No space left on device" in reported[0]
+    assert ours(read_tensorboard(run_dir)) == POINTS
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """A server that takes no key."""
+
+    def do_POST(self) -> None:
+        self.send_error(401, "Unauthorized")
+
+    do_GET = do_POST
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@contextmanager
+def serve(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.mark.slow
+def test_a_wrong_key_of_wandb_is_reported_once(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    run_dir = make_run(tmp_path, "[{kind: wandb, project: p}]")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    append(run_dir, LINES)
+    with serve(_Refusing) as url:
+        monkeypatch.setenv("WANDB_BASE_URL", url)
+        with tracked(run_dir) as printed:
+            wait_for(printed.getvalue)
+    text = " ".join(printed.getvalue().split())
+    assert text.count("tracker wandb failed, and will be tried again") == 1
+    assert f"tracker wandb lacks {len(LINES)} lines" in text
+
+
+@pytest.mark.slow
+def test_a_server_of_mlflow_that_never_answers_costs_the_run_a_bounded_time(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setattr(start, "_DRAIN_S", dict.fromkeys(start._DRAIN_S, 1.0))
+
+    asked: list[str] = []
+
+    class Hanging(_Refusing):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            time.sleep(3600)
+
+        do_POST = do_GET
+
+    with serve(Hanging) as url:
+        run_dir = make_run(tmp_path, f"[{{kind: mlflow, tracking_uri: '{url}'}}]")
+        with tracked(run_dir) as printed:
+            append(run_dir, LINES)
+            wait_for(lambda: asked)
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 20
+    assert f"tracker mlflow lacks {len(LINES)} lines" in " ".join(printed.getvalue().split())
