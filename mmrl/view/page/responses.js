@@ -75,7 +75,7 @@ function learningOf(rollout, kind) {
 }
 
 function responseBadges(rollout, learning) {
-  const { same_text_as: twin, same_answer_as: alike, parent, age } = rollout;
+  const { same_text_as: twin, same_answer_as: alike, age } = rollout;
   const flips = {
     up: () => badge("wrong \u2192 right", "good", "Rethinking corrected it."),
     down: () => badge("right \u2192 wrong", "bad", "Rethinking spoiled it."),
@@ -89,7 +89,6 @@ function responseBadges(rollout, learning) {
     toolFailed(rollout) && badge("tool failed", "bad", "A tool failed, refused, or could not read a call."),
     isNumber(twin) && badge(`duplicate of ${twin}`, "quiet"),
     isNumber(alike) && !isNumber(twin) && badge(`same answer as ${alike}`, "quiet"),
-    isNumber(parent) && badge(`continues ${parent}`),
     age > 0 && badge(`${count(age, "step")} off-policy`, "warn", "Policy versions between sampling and learning."),
     Object.entries(rollout.dropped || {}).map(([term, why]) => badge(`${term}: ${why}`, "bad")),
   ];
