@@ -109,7 +109,7 @@ class LossColumns:
         for experience, values in zip(self.experiences, torch.split(columns, num_tokens, dim=1), strict=True):
             index = index_by_id.get(id(experience))
             if index is not None and values.shape[1]:
-                yield index, TokenValues(*values.tolist())
+                yield index, TokenValues(*map(tuple, values.tolist()))
 
 
 def make_token_table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -27,11 +27,11 @@ class Experience:
 class TokenValues(NamedTuple):
     """What the learner computed for the tokens of one rollout that the policy sampled; a value for each, in order."""
 
-    logprobs: Sequence[float]  # log-prob under the policy in the last epoch of the step, before its update, nats
-    ratios: Sequence[float]  # importance ratio, before it is clipped
-    entropies: Sequence[float]  # entropy of the next-token distribution, nats
-    advantages: Sequence[float]  # advantage of the token, less the KL penalty where that is part of the reward
-    clipped: Sequence[float]  # 1 if the lower bound changed its loss, 2 if the upper bound did, else 0
+    logprobs: tuple[float, ...]  # log-prob under the policy in the last epoch of the step, before its update, nats
+    ratios: tuple[float, ...]  # importance ratio, before it is clipped
+    entropies: tuple[float, ...]  # entropy of the next-token distribution, nats
+    advantages: tuple[float, ...]  # advantage of the token, less the KL penalty where that is part of the reward
+    clipped: tuple[float, ...]  # 1 if the lower bound changed its loss, 2 if the upper bound did, else 0
 
 
 class WorstToken(float):

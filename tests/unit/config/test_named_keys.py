@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 # A path of keys: `stages[].loss.kl`, `data.train.0.fn`. Neither an attribute in code nor a call.
 PATH = re.compile(r"(?<![\w./:@<>-])[a-z_]\w*(?:\[\d*\])?(?:\.[a-z_0-9]\w*(?:\[\d*\])?)+(?![\w(/])")
 PYTHON_BLOCK = re.compile(r"^[ \t]*```py.*?^[ \t]*```", re.DOTALL | re.MULTILINE)
-SUFFIXES = ("json", "jsonl", "md", "parquet", "pt", "py", "safetensors", "yaml")
+SUFFIXES = ("html", "json", "jsonl", "md", "parquet", "pt", "py", "safetensors", "yaml")
 FILES = ("mmrl/**/*.py", "rewards/**/*.py", "datasets/**/*.py", "configs/**/*.yaml", "*.md")
 PAGES = ("docs/**/*.md", "datasets/**/*.md", "rewards/**/*.md")
 # The changelog names old keys, and docs/coming_from.md those of other frameworks: tests/unit/docs has its first column.

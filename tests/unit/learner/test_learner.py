@@ -311,10 +311,10 @@ def test_token_values_are_those_of_the_last_epoch_for_each_rollout(make_tiny, op
         if experience is idle:
             continue
         assert values[index].ratios == pytest.approx(expected, rel=1e-4)
-        assert values[index].advantages == [experience.advantage] * count
+        assert values[index].advantages == (experience.advantage,) * count
         is_low = [experience.advantage < 0.0 and ratio < 0.8 for ratio in expected]
         is_high = [experience.advantage > 0.0 and ratio > 1.2 for ratio in expected]
-        assert values[index].clipped == [low + 2.0 * high for low, high in zip(is_low, is_high, strict=True)]
+        assert list(values[index].clipped) == [low + 2.0 * high for low, high in zip(is_low, is_high, strict=True)]
         assert all(entropy >= 0.0 for entropy in values[index].entropies)
     assert learner.token_values([5]).keys() == {5}
     learner.step([], step=1)
