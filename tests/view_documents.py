@@ -374,10 +374,15 @@ def metrics_document(seed: int, steps: int = 120) -> Document:
         "validation/ground": [float(reward[step]) if step % 20 == 19 else None for step in range(steps)],
         "validation/mean": [float(reward[step]) if step % 20 == 19 else None for step in range(steps)],
     }
+    # What is measured after the stage is a point of its own, with the number of the stage's last step.
+    columns["test/ground"] = [None] * steps
+    rounded = {}
+    for name, column in columns.items():
+        rounded[name] = [*(None if value is None else float(value) for value in column), None]
+    rounded["test/ground"][-1] = 0.7
     numbers = list(range(1, steps + 1))
-    rounded = {name: [None if value is None else float(value) for value in column] for name, column in columns.items()}
-    meanings = {"reward/mean": "Mean total reward of the step's rollouts."}
-    return {"stage": ["rl"] * steps, "step": numbers, "global": numbers, "columns": rounded, "meanings": meanings}
+    places = {"stage": [*["rl"] * steps, None], "step": [*numbers, 0], "global": [*numbers, steps]}
+    return {**places, "columns": rounded, "meanings": {"reward/mean": "Mean total reward of the step's rollouts."}}
 
 
 def summary() -> Document:

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from view_documents import HOSTILE, LONG_LINE, PageDocuments, make_documents
+from view_documents import HOSTILE, LONG_LINE, PageDocuments, make_documents, metrics_document
 
 from mmrl.view.bundle import live_page, page_file, write_folder, write_single
 
@@ -353,12 +353,19 @@ def test_a_click_on_a_curve_opens_the_nearest_kept_step(opened):
     opened.until("document.querySelector('.step-head h3').textContent === 'rl 20'")
 
 
+def test_a_curve_ends_with_the_last_step_and_not_with_what_was_measured_after_it(opened):
+    opened.page.wait_for_selector("[data-panel='reward/mean'] canvas")
+    last = metrics_document(0)["columns"]["reward/mean"][-2]
+    shown = opened.page.locator("[data-panel='reward/mean'] .legend b").first.text_content()
+    assert float(shown) == pytest.approx(last, rel=1e-2)
+
+
 def test_curves_have_a_panel_for_each_metric_and_obey_search_smoothing_and_log_axis(opened):
     names = "panels => panels.map(panel => panel.dataset.panel)"
     shown = opened.page.eval_on_selector_all(".panel", names)
     assert shown[:3] == ["reward/mean", "reward/term/iou", "validation/ground"]
     opened.page.check("#f-all")
-    assert opened.count(".panel") == 14
+    assert opened.count(".panel") == 15
     opened.fill("#f-find", "grad_norm")
     assert opened.page.eval_on_selector_all(".panel", names) == ["learner/grad_norm"]
     opened.page.wait_for_selector(".panel canvas")

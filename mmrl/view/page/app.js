@@ -22,6 +22,7 @@ function currentView() {
 }
 
 async function render() {
+  if (!TOKEN_COLOURS[state.color]) state.color = "";
   applyMarks();
   show(document.getElementById("bar"), barContent());
   clearCurves();
@@ -99,7 +100,7 @@ function obeyKey(event) {
   action();
 }
 
-// Follows a run that is written: its head, curves and list of steps. What is being read stays where it is.
+// Follows a run: its head, curves and list of steps. What is being read stays.
 async function follow() {
   const light = document.getElementById("live");
   try {

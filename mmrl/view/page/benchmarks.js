@@ -1,4 +1,4 @@
-// Predictions on benchmarks: the text that was read for the answer, by which rule, and both verdicts.
+// Predictions on benchmarks: the text that was read, by which rule, and both verdicts.
 "use strict";
 
 const OUTCOMES = {

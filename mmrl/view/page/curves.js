@@ -1,4 +1,4 @@
-// Curves in small panels with one cursor. A panel has a title and the columns of metrics.jsonl that it draws.
+// Curves in small panels with one cursor. A panel draws columns of metrics.jsonl.
 "use strict";
 
 // Patterns of columns in the order of the page; what no pattern takes gets a panel of its own.
@@ -15,7 +15,7 @@ const PANELS = [
   ["Log-prob difference", /^rollout\/(stale_)?logprob_diff_mean$/],
   ["Gradient norm", /^learner\/grad_norm$/],
   ["Truncated", /^rollout\/truncated_frac$/],
-  ["Repeated in the group", /^rollout\/duplicate(_answer)?_frac$/],
+  ["Repeated", /^rollout\/duplicate(_answer)?_frac$/],
   ["Reward by task", /^reward\/task\//],
   ["Loss", /^learner\/(loss|sft_loss_nats)$/],
   ["Learning rate", /^learner\/lr$/],
@@ -23,7 +23,7 @@ const PANELS = [
   ["Tokens per second", /^rollout\/tokens_per_s$/],
   ["Gradient norm by component", /^learner\/grad_norm\//],
 ];
-const NUM_SHOWN = 12; // panels at first; the others are a click away
+const NUM_SHOWN = 12; // panels at first
 const LINE_COLOURS = 6;
 const CURVE_HEIGHT = 132;
 const STEP_MARKS = [1, 10, 100, 1000, 10000, 100000].flatMap((power) => [power, 2 * power, 5 * power]);
@@ -53,7 +53,7 @@ function choosePanels(panels) {
   return state.all === "1" ? panels : panels.slice(0, NUM_SHOWN);
 }
 
-// Weighted mean of the past, corrected for its beginning.
+// Weighted mean of the past.
 function smoothed(values, weight) {
   let [sum, total] = [0, 0];
   return values.map((value) => {
@@ -83,7 +83,8 @@ function alignRuns(runs) {
     const columns = {};
     for (const [name, values] of Object.entries(metrics.columns)) {
       columns[name] = new Array(steps.length).fill(null);
-      metrics.global.forEach((step, index) => (columns[name][place.get(step)] = values[index]));
+      // What is measured after a stage has its last step's number, whose values stay.
+      metrics.global.forEach((step, index) => (columns[name][place.get(step)] ??= values[index]));
     }
     return { run, metrics, columns };
   });
@@ -159,7 +160,7 @@ function panelElement(panel, aligned, active) {
   return figure;
 }
 
-// The lines of a panel: each column of each run. A run has a colour if there is one column, else a dash.
+// The lines of a panel: each column of each run. A run has a colour, or a dash among several columns.
 function panelLines(panel, aligned) {
   const lines = [];
   const alone = panel.columns.length === 1;
@@ -186,7 +187,7 @@ function shortName(column, { columns }) {
   return column.slice(shared.search(/[^/_]*$/)).replace(/_s$/, "");
 }
 
-// Cuts the steps before the first and after the last value, which are those of other stages.
+// Cuts the steps before the first and after the last value: those of other stages.
 function trimSteps(steps, lines) {
   const first = Math.min(...lines.map(({ values }) => values.findIndex(isNumber)));
   const last = Math.max(...lines.map(({ values }) => values.findLastIndex(isNumber)));
@@ -229,17 +230,18 @@ function makeChart(panel, aligned, active, body, legend) {
 function chartOptions(body, series, aligned, active, showValues) {
   const log = state.log === "1";
   const axis = { stroke: colour("muted"), ticks: { show: false }, gap: 4, font: "11px system-ui, sans-serif" };
-  const values = (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick)));
+  const write = (ticks, digits) => ticks.map((tick) => (tick === null ? "" : number(tick, digits)));
+  const values = (_, ticks) => write(ticks, new Set(write(ticks, 3)).size < ticks.length ? 7 : 3);
   return {
     width: Math.max(160, body.clientWidth),
     height: CURVE_HEIGHT,
-    padding: [8, 12, 0, 0],
+    padding: [8, 20, 0, 0],
     legend: { show: false },
     cursor: { y: false, sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false, dist: 6 } },
     scales: { x: { time: false }, y: log ? { distr: 3 } : { range: padded } },
     axes: [
       { ...axis, grid: { show: false }, size: 22, space: 36, incrs: STEP_MARKS },
-      { ...axis, grid: { stroke: colour("grid"), width: 1 }, size: 46, space: 30, values },
+      { ...axis, grid: { stroke: colour("grid"), width: 1 }, size: 56, space: 30, values },
     ],
     series,
     hooks: {

@@ -11,7 +11,7 @@ function rewardColour(value, low, high) {
   return `color-mix(in oklab, var(--high) ${Math.round(100 * share)}%, var(--low))`;
 }
 
-// Returns what a card draws: gold marks, those of each rollout in the colour of its reward, and the crops of tools.
+// Returns what a card draws: gold marks, those of rollouts in the colour of their reward, crops of tools.
 // `side` distinguishes the rollouts of two steps in one card.
 function collectMarks(group, scale, side = "") {
   const marks = group.marks.map((mark) => ({ ...mark, kind: "gold", owner: null }));

@@ -217,8 +217,7 @@ function listGroups() {
   document.getElementById("reset").hidden = !filtered;
 }
 
-// A card is empty until it comes near the window, and empties again when it is far: 250 responses of 1,000 coloured
-// tokens would be a quarter of a million elements.
+// A card is empty while it is far from the window: coloured tokens would be a quarter of a million elements.
 function cardElement(group, matched, pattern) {
   const card = el("article.group", {
     tabindex: -1, id: `group-${group.group}`, dataset: { group: group.group }, "aria-label": `Group ${group.group}`,
@@ -288,8 +287,8 @@ function cardHead(group) {
     carried && badge("carried over", "", "Drawn for an earlier step, which had no room for it."), probes,
     el("span.grow"), draws > 1 && el("a.times-link", { href: over }, `drawn in ${draws} kept steps`),
     el("span.dots", values.map((value) => el("i", { style: { background: rewardColour(value, low, high) } }))),
-    el("span.who", { title: "Mean reward, and half of its range" }, el("b", sighted),
-      spread(values) > 0 && ` \u00b1 ${number(spread(values) / 2, 2)}`),
+    el("span.who", { title: "Mean, least and largest reward" }, el("b", sighted),
+      spread(values) > 0 && ` ${number(Math.min(...values), 2)} to ${number(Math.max(...values), 2)}`),
   );
 }
 

@@ -33,13 +33,17 @@ async function showRun(host) {
   const hint = "Click a step to open the nearest kept one below. Drag to zoom, double-click to reset.";
   show(
     host, runHead(),
-    summary && section("results", "Results", `mean rise ${signed(summary.mean_rise, 3)}`, resultsTable(summary.tasks)),
-    events.length > 0 && section("health", "Health", "", el("ul.health", events.map(healthItem))),
+    summary && section("results", "Results", resultsHint(summary), resultsTable(summary.tasks)),
+    section("health", "Health", events.length ? "" : "No warnings.", el("ul.health", events.map(healthItem))),
     section("curves", "Curves", hint, curves),
     section("rollouts", "Rollouts", "", stepList(run), opened),
   );
   await showRunCurves();
   await showStep(opened);
+}
+
+function resultsHint({ since, mean_rise: rise }) {
+  return `Held-out reward, greedy, before stage ${since} and at the end. 95 % intervals. Mean rise ${signed(rise, 3)}`;
 }
 
 function resultsTable(tasks) {

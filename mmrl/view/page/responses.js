@@ -39,7 +39,7 @@ function tokenLegend(scale) {
   );
 }
 
-// Returns the numbers of a rollout's tokens, decoded from base64 when they are first asked for; NaN is unknown.
+// Returns the numbers of a rollout's tokens, decoded when they are first asked for; NaN is unknown.
 function tokensOf({ tokens }) {
   if (typeof tokens.end !== "string") return tokens;
   for (const [name, Numbers] of Object.entries(TOKEN_ARRAYS)) {

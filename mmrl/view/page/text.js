@@ -27,7 +27,7 @@ function findMatches(text, pattern) {
   return found;
 }
 
-// Returns what a search box asks for: /.../ is a regular expression, else plain text; null if empty or malformed.
+// Returns the pattern of a search box, /.../ or plain text; null if it is empty or malformed.
 function searchPattern(query) {
   if (!query) return null;
   const written = query.match(/^\/(.+)\/([ims]*)$/);
