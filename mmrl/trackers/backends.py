@@ -167,13 +167,12 @@ class _Mlflow:
             artifacts = None if uri else (folder / "mlflow-artifacts").as_uri()
             experiment_id = self._client.create_experiment(run.project, artifact_location=artifacts)
         found = self._client.search_runs([experiment_id], f"tags.`mmrl.id` = '{run.id}'")
-        opened = (
-            found[0] if found else self._client.create_run(experiment_id, run_name=run.name, tags={"mmrl.id": run.id})
-        )
-        self._id = opened.info.run_id
         if found:
+            self._id = found[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
         else:
+            created = self._client.create_run(experiment_id, run_name=run.name, tags={"mmrl.id": run.id})
+            self._id = created.info.run_id
             params = [entities.Param(_allowed(key), str(value)[:500]) for key, value in run.config.items()]
             self._client.log_batch(self._id, params=params)
 
