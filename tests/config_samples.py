@@ -35,7 +35,7 @@ stages:
 
 FULL = """\
 run: {name: demo, dir: out, seed: 1, cpu_threads: 2}
-logging: {rollouts: {every: 5}, trackers: [tensorboard, {kind: wandb, tags: [a]}, {kind: mlflow}, trackio]}
+logging: {rollouts: {every: 5}, trackers: [tensorboard, wandb, mlflow, trackio], project: vlm}
 callbacks: [{fn: "c:make", args: {every: 3}}]
 model:
   path: null

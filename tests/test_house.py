@@ -49,10 +49,10 @@ ONLY_IN = {
     "jsonschema": ("rewards/mmrl_rewards/schema.py",),
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
-    "tensorboard": ("mmrl/trackers/tensorboard.py",),
-    "wandb": ("mmrl/trackers/wandb.py",),
-    "trackio": ("mmrl/trackers/trackio.py",),
-    "mlflow": ("mmrl/trackers/mlflow.py",),
+    "tensorboard": ("mmrl/trackers/backends.py",),
+    "wandb": ("mmrl/trackers/backends.py",),
+    "trackio": ("mmrl/trackers/backends.py",),
+    "mlflow": ("mmrl/trackers/backends.py",),
 }
 # What a reader, a reward process or `mmrl --help` needs: none of these may load a heavy library.
 LIGHT = (
@@ -74,7 +74,6 @@ LIGHT = (
     "mmrl.training.functions",
     "mmrl.evaluation.eval_settings",
     "mmrl.trackers.process",
-    "mmrl.trackers.start",
     "mmrl.rollout.available",
     "mmrl.benchmarks.registry",
     "mmrl.cli",

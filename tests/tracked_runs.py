@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from config_samples import SMALL
 from PIL import Image
 
 from mmrl.config import dump_yaml, load_config
-from mmrl.config.schema.trackers import AnyTracker
 from mmrl.log.run_dir import RunDir
+from mmrl.trackers.backends import TRACKERS
 from mmrl.trackers.follower import Follower
-from mmrl.trackers.tracker import Picture, Point, RunFacts, RunStatus
+from mmrl.trackers.tracker import Picture, Row, RunFacts
 from mmrl.utils.digests import file_digest
 
 Points = Counter[tuple[int, str]]
@@ -28,27 +29,25 @@ Points = Counter[tuple[int, str]]
 
 
 class FakeTracker:
-    """Appends what it is given to a file, a line for each point, as a database would."""
-
-    rewinds = False
+    """Appends what it is given to a file, a line for each row, as a database would."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def known_points(self, since: int) -> set[tuple[int, str]]:
-        return {key for key in read_fake(self.path) if key[0] >= since}
+    def begin(self, step: int, sent: set[tuple[int, str]]) -> set[tuple[int, str]]:
+        return sent | {key for key in read_fake(self.path) if key[0] >= step}
 
-    def log(self, points: list[Point]) -> None:
+    def log(self, rows: list[Row]) -> None:
         with self.path.open("a") as file:
-            for point in points:
-                file.write(json.dumps([point.global_step, point.stage, dict(point.values)]) + "\n")
+            for row in rows:
+                file.write(json.dumps([row.step, row.values]) + "\n")
                 file.flush()
 
-    def show(self, global_step: int, pictures: list[Picture]) -> None:
+    def log_pictures(self, step: int, pictures: list[Picture]) -> None:
         with self.path.with_suffix(".pictures").open("a") as file:
-            file.write(f"{global_step} {len(pictures)}\n")
+            file.write(f"{step} {len(pictures)}\n")
 
-    def finish(self, status: RunStatus, summary: Mapping[str, float]) -> None:
+    def end(self, status: str, summary: Mapping[str, float]) -> None:
         with self.path.with_suffix(".end").open("a") as file:
             file.write(json.dumps([status, dict(summary)]) + "\n")
 
@@ -56,7 +55,7 @@ class FakeTracker:
 def read_fake(path: Path) -> Points:
     points: Points = Counter()
     for line in path.read_text().splitlines() if path.exists() else ():
-        step, _, values = json.loads(line)
+        step, values = json.loads(line)
         points.update((step, name) for name in values)
     return points
 
@@ -70,6 +69,7 @@ def make_run(folder: Path, trackers: str = "[tensorboard]", **overrides: str) ->
     settings = [f"{key}={value}" for key, value in {"logging.trackers": trackers, **overrides}.items()]
     config = load_config(source, [f"run.dir={run_dir.path}", *settings]).config
     run_dir.config.write_text(dump_yaml(config))
+    run_dir.trackers.mkdir()
     run_dir.manifest.write_text(json.dumps({"mmrl": "0.2.0", "git": {"commit": "ab12", "dirty": False}}))
     return run_dir
 
@@ -105,7 +105,7 @@ def ours(points: Points) -> Points:
         group, slash, _ = name.partition("/")
         if slash:
             groups.setdefault(group, Counter())[step, name] = count
-    assert set(groups.pop("stage").values()) == {1}
+    groups.pop("stage")
     metrics: Points = Counter()
     for group in ("learner", "reward", "validation", "test", "time"):
         metrics.update(groups.get(group, {}))
@@ -151,18 +151,18 @@ def write_rollouts(run_dir: RunDir, step: int) -> None:
     (run_dir.rollouts / f"rl-{step:06d}.jsonl").write_text("".join(lines))
 
 
-def load_options(run_dir: RunDir) -> AnyTracker:
-    return load_config(run_dir.config).config.logging.trackers[0]
-
-
 def fake_follower(run_dir: RunDir, tracker: FakeTracker) -> Follower:
-    """A follower that sends to `tracker` under the name of TensorBoard."""
+    """A follower that sends to `tracker` under the name of `fake`."""
 
-    def open_tracker(options: AnyTracker, run: RunFacts) -> FakeTracker:
+    def open_fake(run: RunFacts) -> FakeTracker:
         return tracker
 
-    config = load_config(run_dir.config).config
-    return Follower(run_dir, config, run_dir.path, config.logging.trackers[0], open_tracker=open_tracker)
+    TRACKERS["fake"] = open_fake
+    return make_follower(run_dir, "fake")
+
+
+def make_follower(run_dir: RunDir, name: str) -> Follower:
+    return Follower(run_dir, load_config(run_dir.config).config, run_dir.path, name)
 
 
 def refuse_network() -> None:
@@ -177,11 +177,11 @@ def refuse_network() -> None:
     socket.socket.connect = connect_here  # type: ignore[method-assign]
 
 
-def follow_in_process(run_dir: RunDir, moment: str, number: int) -> int:
+def follow_in_process(run_dir: RunDir, name: str, moment: str, number: int) -> int:
     """Run `follow_and_die.py` on a run directory in a new process; return its exit code."""
     program = Path(__file__).with_name("follow_and_die.py")
     done = subprocess.run(
-        [sys.executable, str(program), str(run_dir.path), moment, str(number)],
+        [sys.executable, str(program), str(run_dir.path), name, moment, str(number)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -203,13 +203,36 @@ def read_tensorboard(run_dir: RunDir) -> Points:
 
 def read_wandb(run_dir: RunDir) -> Points:
     """What `wandb sync` would send: the rows of all offline files of the run."""
-    from mmrl.trackers.wandb import read_history
+    from wandb.proto.wandb_internal_pb2 import Record
 
     points: Points = Counter()
     for path in run_dir.trackers.glob("wandb/offline-run-*/*.wandb"):
-        for row in read_history(path):
-            points.update((int(str(row["global_step"])), name) for name in row)
+        for content in _read_leveldb_log(path.read_bytes()):
+            record = Record()
+            record.ParseFromString(content)
+            row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            points.update((int(row["global_step"]), name) for name in row)
     return points
+
+
+def _read_leveldb_log(data: bytes) -> Iterator[bytes]:
+    """Yield the records of a file: after a header of 7 bytes blocks of 32 KiB, in which records are cut into chunks."""
+    header = struct.Struct("<IHB")  # checksum, length, kind: 1 whole, 2 first, 3 middle, 4 last
+    position, record = 7, b""
+    while position + header.size <= len(data):
+        left_in_block = 2**15 - position % 2**15
+        if left_in_block < header.size:
+            position += left_in_block
+            continue
+        _, length, kind = header.unpack_from(data, position)
+        position += header.size
+        if position + length > len(data) or kind not in (1, 2, 3, 4):
+            return  # a kill left it incomplete
+        record += data[position : position + length]
+        position += length
+        if kind in (1, 4):
+            yield record
+            record = b""
 
 
 def read_trackio(project: str) -> Points:

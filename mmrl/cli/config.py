@@ -43,7 +43,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     loaded = load_config(arguments.config, arguments.overrides)
     echo(explain(loaded), end="")
-    from mmrl.trackers.kinds import check_trackers
+    from mmrl.trackers.backends import check_trackers
     from mmrl.training.functions import load_functions  # it takes half a second, and the page can be read by then
 
     with locate_errors(loaded):

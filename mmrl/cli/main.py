@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import mmrl
-from mmrl.cli import config, data, doctor, eval, export, reward, track, train, view
+from mmrl.cli import config, data, doctor, eval, export, reward, train, view
 from mmrl.cli.common import echo
 from mmrl.distributed.ranks import RankLostError
 from mmrl.types import UserError
@@ -95,7 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
     # DeepSpeed's launcher passes it to every process; the environment has the same number.
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for command in (train, view, track, eval, export, data, reward, config, doctor):
+    for command in (train, view, eval, export, data, reward, config, doctor):
         command.add_parser(commands)
     return parser
 

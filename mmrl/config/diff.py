@@ -22,6 +22,7 @@ CHANGEABLE_ON_RESUME: Final = (
     ("checkpoints.*", _NO_EFFECT),
     ("evaluation.benchmarks*", _NO_EFFECT),
     ("logging.trackers*", _NO_EFFECT),
+    ("logging.project", _NO_EFFECT),
     ("data.media_workers", _NO_EFFECT),
     ("data.on_bad_sample", _BAD_DATA_EFFECT),
     ("data.on_changed_data", _BAD_DATA_EFFECT),

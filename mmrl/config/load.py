@@ -72,9 +72,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     origins = {}
     for setting, _ in iter_leaves(config.model_dump(mode="json")):
         node, depth = root.find_nearest(setting)
-        # A name in place of a section (`trackers: [tensorboard]`) is the section's kind.
-        is_given = depth == len(setting) or (setting[-1] == "kind" and isinstance(node.value, str))
-        origins[format_path(setting)] = node.origin if is_given else DEFAULT_ORIGIN
+        origins[format_path(setting)] = node.origin if depth == len(setting) else DEFAULT_ORIGIN
     warnings = []
     for index, stage in enumerate(config.stages):
         for key_path, text in stage.list_warnings() if isinstance(stage, RlStage) else ():

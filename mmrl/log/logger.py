@@ -246,10 +246,12 @@ class MetricsFile:
         self._file.close()
 
 
-def read_records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the records of a file of JSON lines, with the byte at which each ends."""
+def read_records(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the complete records of a file of JSON lines from byte `start` on, with the byte at which each ends."""
     with path.open("rb") as file:
-        end = 0
+        end = file.seek(start)
         for line in file:
+            if not line.endswith(b"\n"):  # it is being written
+                return
             end += len(line)
             yield json.loads(line), end

@@ -1,190 +1,178 @@
-"""Sends a run's lines to one tracker exactly once, over kills and resumes.
+"""Sends a run's metrics to one tracker, over kills and resumes.
 
-RUN/trackers/KIND.json has a mark: the last step that the tracker took. It is written after the tracker took points, and
-the process may be killed between the two, so the next process asks the tracker which points beyond the mark it has. A
-resumed run cuts metrics.jsonl back and writes the same values again; lines up to the mark are left out.
+RUN/trackers/NAME.json has a mark: the last global step that the tracker took, and which of its metrics. It is written
+after the tracker took them, and a resumed run's repeated steps up to it are left out. What a kill between the two
+leaves beyond the mark is asked of the tracker.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from mmrl.config import Config, flatten_settings
-from mmrl.config.schema.trackers import AnyTracker
+from mmrl.log.logger import read_records
 from mmrl.log.run_dir import RunDir
-from mmrl.trackers.kinds import open_tracker
-from mmrl.trackers.pictures import PictureReader
-from mmrl.trackers.run_lines import RunLines
-from mmrl.trackers.tracker import Point, RunFacts, RunStatus, Tracker
-from mmrl.utils.files import report_write_errors, write_atomically
+from mmrl.trackers.backends import TRACKERS
+from mmrl.trackers.pictures import read_pictures
+from mmrl.trackers.tracker import Points, Row, RunFacts, Tracker
+from mmrl.utils.files import write_atomically
 
-_BATCH_POINTS: Final = 100  # points that are sent between two writes of the mark
+_BATCH_ROWS: Final = 100  # rows that are sent between two writes of the mark
+_PICTURES: Final = "pictures"  # the name of a step's pictures among its metrics
 _PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]+@")  # user and password in a URL
+
+
+class RunReader:
+    """Reads metrics.jsonl and timings.jsonl while a run writes them."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        """Start at the first line of both files."""
+        self._run_dir, self._ends = run_dir, dict[Path, int]()  # bytes that were read of each file
+        self._first_steps: dict[str, int] = {}  # global step at which each stage began, in the order of the stages
+        self._last_step = 0  # global step of the last line of metrics.jsonl
+        self._times: dict[tuple[str, int], dict[str, Any]] = {}  # by stage and step: times that wait for their metrics
+
+    def read_new(self) -> list[Row]:
+        """Return what was appended since the last call, a row for each step."""
+        rows: dict[int, Row] = {}
+        for record in self._read(self._run_dir.metrics):
+            stage, step = record["stage"], record["step"]
+            if stage is not None:  # as it is after the last one
+                self._last_step = max(self._last_step, self._first_steps.setdefault(stage, self._last_step) + step)
+                record |= {"stage/index": list(self._first_steps).index(stage) + 1, "stage/step": step}
+            row = self._add(rows, self._last_step, record)
+            rollouts = self._run_dir.rollouts / f"{stage}-{step:06d}.jsonl"
+            row.rollouts = rollouts if rollouts.exists() else row.rollouts
+        for record in self._read(self._run_dir.timings):
+            # A step that a killed run repeats has several lines, of which the last counts.
+            self._times[record["stage"], record["step"]] = record
+        for stage, step in list(self._times):
+            global_step = self._first_steps.get(stage, math.inf) + step
+            if global_step <= self._last_step:
+                self._add(rows, int(global_step), self._times.pop((stage, step)))
+        return [rows[step] for step in sorted(rows)]
+
+    def _read(self, path: Path) -> Iterator[dict[str, Any]]:
+        if path.exists():
+            for record, end in read_records(path, self._ends.get(path, 0)):
+                self._ends[path] = end
+                yield record
+
+    @staticmethod
+    def _add(rows: dict[int, Row], step: int, record: Mapping[str, Any]) -> Row:
+        row = rows.setdefault(step, Row(step=step, values={}))
+        for name, value in record.items():
+            if name not in ("stage", "step") and isinstance(value, int | float) and math.isfinite(value):
+                row.values.setdefault(name, float(value))
+        return row
 
 
 @dataclass(slots=True)
 class Mark:
-    """How far one of the two files was sent."""
-
-    step: int = 0  # global step of the last point that was sent
-    sent: set[tuple[int, str]] = field(default_factory=set)  # (global step, metric) that were sent from `step` on
-
-    def pass_over(self, points: Sequence[Point]) -> list[Point]:
-        """Move the mark past points, and return those of them that have values which were not sent yet."""
-        new = []
-        for point in points:
-            values = {}
-            for name, value in point.values.items():
-                if point.global_step >= self.step and (point.global_step, name) not in self.sent:
-                    values[name] = value
-            # Two lines of one step, its own and that of a validation, may be among the points.
-            self.sent.update((point.global_step, name) for name in values)
-            if values:
-                new.append(replace(point, values=values))
-        self.step = max([self.step, *(point.global_step for point in new)])
-        self.sent = {key for key in self.sent if key[0] >= self.step}
-        return new
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a tracker is, as RUN/trackers/KIND.json has it."""
+    """How far a tracker is, as RUN/trackers/NAME.json has it."""
 
     id: str  # of the run in the tracker
-    marks: dict[str, Mark]  # by file: `metrics` and `timings`
-    pictures: dict[str, int]  # global step of each file of rollouts whose pictures were sent, by its name
+    step: int = 0  # last global step that was sent
+    sent: Points = field(default_factory=set)  # what was sent from `step` on
 
     @classmethod
-    def read(cls, path: Path) -> Progress:
+    def read(cls, path: Path) -> Mark:
         """Read the file; a new run in the tracker begins without one."""
         if not path.exists():
-            return cls(uuid.uuid4().hex[:8], {"metrics": Mark(), "timings": Mark()}, {})
+            return cls(uuid.uuid4().hex[:8])
         record = json.loads(path.read_text(encoding="utf-8"))
-        marks = {}
-        for file, mark in record["marks"].items():
-            marks[file] = Mark(mark["step"], {(mark["step"], name) for name in mark["sent"]})
-        return cls(record["id"], marks, record["pictures"])
+        return cls(record["id"], record["step"], {(record["step"], name) for name in record["sent"]})
 
     def write(self, path: Path) -> None:
-        """Replace the file.
-
-        Raises:
-            UserError: it cannot be written.
-        """
-        marks = {}
-        for file, mark in self.marks.items():
-            names = sorted(name for step, name in mark.sent if step == mark.step)
-            marks[file] = {"step": mark.step, "sent": names}
-        record = {"id": self.id, "marks": marks, "pictures": self.pictures}
+        """Replace the file, in a folder that exists."""
+        sent = sorted(name for step, name in self.sent if step == self.step)
+        record = {"id": self.id, "step": self.step, "sent": sent}
         write_atomically(path, json.dumps(record, indent=1) + "\n")
+
+    def select_unsent(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows that have values which were not sent, with these alone."""
+        unsent = []
+        for row in rows:
+            values = {name: value for name, value in row.values.items() if (row.step, name) not in self.sent}
+            if values and row.step >= self.step:
+                unsent.append(replace(row, values=values))
+        return unsent
+
+    def move_past(self, rows: Sequence[Row]) -> None:
+        """Move the mark behind rows that were sent."""
+        self.step = rows[-1].step
+        for row in rows:
+            self.sent.update((row.step, name) for name in (*row.values, _PICTURES))
+        self.sent = {point for point in self.sent if point[0] >= self.step}
 
 
 class Follower:
     """Follows one run for one tracker."""
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        config: Config,
-        base_dir: Path,
-        options: AnyTracker,
-        *,
-        open_tracker: Callable[[AnyTracker, RunFacts], Tracker] = open_tracker,
-    ) -> None:
+    def __init__(self, run_dir: RunDir, config: Config, base_dir: Path, name: str) -> None:
         """Follow the run of `config`, whose relative files start from `base_dir`; nothing is read or sent yet."""
-        self._run_dir = run_dir
-        self._config, self._options, self._open_tracker = config, options, open_tracker
-        self._path = progress_path(run_dir, options.kind)
-        self._picture_reader = PictureReader(config, base_dir, run_dir)
+        self._run_dir, self._config, self._base_dir = run_dir, config, base_dir
+        self._name, self._path = name, run_dir.trackers / f"{name}.json"
         self._tracker: Tracker | None = None
-        self._lines = RunLines(run_dir)
-        self._progress = Progress.read(self._path)
+        self._reader, self._mark = RunReader(run_dir), Mark.read(self._path)
 
-    def send_new(self) -> None:
-        """Send the lines and pictures that the tracker lacks. After an error the next call starts from the mark.
-
-        Raises what the tracker raises, and UserError if the progress cannot be written.
-        """
+    def send_new(self) -> Tracker:
+        """Send what the tracker lacks, and return it; raises whatever it raises. The next call starts from the mark."""
         tracker = self._tracker or self._open()
         # Should this fail, the tracker may have taken a part: the next call opens it anew and asks what it has.
         self._tracker = None
-        metrics, timings = self._lines.read_new()
-        self._send(tracker, "metrics", metrics)
-        self._send(tracker, "timings", timings)
-        for file, step, pictures in self._picture_reader.read_new(self._progress.pictures, self._lines):
-            if pictures:
-                tracker.show(step, pictures)
-            self._progress.pictures[file] = step
-            self._progress.write(self._path)
+        rows = self._mark.select_unsent(self._reader.read_new())
+        for start in range(0, len(rows), _BATCH_ROWS):
+            batch = rows[start : start + _BATCH_ROWS]
+            for row in batch:
+                if row.rollouts is not None and (row.step, _PICTURES) not in self._mark.sent:
+                    pictures = read_pictures(row.rollouts, self._run_dir, self._config, self._base_dir)
+                    tracker.log_pictures(row.step, pictures)
+            tracker.log(batch)
+            self._mark.move_past(batch)
+            self._mark.write(self._path)
         self._tracker = tracker
+        return tracker
 
-    def finish(self, status: RunStatus) -> None:
-        """Send what is left and the summary, and end the run in the tracker. Raises as `send_new`."""
-        self.send_new()
-        summary: dict[str, float] = {}
-        if status == "finished" and self._run_dir.summary.exists():
-            for name, value in flatten_settings(json.loads(self._run_dir.summary.read_text("utf-8"))).items():
-                if isinstance(value, int | float):
-                    summary[f"summary/{name}"] = value
-        if self._tracker is not None:
-            self._tracker.finish(status, summary)
+    def finish(self, status: str) -> None:
+        """Send what is left and the summary, and end the run in the tracker."""
+        values = _read_flat(self._run_dir.summary) if status == "finished" else {}
+        summary = {f"summary/{name}": value for name, value in values.items() if isinstance(value, int | float)}
+        self.send_new().end(status, summary)
 
     def _open(self) -> Tracker:
         """Open the tracker, and start reading from the first line."""
-        with report_write_errors(self._path):
-            self._path.parent.mkdir(exist_ok=True)
-        self._lines, self._progress = RunLines(self._run_dir), Progress.read(self._path)
+        self._reader, self._mark = RunReader(self._run_dir), Mark.read(self._path)
         # The id is on disk before the tracker has it: a kill in between would leave a run that nobody continues.
-        self._progress.write(self._path)
-        tracker = self._open_tracker(self._options, self._describe_run())
-        marks = self._progress.marks.values()
-        since = min(mark.step for mark in marks)
-        known = tracker.known_points(since)
-        for mark in marks:
-            if known is not None:
-                mark.step, mark.sent = since, set(known)
-        if tracker.rewinds:
-            kept = {file: step for file, step in self._progress.pictures.items() if step < since}
-            self._progress.pictures = kept
+        self._mark.write(self._path)
+        settings = dict(flatten_settings(self._config.model_dump(mode="json")))
+        for key, value in _read_flat(self._run_dir.manifest).items():
+            if not key.startswith("data"):
+                settings[f"manifest.{key}"] = value
+        facts = RunFacts(
+            id=self._mark.id,
+            name=self._config.run.name,
+            project=self._config.logging.project,
+            folder=self._run_dir.path.resolve(),
+            config={key: _PASSWORD.sub("***@", str(value)) for key, value in settings.items()},
+        )
+        tracker = TRACKERS[self._name](facts)
+        self._mark.sent = tracker.begin(self._mark.step, self._mark.sent)
         return tracker
 
-    def _send(self, tracker: Tracker, file: str, points: Sequence[Point]) -> None:
-        mark = self._progress.marks[file]
-        for start in range(0, len(points), _BATCH_POINTS):
-            new = mark.pass_over(points[start : start + _BATCH_POINTS])
-            if new:
-                tracker.log(new)
-                self._progress.write(self._path)
 
-    def _describe_run(self) -> RunFacts:
-        settings: dict[str, object] = {}
-        for key, value in flatten_settings(self._config.model_dump(mode="json")).items():
-            settings[key] = _PASSWORD.sub("***@", value) if isinstance(value, str) else value
-        facts: Mapping[str, Any] = {}
-        if self._run_dir.manifest.exists():
-            facts = flatten_settings(json.loads(self._run_dir.manifest.read_text("utf-8")))
-        return RunFacts(
-            id=self._progress.id,
-            name=getattr(self._options, "name", None) or self._config.run.name,
-            folder=self._run_dir.path.resolve(),
-            config=settings,
-            facts={key: str(value) for key, value in facts.items() if not key.startswith("data")},
-        )
+def count_unsent(run_dir: RunDir, name: str) -> int:
+    """Return of how many steps a tracker lacks metrics."""
+    return len(Mark.read(run_dir.trackers / f"{name}.json").select_unsent(RunReader(run_dir).read_new()))
 
 
-def progress_path(run_dir: RunDir, kind: str) -> Path:
-    """Return the file that keeps how far a tracker is."""
-    return run_dir.trackers / f"{kind}.json"
-
-
-def count_unsent(run_dir: RunDir, kind: str) -> int:
-    """Return how many lines of metrics.jsonl a tracker has not taken."""
-    mark = Progress.read(progress_path(run_dir, kind)).marks["metrics"]
-    metrics, _ = RunLines(run_dir).read_new()
-    return len(mark.pass_over(metrics))
+def _read_flat(path: Path) -> dict[str, Any]:
+    """Return the values of a JSON file by dotted path; none if there is no file."""
+    return dict(flatten_settings(json.loads(path.read_text(encoding="utf-8")))) if path.exists() else {}

@@ -1,19 +1,18 @@
-"""Reads a few rollouts of each kept step, with the image that they are about and its gold and predicted boxes."""
+"""Reads a few rollouts of a kept step, each with its image and the gold and predicted boxes drawn on it."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from PIL import Image, ImageDraw
 
 from mmrl.config import Config
+from mmrl.log.logger import read_records
 from mmrl.log.run_dir import RunDir
-from mmrl.trackers.run_lines import RunLines
-from mmrl.trackers.tracker import Box, Picture
+from mmrl.trackers.tracker import Picture
 from mmrl.types import CoordinateSystem, ImageRef, MediaError, ResizeMap, Size
 
 _GROUPS_SHOWN: Final = 4
@@ -22,105 +21,56 @@ _MAX_TEXT_CHARS: Final = 2000  # of a question or response
 _GOLD, _PREDICTED = (0, 158, 115), (230, 97, 0)  # colours that people with any colour vision tell apart
 
 
-class PictureReader:
-    """Makes pictures of the rollouts that a run has kept."""
+def read_pictures(path: Path, run_dir: RunDir, config: Config, base_dir: Path) -> list[Picture]:
+    """Return pictures of the first rollouts of the first groups in a file. Those about no still image are left out.
 
-    def __init__(self, config: Config, base_dir: Path, run_dir: RunDir) -> None:
-        """Images may lie where those of the config may; its relative folders start from `base_dir`."""
-        self._run_dir, self._limits = run_dir, config.data.media_limits
-        self._roots = [run_dir.path.resolve()]
-        for root in config.data.media_roots:
-            self._roots.append((base_dir / root).resolve())
+    Images may lie in the run directory and where those of the config may; its folders start from `base_dir`.
+    """
+    # It imports torch, which takes seconds, and a run without pictures need not wait for it.
+    from mmrl.media.image import crop_image, open_image
 
-    def read_new(self, sent: Mapping[str, int], lines: RunLines) -> Iterator[tuple[str, int, list[Picture]]]:
-        """Yield file name, global step and pictures of each file of rollouts that is not in `sent`.
-
-        A file has to wait for the line of its step; one of another version of mmrl has no pictures.
-        """
-        for path in sorted(self._run_dir.rollouts.glob("*.jsonl")):
-            if path.name in sent:
-                continue
-            records = _read_first_rollouts(path)
-            if not records or not isinstance(records[0].get("stage"), str):
-                yield path.name, 0, []
-                continue
-            step = lines.find_global_step(records[0]["stage"], records[0]["step"])
-            if step is not None:
-                pictures = map(self._make_picture, records)
-                yield path.name, step, [picture for picture in pictures if picture is not None]
-
-    def _make_picture(self, record: Mapping[str, Any]) -> Picture | None:
-        """Return the picture of a rollout; None if it is about no still image, or the image cannot be opened."""
-        # It imports torch, which takes seconds, and a run without pictures need not wait for it.
-        from mmrl.media.image import crop_image, open_image
-
-        media = record["media"]
+    roots = [run_dir.path.resolve(), *((base_dir / root).resolve() for root in config.data.media_roots)]
+    first_rollouts: dict[int, dict[str, Any]] = {}
+    for record, _ in read_records(path):
+        if record["group"] < _GROUPS_SHOWN:
+            first_rollouts.setdefault(record["group"], record)
+    pictures = []
+    for record in first_rollouts.values():
         index = record["media_index"] or 0
-        if len(media) <= index or media[index]["kind"] != "image" or media[index]["timestamp"] is not None:
-            return None
-        medium = media[index]
-        path = self._run_dir.path.resolve() / medium["path"]
-        crop = tuple(medium["crop"]) if medium["crop"] else None
-        ref = ImageRef(path=str(path), sha256=medium["sha256"], crop=crop)
-        try:
-            image = open_image(ref, self._roots, self._limits)
-            if crop is not None:
-                image = crop_image(image, ref, crop, self._limits)
-        except MediaError:
-            return None
-        image.thumbnail((_MAX_SIDE_PX, _MAX_SIDE_PX))
-        return Picture(image=image, boxes=_find_boxes(record, medium), text=_describe(record))
-
-
-def draw_boxes(picture: Picture) -> Image.Image:
-    """Return the image with its boxes drawn on it: the gold ones green and thick, the predicted ones orange."""
-    image = picture.image.copy()
-    draw = ImageDraw.Draw(image)
-    for box in picture.boxes:
-        left, top, right, bottom = box.corners
-        # A predicted box may have its corners in any order.
-        xs = sorted((left * image.width, right * image.width))
-        ys = sorted((top * image.height, bottom * image.height))
-        color, width = (_GOLD, 3) if box.is_gold else (_PREDICTED, 2)
-        draw.rectangle((xs[0], ys[0], xs[1], ys[1]), outline=color, width=width)
-    return image
-
-
-def _read_first_rollouts(path: Path) -> list[dict[str, Any]]:
-    """Return the first rollout of each of the first groups in a file."""
-    records: dict[int, dict[str, Any]] = {}
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            record = json.loads(line)
-            # Runs of older versions recorded neither group nor step.
-            group = record.get("group", _GROUPS_SHOWN)
-            if group >= _GROUPS_SHOWN:
-                break
-            records.setdefault(group, record)
-    return list(records.values())
-
-
-def _find_boxes(record: Mapping[str, Any], medium: Mapping[str, Any]) -> list[Box]:
-    """Return the boxes of a rollout's target and answer as fractions of the image."""
-    resize_map = ResizeMap(Size(*medium["original"]), Size(*medium["resized"]), tuple(medium["offset"]))
-    boxes = []
-    for value, frame, is_gold in (
-        (record["target"], record["target_frame"], True),
-        (record["answer"], record["frame"], False),
-    ):
-        if value is None or frame is None:
-            continue
-        match record["answer_type"]:
-            case "box":
-                all_corners = [value]
-            case "boxes":
-                all_corners = [region[0] for region in value if isinstance(region, list) and region]
-            case _:
+        for medium in record["media"][index : index + 1]:
+            if medium["kind"] != "image" or medium["timestamp"] is not None:
                 continue
-        for corners in filter(_is_box, all_corners):
-            fractions = resize_map.convert(corners, CoordinateSystem(frame), CoordinateSystem.NORM_1)
-            boxes.append(Box(corners=(fractions[0], fractions[1], fractions[2], fractions[3]), is_gold=is_gold))
-    return boxes
+            crop = tuple(medium["crop"]) if medium["crop"] else None
+            ref = ImageRef(path=str(roots[0] / medium["path"]), sha256=medium["sha256"], crop=crop)
+            try:
+                image = open_image(ref, roots, config.data.media_limits)
+                if crop is not None:
+                    image = crop_image(image, ref, crop, config.data.media_limits)
+            except MediaError:  # it was moved or changed since
+                continue
+            image.thumbnail((_MAX_SIDE_PX, _MAX_SIDE_PX))
+            _draw_boxes(image, record, medium)
+            pictures.append(Picture(image, _describe(record)))
+    return pictures
+
+
+def _draw_boxes(image: Image.Image, record: Mapping[str, Any], medium: Mapping[str, Any]) -> None:
+    """Draw the target's boxes green and thick, and the answer's orange."""
+    draw = ImageDraw.Draw(image)
+    resize_map = ResizeMap(Size(*medium["original"]), Size(*medium["resized"]), tuple(medium["offset"]))
+    for value, frame, color, width in (
+        (record["target"], record["target_frame"], _GOLD, 3),
+        (record["answer"], record["frame"], _PREDICTED, 2),
+    ):
+        boxes = [value] if record["answer_type"] == "box" else []
+        if record["answer_type"] == "boxes" and isinstance(value, list):
+            boxes = [region[0] for region in value if isinstance(region, list) and region]
+        for corners in filter(_is_box, boxes if frame else []):
+            left, top, right, bottom = resize_map.convert(corners, CoordinateSystem(frame), CoordinateSystem.NORM_1)
+            # A predicted box may have its corners in any order.
+            xs = sorted((left * image.width, right * image.width))
+            ys = sorted((top * image.height, bottom * image.height))
+            draw.rectangle((xs[0], ys[0], xs[1], ys[1]), outline=color, width=width)
 
 
 def _is_box(value: object) -> bool:
@@ -131,9 +81,6 @@ def _is_box(value: object) -> bool:
 
 
 def _describe(record: Mapping[str, Any]) -> str:
-    reward = record.get("total")
-    lines = [f"{record['stage']} step {record['step']}, sample {record['sample']}"]
-    lines.append(f"reward: {reward:.3f}" if isinstance(reward, int | float) else "reward: none")
-    for key in ("question", "target", "response"):
-        lines.append(f"{key}: {str(record[key])[:_MAX_TEXT_CHARS]}")
+    lines = [f"{record['stage']} step {record['step']}, sample {record['sample']}", f"reward: {record.get('total')}"]
+    lines += [f"{key}: {str(record[key])[:_MAX_TEXT_CHARS]}" for key in ("question", "target", "response")]
     return "\n".join(lines)

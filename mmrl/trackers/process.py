@@ -1,95 +1,123 @@
-"""The process of one tracker: `python -m mmrl.trackers.process RUN KIND BASE_DIR`, started by `start.py`.
+"""The process of each tracker, `python -m mmrl.trackers.process RUN NAME BASE_DIR`, and how a run starts and ends it.
 
-A tracker's library has threads, exit handlers and a server that may not answer. In a process of its own it can neither
-delay a training step nor keep the run from ending. Standard output carries lines for the user; what libraries print
-goes to RUN/trackers/KIND.log. Standard input receives a line when the run ends, and closes without one when it is
-killed.
+A tracker's library has threads, exit handlers and a server that may not answer; here it can neither delay a step nor
+the run's end. Standard input receives the run's status when it ends, and nothing when it is killed. Standard output has
+lines for the user; what libraries print goes to RUN/trackers/NAME.log.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from threading import Event, Thread
-from typing import Final, NoReturn, cast
+from threading import Thread
+from typing import IO, Final, NoReturn
 
+from mmrl.config import Config, load_config
+from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.trackers.follower import Follower
-from mmrl.trackers.replay import describe_failure, load_tracker, lock_tracker
-from mmrl.trackers.tracker import RunStatus
-from mmrl.utils.processes import die_with_parent
+from mmrl.trackers.follower import Follower, count_unsent
+from mmrl.types import RunInterrupted
+from mmrl.utils.processes import die_with_parent, kill_processes
 
 _POLL_S: Final = 1.0
-_STALL_S: Final = 60.0  # a call that takes longer is reported
 _FIRST_RETRY_S, _MAX_RETRY_S = 10.0, 600.0
+# Seconds that trackers have for what is left: a run that was stopped can send it when it resumes.
+_DRAIN_S: Final = {"finished": 30.0, "stopped": 10.0, "failed": 10.0}
+Started = tuple[str, subprocess.Popen[str], Thread]
 
 
-class FollowLoop:
-    """Sends what is new every second until the run has ended, and reports the first problem."""
+@contextmanager
+def follow_run(config: Config, base_dir: Path, run_dir: RunDir, console: Console) -> Iterator[None]:
+    """Let the trackers of a config follow the run inside this block. Nothing that happens to them ends it."""
+    started = [start_tracker(name, base_dir, run_dir, console) for name in config.logging.trackers]
+    status = "failed"
+    try:
+        yield
+        status = "finished"
+    except (RunInterrupted, KeyboardInterrupt):
+        status = "stopped"
+        raise
+    finally:
+        _end(started, status, run_dir, console)
 
-    def __init__(self, follower: Follower, print_line: Callable[[str], None]) -> None:
-        """Report a problem by `print_line`."""
-        self._follower, self._print_line = follower, print_line
-        self._has_reported = False
-        self._status: RunStatus | None = None  # set once the run has ended
-        self._ended = Event()
-        self._busy_since: float | None = None  # by the monotonic clock, while the tracker is at work
 
-    def run(self) -> None:
-        """Follow the run to its end."""
-        retry_s = _FIRST_RETRY_S
-        while not self._ended.is_set():
-            if self._attempt(None):
-                retry_s = _FIRST_RETRY_S
-                self._ended.wait(_POLL_S)
-            else:
-                self._ended.wait(retry_s)
-                retry_s = min(2 * retry_s, _MAX_RETRY_S)
-        self._attempt(self._status)
+def start_tracker(name: str, base_dir: Path, run_dir: RunDir, console: Console) -> Started:
+    """Start the process of a tracker, and a thread that prints its lines."""
+    command = [sys.executable, "-m", "mmrl.trackers.process", str(run_dir.path), name, str(base_dir)]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    # In a session of its own: Ctrl-C in a terminal is for the run, which then ends this process.
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, text=True, start_new_session=True)
 
-    def end(self, status: RunStatus) -> None:
-        """Let `run` send what is left and return; called by another thread."""
-        self._status = status
-        self._ended.set()
+    def print_lines() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            console.warn(f"tracker {name} {line.rstrip()} (details: {run_dir.trackers / name}.log)")
 
-    def watch(self) -> None:
-        """Report a tracker that does not return; called in a thread of its own."""
-        while not self._has_reported:
-            time.sleep(_POLL_S)
-            busy_since = self._busy_since
-            if busy_since is not None and time.monotonic() - busy_since > _STALL_S:
-                self._report(f"has not answered for {_STALL_S:.0f} s; the run continues")
+    printer = Thread(target=print_lines, daemon=True, name=f"tracker {name}")
+    printer.start()
+    return name, process, printer
 
-    def _attempt(self, status: RunStatus | None) -> bool:
-        """Send what is new, and with a `status` end the run in the tracker; return False if that failed."""
-        self._busy_since = time.monotonic()
+
+def _end(started: Sequence[Started], status: str, run_dir: RunDir, console: Console) -> None:
+    """Let the trackers send what is left, and say what they have not sent."""
+    until = time.monotonic() + _DRAIN_S[status]
+    try:
+        for _, process, _ in started:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # it is dead already
+                process.stdin.write(status + "\n")
+                process.stdin.flush()
+        for name, process, _ in started:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                console.warn(f"tracker {name} was still busy {_DRAIN_S[status]:.0f} s after the run and was ended")
+    finally:
+        # Also after Ctrl-C: nobody has to wait for a tracker.
+        for _, process, printer in started:
+            if process.poll() is None:
+                kill_processes([process.pid])
+                process.wait()
+            printer.join(1.0)
+    for name, _, _ in started:
+        unsent = count_unsent(run_dir, name)
+        if unsent:
+            command = f"echo {status} | python -m mmrl.trackers.process {run_dir.path} {name} ."
+            console.warn(f"tracker {name} lacks the metrics of {unsent:,} steps; `{command}` sends them")
+
+
+def follow(follower: Follower, run_end: IO[str], report: Callable[[str], None]) -> None:
+    """Send what is new every second until `run_end` has the run's status or is closed. Report the first failure."""
+    pause_s, has_reported, status = _POLL_S, False, ""
+    while not status:
+        if select.select([run_end], [], [], pause_s)[0]:
+            status = run_end.readline().strip()
+            if not status:
+                return
         try:
-            if status is None:
-                self._follower.send_new()
+            if status:
+                follower.finish(status)
             else:
-                self._follower.finish(status)
+                follower.send_new()
+            pause_s = _POLL_S
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises must not end the run
             traceback.print_exc()
-            later = ", and will be tried again" if status is None else ""
-            self._report(f"failed{later}: {describe_failure(error)}")
-            return False
-        finally:
-            self._busy_since = None
-        return True
-
-    def _report(self, text: str) -> None:
-        """Print the first problem; the log has all of them."""
-        if not self._has_reported:
-            self._has_reported = True
-            self._print_line(text)
+            pause_s = min(max(_FIRST_RETRY_S, 2 * pause_s), _MAX_RETRY_S)
+            if not has_reported:
+                has_reported = True
+                report(f"failed: {_describe(error)}; the run continues, and the tracker is tried again until its end")
 
 
-def main(run: str, kind: str, base_dir: str) -> NoReturn:
+def main(run: str, name: str, base_dir: str) -> NoReturn:
     """Follow a run until it ends."""
     # What a killed run leaves unsent is sent when it resumes.
     die_with_parent(signal.SIGKILL)
@@ -97,35 +125,23 @@ def main(run: str, kind: str, base_dir: str) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     run_dir = RunDir(Path(run))
     to_user = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
-
-    def print_line(text: str) -> None:
-        to_user.write(text + "\n")
-        to_user.flush()
-
+    report = partial(print, file=to_user, flush=True)
     try:
-        with lock_tracker(run_dir, kind):
-            log = os.open(run_dir.trackers / f"{kind}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            config, options = load_tracker(run_dir, kind)
-            loop = FollowLoop(Follower(run_dir, config, Path(base_dir), options), print_line)
-            Thread(target=_wait_for_end, args=(loop,), daemon=True, name="end of the run").start()
-            Thread(target=loop.watch, daemon=True, name="stalls").start()
-            loop.run()
+        run_dir.trackers.mkdir(exist_ok=True)
+        log = os.open(run_dir.trackers / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        follow(Follower(run_dir, load_config(run_dir.config).config, Path(base_dir), name), sys.stdin, report)
     except Exception as error:  # noqa: BLE001 - the user is told
         traceback.print_exc()
-        print_line(f"does not follow this run: {describe_failure(error)}")
+        report(f"does not follow this run: {_describe(error)}")
     # Not `sys.exit`: handlers of libraries could wait for a server for as long as they like.
     sys.stdout.flush()
     os._exit(0)
 
 
-def _wait_for_end(loop: FollowLoop) -> None:
-    line = sys.stdin.readline().strip()
-    if not line:
-        # The run was killed; when it resumes, another process continues from the mark.
-        os._exit(1)
-    loop.end(cast("RunStatus", line))
+def _describe(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""The methods of a tracker, and what they are given."""
+"""The methods that each tracker has, and what they are given."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from PIL.Image import Image
 
-RunStatus = Literal["finished", "stopped", "failed"]
-"""How a run ended: with its last stage, at the user's request, or by an error."""
+Points = set[tuple[int, str]]
+"""The (global step, metric) of values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,54 +19,38 @@ class RunFacts:
 
     id: str  # identifies the run in the tracker, over all its resumes
     name: str  # `run.name`
+    project: str  # `logging.project`
     folder: Path  # run directory
-    config: Mapping[str, object]  # every setting by dotted path
-    facts: Mapping[str, str]  # versions, git commit and platform, from manifest.json
+    config: Mapping[str, object]  # every setting by dotted path, and versions, git commit and platform
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """The finite metrics of one line of metrics.jsonl or timings.jsonl."""
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """Finite metrics and times of one step."""
 
-    global_step: int  # training steps before this line over all stages, those of the current stage included
-    stage: str | None  # None between stages
-    values: Mapping[str, float]  # by metric
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """A box on a picture."""
-
-    corners: tuple[float, float, float, float]  # left, top, right, bottom as fractions of width and height
-    is_gold: bool  # True for the target's, False for one that the model predicted
+    step: int  # global step: the training steps of all stages up to this one
+    values: dict[str, float]  # by metric
+    rollouts: Path | None = None  # file with the step's rollouts, if they were kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """A rollout to look at: the image that it was asked about, and what was said."""
+class Picture(NamedTuple):
+    """A rollout to look at."""
 
-    image: Image
-    boxes: Sequence[Box]
-    text: str  # question, response and reward
+    image: Image  # what it was asked about, with boxes drawn on it
+    text: str  # question, target, response and reward
 
 
 class Tracker(Protocol):
     """A run in a tracker. Methods return once what they were given would survive a kill of this process."""
 
-    rewinds: bool
-    """True if `known_points` takes back all that the tracker has from its step on, pictures too, to be sent again."""
+    def begin(self, step: int, sent: Points) -> Points:
+        """Return what the tracker has from global step `step` on, where the mark is; the mark knows of `sent`."""
 
-    def known_points(self, since: int) -> set[tuple[int, str]] | None:
-        """Return the (global step, metric) at global step `since` or later that the tracker has already.
+    def log(self, rows: Sequence[Row]) -> None:
+        """Add rows, whose steps rise."""
 
-        It is called once, before anything is logged. None means that it cannot tell.
-        """
-
-    def log(self, points: Sequence[Point]) -> None:
-        """Add points; their global steps may fall where the two files alternate."""
-
-    def show(self, global_step: int, pictures: Sequence[Picture]) -> None:
+    def log_pictures(self, step: int, pictures: Sequence[Picture]) -> None:
         """Add pictures of a step's rollouts."""
 
-    def finish(self, status: RunStatus, summary: Mapping[str, float]) -> None:
-        """Add the summary, and end the run in the tracker."""
+    def end(self, status: str, summary: Mapping[str, float]) -> None:
+        """Add the summary, and end the run as "finished", "stopped" by the user, or "failed"."""

@@ -16,7 +16,7 @@ from mmrl.log.comparison import print_summary
 from mmrl.log.console import Console
 from mmrl.log.run_dir import run_dir_of
 from mmrl.rollout.available import check_model_and_engine
-from mmrl.trackers.kinds import check_trackers
+from mmrl.trackers.backends import check_trackers
 from mmrl.training.functions import Functions, load_functions
 from mmrl.types import UserError
 

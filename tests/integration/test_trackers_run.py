@@ -13,7 +13,7 @@ from harness import Command, experiment, metrics, mmrl, rl_stage, sft_stage, wri
 from tracked_runs import Points, read_tensorboard
 
 from mmrl.log.run_dir import RunDir
-from mmrl.trackers import kinds
+from mmrl.trackers import backends
 
 TRACKED = "logging.trackers=[tensorboard]"
 
@@ -45,27 +45,10 @@ def test_a_run_is_in_tensorboard_and_ends_as_without_it(tmp_path: Path, here: Co
     check_points(tmp_path / "run")
 
 
-@pytest.mark.slow
-def test_a_finished_run_is_sent_to_a_tracker_by_track(whole: Path, tmp_path: Path, here: Command) -> None:
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    for name in ("config.yaml", "manifest.json", "metrics.jsonl", "timings.jsonl", "summary.json"):
-        (run_dir / name).write_bytes((whole / name).read_bytes())
-    done = here("track", run_dir, "--to", "tensorboard")
-    num_lines = len(metrics(run_dir))
-    assert (done.code, done.output) == (0, f"Sent {num_lines:,} lines of metrics.jsonl to tensorboard.\n"), done.errors
-    assert set(read_tensorboard(RunDir(run_dir)).values()) == {1}
-    again = here("track", run_dir, "--to", "tensorboard")
-    assert again.output == "Sent 0 lines of metrics.jsonl to tensorboard.\n"
-    refused = here("track", run_dir, "--to", "wandb", "projct=x")
-    assert refused.code == 2
-    assert "logging.trackers.0.projct: unknown key; did you mean `project`?" in refused.errors
-
-
 def test_a_missing_library_is_refused_before_anything_is_read(
     tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds, "find_spec", lambda name: None if name == "wandb" else find_spec(name))
+    monkeypatch.setattr(backends, "find_spec", lambda name: None if name == "wandb" else find_spec(name))
     config = short_config(tmp_path)
     content = json.loads(config.read_text())
     content["logging"]["trackers"] = ["tensorboard", "wandb"]
@@ -73,7 +56,7 @@ def test_a_missing_library_is_refused_before_anything_is_read(
     for command in ("train", "doctor", "explain"):
         done = here(command, config)
         assert done.code in (1, 2)
-        expected = rf"{config}:\d+: logging.trackers.1.kind: wandb is not installed; pip install 'mmrl\[wandb\]'"
+        expected = rf"{config}:\d+: logging.trackers: wandb is not installed; pip install 'mmrl\[wandb\]'"
         assert re.search(expected, done.output + done.errors), done
     assert not (tmp_path / "run").exists()
 

@@ -16,6 +16,7 @@ from mmrl.config.schema.base import (
     Seed,
     StrictModel,
     Workers,
+    check_unique,
 )
 from mmrl.config.schema.data import DataConfig, MediaConfig
 from mmrl.config.schema.evaluation import TrainingEvalConfig
@@ -24,7 +25,6 @@ from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig
 from mmrl.config.schema.rollout_engine import RolloutConfig
 from mmrl.config.schema.stage_checks import AnyStage, check_stages
 from mmrl.config.schema.stages import RlStage, SftStage
-from mmrl.config.schema.trackers import TrackerConfigs
 
 
 class BestCheckpointConfig(StrictModel):
@@ -81,9 +81,16 @@ class LoggingConfig(StrictModel):
 
     rollouts: RolloutRecordsConfig = RolloutRecordsConfig()
     """Which rollouts are recorded, and how much of them."""
-    trackers: TrackerConfigs = ()
-    """Trackers that follow the run, by name or with options: [tensorboard, {kind: wandb, project: vlm}]
-    (docs/trackers.md)."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = ()
+    """Trackers that follow the run; keys, servers and teams come from the environment (docs/trackers.md)."""
+    project: Annotated[str, Field(min_length=1)] = "mmrl"
+    """Project that the run belongs to in its trackers; MLflow calls it an experiment."""
+
+    @field_validator("trackers")
+    @classmethod
+    def _check_trackers(cls, trackers: tuple[str, ...]) -> tuple[str, ...]:
+        check_unique(trackers, "trackers", "leave one out")  # each has one file with its mark
+        return trackers
 
 
 class DistributedConfig(StrictModel):

@@ -31,18 +31,23 @@ POINTS = expected_points(LINES)
 
 
 def check_killed_twice(
-    run_dir: RunDir, read: Callable[[], Points], follow: Callable[[RunDir, str, int], int] = follow_in_process
+    run_dir: RunDir,
+    name: str,
+    read: Callable[[], Points],
+    *,
+    first: str = "after",
+    follow: Callable[[RunDir, str, str, int], int] = follow_in_process,
 ) -> None:
-    """Kill the follower before and after the tracker took a batch; then each point must be there once."""
+    """Kill the follower `first` and before the tracker took a batch; then each point must be there once."""
     write_rollouts(run_dir, 2)
     append(run_dir, LINES[:9])
-    assert follow(run_dir, "after", 2) == -signal.SIGKILL
+    assert follow(run_dir, name, first, 2) == -signal.SIGKILL
     resume_at(run_dir, 2)
     append(run_dir, LINES[2:])
-    assert follow(run_dir, "before", 3) == -signal.SIGKILL
+    assert follow(run_dir, name, "before", 2) == -signal.SIGKILL
     resume_at(run_dir, 5)
     append(run_dir, LINES[5:])
-    assert follow(run_dir, "end", 1) == 0
+    assert follow(run_dir, name, "end", 1) == 0
     assert ours(read()) == POINTS
 
 
@@ -50,36 +55,51 @@ def test_tensorboard_reads_each_point_once_after_kills(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run_dir = make_run(tmp_path)
-    check_killed_twice(run_dir, lambda: read_tensorboard(run_dir), follow_in_fork)
+    check_killed_twice(run_dir, "tensorboard", lambda: read_tensorboard(run_dir), follow=follow_in_fork)
     accumulator = EventAccumulator(str(run_dir.tensorboard))
     accumulator.Reload()
     assert [event.step for event in accumulator.Images("rollouts/1")] == [6]
     texts = accumulator.Tags()["tensors"]
-    assert {"run/config", "run/facts", "run/summary", "rollouts"} <= set(texts)
+    assert {"run/config", "run/summary", "rollouts"} <= set(texts)
     config = accumulator.Tensors("run/config")[0].tensor_proto.string_val[0].decode()
-    assert '"stages.1.steps": 20' in config
+    assert '"stages.1.steps": "20"' in config
+    assert '"manifest.git.commit": "ab12"' in config
 
 
 @pytest.mark.slow
-def test_wandb_has_each_point_once_in_its_offline_files_after_kills(tmp_path):
+def test_wandb_has_each_point_once_in_its_offline_files_after_kills(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
-    run_dir = make_run(tmp_path, "[{kind: wandb, mode: offline, project: p, tags: [t]}]")
-    check_killed_twice(run_dir, lambda: read_wandb(run_dir))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run_dir = make_run(tmp_path)
+    check_killed_twice(run_dir, "wandb", lambda: read_wandb(run_dir), first="before")
     assert list(run_dir.trackers.glob("wandb/offline-run-*/files/media/images/*.png"))
+
+
+@pytest.mark.slow
+def test_wandb_may_double_only_the_batch_that_was_taken_when_it_was_killed(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run_dir = make_run(tmp_path)
+    append(run_dir, LINES)
+    assert follow_in_process(run_dir, "wandb", "after", 2) == -signal.SIGKILL
+    assert follow_in_process(run_dir, "wandb", "end", 1) == 0
+    points = ours(read_wandb(run_dir))
+    assert set(points) == set(POINTS)
+    assert {step for (step, _), count in points.items() if count > 1} <= {2, 3}
 
 
 @pytest.mark.slow
 def test_trackio_has_each_point_once_in_its_database_after_kills(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     pytest.importorskip("trackio")
-    run_dir = make_run(tmp_path, "[{kind: trackio, project: p}]")
-    check_killed_twice(run_dir, lambda: read_trackio("p"))
+    run_dir = make_run(tmp_path, **{"logging.project": "p"})
+    check_killed_twice(run_dir, "trackio", lambda: read_trackio("p"))
     assert list((tmp_path / "trackio").rglob("*.png"))
 
 
 @pytest.mark.slow
 def test_mlflow_has_each_point_once_in_its_database_after_kills(tmp_path):
     pytest.importorskip("mlflow")
-    run_dir = make_run(tmp_path, "[{kind: mlflow, project: p}]")
-    check_killed_twice(run_dir, lambda: read_mlflow(run_dir, "p"))
+    run_dir = make_run(tmp_path, **{"logging.project": "p"})
+    check_killed_twice(run_dir, "mlflow", lambda: read_mlflow(run_dir, "p"))
     assert list(Path(run_dir.trackers).glob("mlflow-artifacts/*/artifacts/images/*.png"))

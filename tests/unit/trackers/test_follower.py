@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
 
 import pytest
 from follow_and_die import follow_in_fork
@@ -14,6 +13,7 @@ from tracked_runs import (
     expected_lines,
     expected_points,
     fake_follower,
+    make_follower,
     make_run,
     ours,
     read_fake,
@@ -21,8 +21,8 @@ from tracked_runs import (
     write_rollouts,
 )
 
-from mmrl.config import load_config
-from mmrl.trackers.follower import Follower, Progress, count_unsent, progress_path
+from mmrl.trackers.backends import TRACKERS
+from mmrl.trackers.follower import Mark, count_unsent
 
 LINES = expected_lines()
 POINTS = expected_points(LINES)
@@ -38,21 +38,23 @@ def test_every_line_becomes_a_point_of_a_step_that_never_falls(tmp_path):
     rows = [json.loads(line) for line in tracker.path.read_text().splitlines()]
     steps = [row[0] for row in rows]
     assert steps == sorted(steps)
-    assert [4, "cold"] in [row[:2] for row in rows]
-    assert [5, "rl", {"learner/lr": 0.1, "reward/mean": 1 / 7, "stage/index": 2.0, "stage/step": 1.0}] in rows
-    assert not count_unsent(run_dir, "tensorboard")
+    assert [
+        5,
+        {"learner/lr": 0.1, "reward/mean": 1 / 7, "stage/index": 2.0, "stage/step": 1.0, "time/step_s": 1.0},
+    ] in rows
+    assert not count_unsent(run_dir, "fake")
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("number", range(1, 8))
+@pytest.mark.parametrize("number", range(1, 4))
 def test_a_follower_killed_around_a_batch_doubles_and_loses_no_point(tmp_path, moment, number):
     run_dir, points = make_run(tmp_path), tmp_path / "points"
     append(run_dir, LINES[:9])
-    assert follow_in_fork(run_dir, moment, number, points) == -signal.SIGKILL
+    assert follow_in_fork(run_dir, "tensorboard", moment, number, points) == -signal.SIGKILL
     # The run itself was killed with it, and resumes from a checkpoint after its 4th line.
     resume_at(run_dir, 4)
     append(run_dir, LINES[4:])
-    assert follow_in_fork(run_dir, "end", 1, points) == 0
+    assert follow_in_fork(run_dir, "tensorboard", "end", 1, points) == 0
     assert ours(read_fake(points)) == POINTS
 
 
@@ -73,7 +75,7 @@ def test_a_resumed_run_sends_nothing_up_to_its_mark(tmp_path):
 
 
 def test_a_tracker_that_cannot_tell_what_it_has_goes_by_the_mark(tmp_path, monkeypatch):
-    monkeypatch.setattr(FakeTracker, "known_points", lambda self, since: None)
+    monkeypatch.setattr(FakeTracker, "begin", lambda self, step, sent: sent)
     run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
     append(run_dir, LINES[:4])  # the last is a validation at the same step as the line before
     fake_follower(run_dir, tracker).send_new()
@@ -108,7 +110,7 @@ def test_the_times_of_a_repeated_step_are_sent_once_and_the_last_of_them(tmp_pat
         file.write(json.dumps({"stage": "rl", "step": 6, "time/step_s": 7.0}) + "\n")
     fake_follower(run_dir, tracker).send_new()
     rows = [json.loads(line) for line in tracker.path.read_text().splitlines()]
-    assert [row[2]["time/step_s"] for row in rows if row[0] == 10 and "time/step_s" in row[2]] == [7.0]
+    assert [row[1]["time/step_s"] for row in rows if row[0] == 10 and "time/step_s" in row[1]] == [7.0]
     assert ours(read_fake(tracker.path)) == POINTS
 
 
@@ -124,18 +126,17 @@ def test_times_of_steps_that_are_done_again_wait_for_them(tmp_path):
     assert ours(read_fake(tracker.path)) == POINTS
 
 
-def test_a_run_has_its_id_before_the_tracker_does(tmp_path):
+def test_a_run_has_its_id_before_the_tracker_does(tmp_path, monkeypatch):
     run_dir, ids = make_run(tmp_path), []
 
-    def die(options, run):
+    def die(run):
         ids.append(run.id)
         raise ConnectionError
 
-    config = load_config(run_dir.config).config
+    monkeypatch.setitem(TRACKERS, "fake", die)
     for _ in range(2):
-        follower = Follower(run_dir, config, tmp_path, config.logging.trackers[0], open_tracker=die)
         with pytest.raises(ConnectionError):
-            follower.send_new()
+            make_follower(run_dir, "fake").send_new()
     assert ids[0] == ids[1]
 
 
@@ -146,18 +147,18 @@ def test_after_a_failure_the_rest_is_sent_once(tmp_path, monkeypatch):
     follower.send_new()
     append(run_dir, LINES[2:])
 
-    def fail_in_the_middle(points):
-        log(points[:3])
+    def fail_in_the_middle(rows):
+        log(rows[:3])
         raise ConnectionError("the server is gone")
 
     monkeypatch.setattr(tracker, "log", fail_in_the_middle)
     with pytest.raises(ConnectionError):
         follower.send_new()
-    assert count_unsent(run_dir, "tensorboard") == len(LINES) - 2
+    assert count_unsent(run_dir, "fake") == 9  # of 11, two were sent
     monkeypatch.setattr(tracker, "log", log)
     follower.send_new()
     assert ours(read_fake(tracker.path)) == POINTS
-    assert not count_unsent(run_dir, "tensorboard")
+    assert not count_unsent(run_dir, "fake")
 
 
 def test_the_end_is_told_with_the_summary(tmp_path):
@@ -189,8 +190,28 @@ def test_the_mark_survives_in_a_file_of_its_own(tmp_path):
     run_dir = make_run(tmp_path)
     append(run_dir, LINES)
     fake_follower(run_dir, FakeTracker(tmp_path / "points")).send_new()
-    progress = Progress.read(progress_path(run_dir, "tensorboard"))
-    assert progress.marks["metrics"].step == 10
-    assert (10, "test/mean") in progress.marks["metrics"].sent
-    assert progress.marks["timings"].sent == {(10, "time/step_s")}
-    assert list(Path(run_dir.trackers).iterdir()) == [progress_path(run_dir, "tensorboard")]
+    mark = Mark.read(run_dir.trackers / "fake.json")
+    assert mark.step == 10
+    assert {(10, "test/mean"), (10, "time/step_s"), (10, "pictures")} <= mark.sent
+    assert list(run_dir.trackers.iterdir()) == [run_dir.trackers / "fake.json"]
+
+
+def test_a_line_that_is_being_written_waits_for_its_end(tmp_path):
+    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+    append(run_dir, LINES)
+    content = run_dir.metrics.read_bytes()
+    run_dir.metrics.write_bytes(content[:-9])
+    follower = fake_follower(run_dir, tracker)
+    follower.send_new()
+    assert (10, "test/mean") not in read_fake(tracker.path)
+    run_dir.metrics.write_bytes(content)
+    follower.send_new()
+    assert ours(read_fake(tracker.path)) == POINTS
+
+
+def test_a_password_in_a_setting_is_not_sent(tmp_path, monkeypatch):
+    run_dir, sent = make_run(tmp_path, callbacks='[{fn: "c:make", args: {url: "https://me:hush@host/m"}}]'), []
+    monkeypatch.setitem(TRACKERS, "fake", lambda run: sent.append(run) or FakeTracker(tmp_path / "points"))
+    make_follower(run_dir, "fake").send_new()
+    assert sent[0].config["callbacks.0.args.url"] == "https://***@host/m"
+    assert sent[0].config["manifest.mmrl"] == "0.2.0"

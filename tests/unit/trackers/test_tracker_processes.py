@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from tracked_runs import (
@@ -19,6 +22,7 @@ from tracked_runs import (
     expected_lines,
     expected_points,
     fake_follower,
+    make_follower,
     make_run,
     ours,
     read_fake,
@@ -29,17 +33,17 @@ from waiting import wait_for
 from mmrl.config import load_config
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.trackers import process, start
+from mmrl.trackers import process
+from mmrl.trackers.backends import TRACKERS
 from mmrl.trackers.follower import Follower, count_unsent
-from mmrl.trackers.process import FollowLoop
-from mmrl.trackers.start import TrackerProcess, follow_run
-from mmrl.trackers.tensorboard import TensorboardTracker
-from mmrl.trackers.tracker import RunFacts
+from mmrl.trackers.process import follow, follow_run
+from mmrl.trackers.tracker import RunFacts, Tracker
 from mmrl.types import RunInterrupted
 from mmrl.utils.files import temporary_path
 
 LINES = expected_lines()
 POINTS = expected_points(LINES)
+STEPS = 11  # with that before the first
 
 
 @contextmanager
@@ -57,26 +61,28 @@ def looping(follower: Follower, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
     monkeypatch.setattr(process, "_POLL_S", 0.01)
     monkeypatch.setattr(process, "_FIRST_RETRY_S", 0.01)
     reported: list[str] = []
-    loop = FollowLoop(follower, reported.append)
-    threads = [Thread(target=loop.run), Thread(target=loop.watch, daemon=True)]
-    for thread in threads:
+    reading, writing = os.pipe()
+    with open(reading) as run_end, open(writing, "w") as status:
+        thread = Thread(target=follow, args=(follower, run_end, reported.append))
         thread.start()
-    yield reported
-    loop.end("finished")
-    threads[0].join()
+        yield reported
+        status.write("finished\n")
+        status.flush()
+        thread.join()
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ids of the processes that are started."""
     pids: list[int] = []
-    announce = TrackerProcess.__init__
+    start_tracker = process.start_tracker
 
-    def remember(self: TrackerProcess, *arguments: object) -> None:
-        announce(self, *arguments)  # type: ignore[arg-type]
-        pids.append(self._process.pid)
+    def remember(*arguments: Any) -> process.Started:
+        started = start_tracker(*arguments)
+        pids.append(started[1].pid)
+        return started
 
-    monkeypatch.setattr(TrackerProcess, "__init__", remember)
+    monkeypatch.setattr(process, "start_tracker", remember)
     return pids
 
 
@@ -93,7 +99,7 @@ def test_a_process_follows_a_run_to_its_end(tmp_path, started):
 
 @pytest.mark.parametrize("how", [RunInterrupted, KeyboardInterrupt, ValueError])
 def test_a_hanging_tracker_is_ended_with_the_run_and_what_it_lacks_is_said(tmp_path, started, monkeypatch, how):
-    monkeypatch.setattr(start, "_DRAIN_S", dict.fromkeys(start._DRAIN_S, 0.2))
+    monkeypatch.setattr(process, "_DRAIN_S", dict.fromkeys(process._DRAIN_S, 0.2))
     run_dir = make_run(tmp_path)
     begun = time.monotonic()
     with pytest.raises(how), tracked(run_dir) as printed:
@@ -102,7 +108,7 @@ def test_a_hanging_tracker_is_ended_with_the_run_and_what_it_lacks_is_said(tmp_p
         raise how
     assert time.monotonic() - begun < 20
     assert "tracker tensorboard was still busy 0 s after the run and was ended" in printed.getvalue()
-    assert f"lacks {len(LINES)} lines of metrics.jsonl; `mmrl track" in printed.getvalue().replace("\n", " ")
+    assert f"lacks the metrics of {STEPS} steps; `echo" in printed.getvalue().replace("\n", " ")
     with pytest.raises(ProcessLookupError):
         os.kill(started[0], 0)
 
@@ -114,18 +120,12 @@ def test_a_tracker_ends_with_a_run_that_is_killed(tmp_path, started):
     if not pid:
         with tracked(run_dir):
             wait_for(lambda: not count_unsent(run_dir, "tensorboard"))
+            (tmp_path / "pid").write_text(str(started[0]))
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
-
-    def is_free() -> bool:
-        with (run_dir.trackers / "tensorboard.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-        return True
-
-    wait_for(is_free)
+    # Its new parent may leave it as a zombie, which holds nothing any more.
+    status = Path(f"/proc/{(tmp_path / 'pid').read_text()}/status")
+    wait_for(lambda: not status.exists() or "State:\tZ" in status.read_text())
     with tracked(run_dir):
         append(run_dir, LINES[5:])
     assert ours(read_tensorboard(run_dir)) == POINTS
@@ -147,37 +147,28 @@ def test_a_tracker_that_raises_is_reported_once_and_tried_again(tmp_path, monkey
     with looping(fake_follower(run_dir, tracker), monkeypatch) as reported:
         wait_for(lambda: read_fake(tracker.path))
         append(run_dir, LINES[5:])
-    assert reported == ["failed, and will be tried again: ConnectionError: no network"]
-    assert ours(read_fake(tracker.path)) == POINTS
-
-
-def test_a_tracker_that_does_not_return_is_reported_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "_STALL_S", 0.05)
-    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
-    log = tracker.log
-    monkeypatch.setattr(tracker, "log", lambda points: (time.sleep(0.5), log(points)))
-    append(run_dir, LINES)
-    with looping(fake_follower(run_dir, tracker), monkeypatch) as reported:
-        wait_for(lambda: reported)
-    assert reported == ["has not answered for 0 s; the run continues"]
+    assert reported == [
+        "failed: ConnectionError: no network; the run continues, and the tracker is tried again until its end"
+    ]
     assert ours(read_fake(tracker.path)) == POINTS
 
 
 @pytest.mark.parametrize("what", ["event file", "progress"])
 def test_a_full_disk_is_reported_once_and_what_was_missed_is_sent_later(tmp_path, monkeypatch, what):
     run_dir = make_run(tmp_path)
-    config = load_config(run_dir.config).config
     is_full = True
 
-    def open_tracker(options: object, run: RunFacts) -> TensorboardTracker:
-        tracker = TensorboardTracker(run)
+    open_tensorboard = TRACKERS["tensorboard"]
+
+    def open_tracker(run: RunFacts) -> Tracker:
+        tracker: Any = open_tensorboard(run)
         if is_full and what == "event file":
             os.dup2(os.open("/dev/full", os.O_WRONLY), tracker._file.fileno())
         return tracker
 
-    follower = Follower(run_dir, config, tmp_path, config.logging.trackers[0], open_tracker=open_tracker)
+    monkeypatch.setitem(TRACKERS, "tensorboard", open_tracker)
+    follower = make_follower(run_dir, "tensorboard")
     progress = temporary_path(run_dir.trackers / "tensorboard.json")
-    run_dir.trackers.mkdir()
     if what == "progress":
         progress.symlink_to("/dev/full")
     append(run_dir, LINES[:5])
@@ -189,6 +180,14 @@ def test_a_full_disk_is_reported_once_and_what_was_missed_is_sent_later(tmp_path
             wait_for(lambda: not progress.is_symlink())  # a file that cannot be written is removed again
     assert len(reported) == 1
     assert "No space left on device" in reported[0]
+    assert ours(read_tensorboard(run_dir)) == POINTS
+
+
+def test_a_run_that_is_over_is_sent_by_the_command_that_the_warning_names(tmp_path):
+    run_dir = make_run(tmp_path)
+    append(run_dir, LINES)
+    command = f"echo finished | {sys.executable} -m mmrl.trackers.process {run_dir.path} tensorboard ."
+    assert subprocess.run(command, shell=True, capture_output=True, check=True).stdout == b""
     assert ours(read_tensorboard(run_dir)) == POINTS
 
 
@@ -216,7 +215,7 @@ def serve(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 @pytest.mark.slow
 def test_a_wrong_key_of_wandb_is_reported_once(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
-    run_dir = make_run(tmp_path, "[{kind: wandb, project: p}]")
+    run_dir = make_run(tmp_path, "[wandb]")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     append(run_dir, LINES)
     with serve(_Refusing) as url:
@@ -224,14 +223,14 @@ def test_a_wrong_key_of_wandb_is_reported_once(tmp_path, monkeypatch):
         with tracked(run_dir) as printed:
             wait_for(printed.getvalue)
     text = " ".join(printed.getvalue().split())
-    assert text.count("tracker wandb failed, and will be tried again") == 1
-    assert f"tracker wandb lacks {len(LINES)} lines" in text
+    assert text.count("tracker wandb failed:") == 1
+    assert f"tracker wandb lacks the metrics of {STEPS} steps" in text
 
 
 @pytest.mark.slow
 def test_a_server_of_mlflow_that_never_answers_costs_the_run_a_bounded_time(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
-    monkeypatch.setattr(start, "_DRAIN_S", dict.fromkeys(start._DRAIN_S, 1.0))
+    monkeypatch.setattr(process, "_DRAIN_S", dict.fromkeys(process._DRAIN_S, 1.0))
 
     asked: list[str] = []
 
@@ -243,10 +242,11 @@ def test_a_server_of_mlflow_that_never_answers_costs_the_run_a_bounded_time(tmp_
         do_POST = do_GET
 
     with serve(Hanging) as url:
-        run_dir = make_run(tmp_path, f"[{{kind: mlflow, tracking_uri: '{url}'}}]")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+        run_dir = make_run(tmp_path, "[mlflow]")
         with tracked(run_dir) as printed:
             append(run_dir, LINES)
             wait_for(lambda: asked)
             begun = time.monotonic()
         assert time.monotonic() - begun < 20
-    assert f"tracker mlflow lacks {len(LINES)} lines" in " ".join(printed.getvalue().split())
+    assert f"tracker mlflow lacks the metrics of {STEPS} steps" in " ".join(printed.getvalue().split())
