@@ -229,17 +229,23 @@ function makeChart(panel, aligned, active, body, legend) {
 function chartOptions(body, series, aligned, active, showValues) {
   const log = state.log === "1";
   const axis = { stroke: colour("muted"), ticks: { show: false }, gap: 4, font: "11px system-ui, sans-serif" };
-  const values = (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick)));
+  // As many digits as tell neighbours apart.
+  const values = (_, ticks) => {
+    const [first, second] = ticks.filter(isNumber);
+    const digits = log ? 0 : Math.log10(Math.max(...ticks.map(Math.abs)) / (second - first)) || 0;
+    return ticks.map((tick) => (tick === null ? "" : number(tick, Math.max(3, Math.ceil(digits) + 1))));
+  };
+  const size = (_, texts) => Math.max(46, 10 + 6.5 * Math.max(...(texts || []).map(({ length }) => length)));
   return {
     width: Math.max(160, body.clientWidth),
     height: CURVE_HEIGHT,
-    padding: [8, 12, 0, 0],
+    padding: [8, 20, 0, 0],
     legend: { show: false },
     cursor: { y: false, sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false, dist: 6 } },
     scales: { x: { time: false }, y: log ? { distr: 3 } : { range: padded } },
     axes: [
       { ...axis, grid: { show: false }, size: 22, space: 36, incrs: STEP_MARKS },
-      { ...axis, grid: { stroke: colour("grid"), width: 1 }, size: 46, space: 30, values },
+      { ...axis, grid: { stroke: colour("grid"), width: 1 }, size, space: 30, values },
     ],
     series,
     hooks: {
