@@ -233,7 +233,7 @@ function chartOptions(body, series, aligned, active, showValues) {
   const values = (_, ticks) => {
     const [first, second] = ticks.filter(isNumber);
     const digits = log ? 0 : Math.log10(Math.max(...ticks.map(Math.abs)) / (second - first)) || 0;
-    return ticks.map((tick) => (tick === null ? "" : number(tick, Math.max(3, Math.ceil(digits) + 1))));
+    return ticks.map((tick) => (tick === null ? "" : number(tick, Math.max(3, Math.ceil(digits) + 2))));
   };
   const size = (_, texts) => Math.max(46, 10 + 6.5 * Math.max(...(texts || []).map(({ length }) => length)));
   return {
@@ -257,7 +257,7 @@ function chartOptions(body, series, aligned, active, showValues) {
 
 function padded(_, low, high) {
   if (low === null) return [0, 1];
-  const room = high > low ? 0.08 * (high - low) : Math.abs(high) * 0.1 || 1;
+  const room = high - low > 1e-9 * Math.abs(high) ? 0.08 * (high - low) : Math.abs(high) * 0.1 || 1;
   return [low >= 0 && low < room ? 0 : low - room, high + room];
 }
 
