@@ -429,10 +429,7 @@ def benchmark_document() -> Document:
         ("q-2", response("It could be 12 or 14. So 14.", "14", False, True, "last_number")),
         ("q-3", response("I do not know: C", "C", False, False, "last_letter")),
     ]
-    rows = [
-        {"id": name, "question": "", "target": None, "media": [], "responses": [said], "subsets": {"topic": "birds"}}
-        for name, said in items
-    ]
+    rows = [{"id": name, "responses": [said], "subsets": {"topic": "birds"}} for name, said in items]
     return {"name": "mathvista", "metrics": [["accuracy", 1 / 3], ["official accuracy", 2 / 3]], "items": rows}
 
 

@@ -6,104 +6,76 @@ of every form, lets the browser run only the page's own scripts and load only it
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
+from base64 import b64encode
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from mmrl.types import UserError
 from mmrl.utils.files import temporary_path
 
 _PAGE: Final = Path(__file__).parent / "page"
 STYLES: Final = ("uPlot.min.css", "style.css")
 # In the order in which the browser runs them: each may use the names of those before it.
 SCRIPTS: Final = (
-    "uPlot.iife.min.js",
-    "data.js",
-    "text.js",
-    "elements.js",
-    "curves.js",
-    "geometry.js",
-    "responses.js",
-    "groups.js",
-    "compare.js",
-    "benchmarks.js",
-    "overview.js",
-    "app.js",
+    *("uPlot.iife.min.js", "data.js", "text.js", "elements.js", "curves.js", "geometry.js"),
+    *("responses.js", "groups.js", "compare.js", "benchmarks.js", "overview.js", "app.js"),
 )
 ICON: Final = "icon.svg"
 LICENSE: Final = "uPlot.LICENSE"  # asks to go with every copy of uPlot
 _TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _NOTHING_ELSE: Final = "default-src 'none'; base-uri 'none'; form-action 'none'"
-# 'self' is what a server needs. Browsers do not agree on whether it covers file://, where the folder must open too.
-_FOLDER_POLICY: Final = f"{_NOTHING_ELSE}; script-src 'self' file:; style-src 'self' file:; img-src 'self' file:"
-_LIVE_POLICY: Final = f"{_NOTHING_ELSE}; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
+Documents = Iterable[tuple[str, dict[str, Any]]]  # key and content
+Media = Iterable[tuple[str, bytes]]  # id and content of pictures, read after the documents, which make them
 
 
-def write_folder(folder: Path, documents: Iterable[tuple[str, Any]], media: Iterable[tuple[str, bytes]]) -> None:
+def write_folder(folder: Path, documents: Documents, media: Media) -> None:
     """Write the page as a folder that opens from `file://` and from any static web server.
 
     Documents become `data/<key>.js`, each a call that registers the document, because a browser lets a page load a
-    script from `file://` but not fetch a file. Media become `media/<id>.webp`. `media` is read after `documents`.
+    script from `file://` but not fetch a file. Media become `media/<id>.webp`.
 
     Raises:
-        UserError: the folder cannot be written.
+        OSError: the folder cannot be written.
         ValueError: a key is not made of letters, digits, `.`, `_`, `-` and `/`, or a number is not finite.
     """
-    try:
-        for key, document in documents:
-            call = f"mmrlData({json.dumps(_checked(key))}, {_to_json(document)});\n"
-            _write(folder / "data" / f"{key}.js", call.encode())
-        for media_id, content in media:
-            _write(folder / "media" / f"{_checked(media_id)}.webp", content)
-        for name in (*STYLES, *SCRIPTS, ICON, LICENSE):
-            _write(folder / name, (_PAGE / name).read_bytes())
-        # Last, so that a page that is there is complete.
-        _write(folder / "index.html", _linked_page(_FOLDER_POLICY, {"mode": "folder"}))
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror}; free space or choose another place") from error
+    for key, document in documents:
+        _write(folder / "data" / f"{key}.js", f'mmrlData("{_checked(key)}", {to_json(document)});\n'.encode())
+    for media_id, content in media:
+        _write(folder / "media" / f"{_checked(media_id)}.webp", content)
+    for name in (*STYLES, *SCRIPTS, ICON, LICENSE):
+        _write(folder / name, (_PAGE / name).read_bytes())
+    # Last, so that a page that is there is complete.
+    _write(folder / "index.html", linked_page({"mode": "folder"}))
 
 
-def write_single(path: Path, documents: Iterable[tuple[str, Any]], media: Iterable[tuple[str, bytes]]) -> None:
-    """Write the page, its data and its pictures into one file. `media` is read after `documents`.
-
-    Raises:
-        UserError: the file cannot be written.
-        ValueError: a key is not made of letters, digits, `.`, `_`, `-` and `/`, or a number is not finite.
-    """
-    style = "\n".join(_read(name) for name in STYLES)
-    script = f"/*\n{_read(LICENSE)}*/\n" + "\n;\n".join(_read(name) for name in SCRIPTS)
-    policy = f"{_NOTHING_ELSE}; script-src {_hash_source(script)}; style-src {_hash_source(style)}; img-src data:"
+def write_single(path: Path, documents: Documents, media: Media) -> None:
+    """Write the page, its data and its pictures into one file; raises as `write_folder`."""
+    style = "\n".join(map(_read, STYLES))
+    script = f"/*\n{_read(LICENSE)}*/\n" + "\n;\n".join(map(_read, SCRIPTS))
+    sources = [f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (script, style)]
+    policy = f"{_NOTHING_ELSE}; script-src {sources[0]}; style-src {sources[1]}; img-src data:"
     head, tail = _fill(policy, f"<style>{style}</style>", {"mode": "single"}, f"<script>{script}</script>")
-    icon = base64.b64encode((_PAGE / ICON).read_bytes()).decode()
+    icon = b64encode(_read(ICON).encode()).decode()
     head = head.replace(f'href="{ICON}"', f'href="data:image/svg+xml;base64,{icon}"')
+    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = temporary_path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         # Written piece by piece: the pictures of a long run do not have to fit in memory together.
         with fresh.open("w", encoding="utf-8", newline="\n") as file:
             file.write(head)
             for key, document in documents:
                 file.write(_data_element(key, document))
             for media_id, content in media:
-                url = f"data:image/webp;base64,{base64.b64encode(content).decode()}"
-                file.write(_data_element(f"media/{media_id}", {"url": url}))
+                url = {"url": f"data:image/webp;base64,{b64encode(content).decode()}"}
+                file.write(_data_element(f"media/{media_id}", url))
             file.write(tail)
         fresh.replace(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}; free space or choose another place") from error
     finally:
-        if fresh.exists():  # it is still there only after an error
-            fresh.unlink()
-
-
-def live_page(token: str) -> bytes:
-    """Return the page of the live server; it sends the token with every request for data and media."""
-    return _linked_page(_LIVE_POLICY, {"mode": "live", "token": token})
+        fresh.unlink(missing_ok=True)
 
 
 def page_file(name: str) -> tuple[str, bytes] | None:
@@ -113,8 +85,16 @@ def page_file(name: str) -> tuple[str, bytes] | None:
     return _TYPES[Path(name).suffix], (_PAGE / name).read_bytes()
 
 
-def _linked_page(policy: str, settings: dict[str, str]) -> bytes:
-    """Return the page with links to its styles and scripts, which lie beside it."""
+def to_json(document: object) -> str:
+    """Return ASCII JSON that is also safe inside HTML: U+2028, lone surrogates and each `<` are escaped."""
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def linked_page(settings: dict[str, str]) -> bytes:
+    """Return the page with links to its styles and scripts, which lie beside it; a live page has a token."""
+    # 'self' is what a server needs. Browsers do not agree on whether it covers file://, where a folder must open too.
+    own = "'self'" if settings["mode"] == "live" else "'self' file:"
+    policy = f"{_NOTHING_ELSE}; script-src {own}; style-src {own}; img-src {own}; connect-src 'self'"
     styles = "\n".join(f'<link rel="stylesheet" href="{name}">' for name in STYLES)
     scripts = "\n".join(f'<script src="{name}"></script>' for name in SCRIPTS)
     return "".join(_fill(policy, styles, settings, scripts)).encode()
@@ -129,23 +109,13 @@ def _fill(policy: str, styles: str, settings: dict[str, str], scripts: str) -> t
 
 
 def _data_element(key: str, document: object) -> str:
-    return f'<script type="application/json" id="data:{_checked(key)}">{_to_json(document)}</script>\n'
-
-
-def _to_json(document: object) -> str:
-    """Return ASCII JSON that is also safe inside HTML: U+2028, lone surrogates and each `<` are escaped."""
-    text = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
+    return f'<script type="application/json" id="data:{_checked(key)}">{to_json(document)}</script>\n'
 
 
 def _checked(key: str) -> str:
     if not _KEY.fullmatch(key):
         raise ValueError(f"{key!r} is not a key of the page's data")
     return key
-
-
-def _hash_source(inlined: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(inlined.encode()).digest()).decode()}'"
 
 
 def _read(name: str) -> str:

@@ -8,9 +8,7 @@ from typing import Any
 
 from mmrl.answer.values import AnswerValue, list_coordinates
 from mmrl.types import Action, AnswerType, CoordinateSystem, ResizeMap, Size
-
-# What arithmetic on the values of a damaged or hostile record may raise.
-BAD_VALUE = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, ZeroDivisionError)
+from mmrl.view.records import BAD_VALUE
 
 
 def parse_resize_map(medium: Mapping[str, Any]) -> ResizeMap | None:
@@ -29,48 +27,35 @@ def make_marks(
     """Return the marks of an answer: coordinates as fractions of the medium, spans in seconds.
 
     `frame` is the coordinate system of `value`. Without it or a resize map an answer has no boxes or points; what is
-    not a value of its type has no marks.
+    not a value of its type has no marks, since half of them would mislead.
     """
     marks = []
     try:
-        for start, end in _list_spans(answer_type, value):
-            marks.append({"shape": "span", "medium": medium, "at": [start, end], "label": "", "frame": None})
-        if frame is None or resize_map is None:
-            return marks
-        system = CoordinateSystem(frame)
-        for coordinates, label in _list_regions(answer_type, value):
-            at = resize_map.convert(coordinates, system, CoordinateSystem.NORM_1)
-            if len(at) not in (2, 4) or not all(map(math.isfinite, at)):
+        for numbers, label in _list_regions(answer_type, value):
+            if answer_type in (AnswerType.SPAN, AnswerType.SPANS):
+                shape, at = "span", tuple(map(float, numbers))
+            elif frame is None or resize_map is None:
                 continue
-            shape = "point" if len(at) == 2 else "box"
-            marks.append({"shape": shape, "medium": medium, "at": list(at), "label": label, "frame": None})
+            else:
+                at = resize_map.convert(numbers, CoordinateSystem(frame), CoordinateSystem.NORM_1)
+                shape = {2: "point", 4: "box"}[len(at)]
+            if all(map(math.isfinite, at)):
+                marks.append({"shape": shape, "medium": medium, "at": list(at), "label": label, "frame": None})
     except BAD_VALUE:
-        # The answer is shown as text beside; half of its marks would mislead.
         return []
     return marks
 
 
-def crop_fractions(crop: object, resize_map: ResizeMap | None) -> list[float] | None:
-    """Return a crop (left, top, right, bottom, in pixels of the file) as fractions of the medium."""
-    if not isinstance(crop, list) or resize_map is None:
-        return None
-    marks = make_marks(AnswerType.BOX, crop, CoordinateSystem.PX_ORIGINAL, 0, resize_map)
-    return marks[0]["at"] if marks else None
-
-
-def _list_spans(answer_type: str, value: AnswerValue) -> Iterator[tuple[float, float]]:
-    if answer_type in (AnswerType.SPAN, AnswerType.SPANS) and value is not None:
-        for start, end in [value] if answer_type == AnswerType.SPAN else value:
-            yield float(start), float(end)
-
-
 def _list_regions(answer_type: str, value: AnswerValue) -> Iterator[tuple[Sequence[float], str]]:
-    """Yield coordinates and label of each box or point."""
+    """Yield the numbers and the label of each box, point or span."""
     if value is None:
         return
     match answer_type:
         case AnswerType.BOX | AnswerType.POINT:
             yield value, ""
+        case AnswerType.SPAN | AnswerType.SPANS:
+            for start, end in [value] if answer_type == AnswerType.SPAN else value:
+                yield (start, end), ""
         case AnswerType.BOXES | AnswerType.POINTS:
             for coordinates, label, *_ in value:
                 yield coordinates, str(label or "")

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import pytest
 from view_documents import HOSTILE, LONG_LINE, PageDocuments, make_documents, metrics_document
 
-from mmrl.view.bundle import live_page, page_file, write_folder, write_single
+from mmrl.view.bundle import linked_page, page_file, write_folder, write_single
 
 BROWSER = "/usr/bin/chromium"
 FIRST, SECOND, BAD = "r0/rl-000010", "r0/rl-000020", "r0/rl-000030"
@@ -124,7 +124,7 @@ def served(documents: PageDocuments) -> Iterator[str]:
                 content = file[1]
             elif query == "token=s3cret":
                 if not path:
-                    content = live_page("s3cret")
+                    content = linked_page({"mode": "live", "token": "s3cret"})
                 elif path.startswith("data/") and name in documents.documents:
                     content = json.dumps(documents.documents[name]).encode()
                 elif path.startswith("media/"):

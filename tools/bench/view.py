@@ -1,4 +1,4 @@
-"""CPU seconds in which `mmrl view` writes the page of a run with many kept rollouts, and the size of that page.
+"""CPU seconds in which `mmrl view` shows a run with many kept rollouts, live and as a folder, and the folder's size.
 
 python tools/bench/view.py --rollouts 10000 --tokens 1000
 
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ WORDS = ("the", "cat", "sits", "left", "of", "a", "box", "which", "is", "red", "
 
 
 def main() -> None:
-    """Make a run, write its page twice, and print."""
+    """Make a run, open its live page, write its page twice, and print."""
     parser = make_parser(__doc__)
     parser.add_argument("--rollouts", type=int, default=10_000)
     parser.add_argument("--tokens", type=int, default=1000, help="tokens of a rollout")
@@ -36,6 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mmrl-bench-view-") as folder:
         run = Path(folder) / "run"
         make_run(run, arguments.rollouts, arguments.tokens)
+        numbers |= {"live page, CPU s": measure_live(run, 0), "live page and a picture, CPU s": measure_live(run, 1)}
         for name, options in (("page", []), ("page without media", ["--no-media"])):
             numbers |= measure(run, Path(folder) / name, name, options)
     print(f"{arguments.rollouts} rollouts of {arguments.tokens} tokens")
@@ -44,16 +46,42 @@ def main() -> None:
     write_results(arguments.json, "view", numbers)
 
 
+def measure_live(run: Path, num_pictures: int) -> float:
+    """Return CPU seconds until the live page has what it shows first, with this number of pictures."""
+    before = cpu_seconds()
+    command = [sys.executable, "-m", "mmrl", "view", str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        address, _, token = server.stdout.readline().split()[1].partition("/?")
+
+        def read(name: str) -> bytes:
+            with urllib.request.urlopen(f"{address}/{name}?{token}") as response:
+                content: bytes = response.read()
+            return content
+
+        entry = json.loads(read("data/index.json"))["runs"][0]
+        read("data/r0/metrics.json")
+        step = json.loads(read(f"data/{entry['steps'][-1]['key']}.json"))
+        for group in step["groups"][:num_pictures]:
+            read(group["media"][0]["frames"][0]["src"])
+        server.terminate()
+    return cpu_seconds() - before
+
+
+def cpu_seconds() -> float:
+    """Return CPU seconds of all commands that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def measure(run: Path, out: Path, name: str, options: list[str]) -> dict[str, float]:
     """Return seconds, memory and size of one export."""
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    before, start = cpu_seconds(), time.perf_counter()
     subprocess.run([sys.executable, "-m", "mmrl", "view", str(run), "--out", str(out), *options], check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     num_bytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    numbers = {"CPU s": cpu, "s": time.perf_counter() - start, "MB": num_bytes / 1e6}
+    numbers = {"CPU s": cpu_seconds() - before, "s": time.perf_counter() - start, "MB": num_bytes / 1e6}
     # The largest of all children so far.
-    numbers["memory, MB"] = after.ru_maxrss / 1e3
+    numbers["memory, MB"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
     return {f"{name}, {key}": value for key, value in numbers.items()}
 
 

@@ -55,12 +55,11 @@ function showPredictions(host, { items, metrics }) {
   draw();
 }
 
-function predictionCard({ id, subsets, media, question, target, responses }, pattern) {
+function predictionCard({ id, subsets, responses }, pattern) {
   const badges = Object.entries(subsets || {}).map(([name, value]) => badge(`${name}: ${value}`, "quiet"));
   const said = el("div.said", responses.map((response) => predictionElement(response, pattern)));
-  const seen = (media.length > 0 || question) && seenElement({ media, question, target }, [], pattern);
   const head = el("header.card-head", el("span.sample", id), badges);
-  return el("article.group", head, el(seen ? "div.columns" : "div", seen, said));
+  return el("article.group", head, said);
 }
 
 function predictionElement(prediction, pattern) {

@@ -232,6 +232,7 @@ function chartOptions(body, series, aligned, active, showValues) {
   const axis = { stroke: colour("muted"), ticks: { show: false }, gap: 4, font: "11px system-ui, sans-serif" };
   const write = (ticks, digits) => ticks.map((tick) => (tick === null ? "" : number(tick, digits)));
   const values = (_, ticks) => write(ticks, new Set(write(ticks, 3)).size < ticks.length ? 7 : 3);
+  const size = (_, texts) => Math.max(46, 10 + 6.5 * Math.max(...(texts || []).map(({ length }) => length)));
   return {
     width: Math.max(160, body.clientWidth),
     height: CURVE_HEIGHT,
@@ -241,7 +242,7 @@ function chartOptions(body, series, aligned, active, showValues) {
     scales: { x: { time: false }, y: log ? { distr: 3 } : { range: padded } },
     axes: [
       { ...axis, grid: { show: false }, size: 22, space: 36, incrs: STEP_MARKS },
-      { ...axis, grid: { stroke: colour("grid"), width: 1 }, size: 56, space: 30, values },
+      { ...axis, grid: { stroke: colour("grid"), width: 1 }, size, space: 30, values },
     ],
     series,
     hooks: {
@@ -253,7 +254,7 @@ function chartOptions(body, series, aligned, active, showValues) {
 
 function padded(_, low, high) {
   if (low === null) return [0, 1];
-  const room = high > low ? 0.08 * (high - low) : Math.abs(high) * 0.1 || 1;
+  const room = high - low > 1e-9 * Math.abs(high) ? 0.08 * (high - low) : Math.abs(high) * 0.1 || 1;
   return [low >= 0 && low < room ? 0 : low - room, high + room];
 }
 

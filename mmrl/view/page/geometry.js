@@ -63,7 +63,6 @@ function frameElement(medium, frame, marks, large = false) {
       missing("The picture cannot be read");
     });
     picture.append(image);
-    if (medium.problem) picture.append(el("div.problem", medium.problem));
   } else missing(medium.problem || "No picture was kept");
   picture.append(overlay(medium, marks));
   if (large) return picture;

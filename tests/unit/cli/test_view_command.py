@@ -32,9 +32,7 @@ def test_a_folder_holds_the_page_its_data_and_each_picture_once(run, tmp_path, c
     # The image, the tool's crop of it, and eight frames of the video.
     assert len(list((page / "media").iterdir())) == 10
     printed = capsys.readouterr().out
-    assert re.search(
-        r"^Written: page/index.html, 10 pictures copied \(0\.\d MB\), in \d+\.\d s$", printed, re.MULTILINE
-    )
+    assert re.search(r"^Written: page/index.html, 10 pictures copied \(0\.\d MB\)$", printed, re.MULTILINE)
     everything = "".join(path.read_text() for path in page.rglob("*.js"))
     assert "s3cret" not in everything
     assert "me:pw" not in everything
@@ -50,7 +48,7 @@ def test_two_runs_share_a_page(run, tmp_path):
 def test_no_media_leaves_pictures_out(run, tmp_path, capsys):
     assert main(["view", run, "--out", "page", "--no-media"]) == 0
     assert not (tmp_path / "page/media").exists()
-    assert "no pictures (--no-media)" in capsys.readouterr().out
+    assert " 0 pictures copied" in capsys.readouterr().out
 
 
 def test_a_single_file_holds_everything(run, tmp_path):
@@ -62,10 +60,12 @@ def test_a_single_file_holds_everything(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["absent"], "absent: no such folder; name the folder of a run"),
-        (["runs"], "it holds small: name one of them"),
+        (["absent"], "absent: no such folder; name a folder with config.yaml"),
+        (["runs"], "runs: neither a run nor a folder of `mmrl eval`"),
         (["runs/small", "--out", "runs"], "--out runs: it exists and is not an empty folder"),
-        (["runs/small", "--single", "runs"], "--single runs: it is a folder"),
+        (["runs/small", "--single", "runs"], "runs cannot be written: Is a directory"),
+        (["runs/small", "--out", "runs/small/config.yaml/page"], "page cannot be written: Not a directory"),
+        (["runs/small", "--single", "runs/small/config.yaml/run.html"], "run.html cannot be written: "),
     ],
 )
 def test_what_cannot_be_shown_or_written_is_refused(run, capsys, words, message):
@@ -85,11 +85,3 @@ def test_the_live_page_is_served_until_it_is_interrupted(run):
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
         assert process.stderr.read() == ""
-
-
-def test_an_address_that_others_reach_is_taken_with_a_warning(run):
-    command = [sys.executable, "-m", "mmrl", "view", run, "--host", "0.0.0.0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        assert "other machines can reach this page" in process.stderr.read()

@@ -3,7 +3,7 @@
 import pytest
 
 from mmrl.types import ResizeMap, Size
-from mmrl.view.marks import crop_fractions, make_marks, parse_resize_map
+from mmrl.view.marks import make_marks, parse_resize_map
 
 MAP = ResizeMap(Size(200, 100), Size(112, 56))
 
@@ -81,9 +81,3 @@ def test_resize_maps_are_parsed_from_records_or_not_at_all():
     assert parse_resize_map({"original": [200, 100], "resized": [112, 56], "offset": [0, 0]}) == MAP
     for damaged in ({}, {"original": [0, 100], "resized": [1, 1]}, {"original": 3, "resized": [1, 1]}):
         assert parse_resize_map(damaged) is None
-
-
-def test_a_crop_is_a_fraction_of_the_medium():
-    assert crop_fractions([100, 0, 200, 50], MAP) == pytest.approx([0.5, 0, 1, 0.5])
-    assert crop_fractions(None, MAP) is None
-    assert crop_fractions([100, 0], MAP) != crop_fractions([100, 0, 200, 50], MAP)

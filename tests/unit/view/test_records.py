@@ -7,9 +7,9 @@ import pytest
 from view_runs import make_run, rollout_row, write_lines
 
 from mmrl.types import UserError
-from mmrl.view.media import MAX_SIDE, PictureStore
-from mmrl.view.records import RunFiles, find_run, make_key, parse_json
-from mmrl.view.run_documents import RunDocuments
+from mmrl.view.media import PictureStore
+from mmrl.view.records import make_key, parse_object
+from mmrl.view.run_documents import RunDocuments, build_all_documents
 
 
 @pytest.fixture
@@ -17,14 +17,9 @@ def run(tmp_path):
     return make_run(tmp_path / "small")
 
 
-def open_run(path, *, with_media=False):
-    pictures = PictureStore(with_media=with_media, max_side=MAX_SIDE)
-    return RunDocuments(find_run(path, "r0", str(path)), pictures, ())
-
-
 def build_everything(path):
-    run = open_run(path)
-    documents = dict(run.build_all())
+    run = RunDocuments("r0", path, PictureStore(with_media=False), ())
+    documents = dict(build_all_documents([run]))
     return run.build_entry(), documents
 
 
@@ -135,7 +130,7 @@ def test_records_of_an_older_version_are_shown_with_a_notice(tmp_path):
     old |= {"target": [1, 2, 3, 4], "frame": "px_original", "finish": "eos", "media": ["data/a.png"]}
     old |= {"segments": [{"author": "policy", "n": 3}], "terms": {"iou": {"value": 1.0, "reason": "same"}}}
     rows = [{**old, "rollout": index, "total": 1.0, "advantage": 0.5} for index in (0, 1, 0, 1)]
-    rows.append({**old, "rollout": 2, "skipped": {"iou": "errors: no"}})
+    rows.append({**old, "rollout": 2})
     write_lines(tmp_path / "run/rollouts/rl-000001.jsonl", rows)
     (tmp_path / "run/manifest.json").write_text("{}")
     entry, documents = build_everything(tmp_path / "run")
@@ -144,31 +139,15 @@ def test_records_of_an_older_version_are_shown_with_a_notice(tmp_path):
     assert [len(group["rollouts"]) for group in groups] == [2, 3]
     rollout = groups[1]["rollouts"][2]
     assert rollout["segments"][0]["chars"] == [0, 5]
-    assert rollout["tokens_n"] == 3
-    assert rollout["dropped"] == {"iou": "errors: no"}
     assert rollout["marks"] == []
-    assert groups[0]["media"][0]["name"] == "a.png"
+    assert groups[0]["media"][0]["problem"] == "its record is damaged"
 
 
 def test_a_path_that_is_no_run_is_refused_with_what_is_expected(tmp_path):
     make_run(tmp_path / "runs" / "one")
-    with pytest.raises(UserError, match="no such folder"):
-        find_run(tmp_path / "absent", "r0", "absent")
-    with pytest.raises(UserError, match=r"neither a run .* it holds one: name one of them"):
-        find_run(tmp_path / "runs", "r0", "runs")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="not a folder"):
-        find_run(tmp_path / "file", "r0", "file")
-
-
-def test_a_file_is_parsed_again_only_after_it_changed(run):
-    files = RunFiles(run)
-    first = files.read_object("manifest.json")
-    assert files.read_object("manifest.json") is first
-    (run / "manifest.json").write_text('{"mmrl": "9"}')
-    assert files.read_object("manifest.json") == {"mmrl": "9"}
-    (run / "manifest.json").unlink()
-    assert files.read_object("manifest.json") == {}
+    for path, problem in (("absent", "no such folder"), ("runs", "neither a run nor a folder of `mmrl eval`")):
+        with pytest.raises(UserError, match=f"{path}: {problem}; name a folder with config.yaml"):
+            RunDocuments("r0", tmp_path / path, PictureStore(with_media=False), ())
 
 
 def test_keys_are_plain_and_differ_where_names_differ():
@@ -178,4 +157,4 @@ def test_keys_are_plain_and_differ_where_names_differ():
 
 
 def test_json_numbers_that_are_not_finite_become_none():
-    assert parse_json(b"[NaN, Infinity, -Infinity, 1e999, 1.5]") == [None, None, None, None, 1.5]
+    assert parse_object(b'{"a": [NaN, Infinity, -Infinity, 1e999, 1.5]}') == {"a": [None, None, None, None, 1.5]}

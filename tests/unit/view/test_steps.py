@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 from view_runs import image_medium, make_run, rollout_row, write_lines, write_tokens
 
-from mmrl.view.media import MAX_SIDE, PictureStore
-from mmrl.view.records import find_run
+from mmrl.view.media import PictureStore
 from mmrl.view.run_documents import RunDocuments
 
 SMILE = "\U0001f600"
 
 
 def build(path, name="rl-000002"):
-    folder = find_run(path, "r0", str(path))
-    return RunDocuments(folder, PictureStore(with_media=False, max_side=MAX_SIDE), ()).build(f"r0/{name}")
+    return RunDocuments("r0", path, PictureStore(with_media=False), ()).list_documents()[f"r0/{name}"]()
 
 
 @pytest.fixture
@@ -76,7 +74,7 @@ def test_held_out_rollouts_were_not_trained_on(tmp_path):
 
 
 def test_equal_texts_and_answers_name_the_first_sibling(tmp_path):
-    rows = [rollout_row(rollout=1), rollout_row(rollout=0), rollout_row("", "other", rollout=2), rollout_row(rollout=3)]
+    rows = [rollout_row(), rollout_row(rollout=1), rollout_row("", "other", rollout=2), rollout_row(rollout=3)]
     rows[2]["answer_text"] = rows[0]["answer_text"]
     write_lines(tmp_path / "rollouts/rl-000001.jsonl", rows)
     rollouts = build(tmp_path, "rl-000001")["groups"][0]["rollouts"]
@@ -142,9 +140,8 @@ def test_tokens_that_do_not_fit_are_left_out_with_a_notice(tmp_path, arrays):
     row = rollout_row()
     write_lines(tmp_path / "rollouts/rl-000001.jsonl", [row])
     write_tokens(tmp_path / "rollouts/rl-000001.npz", [row], **arrays)
-    folder = find_run(tmp_path, "r0", "run")
-    run = RunDocuments(folder, PictureStore(with_media=False, max_side=MAX_SIDE), ())
-    assert run.build("r0/rl-000001")["groups"][0]["rollouts"][0]["tokens"] is None
+    run = RunDocuments("r0", tmp_path, PictureStore(with_media=False), ())
+    assert run.list_documents()["r0/rl-000001"]()["groups"][0]["rollouts"][0]["tokens"] is None
     assert any("rl-000001.npz" in notice for notice in run.build_entry()["notices"])
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from videos import write_video
 from view_runs import BLUE, RED, image_medium, write_picture
 
-from mmrl.view.media import LEFT_OUT, MAX_FRAMES, MAX_SIDE, MediaOpener, PictureStore
+from mmrl.view.media import MAX_FRAMES, MAX_SIDE, MediaOpener, PictureStore
 
 SETTINGS = {"model": {"video": {"fps": 2.0, "min_frames": 4, "max_frames": 48, "min_pixels": 1024, "max_pixels": 2304}}}
 
@@ -23,8 +23,12 @@ def run(tmp_path, monkeypatch):
 
 
 def describe(run, record, *, store=None, roots=(), settings=SETTINGS):
-    store = store or PictureStore(with_media=True, max_side=MAX_SIDE)
-    return store.describe(record, MediaOpener(run, settings, roots), run), store
+    """Return the entry of a medium after its pictures were made, and their store."""
+    store = store or PictureStore(with_media=True)
+    opener = MediaOpener(run, settings, roots)
+    for frame in store.describe(record, opener)["frames"]:
+        store.read((frame["src"] or "").removeprefix("media/").removesuffix(".webp"))
+    return store.describe(record, opener), store
 
 
 def load(store, medium, frame=0):
@@ -42,10 +46,10 @@ def test_a_picture_has_the_size_that_the_model_saw(run):
 
 
 def test_a_large_picture_is_shown_smaller(run):
-    record = image_medium("data/a.png", write_picture(run / "data/a.png"), resized=[300, 150])
-    medium, store = describe(run, record, store=PictureStore(with_media=True, max_side=100))
-    assert load(store, medium).size == (100, 50)
-    assert (medium["width"], medium["height"]) == (300, 150)
+    record = image_medium("data/a.png", write_picture(run / "data/a.png"), resized=[3000, 1500])
+    medium, store = describe(run, record)
+    assert load(store, medium).size == (MAX_SIDE, MAX_SIDE // 2)
+    assert (medium["width"], medium["height"]) == (3000, 1500)
 
 
 def test_a_crop_shows_its_part(run):
@@ -145,35 +149,29 @@ def test_a_picture_of_many_groups_is_made_once(run):
     first, store = describe(run, record)
     second, _ = describe(run, dict(record), store=store)
     assert first["frames"] == second["frames"]
-    assert store.num_pictures == 1
-    assert [len(content) for _, content in store.items()] == [store.num_bytes]
+    assert len(list(store.items())) == 1
 
 
 def test_without_media_no_file_is_opened(run):
-    store = PictureStore(with_media=False, max_side=MAX_SIDE)
+    store = PictureStore(with_media=False)
     medium, _ = describe(run, image_medium("data/absent.png", "0" * 64), store=store)
-    assert (medium["problem"], store.num_pictures) == (LEFT_OUT, 0)
+    assert (medium["problem"], list(store.items())) == ("left out (--no-media)", [])
 
 
 def test_an_unknown_picture_is_none():
-    store = PictureStore(with_media=True, max_side=MAX_SIDE)
+    store = PictureStore(with_media=True)
     assert store.read("0" * 16) is None
     assert store.read("../../etc/passwd") is None
 
 
 def test_an_image_is_decoded_when_it_is_asked_for_and_its_problem_then_shown(run):
-    store = PictureStore(with_media=True, max_side=MAX_SIDE, when_asked=True)
-    good = image_medium("data/a.png", write_picture(run / "data/a.png"))
+    store, opener = PictureStore(with_media=True), MediaOpener(run, SETTINGS, ())
+    write_picture(run / "data/a.png")
     cut = (run / "data/a.png").read_bytes()[:-20]
     (run / "data/cut.png").write_bytes(cut)
     damaged = image_medium("data/cut.png", hashlib.sha256(cut).hexdigest())
-    medium, _ = describe(run, good, store=store)
-    assert store.num_pictures == 0
-    assert load(store, medium).size == (112, 56)
-    medium, _ = describe(run, damaged, store=store)
+    medium = store.describe(damaged, opener)
+    name = medium["frames"][0]["src"][6:-5]
     assert medium["problem"] is None
-    assert store.read(medium["frames"][0]["src"][6:-5]) is None
-    assert "damaged" in describe(run, damaged, store=store)[0]["problem"]
-    # Without decoding it is known that a file is gone or has changed.
-    (run / "data/a.png").write_bytes(cut)
-    assert describe(run, {**good, "fps": 1.0}, store=store)[0]["problem"] == "changed since it was recorded"
+    assert store.read(name) is None
+    assert "damaged" in store.describe(damaged, opener)["problem"]
