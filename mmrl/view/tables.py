@@ -64,7 +64,9 @@ def build_metrics(lines: Iterable[Row]) -> dict[str, Any]:
 def list_settings(settings: Mapping[str, Any]) -> list[list[str]]:
     """Return dotted path and text of every setting. Of texts, keys, tokens, passwords and users in URLs are masked."""
     rows = []
-    for path, value in flatten_settings(dict(settings)).items():
+    # By name, so that two runs are compared stage by stage.
+    stages = {str(as_mapping(each).get("name", place)): each for place, each in enumerate(settings.get("stages") or ())}
+    for path, value in flatten_settings({**settings, **({"stages": stages} if stages else {})}).items():
         # A number, such as `max_new_tokens`, is no secret.
         rows.append([path, _mask(path, value) if isinstance(value, str) else json.dumps(value)])
     return rows

@@ -82,3 +82,9 @@ def test_a_folder_of_an_evaluation_is_its_own_benchmark_also_before_its_report(t
     assert (entry["name"], entry["items"], entry["accuracy"]) == ("eval", None, None)
     assert len(document["items"]) == 2
     assert RunDocuments("r0", tmp_path / "eval", PictureStore(with_media=False), ()).build_entry()["kind"] == "eval"
+
+
+def test_settings_of_stages_go_by_the_names_of_the_stages():
+    settings = {"run": {"seed": 0}, "stages": [{"name": "cold", "steps": 3}, {"name": "rl", "steps": 9}]}
+    paths = [path for path, _ in list_settings(settings)]
+    assert paths == ["run.seed", "stages.cold.name", "stages.cold.steps", "stages.rl.name", "stages.rl.steps"]
