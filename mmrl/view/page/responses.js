@@ -12,7 +12,7 @@ const TOKEN_COLOURS = {
   recorded: { name: "Log-prob of the sampler", share: (value) => value / 5, ends: ["\u22125 nats", "0"] },
   logprob: { name: "Log-prob of the learner", share: (value) => value / 5, ends: ["\u22125 nats", "0"] },
   ratio: { name: "Importance ratio", share: (value) => Math.log(value) / Math.log(1.5), ends: ["0.67", "1", "1.5"] },
-  entropy: { name: "Entropy", share: (value) => value / 3, ends: ["0", "3 nats"] },
+  entropy: { name: "Entropy", share: (value) => value / 1.5, ends: ["0", "1.5 nats"] },
   advantage: { name: "Advantage", share: (value, scale) => value / (scale.advantage || 1) },
   clipped: { name: "Clipped", share: (value) => [0, -1, 1][value] ?? NaN, ends: ["lower bound", "no", "upper bound"] },
 };
