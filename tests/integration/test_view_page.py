@@ -368,6 +368,11 @@ def test_keys_move_between_groups_and_steps_and_open_help(opened):
     opened.page.wait_for_selector("#help", state="detached")
 
 
+def test_a_picture_is_enlarged_by_enter(opened):
+    opened.page.locator("#group-0 .picture").first.press("Enter")
+    assert opened.page.locator("dialog.large").is_visible()
+
+
 def test_going_back_returns_to_the_step_before(opened):
     opened.page.click("#steps [data-key='r0/rl-000020']")
     opened.until("document.querySelector('.step-head h3').textContent === 'rl 20'")
