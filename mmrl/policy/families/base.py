@@ -15,6 +15,7 @@ from mmrl.config.schema import Component, FromScratchConfig
 from mmrl.config.schema.model import LoraTarget
 from mmrl.media.image import resized_size
 from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
+from mmrl.policy.vision_attention import install_vision_attention
 from mmrl.types import CoordinateSystem, Size, UserError
 from mmrl.utils.plugin_args import check_methods
 from mmrl.utils.plugins import load_plugin
@@ -137,9 +138,14 @@ class ModelFamily:
         return "projector" if self.projector_name in parameter_name else "vision"
 
     def prepare(self, model: PreTrainedModel) -> None:
-        """Let the model's layers follow the `prefix_tree` of a packed row; without one they stay as they are."""
+        """Let the model's layers follow the `prefix_tree` of a packed row, and its vision tower take grids of the host.
+
+        Without a tree the layers stay as they are.
+        """
         if model.get_decoder().config._attn_implementation == "sdpa":
             install_shared_prefix_attention(model)
+        if self.takes_patches:
+            install_vision_attention(model.get_submodule(self.vision_module))
 
     def describe_slow_path(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Return a notice for a user whose model runs slower here than it could; empty by default."""
