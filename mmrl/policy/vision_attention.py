@@ -74,14 +74,17 @@ def vision_attention(
         **options: transformers' other arguments.
     """
     query_THD, key_THD, value_THD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    # The kernel takes no float32.
-    if varlen_attn is not None and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    if _has_varlen_kernel(query):
         borders = cu_seq_lens_q.borders
         # torch 2.10 has no argument for the scale; its default is that of the towers.
         output_THD = varlen_attn(query_THD, key_THD, value_THD, borders, borders, max_length_q, max_length_q)
     else:
         output_THD = _attend_by_length(query_THD, key_THD, value_THD, cu_seq_lens_q.lengths, scaling)
     return output_THD.unsqueeze(0), None
+
+
+def _has_varlen_kernel(query: torch.Tensor) -> bool:
+    return varlen_attn is not None and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
 
 
 def _attend_by_length(
