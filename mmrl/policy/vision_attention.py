@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # torch 2.9
-    varlen_attn = None
+    varlen_attn = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
@@ -77,7 +77,7 @@ def vision_attention(
     if _has_varlen_kernel(query):
         borders = cu_seq_lens_q.borders
         # torch 2.10 has no argument for the scale; its default is that of the towers.
-        output_THD = varlen_attn(query_THD, key_THD, value_THD, borders, borders, max_length_q, max_length_q)
+        output_THD: Any = varlen_attn(query_THD, key_THD, value_THD, borders, borders, max_length_q, max_length_q)
     else:
         output_THD = _attend_by_length(query_THD, key_THD, value_THD, cu_seq_lens_q.lengths, scaling)
     return output_THD.unsqueeze(0), None
@@ -94,15 +94,16 @@ def _attend_by_length(
     # Runs of equal windows rather than windows: fewer pieces to cut and join.
     runs = [(length, length * len(list(run))) for length, run in groupby(lengths)]
     run_sizes = [size for _, size in runs]
-    pieces = [tensor.split(run_sizes) for tensor in (query_THD, key_THD, value_THD)]
+    pieces = [torch.split(tensor, run_sizes) for tensor in (query_THD, key_THD, value_THD)]
     outputs: dict[int, torch.Tensor] = {}
     for length in set(lengths):
         members = [number for number, run in enumerate(runs) if run[0] == length]
         # [windows, H, length, D]
         batch = [_join([runs_THD[number] for number in members]) for runs_THD in pieces]
-        query, key, value = (tensor.unflatten(0, (-1, length)).transpose(1, 2) for tensor in batch)
+        query, key, value = (tensor.view(-1, length, *tensor.shape[1:]).transpose(1, 2) for tensor in batch)
         output = scaled_dot_product_attention(query, key, value, scale=scaling).transpose(1, 2).flatten(0, 1)
-        outputs |= zip(members, output.split([run_sizes[number] for number in members]), strict=True)
+        member_outputs = torch.split(output, [run_sizes[number] for number in members])
+        outputs |= zip(members, member_outputs, strict=True)
     return _join([outputs[number] for number in range(len(runs))])
 
 
