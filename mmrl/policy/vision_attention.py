@@ -10,16 +10,12 @@ Letters in shapes: T patches, H heads, D channels of a head, N windows, I images
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # torch 2.9
-    varlen_attn = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
@@ -74,17 +70,25 @@ def vision_attention(
         **options: transformers' other arguments.
     """
     query_THD, key_THD, value_THD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    if _has_varlen_kernel(query):
+    varlen_attn = _find_varlen_kernel(query)
+    if varlen_attn is None:
+        output_THD = _attend_by_length(query_THD, key_THD, value_THD, cu_seq_lens_q.lengths, scaling)
+    else:
         borders = cu_seq_lens_q.borders
         # torch 2.10 has no argument for the scale; its default is that of the towers.
-        output_THD: Any = varlen_attn(query_THD, key_THD, value_THD, borders, borders, max_length_q, max_length_q)
-    else:
-        output_THD = _attend_by_length(query_THD, key_THD, value_THD, cu_seq_lens_q.lengths, scaling)
+        output_THD = varlen_attn(query_THD, key_THD, value_THD, borders, borders, max_length_q, max_length_q)
     return output_THD.unsqueeze(0), None
 
 
-def _has_varlen_kernel(query: torch.Tensor) -> bool:
-    return varlen_attn is not None and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+def _find_varlen_kernel(query: torch.Tensor) -> Callable[..., Any] | None:
+    """Return torch's variable-length attention; None for a CPU, for float32 and for torch 2.9, which do not have it."""
+    if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
 
 
 def _attend_by_length(

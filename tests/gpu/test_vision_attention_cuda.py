@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from mmrl.config.schema import FromScratchConfig, VisionFromScratchConfig
-from mmrl.policy import vision_attention
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.policy import Policy
 from mmrl.policy.tiny_models import make_model, train_tokenizer
@@ -60,8 +59,9 @@ def test_float32_is_that_of_transformers(towers):
 def test_bfloat16_is_as_exact_as_transformers(towers, monkeypatch):
     by_transformers, ours = towers
     calls = []
-    attend = vision_attention.varlen_attn
-    monkeypatch.setattr(vision_attention, "varlen_attn", lambda *inputs: calls.append(inputs) or attend(*inputs))
+    varlen = pytest.importorskip("torch.nn.attention.varlen")  # came with torch 2.10
+    attend = varlen.varlen_attn
+    monkeypatch.setattr(varlen, "varlen_attn", lambda *inputs: calls.append(inputs) or attend(*inputs))
     exact = run(by_transformers, torch.float32, GRIDS.cuda())
     rounded = differences(run(by_transformers, torch.bfloat16, GRIDS.cuda()), exact)
     found = differences(run(ours, torch.bfloat16, GRIDS), exact)

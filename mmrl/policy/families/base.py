@@ -196,7 +196,7 @@ class ModelFamily:
         Args:
             position_ids_3BL: time, height and width position of each token, int64.
             token_types_BL: 0 for text, 1 for an image, 2 for a video, int64.
-            media: patches [M, D] and grids [I, 3] of images and videos.
+            media: patches [M, D] and, in host memory, grids [I, 3] of images and videos.
         """
         arguments = {"position_ids": position_ids_3BL, "mm_token_type_ids": token_types_BL}
         if len(media.image_grids_I3):

@@ -1,6 +1,7 @@
 """Vision towers that attend to all windows at once, against the same towers as transformers runs them."""
 
 import copy
+import sys
 from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
@@ -150,17 +151,16 @@ def attend_window_by_window(query, key, value, borders, key_borders, longest, lo
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_variable_length_call_gets_the_windows_of_transformers(tokenizer, family, monkeypatch, calls):
     by_transformers, ours = two_towers(tokenizer, family)
-    monkeypatch.setattr(vision_attention, "_has_varlen_kernel", lambda query: True)
-    monkeypatch.setattr(vision_attention, "varlen_attn", attend_window_by_window)
+    monkeypatch.setattr(vision_attention, "_find_varlen_kernel", lambda query: attend_window_by_window)
     for grids in GRIDS.values():
         # Another order of additions: up to 2e-6.
         assert largest_difference(run(ours, grids), run(by_transformers, grids)) <= 10 * EQUAL
     assert not calls
 
 
-@pytest.mark.skipif(vision_attention.varlen_attn is None, reason="torch.nn.attention.varlen came with torch 2.10")
 def test_the_variable_length_call_of_torch_takes_these_arguments(monkeypatch):
-    monkeypatch.setattr(vision_attention, "_has_varlen_kernel", lambda query: True)
+    varlen = pytest.importorskip("torch.nn.attention.varlen")  # came with torch 2.10
+    monkeypatch.setattr(vision_attention, "_find_varlen_kernel", lambda query: varlen.varlen_attn)
     qkv = torch.empty(24, 3, 2, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in qkv.unbind(1))
     windows = PatchWindows((4, 16, 4), torch.empty(4, dtype=torch.int32, device="meta"))
@@ -174,11 +174,15 @@ def test_the_variable_length_call_of_torch_takes_these_arguments(monkeypatch):
     ("is_cuda", "dtype", "expected"),
     [(True, torch.bfloat16, True), (True, torch.float32, False), (False, torch.bfloat16, False)],
 )
-def test_the_kernel_takes_half_precision_on_cuda(is_cuda, dtype, expected, monkeypatch):
-    monkeypatch.setattr(vision_attention, "varlen_attn", attend_window_by_window)
-    assert vision_attention._has_varlen_kernel(SimpleNamespace(is_cuda=is_cuda, dtype=dtype)) is expected
-    monkeypatch.setattr(vision_attention, "varlen_attn", None)
-    assert not vision_attention._has_varlen_kernel(SimpleNamespace(is_cuda=is_cuda, dtype=dtype))
+def test_the_kernel_takes_half_precision_on_cuda(is_cuda, dtype, expected):
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    found = vision_attention._find_varlen_kernel(SimpleNamespace(is_cuda=is_cuda, dtype=dtype))
+    assert found is (varlen.varlen_attn if expected else None)
+
+
+def test_a_torch_without_the_kernel_attends_by_length(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
+    assert vision_attention._find_varlen_kernel(SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)) is None
 
 
 def test_a_batch_moves_its_patches_and_keeps_its_grids(make_tiny):
