@@ -35,6 +35,7 @@ COMMANDS = [
     ("run_vs_trl", ["--small", "--pairs", "1"], "ratio"),
     ("rollout_vllm", ["--prompts", "1", "--siblings", "2", "--tokens", "4", "--rounds", "1"], "ratio"),
     ("scoring", ["--seconds", "0.05"], "hanging_calls_s"),
+    ("start", ["--rows", "8", "16"], "row_ms, warm"),
     ("two_processes", ["--rounds", "1", "--steps", "1", "--prompts", "2", "--only", "two"], "speedup_of_two"),
     ("verdicts", ["--repeat", "1"], "verdicts_per_s"),
     ("view", ["--rollouts", "16", "--tokens", "5"], "page, CPU s"),
