@@ -40,8 +40,8 @@ def read_pictures(path: Path, run_dir: RunDir, config: Config, base_dir: Path) -
                 continue
             crop = tuple(medium["crop"]) if medium["crop"] else None
             corruption = Corruption(medium["corruption"]) if medium.get("corruption") else None
-            path, sha256 = str(roots[0] / medium["path"]), medium["sha256"]
-            ref = ImageRef(path=path, sha256=sha256, crop=crop, corruption=corruption)
+            file, sha256 = str(roots[0] / medium["path"]), medium["sha256"]
+            ref = ImageRef(path=file, sha256=sha256, crop=crop, corruption=corruption)
             try:
                 image = open_shown_image(ref, roots, config.data.media_limits)
             except MediaError:  # it was moved or changed since

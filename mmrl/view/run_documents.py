@@ -77,11 +77,11 @@ class RunDocuments:
 
     def list_documents(self) -> dict[str, partial[Row] | partial[bytes]]:
         """Return by key what builds each document."""
-        builders = {f"{self.id}/metrics": partial(self._build_metrics)}
+        builders: dict[str, partial[Row] | partial[bytes]] = {f"{self.id}/metrics": partial(self._build_metrics)}
         for file, entry in self._list_step_files():
             builders[entry["key"]] = partial(self._build_step, file, entry)
             if entry["tokens"]:
-                builders[entry["tokens"]] = partial(self._files.read, file.with_suffix(".npz"), Path.read_bytes, b"")
+                builders[entry["tokens"]] = partial(self._read_tokens, file)
         for key, (path, entry) in list_benchmarks(self._files, self._stages).items():
             builders[f"{self.id}/{key}"] = partial(build_benchmark, self._files, path, entry["name"])
         return builders
@@ -96,6 +96,9 @@ class RunDocuments:
             report_bad_row=lambda line, error: self._files.report(file, f"line {line + 1} is damaged: {error}"),
         ).build_groups(self._read_rows(file))
         return {**pick(entry, "stage", "step", "kind", "tokens"), "groups": groups}
+
+    def _read_tokens(self, file: Path) -> bytes:
+        return self._files.read(file.with_suffix(".npz"), Path.read_bytes, b"")
 
     def _read_rows(self, file: Path) -> list[NumberedRow]:
         """Read a file of rollouts, and keep what the index says of it, so that an export parses each file once."""
