@@ -15,8 +15,7 @@ from tracked_runs import FakeTracker, make_follower, refuse_network
 
 from mmrl.log.run_dir import RunDir
 from mmrl.trackers import follower
-from mmrl.trackers.backends import TRACKERS
-from mmrl.trackers.tracker import RunFacts, Tracker
+from mmrl.trackers.backends import TRACKERS, RunFacts, Tracker
 
 
 def follow(run_dir: RunDir, name: str, moment: str, number: int, fake: Path | None = None) -> None:

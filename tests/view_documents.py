@@ -71,8 +71,8 @@ def medium(*sources: str | None, kind: str = "image", size: tuple[int, int] = SI
     }
 
 
-def mark(shape: str, *at: float, label: str = "", frame: int | None = None) -> Document:
-    return {"shape": shape, "medium": 0, "at": list(at), "label": label, "frame": frame}
+def mark(shape: str, *at: float, label: str = "", second: float | None = None) -> Document:
+    return {"shape": shape, "medium": 0, "at": list(at), "label": label, "second": second}
 
 
 def term(value: float | None, weight: float = 1.0, reason: str = "", **more: Any) -> Document:
@@ -252,7 +252,11 @@ def video_group(number: int) -> Document:
         question="<video>When does the door open?",
         target="1.0 – 2.2 s",
         media=[medium(*frames, kind="video")],
-        marks=[mark("span", 1.0, 2.2)],
+        marks=[
+            mark("span", 1.0, 2.2),
+            mark("box", 0.1, 0.1, 0.4, 0.5, second=1.1),
+            mark("box", 0.2, 0.1, 0.5, 0.5, second=2.0),
+        ],
     )
 
 
@@ -350,7 +354,7 @@ def train_step(step: int) -> Document:
     return step_document("rl", step, "train", groups)
 
 
-def validation_step(step: int, right: tuple[bool, ...]) -> Document:
+def validation_step(step: int, right: tuple[bool, ...], kind: str = "validation") -> Document:
     groups = []
     for number, is_right in enumerate(right):
         total = 1.0 if is_right else 0.0
@@ -358,16 +362,19 @@ def validation_step(step: int, right: tuple[bool, ...]) -> Document:
         single = answered(0, (shifted, 0.25, shifted + 0.25, 0.5), total, "It stands there.", advantage=None)
         gold = [mark("box", 0.25, 0.25, 0.5, 0.5)]
         groups.append(group(number, f"ground/validation/{number:06d}", [single], marks=gold))
-    return step_document("rl", step, "validation", groups)
+    return step_document("rl", step, kind, groups)
 
 
-def metrics_document(seed: int, steps: int = 120) -> Document:
+def metrics_document(seed: int, steps: int = 120, cold: int = 0) -> Document:
+    """Metrics of a run, of which the first `cold` steps belong to a stage of their own."""
     rng = np.random.default_rng(seed)
     rise = 1 / (1 + np.exp(-(np.arange(steps) - 40) / 18))
     reward = 0.15 + 0.6 * rise + rng.normal(0, 0.04, steps)
     columns: dict[str, list[float | None]] = {
         "reward/mean": list(reward),
         "reward/term/iou": list(reward - 0.1),
+        "rethink/correct_to_incorrect": list(4 - 3 * rise),
+        "rethink/incorrect_to_correct": list(1 + 8 * rise),
         "reward/term/format": list(0.5 + 0.5 * rise),
         "groups/nonzero_advantage_frac": list(0.9 - 0.4 * rise + rng.normal(0, 0.05, steps)),
         "rollout/truncated_frac": list(np.abs(rng.normal(0.05, 0.02, steps))),
@@ -394,7 +401,8 @@ def metrics_document(seed: int, steps: int = 120) -> Document:
         rounded[name] = [*(None if value is None else float(value) for value in column), None]
     rounded["test/ground"][-1] = 0.7
     numbers = list(range(1, steps + 1))
-    places = {"stage": [*["rl"] * steps, None], "step": [*numbers, 0], "global": [*numbers, steps]}
+    stages = [*["cold"] * cold, *["rl"] * (steps - cold), None]
+    places = {"stage": stages, "step": [*numbers[:cold], *numbers[: steps - cold], 0], "global": [*numbers, steps]}
     return {**places, "columns": rounded, "meanings": {"reward/mean": "Mean total reward of the step's rollouts."}}
 
 
@@ -421,7 +429,7 @@ def summary() -> Document:
 
 def benchmark_document() -> Document:
     def response(text: str, read: str, strict: bool, official: bool, rule: str) -> Document:
-        start = text.index(read)
+        start = text.index(read)  # in characters, as Python counts
         return {
             "response": text,
             "strict": strict,
@@ -430,15 +438,14 @@ def benchmark_document() -> Document:
             "outcome": None,
             "rule": rule,
             "value": read,
-            "start": start,
-            "end": start + len(read),
+            "span": [start, start + len(read)],
             "judge_correct": None,
             "tokens": 12,
             "finish": "eos",
         }
 
     items = [
-        ("q-1", response("The answer is (B), since 🦜 birds fly.", "B", True, True, "option_in_parentheses")),
+        ("q-1", response("🦜 The answer is (B), since birds fly.", "B", True, True, "option_in_parentheses")),
         ("q-2", response("It could be 12 or 14. So 14.", "14", False, True, "last_number")),
         ("q-3", response("I do not know: C", "C", False, False, "last_letter")),
     ]
@@ -507,7 +514,7 @@ def make_documents() -> PageDocuments:
         "r0/rl-000030": step_document("rl", 30, "train", [hostile_group(0)]),
         "r0/rl-000020-validation": validation_step(20, (True, False, True, False)),
         "r0/bench-mathvista-0": benchmark_document(),
-        "r1/metrics": metrics_document(1),
+        "r1/metrics": metrics_document(1, cold=20),
         "r1/rl-000010": train_step(10),
         "r1/rl-000020-validation": validation_step(20, (True, True, False, False)),
     }
@@ -522,5 +529,6 @@ def make_documents() -> PageDocuments:
     first = run_entry("r0", "demo", documents, benchmarks=benchmarks, notices=notices)
     config = [["stages.0.loss.kl.coef", "0.1"], ["seed", "0"], ["stages.0.group_size", "4"]]
     second = run_entry("r1", "other", documents, config=config, state="dead", events=[], summary=None)
+    second["stages"].insert(0, {"name": "cold", "kind": "sft", "steps": 20})
     documents["index"] = {"schema": 1, "made": "2026-11-26T03:00:00+00:00", "live": False, "runs": [first, second]}
     return PageDocuments(documents, {f"pic{number}": make_picture(number) for number in range(4)})

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import isfinite, prod
 from operator import attrgetter
 from pathlib import Path
@@ -24,6 +23,7 @@ from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_processor
 from mmrl.policy.encoder import EncodedPrompt, MediaLayout, PromptEncoder, unpatchify
+from mmrl.policy.processor import PromptProcessor
 from mmrl.training.build import IMAGE_CACHE_BYTES
 from mmrl.types import (
     CoordinateSystem,
@@ -134,7 +134,7 @@ class SampleBrowser:
         sample = self.samples[index]
         encoded = self._encoder.encode(sample)
         media = _media_views(self._encoder, encoded)
-        text = _collapse_placeholders(self._encoder, encoded.prompt.token_ids, media)
+        text = PromptProcessor(self._encoder).render_prompt(encoded.prompt)
         return SampleView(sample=sample, prompt=encoded.prompt, media=media, prompt_text=text)
 
 
@@ -233,24 +233,6 @@ def _media_views(encoder: PromptEncoder, encoded: EncodedPrompt) -> tuple[MediaV
             )
         )
     return tuple(views)
-
-
-def _collapse_placeholders(encoder: PromptEncoder, token_ids: Sequence[int], views: Sequence[MediaView]) -> str:
-    """Return the prompt as text, with `<image 640x480 -> 84x56, 6 tokens>` for the tokens of an image."""
-    media_types = {encoder.placeholders.image_id: "image", encoder.placeholders.video_id: "video"}
-    # The view that each placeholder token belongs to, in order.
-    owners = iter([view for view in views for _ in range(view.num_tokens)])
-    pieces: list[str] = []
-
-    for media_type, run in groupby(token_ids, key=media_types.get):
-        run_ids = list(run)
-        if media_type is None:
-            pieces.append(encoder.hf_processor.tokenizer.decode(run_ids, skip_special_tokens=False))
-            continue
-        run_owners = [next(owners) for _ in run_ids]
-        view = run_owners[0]
-        pieces.append(f"<{media_type} {_format_resize(view)}, {len(run_ids)} tokens>")
-    return "".join(pieces)
 
 
 def _format_resize(view: MediaView) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.log.console import Console
-from mmrl.log.rollout_records import RolloutRecord, TextSource, write_records, write_tokens
+from mmrl.log.rollout_records import RolloutRecord, TextSource, write_records
 from mmrl.log.run_dir import RunDir
 from mmrl.log.status import StatusFile
 from mmrl.types import Group, TokenValues, TrainingState, UserError
@@ -106,9 +106,7 @@ class RunLogger:
         """
         path = self._run_dir.rollouts / f"{name}.jsonl"
         place = {"stage": self._stage or None, "step": state.step, "version": version}
-        token_ends = write_records(path, records, place, self._texts)
-        if token_values is not None:
-            write_tokens(path.with_suffix(".npz"), records, token_ends, token_values)
+        write_records(path, records, place, self._texts, token_values)
         return path
 
     def log_event(self, state: TrainingState, name: str, message: str | None) -> None:
@@ -169,9 +167,10 @@ class NullLogger:
         """Stand in for the metrics file."""
         return self
 
-    @property
-    def status(self) -> AbstractContextManager[None]:
-        """Stand in for the status file."""
+    status = metrics
+
+    def report(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
         return nullcontext()
 
     def position(self) -> int:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from mmrl.types import (
     Author,
+    Corruption,
     Experience,
     Group,
     GroupSelection,
@@ -31,6 +32,7 @@ from mmrl.types import (
     Sample,
     Score,
     SelectedExperiences,
+    Size,
     TokenValues,
     VideoRef,
 )
@@ -40,6 +42,8 @@ RECORDS_VERSION: Final = 2
 """Version of the records in a run directory, as in its manifest.json."""
 AUTHORS: Final = (Author.POLICY, Author.DEMONSTRATION, Author.FORCED, Author.ENVIRONMENT)
 """The authors in the order of their numbers in a file of tokens."""
+BAD_VALUE: Final = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, ZeroDivisionError)
+"""What arithmetic on the values of a damaged or hostile record may raise."""
 
 _COMPUTED: Final = ("logprob", "ratio", "entropy", "advantage", "clipped")  # the fields of `TokenValues`, in order
 _TOKEN_TYPES: Final = {
@@ -63,12 +67,14 @@ class RolloutRecord:
     experience: int | None = None  # its index among the step's experiences; None if it is not trained on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextSource:
-    """What records take from the processor that read the prompts."""
+class TextSource(Protocol):
+    """The processor that read the prompts, which also knows the text of tokens."""
 
-    render_prompt: Callable[[Prompt], str]  # the prompt as text, its placeholders folded
-    find_token_ends: Callable[[Rollout], Sequence[int] | None]  # where each token's text ends in the response
+    def render_prompt(self, prompt: Prompt) -> str:
+        """Return the prompt as text, its placeholders folded."""
+
+    def find_token_ends(self, rollout: Rollout) -> Sequence[int] | None:
+        """Return where the text of each token ends in the response; None if the tokens do not spell it."""
 
 
 def list_step_records(selected: SelectedExperiences, *, max_groups: int, version: int) -> list[RolloutRecord]:
@@ -126,15 +132,18 @@ def score_fields(score: Score) -> dict[str, Any]:
 
 
 def write_records(
-    path: Path, records: Sequence[RolloutRecord], place: Mapping[str, Any], texts: TextSource
-) -> list[Sequence[int] | None]:
-    """Write one JSON line for each record to `path`, with the keys of `place` first.
+    path: Path,
+    records: Sequence[RolloutRecord],
+    place: Mapping[str, Any],
+    texts: TextSource,
+    token_values: Mapping[int, TokenValues] | None = None,
+) -> None:
+    """Write one JSON line for each record to `path`, with the keys of `place` first, and a file of their tokens.
 
-    Returns:
-        Where each token's text ends, for each record; None where that is unknown.
+    `token_values` has what the learner computed, by index of the experience; None leaves out the file of tokens.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: a file cannot be written.
     """
     run_dir = path.parent.parent
     check_not_deleted(run_dir)
@@ -143,39 +152,31 @@ def write_records(
     prompts: dict[str, str] = {}
     lines, token_ends = [], []
     for record in records:
-        prompt = record.rollout.prompt
+        rollout, prompt = record.rollout, record.rollout.prompt
         if prompt.digest not in prompts:
             prompts[prompt.digest] = texts.render_prompt(prompt)
-        token_ends.append(texts.find_token_ends(record.rollout))
-        fields = _rollout_fields(record.rollout, run_dir, token_ends[-1])
-        line = {**place, "group": record.group, "prompt": prompts[prompt.digest], **fields, **record.outcome}
-        lines.append(json_line(line))
+        ends = texts.find_token_ends(rollout)
+        shared = {**place, "group": record.group, "prompt": prompts[prompt.digest]}
+        lines.append(json_line({**shared, **_rollout_fields(rollout, run_dir, ends), **record.outcome}))
+        token_ends.append([-1] * rollout.num_tokens if ends is None else ends)
     write_atomically(path, "".join(lines))
-    return token_ends
+    if token_values is not None:
+        write_atomically(path.with_suffix(".npz"), _pack_tokens(records, token_ends, token_values))
 
 
-def write_tokens(
-    path: Path,
-    records: Sequence[RolloutRecord],
-    token_ends: Sequence[Sequence[int] | None],
-    values: Mapping[int, TokenValues],
-) -> None:
-    """Write the tokens of the records to `path`, a file of `numpy.load`: docs/records.md lists the arrays.
-
-    `token_ends` is what `write_records` returned; `values` has what the learner computed, by index of the experience.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+def _pack_tokens(
+    records: Sequence[RolloutRecord], token_ends: Iterable[Sequence[int]], values: Mapping[int, TokenValues]
+) -> bytes:
+    """Return the tokens of the records as a file of `numpy.load`: docs/records.md lists the arrays."""
     columns: dict[str, list[float]] = {name: [] for name in _TOKEN_TYPES if name != "offset"}
-    for record, ends in zip(records, token_ends, strict=True):
+    columns["end"] = list(chain.from_iterable(token_ends))
+    for record in records:
         rollout = record.rollout
         for segment in rollout.segments:
             count, is_policy = len(segment.token_ids), segment.author is Author.POLICY
             columns["token_id"] += segment.token_ids
             columns["author"] += [AUTHORS.index(segment.author)] * count
             columns["recorded_logprob"] += segment.logprobs if is_policy else [nan] * count
-        columns["end"] += [-1] * rollout.num_tokens if ends is None else ends
         own = None if record.experience is None else values.get(record.experience)
         for name, column in zip(_COMPUTED, own or [()] * len(_COMPUTED), strict=True):
             columns[name] += _spread(rollout, column)
@@ -184,7 +185,7 @@ def write_tokens(
     arrays = {name: np.array(values, _TOKEN_TYPES[name]) for name, values in {"offset": offset, **columns}.items()}
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **arrays)
-    write_atomically(path, content.getvalue())
+    return content.getvalue()
 
 
 def _spread(rollout: Rollout, values: Sequence[float]) -> Iterator[float]:
@@ -262,31 +263,22 @@ def _rollout_fields(rollout: Rollout, run_dir: Path, token_ends: Sequence[int] |
 
 
 def _question(sample: Sample) -> str:
-    question = ""
-    for part in sample.parts:
-        match part:
-            case ImageRef():
-                question += "<image>"
-            case VideoRef():
-                question += "<video>"
-            case _:
-                question += part
-    return question
+    names = {ImageRef: "<image>", VideoRef: "<video>"}
+    return "".join(part if isinstance(part, str) else names[type(part)] for part in sample.parts)
 
 
 def _segments(rollout: Rollout, run_dir: Path, token_ends: Sequence[int] | None) -> Iterator[dict[str, Any]]:
-    first, start = 0, 0
+    num_tokens, start = 0, 0
     for segment in rollout.segments:
-        record: dict[str, Any] = {"author": segment.author, "n": len(segment.token_ids), "version": segment.version}
-        record["chars"] = None
+        num_tokens += len(segment.token_ids)
+        chars = None
         if token_ends is not None:
-            last = first + len(segment.token_ids)
-            end = token_ends[last - 1] if last > first else start
             # The text of a thought that the prompt opened belongs to the first segment.
-            record["chars"], first, start = (start, end), last, end
-        observation = segment.observation
-        shown = observation and _medium(observation.ref, observation.resize_map, run_dir)
-        yield {**record, "shows": shown}
+            chars = (start, token_ends[num_tokens - 1] if segment.token_ids else start)
+            start = chars[1]
+        shown = segment.observation and _medium(segment.observation.ref, segment.observation.resize_map, run_dir)
+        fields = {"author": segment.author, "n": len(segment.token_ids), "version": segment.version}
+        yield {**fields, "chars": chars, "shows": shown}
 
 
 def _medium(ref: MediaRef, resize_map: ResizeMap, run_dir: Path) -> dict[str, Any]:
@@ -308,3 +300,34 @@ def _medium(ref: MediaRef, resize_map: ResizeMap, run_dir: Path) -> dict[str, An
         case VideoRef():
             fields |= {"start": ref.start, "end": ref.end}
     return fields
+
+
+def parse_medium(record: Mapping[str, Any], run_dir: Path) -> MediaRef:
+    """Return the reference of a recorded image or video; a damaged record raises one of `BAD_VALUE`."""
+
+    def number(key: str) -> float | None:
+        return None if record.get(key) is None else float(record[key])
+
+    corruption, crop = record.get("corruption"), record.get("crop")
+    shared: dict[str, Any] = {
+        "path": str(run_dir.absolute() / record["path"]),
+        "sha256": str(record["sha256"]),
+        "corruption": None if corruption is None else Corruption(corruption),
+        "fps": number("fps"),
+    }
+    if record["kind"] == "video":
+        return VideoRef(**shared, start=number("start"), end=number("end"))
+    if crop is not None:
+        left, top, right, bottom = map(int, crop)
+        crop = (left, top, right, bottom)
+    return ImageRef(**shared, timestamp=number("timestamp"), crop=crop)
+
+
+def parse_resize_map(medium: Mapping[str, Any]) -> ResizeMap | None:
+    """Return the resize map of a recorded medium, None if it has none that can be used."""
+    try:
+        original, resized = Size(*map(int, medium["original"])), Size(*map(int, medium["resized"]))
+        left, top = map(int, medium.get("offset") or (0, 0))
+    except BAD_VALUE:
+        return None
+    return ResizeMap(original, resized, (left, top)) if min(*original, *resized) > 0 else None

@@ -189,10 +189,13 @@ class RunDir:
                 problem = "of its checkpoints none is left to continue from (checkpoints.keep_last)"
             raise UserError(f"{self.path}: {change}: this stage is over, and {problem}; {_describe_new_run(self.path)}")
 
-    def write_manifest(self, config: Config, data: Mapping[str, str], data_differences: Sequence[str] = ()) -> None:
+    def write_manifest(
+        self, config: Config, base_dir: Path, data: Mapping[str, str], data_differences: Sequence[str] = ()
+    ) -> None:
         """Write manifest.json; `data` maps each split to the digest of its samples.
 
-        `data_differences`, of the data from those that the run began with, are added to those of earlier starts.
+        Relative paths of the config start from `base_dir`. `data_differences`, of the data from those that the run
+        began with, are added to those of earlier starts.
         """
         changes = json.loads(self.manifest.read_text()).get("data_changes", []) if self.manifest.exists() else []
         noticed = datetime.now(UTC).isoformat(timespec="seconds")
@@ -217,6 +220,7 @@ class RunDir:
             "cpus": os.cpu_count(),
             "created": noticed,
             "records": RECORDS_VERSION,
+            "config_folder": str(base_dir.absolute()),
             "config_sha256": text_digest(dump_yaml(config)),
             "data": dict(data),
             "data_changes": changes,

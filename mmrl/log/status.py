@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
-from types import TracebackType
 from typing import Any, Final, Literal
 
 from mmrl.types import RunInterrupted, UserError
@@ -21,41 +21,39 @@ HEARTBEAT_S: Final = 5.0
 RunState = Literal["running", "finished", "stopped", "failed"]
 
 
-class StatusFile(AbstractContextManager["StatusFile"]):
-    """Writes the file while its block runs, from a thread of its own, and at the end how the run ended."""
+class StatusFile:
+    """The file of one run."""
 
     def __init__(self, path: Path) -> None:
-        """Name the file; nothing is written before the block begins."""
+        """Name the file; nothing is written yet."""
         self._path = path
         self._fields: dict[str, Any] = {"stage": None, "step": 0, "steps": 0}
-        self._ended = Event()
-        self._thread = Thread(target=self._beat, daemon=True, name="status")
 
-    def __enter__(self) -> StatusFile:
-        """Write the file for the first time."""
+    @contextmanager
+    def report(self) -> Iterator[None]:
+        """Write the file while this block runs, from a thread of its own, and at the end how the run ended."""
+        ended = Event()
+        thread = Thread(target=self._beat, args=(ended,), daemon=True, name="status")
         self._write("running")
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Write how the run ended."""
-        self._ended.set()
-        self._thread.join()
+        thread.start()
         state: RunState = "failed"
-        if error is None:
+        try:
+            yield
             state = "finished"
-        elif isinstance(error, RunInterrupted | KeyboardInterrupt):
+        except (RunInterrupted, KeyboardInterrupt):
             state = "stopped"
-        self._write(state)
+            raise
+        finally:
+            ended.set()
+            thread.join()
+            self._write(state)
 
     def update(self, **fields: str | int) -> None:
         """Change fields of the file. The thread writes them: a step never waits for the disk."""
         self._fields = {**self._fields, **fields}
 
-    def _beat(self) -> None:
-        while not self._ended.wait(HEARTBEAT_S):
+    def _beat(self, ended: Event) -> None:
+        while not ended.wait(HEARTBEAT_S):
             self._write("running")
 
     def _write(self, state: RunState) -> None:

@@ -19,9 +19,8 @@ from typing import Any, Final
 from mmrl.config import Config, flatten_settings
 from mmrl.log.logger import read_records
 from mmrl.log.run_dir import RunDir
-from mmrl.trackers.backends import TRACKERS
+from mmrl.trackers.backends import TRACKERS, Points, Row, RunFacts, Tracker
 from mmrl.trackers.pictures import read_pictures
-from mmrl.trackers.tracker import Points, Row, RunFacts, Tracker
 from mmrl.utils.files import write_atomically
 
 _BATCH_ROWS: Final = 100  # rows that are sent between two writes of the mark

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,10 +10,12 @@ from PIL import Image, ImageDraw
 
 from mmrl.config import Config
 from mmrl.log.logger import read_records
+from mmrl.log.marks import answer_marks, target_marks
+from mmrl.log.rollout_records import parse_medium
 from mmrl.log.run_dir import RunDir
 from mmrl.media.image import open_shown_image
-from mmrl.trackers.tracker import Picture
-from mmrl.types import CoordinateSystem, Corruption, ImageRef, MediaError, ResizeMap, Size
+from mmrl.trackers.backends import Picture
+from mmrl.types import ImageRef, MediaError
 
 _GROUPS_SHOWN: Final = 4
 _MAX_SIDE_PX: Final = 512
@@ -36,46 +37,30 @@ def read_pictures(path: Path, run_dir: RunDir, config: Config, base_dir: Path) -
     for record in first_rollouts.values():
         index = record["media_index"] or 0
         for medium in record["media"][index : index + 1]:
-            if medium["kind"] != "image" or medium["timestamp"] is not None:
+            ref = parse_medium(medium, roots[0])
+            if not isinstance(ref, ImageRef) or ref.timestamp is not None:
                 continue
-            crop = tuple(medium["crop"]) if medium["crop"] else None
-            corruption = Corruption(medium["corruption"]) if medium.get("corruption") else None
-            file, sha256 = str(roots[0] / medium["path"]), medium["sha256"]
-            ref = ImageRef(path=file, sha256=sha256, crop=crop, corruption=corruption)
             try:
                 image = open_shown_image(ref, roots, config.data.media_limits)
             except MediaError:  # it was moved or changed since
                 continue
             image.thumbnail((_MAX_SIDE_PX, _MAX_SIDE_PX))
-            _draw_boxes(image, record, medium)
+            _draw_boxes(image, record)
             pictures.append(Picture(image, _describe(record)))
     return pictures
 
 
-def _draw_boxes(image: Image.Image, record: Mapping[str, Any], medium: Mapping[str, Any]) -> None:
+def _draw_boxes(image: Image.Image, record: Mapping[str, Any]) -> None:
     """Draw the target's boxes green and thick, and the answer's orange."""
     draw = ImageDraw.Draw(image)
-    resize_map = ResizeMap(Size(*medium["original"]), Size(*medium["resized"]), tuple(medium["offset"]))
-    for value, frame, color, width in (
-        (record["target"], record["target_frame"], _GOLD, 3),
-        (record["answer"], record["frame"], _PREDICTED, 2),
-    ):
-        boxes = [value] if record["answer_type"] == "box" else []
-        if record["answer_type"] == "boxes" and isinstance(value, list):
-            boxes = [region[0] for region in value if isinstance(region, list) and region]
-        for corners in filter(_is_box, boxes if frame else []):
-            left, top, right, bottom = resize_map.convert(corners, CoordinateSystem(frame), CoordinateSystem.NORM_1)
-            # A predicted box may have its corners in any order.
-            xs = sorted((left * image.width, right * image.width))
-            ys = sorted((top * image.height, bottom * image.height))
-            draw.rectangle((xs[0], ys[0], xs[1], ys[1]), outline=color, width=width)
-
-
-def _is_box(value: object) -> bool:
-    """Return True for four finite numbers; a response may hold anything."""
-    if not isinstance(value, list) or len(value) != 4:
-        return False
-    return all(isinstance(number, int | float) and math.isfinite(number) for number in value)
+    for marks, color, width in ((target_marks(record), _GOLD, 3), (answer_marks(record), _PREDICTED, 2)):
+        for mark in marks:
+            if mark["shape"] == "box":
+                left, top, right, bottom = mark["at"]
+                # A predicted box may have its corners in any order.
+                xs = sorted((left * image.width, right * image.width))
+                ys = sorted((top * image.height, bottom * image.height))
+                draw.rectangle((xs[0], ys[0], xs[1], ys[1]), outline=color, width=width)
 
 
 def _describe(record: Mapping[str, Any]) -> str:

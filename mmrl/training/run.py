@@ -19,7 +19,6 @@ from mmrl.log.comparison import compare_rewards, comparison_summary, print_summa
 from mmrl.log.console import Console, null_console
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.logger import MetricsLogger, NullLogger, RunLogger
-from mmrl.log.rollout_records import TextSource
 from mmrl.log.run_dir import run_dir_of
 from mmrl.trackers.process import follow_run
 from mmrl.training.benchmarks import TrainingBenchmarks, digest_questions, read_all_benchmark_questions
@@ -189,7 +188,7 @@ def write_run_info(run: RunComponents, benchmarks: Mapping[str, str]) -> None:
     """Write the manifest, the record of data and `benchmarks`, and for a model made from scratch its processor."""
     run_dir = run.run_dir
     run.data_record.check_benchmarks(benchmarks)
-    run_dir.write_manifest(run.config, run.samples.content_hashes(), run.data_record.differences)
+    run_dir.write_manifest(run.config, run.base_dir, run.samples.content_hashes(), run.data_record.differences)
     run.data_record.save()
     if run.config.model.from_scratch and not run_dir.processor.exists():
         checkpoint.export_hf_folder(run_dir.processor, run.processor.hf_processor, run.policy.model.config)
@@ -207,9 +206,7 @@ def resume_run(opened: OpenedRun, stop: StopSignal) -> Iterator[tuple[StageServi
     # Rank 0 alone writes; the others log into nothing, so that all make the same calls.
     logger: MetricsLogger = NullLogger()
     if ranks.rank == 0:
-        processor = run.processor
-        texts = TextSource(render_prompt=processor.render_prompt, find_token_ends=processor.find_token_ends)
-        logger = RunLogger(run_dir, run.console, texts)
+        logger = RunLogger(run_dir, run.console, run.processor)
     held_out, checkpoints = HeldOutEvaluation(run, logger), RunCheckpoints(run, logger)
     resumed = checkpoints.load()
     ranks.on_rank0(partial(run_dir.reopen, config))
@@ -230,7 +227,7 @@ def resume_run(opened: OpenedRun, stop: StopSignal) -> Iterator[tuple[StageServi
         user_callbacks=opened.user_callbacks,
         stop_requested=partial(stop.reached_any, ranks),
     )
-    with logger.status, checkpoints.manager:
+    with logger.status.report(), checkpoints.manager:
         yield services, resumed
 
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
 from mmrl.config.schema import MediaConfig, MediaLimitsConfig
 from mmrl.config.schema.model import VideoConfig
 from mmrl.data.context import make_media_policy
-from mmrl.types import Corruption, ImageRef, MediaError, MediaRef, Size, VideoRef
+from mmrl.log.rollout_records import BAD_VALUE, parse_medium
+from mmrl.types import ImageRef, MediaError, MediaRef, Size, VideoRef
 from mmrl.utils.digests import file_digest, text_digest
-from mmrl.view.records import BAD_VALUE, Row, as_list, as_mapping
+from mmrl.view.records import Row, as_list, as_mapping
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -31,9 +32,8 @@ MAX_SIDE: Final = 1024  # pixels of a picture's longer side
 _NO_FRAMES: Final = [{"src": None, "second": None}]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Medium:
-    """An image or video as the model saw it: what a record says of it."""
+class Medium(NamedTuple):
+    """An image or video as the model saw it."""
 
     ref: MediaRef  # the file, and the part of it
     size: Size  # size for the model
@@ -43,35 +43,16 @@ class Medium:
         return text_digest(json.dumps([type(self.ref).__name__, asdict(self.ref), self.size, frame]))[:16]
 
 
-def parse_medium(record: Mapping[str, Any], run_dir: Path) -> Medium:
-    """Return the medium of a record; a damaged record raises one of `BAD_VALUE`. Paths may start from `run_dir`."""
-
-    def number(key: str) -> float | None:
-        return None if record.get(key) is None else float(record[key])
-
-    size = Size(*map(int, record["resized"]))
-    if min(size) < 1:
-        raise ValueError(f"{size} is not a size")
-    corruption, crop = record.get("corruption"), record.get("crop")
-    shared: dict[str, Any] = {
-        "path": str(run_dir.absolute() / record["path"]),
-        "sha256": str(record["sha256"]),
-        "corruption": None if corruption is None else Corruption(corruption),
-        "fps": number("fps"),
-    }
-    if record["kind"] == "video":
-        return Medium(ref=VideoRef(**shared, start=number("start"), end=number("end")), size=size)
-    if crop is not None:
-        left, top, right, bottom = map(int, crop)
-        crop = (left, top, right, bottom)
-    return Medium(ref=ImageRef(**shared, timestamp=number("timestamp"), crop=crop), size=size)
-
-
 class MediaOpener:
     """Opens the media of one run under the rules of its config."""
 
-    def __init__(self, run_dir: Path, settings: Mapping[str, Any], media_roots: Sequence[Path]) -> None:
-        """`settings` is the run's config, of which unusable parts count as the defaults; `media_roots` are more."""
+    def __init__(
+        self, run_dir: Path, settings: Mapping[str, Any], config_folder: Path, media_roots: Sequence[Path]
+    ) -> None:
+        """Take the rules from `settings`, the run's config, of which unusable parts count as the defaults.
+
+        Its relative folders start from `config_folder`; `media_roots` are more.
+        """
         self.run_dir = run_dir
         data = as_mapping(settings.get("data"))
         try:
@@ -79,9 +60,8 @@ class MediaOpener:
             self._video = VideoConfig.model_validate(as_mapping(settings.get("model")).get("video") or {})
         except ValidationError:  # of another version
             self._limits, self._video = MediaLimitsConfig(), VideoConfig()
-        # A run does not record the folder of its config, which relative roots start from. Training is mostly started
-        # in the same folder as the page.
-        roots = [run_dir / "data", *media_roots, *map(Path, map(str, as_list(data.get("media_roots"))))]
+        roots = [run_dir / "data", *media_roots]
+        roots += [config_folder / str(root) for root in as_list(data.get("media_roots"))]
         self._policy = make_media_policy(self._limits, roots, schemes=(), media=MediaConfig())
 
     def find_problem(self, ref: MediaRef) -> str | None:
@@ -149,7 +129,9 @@ class PictureStore:
         entry: Row = {"kind": "image", "name": Path(str(record.get("path", ""))).name, "original": None}
         entry |= {"width": 0, "height": 0, "frames": _NO_FRAMES}
         try:
-            medium = parse_medium(record, opener.run_dir)
+            medium = Medium(parse_medium(record, opener.run_dir), Size(*map(int, record["resized"])))
+            if min(medium.size) < 1:
+                raise ValueError(f"{medium.size} is not a size")
             entry |= {"kind": record["kind"], "original": list(map(int, record["original"]))}
         except BAD_VALUE:
             return entry | {"problem": "its record is damaged"}

@@ -9,22 +9,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from mmrl.config.yaml_tree import parse_yaml
 from mmrl.types import UserError
 from mmrl.utils.digests import text_digest
 
-# What arithmetic on the values of a damaged or hostile record may raise.
-BAD_VALUE: Final = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, ZeroDivisionError)
 Row = dict[str, Any]
 NumberedRow = tuple[int, Row]  # index of the line, from 0, and its object
 _ValueT = TypeVar("_ValueT")
-
-_LARGEST_BASIC_CHAR: Final = "\uffff"  # later characters are two units of a JavaScript string
 
 
 class RunFiles:
@@ -111,18 +106,6 @@ def make_key(name: str) -> str:
     """Return a part of a key for a file's name: letters, digits, `_`, `-` and `.`, which differ for other names."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
     return plain if plain == name else f"{plain}.{text_digest(name)[:8]}"
-
-
-def utf16_places(text: str) -> Sequence[int]:
-    """Return the place of each character, and of the end, in a JavaScript string."""
-    if text.isascii() or max(text) <= _LARGEST_BASIC_CHAR:
-        return range(len(text) + 1)
-    return [0, *accumulate(1 + (char > _LARGEST_BASIC_CHAR) for char in text)]
-
-
-def place_of(index: int, places: Sequence[int]) -> int:
-    """Return the place of a character; that of the nearest end if there is no such character."""
-    return places[max(0, min(index, len(places) - 1))]
 
 
 def _parse_float(text: str) -> float | None:

@@ -10,9 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from mmrl.log.rollout_records import BAD_VALUE
 from mmrl.types import UserError
 from mmrl.view.media import MediaOpener, PictureStore
-from mmrl.view.records import BAD_VALUE, NumberedRow, Row, RunFiles, as_list, as_mapping, make_key, pick
+from mmrl.view.records import NumberedRow, Row, RunFiles, as_list, as_mapping, make_key, pick
 from mmrl.view.steps import StepBuilder, group_rows
 from mmrl.view.tables import build_benchmark, build_metrics, list_benchmarks, list_settings
 
@@ -40,7 +41,9 @@ class RunDocuments:
         self._path, self._pictures, self._files = path, pictures, RunFiles(path)
         self._held: dict[Path, tuple[object, Row]] = {}  # by file of rollouts, its signature and what it holds
         self._settings = self._files.read_object(path / "config.yaml")
-        self._opener = MediaOpener(path, self._settings, media_roots)
+        # Older versions did not record the folder; training is mostly started in the same one as the page.
+        config_folder = Path(str(self._files.read_object(path / "manifest.json").get("config_folder", "")))
+        self._opener = MediaOpener(path, self._settings, config_folder, media_roots)
         self._stages = []
         for number, stage in enumerate(map(as_mapping, as_list(self._settings.get("stages")))):
             steps = stage.get("steps") if isinstance(stage.get("steps"), int) else None

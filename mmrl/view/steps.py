@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from mmrl.log.marks import answer_marks, make_marks, target_marks
+from mmrl.log.rollout_records import BAD_VALUE, parse_resize_map
 from mmrl.types import AnswerType, CoordinateSystem
-from mmrl.view.marks import make_marks, parse_resize_map
-from mmrl.view.records import BAD_VALUE, NumberedRow, Row, as_list, as_mapping, pick, place_of, utf16_places
+from mmrl.view.records import NumberedRow, Row, as_list, as_mapping, pick
 
 _TEXTS: Final = ("sample", "task", "question", "response")
 _OPTIONAL_TEXTS: Final = ("prompt", "answer_type", "thinking", "answer_text", "frame", "target_frame", "finish")
-_ROLLOUT_KEYS: Final = ("rollout", "response", "finish", "total", "advantage", "dropped", "parent", "is_correct")
+_VERDICT_KEYS: Final = ("parent", "is_correct", "first_correct")
+_ROLLOUT_KEYS: Final = ("rollout", "response", "finish", "total", "advantage", "dropped", *_VERDICT_KEYS)
 
 
 def group_rows(rows: Sequence[NumberedRow]) -> list[list[NumberedRow]]:
@@ -60,24 +62,23 @@ class StepBuilder:
             "probes": as_mapping(row.get("probes")),
             "media": list(map(self.describe_medium, as_list(row.get("media")))),
             "target": _format_value(row.get("target")),
-            "marks": _marks(row, "target", "target_frame"),
+            "marks": target_marks(row),
         }
 
     def _build_rollout(self, line: int, row: Row) -> Row:
-        response, answer = row["response"], row.get("answer_text")
-        places = utf16_places(response)
+        response, answer, thinking = row["response"], row.get("answer_text"), row.get("thinking")
         selection = as_mapping(row.get("selection"))
         terms = {}
         for name, term in as_mapping(row.get("terms")).items():
             terms[name] = {**term, "reason": _format_value(term.get("reason"))}
         return {
-            **pick(row, *_ROLLOUT_KEYS, "first_correct"),
-            "segments": self._build_segments(row, places),
-            "thinking": _find(response, row.get("thinking"), str.find, places),
+            **pick(row, *_ROLLOUT_KEYS),
+            "segments": list(self._build_segments(row)),
+            "thinking": _make_range(response.find(thinking), thinking) if thinking else None,
             "answer": answer or _format_value(row.get("answer")),
             # The last place: a forced second look repeats the first answer, and replaces it.
-            "answer_chars": _find(response, answer, str.rfind, places),
-            "marks": _marks(row, "answer", "frame"),
+            "answer_chars": _make_range(response.rfind(answer), answer) if answer else None,
+            "marks": answer_marks(row),
             "tokens_n": row.get("tokens"),
             "trained": selection.get("status") in ("trained", "replayed"),
             "selection": selection,
@@ -86,26 +87,22 @@ class StepBuilder:
             "line": line,  # which its tokens have in the file of tokens
         }
 
-    def _build_segments(self, row: Row, places: Sequence[int]) -> list[Row]:
-        segments, end = [], 0
-        media = as_list(row.get("media"))
+    def _build_segments(self, row: Row) -> Iterator[Row]:
+        media, end = as_list(row.get("media")), 0
         for segment in map(as_mapping, as_list(row.get("segments"))):
             # Older versions wrote no places; all text is then in the first segment.
-            start, end = segment.get("chars") or (end, len(places) - 1)
+            start, end = map(int, segment.get("chars") or (end, len(row["response"])))
             shows, crop = as_mapping(segment.get("shows")), []
             if media and shows.get("path") == as_mapping(media[0]).get("path"):
                 # In pixels of the file.
                 whole = parse_resize_map(media[0])
                 crop = make_marks(AnswerType.BOX, shows.get("crop"), CoordinateSystem.PX_ORIGINAL, 0, whole)
-            segments.append(
-                {
-                    **pick(segment, "author", "version", "n"),
-                    "chars": [place_of(start, places), place_of(end, places)],
-                    "shows": self.describe_medium(shows) if shows else None,
-                    "crop": crop[0]["at"] if crop else None,
-                }
-            )
-        return segments
+            yield {
+                **pick(segment, "author", "version", "n"),
+                "chars": [start, end],
+                "shows": self.describe_medium(shows) if shows else None,
+                "crop": crop[0]["at"] if crop else None,
+            }
 
 
 def _check_texts(row: Row) -> None:
@@ -113,14 +110,6 @@ def _check_texts(row: Row) -> None:
     for key in (*_TEXTS, *_OPTIONAL_TEXTS):
         if not isinstance(row.get(key), str) and (key in _TEXTS or row.get(key) is not None):
             raise TypeError(f"{key} is not text")
-
-
-def _marks(row: Mapping[str, Any], key: str, frame_key: str) -> list[Row]:
-    """Return the marks of an answer or target on the medium that it refers to."""
-    media, medium = as_list(row.get("media")), row.get("media_index", 0)
-    # A sample of text alone has answers, too, and no medium.
-    resize_map = parse_resize_map(media[medium]) if media else None
-    return make_marks(row.get("answer_type") or "", row.get(key), row.get(frame_key), medium, resize_map)
 
 
 def _mark_duplicates(rollouts: Sequence[Row]) -> None:
@@ -138,7 +127,6 @@ def _format_value(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _find(text: str, part: str | None, find: Callable[[str, str], int], places: Sequence[int]) -> list[int] | None:
-    """Return where `part` begins and ends in `text`; None if it is not there."""
-    start = find(text, part) if part else -1
-    return None if start < 0 else [places[start], places[start + len(part or "")]]
+def _make_range(start: int, part: str) -> list[int] | None:
+    """Return where a part of a text begins and ends; None if it was not found, as a negative `start` says."""
+    return None if start < 0 else [start, start + len(part)]

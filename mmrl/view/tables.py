@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from mmrl.config import flatten_settings
 from mmrl.log.metric_registry import find_builtin_metric
-from mmrl.view.records import Row, RunFiles, as_mapping, make_key, pick, place_of, utf16_places
+from mmrl.view.records import Row, RunFiles, as_mapping, make_key, pick
 
-_VERDICT_KEYS: Final = ("strict", "official", "score", "outcome", "rule", "value", "judge_correct", "start", "end")
+_VERDICT_KEYS: Final = ("strict", "official", "score", "outcome", "rule", "value", "judge_correct")
 MASK: Final = "••••"
 # The last word of a key under which a secret may be, before the index in a list.
 _SECRET_KEY: Final = re.compile(
@@ -120,10 +120,10 @@ def _add_response(items: dict[str, Row], row: Row, verdict: Row) -> None:
     item = items.setdefault(str(row.get("pid")), {"id": str(row.get("pid")), "responses": [], "subsets": {}})
     item["subsets"] = item["subsets"] or as_mapping(verdict.get("subsets"))
     text = str(row.get("response") or "")
-    response = {"response": text, **pick(verdict, *_VERDICT_KEYS), **pick(row, "tokens", "finish")}
-    for key in ("start", "end"):
-        if isinstance(response[key], int):
-            response[key] = place_of(response[key], utf16_places(text))
+    start, end = verdict.get("start"), verdict.get("end")
+    # Of the text that was read as the answer.
+    span = [start, end] if isinstance(start, int) and isinstance(end, int) else None
+    response = {"response": text, **pick(verdict, *_VERDICT_KEYS), **pick(row, "tokens", "finish"), "span": span}
     item["responses"].append(response)
 
 

@@ -312,7 +312,7 @@ def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path: Path, he
     done = here("data", "show", config, "--id", "box/train/r21", "--out", tmp_path / "seen.png")
     assert done.code == 0
     size = 32, 16  # 160 x 120 pixels brought to an area of at most 1024, sides multiples of 16
-    assert "<|vision_start|><image 160x120 -> 32x16, 2 tokens><|vision_end|>Where is it?" in done.output
+    assert "<|vision_start|>⟨image: 2 tokens⟩<|vision_end|>Where is it?" in done.output
     answer = "box: [10, 20, 150, 110] (px_original, media 0); for the model [[2.0, 2.7, 30.0, 14.7]]"
     assert f"answer   {answer}" in done.output
     seen = np.asarray(Image.open(tmp_path / "seen.png"))
@@ -391,8 +391,8 @@ def test_an_image_and_a_video_are_checked_and_shown(tmp_path: Path, here: Comman
     shown = here("data", "show", path, "--out", tmp_path / "seen.png")
     assert shown.code == 0
     prompt = shown.output[shown.output.index("  | ") : shown.output.index("media 0")]
-    counts = {word: [int(n) for n in re.findall(rf"<{word} .*?, (\d+) tokens>", prompt)] for word in ("image", "video")}
-    assert prompt.index("<image") < prompt.index("<video")
+    counts = {word: [int(n) for n in re.findall(rf"⟨{word}: (\d+) tokens⟩", prompt)] for word in ("image", "video")}
+    assert prompt.index("⟨image") < prompt.index("⟨video")
     assert len(counts["image"]) == 1
     assert (len(counts["video"]) > 1) == (family != "qwen2_5_vl")  # others tell the time before each pair of frames
     visual = report["splits"]["train"]["visual_tokens"]["sum"]

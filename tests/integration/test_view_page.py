@@ -256,6 +256,7 @@ FILTERED = [
     ({"finish": "length"}, [0]),
     ({"flip": "up"}, [4]),
     ({"status": "rejected"}, [5]),
+    ({"status": "untrained"}, [5]),
     ({"q": "upper LEFT"}, [0]),
     ({"q": r"/from \d\.\d/"}, [2]),
     ({"q": "intersection over union 0.52"}, [0]),
@@ -275,6 +276,7 @@ def test_search_typed_by_hand_is_in_the_link_and_highlighted(opened):
     assert opened.groups() == [0]
     assert opened.state() == {"step": FIRST, "q": "upper left"}
     assert opened.page.locator("#count").text_content() == "1 of 6 groups, 1 of 16 rollouts"
+    opened.page.wait_for_selector(".found")
     assert opened.page.locator(".response:not(.unmatched) .found").all_text_contents() == ["upper left"]
     opened.page.click("#reset")
     opened.until("document.querySelectorAll('article.group').length === 6")
@@ -339,9 +341,15 @@ def test_tokens_that_do_not_fit_together_are_refused(opened, tmp_path, changes):
     assert opened.count(".token") == 0
 
 
-def test_ends_of_tokens_count_the_units_of_a_string_of_javascript(opened):
-    ends = opened.page.evaluate("[...endsInScript(new Int32Array([1, 2, -1, 9]), 'a\\u{1F600}b')]")
-    assert ends == [1, 3, -1, 4]
+def test_places_in_a_text_count_the_units_of_a_string_of_javascript(opened):
+    assert opened.page.evaluate("unitPlaces('a\\u{1F600}b')") == [0, 1, 3, 4]
+    counted = opened.page.evaluate("""countUnits({ groups: [{ rollouts: [{
+        response: "\\u{1F600}<think>a\\u{1F600}</think>b", thinking: [8, 10], answer_chars: [18, 19],
+        segments: [{ chars: [0, 1] }, { chars: [1, 99] }],
+    }] }] }).groups[0].rollouts[0]""")
+    assert counted["thinking"] == [9, 12]
+    assert counted["answer_chars"] == [20, 21]
+    assert [segment["chars"] for segment in counted["segments"]] == [[0, 2], [2, 21]]
 
 
 def test_keys_move_between_groups_and_steps_and_open_help(opened):
@@ -399,9 +407,9 @@ def test_a_curve_ends_with_the_last_step_and_not_with_what_was_measured_after_it
 def test_curves_have_a_panel_for_each_metric_and_obey_search_smoothing_and_log_axis(opened):
     names = "panels => panels.map(panel => panel.dataset.panel)"
     shown = opened.page.eval_on_selector_all(".panel", names)
-    assert shown[:3] == ["reward/mean", "reward/term/iou", "validation/ground"]
+    assert shown[:4] == ["reward/mean", "reward/term/iou", "validation/ground", "rethink/correct_to_incorrect"]
     opened.page.check("#f-all")
-    assert opened.count(".panel") == 15
+    assert opened.count(".panel") == 16
     opened.fill("#f-find", "grad_norm")
     assert opened.page.eval_on_selector_all(".panel", names) == ["learner/grad_norm"]
     opened.page.wait_for_selector(".panel canvas")
@@ -412,6 +420,29 @@ def test_curves_have_a_panel_for_each_metric_and_obey_search_smoothing_and_log_a
         "input => { input.value = 0.5; input.dispatchEvent(new Event('input')); }"
     )
     assert opened.state()["smooth"] == "0.5"
+
+
+def test_flips_of_verdicts_have_a_curve_in_words(opened):
+    opened.page.wait_for_selector("[data-panel^='rethink'] canvas")
+    legend = opened.page.locator("[data-panel^='rethink'] .legend").text_content()
+    assert "right → wrong" in legend and "wrong → right" in legend
+
+
+def test_curves_of_two_runs_can_be_aligned_by_the_steps_of_a_stage(opened):
+    last = "charts[0].plot.data.slice(1).map((values) => charts[0].plot.data[0][values.findLastIndex(isNumber)])"
+    opened.page.wait_for_selector(".panel canvas")
+    assert set(opened.page.evaluate(last)) == {120}
+    opened.page.select_option("#f-stage", "rl")
+    opened.until(f"charts.length && JSON.stringify([...new Set({last})]) === '[120,100]'")
+    assert opened.state()["stage"] == "rl"
+    opened.page.select_option("#f-stage", "cold")
+    opened.until(f"charts.length && JSON.stringify([...new Set({last})]) === '[20]'")
+
+
+def test_a_box_of_a_track_lies_on_the_nearest_frame(opened):
+    opened.draw_all()
+    marked = "frames => frames.map(frame => frame.querySelectorAll('.mark.gold').length)"
+    assert opened.page.eval_on_selector_all("#group-2 .frame", marked) == [0, 0, 1, 0, 1, 0, 0, 0]
 
 
 def test_results_health_and_notices_are_shown(opened):
@@ -428,6 +459,7 @@ def test_a_sample_over_time_has_a_card_for_each_step(opened):
     opened.page.wait_for_selector(".trend")
     assert opened.page.locator(".card-head .sample").all_text_contents() == ["rl 10", "rl 20"]
     assert opened.count(".trend circle") == opened.count(".response") == 8
+    assert opened.page.locator(".trend .tick").all_text_contents() == ["0", "0.5", "1"]
 
 
 def test_two_runs_lie_beside_each_other_and_flips_can_be_picked(opened):
@@ -440,6 +472,16 @@ def test_two_runs_lie_beside_each_other_and_flips_can_be_picked(opened):
     assert samples.all_text_contents() == ["ground/validation/000001", "ground/validation/000002"]
     opened.page.locator(".pair .response").first.hover()
     assert opened.count(".mark.lit") == 1
+
+
+def test_a_comparison_begins_with_steps_of_one_kind_and_keeps_to_it(opened):
+    opened.go(view="compare")
+    assert opened.count(".pair") == 4
+    chosen = "['a', 'b'].map((name) => document.getElementById(`f-${name}`).value)"
+    assert opened.page.evaluate(chosen) == ["r0/rl-000020-validation", "r1/rl-000020-validation"]
+    opened.page.select_option("#f-a", FIRST)
+    opened.until("document.querySelectorAll('.pair').length === 6")
+    assert opened.page.evaluate(chosen) == [FIRST, "r1/rl-000010"]
 
 
 def test_settings_of_two_runs_show_what_differs(opened):

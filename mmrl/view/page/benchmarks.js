@@ -6,7 +6,7 @@ const OUTCOMES = {
   disagree: ["strict and official disagree", (response) => disagrees(response)],
   right: ["right (strict)", ({ strict }) => isYes(strict)],
   wrong: ["wrong (strict)", ({ strict }) => !isYes(strict)],
-  unread: ["no answer read", ({ start }) => !isNumber(start)],
+  unread: ["no answer read", ({ span }) => !span],
 };
 
 function isYes(verdict) {
@@ -63,7 +63,7 @@ function predictionCard({ id, subsets, responses }, pattern) {
 }
 
 function predictionElement(prediction, pattern) {
-  const { response, strict, official, outcome, rule, value, start, end, tokens, finish } = prediction;
+  const { response, strict, official, outcome, rule, value, span, tokens, finish } = prediction;
   const verdict = (name, given) => {
     const word = typeof given === "boolean" ? (given ? "right" : "wrong") : number(given);
     return (given ?? null) !== null && badge(`${name} ${word}`, isYes(given) ? "good" : "bad");
@@ -78,6 +78,6 @@ function predictionElement(prediction, pattern) {
       rule && el("span.who", { title: "The rule that read the answer" }, rule),
       read !== "null" && el("span.read-as", "read as ", el("b", cut(read, 200))),
       el("span.grow"), isNumber(tokens) && el("span.who", count(tokens, "token"))),
-    responseText(text, { span: isNumber(start) && isNumber(end) ? [start, end] : null, pattern }),
+    responseText(text, { span, pattern }),
   );
 }

@@ -30,10 +30,13 @@ function trend(draws) {
   const [low, high] = [Math.min(0, ...all), Math.max(1, ...all)];
   const width = Math.max(240, 80 * draws.length);
   const y = (value) => 104 - (92 * (value - low)) / (high - low);
-  const x = (place) => 40 + ((width - 80) * place) / Math.max(1, draws.length - 1);
+  const x = (place) => 70 + ((width - 110) * place) / Math.max(1, draws.length - 1);
   const means = draws.map(({ group }) => mean(totals(group)));
   const points = means.map((value, place) => (isNumber(value) ? `${x(place)},${y(value)}` : "")).join(" ");
-  const axes = [low, high].map((value) => svg("line.axis", { x1: 0, x2: width, y1: y(value), y2: y(value) }));
+  const axes = [low, (low + high) / 2, high].map((value) => [
+    svg("line.axis", { x1: 30, x2: width, y1: y(value), y2: y(value) }),
+    svg("text.tick", { x: 24, y: y(value) + 4 }, number(value, 2)),
+  ]);
   const marks = draws.map(({ step, group, scale }, place) => [
     totals(group).filter(isNumber).map((total) => {
       const fill = rewardColour(total, scale.low, scale.high);
@@ -62,12 +65,17 @@ function pairCard(title, sides) {
   return el(sides.length > 1 ? "article.group.pair" : "article.group", head, body);
 }
 
-// What to begin with: the last judged step of each run; with one run, its first and last.
+// What to begin with: the last step of each of two runs; with one run, its first and last. Steps of two kinds have
+// other samples.
 function defaultPair(steps) {
-  const judged = steps.filter(({ step }) => step.kind !== "train");
-  const pool = judged.length > 1 ? judged : steps;
-  const [one, other] = index.runs.map((run) => pool.findLast((last) => last.run === run));
-  return { a: (other && one ? one : pool[0]).step.key, b: (other || pool.at(-1)).step.key };
+  const [first, second] = index.runs;
+  for (const wanted of ["test", "validation", "train"]) {
+    const [left, right] = [first, second || first].map((run) => (
+      steps.filter((one) => one.run === run && one.step.kind === wanted).map(({ step }) => step.key)
+    ));
+    if (second ? left.length && right.length : left.length > 1) return { a: left.at(second ? -1 : 0), b: right.at(-1) };
+  }
+  return { a: steps[0].step.key, b: steps.at(-1).step.key };
 }
 
 async function showCompare(host) {
@@ -76,15 +84,24 @@ async function showCompare(host) {
   const steps = index.runs.flatMap((run) => run.steps.map((step) => ({ run, step, name: name(run, step) })));
   const framed = (...content) => show(host, section("compare", "Compare", "The same samples, side by side.", content));
   if (steps.length < 2) return framed(empty("There are not two steps to compare."));
-  const isStep = (wanted) => steps.some(({ step }) => step.key === wanted);
+  const find = (wanted) => steps.find(({ step }) => step.key === wanted);
   const { a, b } = defaultPair(steps);
-  setState({ a: isStep(state.a) ? state.a : a, b: isStep(state.b) ? state.b : b });
+  setState({ a: find(state.a) ? state.a : a, b: find(state.b) ? state.b : b });
   const body = el("div");
   const change = () => comparePair(body, steps);
   const options = steps.map((one) => [one.step.key, one.name]);
   const title = "First responses of which one is right: by its verdict, else with at least half of the largest reward.";
   const flips = checkBox("flips", "Only flips", change, { title });
-  framed(el("div.controls", choice("a", "Left", options, change), choice("b", "Right", options, change), flips), body);
+  // The other side follows to a step of the same kind.
+  const side = (name, label, other) => choice(name, label, options, () => {
+    const { kind } = find(state[name]).step;
+    const { run, step } = find(state[other]);
+    const same = steps.filter((one) => one.step.kind === kind);
+    if (step.kind !== kind) setState({ [other]: (same.findLast((one) => one.run === run) || same.at(-1)).step.key });
+    document.getElementById(`f-${other}`).value = state[other];
+    change();
+  });
+  framed(el("div.controls", side("a", "Left", "b"), side("b", "Right", "a"), flips), body);
   return change();
 }
 

@@ -6,6 +6,7 @@ const PANELS = [
   ["Reward", /^reward\/mean$/],
   ["Reward by term", /^reward\/term\//],
   ["Validation", /^validation\//],
+  ["Verdicts that rethinking flipped", /\/(incorrect_to_correct|correct_to_incorrect)$/],
   ["Informative groups", /^groups\/nonzero_advantage_frac$/],
   ["Response length", /^rollout\/response_tokens_mean$/],
   ["Entropy", /^policy\/entropy_nats$/],
@@ -23,6 +24,7 @@ const PANELS = [
   ["Tokens per second", /^rollout\/tokens_per_s$/],
   ["Gradient norm by component", /^learner\/grad_norm\//],
 ];
+const FLIPS = { incorrect_to_correct: "wrong \u2192 right", correct_to_incorrect: "right \u2192 wrong" };
 const NUM_SHOWN = 12; // panels at first
 const LINE_COLOURS = 6;
 const CURVE_HEIGHT = 132;
@@ -75,16 +77,25 @@ function colour(name) {
   return getComputedStyle(probe).color;
 }
 
+// Returns the place of each row on the axis: its step in the run, or in the chosen stage; null in other stages.
+function axisSteps({ global, stage, step }) {
+  return state.stage ? step.map((number, place) => (stage[place] === state.stage ? number : null)) : global;
+}
+
 // Puts the columns of all runs to the steps of all runs.
 function alignRuns(runs) {
-  const steps = [...new Set(runs.flatMap(({ metrics }) => metrics.global))].sort((one, other) => one - other);
+  const steps = [...new Set(runs.flatMap(({ metrics }) => axisSteps(metrics)))].filter(isNumber);
+  steps.sort((one, other) => one - other);
   const place = new Map(steps.map((step, index) => [step, index]));
   const aligned = runs.map(({ run, metrics }) => {
     const columns = {};
     for (const [name, values] of Object.entries(metrics.columns)) {
-      columns[name] = new Array(steps.length).fill(null);
-      // What is measured after a stage has its last step's number, whose values stay.
-      metrics.global.forEach((step, index) => (columns[name][place.get(step)] ??= values[index]));
+      const column = new Array(steps.length).fill(null);
+      axisSteps(metrics).forEach((step, index) => {
+        // What is measured after a stage has its last step's number, whose values stay.
+        if (step !== null) column[place.get(step)] ??= values[index];
+      });
+      if (column.some(isNumber)) columns[name] = column;
     }
     return { run, metrics, columns };
   });
@@ -139,9 +150,13 @@ function curveControls(panels, length, redraw) {
   };
   const weight = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, id: "f-smooth", oninput: slide });
   weight.value = smoothing(length);
+  // A stage begins at another step in a run that has other stages before it.
+  const names = index.runs.flatMap((run) => run.stages.map(({ name }) => name));
+  const stages = [...new Set(names)].map((name) => [name, name]);
   return el(
     "div.controls", textBox("find", "Find metrics: kl, entropy", redraw, { class: "wide" }),
     el("label.choice", "Smoothing", weight), checkBox("log", "Log axis", redraw),
+    stages.length > 1 && choice("stage", "Steps of", [["", "the run"], ...stages], showRunCurves),
     panels.length > NUM_SHOWN && checkBox("all", `All ${panels.length} panels`, redraw),
   );
 }
@@ -167,7 +182,7 @@ function panelLines(panel, aligned) {
   aligned.runs.forEach(({ run, columns }, runPlace) => {
     panel.columns.forEach((column, place) => {
       const values = columns[column];
-      if (!values || !values.some(isNumber)) return;
+      if (!values) return;
       lines.push({
         column, values,
         label: alone ? run.name : `${shortName(column, panel)}${runPlace ? ` (${run.name})` : ""}`,
@@ -184,7 +199,8 @@ function panelLines(panel, aligned) {
 function shortName(column, { columns }) {
   let shared = columns[0];
   while (!columns.every((name) => name.startsWith(shared))) shared = shared.slice(0, -1);
-  return column.slice(shared.search(/[^/_]*$/)).replace(/_s$/, "");
+  const name = column.slice(shared.search(/[^/_]*$/)).replace(/_s$/, "");
+  return FLIPS[name] || name;
 }
 
 // Cuts the steps before the first and after the last value: those of other stages.
@@ -272,23 +288,30 @@ function drawMarks(plot, aligned, active) {
   ctx.beginPath();
   ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
   ctx.clip();
-  for (const event of run.events) {
+  for (const event of run.events.filter(({ stage }) => isOnAxis(stage))) {
     const begin = x(globalOf(event.stage, event.begin));
     const end = event.end === null ? bbox.left + bbox.width : x(globalOf(event.stage, event.end));
     bar(begin, Math.max(2, end - begin), "warn-band");
     bar(begin, 2 * devicePixelRatio, "warn");
   }
   metrics.stage.forEach((stage, place) => {
-    if (place > 0 && stage !== metrics.stage[place - 1]) bar(x(metrics.global[place]), 1, "line");
+    if (place > 0 && !state.stage && stage !== metrics.stage[place - 1]) bar(x(metrics.global[place]), 1, "line");
   });
   const open = run.steps.find((step) => step.key === state.step);
-  if (open && open.kind !== "test") bar(x(globalOf(open.stage, open.step)), 1.5 * devicePixelRatio, "open");
+  if (open && open.kind !== "test" && isOnAxis(open.stage)) {
+    bar(x(globalOf(open.stage, open.step)), 1.5 * devicePixelRatio, "open");
+  }
   ctx.restore();
 }
 
-// Returns a function from a step of a stage to its number in the run.
+function isOnAxis(stage) {
+  return !state.stage || stage === state.stage;
+}
+
+// Returns a function from a step of a stage to its place on the axis.
 function globalSteps(metrics) {
-  const places = new Map(metrics.global.map((step, place) => [`${metrics.stage[place]} ${metrics.step[place]}`, step]));
+  const name = (place) => `${metrics.stage[place]} ${metrics.step[place]}`;
+  const places = new Map(axisSteps(metrics).map((step, place) => [name(place), step]));
   return (stage, step) => places.get(`${stage} ${step}`) ?? step;
 }
 
@@ -297,6 +320,7 @@ async function selectNearestStep(run, global) {
   const globalOf = globalSteps(await load(run.metrics));
   // Where a validation follows a training step, the training step is meant.
   const distance = ({ stage, step, kind }) => Math.abs(globalOf(stage, step) - global) + (kind === "train" ? 0 : 0.5);
-  const steps = run.steps.filter(({ kind }) => kind !== "test").sort((one, other) => distance(one) - distance(other));
+  const kept = run.steps.filter(({ kind, stage }) => kind !== "test" && isOnAxis(stage));
+  const steps = kept.sort((one, other) => distance(one) - distance(other));
   if (steps.length) openStep(steps[0].key, true);
 }

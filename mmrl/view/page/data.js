@@ -15,13 +15,37 @@ function mmrlData(key, content) {
 // Returns a promise of the document. `fresh` reads it again, for what grows while the run goes on.
 function load(key, fresh = false) {
   let promise = fresh ? null : documents.get(key);
-  if (!promise) promise = { single: loadElement, folder: loadScript, live: loadFromServer }[page.mode](key);
+  const read = { single: loadElement, folder: loadScript, live: loadFromServer }[page.mode];
+  if (!promise) promise = read(key).then(countUnits);
   documents.delete(key);
   documents.set(key, promise);
   promise.catch(() => documents.delete(key));
   const oldest = [...documents.keys()].filter((name) => !/^index$|metrics$/.test(name));
   if (oldest.length > MOST_DOCUMENTS) documents.delete(oldest[0]);
   return promise;
+}
+
+// Documents count characters; a string of JavaScript has two units for those beyond U+FFFF.
+function unitPlaces(text) {
+  if (!/[\ud800-\udbff]/.test(text)) return null;
+  const places = [0];
+  for (const character of text) places.push(places.at(-1) + character.length);
+  return places;
+}
+
+// Makes the ranges of a document's responses count units of their strings.
+function countUnits(content) {
+  const { groups = [], items = [] } = content;
+  const responses = [...groups.flatMap((group) => group.rollouts), ...items.flatMap((item) => item.responses)];
+  for (const response of responses) {
+    const places = unitPlaces(response.response);
+    if (!places) continue;
+    const { thinking, answer_chars: answer, span, segments = [] } = response;
+    for (const range of [thinking, answer, span, ...segments.map(({ chars }) => chars)]) {
+      range?.forEach((place, side) => (range[side] = places[place] ?? places.at(-1)));
+    }
+  }
+  return content;
 }
 
 async function loadElement(key) {
@@ -68,7 +92,7 @@ function mediaUrl(source) {
 // The state. The part of the URL after # restores all of it; a default is not written there.
 const DEFAULTS = {
   view: "run", run: "", step: "", group: "",
-  all: "", find: "", smooth: "", log: "", overlay: "1",
+  all: "", find: "", smooth: "", log: "", overlay: "1", stage: "",
   q: "", task: "", id: "", min: "", max: "", adv: "", inf: "", finish: "", flip: "", status: "", sort: "",
   color: "", marks: "1", table: "", folded: "1",
   sample: "", a: "", b: "", flips: "",

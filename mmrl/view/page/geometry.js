@@ -20,7 +20,7 @@ function collectMarks(group, scale, side = "") {
     for (const mark of rollout.marks) marks.push({ ...mark, ...owned, kind: "predicted" });
     const crops = rollout.segments.filter(({ crop }) => crop);
     crops.forEach(({ crop }, place) => {
-      marks.push({ shape: "box", medium: 0, at: crop, label: String(place + 1), frame: null, ...owned, kind: "crop" });
+      marks.push({ shape: "box", medium: 0, at: crop, label: String(place + 1), ...owned, kind: "crop" });
     });
   }
   return marks;
@@ -33,14 +33,21 @@ function mediaElement(given, place, marks) {
   const flat = own.filter((mark) => mark.shape !== "span");
   const { frames } = medium;
   if (medium.kind !== "video") return el("figure.medium", frameElement(medium, frames[0], flat), mediaCaption(given));
+  const isIn = (mark, number) => !isNumber(mark.second) || frameOf(mark, frames) === number;
   const strip = frames.map((frame, number) => el(
-    "div.frame", frameElement(medium, frame, flat.filter((mark) => mark.frame === null || mark.frame === number)),
+    "div.frame", frameElement(medium, frame, flat.filter((mark) => isIn(mark, number))),
     el("span.time", frame.second === null ? `frame ${number + 1}` : seconds(frame.second)),
   ));
   return el(
     "figure.medium", el("div.strip", { tabindex: 0, "aria-label": `Frames of ${medium.name}` }, strip),
     timeline(medium, own.filter((mark) => mark.shape === "span")), mediaCaption(given),
   );
+}
+
+// Returns the number of the frame that is nearest to a box of a track.
+function frameOf({ second }, frames) {
+  const distances = frames.map((frame) => Math.abs(frame.second - second));
+  return distances.indexOf(Math.min(...distances));
 }
 
 function mediaCaption({ name, width, height, original, frames, kind }) {

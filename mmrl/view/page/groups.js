@@ -130,6 +130,7 @@ function filterBar(content) {
   const rollouts = groups.flatMap((group) => group.rollouts);
   const values = (of, items) => [...new Set(items.map(of))].filter(Boolean).sort().map((value) => [value, value]);
   const pick = (name, label, options) => options.length > 1 && choice(name, label, [ANY, ...options], listGroups);
+  const statuses = values(rolloutStatus, rollouts);
   const flips = [["up", "wrong \u2192 right"], ["down", "right \u2192 wrong"], ["same", "unchanged"]];
   const bound = { type: "number", step: "any" };
   const reset = button(".link", "Clear filters", () => {
@@ -147,8 +148,13 @@ function filterBar(content) {
       kind === "train" && pick("inf", "Informative", [["1", "yes"], ["0", "no"]]),
       pick("finish", "Finish", values(({ finish }) => finish, rollouts)),
       rollouts.some(flipOf) && pick("flip", "Rethinking", flips),
-      pick("status", "Status", values(rolloutStatus, rollouts)), reset),
+      pick("status", "Status", kind === "train" ? [["untrained", "not trained"], ...statuses] : statuses), reset),
   );
+}
+
+function hasStatus(rollout) {
+  if (state.status === "untrained") return !(learningOf(rollout, browser.step.kind) || [])[2];
+  return rolloutStatus(rollout) === state.status;
 }
 
 function rolloutStatus({ dropped, selection }) {
@@ -197,7 +203,7 @@ function passes(rollout, group, pattern) {
   if (state.adv && !signs[state.adv]) return false;
   if (state.finish && finish !== state.finish) return false;
   if (state.flip && flipOf(rollout) !== state.flip) return false;
-  if (state.status && rolloutStatus(rollout) !== state.status) return false;
+  if (state.status && !hasStatus(rollout)) return false;
   const texts = [response, group.question, group.prompt, ...Object.values(terms).map(({ reason }) => reason)];
   return state.q === "" || texts.some((text) => matches(pattern, text));
 }

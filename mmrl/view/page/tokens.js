@@ -24,16 +24,10 @@ async function addTokens({ tokens, groups }) {
     if (!(end > begin)) continue;
     const slices = Object.entries(arrays).map(([name, values]) => [name, values.subarray(begin, end)]);
     rollout.tokens = Object.fromEntries(slices);
-    rollout.tokens.end = endsInScript(rollout.tokens.end, rollout.response);
+    const places = unitPlaces(rollout.response);
+    const toUnits = (place) => places[Math.min(place, places.length - 1)] ?? -1;
+    if (places) rollout.tokens.end = rollout.tokens.end.map(toUnits);
   }
-}
-
-// The file counts characters; a string of JavaScript has two units for those beyond U+FFFF.
-function endsInScript(ends, text) {
-  if (!/[\ud800-\udbff]/.test(text)) return ends;
-  const places = [0];
-  for (const character of text) places.push(places.at(-1) + character.length);
-  return ends.map((end) => places[Math.min(end, places.length - 1)] ?? -1);
 }
 
 // Returns the arrays of a .npz file by name.

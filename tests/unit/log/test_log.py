@@ -12,6 +12,7 @@ import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from consoles import piped_console, terminal_console, without_escapes
@@ -20,7 +21,6 @@ from waiting import wait_for
 
 from mmrl.log.library_messages import log_library_messages
 from mmrl.log.logger import MetricsFile, RunLogger
-from mmrl.log.rollout_records import TextSource
 from mmrl.log.run_dir import RunDir
 from mmrl.types import (
     Author,
@@ -47,7 +47,7 @@ def scored_group():
     return make_group(prompt, rollouts, scores)
 
 
-NO_TEXTS = TextSource(render_prompt=lambda prompt: "", find_token_ends=lambda rollout: None)
+NO_TEXTS = SimpleNamespace(render_prompt=lambda prompt: "", find_token_ends=lambda rollout: None)
 
 
 def lines_of(path: Path) -> list[dict]:
@@ -85,6 +85,7 @@ def test_failed_write_names_the_path_and_keeps_what_was_there(tmp_path):
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
+from types import SimpleNamespace
 from mmrl.log.logger import MetricsFile
 from mmrl.utils.files import write_atomically
 from mmrl.types import UserError

@@ -3,17 +3,16 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score, write_file
 
 from mmrl.log.rollout_records import (
-    TextSource,
     list_scored_records,
     list_step_records,
     write_records,
-    write_tokens,
 )
 from mmrl.types import (
     AnswerType,
@@ -44,7 +43,7 @@ def one_char_a_token(rollout):
     return list(range(1, rollout.num_tokens + 1))
 
 
-TEXTS = TextSource(render_prompt=lambda prompt: f"prompt of {prompt.sample.id}", find_token_ends=one_char_a_token)
+TEXTS = SimpleNamespace(render_prompt=lambda prompt: f"prompt of {prompt.sample.id}", find_token_ends=one_char_a_token)
 
 
 def lines_of(path):
@@ -219,7 +218,7 @@ def test_held_out_samples_are_groups_without_advantages(tmp_path):
 
 
 def test_text_that_tokens_do_not_spell_leaves_the_segments_without_places(tmp_path):
-    texts = replace(TEXTS, find_token_ends=lambda rollout: None)
+    texts = SimpleNamespace(**vars(TEXTS) | {"find_token_ends": lambda rollout: None})
     lines = record(tmp_path, select([make_pair()], [(0.5, -0.5)]), texts=texts)
     assert [segment["chars"] for segment in lines[0]["segments"]] == [None]
 
@@ -236,9 +235,10 @@ def test_token_file_has_the_learners_values_at_the_policys_tokens_alone(tmp_path
     selected = select([group], [(0.5, -0.5)])
     records = list_step_records(selected, max_groups=9, version=0)
     values = TokenValues((-1.5, -2.5, -3.5), (0.6, 0.7, 0.8), (2.0, 3.0, 4.0), (-0.5,) * 3, (0.0, 1.0, 2.0))
-    path = tmp_path / "tokens.npz"
-    write_tokens(path, records, [[1, 3], None], {1: values})
-    with np.load(path, allow_pickle=False) as file:
+    ends = iter([[1, 3], None])
+    texts = SimpleNamespace(**vars(TEXTS) | {"find_token_ends": lambda rollout: next(ends)})
+    write_records(tmp_path / "rollouts/rl-000012.jsonl", records, PLACE, texts, {1: values})
+    with np.load(tmp_path / "rollouts/rl-000012.npz", allow_pickle=False) as file:
         arrays = dict(file)
     nan = math.nan
     expected = {
@@ -260,8 +260,8 @@ def test_token_file_has_the_learners_values_at_the_policys_tokens_alone(tmp_path
 
 def test_same_tokens_give_the_same_bytes_at_any_time(tmp_path, monkeypatch):
     records = list_step_records(select([make_pair()], [(0.5, -0.5)]), max_groups=9, version=0)
-    write_tokens(tmp_path / "now.npz", records, [None, None], {})
+    write_records(tmp_path / "rollouts/now.jsonl", records, PLACE, TEXTS, {})
     monkeypatch.setattr("time.time", lambda: 0.0)
     monkeypatch.setattr("time.localtime", lambda *_: (1999, 1, 1, 0, 0, 0, 0, 1, 0))
-    write_tokens(tmp_path / "then.npz", records, [None, None], {})
-    assert (tmp_path / "now.npz").read_bytes() == (tmp_path / "then.npz").read_bytes()
+    write_records(tmp_path / "rollouts/then.jsonl", records, PLACE, TEXTS, {})
+    assert (tmp_path / "rollouts/now.npz").read_bytes() == (tmp_path / "rollouts/then.npz").read_bytes()

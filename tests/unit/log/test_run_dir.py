@@ -130,10 +130,11 @@ def test_directory_with_files_of_others_and_a_file_are_refused(tmp_path):
 
 def test_manifest_says_what_the_run_was_made_with(tmp_path):
     run = RunDir(tmp_path)
-    run.write_manifest(CONFIG, {"train.0": "ab" * 32})
+    run.write_manifest(CONFIG, tmp_path / "configs", {"train.0": "ab" * 32})
     manifest = json.loads(run.manifest.read_text())
     assert manifest["libraries"]["torch"] and len(manifest["config_sha256"]) == 64
     assert manifest["data"] == {"train.0": "ab" * 32}
+    assert manifest["config_folder"] == str(tmp_path / "configs")
     assert manifest["cpus"] >= 1 and manifest["created"].endswith("+00:00")
     tracked = ["git", "ls-files", "--error-unmatch", "mmrl/__init__.py"]
     if subprocess.run(tracked, capture_output=True, check=False).returncode == 0:
@@ -147,7 +148,7 @@ def test_manifest_names_the_installed_build_of_vllm(tmp_path, monkeypatch, name)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 99.1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     run = RunDir(tmp_path)
-    run.write_manifest(CONFIG, {})
+    run.write_manifest(CONFIG, tmp_path, {})
     assert json.loads(run.manifest.read_text())["libraries"][name] == "99.1"
 
 

@@ -18,7 +18,7 @@ import sys, time
 from pathlib import Path
 from mmrl.log.status import StatusFile
 
-with StatusFile(Path(sys.argv[1])):
+with StatusFile(Path(sys.argv[1])).report():
     time.sleep(60)
 """
 
@@ -30,7 +30,8 @@ def read(path):
 def test_file_says_where_the_run_is_and_is_renewed(tmp_path, monkeypatch):
     monkeypatch.setattr(status, "HEARTBEAT_S", 0.02)
     path = tmp_path / "status.json"
-    with StatusFile(path) as file:
+    file = StatusFile(path)
+    with file.report():
         first = read(path)
         assert first["state"] == "running" and first["pid"] == os.getpid() and first["stage"] is None
         file.update(stage="rl", step=3, steps=9)
@@ -43,7 +44,7 @@ def test_file_says_where_the_run_is_and_is_renewed(tmp_path, monkeypatch):
     ("error", "state"), [(RunInterrupted(), "stopped"), (KeyboardInterrupt(), "stopped"), (ValueError("x"), "failed")]
 )
 def test_file_says_how_the_run_ended(tmp_path, error, state):
-    with pytest.raises(type(error)), StatusFile(tmp_path / "status.json"):
+    with pytest.raises(type(error)), StatusFile(tmp_path / "status.json").report():
         raise error
     assert read(tmp_path / "status.json")["state"] == state
 
@@ -59,7 +60,7 @@ def test_killed_run_stays_running_without_a_heartbeat(tmp_path):
 def test_folder_that_is_gone_is_not_made_again(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    with StatusFile(folder / "status.json"):
+    with StatusFile(folder / "status.json").report():
         (folder / "status.json").unlink()
         folder.rmdir()
     assert not folder.exists()

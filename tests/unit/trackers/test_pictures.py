@@ -83,7 +83,7 @@ def test_an_answer_that_is_no_box_is_not_drawn(run_dir, answer):
 
 def test_each_of_several_boxes_is_drawn(run_dir):
     change(run_dir, answer_type="boxes", target=[[[0, 0, 20, 10], "cat", None], [[20, 10, 40, 20], "dog", None]])
-    change(run_dir, answer=[[[0, 0, 5, 5], "cat", 0.5], "nothing", []])
+    change(run_dir, answer=[[[0, 0, 5, 5], "cat", 0.5]])
     # A corner of the first predicted box hides one of the first gold box.
     assert colours(read(run_dir)[0].image) == [(2, 0, 40, 20), (0, 0, 11, 11)]
     change(run_dir, answer=None)

@@ -34,10 +34,9 @@ from mmrl.config import load_config
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.trackers import process
-from mmrl.trackers.backends import TRACKERS
+from mmrl.trackers.backends import TRACKERS, RunFacts, Tracker
 from mmrl.trackers.follower import Follower, count_unsent
 from mmrl.trackers.process import follow, follow_run
-from mmrl.trackers.tracker import RunFacts, Tracker
 from mmrl.types import RunInterrupted
 from mmrl.utils.files import temporary_path
 

@@ -8,8 +8,6 @@ from view_runs import image_medium, make_run, rollout_row, write_lines
 from mmrl.view.media import PictureStore
 from mmrl.view.run_documents import RunDocuments
 
-SMILE = "\U0001f600"
-
 
 def build(path, name="rl-000002"):
     return RunDocuments("r0", path, PictureStore(with_media=False), ()).list_documents()[f"r0/{name}"]()
@@ -77,25 +75,6 @@ def test_equal_texts_and_answers_name_the_first_sibling(tmp_path):
     rollouts = build(tmp_path, "rl-000001")["groups"][0]["rollouts"]
     found = {rollout["rollout"]: (rollout["same_text_as"], rollout["same_answer_as"]) for rollout in rollouts}
     assert found == {0: (None, None), 1: (0, 0), 2: (None, 0), 3: (0, 0)}
-
-
-def test_places_in_a_text_count_as_javascript_does(tmp_path):
-    response = f"{SMILE}<think>a{SMILE}</think>b"
-    segments = [
-        {"author": "policy", "n": 1, "chars": [0, 1], "version": 1, "shows": None},
-        {"author": "policy", "n": 1, "chars": [1, len(response)], "version": 1, "shows": None},
-    ]
-    row = rollout_row((), response, segments=segments, thinking=f"a{SMILE}", answer_text="b")
-    write_lines(tmp_path / "rollouts/rl-000001.jsonl", [row])
-    rollout = build(tmp_path, "rl-000001")["groups"][0]["rollouts"][0]
-    units = response.encode("utf-16-le")
-
-    def cut(places):
-        return units[2 * places[0] : 2 * places[1]].decode("utf-16-le")
-
-    assert [cut(segment["chars"]) for segment in rollout["segments"]] == [SMILE, response[1:]]
-    assert cut(rollout["thinking"]) == f"a{SMILE}"
-    assert cut(rollout["answer_chars"]) == "b"
 
 
 def test_tokens_are_the_file_of_the_run_and_belong_to_a_line(tmp_path):

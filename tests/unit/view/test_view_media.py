@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def run(tmp_path, monkeypatch):
 def describe(run, record, *, store=None, roots=(), settings=SETTINGS):
     """Return the entry of a medium after its pictures were made, and their store."""
     store = store or PictureStore(with_media=True)
-    opener = MediaOpener(run, settings, roots)
+    opener = MediaOpener(run, settings, Path(), roots)
     for frame in store.describe(record, opener)["frames"]:
         store.read((frame["src"] or "").removeprefix("media/").removesuffix(".jpg"))
     return store.describe(record, opener), store
@@ -138,6 +139,13 @@ def test_a_file_outside_the_media_folders_is_not_opened(run, tmp_path):
     assert describe(run, record, settings={"data": {"media_roots": ["../elsewhere"]}})[0]["problem"] is None
 
 
+def test_relative_roots_start_from_the_folder_of_the_config(run, tmp_path):
+    sha256 = write_picture(tmp_path / "pictures/a.png")
+    record = image_medium(str(tmp_path / "pictures/a.png"), sha256)
+    opener = MediaOpener(run, {"data": {"media_roots": ["../../pictures"]}}, tmp_path / "my/configs", ())
+    assert PictureStore(with_media=True).describe(record, opener)["problem"] is None
+
+
 def test_limits_of_the_config_hold(run):
     record = image_medium("data/a.png", write_picture(run / "data/a.png"))
     settings = {"data": {"media_limits": {"max_pixels": 100}}}
@@ -165,7 +173,7 @@ def test_an_unknown_picture_is_none():
 
 
 def test_an_image_is_decoded_when_it_is_asked_for_and_its_problem_then_shown(run):
-    store, opener = PictureStore(with_media=True), MediaOpener(run, SETTINGS, ())
+    store, opener = PictureStore(with_media=True), MediaOpener(run, SETTINGS, Path(), ())
     write_picture(run / "data/a.png")
     cut = (run / "data/a.png").read_bytes()[:-20]
     (run / "data/cut.png").write_bytes(cut)

@@ -2,8 +2,9 @@
 
 import pytest
 
+from mmrl.log.marks import make_marks
+from mmrl.log.rollout_records import parse_resize_map
 from mmrl.types import ResizeMap, Size
-from mmrl.view.marks import make_marks, parse_resize_map
 
 MAP = ResizeMap(Size(200, 100), Size(112, 56))
 
@@ -19,7 +20,7 @@ MAP = ResizeMap(Size(200, 100), Size(112, 56))
 )
 def test_a_box_is_where_its_coordinate_system_and_the_resize_map_put_it(frame, box):
     (mark,) = make_marks("box", box, frame, 1, MAP)
-    assert mark | {"shape": "box", "medium": 1, "label": "", "frame": None} == mark
+    assert mark | {"shape": "box", "medium": 1, "label": "", "second": None} == mark
     assert mark["at"] == pytest.approx([0.25, 0.25, 0.75, 0.5])
 
 
@@ -69,6 +70,14 @@ def test_each_answer_type_has_its_marks(answer_type, value, expected):
 )
 def test_a_value_that_is_not_of_its_type_has_no_marks(answer_type, value):
     assert make_marks(answer_type, value, "px_original", 0, MAP) == []
+
+
+def test_boxes_over_time_have_their_seconds():
+    tube = [{"time": 0, "bbox_2d": [0, 0, 100, 50]}, {"time": 1.5, "bbox_2d": [100, 50, 200, 100]}]
+    marks = make_marks("json", tube, "px_original", 0, MAP)
+    assert [(mark["second"], mark["at"]) for mark in marks] == [(0.0, [0, 0, 0.5, 0.5]), (1.5, [0.5, 0.5, 1, 1])]
+    (mark,) = make_marks("json", {"time": "noon", "bbox_2d": [0, 0, 100, 50]}, "px_original", 0, MAP)
+    assert mark["second"] is None
 
 
 def test_an_unknown_coordinate_system_or_a_missing_resize_map_gives_no_boxes():
